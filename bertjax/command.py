@@ -127,7 +127,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _full(error: BaseException) -> str:
-    """Says which disk is full, if that is the error; libraries say it in words of their own."""
+    """Returns a line with the path on the full disk if the disk is full; each library has another message for this."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{error.filename or _output()}: {error.strerror}"
     said = next(

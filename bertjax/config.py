@@ -21,8 +21,9 @@ def field(default, role: str = "", **limits):
     """Returns a field of a model's config, with all that is known about it.
 
     Args:
-      role: size: the shapes of params depend on it; form: which params there are; behaviour: what else a checkpoint
-        determines; choice: what it was trained with, though a run may choose otherwise; "": none of these.
+      role: the part that the field has in a checkpoint. size: the shapes of params depend on the field. form: the names
+        of params depend on it. behaviour: a checkpoint determines it in another way. choice: a run may differ from the
+        checkpoint that it starts from. "": none of these.
       limits: `choices`, or `least`, `most`, `above` and `below`.
     """
     return dataclasses.field(default=default, metadata={"role": role, **limits})

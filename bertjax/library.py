@@ -80,10 +80,10 @@ class Answer(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Model:
-    """A checkpoint to use: what it says of texts, and its network.
+    """A checkpoint to use: its predictions for texts, and its network.
 
     Methods that take `texts`, one or several, return a list in their order; several are computed in batches. A method
-    that needs what the checkpoint has not learnt raises `UserError`, which says what there is instead.
+    raises `UserError` if the checkpoint was not trained for it; the message lists the methods that work.
 
     Args:
       source: all that is known of the checkpoint; its params are on one device.
@@ -152,8 +152,10 @@ class Model:
         return cast(Answer, found)
 
     def predict(self, texts: Parts) -> list[dict[str, Any]]:
-        """Returns what a checkpoint that was fine-tuned for any task says of each text, or tuple of the parts of one:
-        the objects that `bertjax.predict` prints."""
+        """Returns the predictions of a fine-tuned checkpoint, one object for each text or tuple of parts of a text.
+
+        The objects are those that `bertjax.predict` prints.
+        """
         self._require("predict")
         task, parts = cast(FineTuningTask, self._task), _parts(texts)
         task.inputs.check(parts)

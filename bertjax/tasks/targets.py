@@ -170,8 +170,8 @@ class Labels:
     Args:
       written: the `data.multi_label` of the column with the labels of a row; empty if each label has a column.
       threshold: the probability above which a text has a label; None: the one with the best micro F1 of the examples.
-        It is the same for all labels: of probabilities that are right, that is what the best micro F1 needs, and what a
-        dev set with few examples of a label can tell.
+        All labels share the threshold: one threshold gives the best micro F1 if the probabilities are right, and a dev
+        set may have few examples of a label.
     """
 
     labels: tuple[str, ...]

@@ -282,8 +282,10 @@ class EncodedTexts(NamedTuple):
 def encode(
     found: TextSet, form: str, prompts: dict[str, str], tokenizer: Tokenizer, max_seq_length: int
 ) -> EncodedTexts:
-    """Encodes the texts of a set, each with its prompt before it: of queries, and of what is no search, that of
-    `QUERY`; of documents that of `DOCUMENT`."""
+    """Encodes the texts of a set, each after a prompt.
+
+    The documents of a search have the prompt `DOCUMENT`. Queries, and the texts of sets without queries, have `QUERY`.
+    """
     kinds = (QUERY, DOCUMENT) if FORMS[form].is_search else (QUERY, QUERY)
     texts = (prompts[kinds[i > 0]] + text for example in found.texts for i, text in enumerate(example))
     encoded = _encoded(texts, tokenizer, max_seq_length)

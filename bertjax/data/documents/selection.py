@@ -1,8 +1,8 @@
 """Selects the documents of a corpus that are used: cleaned, held out or not, and how often.
 
-A document goes to a part of the records: "train", or "heldout". If there are several sources, "heldout-0" has those of
-the first one, and so on, so that each source can be evaluated by itself, and as much as it is trained on. If they are
-mixed when they are read (`data.mix_when`), "train-0" has those of the first one as well.
+A document goes to a part of the records: "train", or "heldout". If there are several sources, "heldout-0" has the
+held-out documents of the first source, and so on, so that each source can be evaluated by itself. If the sources are
+mixed when they are read (`data.mix_when`), "train-0" has the training documents of the first source.
 """
 
 import collections
