@@ -15,6 +15,7 @@ import msgspec
 import tenacity
 from etils import epath
 
+from bertjax import surrogates
 from bertjax.config import UserError
 
 T = TypeVar("T")
@@ -58,6 +59,16 @@ def parse_json(text: str | bytes, kind: type[T] = Any) -> T:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def parse_texts(line: str, kind: type[T] = Any) -> T:
+    """As `parse_json`, of JSON that holds texts: U+FFFD takes the place of lone surrogates in them."""
+    try:
+        return parse_json(line, kind)
+    except ValueError:
+        if (mended := surrogates.replaced_in_json(line)) == line:
+            raise
+        return parse_json(mended, kind)
 
 
 def read_json(path: epath.PathLike, kind: type[T] = dict[str, Any], remedy: str = "copy it again") -> T:

@@ -17,7 +17,7 @@ from fsspec.utils import glob_translate
 from pyarrow import fs
 
 from bertjax.config import UserError
-from bertjax.files import parse_json
+from bertjax.files import parse_texts
 
 # One per stream of a file, which may have several. The libraries' file objects do not serve: python-zstandard's ends
 # quietly on an unfinished frame, lzma's at whatever follows the first stream and is none.
@@ -341,7 +341,7 @@ def _read_jsonl(path: str, how: Reading) -> Iterator[Document]:
             continue
         where = f"{path}:{number}"
         try:
-            found = parse_json(line, dict[str, Any])
+            found = parse_texts(line, dict[str, Any])
         except ValueError:
             how.on_bad(f"{where}: not a JSON object: {line[:60]!r}")
             continue

@@ -31,17 +31,17 @@ class Unigram(FromJson):
     def continues_word(self) -> np.ndarray:
         return np.array([not piece.startswith(SPACE) and piece not in self.added for piece in self.pieces])
 
-    def encode(self, text: str) -> Encoding:
+    def _encode(self, text: str) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         # A piece covers the space before it, which is no part of its word.
         offsets = [(start + (end - start > 1 and text[start].isspace()), end) for start, end in encoding.offsets]
         return Encoding(encoding.ids, offsets)
 
-    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return self._decoded(ids)
 
     @property
     def cannot_extend(self) -> str:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from etils import epath
 
+from bertjax import surrogates
 from bertjax.config import UserError
 from bertjax.files import parse_json, write_whole
 from bertjax.text.tokenizer import json_file
@@ -59,18 +60,18 @@ class WordPiece(Tokenizer):
     def continues_word(self) -> np.ndarray:
         return np.array([piece.startswith(CONTINUES) for piece in self.pieces])
 
-    def encode(self, text: str) -> Encoding:
+    def _encode(self, text: str) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return Encoding(encoding.ids, encoding.offsets)
 
-    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes each word once, and remembers it: no piece reaches across a space."""
         if len(self._known) > MAX_KNOWN_WORDS:
             self._forget()
-        words = [text.split(" ") for text in texts]
+        words = [surrogates.replaced(text).split(" ") for text in texts]
         known, number = len(self._known), self._known  # `number` maps each word to its number
         codes = np.array([number.setdefault(word, len(number)) for text in words for word in text], np.int64)
         ids, sizes = self._encode_words(list(itertools.islice(number, known, None)))
