@@ -105,6 +105,10 @@ def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
     (tmp_path / "sub.txt/none.txt").symlink_to("nowhere")
     with pytest.raises(UserError, match=r"data.corpus: no file or folder '.*sub.txt/none.txt'"):
         lines_of(tmp_path)
+    (tmp_path / "sub.txt/none.txt").unlink()
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("coffee")
+    with pytest.raises(UserError, match=r"data.corpus: the name of b'.*/caf\\xe9.txt' is not UTF-8; rename the file$"):
+        lines_of(tmp_path)
 
 
 @pytest.mark.parametrize("name, content, message", [

@@ -307,8 +307,8 @@ def test_ids_offsets_and_frames_are_transformers(name, tmp_path):
     file = tmp_path / "saved" / tokenizer.KINDS[ours.kind].filename
     assert tokenizer.load(ours.kind, file, ours.lowercase).fingerprint == ours.fingerprint
     if "[MASK]" in ours.pieces:
-        masked = "the [MASK] saw un[MASK] [MASK]. a"
-        assert ours.encode_with_masks(masked) == theirs(masked, add_special_tokens=False).input_ids
+        for masked in ("the [MASK] saw un[MASK] [MASK]. a", "[MASK] "):
+            assert ours.encode_with_masks(masked) == theirs(masked, add_special_tokens=False).input_ids
     if name in ("prefixed bpe", "older gpt2"):  # nothing surrounds a text there
         return
     pairs = [(a, b) for a, b in zip(texts, texts[::-1]) if a and b]

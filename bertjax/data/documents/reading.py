@@ -16,6 +16,7 @@ import zstandard
 from fsspec.utils import glob_translate
 from pyarrow import fs
 
+from bertjax import surrogates
 from bertjax.config import UserError
 from bertjax.files import parse_texts
 
@@ -109,6 +110,9 @@ def find_files(source: str) -> list[File]:
         raise UserError(f"data.corpus: {source!r} cannot be listed ({first_line(error)})") from None
     if not files:
         raise UserError(f"data.corpus: no text files in {source!r}; {READABLE}")
+    for file in files:  # manifests and messages name the files
+        if file.path != surrogates.replaced(file.path):
+            raise UserError(f"data.corpus: the name of {os.fsencode(file.path)!r} is not UTF-8; rename the file")
     return sorted(files)
 
 

@@ -169,7 +169,7 @@ class Tokenizer(abc.ABC):
         ids = []
         for part in before:
             ids += [*(self.encode(part.rstrip()).ids if part.strip() else []), self.mask_id]
-        return ids + (self.encode(last).ids if last.strip() else [])
+        return ids + (self.encode(last).ids if last else [])
 
 
 def read_file(path: epath.PathLike) -> bytes:

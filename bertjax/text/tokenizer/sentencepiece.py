@@ -15,6 +15,7 @@ from bertjax.text.tokenizer.interface import SPECIAL_PIECES, XLNET, Encoding, To
 if TYPE_CHECKING:
     from bertjax.text.extension import Joined
 
+SPACE = "\u2581"  # how a space is written in a piece
 # Types of pieces: a text has the name of a piece of the one kind as text, and of the other kind as that piece.
 CONTROL, USER_DEFINED = 3, 4
 
@@ -48,11 +49,16 @@ class SentencePiece(Tokenizer):
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
         is_word_part = [not p.is_control(i) and not p.is_unknown(i) for p in [self._processor] for i in range(len(p))]
-        return np.array([w and not piece.startswith("\u2581") for w, piece in zip(is_word_part, self.pieces)])
+        return np.array([w and not piece.startswith(SPACE) for w, piece in zip(is_word_part, self.pieces)])
 
     def _encode(self, text: str) -> Encoding:
         encoding = self._processor.encode(text, return_type="offset_mapping")
-        return Encoding(encoding["ids"], encoding["offsets"])
+        offsets = encoding["offsets"]
+        for i in reversed(range(len(offsets) - 1)):  # pieces of one character, whose place the last of them has
+            (start, end), (next_start, next_end) = offsets[i : i + 2]
+            if start == end == next_start and self.pieces[encoding["ids"][i]] != SPACE:
+                offsets[i] = start, next_end
+        return Encoding(encoding["ids"], offsets)
 
     def _encode_ids(self, texts: list[str]) -> list[list[int]]:
         return self._processor.encode(texts, return_type=int, num_threads=1)

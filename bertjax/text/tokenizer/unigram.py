@@ -12,12 +12,10 @@ from bertjax.config import UserError
 from bertjax.text.tokenizer import json_file, older_files
 from bertjax.text.tokenizer.from_json import FromJson
 from bertjax.text.tokenizer.interface import Encoding
-from bertjax.text.tokenizer.sentencepiece import score_of_new
+from bertjax.text.tokenizer.sentencepiece import SPACE, score_of_new
 
 if TYPE_CHECKING:
     from bertjax.text.extension import Joined
-
-SPACE = "\u2581"  # how a space is written in a piece
 
 
 class Unigram(FromJson):
