@@ -38,12 +38,14 @@ flags.mark_flags_as_required(["source", "output", "format"])
 
 def main(arguments: list[str]) -> None:
     from bertjax.config import UserError
+    from bertjax.files import require_new_folder
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --source=, --output= and --format=")
 
     if _INT8.value and _FORMAT.value != "onnx":
         raise UserError("--int8: only for --format=onnx")
+    require_new_folder(_OUTPUT.value)  # before a model is read, which can take minutes
     if _FORMAT.value in ("stablehlo", "onnx"):
         for flag in (_ARCHITECTURE, _LICENSE, _PART, _PUSH, _PRIVATE):
             if flag.value:

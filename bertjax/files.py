@@ -78,6 +78,13 @@ def inside(folder: epath.Path, name: str, source: epath.PathLike) -> epath.Path:
     return folder / name
 
 
+def require_new_folder(output: epath.PathLike) -> None:
+    """Raises `UserError` if the folder that `--output` names has files in it, or if `--output` names a file."""
+    output = epath.Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"--output={output}: exists and is not empty; name a new folder")
+
+
 @contextlib.contextmanager
 def replacing(path: epath.PathLike) -> Iterator[epath.Path]:
     """Gives a temporary name to write to, and renames it at the end, so that readers never see a partial file.

@@ -10,7 +10,7 @@ from bertjax import families, objectives
 from bertjax.config import UserError, common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
-from bertjax.files import write_whole
+from bertjax.files import require_new_folder, write_whole
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1
 from bertjax.interop.model_card import model_card
 from bertjax.interop.pretrained import Pretrained, find, read
@@ -53,8 +53,7 @@ def _convert(
 ) -> str:
     """As `convert`, with the name that the card has for the model."""
     output = epath.Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"--output={output}: exists and is not empty; name a new folder")
+    require_new_folder(output)
     if architecture and to != "huggingface":
         raise UserError(f"--architecture={architecture}: only for --format=huggingface")
     if license_name and to not in CARDED:

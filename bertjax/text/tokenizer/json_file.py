@@ -101,11 +101,31 @@ def adds_prefix_space(content: TokenizerJson) -> bool:
 
 
 def ordered(vocabulary: dict[str, int], path) -> list[str]:
-    """Returns the pieces by their ids. Raises `UserError` for gaps between ids."""
-    pieces = sorted(vocabulary, key=vocabulary.get)
-    if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
-        raise UserError(f"tokenizer.path: the ids in {path} have gaps")
-    return pieces
+    """Returns the pieces by their ids, with `no_piece` in gaps.
+
+    transformers writes a gap where a vocab.txt has a piece twice. Raises `UserError` for two pieces of one id, for
+    negative ids, and if most ids have no piece.
+    """
+    by_id: dict[int, str] = {}
+    for piece, number in vocabulary.items():
+        if number in by_id:
+            raise UserError(
+                f"tokenizer.path: {path}: {by_id[number]!r} and {piece!r} have the same id, {number}; give each piece "
+                f"an id of its own"
+            )
+        by_id[number] = piece
+    size = max(by_id, default=-1) + 1
+    if by_id and (min(by_id) < 0 or size > 2 * len(by_id)):
+        raise UserError(
+            f"tokenizer.path: {path}: {len(by_id)} pieces have ids from {min(by_id)} to {size - 1}; ids must count from "
+            f"0 on"
+        )
+    return [by_id.get(number, no_piece(number)) for number in range(size)]
+
+
+def no_piece(number: int) -> str:
+    """Returns the name of an id that has no piece. No tokenizer cuts text into it, since it has spaces."""
+    return f"[no piece {number}]"
 
 
 def units(tokenizer, text: str, unknown: int) -> list[list[str]]:

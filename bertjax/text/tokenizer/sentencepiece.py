@@ -138,8 +138,9 @@ def _processor(model: bytes, path: str):
 
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
-    except RuntimeError:
-        raise UserError(f"tokenizer.path: {path} is not a SentencePiece model") from None
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"tokenizer.path: {path} is not a SentencePiece model ({reason})") from None
 
 
 def _message(model: bytes):
