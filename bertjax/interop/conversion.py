@@ -13,7 +13,7 @@ from bertjax.families.with_heads import count_parameters
 from bertjax.files import require_new_folder, write_whole
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1
 from bertjax.interop.model_card import model_card
-from bertjax.interop.pretrained import Pretrained, find, read
+from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_config
 from bertjax.training import checkpoint, workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo
@@ -31,12 +31,14 @@ def convert(
     part: str = "",
     push: str = "",
     is_private: bool = False,
+    base: str = "",
 ) -> str:
     """Writes `source` to the folder `output` in one of the `FORMATS`, or another; returns a one-line summary.
 
     For Hugging Face and sentence-transformers, a bertjax run gets a model card, with this license. `part`: a model that
     the run has trained beside its own, which is written in its place. `push`: a repository of the hub, USER/NAME, where
-    the folder is pushed as well; `is_private`: if it is new, only its owner sees it.
+    the folder is pushed as well; `is_private`: if it is new, only its owner sees it. `base`: the name on the hub of the
+    model that an adapter is for; "" for that of the run's `init_checkpoint`.
     """
     if is_private and not push:
         raise UserError("--private: only for --push=USER/NAME")
@@ -44,12 +46,23 @@ def convert(
         raise UserError(f"--push={push}: only for --format={', '.join(PUSHED)}")
     if push:
         hub.check_push(push)
-    summary = _convert(source, output, to, architecture, license_name, part, push or epath.Path(output).name)
+    if base and to != "peft":
+        raise UserError(f"--base={base}: only for --format=peft")
+    name = push or epath.Path(output).name
+    summary = _convert(source, output, to, architecture, license_name, part, name, base, bool(push))
     return f"{summary}; pushed to {hub.push(output, push, is_private)}" if push else summary
 
 
 def _convert(
-    source: epath.PathLike, output: epath.PathLike, to: str, architecture: str, license_name: str, part: str, name: str
+    source: epath.PathLike,
+    output: epath.PathLike,
+    to: str,
+    architecture: str,
+    license_name: str,
+    part: str,
+    name: str,
+    base: str,
+    is_pushed: bool,
 ) -> str:
     """As `convert`, with the name that the card has for the model."""
     output = epath.Path(output)
@@ -107,9 +120,26 @@ def _convert(
             write_whole(output / "README.md", _model_card(pretrained, whole.settings, *given, part=part))
     elif to == "peft":
         architecture = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
-        size = peft_adapter.write(output, pretrained, architecture)
+        started_from = pretrained.settings.get("init_checkpoint", "")
+        repository = hub.repository(f"{hub.PREFIX}{base.removeprefix(hub.PREFIX)}" if base else started_from)
+        if is_pushed and not repository:
+            raise UserError(
+                f"--push={name}: the base of the adapter, init_checkpoint {started_from!r}, has no name on the hub; "
+                f"push the base first, and add --base=USER/NAME"
+            )
+        has_words = not repository and _is_extended(started_from, pretrained.config.vocab_size)
+        named = repository or (WHICH.sub(r"\1", started_from).rstrip("/").rpartition("/")[2], "")
+        size = peft_adapter.write(output, pretrained, architecture, *named, has_words)
         parts = [f"{pretrained.format} -> peft: an adapter for {architecture}, {size:,} numbers in {output}"]
-        return "; ".join([*parts, *(f"left out: {name} = {x:.4g}" for name, x in pretrained.decided.items())])
+        if not repository:
+            parts.append(
+                f"base_model_name_or_path is {named[0]!r}, the name of a folder: put the base beside the adapter, or "
+                f"name the base on the hub with --base=USER/NAME"
+            )
+        left_out = [f"{name} = {value:.4g}" for name, value in pretrained.decided.items()]
+        left_out += [f"labels {', '.join(pretrained.labels)}"] * bool(pretrained.labels)
+        left_out += [f"problem_type {pretrained.problem_type}"] * bool(pretrained.problem_type)
+        return "; ".join([*parts, *(f"left out: {each}" for each in left_out)])
     elif to == "tf1":
         left_out += tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
     else:
@@ -130,6 +160,22 @@ def _convert(
     if pretrained.ignored:
         parts.append(f"ignored, not part of BERT: {', '.join(pretrained.ignored[:8])}")
     return "; ".join(parts)
+
+
+def _is_extended(path: str, size: int) -> bool:
+    """Whether a vocabulary of this size has pieces that the model at a path has not, or that it has learnt itself."""
+    try:
+        while path and not hub.repository(path):
+            place = find(path)
+            if read_config(path).vocab_size != size:
+                return True
+            settings = place.info.config if place.info else {}
+            if settings.get("tokenizer", {}).get("extend"):
+                return True
+            path = settings.get("init_checkpoint", "")
+    except UserError:  # which is no longer there
+        return False
+    return False
 
 
 def _part_of(source: Pretrained, name: str) -> Pretrained:

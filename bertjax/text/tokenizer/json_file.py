@@ -117,8 +117,8 @@ def ordered(vocabulary: dict[str, int], path) -> list[str]:
     size = max(by_id, default=-1) + 1
     if by_id and (min(by_id) < 0 or size > 2 * len(by_id)):
         raise UserError(
-            f"tokenizer.path: {path}: {len(by_id)} pieces have ids from {min(by_id)} to {size - 1}; ids must count from "
-            f"0 on"
+            f"tokenizer.path: {path}: {len(by_id)} pieces have ids from {min(by_id)} to {size - 1}; ids must count "
+            f"from 0 on"
         )
     return [by_id.get(number, no_piece(number)) for number in range(size)]
 
