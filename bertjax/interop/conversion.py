@@ -12,7 +12,7 @@ from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
 from bertjax.files import require_new_folder, write_whole
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1
-from bertjax.interop.model_card import model_card
+from bertjax.interop.model_card import model_card, name_of
 from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_config
 from bertjax.training import checkpoint, workdir
 from bertjax.training.checkpoint import Scores
@@ -128,7 +128,7 @@ def _convert(
                 f"push the base first, and add --base=USER/NAME"
             )
         has_words = not repository and _is_extended(started_from, pretrained.config.vocab_size)
-        named = repository or (WHICH.sub(r"\1", started_from).rstrip("/").rpartition("/")[2], "")
+        named = repository or (name_of(WHICH.sub(r"\1", started_from)), "")
         size = peft_adapter.write(output, pretrained, architecture, *named, has_words)
         parts = [f"{pretrained.format} -> peft: an adapter for {architecture}, {size:,} numbers in {output}"]
         if not repository:

@@ -142,7 +142,7 @@ def read_tensors(folder: epath.Path) -> dict[str, np.ndarray]:
     for name, tensor in huggingface.tensors_in(path):
         plain = WRAPPERS.sub("", name).removeprefix(PREFIX)
         if ".original_module." not in plain:
-            found[re.sub(r"\.(base_layer|modules_to_save)\.", ".", plain)] = tensor
+            found[re.sub(r"\.(base_layer|modules_to_save(\.default)?)\.", ".", plain)] = tensor
     return found
 
 
@@ -207,6 +207,8 @@ def merged(
     replaced |= {"pooler"} if "classifier.dense.weight" in whole else set()
     biases = {name.replace(".decoder.bias", ".bias") for name in whole}  # two names of one bias
     named = {name: x for name, x in named.items() if not replaced & set(name.split(".")) and name not in biases} | whole
+    if fields.ensure_weight_tying:  # copies of the word embeddings, which have no update
+        named = {name: x for name, x in named.items() if not is_decoder(name) or name.endswith(".bias")}
     for (module, of_rows), parts in updates.items():
         weight = of_base(f"{module}.weight")
         if weight is None and DECODERS.fullmatch(module):
@@ -256,10 +258,15 @@ def kind_of(config: Mapping[str, Any]) -> str:
     return huggingface.head_of(name, config).removeprefix(huggingface.OURS)
 
 
+def is_decoder(name: str) -> bool:
+    """Whether a tensor is of the output layer for words."""
+    return bool(DECODERS.fullmatch(name.rpartition(".")[0]))
+
+
 def adapts_words_alone(fields: Fields, adapter: Mapping[str, np.ndarray]) -> bool:
     """Whether an adapter changes the word embeddings, but not the output layer for words, which is tied to them."""
     changes = (re.sub(r"\.lora_embedding_[AB]$", ".weight", name) for name in adapter)
-    decodes = any(DECODERS.fullmatch(name.rpartition(".")[0]) for name in adapter)
+    decodes = any(map(is_decoder, adapter))
     return not fields.ensure_weight_tying and not decodes and any(map(WORDS.fullmatch, changes))
 
 

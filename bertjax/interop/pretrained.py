@@ -186,7 +186,7 @@ def _read_adapter(place: Place, config: BertConfig) -> tuple[dict, list[str], di
         labels, problem_type = source.labels, source.problem_type
     named, whole = peft_adapter.merged(folder, fields, named, tensors, content)
     params, ignored, wordless = layout.read_params(iter(named.items()), content, config, str(folder))
-    if strange := sorted(whole & set(ignored)):
+    if strange := sorted(name for name in whole & set(ignored) if not peft_adapter.is_decoder(name)):
         raise UserError(f"{folder}: {strange[0]} fits no layer of the base; {peft_adapter.MERGE}")
     params = peft_adapter.finished(folder, content, params)
     if peft_adapter.adapts_words_alone(fields, tensors) and _has_output_of_words(params, config):
