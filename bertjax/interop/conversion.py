@@ -1,7 +1,7 @@
 """Converts checkpoints between the formats of `pretrained.FORMATS`, and writes a card beside Hugging Face's."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import ml_collections
 from etils import epath
@@ -10,16 +10,21 @@ from bertjax import families, objectives
 from bertjax.config import UserError, common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
-from bertjax.files import require_new_folder, write_whole
-from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1
+from bertjax.files import read_json, require_new_folder, write_whole
+from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
 from bertjax.interop.model_card import model_card, name_of
-from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_config
+from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_config, read_tokenizer
+from bertjax.library_fields import known_defaults
 from bertjax.training import checkpoint, workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo
 
 CARDED = ("huggingface", "sentence-transformers")  # formats with a model card
 PUSHED = (*CARDED, "peft")  # formats that the hub has
+# Fields of config.json and tokenizer_config.json that tell who wrote a file, or that other fields tell as well.
+BOOKKEEPING = ("transformers_version", "torch_dtype", "dtype", "architectures", "label2id", "use_cache",
+               "gradient_checkpointing", "tokenizer_class", "name_or_path", "tokenizer_file", "special_tokens_map_file",
+               "added_tokens_decoder", "backend", "is_local")  # fmt: skip
 
 
 def convert(
@@ -151,6 +156,10 @@ def _convert(
             checkpoint.write_scores(output, 0, Scores({}, decided=pretrained.decided))
         info = RunInfo(config, pretrained.architecture, pretrained.labels, problem_type=pretrained.problem_type)
         workdir.write_info(output, info, pretrained.tokenizer)
+    _check_written(output, pretrained)
+    if to in CARDED and (place := find(source)).format == "huggingface":
+        for change in _changes(place.folder, output):
+            print(change, flush=True)
     size = count_parameters(pretrained.params, pretrained.config)
     parts = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
     if left_out:
@@ -160,6 +169,45 @@ def _convert(
     if pretrained.ignored:
         parts.append(f"ignored, not part of BERT: {', '.join(pretrained.ignored[:8])}")
     return "; ".join(parts)
+
+
+def _check_written(output: epath.Path, source: Pretrained) -> None:
+    """Raises `UserError` and deletes the files of a folder if bertjax does not read it, or reads other pieces."""
+    try:
+        read_config(output)
+        written = read_tokenizer(output)
+        reason = "the tokenizer has other pieces" if written and written.pieces != source.tokenizer.pieces else ""
+    except UserError as error:
+        reason = str(error)
+    if reason:
+        for path in output.iterdir():
+            path.rmtree() if path.is_dir() else path.unlink()
+        raise UserError(f"{source.path}: cannot be written so that it is read again, and {output} is emptied: {reason}")
+
+
+def _changes(source: epath.Path, output: epath.Path) -> Iterator[str]:
+    """Yields a line for each field of config.json and tokenizer_config.json that a written folder lacks or changes.
+
+    Fields that have the default of transformers are left out: a folder without them has the same values.
+    """
+    kinds = {huggingface.CONFIG: "", tokenizer_files.SETTINGS: "tokenizer"}
+    for name, kind in kinds.items():
+        if not (source / name).exists() or not (output / name).exists():
+            continue
+        before, after = read_json(source / name), read_json(output / name)
+        defaults = known_defaults("transformers", kind or before.get("model_type", "bert"))
+        for field, value in before.items():
+            is_same = field in after and after[field] == value
+            is_left_out = field not in after and (value in (None, {}, []) or defaults.get(field, ...) == value)
+            if field in BOOKKEEPING or field.startswith("_") or is_same or is_left_out or _is_plain(field, value):
+                continue
+            shown = str(value) if len(str(value)) <= 100 else f"{str(value)[:100]}..."
+            yield f"{name}: {field} {shown} is {f'written as {after[field]}' if field in after else 'not written'}"
+
+
+def _is_plain(field: str, value) -> bool:
+    """Whether a field has the names of labels that transformers makes itself."""
+    return field == "id2label" and all(name == f"LABEL_{number}" for number, name in dict(value or {}).items())
 
 
 def _is_extended(path: str, size: int) -> bool:

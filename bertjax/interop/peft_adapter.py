@@ -1,8 +1,8 @@
 """Adapters of PEFT (LoRA): `adapter_config.json` and `adapter_model.safetensors`, which change a base model.
 
-`write` writes the low-rank updates of a run, and what else the run trained, under the names of `to_tensors`. The updates
-are factorized anew, since one matrix of PyTorch may hold several of ours. So A and B are others, but their product is
-the same. `peft.PeftModel.from_pretrained(model, folder)` adds the adapter to a model of transformers.
+`write` writes the low-rank updates of a run and its output layers, under the names of `to_tensors`. The updates are
+factorized anew, since one matrix of PyTorch may hold several of ours. So A and B are others, but their product is the
+same. `peft.PeftModel.from_pretrained(model, folder)` adds the adapter to a model of transformers.
 
 `read_tensors` and `merged` read an adapter of any family: tensors under transformers' names are added to the tensors
 of the base, before the family reads them.
@@ -188,16 +188,23 @@ def merged(
         plain = plain.replace("LayerNorm.beta", "LayerNorm.bias")
         if kind not in (*HEADS, "Model") or plain.partition(".")[0] not in WORD_MODULES:
             named[plain] = tensor
+    # A base that is the encoder alone has no prefix. Its tensors get the prefix that the adapter has.
+    halves = ((name.partition(".")[0], LORA.sub(r"\1.weight", name.partition(".")[2])) for name in adapter)
+    if prefix := next((first for first, rest in halves if rest in named and f"{first}.{rest}" not in named), ""):
+        named = {f"{prefix}.{name}": tensor for name, tensor in named.items()}
     above = {name.partition(".")[0] for name in named}
 
     def of_base(name: str) -> str | None:
-        """Returns the name of a tensor in the base, which may be the encoder alone, or have a prefix."""
-        names = (name, name.partition(".")[2], *(f"{first}.{name}" for first in above))
+        """Returns the name of a tensor in the base; an adapter of the encoder alone has no prefix."""
+        names = (name, *(f"{first}.{name}" for first in above))
         return next((each for each in names if each in named), None)
 
     updates, whole = {}, {}
     for name, tensor in adapter.items():
-        if found := LORA.fullmatch(name):
+        found = LORA.fullmatch(name)
+        if found and fields.ensure_weight_tying and DECODERS.fullmatch(found[1]):
+            continue  # the update of the word embeddings
+        if found:
             module, of_rows, which, end = found.groups()
             updates.setdefault((module, of_rows or ""), {})[which + (end or "").removeprefix(".weight")] = tensor
         else:

@@ -36,7 +36,8 @@ def read_card(folder):
 
 def test_a_pretrained_model(tmp_path):
     config = pretraining_config()
-    config.data.update(corpus=f"{tmp_path}/a.txt,x/b.txt", language="is", mixture=f"{tmp_path}/a.txt=2,x/b.txt=1", do_whole_word_mask=True)
+    config.data.update(corpus=f"{tmp_path}/a.txt,x/b.txt", language="is", do_whole_word_mask=True)
+    config.data.mixture = f"{tmp_path}/a.txt=2,x/b.txt=1"
     config.data.cleaning.min_words = 20
     config.batch_size, config.packing = 48, True
     run = made_run(tmp_path / "run", config, {"mlm_loss": 2.5, "mlm_accuracy": None})
@@ -48,8 +49,9 @@ def test_a_pretrained_model(tmp_path):
     }  # fmt: skip
     expected = {
         "batch_size": "48", "steps of length 512": "100,000", "mlm_loss": "2.5", "corpus": "a.txt, b.txt",
-        "masked_lm_split": "(0.8, 0.1, 0.1)", "mixture": "a.txt=2,b.txt=1", "do_whole_word_mask": "True", "packing": "True",
-        "cleaning.min_words": "20", "optimizer.bias_correction": "False", "optimizer.max_grad_norm": "1.0",
+        "masked_lm_split": "(0.8, 0.1, 0.1)", "mixture": "a.txt=2,b.txt=1", "do_whole_word_mask": "True",
+        "packing": "True", "cleaning.min_words": "20", "optimizer.bias_correction": "False",
+        "optimizer.max_grad_norm": "1.0",
     }  # fmt: skip
     assert expected.items() <= rows.items() and not rows.keys() & {"cleaning.nfc", "do_span_mask"}
     assert "# icelandic\n" in text and 'pipeline("fill-mask", model="icelandic")' in text and "[MASK]" in text
