@@ -219,9 +219,11 @@ def uses_of(checkpoint: str) -> list[list[str]]:
         architecture, settings = pretrained.read_settings(checkpoint)
         if place.format == "huggingface" and not place.vectors:
             architecture, *_ = huggingface.read_head(place.folder / huggingface.CONFIG)
+        if place.format == "peft" and not place.vectors:
+            architecture = pretrained.class_of_adapter(place)
         task = tasks.of_checkpoint(settings.get("task", ""), architecture)
         learnt = [term.name for term in objectives.of_run(settings)]
-        is_google = place.format != "huggingface" and not architecture and "objective" not in settings
+        is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
     except UserError:  # such as a task that is not registered here
         return []
     given = f"--checkpoint={checkpoint}"

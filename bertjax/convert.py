@@ -30,6 +30,9 @@ _ARCHITECTURE = flags.DEFINE_string(
 )
 _LICENSE = flags.DEFINE_string("license", "", "The model's license, for the model card: apache-2.0, ...")
 _PART = flags.DEFINE_string("part", "", "A model that the run has trained beside its own, to write in its place.")
+_BASE = flags.DEFINE_string(
+    "base", "", "For peft: the base's name on the hub, if init_checkpoint is a folder: USER/NAME[@REVISION]."
+)
 _PUSH = flags.DEFINE_string("push", "", "USER/NAME on the Hugging Face hub, where the folder is pushed as well.")
 _PRIVATE = flags.DEFINE_bool("private", False, "With --push: only you see the model, if the repository is new.")
 _INT8 = flags.DEFINE_bool("int8", False, "With --format=onnx: writes model_int8.onnx as well, a quarter of the size.")
@@ -38,14 +41,16 @@ flags.mark_flags_as_required(["source", "output", "format"])
 
 def main(arguments: list[str]) -> None:
     from bertjax.config import UserError
+    from bertjax.files import require_new_folder
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --source=, --output= and --format=")
 
     if _INT8.value and _FORMAT.value != "onnx":
         raise UserError("--int8: only for --format=onnx")
+    require_new_folder(_OUTPUT.value)  # before a model is read, which can take minutes
     if _FORMAT.value in ("stablehlo", "onnx"):
-        for flag in (_ARCHITECTURE, _LICENSE, _PART, _PUSH, _PRIVATE):
+        for flag in (_ARCHITECTURE, _LICENSE, _PART, _BASE, _PUSH, _PRIVATE):
             if flag.value:
                 raise UserError(f"--{flag.name}: not for --format={_FORMAT.value}")
         from bertjax.interop import pretrained
@@ -61,7 +66,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.interop import conversion
 
     given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value, _PART.value)
-    print(conversion.convert(*given, _PUSH.value, _PRIVATE.value), flush=True)
+    print(conversion.convert(*given, _PUSH.value, _PRIVATE.value, _BASE.value), flush=True)
     if _FORMAT.value != "peft":  # an adapter is no model by itself
         command.print_next(*command.uses_of(_OUTPUT.value))
 

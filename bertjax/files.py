@@ -15,6 +15,7 @@ import msgspec
 import tenacity
 from etils import epath
 
+from bertjax import surrogates
 from bertjax.config import UserError
 
 T = TypeVar("T")
@@ -60,6 +61,16 @@ def parse_json(text: str | bytes, kind: type[T] = Any) -> T:
         raise ValueError("nested too deep") from None
 
 
+def parse_texts(line: str, kind: type[T] = Any) -> T:
+    """As `parse_json`, of JSON that holds texts: U+FFFD takes the place of lone surrogates in them."""
+    try:
+        return parse_json(line, kind)
+    except ValueError:
+        if (mended := surrogates.replaced_in_json(line)) == line:
+            raise
+        return parse_json(mended, kind)
+
+
 def read_json(path: epath.PathLike, kind: type[T] = dict[str, Any], remedy: str = "copy it again") -> T:
     """Reads a JSON file as a value of a type. Raises `UserError` if there is no file, or if it has another content."""
     path = epath.Path(path)
@@ -76,6 +87,13 @@ def inside(folder: epath.Path, name: str, source: epath.PathLike) -> epath.Path:
     if not name or name.startswith("/") or "\\" in name or "://" in name or "\0" in name or ".." in name.split("/"):
         raise UserError(f"{source}: names the file {name!r}, which is not in {folder}")
     return folder / name
+
+
+def require_new_folder(output: epath.PathLike) -> None:
+    """Raises `UserError` if the folder that `--output` names has files in it, or if `--output` names a file."""
+    output = epath.Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"--output={output}: exists and is not empty; name a new folder")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ as a pure function; `train` and `prepare` do what the commands of these names do
 import contextlib
 import dataclasses
 import functools
+import numbers
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypedDict, cast
@@ -19,7 +20,7 @@ from etils import epath
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
-from bertjax import experiment, families, tasks
+from bertjax import experiment, families, surrogates, tasks
 from bertjax.config import BertConfig, UserError
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
@@ -119,6 +120,7 @@ class Model:
     def fill_mask(self, texts: Texts, top_k: int = 5) -> list[Filled]:
         """Returns each text with the `top_k` likeliest words for each [MASK] of it, and their probabilities."""
         self._require("fill_mask")
+        _check_number("top_k", top_k, 1)
         return list(fill_mask.of_checkpoint(self.source, _plain(texts), top_k))
 
     def generate(
@@ -132,6 +134,11 @@ class Model:
     ) -> list[str]:
         """Continues each text by up to so many pieces, which are chosen as `generation.Sampling` says."""
         self._require("generate")
+        for name, value, least in (("pieces", pieces, 0), ("top_k", top_k, 0)):
+            _check_number(name, value, least)
+        _check_number("seed", seed, 0, 2**31 - 1)
+        _check_number("temperature", temperature, 0, kinds=numbers.Real)
+        _check_number("top_p", top_p, 1e-6, 1, kinds=numbers.Real)
         sampling = generation.Sampling(temperature, top_k, top_p)
         return list(generation.of_checkpoint(self.source, _plain(texts), pieces, sampling, seed))
 
@@ -172,6 +179,8 @@ class Model:
           pool: mean, cls or last makes a vector of a text's hidden states, with any checkpoint and without prompts.
           layers: which hidden states, with `pool`: concat_last_four unless given.
         """
+        _check_number("width", width, 0)
+        prompt = surrogates.replaced(prompt) if isinstance(prompt, str) else prompt
         make, given = self._vectors(prompt, width, pool, layers), _plain(texts)
         return make(given)[0] if given else np.zeros((0, width), np.float32)
 
@@ -296,6 +305,8 @@ def load(path: Path, dtype: str | None = None) -> Model:
 
     Raises `UserError` if there is none, or if it is damaged.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"path = {path!r}: is no path; give a str")
     with _silence():
         source = pretrained.read_with_tokenizer(path, dtype)
     return Model(dataclasses.replace(source, params=jax.device_put(source.params)))
@@ -391,18 +402,38 @@ def _config(given: Config, overrides: Mapping[str, Any]) -> ConfigDict:
 
 def _plain(texts: Texts) -> list[str]:
     """Returns texts as a list. Raises `UserError` for what is none."""
-    found = [texts] if isinstance(texts, str) else list(texts)
+    found = _listed(texts)
     for number, text in enumerate(found):
         if not isinstance(text, str):
-            raise UserError(f"texts[{number}] = {text!r}: is no text")
-    return found
+            raise UserError(f"texts[{number}] = {text!r}: is no text; give a str")
+    return [surrogates.replaced(text) for text in found]
 
 
 def _parts(texts: Parts) -> list[tuple[str, ...]]:
     """Returns texts as tuples of their parts. Raises `UserError` for what is none."""
-    found = [texts] if isinstance(texts, str) else list(texts)
+    found = _listed(texts)
     divided = [tuple(each) if isinstance(each, list | tuple) else (each,) for each in found]
     for number, parts in enumerate(divided):
         if not all(isinstance(part, str) for part in parts):
-            raise UserError(f"texts[{number}] = {found[number]!r}: is neither a text nor a tuple of texts")
-    return divided
+            raise UserError(f"texts[{number}] = {found[number]!r}: is neither a text nor a tuple of texts; give a str")
+    return [tuple(map(surrogates.replaced, parts)) for parts in divided]
+
+
+def _listed(texts: Any) -> list:
+    """Returns one text, or several, as a list. Raises `UserError` for what is none."""
+    if isinstance(texts, str):
+        return [texts]
+    try:
+        if isinstance(texts, bytes | bytearray | Mapping):
+            raise TypeError
+        return list(iter(texts))
+    except TypeError:
+        raise UserError(f"texts = {texts!r:.60}: is no text; give a str, or a list of them") from None
+
+
+def _check_number(name: str, value: Any, least: float, most: float = np.inf, kinds: Any = (int, np.integer)) -> None:
+    """Raises `UserError` unless an option is a number of these types and in this range."""
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+        kind = "an integer" if kinds is not numbers.Real else "a number"
+        limit = f"from {least:g} to {most:g}" if most < np.inf else f"of at least {least:g}"
+        raise UserError(f"{name} = {value!r}: must be {kind} {limit}")

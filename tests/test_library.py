@@ -91,17 +91,27 @@ def test_a_causal_model_continues_a_text_with_the_likeliest_words():
         model.fill_mask("ship [MASK]")
 
 
+def test_a_lone_surrogate_is_a_replacement_character_in_its_place():
+    model = made("BertForTokenClassification", "classifier", 3, labels=TAGS)
+    found, expected = model.tag(["the \udc00 ship", "the \ufffd ship"])
+    assert found == expected and found["offsets"] == [[0, 3], [6, 10]]
+
+
 @pytest.mark.parametrize("use, message", [
     (lambda model: model.classify("ship"), "has not learnt what classify needs; there are tag, predict, embed,"),
     (lambda model: model.fill_mask("[MASK]"), "has not learnt what fill_mask needs; there are tag, predict"),
     (lambda model: model.answer("ship", "sail"), "has not learnt what answer needs"),
     (lambda model: model.tag(["ship", float("nan")]), r"texts\[1\] = nan: is neither a text nor a tuple"),
+    (lambda model: model.tag(None), "^texts = None: is no text; give a str, or a list of them$"),
+    (lambda model: model.embed(b"ship", pool="cls", layers="last"), "^texts = b'ship': is no text; give a str"),
     (lambda model: model.tag([("ship", "sail")]), r"'ship \|\|\| sail': this checkpoint expects texts"),
     (lambda model: model.tag(["ship", ""]), "'': this checkpoint expects texts"),
     (lambda model: model.embed("ship"), "has not learnt to make vectors; pool='mean' makes some of hidden"),
     (lambda model: model.embed("ship", pool="max"), "pool = 'max': choose one of mean, cls, last"),
     (lambda model: model.embed("ship", pool="cls", layers="first"), "layers = 'first': choose one of embeddings,"),
     (lambda model: model.embed("ship", pool="cls"), "layers = 'concat_last_four': the model has 2 layers only"),
+    (lambda model: model.embed("ship", width=-1), "^width = -1: must be an integer of at least 0$"),
+    (lambda model: bertjax.load(None), "^path = None: is no path; give a str$"),
     (lambda model: model.embed("ship", pool="cls", width=3), "width = 3: is for vectors that a checkpoint makes"),
 ])  # fmt: skip
 def test_what_a_checkpoint_cannot_do_is_said_in_a_line(use, message):

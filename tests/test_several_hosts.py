@@ -149,15 +149,22 @@ def test_where_a_host_dies_the_others_name_it_and_stop(config_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_all_hosts_have_the_number_of_the_first():
-    program = "from bertjax.sharding import hosts; print(hosts.as_on_first(7 + hosts.join(60)))"
+def test_all_hosts_wait_for_the_first_and_have_its_number():
+    """For longer than a collective waits."""
+    program = "\n".join([
+        "import jax, time; from bertjax.sharding import hosts; index, hosts.POLL_SECONDS = hosts.join(60), 1",
+        "with hosts.first_before_others('slow'): time.sleep(3 * (index == 0)); print(index, time.time(), flush=True)",
+        "time.sleep(3 * (index == 0)); print(hosts.as_on_first(0.1 + index)); hosts.leave()",
+    ])  # fmt: skip
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1] // 2 * 2}"
-    fields = dict(JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2")
+    flags = "--xla_cpu_collective_call_terminate_timeout_seconds=2 --xla_cpu_collective_timeout_seconds=2"
+    fields = dict(JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", XLA_FLAGS=flags)
     environments = [environment_with(**fields, JAX_PROCESS_ID=number) for number in "01"]
     hosts = [Popen([sys.executable, "-c", program], env=each, stdout=PIPE, text=True) for each in environments]
-    assert [host.communicate(timeout=120)[0].split()[-1] for host in hosts] == ["7", "7"]
+    first, second = (host.communicate(timeout=120)[0].split()[-3:] for host in hosts)
+    assert (first[0], second[0]) == ("0", "1") and first[1] < second[1] and first[2] == second[2] == "0.1"
 
 
 def test_a_host_that_cannot_be_reached_is_named(config_file, tmp_path):

@@ -1,7 +1,7 @@
 """Converts checkpoints between the formats of `pretrained.FORMATS`, and writes a card beside Hugging Face's."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import ml_collections
 from etils import epath
@@ -10,16 +10,21 @@ from bertjax import families, objectives
 from bertjax.config import UserError, common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
-from bertjax.files import write_whole
-from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1
-from bertjax.interop.model_card import model_card
-from bertjax.interop.pretrained import Pretrained, find, read
+from bertjax.files import read_json, require_new_folder, write_whole
+from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
+from bertjax.interop.model_card import model_card, name_of
+from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_config, read_tokenizer
+from bertjax.library_fields import known_defaults
 from bertjax.training import checkpoint, workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo
 
 CARDED = ("huggingface", "sentence-transformers")  # formats with a model card
 PUSHED = (*CARDED, "peft")  # formats that the hub has
+# Fields of config.json and tokenizer_config.json that tell who wrote a file, or that other fields tell as well.
+BOOKKEEPING = ("transformers_version", "torch_dtype", "dtype", "architectures", "label2id", "use_cache",
+               "gradient_checkpointing", "tokenizer_class", "name_or_path", "tokenizer_file", "special_tokens_map_file",
+               "added_tokens_decoder", "backend", "is_local")  # fmt: skip
 
 
 def convert(
@@ -31,12 +36,14 @@ def convert(
     part: str = "",
     push: str = "",
     is_private: bool = False,
+    base: str = "",
 ) -> str:
     """Writes `source` to the folder `output` in one of the `FORMATS`, or another; returns a one-line summary.
 
     For Hugging Face and sentence-transformers, a bertjax run gets a model card, with this license. `part`: a model that
     the run has trained beside its own, which is written in its place. `push`: a repository of the hub, USER/NAME, where
-    the folder is pushed as well; `is_private`: if it is new, only its owner sees it.
+    the folder is pushed as well; `is_private`: if it is new, only its owner sees it. `base`: the name on the hub of the
+    model that an adapter is for; "" for that of the run's `init_checkpoint`.
     """
     if is_private and not push:
         raise UserError("--private: only for --push=USER/NAME")
@@ -44,17 +51,27 @@ def convert(
         raise UserError(f"--push={push}: only for --format={', '.join(PUSHED)}")
     if push:
         hub.check_push(push)
-    summary = _convert(source, output, to, architecture, license_name, part, push or epath.Path(output).name)
+    if base and to != "peft":
+        raise UserError(f"--base={base}: only for --format=peft")
+    name = push or epath.Path(output).name
+    summary = _convert(source, output, to, architecture, license_name, part, name, base, bool(push))
     return f"{summary}; pushed to {hub.push(output, push, is_private)}" if push else summary
 
 
 def _convert(
-    source: epath.PathLike, output: epath.PathLike, to: str, architecture: str, license_name: str, part: str, name: str
+    source: epath.PathLike,
+    output: epath.PathLike,
+    to: str,
+    architecture: str,
+    license_name: str,
+    part: str,
+    name: str,
+    base: str,
+    is_pushed: bool,
 ) -> str:
     """As `convert`, with the name that the card has for the model."""
     output = epath.Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"--output={output}: exists and is not empty; name a new folder")
+    require_new_folder(output)
     if architecture and to != "huggingface":
         raise UserError(f"--architecture={architecture}: only for --format=huggingface")
     if license_name and to not in CARDED:
@@ -108,9 +125,26 @@ def _convert(
             write_whole(output / "README.md", _model_card(pretrained, whole.settings, *given, part=part))
     elif to == "peft":
         architecture = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
-        size = peft_adapter.write(output, pretrained, architecture)
+        started_from = pretrained.settings.get("init_checkpoint", "")
+        repository = hub.repository(f"{hub.PREFIX}{base.removeprefix(hub.PREFIX)}" if base else started_from)
+        if is_pushed and not repository:
+            raise UserError(
+                f"--push={name}: the base of the adapter, init_checkpoint {started_from!r}, has no name on the hub; "
+                f"push the base first, and add --base=USER/NAME"
+            )
+        has_words = not repository and _is_extended(started_from, pretrained.config.vocab_size)
+        named = repository or (name_of(WHICH.sub(r"\1", started_from)), "")
+        size = peft_adapter.write(output, pretrained, architecture, *named, has_words)
         parts = [f"{pretrained.format} -> peft: an adapter for {architecture}, {size:,} numbers in {output}"]
-        return "; ".join([*parts, *(f"left out: {name} = {x:.4g}" for name, x in pretrained.decided.items())])
+        if not repository:
+            parts.append(
+                f"base_model_name_or_path is {named[0]!r}, the name of a folder: put the base beside the adapter, or "
+                f"name the base on the hub with --base=USER/NAME"
+            )
+        left_out = [f"{name} = {value:.4g}" for name, value in pretrained.decided.items()]
+        left_out += [f"labels {', '.join(pretrained.labels)}"] * bool(pretrained.labels)
+        left_out += [f"problem_type {pretrained.problem_type}"] * bool(pretrained.problem_type)
+        return "; ".join([*parts, *(f"left out: {each}" for each in left_out)])
     elif to == "tf1":
         left_out += tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
     else:
@@ -122,6 +156,10 @@ def _convert(
             checkpoint.write_scores(output, 0, Scores({}, decided=pretrained.decided))
         info = RunInfo(config, pretrained.architecture, pretrained.labels, problem_type=pretrained.problem_type)
         workdir.write_info(output, info, pretrained.tokenizer)
+    _check_written(output, pretrained)
+    if to in CARDED and (place := find(source)).format == "huggingface":
+        for change in _changes(place.folder, output):
+            print(change, flush=True)
     size = count_parameters(pretrained.params, pretrained.config)
     parts = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
     if left_out:
@@ -131,6 +169,61 @@ def _convert(
     if pretrained.ignored:
         parts.append(f"ignored, not part of BERT: {', '.join(pretrained.ignored[:8])}")
     return "; ".join(parts)
+
+
+def _check_written(output: epath.Path, source: Pretrained) -> None:
+    """Raises `UserError` and deletes the files of a folder if bertjax does not read it, or reads other pieces."""
+    try:
+        read_config(output)
+        written = read_tokenizer(output)
+        reason = "the tokenizer has other pieces" if written and written.pieces != source.tokenizer.pieces else ""
+    except UserError as error:
+        reason = str(error)
+    if reason:
+        for path in output.iterdir():
+            path.rmtree() if path.is_dir() else path.unlink()
+        raise UserError(f"{source.path}: cannot be written so that it is read again, and {output} is emptied: {reason}")
+
+
+def _changes(source: epath.Path, output: epath.Path) -> Iterator[str]:
+    """Yields a line for each field of config.json and tokenizer_config.json that a written folder lacks or changes.
+
+    Fields that have the default of transformers are left out: a folder without them has the same values.
+    """
+    kinds = {huggingface.CONFIG: "", tokenizer_files.SETTINGS: "tokenizer"}
+    for name, kind in kinds.items():
+        if not (source / name).exists() or not (output / name).exists():
+            continue
+        before, after = read_json(source / name), read_json(output / name)
+        defaults = known_defaults("transformers", kind or before.get("model_type", "bert"))
+        for field, value in before.items():
+            is_same = field in after and after[field] == value
+            is_left_out = field not in after and (value in (None, {}, []) or defaults.get(field, ...) == value)
+            if field in BOOKKEEPING or field.startswith("_") or is_same or is_left_out or _is_plain(field, value):
+                continue
+            shown = str(value) if len(str(value)) <= 100 else f"{str(value)[:100]}..."
+            yield f"{name}: {field} {shown} is {f'written as {after[field]}' if field in after else 'not written'}"
+
+
+def _is_plain(field: str, value) -> bool:
+    """Whether a field has the names of labels that transformers makes itself."""
+    return field == "id2label" and all(name == f"LABEL_{number}" for number, name in dict(value or {}).items())
+
+
+def _is_extended(path: str, size: int) -> bool:
+    """Whether a vocabulary of this size has pieces that the model at a path has not, or that it has learnt itself."""
+    try:
+        while path and not hub.repository(path):
+            place = find(path)
+            if read_config(path).vocab_size != size:
+                return True
+            settings = place.info.config if place.info else {}
+            if settings.get("tokenizer", {}).get("extend"):
+                return True
+            path = settings.get("init_checkpoint", "")
+    except UserError:  # which is no longer there
+        return False
+    return False
 
 
 def _part_of(source: Pretrained, name: str) -> Pretrained:

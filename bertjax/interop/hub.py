@@ -13,7 +13,7 @@ from typing import NamedTuple
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.interop import huggingface, sentence_transformers, tokenizer_files
+from bertjax.interop import huggingface, peft_adapter, sentence_transformers, tokenizer_files
 from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Unigram, WordPiece
 
 PREFIX = "hub:"
@@ -24,7 +24,7 @@ _FILES = (
     huggingface.CONFIG, huggingface.WEIGHTS, "model-*-of-*.safetensors", f"{huggingface.WEIGHTS}.index.json",
     tokenizer_files.JSON, tokenizer_files.SETTINGS, tokenizer_files.SPECIAL, tokenizer_files.ADDED,
     WordPiece.filename, SentencePiece.filename, Bytes.filename, BPE.older, "merges.txt", Unigram.older,
-    sentence_transformers.ENCODER.format("*"),
+    sentence_transformers.ENCODER.format("*"), peft_adapter.CONFIG, peft_adapter.WEIGHTS,
 )  # fmt: skip
 FILES = (
     sentence_transformers.MODULES,
@@ -63,7 +63,8 @@ def fetched(found: Repository) -> epath.Path:
                 found.name, revision=found.revision or None, allow_patterns=list(FILES), library_name="bertjax"
             )
         )
-    if not any((folder / name).exists() for name in (huggingface.CONFIG, sentence_transformers.MODULES)):
+    configs = huggingface.CONFIG, sentence_transformers.MODULES, peft_adapter.CONFIG
+    if not any((folder / name).exists() for name in configs):
         raise UserError(f"{shown}: has no {huggingface.CONFIG}, so that it is no model of transformers")
     if not any(folder.rglob(WEIGHTS)):
         raise UserError(

@@ -73,10 +73,15 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
     architecture = next(iter(head.get("architectures") or ()), "")
     names = head.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names))
-    layout = families.module_of(families.by_model_type()[read_json(path).get("model_type", "bert")])
+    return head_of(architecture, read_json(path)), labels, problem_type
+
+
+def head_of(architecture: str, fields: Mapping) -> str:
+    """Returns BERT's class with the output layer of a class of the family of a config.json; "" if it is unknown."""
+    layout = families.module_of(families.by_model_type()[fields.get("model_type", "bert")])
     if architecture not in layout.ARCHITECTURES:
-        return "", labels, problem_type
-    return OURS + split_class(architecture, layout)[1], labels, problem_type
+        return ""
+    return OURS + split_class(architecture, layout)[1]
 
 
 def split_class(architecture: str, layout: ModuleType) -> tuple[str, str]:
@@ -96,8 +101,13 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
 def tensors_of(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the tensors of a folder by name. Raises `UserError` if a file is missing or damaged."""
     for path in _weight_files(folder):
-        with _local(path) as local:
-            yield from (_pickled if path.suffix == ".bin" else _safe)(local, path)
+        yield from tensors_in(path)
+
+
+def tensors_in(path: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the tensors of a file by name. Raises `UserError` if it is damaged."""
+    with _local(path) as local:
+        yield from (_pickled if path.suffix == ".bin" else _safe)(local, path)
 
 
 def _safe(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -244,10 +254,14 @@ def definition(
     if architecture.endswith("ForSequenceClassification") and (problem_type or rows == 1):
         fields["problem_type"] = problem_type or "regression"  # or a pipeline takes the number for a logit
     files = {CONFIG: json.dumps(fields, indent=2) + "\n"}
-    if tokenizer is not None:
-        files["tokenizer.json"] = tokenizer.to_huggingface()
-        files["tokenizer_config.json"] = _tokenizer_config(config, layout.INPUTS, tokenizer)
-    return files
+    return files | (tokenizer_definition(config, tokenizer) if tokenizer is not None else {})
+
+
+def tokenizer_definition(config: BertConfig, tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns the files with which transformers reads a tokenizer, by their names."""
+    layout = families.module_of(families.of(config))
+    settings = _tokenizer_config(config, layout.INPUTS, tokenizer)
+    return {"tokenizer.json": tokenizer.to_huggingface(), "tokenizer_config.json": settings}
 
 
 def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[str, int | None]:

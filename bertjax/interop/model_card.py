@@ -1,6 +1,7 @@
 """The model card of a run: the README.md that Hugging Face shows beside `model.safetensors`."""
 
 import json
+import re
 from collections.abc import Mapping
 
 import ml_collections
@@ -59,6 +60,8 @@ USES = {
     "Model": ("feature-extraction", PIPELINE, "A fine day."),
     sentence_transformers.ARCHITECTURE: ("sentence-similarity", VECTORS, ""),
 }
+# A path from the root, from a user's folder or from a folder above, without its last name. Cards are published.
+FOLDERS = re.compile(r"(?<![\w:/.~-])(?:~|\.{1,2})?/(?:[^\s,=|'\"()\[\]]*/)?(?=[^\s/])")
 RECIPE = ("seed", "batch_size", "packing", "epochs", "max_seq_length", "dtype", "init_checkpoint")
 OPTIMIZER = ("name", "options", "learning_rate", "schedule", "warmup_steps", "warmup_proportion", "weight_decay",
              "max_grad_norm")  # fmt: skip
@@ -165,17 +168,20 @@ _IF_SET = ("mixture", "do_whole_word_mask", "do_span_mask")
 
 def _data(settings, manifest: Mapping | None) -> dict:
     if settings.task != "pretraining":
-        own = {"data": settings.data.get("path") or "not from a file"}
+        own = {"data": name_of(settings.data.get("path") or "") or "not from a file"}
         sets = settings.data.get("sets") or {}
-        return own | {f"data, {name}": given.path for name, given in sets.items()}
+        return own | {f"data, {name}": name_of(given.path) for name, given in sets.items()}
     recipe, counts = (manifest["recipe"], manifest.get("corpus") or {}) if manifest else ({}, {})
     sources = recipe.get("corpus") or corpus_sources(settings)
-    found = {"corpus": ", ".join(map(str, sources)) if isinstance(sources, list | tuple) else str(sources)}
-    found["corpus"] = found["corpus"] or settings.data.records
+    sources = sources if isinstance(sources, list | tuple) else [sources]
+    found = {"corpus": ", ".join(name_of(str(source)) for source in sources) or name_of(settings.data.records)}
     found |= {f"training {name}": f"{counts[key]:,}" for name in _COUNTS if (key := f"train_{name}") in counts}
     names = ("next_sentence", "masking", "masked_lm_prob", "masked_lm_split", "dupe_factor", "heldout_fraction")
     found |= {name: settings.data[name] for name in names}
-    return found | {name: settings.data[name] for name in _IF_SET if settings.data[name]} | _cleaning(settings)
+    found |= {name: settings.data[name] for name in _IF_SET if settings.data[name]} | _cleaning(settings)
+    if "mixture" in found:  # {source: weight}, or a file's text
+        found["mixture"] = re.sub(r"[^,=]*/", "", str(found["mixture"]))
+    return found
 
 
 def _cleaning(settings) -> dict:
@@ -203,6 +209,7 @@ def _learnt(settings) -> dict:
 def _recipe(settings, step: int) -> dict:
     found = _learnt(settings) if settings.task == "pretraining" else {}
     found |= {name: settings[name] for name in RECIPE if name in settings and settings[name] != ""}
+    found |= {"init_checkpoint": name_of(settings.init_checkpoint)} if "init_checkpoint" in found else {}
     for stage in stages_of(settings) if "stages" in settings else ():
         done = min(max(step - stage.first_step, 0), stage.steps) if step else stage.steps
         of_all = f" of {stage.steps:,}" if done < stage.steps else ""
@@ -217,6 +224,8 @@ def _recipe(settings, step: int) -> dict:
         for part in _PARTS:
             if part != "distill" or settings.get("distill", {}).get("teacher"):
                 found |= _changed(part, settings.get(part, {}), default[part])
+        if "distill.teacher" in found:
+            found["distill.teacher"] = name_of(found["distill.teacher"])
     found |= {name: settings.model[name] for name in dropout_fields(settings.model)}
     found |= {f"loss.{name}": value for name, value in settings.get("loss", {}).items() if value not in ("", False)}
     names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))
@@ -224,9 +233,13 @@ def _recipe(settings, step: int) -> dict:
     return found | {f"optimizer.{name}": value for name, value in given.items()}
 
 
+def name_of(path: str) -> str:
+    """Returns a path as a card has it: without its folders, which are of the machine; a name on the hub as it is."""
+    if hub.repository(path) or path.startswith(("http://", "https://")):
+        return path
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+
+
 def _table(values: Mapping) -> list[str]:
-    return [
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in values.items()),
-    ]
+    cells = ((FOLDERS.sub("", name), FOLDERS.sub("", str(value)).replace("|", "\\|")) for name, value in values.items())
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)]

@@ -1,5 +1,5 @@
 """Reads checkpoints of any supported format: a bertjax workdir, a Hugging Face folder, also one that is of
-sentence-transformers or on the hub, or Google's TF1 checkpoint."""
+sentence-transformers or on the hub, an adapter of PEFT with its base, or Google's TF1 checkpoint."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ from etils import epath
 from bertjax import families, objectives
 from bertjax.config import BertConfig, Compute, UserError, fields_of
 from bertjax.files import inside, read_json, read_whole
-from bertjax.interop import hub, huggingface, sentence_transformers, tf1, tokenizer_files
+from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
 from bertjax.model import low_rank
 from bertjax.stages import config_after
 from bertjax.text import tokenizer
@@ -22,7 +22,7 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint, workdir
 from bertjax.training.workdir import RunInfo
 
-FORMATS = ("bertjax", "huggingface", "tf1")
+FORMATS = ("bertjax", "huggingface", "peft", "tf1")
 WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpoint: "runs/mrpc@best", "runs/mrpc@75"
 BEST_RUN = "best"  # file in the workdir of a search with the path of its best run, such as "runs/seed=1"
 
@@ -112,8 +112,8 @@ class Pretrained:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The location of a checkpoint: `step` of the run `info` in a bertjax workdir, `prefix` of a TF1 checkpoint, or the
-    encoder of `vectors`, a folder of sentence-transformers."""
+    """The location of a checkpoint: `step` of the run `info` in a bertjax workdir, `prefix` of a TF1 checkpoint, the
+    encoder of `vectors`, a folder of sentence-transformers, or an adapter of PEFT with its `base`."""
 
     format: str
     folder: epath.Path
@@ -121,6 +121,7 @@ class Place:
     info: RunInfo | None = None
     prefix: epath.Path | None = None
     vectors: sentence_transformers.Folder | None = None
+    base: "Place | None" = None
 
     def __str__(self) -> str:
         whole = self.vectors.path if self.vectors else self.folder
@@ -133,7 +134,10 @@ def read(path: epath.PathLike) -> Pretrained:
     From a bertjax run, reads the best checkpoint after fine-tuning and the latest after pre-training, unless the path
     ends in "@best", "@latest" or "@STEP".
     """
-    place = find(path)
+    return _read(find(path))
+
+
+def _read(place: Place) -> Pretrained:
     config, known = _read_config(place), {}
     if place.format == "bertjax":
         info = place.info
@@ -152,18 +156,75 @@ def read(path: epath.PathLike) -> Pretrained:
         params, ignored, known["wordless"] = huggingface.read_params(place.folder, config)
         names = ("architecture", "labels", "problem_type")
         known |= zip(names, huggingface.read_head(place.folder / huggingface.CONFIG))
-        if place.vectors:
-            known |= dict(architecture=sentence_transformers.ARCHITECTURE, labels=(), problem_type="")
-            known["settings"] = sentence_transformers.read_settings(place.vectors, config)
-            params |= sentence_transformers.read_params(place.vectors, config)
+    elif place.format == "peft":
+        params, ignored, known = _read_adapter(place, config)
     else:
         params, ignored = tf1.read_params(place.prefix, config)
+    if place.vectors:
+        known |= dict(architecture=sentence_transformers.ARCHITECTURE, labels=(), problem_type="")
+        known["settings"] = sentence_transformers.read_settings(place.vectors, config)
+        params |= sentence_transformers.read_params(place.vectors, config)
     found = _read_tokenizer(place)
     if found is not None and found.vocab_size > config.vocab_size:
         raise UserError(
             f"{place.folder}: its tokenizer has {found.vocab_size} pieces, its model only {config.vocab_size}"
         )
     return Pretrained(str(place), place.format, config, params, found, ignored, **known)
+
+
+def _read_adapter(place: Place, config: BertConfig) -> tuple[dict, list[str], dict]:
+    """Returns the params of a base with an adapter, the names of ignored tensors, and other fields of `Pretrained`."""
+    folder, base, layout = place.folder, place.base, families.module_of(families.of(config))
+    fields, tensors, content = _open_adapter(place)
+    if base.format == "huggingface":
+        named = huggingface.tensors_of(base.folder)
+        _, labels, problem_type = huggingface.read_head(base.folder / huggingface.CONFIG)
+    else:
+        source = _read(base)
+        architecture = layout.choose_architecture(source.params, source.config, source.architecture)
+        named = layout.to_tensors(source.params, source.config, architecture)[0].items()
+        labels, problem_type = source.labels, source.problem_type
+    named, whole = peft_adapter.merged(folder, fields, named, tensors, content)
+    params, ignored, wordless = layout.read_params(iter(named.items()), content, config, str(folder))
+    if strange := sorted(name for name in whole & set(ignored) if not peft_adapter.is_decoder(name)):
+        raise UserError(f"{folder}: {strange[0]} fits no layer of the base; {peft_adapter.MERGE}")
+    params = peft_adapter.finished(folder, content, params)
+    if peft_adapter.adapts_words_alone(fields, tensors) and _has_output_of_words(params, config):
+        wordless = f"{folder}: the adapter changes the word embeddings, to which the output layer for words is tied"
+        params.pop("masked_lm", None)
+    architecture = huggingface.head_of(content["architectures"][0], content)
+    rows = len(params["classifier"]["dense"]["bias"]) if "classifier" in params else 0
+    known = dict(architecture=architecture, wordless=wordless, labels=labels if len(labels) == rows else ())
+    if architecture.endswith("ForSequenceClassification"):
+        known["problem_type"] = problem_type
+    return params, ignored, known
+
+
+def _open_adapter(place: Place) -> tuple[peft_adapter.Fields, dict[str, np.ndarray], dict]:
+    """Returns the fields and the tensors of an adapter, and the config.json of its base with the adapter."""
+    fields, tensors = peft_adapter.read_fields(place.folder), peft_adapter.read_tensors(place.folder)
+    return fields, tensors, peft_adapter.config_fields(fields, _config_json(place.base), tensors)
+
+
+def class_of_adapter(place: Place) -> str:
+    """Returns BERT's class with the output layer of a base with an adapter; "" if the class is unknown."""
+    _, _, content = _open_adapter(place)
+    return huggingface.head_of(content["architectures"][0], content)
+
+
+def _config_json(base: Place) -> dict:
+    """Returns the config.json of the base of an adapter, or the config.json that `convert` writes of the base."""
+    if base.format == "huggingface":
+        return read_json(base.folder / huggingface.CONFIG)
+    config = _read_config(base)
+    try:
+        huggingface.check_form(config)
+    except UserError as error:
+        raise UserError(f"{base}: a model with {error} is no base of an adapter of PEFT") from None
+    layout = families.module_of(families.of(config))
+    kind = (base.info.architecture if base.info else "").removeprefix(huggingface.OURS)
+    names = [name for name in layout.ARCHITECTURES if kind and name.endswith(kind)]
+    return {"architectures": names[:1], "tie_word_embeddings": config.tie_word_embeddings, **layout.to_fields(config)}
 
 
 def _finished(params: dict, config) -> dict:
@@ -210,6 +271,10 @@ def _read_config(place: Place) -> BertConfig:
         config = place.info.config
         is_of_stage = "stages" in config and place.step  # without a step: params alone, as `convert` writes them
         return families.config_of(config_after(config, place.step) if is_of_stage else config)
+    if place.format == "peft":
+        _, _, content = _open_adapter(place)
+        layout = families.module_of(families.of(_read_config(place.base)))
+        return layout.read_config(place.base.folder / huggingface.CONFIG, content)
     module = huggingface if place.format == "huggingface" else tf1
     return module.read_config(place.folder / module.CONFIG)
 
@@ -233,6 +298,8 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
 def _read_tokenizer(place: Place) -> Tokenizer | None:
     if place.format == "bertjax":
         return workdir.load_tokenizer(place.folder, place.info)
+    if place.base and tokenizer_files.file_in(place.folder) is None:
+        return _read_tokenizer(place.base)
     found = tokenizer_files.read(place.folder)
     if place.vectors:
         sentence_transformers.check_tokenizer(place.vectors, found)
@@ -279,7 +346,11 @@ def find(path: epath.PathLike) -> Place:
         raise UserError(f"{path}: a run that has not saved a checkpoint yet")
     if sentence_transformers.is_folder(path):
         vectors = sentence_transformers.open_folder(path)
+        if peft_adapter.is_folder(vectors.encoder):
+            return Place("peft", vectors.encoder, vectors=vectors, base=_find_base(vectors.encoder))
         return Place("huggingface", vectors.encoder, vectors=vectors)
+    if peft_adapter.is_folder(path):
+        return Place("peft", path, base=_find_base(path))
     has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))
     if (path / huggingface.CONFIG).exists() and not has_tf1:
         return Place("huggingface", path)
@@ -288,15 +359,40 @@ def find(path: epath.PathLike) -> Place:
             return Place("tf1", prefix.parent, prefix=prefix)
     raise UserError(
         f"no checkpoint in {str(path)!r}: give the workdir of a run, a Hugging Face folder (config.json and "
-        f"model.safetensors), hub:NAME for one of the hub, or Google's bert_model.ckpt"
+        f"model.safetensors), an adapter of PEFT, hub:NAME for one of the hub, or Google's bert_model.ckpt"
     )
+
+
+def _find_base(adapter: epath.Path) -> Place:
+    """Locates the base of an adapter: a path, also from the adapter's folder or beside this folder, or a name on the
+    hub. Raises `UserError` if there is none."""
+    source, fields = adapter / peft_adapter.CONFIG, peft_adapter.read_fields(adapter)
+    named = fields.base_model_name_or_path
+    paths = (epath.Path(named), adapter / named, adapter.absolute().parent / named)
+    path = next((str(path) for path in paths if path.exists()), "")
+    if not path and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", named):
+        raise UserError(
+            f"{source}: the base of the adapter, base_model_name_or_path {named!r}, is not there; set it to the folder "
+            f"of the base, or to its name on the hub"
+        )
+    revision = f"@{fields.revision}" if fields.revision else ""
+    try:
+        place = find(path or f"{hub.PREFIX}{named}{revision}")
+    except UserError as error:
+        raise UserError(f"{source}: the base of the adapter, base_model_name_or_path {named!r}: {error}") from None
+    if place.format == "peft":
+        raise UserError(
+            f"{source}: the base of the adapter, base_model_name_or_path {named!r}, is an adapter itself; "
+            f"{peft_adapter.MERGE}"
+        )
+    return place
 
 
 def _tokenizer_file(place: Place) -> epath.Path:
     """Returns the file of a tokenizer that there is."""
     if place.format == "bertjax":
         return place.folder / tokenizer.KINDS[place.info.tokenizer["kind"]].filename
-    return tokenizer_files.file_in(place.folder)
+    return tokenizer_files.file_in(place.folder) or _tokenizer_file(place.base)
 
 
 def check_flags(config, used: Tokenizer, source: str) -> None:

@@ -31,6 +31,11 @@ def defaults_of(library: str, kind: str) -> dict[str, Any]:
     return _table(library)["kinds"][kind]
 
 
+def known_defaults(library: str, kind: str) -> dict[str, Any]:
+    """As `defaults_of`, and {} for a kind that is in no table."""
+    return _table(library)["kinds"].get(kind, {})
+
+
 def check_fields(
     path: epath.Path, fields: Mapping[str, Any], library: str, kind: str, read: Collection[str], remedy: str = ""
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import prometheus_client
 from aiohttp import web
 
+from bertjax import surrogates
 from bertjax.config import UserError
 from bertjax.library import Model
 from bertjax.serving import page
@@ -91,21 +92,19 @@ def methods_of(model: Model) -> dict[str, Method]:
 
 
 def _text(given):
-    try:
-        return given if isinstance(given, str) and given.encode() is not None else None
-    except UnicodeEncodeError:  # half of a character
-        return None
+    return surrogates.replaced(given) if isinstance(given, str) else None
 
 
 def _text_or_pair(given):
     if isinstance(given, list) and given and all(_text(part) is not None for part in given):
-        return tuple(given)
+        return tuple(map(_text, given))
     return _text(given)
 
 
 def _question(given):
     found = (given.get("question"), given.get("context")) if isinstance(given, dict) else ()
-    return found if len(found) == 2 and all(_text(part) is not None for part in found) else None
+    found = tuple(map(_text, found))
+    return found if len(found) == 2 and None not in found else None
 
 
 class Refused(Exception):
@@ -247,8 +246,8 @@ class Server:
         for name, kind in method.options.items():
             if name in content and (not isinstance(content[name], kind) or isinstance(content[name], bool)):
                 raise Refused(400, f"{name} = {content[name]!r}: must be of type {kind.__name__}")
-            if kind is str and name in content and _text(content[name]) is None:
-                raise Refused(400, f"{name}: is not of the right form")
+            if kind is str and name in content:
+                content[name] = surrogates.replaced(content[name])
             if kind is int and not 1 <= content.get(name, 1) <= MOST:
                 raise Refused(400, f"{name} = {content[name]}: must be from 1 to {MOST:,}")
         given = content[method.field]

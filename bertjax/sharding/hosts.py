@@ -1,6 +1,13 @@
-"""Multi-host training: finds the hosts of a run, and synchronizes them."""
+"""Multi-host training: finds the hosts of a run, and synchronizes them.
 
+Hosts wait for one another at the key-value store of JAX's coordinator, for as long as it takes. A collective of devices
+has a time-out on CPUs and GPUs, which an hour of work on one host exceeds. `liveness` ends the hosts that wait for a
+host that has died.
+"""
+
+import collections
 import contextlib
+import json
 import os
 import secrets
 import socket
@@ -9,7 +16,6 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 import jax
-import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
@@ -18,6 +24,7 @@ from bertjax.files import write_whole
 from bertjax.sharding import liveness
 
 N = TypeVar("N", int, float)
+POLL_SECONDS = 10  # a signal is handled between two polls
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
@@ -50,7 +57,13 @@ def leave() -> None:
 def wait_for_all(name: str) -> None:
     """Waits until all hosts are here; `name` is the same on all of them."""
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
+        index, key = jax.process_index(), _key(name)
+        _write(f"{key}/{index}", "here")
+        if index == 0:
+            for other in range(1, jax.process_count()):
+                _read(f"{key}/{other}")
+            _write(f"{key}/all", "here")
+        _read(f"{key}/all")
 
 
 def check_shared(workdir: epath.PathLike) -> None:
@@ -74,21 +87,24 @@ def check_shared(workdir: epath.PathLike) -> None:
 @contextlib.contextmanager
 def first_before_others(name: str) -> Iterator[None]:
     """Context manager: host 0 runs the block before the other hosts do, which can use its output; also if it fails."""
+    key = _key(name)
     if jax.process_index() > 0:
-        multihost_utils.sync_global_devices(name)
+        _read(key)
     try:
         yield
     finally:
         if jax.process_index() == 0 and jax.process_count() > 1:
-            multihost_utils.sync_global_devices(name)
+            _write(key, "done")
 
 
 def as_on_first(number: N) -> N:
-    """Returns the number that host 0 has: an integer of at most 31 bits, or a float, rounded to 32 bits."""
+    """Returns the number that host 0 has, which may take host 0 any time."""
     if jax.process_count() == 1:
         return number
-    array = np.float32(number) if isinstance(number, float) else np.int32(number)
-    return type(number)(multihost_utils.broadcast_one_to_all(array))
+    key = _key("number")
+    if jax.process_index() == 0:
+        _write(key, json.dumps(number))
+    return type(number)(json.loads(_read(key)))
 
 
 @contextlib.contextmanager
@@ -101,11 +117,40 @@ def on_first(context: contextlib.AbstractContextManager) -> Iterator[None]:
                 stack.enter_context(context)
             except UserError as failed:
                 error = failed
-        if jax.process_count() > 1 and multihost_utils.process_allgather(np.array(error is not None)).any():
+        if as_on_first(int(error is not None)):
             raise error or UserError("host 0 has stopped")
         if error:
             raise error
         yield
+
+
+_calls: collections.Counter[str] = collections.Counter()
+
+
+def _key(name: str) -> str:
+    """Returns a key for this call. All hosts make the same calls in the same order."""
+    _calls[name] += 1
+    return f"bertjax/{name}/{_calls[name]}"
+
+
+def _client():
+    from jax._src import distributed  # has no public name; Orbax uses it as well
+
+    return distributed.global_state.client
+
+
+def _write(key: str, value: str) -> None:
+    _client().key_value_set(key, value)
+
+
+def _read(key: str) -> str:
+    """Waits until a host has written a key; returns the value."""
+    while True:
+        try:
+            return _client().blocking_key_value_get(key, POLL_SECONDS * 1000)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
 
 
 def _find_processes(timeout: float) -> tuple[str, int, int, list[int] | None]:

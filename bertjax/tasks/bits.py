@@ -65,8 +65,9 @@ def masked(text: str, hidden: Sequence[bool], tokenizer: Tokenizer) -> Iterator[
     Raises `UserError` if a hidden word is not in the vocabulary.
     """
     encoded, words = tokenizer.encode(text), text.split(" ")
-    word_at = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]  # with the space after it
-    owners = [word_at[end - 1] for _, end in encoded.offsets]
+    # With the space before it, which may be a piece of its own; the first word's has no place in the text.
+    word_at = [number for number, word in enumerate(words) for _ in range(len(word) + (number > 0))]
+    owners = [word_at[max(end, 1) - 1] for _, end in encoded.offsets]
     ids = tokenizer.framed(encoded.ids)
     positions = [place for place, owner in enumerate(owners, len(tokenizer.begin)) if hidden[owner]]
     pieces = [ids[place] for place in positions]

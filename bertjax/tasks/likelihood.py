@@ -19,7 +19,7 @@ import numpy as np
 from bertjax import families
 from bertjax.config import UserError
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.files import parse_json
+from bertjax.files import parse_texts
 from bertjax.tasks.output_layers import check_numbers
 from bertjax.text.tokenizer import Tokenizer
 
@@ -186,7 +186,7 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
         if not line or not line.strip():
             continue
         try:
-            content = parse_json(line, dict)
+            content = parse_texts(line, dict)
         except ValueError:
             raise UserError(f"{path}:{number}: not a JSON object: {line[:60]!r}") from None
         pair = Pair(*(next((content[name] for name in names if name in content), "") for names in FIELDS))

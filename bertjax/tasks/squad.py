@@ -23,6 +23,7 @@ from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import window_starts
 from bertjax.tasks.squad_files import Question
 from bertjax.text.tokenizer import Encoding, Tokenizer
+from bertjax.text.words import whole_characters
 from bertjax.training import workdir
 from bertjax.validation.checks import at_least_one, one_of, require
 
@@ -200,8 +201,8 @@ def encode(
         best = best_windows(len(paragraph.ids), starts, room)
         answer = token_span(offsets, question.starts[0], len(question.answers[0])) if question.answers else None
         if answer is not None:
-            text = question.context[offsets[answer[0], 0] : offsets[answer[1], 1]]
-            exact += text == question.answers[0]
+            place = whole_characters(question.context, offsets[answer[0], 0], offsets[answer[1], 1])
+            exact += question.context[slice(*place)] == question.answers[0]
         held = False
         for which, start in enumerate(starts):
             ids = paragraph.ids[start : start + room]
@@ -265,12 +266,13 @@ def answers(
     result = {}
     for index, question in enumerate(questions):
         best, seen = [], set()
-        for score, start, end in sorted(found[index], reverse=True):
+        for score, *place in sorted(found[index], reverse=True):
+            start, end = whole_characters(question.context, *place)  # a piece may be a space or a letter of these
             text = question.context[start:end]
-            if text not in seen and len(best) < N_BEST:
+            if text and text not in seen and len(best) < N_BEST:
                 seen.add(text)
                 best.append({"text": text, "start": start, "end": end, "score": score})
-        if not best:  # an empty paragraph, or no likely end after a likely start
+        if not best:  # a paragraph without text, or no likely end after a likely start
             result[question.name] = ([], NO_SPAN)
             continue
         for answer, share in zip(best, metrics.softmax([answer["score"] for answer in best])):

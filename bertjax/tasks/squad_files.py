@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.documents.tables import cell, column, read_text, read_tfds
-from bertjax.files import parse_json
+from bertjax.files import parse_texts
 
 MOST_NAMED = 5  # questions that a message names
 
@@ -63,7 +63,7 @@ def read(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
     """Reads a SQuAD file. Raises `UserError` if its format is invalid."""
     questions = []
     try:
-        content = parse_json(read_text(path), _File)
+        content = parse_texts(read_text(path), _File)
     except ValueError as error:
         raise UserError(f"{path}: not in SQuAD's format ({error})") from None
     for paragraph in (paragraph for article in content["data"] for paragraph in article["paragraphs"]):

@@ -1,6 +1,7 @@
 """Splits raw text into words and punctuation marks, as BERT's tokenizer does before it looks for pieces."""
 
 import functools
+import unicodedata
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
@@ -16,6 +17,29 @@ def split_words(text: str) -> list[tuple[int, int]]:
     split.normalize(normalizer.normalize)
     pre_tokenizer.pre_tokenize(split)
     return [place for _, place, _ in split.get_splits("original", "char")]
+
+
+def whole_characters(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns a part of a text without white space around it, and with all marks of its characters.
+
+    A tokenizer that composes or strips accents gives the place of a letter alone to the piece of the letter.
+    """
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    while 0 < start < end and _is_mark(text[start]):
+        start -= 1
+    while start < end < len(text) and _is_mark(text[end]):
+        end += 1
+    return start, end
+
+
+def _is_mark(character: str) -> bool:
+    """Returns whether a character is an accent, or a vowel or a final consonant of a Korean syllable."""
+    return not character.isascii() and (
+        unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"
+    )
 
 
 @functools.cache

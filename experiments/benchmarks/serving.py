@@ -24,7 +24,7 @@ import time
 
 TEXTS, BATCH = 512, 32
 BAD = ("fill_mask", {"texts": "no mask"}, 400), ("fill_mask", {"text": 1}, 400), ("nothing", {}, 404)
-BAD += ("fill_mask", {"texts": ["a [MASK]"] * 300}, 413), ("embed", {"texts": "a", "prompt": "\ud800"}, 400)
+BAD += ("fill_mask", {"texts": ["a [MASK]"] * 300}, 413), ("embed", {"texts": "a", "prompt": 1}, 400)
 POOLED = {"pool": "mean", "layers": "last"}
 
 

@@ -23,6 +23,7 @@ from bertjax.data.documents import cleaning, corpus, python_docs, sentences
 from bertjax.data.documents.corpus import portions, read_documents, read_portion
 from bertjax.data.documents.reading import Document, Reading, find_files
 from bertjax.data.documents.selection import is_heldout, selection_of
+from bertjax.data.documents.tables import read_table
 from bertjax.lists import mixture_of
 from tests.conftest import make_corpus, tiny_config
 
@@ -104,6 +105,10 @@ def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
     (tmp_path / "sub.txt/none.txt").symlink_to("nowhere")
     with pytest.raises(UserError, match=r"data.corpus: no file or folder '.*sub.txt/none.txt'"):
         lines_of(tmp_path)
+    (tmp_path / "sub.txt/none.txt").unlink()
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("coffee")
+    with pytest.raises(UserError, match=r"data.corpus: the name of b'.*/caf\\xe9.txt' is not UTF-8; rename the file$"):
+        lines_of(tmp_path)
 
 
 @pytest.mark.parametrize("name, content, message", [
@@ -115,7 +120,6 @@ def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
     ("a.jsonl", b'{"id": "1", "body": "Long.", "n": 2}', r"a.jsonl:1: no .text. \(config.data.text_column\) among id, "
      r"body, n; fields with text: body, id; set --config.data.text_column=body$"),
     ("a.jsonl", b"[1, 2]\n", r"a.jsonl:1: not a JSON object"),
-    ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: not a JSON object"),
     ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", r"a.jsonl:1: not a JSON object"),
     ("a.txt.gz", b"no gzip at all", "a.txt.gz: damaged after line 0, or not .gz"),
     ("a.txt.gz", gzipped(TEXT.encode())[:-9], "a.txt.gz: cut off"),
@@ -133,6 +137,17 @@ def test_bad_files_are_named_with_their_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         lines_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("written, read", [
+    (r"a\ud800b\udc00", "a\ufffdb\ufffd"),
+    (r"\ud83d\ude00 \ude00\ud83d", "\U0001f600 \ufffd\ufffd"),  # a pair is one character
+    (r"\\ud800 \"\uDBFF", r"\ud800 " + '"\ufffd'),  # a backslash, and letters
+])  # fmt: skip
+def test_lone_surrogates_in_json_lines_become_replacement_characters(tmp_path, written, read):
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "{written}"}}\n')
+    assert lines_of(tmp_path / "a.jsonl") == [[read]]
+    assert [row.columns for row in read_table(tmp_path / "a.jsonl")[0]] == [{"text": read}]
 
 
 PARTS = [f"Document {i} of {i * i}.\n\n" * 40 for i in range(3)]

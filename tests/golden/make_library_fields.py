@@ -25,7 +25,9 @@ def sentence_transformers_fields() -> dict[str, dict]:
 
 def peft_fields() -> dict[str, dict]:
     """Returns {`lora`: {field: default}} of PEFT."""
-    return {}
+    import peft
+
+    return {"lora": {**peft.LoraConfig().to_dict(), "runtime_config": None}}  # which is not written since 0.12
 
 
 READERS = {

@@ -12,11 +12,12 @@ from bertjax.experiment import load
 from bertjax.interop import pretrained
 from bertjax.tasks import finetuning_run, metrics, pairs, squad, squad_files
 from bertjax.tasks.squad_files import Question
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece
 from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.workdir import read_samples
-from tests.conftest import TOPICS
+from tests.conftest import TOPICS, make_corpus
 from tests.tasks.test_finetuning import quick, run
+from tests.text.test_tokenizer import SIZE, learn
 
 WORDS = [word for words in TOPICS.values() for word in words]
 SIZES = dict(max_seq_length=24, doc_stride=7, max_query_length=5)
@@ -102,6 +103,29 @@ def test_the_best_answer_is_found_again(pieces):
     for scores in logits:
         scores[0] = 20
     assert squad.answers(questions, windows, logits)["q0"][1] == pytest.approx(first[1] + 40)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("kind", [*SIZE, "bytes"])
+def test_an_answer_has_whole_characters_and_no_space_around_it(kind, lowercase):
+    """Of each kind of tokenizer, which compose or strip accents, divide ligatures, and drop what has no width."""
+    answers = ["cafe\u0301", "E\u0301", "\ufb01n", "ship", "\u1112\u1161\u11ab", "\u338f", "so\u00adft"]
+    context = "  the ".join(["", *answers, " and\u200b an onion\u200f \t"])
+    made = (
+        Bytes()
+        if kind == "bytes"
+        else learn(kind, [*make_corpus(60).split("\n"), *[context] * 9], SIZE[kind] + 10, lowercase)
+    )
+    asked = [Question(text, "which?", context, (text,), (context.index(text),)) for text in answers]
+    encoded = squad.encode(asked, made, 384, 128, 64, with_labels=True)
+    logits = [np.zeros((len(ids), 2)) for ids in encoded.examples.input_ids]
+    for scores, (first, last) in zip(logits, encoded.examples.labels):
+        scores[first, 0] = scores[last, 1] = 9
+    found = squad.answers(asked, encoded.windows, logits)
+    for text, (best, _) in found.items():
+        assert best[0]["text"] == text and context[best[0]["start"] : best[0]["end"]] == text
+        assert all(answer["text"] == answer["text"].strip() != "" for answer in best)
+    assert encoded.exact == len(answers)
 
 
 @pytest.mark.parametrize("context", ["", "\u200b", " ".join(["ship"] * 100)])

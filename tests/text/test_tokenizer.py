@@ -1,5 +1,6 @@
 """All kinds of tokenizer beside the libraries that they wrap and beside Google's rules; words of raw text."""
 
+import io
 import itertools
 import json
 import pathlib
@@ -8,6 +9,7 @@ import unicodedata
 
 import numpy as np
 import pytest
+import sentencepiece
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
@@ -136,6 +138,40 @@ def test_special_pieces_never_come_out_of_a_text(learnt):
     masked = learnt.encode_with_masks("the [MASK] saw the [MASK].")
     assert masked.count(learnt.mask_id) == 2
     assert "[MASK]" in learnt.decode(masked)
+
+
+def test_files_that_make_special_pieces_of_text_do_not_here(tmp_path):
+    """Pieces of words in a tokenizer.json, added pieces that are not special, and pieces of the user's in a model."""
+    vocabulary = [*tokenizer.XLNET, "\u2581", *"ab<>"]
+    made = HuggingFaceTokenizer(models.Unigram([(piece, -1.0) for piece in vocabulary], unk_id=1))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    made.add_tokens([AddedToken(piece, special=False) for piece in tokenizer.XLNET])
+    made.save(str(tmp_path / "tokenizer.json"))
+    content = modernbert_json()
+    for token in content["added_tokens"]:
+        token["special"] = False
+    content["model"]["ignore_merges"] = True  # "[SEP]" is a piece of the model if no step divides it
+    content["pre_tokenizer"]["use_regex"] = False
+    (tmp_path / "bpe.json").write_text(json.dumps(content))
+    user_defined = dict(
+        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"], pad_id=3, pad_piece="[PAD]", unk_piece="[UNK]"
+    )
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(make_corpus(20).split("\n")),
+        model_writer=model,
+        vocab_size=40,
+        minloglevel=2,
+        **user_defined,
+    )
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    for kind, name in (("unigram", "tokenizer.json"), ("bpe", "bpe.json"), ("sentencepiece", "tokenizer.model")):
+        pieces = tokenizer.load(kind, tmp_path / name)
+        special = [pieces.pieces[i] for i in pieces.special_ids]
+        for text in ("".join(special), " a ".join(special)):
+            ids = pieces.encode(text).ids
+            assert not {*pieces.special_ids[::2], pieces.sep_id} & {*ids} and pieces.encode_ids([text]) == [ids], kind
+        assert pieces.decode([pieces.cls_id, *pieces.encode("ab").ids]).replace(" ", "") == special[2] + "ab"
 
 
 def vocabulary_of(made: HuggingFaceTokenizer, texts, trainer, **options) -> dict[str, int]:

@@ -16,8 +16,9 @@ import zstandard
 from fsspec.utils import glob_translate
 from pyarrow import fs
 
+from bertjax import surrogates
 from bertjax.config import UserError
-from bertjax.files import parse_json
+from bertjax.files import parse_texts
 
 # One per stream of a file, which may have several. The libraries' file objects do not serve: python-zstandard's ends
 # quietly on an unfinished frame, lzma's at whatever follows the first stream and is none.
@@ -109,6 +110,9 @@ def find_files(source: str) -> list[File]:
         raise UserError(f"data.corpus: {source!r} cannot be listed ({first_line(error)})") from None
     if not files:
         raise UserError(f"data.corpus: no text files in {source!r}; {READABLE}")
+    for file in files:  # manifests and messages name the files
+        if file.path != surrogates.replaced(file.path):
+            raise UserError(f"data.corpus: the name of {os.fsencode(file.path)!r} is not UTF-8; rename the file")
     return sorted(files)
 
 
@@ -341,7 +345,7 @@ def _read_jsonl(path: str, how: Reading) -> Iterator[Document]:
             continue
         where = f"{path}:{number}"
         try:
-            found = parse_json(line, dict[str, Any])
+            found = parse_texts(line, dict[str, Any])
         except ValueError:
             how.on_bad(f"{where}: not a JSON object: {line[:60]!r}")
             continue

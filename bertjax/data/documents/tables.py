@@ -14,7 +14,7 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.documents import fingerprints
-from bertjax.files import parse_json, read_whole
+from bertjax.files import parse_texts, read_whole
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -285,7 +285,7 @@ def _json_rows(path: epath.Path, lines: Iterable[str]) -> Iterator[tuple[Iterabl
         if not line.strip():
             continue
         try:
-            value = parse_json(line, dict[str, Any])
+            value = parse_texts(line, dict[str, Any])
         except ValueError as error:
             raise UserError(f"{path}:{number}: not a JSON object of columns ({error})") from None
         yield value, value.values(), number

@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax import tasks
 from bertjax.config import Compute, UserError
-from bertjax.files import absolute
+from bertjax.files import absolute, require_new_folder
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import network
 from bertjax.tasks.finetuning import FineTuningTask
@@ -20,9 +20,8 @@ def new_folder(output: epath.PathLike) -> Iterator[epath.Path]:
 
     Raises `UserError` if `output` is there and not an empty folder. One of an object store is written in place.
     """
+    require_new_folder(output)
     output = epath.Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"--output={output}: exists and is not empty; name a new folder")
     if "://" in str(output):
         yield output
         return

@@ -24,24 +24,27 @@ SPACE = "\u0120"  # how a space is written in a piece
 class ByteLevel(Tokenizer):
     """Words have the space before them in their first piece. Words and sentences of a text always get one."""
 
-    def encode(self, text: str) -> Encoding:
+    def _encode(self, text: str) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return Encoding(encoding.ids, encoding.offsets)
 
-    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
         return self.encode_ids([f" {text}" if text and not text[0].isspace() else text for text in texts])
 
     def decode(self, ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        text = self._decoded(ids)
         return text.removeprefix(" ") if self.begins_with_space else text
 
     def shown(self, piece: int) -> str:
         """Returns the text of a piece, or its bytes as GPT-2 writes them if they are no whole letters."""
-        text = self._tokenizer.decode([piece], skip_special_tokens=False)
+        text = self._decoded([piece])
         return self.pieces[piece] if "\ufffd" in text or not text.strip() else text
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     @property
     def begins_with_space(self) -> bool:

@@ -23,8 +23,10 @@ ALIASES["[PAD]"] += ("<|end_of_text|>",)
 
 
 class FromJson(Tokenizer):
-    """The file may have any normalizer, and added pieces, which are kept whole wherever they occur in a text; special
-    ones are not."""
+    """The file may have any normalizer, and added pieces.
+
+    Added pieces are kept whole wherever they occur in a text. Special pieces are not: their names are text.
+    """
 
     filename = "tokenizer.json"
     older: tuple[str, ...]  # the files of which folders without a tokenizer.json have one
@@ -42,8 +44,14 @@ class FromJson(Tokenizer):
             raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         super().__init__(json_file.ordered(vocabulary, path), path, aliases=ALIASES)
-        special = {self.pieces[i] for i in self.special_ids}
-        self.added = {token["content"] for token in found.get("added_tokens", ())} | special
+        special, added = {self.pieces[i] for i in self.special_ids}, found.get("added_tokens", ())
+        self.added = {token["content"] for token in added} | special
+        self._tokenizer.encode_special_tokens = True  # as text
+        special |= {token["content"] for token in added if token.get("special")}
+        if any(self.pieces.index(piece) in self._tokenizer.encode(piece).ids for piece in special):
+            # Unigrams have them among the pieces of words. A file may also add them as pieces that are not special.
+            self._tokenizer = HuggingFaceTokenizer.from_str(json_file.without_pieces(content, special))
+            self._tokenizer.encode_special_tokens = True
         if self.cls_id != self.sep_id:  # GPT-2's surround nothing
             names = self.pieces[self.cls_id], self.pieces[self.sep_id]
             template = json_file.read_template(path, found.get("post_processor"), *names)
@@ -53,7 +61,6 @@ class FromJson(Tokenizer):
         )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._tokenizer.encode_special_tokens = True  # as text
         self._content = content
 
     @classmethod
@@ -70,6 +77,10 @@ class FromJson(Tokenizer):
     @abc.abstractmethod
     def _check(path, found: json_file.TokenizerJson) -> None:
         """Raises `UserError` unless a tokenizer.json is of this kind."""
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        pieces, decoder = [self.pieces[i] for i in ids], self._tokenizer.decoder
+        return decoder.decode(pieces) if decoder else " ".join(pieces)
 
     def units(self, word: str) -> list[list[str]]:
         return json_file.units(self._tokenizer, f" {word}", self.unk_id)

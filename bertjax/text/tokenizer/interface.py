@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from etils import epath
 
+from bertjax import surrogates
 from bertjax.config import UserError
 from bertjax.files import read_whole
 
@@ -95,12 +96,21 @@ class Tokenizer(abc.ABC):
     def continues_word(self) -> np.ndarray:
         """`[vocab_size]` booleans: True if the piece continues the word of the previous piece."""
 
-    @abc.abstractmethod
-    def encode(self, text: str) -> Encoding: ...
+    def encode(self, text: str) -> Encoding:
+        """Encodes a text. U+FFFD takes the place of lone surrogates, here and in `encode_ids`."""
+        return self._encode(surrogates.replaced(text))
 
-    @abc.abstractmethod
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes many texts to ids without offsets; faster than `encode`."""
+        return self._encode_ids([surrogates.replaced(text) for text in texts])
+
+    @abc.abstractmethod
+    def _encode(self, text: str) -> Encoding:
+        """Encodes a text without lone surrogates."""
+
+    @abc.abstractmethod
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        """Encodes texts without lone surrogates."""
 
     def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes words or sentences that follow others in a text, so that a space comes before each."""
@@ -159,7 +169,7 @@ class Tokenizer(abc.ABC):
         ids = []
         for part in before:
             ids += [*(self.encode(part.rstrip()).ids if part.strip() else []), self.mask_id]
-        return ids + (self.encode(last).ids if last.strip() else [])
+        return ids + (self.encode(last).ids if last else [])
 
 
 def read_file(path: epath.PathLike) -> bytes:

@@ -1,15 +1,18 @@
 """tokenizer.json, the file of the tokenizers library: what is supported of it."""
 
 import itertools
+import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from bertjax.config import UserError
+from bertjax.files import parse_json
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES
 
 
 class AddedToken(TypedDict):
     content: str
+    special: NotRequired[bool]
 
 
 class TokenizerJson(TypedDict):
@@ -41,6 +44,29 @@ def check_added(path, tokens: Sequence[str], known: Collection[str] = SPECIAL_PI
             f"tokenizer.path: {path} adds tokens ({', '.join(added[:3])}), which are to be kept whole in text; that is "
             f"not supported, here they would be split"
         )
+
+
+def without_pieces(content: bytes, hidden: Collection[str]) -> str:
+    """Returns a tokenizer.json whose ids are the same, but which makes no text into the `hidden` pieces.
+
+    Their names get a space at the end: the pre-tokenizers that are supported replace the spaces of a text.
+    """
+    changed = parse_json(content, dict[str, Any])
+    names = {piece: f"{piece} " for piece in hidden}
+    model = changed["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    if "merges" in model:  # pairs as one text or as two
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        model["merges"] = [pair for pair in pairs if "".join(pair) not in hidden and not {*pair} & {*hidden}]
+    if model.get("unk_token"):
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    for token in changed.get("added_tokens") or ():
+        if token["content"] in hidden:
+            token.update(content=names[token["content"]], special=True)
+    return json.dumps(changed, ensure_ascii=False)
 
 
 class Template(NamedTuple):
@@ -101,11 +127,31 @@ def adds_prefix_space(content: TokenizerJson) -> bool:
 
 
 def ordered(vocabulary: dict[str, int], path) -> list[str]:
-    """Returns the pieces by their ids. Raises `UserError` for gaps between ids."""
-    pieces = sorted(vocabulary, key=vocabulary.get)
-    if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
-        raise UserError(f"tokenizer.path: the ids in {path} have gaps")
-    return pieces
+    """Returns the pieces by their ids, with `no_piece` in gaps.
+
+    transformers writes a gap where a vocab.txt has a piece twice. Raises `UserError` for two pieces of one id, for
+    negative ids, and if most ids have no piece.
+    """
+    by_id: dict[int, str] = {}
+    for piece, number in vocabulary.items():
+        if number in by_id:
+            raise UserError(
+                f"tokenizer.path: {path}: {by_id[number]!r} and {piece!r} have the same id, {number}; give each piece "
+                f"an id of its own"
+            )
+        by_id[number] = piece
+    size = max(by_id, default=-1) + 1
+    if by_id and (min(by_id) < 0 or size > 2 * len(by_id)):
+        raise UserError(
+            f"tokenizer.path: {path}: {len(by_id)} pieces have ids from {min(by_id)} to {size - 1}; ids must count "
+            f"from 0 on"
+        )
+    return [by_id.get(number, no_piece(number)) for number in range(size)]
+
+
+def no_piece(number: int) -> str:
+    """Returns the name of an id that has no piece. No tokenizer cuts text into it, since it has spaces."""
+    return f"[no piece {number}]"
 
 
 def units(tokenizer, text: str, unknown: int) -> list[list[str]]:

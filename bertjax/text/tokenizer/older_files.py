@@ -29,6 +29,8 @@ def bpe_json(path: epath.Path) -> bytes:
         vocabulary = parse_json(content, dict[str, int])
         lines = [line.rstrip("\r") for line in merges.decode().split("\n")]
         pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        if wrong := [" ".join(pair) for pair in pairs if len(pair) != 2]:
+            raise ValueError(f"merges.txt has the line {wrong[0]!r}, which is not a pair of pieces")
         tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
     except Exception as error:  # the library's own has no other type
         raise UserError(f"tokenizer.path: {path} and its merges.txt are no byte-level BPE ({error})") from None

@@ -15,6 +15,10 @@ from bertjax.text.tokenizer.interface import SPECIAL_PIECES, XLNET, Encoding, To
 if TYPE_CHECKING:
     from bertjax.text.extension import Joined
 
+SPACE = "\u2581"  # how a space is written in a piece
+# Types of pieces: a text has the name of a piece of the one kind as text, and of the other kind as that piece.
+CONTROL, USER_DEFINED = 3, 4
+
 
 class SentencePiece(Tokenizer):
     """A unigram (or BPE) model over raw text; lower-casing and normalization are part of the model.
@@ -31,7 +35,12 @@ class SentencePiece(Tokenizer):
         super().__init__(pieces, path, aliases={name: (theirs,) for name, theirs in zip(SPECIAL_PIECES, XLNET)})
         if pieces[self.cls_id] == XLNET[2]:
             self.begin, self.end = (), (self.sep_id, self.cls_id)
-        self.lowercase = _message(model).normalizer_spec.name.endswith("_cf")  # folds case
+        content = _message(model)
+        if user_defined := [i for i in self.special_ids if content.pieces[i].type == USER_DEFINED]:
+            for i in user_defined:
+                content.pieces[i].type = CONTROL
+            self._processor = _processor(content.SerializeToString(), path)
+        self.lowercase = content.normalizer_spec.name.endswith("_cf")  # folds case
 
     @classmethod
     def load(cls, path: epath.PathLike) -> "SentencePiece":
@@ -40,14 +49,19 @@ class SentencePiece(Tokenizer):
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
         is_word_part = [not p.is_control(i) and not p.is_unknown(i) for p in [self._processor] for i in range(len(p))]
-        return np.array([w and not piece.startswith("\u2581") for w, piece in zip(is_word_part, self.pieces)])
+        return np.array([w and not piece.startswith(SPACE) for w, piece in zip(is_word_part, self.pieces)])
 
-    def encode(self, text: str) -> Encoding:
+    def _encode(self, text: str) -> Encoding:
         encoding = self._processor.encode(text, return_type="offset_mapping")
-        return Encoding(encoding["ids"], encoding["offsets"])
+        offsets = encoding["offsets"]
+        for i in reversed(range(len(offsets) - 1)):  # pieces of one character, whose place the last of them has
+            (start, end), (next_start, next_end) = offsets[i : i + 2]
+            if start == end == next_start and self.pieces[encoding["ids"][i]] != SPACE:
+                offsets[i] = start, next_end
+        return Encoding(encoding["ids"], offsets)
 
-    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._processor.encode(list(texts), return_type=int, num_threads=1)
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        return self._processor.encode(texts, return_type=int, num_threads=1)
 
     def units(self, word: str) -> list[list[str]]:
         unit = self._unigrams.tokenize(self._processor.normalize(word))
@@ -103,7 +117,11 @@ class SentencePiece(Tokenizer):
             precompiled = normalizers.Precompiled(_message(self._model).normalizer_spec.precompiled_charsmap)
         except Exception as error:  # the library's own, of no other type
             raise UserError(f"the normalization of {self.filename} is damaged ({error}); copy it again") from None
-        normalization = [precompiled, normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        normalization = [
+            precompiled,
+            normalizers.Replace(Regex("^ +| +$"), ""),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
         tokenizer.normalizer = normalizers.Sequence(normalization)
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
         tokenizer.decoder = decoders.Metaspace(replacement="\u2581", prepend_scheme="always")
@@ -138,8 +156,9 @@ def _processor(model: bytes, path: str):
 
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
-    except RuntimeError:
-        raise UserError(f"tokenizer.path: {path} is not a SentencePiece model") from None
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"tokenizer.path: {path} is not a SentencePiece model ({reason})") from None
 
 
 def _message(model: bytes):
@@ -159,6 +178,7 @@ def _message(model: bytes):
         "SentencePiece": [
             dict(name="piece", number=1, type=kinds.TYPE_STRING),
             dict(name="score", number=2, type=kinds.TYPE_FLOAT),
+            dict(name="type", number=3, type=kinds.TYPE_INT32, default_value="1"),
         ],
         "ModelProto": [
             dict(

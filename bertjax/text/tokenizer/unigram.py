@@ -12,12 +12,10 @@ from bertjax.config import UserError
 from bertjax.text.tokenizer import json_file, older_files
 from bertjax.text.tokenizer.from_json import FromJson
 from bertjax.text.tokenizer.interface import Encoding
-from bertjax.text.tokenizer.sentencepiece import score_of_new
+from bertjax.text.tokenizer.sentencepiece import SPACE, score_of_new
 
 if TYPE_CHECKING:
     from bertjax.text.extension import Joined
-
-SPACE = "\u2581"  # how a space is written in a piece
 
 
 class Unigram(FromJson):
@@ -31,17 +29,17 @@ class Unigram(FromJson):
     def continues_word(self) -> np.ndarray:
         return np.array([not piece.startswith(SPACE) and piece not in self.added for piece in self.pieces])
 
-    def encode(self, text: str) -> Encoding:
+    def _encode(self, text: str) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         # A piece covers the space before it, which is no part of its word.
         offsets = [(start + (end - start > 1 and text[start].isspace()), end) for start, end in encoding.offsets]
         return Encoding(encoding.ids, offsets)
 
-    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return self._decoded(ids)
 
     @property
     def cannot_extend(self) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 from etils import epath
 
+from bertjax import surrogates
 from bertjax.config import UserError
 from bertjax.files import parse_json, write_whole
 from bertjax.text.tokenizer import json_file
@@ -33,13 +35,17 @@ PARTS = {
 
 
 class WordPiece(Tokenizer):
-    """Greedy longest-match pieces of words, as in google-research/bert; words over `MAX_WORD_LETTERS` become [UNK]."""
+    """Greedy longest-match pieces of words, as in google-research/bert; words over `MAX_WORD_LETTERS` become [UNK].
+
+    If a vocab.txt has a piece twice, the piece has the id of its last line, as in Google's code and in transformers.
+    """
 
     kind = "wordpiece"
     filename = "vocab.txt"
 
     def __init__(self, pieces: Sequence[str], lowercase: bool, path: str = "(given)"):
-        super().__init__(pieces, path)
+        self._lines = list(pieces)  # as the file has them, for `save` and for the fingerprint
+        super().__init__(_without_repetitions(self._lines, path), path)
         self.lowercase = lowercase
         self._tokenizer = new_wordpiece(lowercase, {piece: i for i, piece in enumerate(self.pieces)})
         self._forget()
@@ -50,7 +56,7 @@ class WordPiece(Tokenizer):
         if str(path).endswith(".json"):
             return cls(*_read_huggingface(path), str(path))
         try:
-            lines = read_file(path).decode().split("\n")
+            lines = read_file(path).decode("utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
             raise UserError(f"tokenizer.path: {path} is not UTF-8 ({error.reason} at byte {error.start})") from None
         return cls([line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)], lowercase, str(path))
@@ -59,18 +65,18 @@ class WordPiece(Tokenizer):
     def continues_word(self) -> np.ndarray:
         return np.array([piece.startswith(CONTINUES) for piece in self.pieces])
 
-    def encode(self, text: str) -> Encoding:
+    def _encode(self, text: str) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return Encoding(encoding.ids, encoding.offsets)
 
-    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes each word once, and remembers it: no piece reaches across a space."""
         if len(self._known) > MAX_KNOWN_WORDS:
             self._forget()
-        words = [text.split(" ") for text in texts]
+        words = [surrogates.replaced(text).split(" ") for text in texts]
         known, number = len(self._known), self._known  # `number` maps each word to its number
         codes = np.array([number.setdefault(word, len(number)) for text in words for word in text], np.int64)
         ids, sizes = self._encode_words(list(itertools.islice(number, known, None)))
@@ -122,14 +128,37 @@ class WordPiece(Tokenizer):
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def save(self, folder: epath.PathLike) -> None:
-        write_whole(epath.Path(folder) / self.filename, "".join(f"{piece}\n" for piece in self.pieces))
+        write_whole(epath.Path(folder) / self.filename, "".join(f"{piece}\n" for piece in self._lines))
 
     def to_huggingface(self) -> str:
         vocabulary = {piece: i for i, piece in enumerate(self.pieces)}
         return json_file.with_special_pieces(new_wordpiece(self.lowercase, vocabulary))
 
     def _definition(self) -> bytes:
-        return "\n".join([f"wordpiece lowercase={bool(self.lowercase)}", *self.pieces]).encode()
+        return "\n".join([f"wordpiece lowercase={bool(self.lowercase)}", *self._lines]).encode()
+
+
+def _without_repetitions(lines: list[str], path: str) -> list[str]:
+    """Returns the pieces of a vocab.txt by their ids, without empty ones at its end, and prints pieces that it has
+    twice. Their first ids have no piece: no text is encoded to them."""
+    while lines and lines[-1] in ("", json_file.no_piece(len(lines) - 1)):
+        lines = lines[:-1]
+    last = {piece: number for number, piece in enumerate(lines)}
+    if len(last) == len(lines):
+        return lines
+    repeated = [(number, piece) for number, piece in enumerate(lines) if last[piece] != number]
+    _note(path, tuple((piece, number + 1, last[piece] + 1) for number, piece in repeated))
+    return [piece if last[piece] == number else json_file.no_piece(number) for number, piece in enumerate(lines)]
+
+
+@functools.cache  # A vocabulary is read several times; one note is enough.
+def _note(path: str, repeated: tuple[tuple[str, int, int], ...]) -> None:
+    """Prints which pieces a vocab.txt has twice: each with its line, and the line that is used. The note goes to
+    stderr: stdout may be data."""
+    shown = "; ".join(f"{piece!r} is in lines {line} and {last}" for piece, line, last in repeated[:3])
+    more = f"; and {len(repeated) - 3} more" if len(repeated) > 3 else ""
+    said = f"{path}: {shown}{more}; the last line is used, as in transformers, and the other ids are in no text"
+    print(said, file=sys.stderr, flush=True)
 
 
 def new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
