@@ -86,6 +86,10 @@ def _logits(config, dataset: "Dataset", tokenizer: Tokenizer) -> list[np.ndarray
         return [logits[..., order] for logits in each]
     if source.tokenizer.fingerprint != tokenizer.fingerprint:
         raise UserError(f"{says}its tokenizer is another, so that its tags, or windows, would be of other pieces")
+    if layer.architecture == "BertForTokenClassification":
+        from bertjax.tasks import ner  # which imports this module
+
+        ner.check_teacher(source, config)
     if (longest := dataset.train.lengths.max()) > (most := source.config.max_position_embeddings):
         raise UserError(f"{says}has {most} positions, but an example has {longest} tokens; set max_seq_length={most}")
     return [logits[..., order] for logits in output_layers.predict(layer, source, dataset.train)]

@@ -24,6 +24,8 @@ SPACE = "\u0120"  # how a space is written in a piece
 class ByteLevel(Tokenizer):
     """Words have the space before them in their first piece. Words and sentences of a text always get one."""
 
+    space = SPACE
+
     def encode(self, text: str) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return Encoding(encoding.ids, encoding.offsets)
@@ -42,11 +44,6 @@ class ByteLevel(Tokenizer):
         """Returns the text of a piece, or its bytes as GPT-2 writes them if they are no whole letters."""
         text = self._tokenizer.decode([piece], skip_special_tokens=False)
         return self.pieces[piece] if "\ufffd" in text or not text.strip() else text
-
-    @property
-    def begins_with_space(self) -> bool:
-        """True if a space is added to every text that begins with none."""
-        return True
 
 
 class Bytes(ByteLevel):
