@@ -328,16 +328,13 @@ SENTENCES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, family", [
-    ("modernbert", "modernbert"), ("roberta", "roberta"), ("xlm-roberta", "xlm-roberta"), ("eurobert", "eurobert"),
-    ("older camembert", "camembert"), ("learnt xlnet", "xlnet"), ("bytes", "bert"),
-])  # fmt: skip
-def test_words_of_a_text_have_the_tags_of_transformers_pipeline(name, family, tmp_path):
+@pytest.mark.parametrize("name", ["modernbert", "roberta", "xlm-roberta", "eurobert"])
+def test_words_of_a_text_have_the_tags_of_transformers_pipeline(name, tmp_path):
     """In a folder of transformers, and in the folder that is converted from it and back."""
     pieces = FOLDERS[name](tmp_path)
     labels = {0: "O", 1: "B-X", 2: "I-X", 3: "B-Y"}
     ids = dict(id2label=labels, label2id={label: i for i, label in labels.items()}, max_position_embeddings=300)
-    save_theirs(tmp_path, family, "ForTokenClassification", vocab_size=len(pieces), **ids)
+    save_theirs(tmp_path, name, "ForTokenClassification", vocab_size=len(pieces), **ids)
     pieces.save_pretrained(tmp_path)
     for number, to in enumerate(("bertjax", "huggingface")):
         conversion.convert(tmp_path / str(number - 1) if number else tmp_path, tmp_path / str(number), to)
@@ -345,13 +342,12 @@ def test_words_of_a_text_have_the_tags_of_transformers_pipeline(name, family, tm
         found = library.load(folder, dtype="float32").tag(SENTENCES)
         pipeline = transformers.pipeline("token-classification", str(folder), ignore_labels=[])
         for text, ours, theirs in zip(SENTENCES, found, pipeline(SENTENCES), strict=True):
-            assert len(ours["words"]) == len(ours["tags"]) > 3
-            blanks = [token["word"] in ("\u2581", "\u0120") for token in theirs]
-            begins = [len(text) - len(text[token["start"] :].lstrip()) for token in theirs]
             tags = {}
-            for token, begin, is_blank in zip(theirs, begins, blanks):
-                if not is_blank:
-                    tags.setdefault(begin, token["entity"])
+            for token in theirs:
+                piece = text[token["start"] : token["end"]]
+                if piece.strip() and token["word"] not in ("\u2581", "\u0120"):
+                    tags.setdefault(token["end"] - len(piece.lstrip()), token["entity"])
+            assert len(ours["words"]) == len(ours["tags"]) > 3
             before = ""
             for tag, (start, _) in zip(ours["tags"], ours["offsets"]):
                 assert tag == tags.get(start, before.replace("B-X", "I-X")), (text, start)
