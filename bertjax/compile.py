@@ -6,7 +6,6 @@ which it has none, a lower bound. If a stage does not fit, tries settings until 
 plugin: pip install -e '.[aot]', or '.[aot-cuda]'.
 """
 
-import signal
 import sys
 
 from absl import flags
@@ -33,13 +32,20 @@ flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 
 
 def main(arguments: list[str]) -> None:
+    from bertjax.config import UserError
+    from bertjax.training import stop
+
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
+    with stop.ending_at_once():
+        _compile()
+
+
+def _compile() -> None:
     from bertjax import tasks
     from bertjax.config import UserError
     from bertjax.sharding.topology import accelerator
 
-    if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python cannot handle Ctrl-C inside XLA, and there is nothing to save
     config = _CONFIG.value
     tasks.validate(config, with_data=False)
     target = accelerator(_TOPOLOGY.value, _SLICES.value, _HOSTS.value)

@@ -387,6 +387,10 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.max_seq_length = 128  # longer inputs are truncated
     config.keep_layers = 0  # the model has so many of init_checkpoint's layers, every n-th; 0: all
     config.data = ml_collections.ConfigDict(dict(path="", **data))  # a folder, or tfds:NAME
+    if task in ("ner", "tag", "features") and "join" not in config.data:
+        # How the words of a table are read, where pieces contain the space before a word: text (as in running text:
+        # no space before a comma, see `text.words.join_words`) | spaces (each word has a space before it).
+        config.data.join = "text"
     config.optimizer.learning_rate = 2e-5
     config.optimizer.warmup_proportion = 0.1  # share of the steps
     # Without it, the first updates are far too large, and BERT-large often fails to train (Mosbach et al. 2021).

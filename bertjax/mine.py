@@ -45,6 +45,7 @@ flags.mark_flags_as_required(["checkpoint", "data", "output"])
 def main(arguments: list[str]) -> None:
     from bertjax.config import UserError
     from bertjax.data.documents.tables import SUFFIXES
+    from bertjax.data.progress import phase
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --data= and --output=")
@@ -56,6 +57,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.tasks import mining, of_checkpoint, searches, text_sets
 
     command.keep_compiled()
+    phase("reading the queries and documents")
     more = searches.read_documents(_CORPUS.value) if _CORPUS.value else ()
     search = searches.merged(text_sets.read_training_search(_DATA.value, _FORM.value, _TEXTS.value), more)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
@@ -65,7 +67,10 @@ def main(arguments: list[str]) -> None:
             f"{source.path}: must have vectors of texts: the workdir of a run that learnt some, or a folder of "
             f"sentence-transformers"
         )
-    mined = mining.mine(search, *task.vectors_of_search(source, search), choice)
+    phase(f"computing the vectors of {len(search.queries):,} queries and {len(search.documents):,} documents")
+    vectors = task.vectors_of_search(source, search)
+    phase("looking for the nearest documents")
+    mined = mining.mine(search, *vectors, choice)
     print("\n".join(mining.write(_OUTPUT.value, search, mined, choice)), flush=True)
     if len(mined.rows) < len(search.queries) / 2:  # the warning has the remedy
         return

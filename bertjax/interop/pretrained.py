@@ -19,6 +19,7 @@ from bertjax.model import low_rank
 from bertjax.stages import config_after
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.text.words import SPACES, join_of
 from bertjax.training import checkpoint, workdir
 from bertjax.training.workdir import RunInfo
 
@@ -103,6 +104,12 @@ class Pretrained:
         """Returns the names of the rows of a classifier. Raises `UserError` if the checkpoint has others."""
         huggingface.check_labels(self.labels, rows, self.path)
         return self.labels or tuple(f"LABEL_{i}" for i in range(rows))
+
+    @property
+    def reads_spaced_words(self) -> bool:
+        """Whether it tags words that have a space before each, whatever the text has (data.join = spaces)."""
+        is_tagger = self.architecture in ("BertForTokenClassification", "BertForFeatureBasedTagging")
+        return is_tagger and self.tokenizer and self.tokenizer.space and join_of(self.settings) == SPACES
 
     @property
     def max_seq_length(self) -> int:

@@ -4,10 +4,12 @@ libtpu can analyse the instructions of each kernel. That takes a flag which must
 gigabytes for a whole step, so a process of its own compiles the kernels alone.
 """
 
+import ctypes
 import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,8 @@ _ANALYSED["tpu7x"] = _ANALYSED["v6e"]
 TOKENS = 8192  # tokens that are analysed: enough that the arrays do not fit on the chip
 
 LONGEST_ANALYSED = 1024  # tokens of a row in a kernel that loops; the analysis of more takes minutes and gigabytes
+
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when the thread that started it ends
 
 _CYCLES = re.compile(r'"bundle_analysis_data":\{"estimated_cycles":"(\d+)"')
 
@@ -135,5 +139,11 @@ def _main(
     print(json.dumps(cycles))
 
 
+def _die_with_parent() -> None:
+    """Ends this process with the process that waits for the analysis. libtpu exists for Linux only."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    _die_with_parent()
     _main(*json.loads(sys.argv[1]))

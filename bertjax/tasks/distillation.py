@@ -37,11 +37,12 @@ def taught(config, dataset: "Dataset", tokenizer: Tokenizer, workdir: epath.Path
     """
     path, key = workdir / FILE, _key(config, dataset, tokenizer)
     with hosts.first_before_others("teacher"):
-        if (each := _read(path, key)) is None:
+        if (each := _read(path, key, dataset.forms)) is None:
             phase(f"computing the logits of the teacher {config.distill.teacher}")
             each = _logits(config, dataset, tokenizer)
             with replacing(path) as partial, partial.open("wb") as file:
-                np.savez(file, logits=np.concatenate(each), sizes=np.array(list(map(len, each))), key=np.array(key))
+                sizes, forms = np.array(list(map(len, each))), np.array(dataset.forms, str)
+                np.savez(file, logits=np.concatenate(each), sizes=sizes, key=np.array(key), forms=forms)
     ends = np.cumsum(list(map(len, dataset.sets)))
     train, *others = (
         dataclasses.replace(examples, teacher_logits=each[end - len(examples) : end])
@@ -61,12 +62,17 @@ def _key(config, dataset: "Dataset", tokenizer: Tokenizer) -> str:
     return content.hexdigest()
 
 
-def _read(path: epath.Path, key: str) -> list[np.ndarray] | None:
-    """Returns the logits of each example that a file has, if they are those of the key."""
+def _read(path: epath.Path, key: str, forms: tuple[str, ...]) -> list[np.ndarray] | None:
+    """Returns the logits of each example in a file if the file has this key and these forms.
+
+    The forms are not part of the key: a file of an older version has none, and its teacher may be gone.
+    """
     if not path.exists():
         return None
     with path.open("rb") as file, np.load(file) as kept:
-        return np.split(kept["logits"], np.cumsum(kept["sizes"])[:-1]) if str(kept["key"]) == key else None
+        if str(kept["key"]) != key or ("forms" in kept and tuple(kept["forms"].tolist()) != forms):
+            return None
+        return np.split(kept["logits"], np.cumsum(kept["sizes"])[:-1])
 
 
 def _logits(config, dataset: "Dataset", tokenizer: Tokenizer) -> list[np.ndarray]:
@@ -86,6 +92,10 @@ def _logits(config, dataset: "Dataset", tokenizer: Tokenizer) -> list[np.ndarray
         return [logits[..., order] for logits in each]
     if source.tokenizer.fingerprint != tokenizer.fingerprint:
         raise UserError(f"{says}its tokenizer is another, so that its tags, or windows, would be of other pieces")
+    if layer.architecture == "BertForTokenClassification":
+        from bertjax.tasks import ner  # which imports this module
+
+        ner.check_teacher(source, config)
     if (longest := dataset.train.lengths.max()) > (most := source.config.max_position_embeddings):
         raise UserError(f"{says}has {most} positions, but an example has {longest} tokens; set max_seq_length={most}")
     return [logits[..., order] for logits in output_layers.predict(layer, source, dataset.train)]

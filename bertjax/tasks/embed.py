@@ -15,6 +15,7 @@ from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.batches.examples import Examples
 from bertjax.data.batches.mixed import Share
 from bertjax.data.documents import holdout
+from bertjax.data.progress import Bar
 from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
 from bertjax.interop.sentence_transformers import ARCHITECTURE
@@ -85,6 +86,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         metric,
         tuple(notes),
         others=tuple(others),
+        forms=tuple(form for _, form in texts),
         taught=functools.partial(_taught, config, texts) if config.distill.teacher else None,  # holds all texts
     )
 
@@ -246,15 +248,19 @@ def _width(head, model) -> int:
 
 
 def vectors_of_search(source: Pretrained, search: Search) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of queries and those of documents."""
-    return tuple(found for found, _ in _of_kinds(source, (QUERY, search.queries), (DOCUMENT, search.documents)))
+    """Returns the vectors of queries and those of documents; shows the progress."""
+    sides = (QUERY, search.queries), (DOCUMENT, search.documents)
+    with Bar("vectors", [len(texts) for _, texts in sides], " texts") as bar:
+        return tuple(found for found, _ in _of_kinds(source, *sides, bar=bar))
 
 
-def _of_kinds(source: Pretrained, *sides: tuple[str, Sequence[str]]) -> Iterator[tuple[np.ndarray, list[bool]]]:
+def _of_kinds(
+    source: Pretrained, *sides: tuple[str, Sequence[str]], bar: Bar | None = None
+) -> Iterator[tuple[np.ndarray, list[bool]]]:
     """Yields the vectors of texts of each kind, `QUERY` or `DOCUMENT`, and which texts were truncated."""
     make, prompts = vectors_of(source, prompt=""), prompts_of(source.settings.get("data", {}))  # compiled once
     for kind, texts in sides:
-        yield make([prompts[kind] + text for text in texts])
+        yield make([prompts[kind] + text for text in texts], bar)
 
 
 def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) -> Vectors:

@@ -22,6 +22,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
 
 
 def validate(config) -> None:
+    ner.validate(config)
     one_of(config, "head.layers", tuple(HIDDEN_STATES))
     check_layers(config.head.layers, families.config_of(config), "config.head.layers")
     at_least_one(config, "head.lstm_size")
@@ -52,7 +53,8 @@ TASK = FineTuningTask(
     output_layer=functools.partial(ner.layer_of, output_layer=tagging),
     method="tag",
     validate=validate,
-    identity=("head.layers", "head.lstm_size", "head.lstm_layers"),
+    adopt=ner.adopt,
+    identity=("head.layers", "head.lstm_size", "head.lstm_layers", "data.join"),
     labelled=functools.partial(ner.labelled, output_layer=tagging),
     paper_sweep=f"layers={','.join(TABLE_7)}",
 )

@@ -149,6 +149,7 @@ class Dataset:
       notes: lines to print about the data.
       texts: the parts of each training example's text, which a teacher with another tokenizer can read; empty if the
         examples are not whole texts.
+      forms: the forms of `train` and then of `others`, on which the prompts of a teacher depend; empty: there are none.
       taught: (teacher) -> what it says of each training example, of `train` and then of `others`, where that is not
         logits of `labels`. Raises `UserError` for a teacher that cannot.
     """
@@ -163,6 +164,7 @@ class Dataset:
     more_metrics: tuple[str, ...] = ()
     texts: Sequence[tuple[str, ...]] = ()
     others: tuple[Share, ...] = ()
+    forms: tuple[str, ...] = ()
     taught: Callable[[Pretrained], list[np.ndarray]] | None = None
 
     @property

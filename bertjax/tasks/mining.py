@@ -11,6 +11,7 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.documents.tables import TableWriter
+from bertjax.data.progress import Bar
 from bertjax.files import replacing
 from bertjax.tasks.metrics import unit
 from bertjax.tasks.nearest import nearest
@@ -77,7 +78,8 @@ def mine(search: Search, queries: np.ndarray, documents: np.ndarray, choice: Cho
     numbers = {document: number for number, document in enumerate(search.documents)}
     not_it = [each | {numbers.get(query, -1)} - {-1} for query, each in zip(search.queries, relevant)]
     most = max(map(len, not_it))
-    found = nearest(queries, documents, choice.last + most)
+    with Bar("comparing", [len(queries) * len(documents)], " pairs") as bar:
+        found = nearest(queries, documents, choice.last + most, bar)
     rows, candidates_of_all, dropped, near, far = [], 0, Counter(), [], []
     reasons, inverted = Counter(), 0
     for query, (found_numbers, cosines) in enumerate(zip(*found)):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.data.progress import Bar
 from bertjax.tasks.metrics import unit
 
 QUERIES, DOCUMENTS = 1024, 16_384  # a block has so many, and only its cosines are in memory
@@ -25,11 +26,12 @@ class Neighbours(NamedTuple):
     cosines: np.ndarray
 
 
-def nearest(queries, documents, k: int) -> Neighbours:
+def nearest(queries, documents, k: int, bar: Bar | None = None) -> Neighbours:
     """Finds the `k` nearest of documents `[documents, width]` of each of queries `[queries, width]`, by their cosines.
 
     Where there are fewer documents, all are found. Computes on one device of this host, in memory that does not depend
-    on how many there are, besides that of the vectors and of what is found.
+    on how many there are, besides that of the vectors and of what is found. `bar` counts the pairs of a query and a
+    document that are compared.
     """
     device = jax.local_devices()[0]
     k = min(k, len(documents))
@@ -40,6 +42,9 @@ def nearest(queries, documents, k: int) -> Neighbours:
         for columns in _blocks(len(documents), DOCUMENTS):
             some = jax.device_put(_padded(unit(documents[columns]), DOCUMENTS), device)
             best = _merged(best, asked, some, columns.start, len(documents))
+            if bar:
+                jax.block_until_ready(best)
+                bar.update(len(queries[rows]) * len(documents[columns]))
         for name, values in best._asdict().items():
             getattr(found, name)[rows] = np.asarray(values)[: len(queries[rows])]
     return found

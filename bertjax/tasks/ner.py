@@ -1,9 +1,14 @@
 """Tagging of words, such as CoNLL-2003's named entities (Devlin et al. 2019, section 5.3).
 
 The first piece of a word carries its tag. Neighbouring sentences of a document share a sequence as context.
+
+The pieces of some tokenizers contain the space before a word. These tokenizers encode a text as a whole, as in the
+token-classification pipeline of transformers, and each word has the tag of the first piece that begins in it. A word in
+which no piece begins continues the word before it. `config.data.join` decides how the words of a table become a text.
 """
 
 import dataclasses
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +25,9 @@ from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.text.words import split_words
+from bertjax.text.words import JOINS, TEXT, join_of, join_words, split_words
 from bertjax.training import workdir
+from bertjax.validation.checks import one_of
 
 INPUTS = InputForm(range(1, 2), "texts")
 DOCUMENT = "-DOCSTART-"
@@ -41,6 +47,29 @@ class Sentence:
     where: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class WordExamples(Examples):
+    """Sequences of words.
+
+    Args:
+      words: for each token with a label, in order, the number of words that have its tag: 1, and 1 more for each word
+        after it in which no token begins.
+      unread: number of words that have no token but [UNK], or whose last tokens are truncated.
+    """
+
+    words: Sequence[int] = ()
+    unread: int = 0
+
+
+@dataclasses.dataclass
+class _Group:
+    """Consecutive tokens, the first of which has the tag of `words` words; 0: of none, such as a token of spaces."""
+
+    ids: list[int]
+    words: int
+    is_read: bool = True
+
+
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Loads the training and dev files of the folder. Raises `UserError` for missing or invalid files."""
     path = config.data.path
@@ -48,7 +77,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         train, dev = (read_examples(path, split) for split in ("train", "dev"))
     else:
         train, dev = (read(find_file(path, name)) for name in ("train", "dev"))
-    found = dataset(train, dev, tag_names(train), tokenizer, config.max_seq_length, config.data.document_context)
+    settings = config.max_seq_length, config.data.document_context, join_of(config)
+    found = dataset(train, dev, tag_names(train), tokenizer, *settings)
     for name, sentences in (("training", train), ("dev", dev)):
         if config.data.document_context and sentences[-1].document == len(sentences) - 1:
             note = f"no {DOCUMENT} lines: no document context for the {name} sentences"
@@ -63,9 +93,12 @@ def dataset(
     tokenizer: Tokenizer,
     max_seq_length: int,
     with_context: bool,
+    join: str = TEXT,
 ) -> Dataset:
     """Makes a dataset of tagged sentences. The metric is entity F1 if all tags are BIO, otherwise the word accuracy."""
-    examples, dev_examples = (encode(side, labels, tokenizer, max_seq_length, with_context) for side in (train, dev))
+    examples, dev_examples = (
+        encode(side, labels, tokenizer, max_seq_length, with_context, join) for side in (train, dev)
+    )
     has_entities = all(map(is_bio, labels))
     words = sum(len(sentence.words) for sentence in train)
     notes = [
@@ -73,7 +106,7 @@ def dataset(
         f"{len(dev)} dev sentences in {len(dev_examples)}"
     ]
     notes += seen_in_training((s.words for s in train), ("dev sentences", (s.words for s in dev)))
-    if unread := unread_words((*train, *dev), tokenizer, max_seq_length - len(tokenizer.framed(()))):
+    if unread := examples.unread + dev_examples.unread:
         notes.append(f"{unread} words truncated or replaced by [UNK]: they have too many pieces, or none")
     metric, tags = "f1" if has_entities else "accuracy", Counter(tag for sentence in dev for tag in sentence.tags)
     baseline = 0.0 if has_entities else max(tags.values()) / tags.total()
@@ -88,6 +121,31 @@ def dataset(
         baseline,
         more_metrics,
     )
+
+
+def adopt(config, theirs) -> list[str]:
+    """Takes `data.join` of an earlier run, unless the user has set the field; returns the change."""
+    if "join" not in config.data or "data.join" in config.get("overrides", ()):
+        return []
+    if (before := join_of(theirs)) == config.data.join:
+        return []
+    config.data.join = before
+    return [f"data.join = {before!r}"]
+
+
+def validate(config) -> None:
+    if "join" in config.data:
+        one_of(config, "data.join", JOINS)
+
+
+def check_teacher(source: Pretrained, config) -> None:
+    """Raises `UserError` if a teacher has learnt tags of words that were joined in another way than those of a run."""
+    ours, theirs = join_of(config), join_of(source.settings)
+    if source.tokenizer.space and "join" in config.data and ours != theirs:
+        raise UserError(
+            f"config.data.join = {ours!r}: the teacher {source.path} was trained with {theirs!r}; set "
+            f"--config.data.join={theirs}"
+        )
 
 
 def split(sentences: Sequence[Sentence], labels: Sequence[str], examples: Examples) -> Split:
@@ -135,7 +193,8 @@ def of_sentences(
 ) -> tuple[OutputLayer, Split]:
     """As `labelled`, of sentences."""
     labels = source.labels
-    examples = encode(sentences, labels, source.tokenizer, source.max_seq_length, with_context)
+    join = join_of(source.settings)
+    examples = encode(sentences, labels, source.tokenizer, source.max_seq_length, with_context, join)
     return output_layer(len(labels)), split(sentences, labels, examples)
 
 
@@ -252,18 +311,114 @@ def tag_names(sentences: Sequence[Sentence]) -> tuple[str, ...]:
 
 
 def encode(
-    sentences: Sequence[Sentence], labels: Sequence[str], tokenizer: Tokenizer, max_seq_length: int, with_context: bool
-) -> Examples:
+    sentences: Sequence[Sentence],
+    labels: Sequence[str],
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    with_context: bool,
+    join: str = TEXT,
+) -> WordExamples:
     """Encodes sequences that contain each word once, in order. The first piece of a word has its label, others have -1.
 
     With context, consecutive sentences of a document share a sequence while they fit. A sentence that is longer than a
-    sequence is split between words.
+    sequence is split between words. `join`: as `config.data.join`.
 
     Raises `UserError` for a tag that is not in `labels`.
     """
+    if not is_whole(tokenizer, join):
+        pieces = tokenizer.encode_following([word for sentence in sentences for word in sentence.words])
+        of_words = (_Group(ids or [tokenizer.unk_id], 1, bool(ids)) for ids in pieces)
+        groups = [[next(of_words) for _ in sentence.words] for sentence in sentences]
+        return _examples(sentences, labels, tokenizer, max_seq_length, with_context, groups, groups)
+    texts = [join_words(sentence.words) for sentence in sentences]
+    groups = [_groups(*text, tokenizer) for text in texts]
+    following = groups
+    if with_context and not tokenizer.begins_with_space:
+        following = [_groups(f" {text}", [(a + 1, b + 1) for a, b in places], tokenizer) for text, places in texts]
+    return _examples(sentences, labels, tokenizer, max_seq_length, with_context, groups, following)
+
+
+def is_whole(tokenizer: Tokenizer, join: str) -> bool:
+    """Returns whether a text is encoded as a whole, and not word by word."""
+    return bool(tokenizer.space) and join == TEXT
+
+
+def _groups(text: str, places: Sequence[tuple[int, int]], tokenizer: Tokenizer) -> list[_Group]:
+    """Returns the tokens of a text, grouped by word. A word that the tokenizer drops becomes [UNK]."""
+    ids, owners = _owners(text, places, tokenizer)
+    groups, last, word = [], _Group([], 0), -1  # the last group with words; its last word
+
+    def pass_to(following: int) -> None:
+        """Assigns the words between `word` and the next word in which a token begins."""
+        nonlocal last
+        for place in range(word + 1, following):
+            if owners.is_covered[place]:
+                last.words += 1
+            else:
+                last = _Group([tokenizer.unk_id], 1, is_read=False)
+                groups.append(last)
+
+    for token, owner in zip(ids, owners.of_tokens):
+        if owner > word:
+            pass_to(owner)
+            word, last = owner, _Group([token], 1)
+            groups.append(last)
+        elif owner < 0 or not groups:
+            groups.append(_Group([token], 0))
+        else:
+            groups[-1].ids.append(token)
+    pass_to(len(places))
+    return groups
+
+
+@dataclasses.dataclass
+class _Owners:
+    """The words of tokens.
+
+    Args:
+      of_tokens: for each token, the number of the word in which it begins; -1: none.
+      is_covered: for each word, whether a token covers characters of it.
+    """
+
+    of_tokens: list[int]
+    is_covered: list[bool]
+
+
+def _owners(text: str, places: Sequence[tuple[int, int]], tokenizer: Tokenizer) -> tuple[list[int], _Owners]:
+    """Encodes a text. A token that contains the space before a word begins in this word; a token of spaces does not."""
+    ids, offsets = tokenizer.encode(text)
+    found, is_covered, word = [], [False] * len(places), 0
+    for token, (start, end) in zip(ids, offsets):
+        end = max(end, start + 1)  # of several pieces for one character, some are empty
+        while word < len(places) and places[word][1] <= start:
+            word += 1
+        if _is_space(tokenizer.pieces[token], tokenizer):
+            found.append(-1)
+            continue
+        first, inside = word, word
+        while inside < len(places) and places[inside][0] < end:
+            is_covered[inside] = True
+            inside += 1
+        found.append(first if inside > first else -1)
+    return ids, _Owners(found, is_covered)
+
+
+def _is_space(piece: str, tokenizer: Tokenizer) -> bool:
+    return not piece.replace(tokenizer.space, " ").strip()
+
+
+def _examples(
+    sentences: Sequence[Sentence],
+    labels: Sequence[str],
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    with_context: bool,
+    groups: Sequence[Sequence[_Group]],
+    following: Sequence[Sequence[_Group]],
+) -> WordExamples:
+    """As `encode`, of the tokens of each sentence at the beginning of a sequence, and after another sentence."""
     indices, room = {label: i for i, label in enumerate(labels)}, max_seq_length - len(tokenizer.framed(()))
-    pieces = iter(_pieces([word for sentence in sentences for word in sentence.words], tokenizer, room))
-    input_ids, all_labels, ids, marks, document = [], [], [], [], None
+    input_ids, all_labels, ids, marks, document, words, unread = [], [], [], [], None, [], 0
 
     def close():
         if ids:
@@ -273,47 +428,46 @@ def encode(
         ids.clear()
         marks.clear()
 
-    for sentence in sentences:
+    for sentence, first, later in zip(sentences, groups, following):
         if unknown := [i for i, tag in enumerate(sentence.tags) if tag not in indices]:
             place, tag = sentence.where[unknown[0]], sentence.tags[unknown[0]]
             raise UserError(f"{place}: the tag {tag!r} is not in the training file: {', '.join(labels)}")
-        words = [next(pieces) for _ in sentence.words]
-        size = sum(map(len, words))
+        size = sum(min(len(group.ids), room) for group in later)
         if not with_context or sentence.document != document or len(ids) + size > room:
             close()
-        document = sentence.document
-        for word, tag in zip(words, sentence.tags):
-            if len(ids) + len(word) > room:
+        document, number = sentence.document, 0
+        for group in later if ids else first:
+            pieces = group.ids[:room]
+            if len(ids) + len(pieces) > room:
                 close()
-            ids.extend(word)
-            marks.extend([indices[tag], *[-1] * (len(word) - 1)])
+            ids.extend(pieces)
+            marks.extend([indices[sentence.tags[number]] if group.words else -1, *[-1] * (len(pieces) - 1)])
+            words += [group.words] if group.words else []
+            unread += not group.is_read or len(group.ids) > room
+            number += group.words
     close()
     types = [tokenizer.token_types(len(each)) for each in input_ids]
-    return Examples(input_ids, types, all_labels, per_token=True)
-
-
-def _pieces(words: Sequence[str], tokenizer: Tokenizer, limit: int) -> list[list[int]]:
-    """Returns the ids of each word's pieces, at least one and at most `limit`."""
-    return [ids[:limit] or [tokenizer.unk_id] for ids in tokenizer.encode_following(words)]
-
-
-def unread_words(sentences: Sequence[Sentence], tokenizer: Tokenizer, limit: int) -> int:
-    """Returns the number of words with no piece, or more than `limit`."""
-    counts = Counter(word for sentence in sentences for word in sentence.words)
-    encoded = tokenizer.encode_following(list(counts))
-    return sum(count for ids, count in zip(encoded, counts.values()) if not 0 < len(ids) <= limit)
+    return WordExamples(input_ids, types, all_labels, per_token=True, words=words, unread=unread)
 
 
 def read_tags(
     sentences: Sequence[Sentence], labels: Sequence[str], examples: Examples, logits: Sequence[np.ndarray]
 ) -> list[list[str]]:
-    """Returns the most likely tag of each word of each sentence."""
-    found = iter(
-        int(index)
+    """Returns the most likely tag of each word of each sentence.
+
+    A word in which no token begins has the tag of the word before it; of an entity tag, the tag that continues it.
+    """
+    best = (
+        labels[int(index)]
         for marks, scores in zip(examples.labels, logits)
         for index in scores.argmax(-1)[np.asarray(marks) >= 0]
     )
-    return [[labels[next(found)] for _ in sentence.words] for sentence in sentences]
+    continued = {f"B-{label[2:]}": label for label in labels if label.startswith("I-")}
+    counts = getattr(examples, "words", ()) or itertools.repeat(1)
+    found = iter(
+        tag for first, count in zip(best, counts) for tag in (first, *[continued.get(first, first)] * (count - 1))
+    )
+    return [[next(found) for _ in sentence.words] for sentence in sentences]
 
 
 def layer_of(source: Pretrained, output_layer: Callable[[int], OutputLayer] = output_layers.tagging) -> OutputLayer:
@@ -330,11 +484,16 @@ def predict(
 
     Words are those of `split_words`, without any that the tokenizer drops, such as one of control characters.
     """
-    labels = source.label_names(len(source.params["classifier"]["dense"]["bias"]))
-    places = [_read_words(text, source.tokenizer) for (text,) in texts]
+    labels, join = source.label_names(len(source.params["classifier"]["dense"]["bias"])), join_of(source.settings)
+    places = [_read_words(text, source.tokenizer, join) for (text,) in texts]
     words = [tuple(text[start:end] for start, end in found) for (text,), found in zip(texts, places)]
     sentences = [Sentence(found, (labels[0],) * len(found), index) for index, found in enumerate(words)]
-    examples = encode(sentences, labels, source.tokenizer, source.max_seq_length, with_context=False)
+    sizes = dict(max_seq_length=source.max_seq_length, with_context=False)
+    if is_whole(source.tokenizer, join):
+        groups = [_groups(text, found, source.tokenizer) if found else [] for (text,), found in zip(texts, places)]
+        examples = _examples(sentences, labels, source.tokenizer, **sizes, groups=groups, following=groups)
+    else:
+        examples = encode(sentences, labels, source.tokenizer, **sizes, join=join)
     logits = output_layers.predict(output_layer(len(labels)), source, examples)
     has_entities = all(map(is_bio, labels))
     for (text,), sentence, offsets, tags in zip(
@@ -349,8 +508,10 @@ def predict(
         yield result
 
 
-def _read_words(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
+def _read_words(text: str, tokenizer: Tokenizer, join: str) -> list[tuple[int, int]]:
     places = split_words(text)
+    if is_whole(tokenizer, join):
+        return [place for place, is_read in zip(places, _owners(text, places, tokenizer)[1].is_covered) if is_read]
     encoded = tokenizer.encode_following([text[start:end] for start, end in places])
     return [place for place, ids in zip(places, encoded) if ids]
 
@@ -362,5 +523,8 @@ TASK = FineTuningTask(
     predict,
     output_layer=layer_of,
     method="tag",
+    validate=validate,
+    adopt=adopt,
+    identity=("data.join",),
     labelled=labelled,
 )

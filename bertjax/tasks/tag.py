@@ -14,6 +14,7 @@ from bertjax.tasks.finetuning import Dataset, Split
 from bertjax.tasks.ner import Sentence
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.text.words import join_of
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
@@ -31,7 +32,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
             f"{place}: the tag is {odd!r}, but other tags are B-type or I-type; use O, B-type and I-type for all"
         )
     labels = ner.tag_names(train) if has_entities else tuple(sorted(tags))
-    found = ner.dataset(train, dev, labels, tokenizer, config.max_seq_length, with_context=False)
+    found = ner.dataset(train, dev, labels, tokenizer, config.max_seq_length, False, join_of(config))
     return dataclasses.replace(found, notes=(note, *found.notes)) if note else found
 
 
@@ -116,4 +117,4 @@ def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
     return layer, dataclasses.replace(split, note=note)
 
 
-TASK = dataclasses.replace(ner.TASK, load=load, labelled=labelled, identity=("data.heldout_seed",))
+TASK = dataclasses.replace(ner.TASK, load=load, labelled=labelled, identity=("data.heldout_seed", "data.join"))

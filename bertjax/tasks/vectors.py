@@ -37,6 +37,7 @@ NAME, COLUMN = "vectors", "vector"  # the array in an .npz, the column of a .par
 PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22
 ROWS_AT_ONCE = 1 << 14  # written to a .parquet
 TEXTS_AT_ONCE = 1 << 14  # held as ids
+TEXTS_BETWEEN_LINES = 1 << 9  # held as ids where progress is shown
 
 Encode = Callable[[list[str]], tuple[list[np.ndarray], list[np.ndarray], list[bool]]]
 
@@ -57,13 +58,18 @@ class Vectors:
     finish: Callable[[np.ndarray], np.ndarray] = lambda found: found
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, list[bool]]:
-        """Returns the vectors `[texts, width]` float32, and whether each text was truncated."""
-        found, cut = [], []
-        for start in range(0, len(texts), TEXTS_AT_ONCE):
-            *arrays, were_cut = self.encode(list(texts[start : start + TEXTS_AT_ONCE]))
+    def __call__(self, texts: Sequence[str], bar: Bar | None = None) -> tuple[np.ndarray, list[bool]]:
+        """Returns the vectors `[texts, width]` float32, and whether each text was truncated.
+
+        `bar` counts the texts whose vectors are computed.
+        """
+        found, cut, size = [], [], TEXTS_BETWEEN_LINES if bar else TEXTS_AT_ONCE
+        for start in range(0, len(texts), size):
+            *arrays, were_cut = self.encode(list(texts[start : start + size]))
             found.append(self.finish(np.stack(self._compute(Examples(*arrays)))))
             cut += were_cut
+            if bar:
+                bar.update(len(were_cut))
         return np.concatenate(found), cut
 
     @functools.cached_property

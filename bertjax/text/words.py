@@ -1,7 +1,31 @@
-"""Splits raw text into words and punctuation marks, as BERT's tokenizer does before it looks for pieces."""
+"""Splits raw text into words and punctuation marks, as BERT's tokenizer does before it looks for pieces.
+
+Joins words to a text.
+"""
 
 import functools
+import re
 import unicodedata
+from collections.abc import Sequence
+
+JOINS = TEXT, SPACES = "text", "spaces"  # the values of `config.data.join`
+# Scripts without spaces between words, of which each letter with its marks counts as one: Thai, Lao, Tibetan, Burmese,
+# Khmer, kana and bopomofo, Chinese characters.
+UNSPACED = (
+    "\u0e01-\u0e2e\u0e2f-\u0e33\u0e40-\u0e46\u0e81-\u0eb0\u0eb2\u0eb3\u0ebd-\u0ec6\u0edc-\u0edf\u0f40-\u0f6c"
+    "\u1000-\u102a\u103f\u1780-\u17b3\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
+)
+MARKS = (
+    "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u0f71-\u0fbc\u102b-\u103e\u17b4-\u17d3"
+    "\u3099\u309a"  # kana's
+)
+UNSPACED_PUNCTUATION = "\u3001-\u3003\u3008-\u3011\u3014-\u301f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+# The words that `join_words` joins to a neighbour, by their characters.
+CLOSING = frozenset(",.;:!?)]}%\u2026\u2019\u201d\u00bb\u203a\u3001\u3002\uff0c\uff0e\uff1a\uff1b\uff01\uff1f\uff09")
+OPENING = frozenset("([{$\u00a3\u201c\u2018\u00ab\u2039\u201e\u201a\u00bf\u00a1\uff08")
+QUOTES = ("'", '"')
+ENDINGS = ("s", "t", "d", "m", "ll", "re", "ve")  # what follows an apostrophe in English
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
@@ -40,6 +64,46 @@ def _is_mark(character: str) -> bool:
     return not character.isascii() and (
         unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"
     )
+
+
+def join_of(settings) -> str:
+    """Returns the `data.join` of a run. A run of an older version has none: each word has a space before it.
+
+    The folder of another library has no settings: its tagger reads text.
+    """
+    return settings.data.get("join", SPACES) if "data" in settings else TEXT
+
+
+def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Joins words to a text; returns the text and the start and end characters of each word.
+
+    A space comes between two words, except:
+    - before words of `CLOSING` characters only, "''", and English endings ("'s", "n't");
+    - after words of `OPENING` characters only, and "``";
+    - inside straight quotes: of the same quotes in a text, every second one closes, and so does the last word;
+    - around an apostrophe between a word and one of `ENDINGS`;
+    - between two letters or marks of scripts without spaces.
+    """
+    text, places, is_glued, open_quotes = "", [], False, set()
+    for before, word, after in zip(["", *words], words, [*words[1:], ""]):
+        is_apostrophe = bool(before) and word in ("'", "\u2019") and after.lower() in ENDINGS
+        is_quote = word in QUOTES and not is_apostrophe
+        closes = is_apostrophe or word == "''" or CLOSING.issuperset(word) or _ENDING.fullmatch(word)
+        opens = word == "``" or OPENING.issuperset(word)
+        if is_quote:
+            closes = word in open_quotes or not after
+            opens = not closes
+            open_quotes ^= {word}
+        if before and not (is_glued or closes or _UNSPACED_PAIR.fullmatch(before[-1:] + word[:1])):
+            text += " "
+        places.append((len(text), len(text) + len(word)))
+        text += word
+        is_glued = opens or is_apostrophe
+    return text, places
+
+
+_ENDING = re.compile(rf"['\u2019]({'|'.join(ENDINGS)})|n['\u2019]t", re.IGNORECASE)
+_UNSPACED_PAIR = re.compile(rf"[{UNSPACED}{MARKS}{UNSPACED_PUNCTUATION}]{{2}}")
 
 
 @functools.cache

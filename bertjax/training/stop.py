@@ -72,6 +72,35 @@ def announced() -> Iterator[None]:
         thread.join(1)
 
 
+@contextlib.contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Context manager of a command that has nothing to save: Ctrl-C and SIGTERM print a line and end the process, also
+    while C++ code compiles."""
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    ignored = signal.SIG_IGN, None  # None: not set by Python
+    handlers = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) not in ignored}
+
+    def end() -> None:
+        while numbers := receiver.recv(1):
+            if numbers[0] in handlers:
+                _end("interrupted" if numbers[0] == signal.SIGINT else "terminated")
+
+    for number in handlers:
+        signal.signal(number, lambda *_: None)  # the thread below ends the process
+    before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=end, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        sender.close()
+        thread.join(1)
+
+
 def _listen(receiver: socket.socket) -> None:
     first, interrupts = None, 0
     while True:
@@ -92,8 +121,8 @@ def _listen(receiver: socket.socket) -> None:
             _print(f"stopping: {_now.unsaved or 'the same command continues from here'}")
 
 
-def _end() -> None:
-    _print("stopped")
+def _end(line: str = "stopped") -> None:
+    _print(line)
     os._exit(130)
 
 

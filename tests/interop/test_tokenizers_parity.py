@@ -16,7 +16,7 @@ import tokenizers
 from google.protobuf import runtime_version
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from bertjax import families
+from bertjax import families, library
 from bertjax.config import UserError, pretraining_config
 from bertjax.data.preparation.vocabulary import given_tokenizer
 from bertjax.families.with_heads import BertForMaskedLM
@@ -324,6 +324,41 @@ def test_ids_offsets_and_frames_are_transformers(name, tmp_path):
     ids, kinds, _ = encode_pairs(ours, texts[:1], None, 500)
     alone = theirs(texts[0], return_token_type_ids=True)
     assert ids[0].tolist() == alone.input_ids and (kinds[0] == alone.token_type_ids).all()
+
+
+SENTENCES = [
+    "London saw Paris, the whale (a ship) sailed to London-Vienna.",
+    "it's 3.14! don't; caf\u00e9 e\u0301 \U0001f600\U0001f600x \ufb01ne",
+    "  two  spaces\tand\na line\u00a0nbsp",
+    "我们在北京。東京 タワー สวัสดีครับ",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["modernbert", "roberta", "xlm-roberta", "eurobert"])
+def test_words_of_a_text_have_the_tags_of_transformers_pipeline(name, tmp_path):
+    """In a folder of transformers, and in the folder that is converted from it and back."""
+    pieces = FOLDERS[name](tmp_path)
+    labels = {0: "O", 1: "B-X", 2: "I-X", 3: "B-Y"}
+    ids = dict(id2label=labels, label2id={label: i for i, label in labels.items()}, max_position_embeddings=300)
+    save_theirs(tmp_path, name, "ForTokenClassification", vocab_size=len(pieces), **ids)
+    pieces.save_pretrained(tmp_path)
+    for number, to in enumerate(("bertjax", "huggingface")):
+        conversion.convert(tmp_path / str(number - 1) if number else tmp_path, tmp_path / str(number), to)
+    for folder in (tmp_path, tmp_path / "1"):
+        found = library.load(folder, dtype="float32").tag(SENTENCES)
+        pipeline = transformers.pipeline("token-classification", str(folder), ignore_labels=[])
+        for text, ours, theirs in zip(SENTENCES, found, pipeline(SENTENCES), strict=True):
+            tags = {}
+            for token in theirs:
+                piece = text[token["start"] : token["end"]]
+                if piece.strip() and token["word"] not in ("\u2581", "\u0120"):
+                    tags.setdefault(token["end"] - len(piece.lstrip()), token["entity"])
+            assert len(ours["words"]) == len(ours["tags"]) > 3
+            before = ""
+            for tag, (start, _) in zip(ours["tags"], ours["offsets"]):
+                assert tag == tags.get(start, before.replace("B-X", "I-X")), (text, start)
+                before = tag
 
 
 @pytest.mark.parametrize("name, mask", [("roberta", "<mask>"), ("eurobert", "<|mask|>")])

@@ -1,20 +1,26 @@
 """Tags of words: files, labels, windows, and a tiny run."""
 
 import dataclasses
+import itertools
+import json
 import random
 
+import ml_collections
 import numpy as np
 import pytest
 
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
 from bertjax.tasks import finetuning_run, metrics, ner, tag
+from bertjax.text import learning, tokenizer
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.words import join_words, split_words
 from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.workdir import read_samples
-from tests.conftest import TOPICS
+from tests.conftest import TOPICS, make_corpus
 from tests.tasks.test_classify import write_table
 from tests.tasks.test_finetuning import quick, run
+from tests.text.test_tokenizer import HARD, modernbert_json
 
 WORDS = [word for words in TOPICS.values() for word in words]
 
@@ -184,6 +190,80 @@ def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
     assert nothing == {"words": [], "tags": [], "offsets": [], "entities": []}
     found, _ = ner.predict(dataclasses.replace(source, labels=("N", "V", "A", "P", "X")), [(RAW,), ("\u200b",)])
     assert "entities" not in found
+
+
+@pytest.mark.parametrize("words, text", [
+    ("London saw Paris , ( the whale ) 50 % . . .", "London saw Paris, (the whale) 50%..."),
+    ("\" so \" it 's don ' t do n't ' a ' b \"", "\"so\" it's don't don't 'a' b\""),
+    ("$ 5 : a - b", "$5: a - b"),
+    ("我 们 。 Rome ไทย ภาษา", "我们。 Rome ไทยภาษา"),
+])  # fmt: skip
+def test_words_of_a_table_are_joined_as_in_text(words, text):
+    joined, places = join_words(words.split())
+    assert joined == text and [joined[a:b] for a, b in places] == words.split()
+
+
+def of_kind(kind, folder):
+    if kind == "modernbert":
+        (folder / "tokenizer.json").write_text(json.dumps(modernbert_json()))
+        return tokenizer.load("bpe", folder / "tokenizer.json")
+    if kind == "bytes":
+        return tokenizer.Bytes()
+    learnt = "sentencepiece" if kind == "unigram" else kind
+    lines = [*make_corpus(40).split("\n"), *HARD]
+    found = learning.learn(learnt, learning.count_words(learnt, lines), 420 if kind == "bpe" else 130)
+    if kind == "unigram":
+        (folder / "tokenizer.json").write_text(found.to_huggingface())
+        return tokenizer.load("unigram", folder / "tokenizer.json")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "unigram", "bytes", "bpe", "modernbert"])
+def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp_path, monkeypatch):
+    """A word has the tag of the first token that begins in it, or continues the word before it."""
+    pieces, labels = of_kind(kind, tmp_path), tuple("abcdefg")
+    source = dataclasses.replace(
+        pretrained.read(checkpoint), tokenizer=pieces, labels=labels, settings=ml_collections.ConfigDict(),
+        params={"classifier": {"dense": {"bias": np.zeros(7)}}},
+    )  # fmt: skip
+    source.settings.max_seq_length = 1000
+    texts = [*HARD[:5], *HARD[6:9], 'London,(Paris)."U.S." x-ray', " \n\n a\r\nb   c\u200b ", "ไทย e\u0301\ufe0f <s>"]
+    given = []
+
+    def predict(output_layer, source, examples):
+        given.extend(ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids)
+        return [np.eye(7)[np.arange(len(ids)) % 7] for ids in examples.input_ids]
+
+    monkeypatch.setattr(ner.output_layers, "predict", predict)
+    found = list(ner.predict(source, [(text,) for text in texts]))
+    encoded = [pieces.encode(text) for text in texts]
+    assert given == [each.ids for each in encoded]
+    for text, result, (ids, offsets) in zip(texts, found, encoded):
+        begins = {}
+        for place, (i, (start, end)) in enumerate(zip(ids, offsets), len(pieces.begin)):
+            blank = len(text[start:end]) - len(text[start:end].lstrip())
+            if pieces.pieces[i].strip(" \u0120\u2581") and (blank < end - start or start == end):
+                begins.setdefault(start + blank, labels[place % 7])
+        assert {tuple(place) for place in result["offsets"]} <= set(split_words(text))
+        before = None
+        for label, word, (start, end) in zip(result["tags"], result["words"], result["offsets"], strict=True):
+            assert word == text[start:end]
+            before = next((begins[i] for i in range(start, end) if i in begins), before)
+            assert label == before
+
+    # A sentence of a table is encoded as its text, also in windows; words of runs before this field are spaced.
+    words = "London saw Paris , the whale ( a ship ) .".split()
+    sentence = ner.Sentence(tuple(words), tuple("abcdefgabcd"), 0)
+    for length in (1000, 7):
+        examples = ner.encode([sentence], labels, pieces, length, with_context=True)
+        logits = [np.eye(7)[np.maximum(marks, 0)] for marks in examples.labels]
+        inside = [ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids]
+        if kind != "bytes" or length > 7:  # whose words are cut there
+            assert [*itertools.chain(*inside)] == pieces.encode(join_words(words)[0]).ids
+            tags = ner.read_tags([sentence], labels, examples, logits)[0]
+            assert [a == b for a, b in zip(tags, sentence.tags)].count(False) == len(words) - len(examples.words)
+    spaced = ner.encode([sentence], labels, pieces, 1000, False, join="spaces").input_ids[0]
+    assert spaced.tolist() == pieces.framed([*itertools.chain(*pieces.encode_following(words))])
 
 
 def tag_config(folder):

@@ -18,6 +18,24 @@ with stop.announced():
 """
 
 
+AT_ONCE = """
+import hashlib
+from bertjax.training import stop
+with stop.ending_at_once():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+
+@pytest.mark.parametrize("number, line", [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "terminated\n")])
+def test_a_signal_ends_a_command_that_compiles_only(number, line):
+    with subprocess.Popen([sys.executable, "-c", AT_ONCE], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.2)  # for the call to begin
+        process.send_signal(number)
+        assert process.stderr.read() == line and process.wait(5) == 130
+
+
 @pytest.mark.parametrize("work, rounds", [("", 10**9), ("saving step 3 first", 10**6)])
 def test_a_signal_is_answered_at_once_and_ends_a_process_that_has_nothing_to_save(work, rounds):
     code = HELD.format(work=work, rounds=rounds)

@@ -15,22 +15,12 @@ import numpy as np
 from bertjax.config import UserError
 from bertjax.data.documents.reading import Document
 from bertjax.data.sorting import gather, merge_until_few, write_run
+from bertjax.text.words import MARKS, UNSPACED
 
 HASHED_CHARACTERS = 4_000_000  # characters hashed at a time
 RANGE_BYTES = 64 << 20  # bytes of hashes that are compared at a time
 ROW = np.dtype(np.int64)  # what comes with each hash
 SHINGLE_WORDS = 5
-# Scripts without spaces between words, of which each letter with its marks counts as one: Thai, Lao, Tibetan, Burmese,
-# Khmer, kana and bopomofo, Chinese characters.
-UNSPACED = (
-    "\u0e01-\u0e2e\u0e2f-\u0e33\u0e40-\u0e46\u0e81-\u0eb0\u0eb2\u0eb3\u0ebd-\u0ec6\u0edc-\u0edf\u0f40-\u0f6c"
-    "\u1000-\u102a\u103f\u1780-\u17b3\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f"
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
-)
-MARKS = (
-    "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u0f71-\u0fbc\u102b-\u103e\u17b4-\u17d3"
-    "\u3099\u309a"  # kana's
-)
 WORD = re.compile(rf"[{UNSPACED}][{MARKS}]*|[^\s{UNSPACED}]+")
 # MinHash: two documents with a share s of shingles in common are found with probability 1 - (1 - s**8)**16, which is
 # 0.95 for s = 0.8 and 0.06 for s = 0.5.

@@ -24,6 +24,8 @@ SPACE = "\u0120"  # how a space is written in a piece
 class ByteLevel(Tokenizer):
     """Words have the space before them in their first piece. Words and sentences of a text always get one."""
 
+    space = SPACE
+
     def _encode(self, text: str) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return Encoding(encoding.ids, encoding.offsets)
@@ -45,11 +47,6 @@ class ByteLevel(Tokenizer):
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
-
-    @property
-    def begins_with_space(self) -> bool:
-        """True if a space is added to every text that begins with none."""
-        return True
 
 
 class Bytes(ByteLevel):

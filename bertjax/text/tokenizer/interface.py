@@ -39,6 +39,8 @@ class Tokenizer(abc.ABC):
     added: Collection[str] = SPECIAL_PIECES  # pieces that are no text, or that are kept whole wherever a text has them
     extends: bool = True  # it can have more pieces
     keeps_parts: bool = False  # a piece is made of two others, which must be pieces as well
+    space: str = ""  # a space in a piece; empty: spaces are no part of pieces, so that words alone have the same pieces
+    begins_with_space: bool = True  # a space is added to every text that begins with none
 
     def __init__(self, pieces: Sequence[str], path: str, aliases: Mapping[str, Sequence[str]] | None = None):
         self.pieces = list(pieces)

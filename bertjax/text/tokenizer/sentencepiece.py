@@ -28,6 +28,7 @@ class SentencePiece(Tokenizer):
 
     kind = "sentencepiece"
     filename = "tokenizer.model"
+    space = "\u2581"
 
     def __init__(self, model: bytes, path: str = "(given)"):
         self._model, self._processor = model, _processor(model, path)

@@ -23,6 +23,7 @@ class Unigram(FromJson):
     those that are learnt are `SentencePiece`."""
 
     kind = "unigram"
+    space = SPACE
     older = ("sentencepiece.bpe.model", older_files.XLNET_MODEL)
 
     @functools.cached_property
