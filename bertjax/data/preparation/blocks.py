@@ -12,18 +12,21 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.data.documents import sentences
-from bertjax.data.documents.corpus import Group, check_not_empty
-from bertjax.data.documents.selection import Selected, Selection, split_of
+from bertjax.data.documents.corpus import Group
+from bertjax.data.documents.selection import Selected, Selection, check_not_empty, split_of
 from bertjax.data.preparation.instances import as_tokens
 from bertjax.data.preparation.job import Job, tokenizer_of
 from bertjax.data.preparation.sequences import make_rows, row_type
 from bertjax.data.sorting import write_run
 from bertjax.files import write_whole
+from bertjax.text.tokenizer import Tokenizer
 
 BLOCK_CHARACTERS = 2_000_000
 BLOCK_DOCUMENTS = 16  # least documents of a block: a random next segment comes from another document of it
 BIG_BLOCK_CHARACTERS = 16_000_000  # a block of this size needs only two documents
+UNKNOWN, MOST_SHOWN = "unknown word ", 30  # prefix in the statistics; letters of a word that are shown
 ENCODED_SENTENCES = 8192  # sentences encoded at a time
+UNKNOWN_SENTENCES, UNKNOWN_WORDS = 20, 3  # of a block: sentences whose unknown words are counted, and the most frequent
 
 
 class Block(NamedTuple):
@@ -80,7 +83,7 @@ def read_blocks(groups: Iterable[Group], selection: Selection, counts: collectio
     """Yields the blocks of all groups. Raises `UserError` if a source is empty."""
     for group in groups:
         yield from blocks_of(group, selection, counts)
-    check_not_empty({source: counts["read", source] for source in selection.weights})
+    check_not_empty(counts, selection.weights)
 
 
 def identity_of(block: Block, job: Job) -> str:
@@ -151,17 +154,42 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
         tokens=len(tokens.ids),
         characters=sum(len(line) for document in documents for line in document.lines),
         bytes=block.bytes,
+        documents_without_tokens=int((~has_tokens).sum()),
     )
+    sizes, is_unknown = np.concatenate(sizes), tokens.ids == tokenizer.unk_id
+    stats |= _counts_of_sources(block, job, np.repeat(owner, sizes), is_unknown)
+    stats |= _unknown_words(flat, np.unique(np.repeat(np.arange(len(flat)), sizes)[is_unknown]), tokenizer)
     rows = []
     for shape in job.shapes:
         seed = [data["seed"], shape.length, *block.number]
-        pieces = [np.empty(0, row_type(shape, job))]
+        pieces, in_rows = [np.empty(0, row_type(shape, job))], np.zeros(len(tokens.ids), bool)
         for copy in range(copies.max(initial=0)):
             used = np.flatnonzero(copies > copy)
-            pieces.append(make_rows(tokens, used, shape, job, tokenizer, [*seed, copy]))
+            pieces.append(make_rows(tokens, used, shape, job, tokenizer, [*seed, copy], in_rows))
         stats[f"tokens_of_{shape.length}"] = int(sum(piece["size"].sum(dtype=np.int64) for piece in pieces))
+        stats[f"tokens_in_records_of_{shape.length}"] = int(in_rows.sum())
         rows.append((keys_of(sum(map(len, pieces)), data["stream"], np.random.default_rng(seed)), pieces))
     return stats, rows
+
+
+def _counts_of_sources(block: Block, job: Job, owner: np.ndarray, is_unknown: np.ndarray) -> dict[str, int]:
+    """Returns the number of tokens, and of unknown ones, of each source; `owner` is the document of each token."""
+    numbers = {source: number for number, source in enumerate(job.sources)}
+    source = np.array([numbers.get(each.source, 0) for each in block.selected], int)[owner]
+    counts = {"tokens": np.bincount(source), "unknown_tokens": np.bincount(source[is_unknown])}
+    return {f"{what}_of_source_{i}": int(n) for what, each in counts.items() for i, n in enumerate(each) if n}
+
+
+def _unknown_words(texts: list[str], numbers: np.ndarray, tokenizer: Tokenizer) -> dict[str, int]:
+    """Returns how often the first texts have unknown words; `numbers` of the texts with such words, ascending."""
+    words = collections.Counter()
+    for number in numbers[:UNKNOWN_SENTENCES]:
+        text = texts[number]
+        encoded = tokenizer.encode(text)
+        for token, (start, end) in zip(encoded.ids, encoded.offsets):
+            if token == tokenizer.unk_id:
+                words[text[start:end].strip()[:MOST_SHOWN]] += 1
+    return {f"{UNKNOWN}{word}": count for word, count in words.most_common(UNKNOWN_WORDS)}
 
 
 def keys_of(rows: int, is_stream: bool, rng: np.random.Generator) -> np.ndarray:

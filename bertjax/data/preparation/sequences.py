@@ -30,15 +30,30 @@ def row_type(shape: RecordShape, job: Job) -> np.dtype:
 
 
 def make_rows(
-    tokens: Tokens, documents: np.ndarray, shape: RecordShape, job: Job, tokenizer: Tokenizer, seed: list[int]
+    tokens: Tokens,
+    documents: np.ndarray,
+    shape: RecordShape,
+    job: Job,
+    tokenizer: Tokenizer,
+    seed: list[int],
+    in_rows: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Makes the sequences that cover some documents once, masked unless masking is dynamic."""
+    """Makes the sequences that cover some documents once, masked unless masking is dynamic.
+
+    `in_rows`: `[tokens]` booleans, which become True of the tokens that a sequence has.
+    """
     rng = np.random.default_rng(seed)
     chance, data = random.Random(rng.bytes(16)), job.data
+    places = np.arange(len(tokens.ids))  # of the tokens below among all tokens; -1 of special pieces
     if data["next_sentence"] == "none":
-        tokens = separated(of_documents(tokens, documents), tokenizer.sep_id)
+        chosen = np.repeat(np.isin(np.arange(len(tokens.documents) - 1), documents), _sizes_of_documents(tokens))
+        places, tokens = places[chosen], of_documents(tokens, documents)
+        places = separated(tokens._replace(ids=places), -1).ids
+        tokens = separated(tokens, tokenizer.sep_id)
     if data["stream"]:
-        return _cut(_framed(tokens, tokenizer), row_type(shape, job))
+        rows = _cut(_framed(tokens, tokenizer), row_type(shape, job))
+        _mark(in_rows, _framed(tokens._replace(ids=places), tokenizer, -1)[: rows["ids"].size])
+        return rows
     instances = make_instances(
         tokens,
         documents.tolist(),
@@ -48,6 +63,7 @@ def make_rows(
         short_seq_prob=data["short_seq_prob"],
     )
     instances = np.array(list(instances), np.int32).reshape(-1, 5)
+    _mark(in_rows, places[_are_in_spans(instances[:, :4].reshape(-1, 2), len(places))])
     ids, sizes = assemble(tokens.ids, instances[:, :4], shape.length, tokenizer)
     rows = np.empty(len(instances), row_type(shape, job))
     if data["masking"] == "static":
@@ -61,10 +77,29 @@ def make_rows(
     return rows
 
 
-def _framed(tokens: Tokens, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the tokens with [CLS] where texts that are scored or continued have it: before each document, or last."""
+def _sizes_of_documents(tokens: Tokens) -> np.ndarray:
+    return np.diff(np.array(tokens.starts)[np.array(tokens.documents)])
+
+
+def _are_in_spans(spans: np.ndarray, size: int) -> np.ndarray:
+    """`[size]` booleans: whether a place is in one of the spans `[spans, 2]`, of start and size."""
+    starts, ends = spans[:, 0], spans.sum(1)
+    return np.cumsum(np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1))[:size] > 0
+
+
+def _mark(marks: np.ndarray | None, places: np.ndarray) -> None:
+    if marks is not None:
+        marks[places[places >= 0]] = True
+
+
+def _framed(tokens: Tokens, tokenizer: Tokenizer, cls_id: int | None = None) -> np.ndarray:
+    """Returns the tokens with [CLS] where texts that are scored or continued have it: before each document, or last.
+
+    `cls_id`: stands for [CLS].
+    """
     edges = np.array(tokens.starts)[np.array(tokens.documents)]
     places, added = (edges[1:], (tokenizer.cls_id,)) if tokenizer.ends_with_cls else (edges[:-1], tokenizer.begin)
+    added = added if cls_id is None else (cls_id,) * len(added)
     return np.insert(tokens.ids, np.repeat(places, len(added)), added * len(places))
 
 
