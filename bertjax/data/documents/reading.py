@@ -262,9 +262,7 @@ def _find_remote(source: str) -> tuple[list[File], list[str]]:
         # Folders on gs:// need not exist to have files, so there is no going down from one to the next.
         folder, pattern = re.split(r"/[^/]*[*?[]", inner)[0], re.compile(glob_translate(inner))
     infos = filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
-    infos = [
-        info for info in infos if info.type != fs.FileType.Directory and (not pattern or pattern.match(info.path))
-    ]
+    infos = [info for info in infos if info.type != fs.FileType.Directory and (not pattern or pattern.match(info.path))]
     return [
         File(prefix + info.path.lstrip("/"), info.size or 0, _seconds(info.mtime))
         for info in infos

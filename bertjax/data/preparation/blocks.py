@@ -1,6 +1,7 @@
 """The first pass of a preparation: documents -> blocks -> masked sequences on disk, in random order."""
 
 import collections
+import functools
 import glob
 import hashlib
 import json
@@ -24,7 +25,7 @@ from bertjax.text.tokenizer import Tokenizer
 BLOCK_CHARACTERS = 2_000_000
 BLOCK_DOCUMENTS = 16  # least documents of a block: a random next segment comes from another document of it
 BIG_BLOCK_CHARACTERS = 16_000_000  # a block of this size needs only two documents
-UNKNOWN, MOST_SHOWN = "unknown word ", 30  # prefix in the statistics; letters of a word that are shown
+UNKNOWN, MOST_SHOWN = "unknown_word_of_source_", 30  # prefix in the statistics; letters of a word that are shown
 ENCODED_SENTENCES = 8192  # sentences encoded at a time
 UNKNOWN_SENTENCES, UNKNOWN_WORDS = 20, 3  # of a block: sentences whose unknown words are counted, and the most frequent
 
@@ -142,8 +143,9 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
     pieces = range(0, max(1, len(flat)), ENCODED_SENTENCES)
     ids, sizes = zip(*(tokenizer.encode_flat(flat[first : first + ENCODED_SENTENCES]) for first in pieces))
     tokens = as_tokens(np.concatenate(ids), np.concatenate(sizes), [len(text) for text in texts])
-    owner = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    has_tokens = np.bincount(owner, np.concatenate(sizes), len(texts)) > 0  # `as_tokens` leaves out the others
+    sizes, owner = np.concatenate(sizes), np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    tokens_of_each = np.bincount(owner, sizes, len(texts)).astype(int)
+    has_tokens = tokens_of_each > 0  # `as_tokens` leaves out the others
     copies = np.array([each.copies for each in block.selected])[has_tokens]
     if data["next_sentence"] == "pairs" and len(copies) < 2:  # a random next segment needs another document
         copies = copies[:0]
@@ -156,40 +158,39 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
         bytes=block.bytes,
         documents_without_tokens=int((~has_tokens).sum()),
     )
-    sizes, is_unknown = np.concatenate(sizes), tokens.ids == tokenizer.unk_id
-    stats |= _counts_of_sources(block, job, np.repeat(owner, sizes), is_unknown)
-    stats |= _unknown_words(flat, np.unique(np.repeat(np.arange(len(flat)), sizes)[is_unknown]), tokenizer)
+    unknown = np.searchsorted(np.cumsum(sizes), np.flatnonzero(tokens.ids == tokenizer.unk_id), "right")  # sentences
+    of_source = np.array([job.sources.index(each.source) for each in block.selected])
+    for name, counts in {
+        "tokens": np.bincount(of_source, tokens_of_each),
+        "unknown_tokens": np.bincount(of_source[owner[unknown]]),
+    }.items():
+        stats |= {f"{name}_of_source_{number}": int(count) for number, count in enumerate(counts) if count}
+    first = {number: int(of_source[owner[number]]) for number in unknown.tolist()}
+    stats |= _unknown_words([(flat[number], source) for number, source in first.items()], tokenizer)
     rows = []
     for shape in job.shapes:
         seed = [data["seed"], shape.length, *block.number]
-        pieces, in_rows = [np.empty(0, row_type(shape, job))], np.zeros(len(tokens.ids), bool)
+        pieces, cut = [np.empty(0, row_type(shape, job))], []
         for copy in range(copies.max(initial=0)):
             used = np.flatnonzero(copies > copy)
-            pieces.append(make_rows(tokens, used, shape, job, tokenizer, [*seed, copy], in_rows))
+            pieces.append(make_rows(tokens, used, shape, job, tokenizer, [*seed, copy], cut))
         stats[f"tokens_of_{shape.length}"] = int(sum(piece["size"].sum(dtype=np.int64) for piece in pieces))
-        stats[f"tokens_in_records_of_{shape.length}"] = int(in_rows.sum())
+        in_no_copy = functools.reduce(functools.partial(np.intersect1d, assume_unique=True), cut) if cut else tokens.ids
+        stats[f"tokens_in_records_of_{shape.length}"] = len(tokens.ids) - len(in_no_copy)
         rows.append((keys_of(sum(map(len, pieces)), data["stream"], np.random.default_rng(seed)), pieces))
     return stats, rows
 
 
-def _counts_of_sources(block: Block, job: Job, owner: np.ndarray, is_unknown: np.ndarray) -> dict[str, int]:
-    """Returns the number of tokens, and of unknown ones, of each source; `owner` is the document of each token."""
-    numbers = {source: number for number, source in enumerate(job.sources)}
-    source = np.array([numbers.get(each.source, 0) for each in block.selected], int)[owner]
-    counts = {"tokens": np.bincount(source), "unknown_tokens": np.bincount(source[is_unknown])}
-    return {f"{what}_of_source_{i}": int(n) for what, each in counts.items() for i, n in enumerate(each) if n}
-
-
-def _unknown_words(texts: list[str], numbers: np.ndarray, tokenizer: Tokenizer) -> dict[str, int]:
-    """Returns how often the first texts have unknown words; `numbers` of the texts with such words, ascending."""
+def _unknown_words(texts: list[tuple[str, int]], tokenizer: Tokenizer) -> dict[str, int]:
+    """Returns how often the first texts have unknown words, as statistics; `texts`: all that have some, with the number
+    of their source."""
     words = collections.Counter()
-    for number in numbers[:UNKNOWN_SENTENCES]:
-        text = texts[number]
+    for text, source in texts[:UNKNOWN_SENTENCES]:
         encoded = tokenizer.encode(text)
         for token, (start, end) in zip(encoded.ids, encoded.offsets):
-            if token == tokenizer.unk_id:
-                words[text[start:end].strip()[:MOST_SHOWN]] += 1
-    return {f"{UNKNOWN}{word}": count for word, count in words.most_common(UNKNOWN_WORDS)}
+            if token == tokenizer.unk_id and (word := text[start:end].strip()):
+                words[f"{UNKNOWN}{source} {word[:MOST_SHOWN]}"] += 1
+    return dict(words.most_common(UNKNOWN_WORDS))
 
 
 def keys_of(rows: int, is_stream: bool, rng: np.random.Generator) -> np.ndarray:

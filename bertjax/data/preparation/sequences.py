@@ -36,23 +36,22 @@ def make_rows(
     job: Job,
     tokenizer: Tokenizer,
     seed: list[int],
-    in_rows: np.ndarray | None = None,
+    cut: list[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Makes the sequences that cover some documents once, masked unless masking is dynamic.
 
-    `in_rows`: `[tokens]` booleans, which become True of the tokens that a sequence has.
+    `cut`: gets an array with the places of the tokens that are in no sequence, ascending.
     """
     rng = np.random.default_rng(seed)
-    chance, data = random.Random(rng.bytes(16)), job.data
-    places = np.arange(len(tokens.ids))  # of the tokens below among all tokens; -1 of special pieces
+    chance, data, of_all, cut = random.Random(rng.bytes(16)), job.data, tokens, [] if cut is None else cut
     if data["next_sentence"] == "none":
-        chosen = np.repeat(np.isin(np.arange(len(tokens.documents) - 1), documents), _sizes_of_documents(tokens))
-        places, tokens = places[chosen], of_documents(tokens, documents)
-        places = separated(tokens._replace(ids=places), -1).ids
-        tokens = separated(tokens, tokenizer.sep_id)
+        tokens = separated(of_documents(tokens, documents), tokenizer.sep_id)
     if data["stream"]:
-        rows = _cut(_framed(tokens, tokenizer), row_type(shape, job))
-        _mark(in_rows, _framed(tokens._replace(ids=places), tokenizer, -1)[: rows["ids"].size])
+        framed = _framed(tokens, tokenizer)
+        rows = _cut(framed, row_type(shape, job))
+        rest = np.isin(framed[rows["ids"].size :], (tokenizer.cls_id, tokenizer.sep_id), invert=True).sum()
+        size = len(tokens.ids) - len(documents)
+        cut.append(_places_among_all(np.arange(size - rest, size), of_all, documents))
         return rows
     instances = make_instances(
         tokens,
@@ -63,7 +62,12 @@ def make_rows(
         short_seq_prob=data["short_seq_prob"],
     )
     instances = np.array(list(instances), np.int32).reshape(-1, 5)
-    _mark(in_rows, places[_are_in_spans(instances[:, :4].reshape(-1, 2), len(places))])
+    outside = _outside(instances[:, :4].reshape(-1, 2), len(tokens.ids))
+    if data["next_sentence"] == "none":
+        separators = np.array(tokens.starts)[tokens.documents[1:]] - 1
+        outside = outside[np.isin(outside, separators, invert=True)]
+        outside = _places_among_all(outside - np.searchsorted(separators, outside), of_all, documents)
+    cut.append(outside)
     ids, sizes = assemble(tokens.ids, instances[:, :4], shape.length, tokenizer)
     rows = np.empty(len(instances), row_type(shape, job))
     if data["masking"] == "static":
@@ -77,29 +81,28 @@ def make_rows(
     return rows
 
 
-def _sizes_of_documents(tokens: Tokens) -> np.ndarray:
-    return np.diff(np.array(tokens.starts)[np.array(tokens.documents)])
+def _outside(spans: np.ndarray, size: int) -> np.ndarray:
+    """Returns the places from 0 to `size` that are in none of the spans `[spans, 2]`, of start and size."""
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(np.append(0, spans.sum(1)))  # of all spans before
+    gaps = np.maximum(np.append(spans[:, 0], size) - ends, 0)
+    return np.repeat(ends - np.cumsum(gaps) + gaps, gaps) + np.arange(gaps.sum())
 
 
-def _are_in_spans(spans: np.ndarray, size: int) -> np.ndarray:
-    """`[size]` booleans: whether a place is in one of the spans `[spans, 2]`, of start and size."""
-    starts, ends = spans[:, 0], spans.sum(1)
-    return np.cumsum(np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1))[:size] > 0
+def _places_among_all(places: np.ndarray, tokens: Tokens, documents: np.ndarray) -> np.ndarray:
+    """Returns the places among all tokens of places among the tokens of some documents, and of all other documents."""
+    edges = np.array(tokens.starts)[tokens.documents]
+    if len(documents) == len(edges) - 1:
+        return places
+    used = np.repeat(np.isin(np.arange(len(edges) - 1), documents), np.diff(edges))
+    used[np.flatnonzero(used)[places]] = False
+    return np.flatnonzero(~used)
 
 
-def _mark(marks: np.ndarray | None, places: np.ndarray) -> None:
-    if marks is not None:
-        marks[places[places >= 0]] = True
-
-
-def _framed(tokens: Tokens, tokenizer: Tokenizer, cls_id: int | None = None) -> np.ndarray:
-    """Returns the tokens with [CLS] where texts that are scored or continued have it: before each document, or last.
-
-    `cls_id`: stands for [CLS].
-    """
+def _framed(tokens: Tokens, tokenizer: Tokenizer) -> np.ndarray:
+    """Returns the tokens with [CLS] where texts that are scored or continued have it: before each document, or last."""
     edges = np.array(tokens.starts)[np.array(tokens.documents)]
     places, added = (edges[1:], (tokenizer.cls_id,)) if tokenizer.ends_with_cls else (edges[:-1], tokenizer.begin)
-    added = added if cls_id is None else (cls_id,) * len(added)
     return np.insert(tokens.ids, np.repeat(places, len(added)), added * len(places))
 
 

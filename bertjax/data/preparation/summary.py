@@ -4,6 +4,7 @@ Its numbers are in the manifest. Files: found = read + empty + skipped. Document
 out + not used. Tokens: in the corpus = in the records of a length + cut.
 """
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 
 from bertjax.data.documents import cleaning, corpus, reading
@@ -40,10 +41,12 @@ def counts_of(
     whole["empty_documents"] = of_all["empty_documents"]
     whole["documents_without_tokens"] = sum(totals[f"{split}_documents_without_tokens"] for split in SPLITS)
     whole["unused_documents"] = counts["unused_documents"]
-    words = {
-        name.partition(UNKNOWN)[2]: sum(totals[f"{split}_{name}"] for split in SPLITS)
-        for name in {key.partition("_")[2] for key in totals if UNKNOWN in key}
-    }
+    words = collections.Counter()
+    for name, count in totals.items():
+        if UNKNOWN in name:
+            number, _, word = name.partition(UNKNOWN)[2].partition(" ")
+            words[sources[int(number)], word] += count
+    frequent = sorted(words, key=lambda word: (-words[word], word))
     return {
         "corpus": whole,
         "sources": {
@@ -68,7 +71,9 @@ def counts_of(
             if counts["files", source] + counts["empty_files", source] + counts["skipped_files", source]
         },
         "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
-        "unknown_words": sorted(words, key=lambda word: (-words[word], word))[:MOST_WORDS],
+        "unknown_words": {
+            source: [word for its, word in frequent if its == source][:MOST_WORDS] for source, _ in frequent
+        },
     }
 
 
@@ -171,7 +176,7 @@ def warnings_of(manifest: Mapping) -> Iterator[str]:
             )
     for name, source in manifest["sources"].items():
         if (unknown := _unknown_share([source])) is not None and unknown > MOST_UNKNOWN:
-            words = ", ".join(map(repr, manifest.get("unknown_words", ())))
+            words = ", ".join(map(repr, manifest.get("unknown_words", {}).get(name, ())))
             yield (
                 f"warning: {unknown:.1%} of the tokens of {name} are unknown to the vocabulary"
                 f"{f', such as {words}' if words else ''}; leave tokenizer.path empty to learn a vocabulary of this "
