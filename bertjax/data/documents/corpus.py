@@ -53,7 +53,7 @@ def portions(sources: Sequence[str]) -> list[Portion]:
             others = tuple((kind, count, tuple(names)) for kind, (count, names) in kinds)
             for files in _group(listing.files):
                 paths, stamps = tuple(file.path for file in files), b"".join(map(_stamp, files))
-                identity = _hash("\n".join(paths).encode() + stamps)
+                identity = _hash("\n".join(paths).encode(errors="surrogateescape") + stamps)
                 size = sum(file.size for file in files)
                 found.append(Portion(source, len(found), paths, identity, size, stamps, others))
                 others = ()

@@ -41,9 +41,11 @@ BEGINNINGS = {  # first bytes of files that are no text, after decompression
     b"\xff\xfe": "UTF-16 (convert it with iconv -f utf-16 -t utf-8)",
     b"\xfe\xff": "UTF-16 (convert it with iconv -f utf-16 -t utf-8)",
 }
+MOST_SNIFFED = 64  # first bytes, of which a text has hardly any zeros
 MAX_DOCUMENT_CHARACTERS = 20_000_000  # workers hold whole documents; the longest books have a quarter of that
 MAX_LINE_BYTES = 8 * MAX_DOCUMENT_CHARACTERS  # such as a JSON object with a document and other fields
 READABLE = "supported are .txt, .jsonl and .json (JSON lines), plain or as .gz, .bz2, .xz, .zst, and .parquet"
+TO_JSON_LINES = "write an object with the text in each line, with jq -c '.[]' for an array"
 HIDDEN, NO_SUFFIX = "hidden", "without a suffix"  # kinds of files that are not read, besides their suffixes
 REMEDIES = {  # by kind; other kinds, such as images, have none
     **dict.fromkeys((NO_SUFFIX, ".md", ".rst", ".text", ".tex", ".log"), "rename them to .txt if they are text"),
@@ -54,7 +56,7 @@ REMEDIES = {  # by kind; other kinds, such as images, have none
     ".arrow": "write them as .parquet",
     "folder": "name them by themselves, or write ** in the pattern",
 }
-NAMED = 3  # how many files of a kind are named
+NAMED, NAMED_KINDS = 3, 4  # how many files, and kinds of files, are named
 PARQUET_ROWS = 64  # rows read at a time
 CHUNK_BYTES = 1 << 18  # bytes read at a time
 REQUEST_SECONDS = 120  # a request to gs:// is repeated for so long; the library's own limit is 15 minutes
@@ -128,10 +130,10 @@ def _fault_of_json(path: str, how: Reading) -> str:
         found = parse_json(line, dict[str, Any])
     except ValueError:
         is_array = line.lstrip().startswith("[")
-        return "one JSON array: write JSON lines, jq -c '.[]'" if is_array else "no JSON lines: write an object a line"
+        return f"{'one JSON array' if is_array else 'no JSON lines'}; {TO_JSON_LINES}"
     if how.text_column in found:
         return ""
-    return f'no "{how.text_column}" in the first line, but {", ".join(found) or "nothing"}: set data.text_column'
+    return f'no "{how.text_column}" in the first line, but {", ".join(found) or "nothing"}; set data.text_column'
 
 
 class Listing(NamedTuple):
@@ -173,7 +175,7 @@ def kinds_of(source: str, paths: Iterable[str]) -> Kinds:
     by_kind = collections.defaultdict(list)
     for path in sorted(paths):
         name = path.removeprefix(start).lstrip("/")
-        by_kind[_kind_of(name)].append(name)
+        by_kind[_kind_of(name)].append(printable(name))
     return {kind: (len(names), names[:NAMED]) for kind, names in sorted(by_kind.items(), key=lambda x: -len(x[1]))}
 
 
@@ -188,12 +190,26 @@ def _kind_of(name: str) -> str:
 
 def describe_kinds(kinds: Kinds) -> str:
     """Describes files that are not read: "2 .csv (a.csv, b.csv): write them as .jsonl; 1 hidden"."""
+    by_remedy = collections.defaultdict(list)
+    for kind in kinds:
+        by_remedy[_remedy(kind)].append(kind)
     parts = []
-    for kind, (count, names) in kinds.items():
+    for remedy, alike in by_remedy.items():
+        count = sum(kinds[kind][0] for kind in alike)
+        names = [name for kind in alike for name in kinds[kind][1]][:NAMED]
         named = f" ({', '.join(names)}{', ...' if count > len(names) else ''})"
-        remedy = REMEDIES.get(kind) or REMEDIES.get(os.path.splitext(kind)[0])
-        parts.append(f"{count:,} {kind}{named}{f': {remedy}' if remedy else ''}")
+        more = ", ..." if len(alike) > NAMED_KINDS else ""
+        parts.append(f"{count:,} {', '.join(alike[:NAMED_KINDS])}{more}{named}{f': {remedy}' if remedy else ''}")
     return "; ".join(parts)
+
+
+def _remedy(kind: str) -> str:
+    return REMEDIES.get(kind) or REMEDIES.get(os.path.splitext(kind)[0], "")
+
+
+def printable(name: str) -> str:
+    """Returns the name of a file without line ends, and without bytes that are no UTF-8."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
 
 
 def file_at(path: str) -> File:
@@ -298,7 +314,8 @@ def _is_pattern(source: str) -> bool:
 
 def _named(source: str) -> str:
     if not _is_text(source):
-        raise UserError(f"data.corpus: cannot read {source!r}; {READABLE}")
+        remedy = _remedy(_kind_of(os.path.basename(source))).replace("them", "it")
+        raise UserError(f"data.corpus: cannot read {source!r}; {f'{remedy}; ' if remedy else ''}{READABLE}")
     return source
 
 
@@ -355,6 +372,8 @@ def _check_beginning(path: str, content: bytes) -> None:
         if content.startswith(beginning):
             within = f"what is in it is {what}" if _suffixes(path)[1] else f"it is {what}, which its name does not say"
             raise UserError(f"{path}: not text: {within}; {READABLE}")
+    if 4 * content[:MOST_SNIFFED].count(0) > len(content[:MOST_SNIFFED]):
+        raise UserError(f"{path}: not text: UTF-16 (convert it with iconv -f utf-16le -t utf-8), or binary; {READABLE}")
 
 
 def _decoded(path: str, number: int, line: bytes | None, how: Reading) -> str | None:

@@ -99,7 +99,7 @@ class Selection:
         def count(what: str, *details: str, source: str) -> None:
             counts[what, source] += 1
             if details:
-                path, fault = details
+                path, fault = map(reading.printable, details)
                 _say_once(f"{path}: not read: {fault}")
                 if counts[what, source] <= reading.NAMED:
                     counts["skipped_file", source, path, fault] += 1

@@ -131,7 +131,9 @@ def _describe(groups: Sequence[Group]) -> str:
     files, size = sum(len(portion.files) for portion in portions), sum(portion.bytes for portion in portions)
     others = [portion.source for portion in portions if not portion.files]
     parts = [*others, *([f"{files:,} file{'s' * (files > 1)}"] if files else [])]
-    return ", ".join(parts + ([describe_bytes(size)] if size else []))
+    others = sum(count for portion in portions for _, count, _ in portion.others)
+    skipped = f"; {others:,} other file{'s have names' if others > 1 else ' has a name'} that prepare does not read"
+    return ", ".join(parts + ([describe_bytes(size)] if size else [])) + skipped * (others > 0)
 
 
 def folder_for(output: epath.PathLike) -> epath.Path:
@@ -375,9 +377,13 @@ def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple
     needs = "next-sentence prediction needs at least two" if is_pairs else "at least one is needed"
     train_parts = {part for part, _ in rows if is_train(part)}
     if not all(any(rows[part, shape] for part in train_parts) for shape in shapes(config)):
+        sources, left = (
+            ", ".join(corpus_sources(config)),
+            f"{cleaning.describe(counts)}{summary.unused(totals, counts)}",
+        )
         raise UserError(
-            f"data.corpus: {', '.join(corpus_sources(config))} gives {train} document{'s' * (train != 1)} for "
-            f"training; {needs} (a blank line ends a document){cleaning.describe(counts)}"
+            f"data.corpus: {sources} gives {train} document{'s' * (train != 1)} for training; {needs} (a blank line "
+            f"ends a document){left}"
         )
     heldout_parts = {part for part, _ in rows if not is_train(part)}
     all_held_out = all(any(rows[part, shape] for part in heldout_parts) for shape in shapes(config))

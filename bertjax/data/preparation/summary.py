@@ -5,7 +5,7 @@ out + not used. Tokens: in the corpus = in the records of a length + cut.
 """
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bertjax.data.documents import cleaning, corpus, reading
 from bertjax.data.documents.corpus import Group
@@ -77,17 +77,29 @@ def counts_of(
     }
 
 
+def unused(totals: Mapping, counts: Mapping) -> str:
+    """Returns which documents are not used for training, for a message about too few; see `counts_of`."""
+    found = {
+        "held out (config.data.heldout_fraction)": totals["heldout_documents"],
+        "empty": sum(count for name, count in counts.items() if "empty_documents" in name),
+        "without any token": sum(totals[f"{split}_documents_without_tokens"] for split in SPLITS),
+        "not drawn for the mixture": counts["unused_documents"],
+    }
+    return "".join(f"; {count:,} {text}" for text, count in found.items() if count)
+
+
 def lines_of(manifest: Mapping) -> Iterator[str]:
-    """Yields the lines of the summary; a manifest of an older version has fewer counts, and fewer lines."""
+    """Yields the lines of the summary of a manifest of this version."""
     yield from _files(manifest)
     yield from _documents(manifest)
     yield from _tokens(manifest)
     yield from _mixture(manifest)
+    yield from _hints(manifest)
     yield from warnings_of(manifest)
 
 
 def _files(manifest: Mapping) -> Iterator[str]:
-    files = manifest.get("files", {})
+    files = manifest["files"]
     for source, found in files.items():
         kinds = {kind: (count, names) for kind, (count, *names) in found["other_names"].items()}
         skipped = found["no_json_lines"] + sum(count for count, _ in kinds.values())
@@ -102,13 +114,12 @@ def _files(manifest: Mapping) -> Iterator[str]:
 
 
 def _documents(manifest: Mapping) -> Iterator[str]:
-    totals, removed = manifest["corpus"], manifest.get("cleaning", {})
-    if "read_documents" in totals:
-        parts = [f"{totals['train_documents']:,} for training", f"{totals['heldout_documents']:,} held out"]
-        parts += [f"{totals[name]:,} {text}" for name, text in NOT_USED.items() if totals[name]]
-        if left_out := sum(count for what, count in removed.items() if what not in cleaning.LINES):
-            parts.append(f"{left_out:,} left out")
-        yield f"documents: {totals['read_documents']:,} read = {', '.join(parts)}"
+    totals, removed = manifest["corpus"], manifest["cleaning"]
+    parts = [f"{totals['train_documents']:,} for training", f"{totals['heldout_documents']:,} held out"]
+    parts += [f"{totals[name]:,} {text}" for name, text in NOT_USED.items() if totals[name]]
+    if left_out := sum(count for what, count in removed.items() if what not in cleaning.LINES):
+        parts.append(f"{left_out:,} left out")
+    yield f"documents: {totals['read_documents']:,} read = {', '.join(parts)}"
     for what, count in removed.items():
         yield f"  {count:,} {cleaning.CHANGES[what]}"
 
@@ -116,27 +127,21 @@ def _documents(manifest: Mapping) -> Iterator[str]:
 def _tokens(manifest: Mapping) -> Iterator[str]:
     totals = manifest["corpus"]
     tokens, unknown = sum(totals[f"{split}_tokens"] for split in SPLITS), _unknown_share(manifest["sources"].values())
-    if unknown is not None:
-        yield f"tokens: {tokens:,} in the documents for training and held out, {unknown:.2%} of them unknown"
+    yield f"tokens: {tokens:,} in the documents for training and held out, {unknown:.2%} of them unknown"
     for length, share in manifest["real_tokens_share"].items():
-        full = f"sequences of {length} tokens are on average {share:.0%} full"
-        if (kept := _kept(totals, length)) is None:
-            yield full
-            continue
-        cut = f"{tokens - kept:,} ({(tokens - kept) / max(1, tokens):.2%}) cut" if kept < tokens else "0 cut"
-        yield f"{full}: {tokens:,} tokens = {kept:,} in records, {cut}"
+        cut = tokens - (kept := _kept(totals, length))
+        counts = f"{tokens:,} tokens = {kept:,} in records, {cut:,}{f' ({cut / tokens:.2%})' if cut else ''} cut"
+        yield f"sequences of {length} tokens are on average {share:.0%} full: {counts}"
 
 
-def _kept(totals: Mapping, length: str) -> int | None:
-    """Returns how many tokens of the corpus are in the records of a length; None if they were not counted."""
-    names = [f"{split}_tokens_in_records_of_{length}" for split in SPLITS]
-    return sum(totals[name] for name in names) if all(name in totals for name in names) else None
+def _kept(totals: Mapping, length: str) -> int:
+    """Returns how many tokens of the corpus are in the records of a length."""
+    return sum(totals[f"{split}_tokens_in_records_of_{length}"] for split in SPLITS)
 
 
-def _unknown_share(sources) -> float | None:
-    """Returns the share of unknown tokens in sources; None if they were not counted."""
-    if any("unknown_tokens" not in source for source in sources):
-        return None
+def _unknown_share(sources: Iterable[Mapping]) -> float:
+    """Returns the share of unknown tokens in sources."""
+    sources = [*sources]
     return sum(source["unknown_tokens"] for source in sources) / max(1, sum(source["tokens"] for source in sources))
 
 
@@ -144,9 +149,8 @@ def _mixture(manifest: Mapping) -> Iterator[str]:
     sources = manifest["sources"]
     used = sum(source["characters"] for source in sources.values())
     for name, source in sources.items() if len(sources) > 1 else ():
-        share, unknown = source["characters"] / max(1, used), _unknown_share([source])
-        tokens = "" if unknown is None else f", {unknown:.2%} unknown tokens"
-        yield f"{share:.1%} of the text is from {name}: {source['documents']:,} documents, copies counted{tokens}"
+        share, unknown = source["characters"] / max(1, used), f"{_unknown_share([source]):.2%} unknown tokens"
+        yield f"{share:.1%} of the text is from {name}: {source['documents']:,} documents, copies counted, {unknown}"
     for source in [name for name in sources if not _has_heldout(manifest, name)]:
         yield f"too little of {source} is held out for sequences: its scores are not measured"
 
@@ -158,29 +162,35 @@ def _has_heldout(manifest: Mapping, source: str) -> bool:
 
 
 def warnings_of(manifest: Mapping) -> Iterator[str]:
-    """Yields lines about text that is cut, unknown, or hardly fills sequences, with the settings that change it."""
-    totals, recipe = manifest["corpus"], manifest["recipe"]
-    is_pairs = recipe["next_sentence"] != "none"
+    """Yields lines about text that is cut or unknown, with the settings that change it."""
+    totals, recipe = manifest.get("corpus", {}), manifest["recipe"]
+    if "read_documents" not in totals:  # an older version has not counted it
+        return
     tokens = sum(totals[f"{split}_tokens"] for split in SPLITS)
-    for length, share in manifest["real_tokens_share"].items():
-        kept = _kept(totals, length)
-        if kept is not None and tokens - kept > MOST_CUT * tokens:
+    for length in manifest["sets"]:
+        if tokens - (kept := _kept(totals, length)) > MOST_CUT * tokens:
             yield f"warning: {1 - kept / tokens:.1%} of the tokens are in no record of length {length}: {_why(recipe)}"
-        if share < LEAST_FULL:
-            none = ", --config.data.next_sentence=none (sequences run across documents)" if is_pairs else ""
-            per_document = totals["train_tokens"] / max(1, totals["train_documents"])
-            yield (
-                f"most of a sequence of {length} is padding, since a document has {per_document:.0f} "
-                f"tokens on average; if they are paragraphs of longer texts, set --config.data.document=file{none}, or "
-                f"--config.packing=True"
-            )
     for name, source in manifest["sources"].items():
-        if (unknown := _unknown_share([source])) is not None and unknown > MOST_UNKNOWN:
-            words = ", ".join(map(repr, manifest.get("unknown_words", {}).get(name, ())))
+        if (unknown := _unknown_share([source])) > MOST_UNKNOWN:
+            words = ", ".join(map(repr, manifest["unknown_words"].get(name, ())))
             yield (
                 f"warning: {unknown:.1%} of the tokens of {name} are unknown to the vocabulary"
                 f"{f', such as {words}' if words else ''}; leave tokenizer.path empty to learn a vocabulary of this "
                 f"text, or set --config.tokenizer.extend"
+            )
+
+
+def _hints(manifest: Mapping) -> Iterator[str]:
+    """Yields lines about sequences that are hardly filled, and about pairs without a real next sentence."""
+    totals, recipe = manifest["corpus"], manifest["recipe"]
+    none = ", --config.data.next_sentence=none (sequences run across documents)"
+    for length, share in manifest["real_tokens_share"].items():
+        if share < LEAST_FULL:
+            per_document = totals["train_tokens"] / max(1, totals["train_documents"])
+            yield (
+                f"most of a sequence of {length} is padding, since a document has {per_document:.0f} tokens on "
+                f"average; if they are paragraphs of longer texts, set --config.data.document=file"
+                f"{none * (recipe['next_sentence'] != 'none')}, or --config.packing=True"
             )
     if recipe["next_sentence"] == "pairs" and not totals["train_several_sentences"]:
         yield (
