@@ -1,7 +1,7 @@
 """Classification and regression of texts and pairs of texts, shared by GLUE and the user's own tables."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from bertjax.tasks.finetuning import SEPARATOR, Dataset, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs, encode_windows
+from bertjax.tasks.table_summary import KEEPS_MORE, TableSummary
 from bertjax.tasks.targets import Target
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import workdir
@@ -60,11 +61,12 @@ def windows_of(config) -> Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Labelled rows; `suffix` is appended to the names of their metrics."""
+    """Labelled rows; `suffix` is appended to the names of their metrics; `skipped` counts the others, by reason."""
 
     rows: Sequence[Row]
     columns: Columns
     suffix: str = ""
+    skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def dataset(
@@ -86,8 +88,7 @@ def dataset(
         encoded = encode(table, target, tokenizer, max_seq_length, windows)
         splits.append(encoded)
         name = "training" if table is train else f"dev{table.suffix}"
-        if encoded.cut:
-            notes.append(f"{encoded.cut} of {len(table.rows)} {name} examples truncated to {max_seq_length} tokens")
+        notes += summary(table, encoded, tokenizer, name, windows).lines(max_seq_length)
         if len(encoded.examples) > len(table.rows):
             notes.append(f"{len(table.rows)} {name} texts in {len(encoded.examples)} windows")
     if counts := target.counts(splits[0].values):
@@ -109,19 +110,34 @@ def dataset(
     )
 
 
+def summary(table: Table, encoded: "EncodedTable", tokenizer: Tokenizer, name: str, windows: Windows) -> TableSummary:
+    """Returns the summary of a table."""
+    keeps = KEEPS_MORE if windows.combine else f"{KEEPS_MORE}, and --config.data.windows=mean keeps all in windows"
+    return TableSummary(
+        name,
+        len(table.rows),
+        encoded.examples,
+        tokenizer,
+        skipped=table.skipped,
+        parts=len(table.columns.texts),
+        lost=encoded.lost,
+        keeps=keeps,
+    )
+
+
 class EncodedTable(NamedTuple):
     """The examples of a table, each a text or a window of one.
 
     Attributes:
       values: the label of each text.
       owners: the number of the text of each example.
-      cut: how many texts were truncated.
+      lost: how many tokens of each text were cut off.
     """
 
     examples: Examples
     values: np.ndarray
     owners: np.ndarray
-    cut: int
+    lost: Sequence[int]
 
 
 def _samples(table: Table, target: Target, encoded: EncodedTable) -> Callable[[list[np.ndarray]], dict[str, str]]:
@@ -156,7 +172,8 @@ def labelled(source: Pretrained, table: Table, target: Target) -> tuple[OutputLa
     """Returns the output layer of a checkpoint, and the examples of a table with how they are scored."""
     windows = windows_of(source.settings)
     encoded = encode(table, target, source.tokenizer, source.max_seq_length, windows)
-    return target.output_layer, split(target, encoded, windows)
+    note = "\n".join(summary(table, encoded, source.tokenizer, "labelled", windows).lines(source.max_seq_length))
+    return target.output_layer, dataclasses.replace(split(target, encoded, windows), note=note)
 
 
 def encode(
@@ -164,19 +181,24 @@ def encode(
 ) -> EncodedTable:
     """Encodes a table."""
     values = np.array([target.value(row, table.columns.label) for row in table.rows])
-    examples, owners, cut = _encoded(list(_texts(table)), tokenizer, max_seq_length, windows)
-    return EncodedTable(dataclasses.replace(examples, labels=values[owners]), values, owners, sum(cut))
+    lost: list[int] = []
+    examples, owners, _ = _encoded(list(_texts(table)), tokenizer, max_seq_length, windows, lost)
+    return EncodedTable(dataclasses.replace(examples, labels=values[owners]), values, owners, lost)
 
 
 def _encoded(
-    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, max_seq_length: int, windows: Windows
+    texts: Sequence[tuple[str, ...]],
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    windows: Windows,
+    lost: list[int] | None = None,
 ) -> tuple[Examples, np.ndarray, list[bool]]:
     """Returns the examples of texts or pairs, the number of the text of each, and which texts were truncated."""
     firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
     if windows.combine:
-        *arrays, owners, cut = encode_windows(tokenizer, firsts, seconds, max_seq_length, windows.stride)
+        *arrays, owners, cut = encode_windows(tokenizer, firsts, seconds, max_seq_length, windows.stride, lost)
     else:
-        *arrays, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
+        *arrays, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length, lost)
         owners = np.arange(len(texts))
     return Examples(*arrays), owners, cut
 

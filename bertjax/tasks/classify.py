@@ -74,7 +74,7 @@ def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
     if holdout.is_file_of_run(path, source.settings.data, source.fingerprints):
         _, rows, note = _divided(rows, target, source.settings.data)
     layer, split = classification.labelled(source, Table(rows, columns_of(source.settings)), target)
-    return layer, dataclasses.replace(split, note=note)
+    return layer, dataclasses.replace(split, note="\n".join(filter(None, (note, split.note))))
 
 
 def columns_of(config) -> Columns:

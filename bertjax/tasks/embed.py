@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import ml_collections
 import numpy as np
@@ -25,6 +25,7 @@ from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.tasks.searches import Search
+from bertjax.tasks.table_summary import TableSummary
 from bertjax.tasks.text_sets import DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, EncodedTexts, Source, TextSet
 from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
@@ -63,6 +64,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         raise UserError(f"config.data.dev.path = '': {differs}; name the file of the dev set, or leave data.dev out")
     for name, source in training_sets(data).items():
         found = text_sets.read(source, "train")
+        skipped = found.skipped
         if not name and is_file and is_divided(data):
             held_out, note = _held_out(data, found)
             notes.append(note)
@@ -71,9 +73,9 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         encoded = text_sets.encode(found, source.form, *how)
         sets.append(Share(text_sets.training_examples(encoded, found.labels), source.weight))
         texts.append((found, source.form))
-        notes.append(_describe(name or "training", found, encoded, config.max_seq_length))
+        notes += _describe(name or "training", found, encoded, tokenizer, config.max_seq_length, skipped)
     found, encoded = _read_judged(dev, ["dev"], held_out, *how)
-    notes.append(_describe("dev", found, encoded, config.max_seq_length))
+    notes += _describe("dev", found, encoded, tokenizer, config.max_seq_length)
     trained = itertools.chain.from_iterable(each.texts for each, _ in texts)
     notes += seen_in_training(trained, ("dev examples", found.texts))
     split, metric = judges.judged(found, encoded, _widths_of_loss(config, width_of(config)))
@@ -176,9 +178,15 @@ def _read_judged(
     return found, text_sets.encode(found, source.form, *how)
 
 
-def _describe(name: str, found: TextSet | Search, encoded: EncodedTexts, most: int) -> str:
-    cut = f", {encoded.cut} of them truncated to {most} tokens" if encoded.cut else ""
-    return f"{found.describe(name)}: {len(encoded.examples)} texts{cut}"
+def _describe(
+    name: str, found: TextSet | Search, encoded: EncodedTexts, tokenizer: Tokenizer, most: int, skipped: Mapping = {}
+) -> list[str]:
+    is_search = isinstance(found, Search)
+    used, rows = (len(found.queries), "queries") if is_search else (len(found.texts), "examples")
+    skipped = skipped or getattr(found, "skipped", {})
+    how = dict(rows=rows, texts="texts", skipped=skipped, lost=encoded.lost)
+    summary = TableSummary(name, used, encoded.examples, tokenizer, **how)
+    return [f"{found.describe(name)}: {len(encoded.examples)} texts", *summary.lines(most)]
 
 
 def labelled(source: Pretrained, path: str, widths: str | None = None, **said: str) -> tuple[OutputLayer, Split]:
@@ -203,6 +211,7 @@ def labelled(source: Pretrained, path: str, widths: str | None = None, **said: s
         held_out, note = _held_out(data, text_sets.read(trained, "train"))
     found, encoded = _read_judged(judging, ["test", "dev"], held_out, *how)
     split, _ = judges.judged(found, encoded, widths, source.decided or None)
+    note = "\n".join([*filter(None, [note]), *_describe("labelled", found, encoded, *how[1:])])
     return output_layer(), dataclasses.replace(split, note=note)
 
 
@@ -251,7 +260,11 @@ def vectors_of_search(source: Pretrained, search: Search) -> tuple[np.ndarray, n
     """Returns the vectors of queries and those of documents; shows the progress."""
     sides = (QUERY, search.queries), (DOCUMENT, search.documents)
     with Bar("vectors", [len(texts) for _, texts in sides], " texts") as bar:
-        return tuple(found for found, _ in _of_kinds(source, *sides, bar=bar))
+        made = list(_of_kinds(source, *sides, bar=bar))
+    for named, (_, cut) in zip(("queries", "documents"), made):
+        if any(cut):
+            print(f"{sum(cut)} of {len(cut)} {named} truncated to {source.max_seq_length} tokens", flush=True)
+    return tuple(vectors for vectors, _ in made)
 
 
 def _of_kinds(

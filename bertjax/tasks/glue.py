@@ -79,6 +79,7 @@ TASKS = {
     # The diagnostics have no training data: trains on MNLI, and also evaluates on the diagnostics if they have labels.
     "ax": dataclasses.replace(MNLI, folder="AX"),
 }  # fmt: skip
+RAGGED = "with a wrong number of columns"
 DIAGNOSTICS = "diagnostic-full.tsv"  # has labels, unlike the test file
 
 
@@ -90,7 +91,6 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     task, notes = TASKS[config.data.name], []
     if config.data.path.startswith(TFDS):
         tables = [_tfds(config.data.path, split, task, suffix) for split, suffix in _tfds_splits(task)]
-        dropped = 0
         if task.folder == "AX":
             notes.append(f"no labelled diagnostics in {config.data.path}: evaluates on MNLI's dev sets only")
     else:
@@ -98,14 +98,16 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         files = [("train.tsv", "")] + [(file, suffix) for (file, _), suffix in zip(task.dev, task.suffixes)]
         # The distributed files of QQP have a few lines with missing columns.
         read = [_read(folder / file, task.names, drop_ragged=task.folder == "QQP") for file, _ in files]
-        tables = [Table(rows, task.columns, suffix) for (rows, _), (_, suffix) in zip(read, files)]
-        dropped = sum(count for _, count in read)
+        tables = [
+            Table(rows, task.columns, suffix, {RAGGED: dropped}) for (rows, dropped), (_, suffix) in zip(read, files)
+        ]
         if task.folder == "AX":
             if (folder / DIAGNOSTICS).exists():
                 rows, _ = _read(folder / DIAGNOSTICS)
                 tables.append(Table(rows, Columns("Premise", "Hypothesis", "Label"), "_diagnostics"))
             else:
                 notes.append(f"no {folder / DIAGNOSTICS}: evaluates on MNLI's dev sets only")
+    dropped = sum(sum(table.skipped.values()) for table in tables)
     notes += [f"{dropped} lines with a wrong number of columns dropped"] if dropped else []
     names = task.metrics if task.folder != "AX" else ("accuracy", "matthews")
     target = Class(task.labels, names) if task.labels else Number(metrics=names)
@@ -129,9 +131,9 @@ def submission(source: Pretrained, path: str) -> tuple[str, str]:
 def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
     """Returns the output layer, and the examples in a file like the task's dev set with how they are scored."""
     task = TASKS[source.settings.data.name]
-    rows, _ = _read(path, task.names, drop_ragged=task.folder == "QQP")
+    rows, dropped = _read(path, task.names, drop_ragged=task.folder == "QQP")
     target = dataclasses.replace(targets.of_checkpoint(source), metrics=task.metrics)
-    return classification.labelled(source, Table(rows, task.columns), target)
+    return classification.labelled(source, Table(rows, task.columns, skipped={RAGGED: dropped}), target)
 
 
 def find_folder(path: str, name: str) -> epath.Path:

@@ -24,6 +24,7 @@ from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
+from bertjax.tasks.table_summary import TableSummary
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import JOINS, TEXT, join_of, join_words, split_words
 from bertjax.training import workdir
@@ -105,6 +106,8 @@ def dataset(
         f"{len(train)} training sentences, {words} words, {len(labels)} tags, in {len(examples)} sequences; "
         f"{len(dev)} dev sentences in {len(dev_examples)}"
     ]
+    for name, side, made in (("training", train, examples), ("dev", dev, dev_examples)):
+        notes += TableSummary(name, len(side), made, tokenizer, rows="sentences").lines(max_seq_length)
     notes += seen_in_training((s.words for s in train), ("dev sentences", (s.words for s in dev)))
     if unread := examples.unread + dev_examples.unread:
         notes.append(f"{unread} words truncated or replaced by [UNK]: they have too many pieces, or none")

@@ -3,11 +3,13 @@
 import numpy as np
 
 
-def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int):
+def encode_pairs(
+    tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int, lost: list[int] | None = None
+):
     """Encodes `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`; returns ids, token types, and whether each was truncated.
 
     What surrounds the texts is as the tokenizer says. A pair that is too long loses the last token of its longer side,
-    repeatedly (run_classifier._truncate_seq_pair).
+    repeatedly (run_classifier._truncate_seq_pair). `lost` gets the number of tokens that each loses.
     """
     encoded = [tokenizer.encode_ids(firsts), tokenizer.encode_ids(seconds) if seconds is not None else None]
     is_pair = seconds is not None
@@ -16,6 +18,8 @@ def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_se
     for index, a in enumerate(encoded[0]):
         b = encoded[1][index] if is_pair else []
         cut.append(len(a) + len(b) > room)
+        if lost is not None:
+            lost.append(max(0, len(a) + len(b) - room))
         if cut[-1]:
             keep_a = max(room - len(b), min(len(a), room - room // 2))  # b is cut first on a tie
             a, b = a[:keep_a], b[: room - min(keep_a, len(a))]
@@ -26,13 +30,21 @@ def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_se
     return input_ids, token_types, cut
 
 
-def encode_windows(tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int, stride: int):
+def encode_windows(
+    tokenizer,
+    firsts: list[str],
+    seconds: list[str] | None,
+    max_seq_length: int,
+    stride: int,
+    lost: list[int] | None = None,
+):
     """Encodes texts as `encode_pairs`, but none is truncated: a long one is cut into windows that begin `stride` tokens
     after each other.
 
     Of a pair it is the second text that is cut, and all windows have the first one, or its beginning: half of the room.
 
-    Returns ids, token types, the number of the text that each window is of, and whether each first text was truncated.
+    Returns ids, token types, the number of the text that each window is of, and whether each first text was truncated;
+    `lost` gets the number of tokens that each loses.
     """
     is_pair = seconds is not None
     room = max_seq_length - len(tokenizer.framed((), () if is_pair else None))
@@ -42,6 +54,8 @@ def encode_windows(tokenizer, firsts: list[str], seconds: list[str] | None, max_
     for number, (first, ids) in enumerate(zip(asked, long)):
         kept = first[: max(room // 2, room - len(ids))]
         cut.append(len(kept) < len(first))
+        if lost is not None:
+            lost.append(len(first) - len(kept))
         for start in window_starts(len(ids), room - len(kept), stride):
             window = ids[start : start + room - len(kept)]
             framed = tokenizer.framed(kept, window) if is_pair else tokenizer.framed(window)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from bertjax import families, objectives, tasks
 from bertjax.config import BertConfig, UserError, fields_of
 from bertjax.data import preparation
-from bertjax.data.preparation import vocabulary
+from bertjax.data.preparation import summary, vocabulary
 from bertjax.data.progress import phase
 from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import fingerprint, read_manifest
@@ -323,6 +323,8 @@ def find_or_prepare(config, workdir: epath.Path, is_new: bool = True) -> tuple[e
             )
         if changes and jax.process_index() == 0:
             print(f"data.corpus: {'; '.join(changes)}; going on with the records of before", flush=True)
+        for line in summary.warnings_of(manifest) if is_new and jax.process_index() == 0 else ():
+            print(line, flush=True)
     if manifest is None and config.data.next_sentence != "pairs":
         raise UserError(
             f"config.data.next_sentence = {config.data.next_sentence!r}: the records in {folder} have no manifest, and "

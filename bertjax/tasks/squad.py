@@ -22,6 +22,7 @@ from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import window_starts
 from bertjax.tasks.squad_files import Question
+from bertjax.tasks.table_summary import TableSummary
 from bertjax.text.tokenizer import Encoding, Tokenizer
 from bertjax.text.words import whole_characters
 from bertjax.training import workdir
@@ -77,6 +78,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     else:
         paths = (squad_files.find_file(data.path, name, data.version) for name in ("train", "dev"))
         train, dev = map(squad_files.read, paths)
+    found = len(train)
     train, notes = squad_files.well_placed(data, train, dev)
     if data.version == "v1.1" and not all(question.answers for question in (*train, *dev)):
         raise UserError("config.data.version = 'v1.1': the data has questions without an answer; use squad.py:v2.0")
@@ -84,9 +86,14 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         max_seq_length=config.max_seq_length, doc_stride=data.doc_stride, max_query_length=data.max_query_length
     )
     encoded = encode(train, tokenizer, **sizes, with_labels=True)
-    dev_examples, dev_windows, dev_cut, *_ = encode(dev, tokenizer, **sizes, with_labels=False)
+    dev_encoded = encode(dev, tokenizer, **sizes, with_labels=False)
+    dev_examples, dev_windows, dev_cut, *_ = dev_encoded
     notes += encoded.notes(train, data.max_query_length)
     notes += (f"{dev_cut} dev questions truncated to {data.max_query_length} tokens",) if dev_cut else ()
+    skipped = {"with an answer that is not at its answer_start": found - len(train)}
+    for name, side, made, left in (("training", train, encoded, skipped), ("dev", dev, dev_encoded, {})):
+        how = dict(rows="questions", skipped=left, parts=2)
+        notes += tuple(TableSummary(name, len(side), made.examples, tokenizer, **how).lines(config.max_seq_length))
     asked, asked_in_dev = ([(question.text, question.context) for question in side] for side in (train, dev))
     notes += tuple(seen_in_training(asked, ("dev questions", asked_in_dev)))
     split = _split(dev, dev_examples, dev_windows, data.version)

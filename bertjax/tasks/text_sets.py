@@ -4,7 +4,8 @@ A set has one of the `FORMS`. It is a file, or the train or dev file of a folder
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +31,12 @@ class TextSet(NamedTuple):
     Attributes:
       texts: the texts of each example; all have as many.
       values: the score or the label of each example; None: the first two texts belong together, others do not.
+      skipped: how many rows of the file are no examples, by reason.
     """
 
     texts: Sequence[tuple[str, ...]]
     values: np.ndarray | None = None
+    skipped: Mapping[str, int] = types.MappingProxyType({})
 
     @property
     def labels(self) -> np.ndarray:
@@ -161,18 +164,19 @@ def _read_sentences(path: epath.Path, texts: Sequence[str], label: str) -> TextS
         found = [line.strip() for line in read_text(path).splitlines()]
     else:
         found = [_texts(row, texts[:1])[0] for row in read_table(path)[0]]
-    found = [(text, text) for text in found if text]
-    if not found:
+    kept = [(text, text) for text in found if text]
+    if not kept:
         raise UserError(f"{path}: no text in it")
-    return TextSet(found)
+    return TextSet(kept, skipped={"empty": len(found) - len(kept)})
 
 
 def _read_squad(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
     del texts, label
-    found = [(asked.text, asked.context) for asked in squad_files.read(path) if asked.answers]
+    asked = squad_files.read(path)
+    found = [(each.text, each.context) for each in asked if each.answers]
     if not found:
         raise UserError(f"{path}: no question with an answer in it")
-    return TextSet(found)
+    return TextSet(found, skipped={"questions without an answer": len(asked) - len(found)})
 
 
 def _read_beir(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
@@ -272,11 +276,13 @@ class EncodedTexts(NamedTuple):
       examples: each is one text, and each text occurs once.
       numbers: `[examples of the set, texts]`: which of these each text of the set is; see also `encode_search`.
       cut: how many were truncated.
+      lost: how many tokens of each text were cut off.
     """
 
     examples: Examples
     numbers: np.ndarray
     cut: int
+    lost: Sequence[int] = ()
 
 
 def encode(
@@ -300,8 +306,9 @@ def encode_search(search: Search, prompts: dict[str, str], tokenizer: Tokenizer,
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer, max_seq_length: int) -> EncodedTexts:
     which, once = _numbered(texts)
-    input_ids, token_types, cut = encode_pairs(tokenizer, once, None, max_seq_length)
-    return EncodedTexts(Examples(input_ids, token_types), which, sum(cut))
+    lost: list[int] = []
+    input_ids, token_types, cut = encode_pairs(tokenizer, once, None, max_seq_length, lost)
+    return EncodedTexts(Examples(input_ids, token_types), which, sum(cut), lost)
 
 
 def _numbered(texts: Iterable[str]) -> tuple[np.ndarray, list[str]]:

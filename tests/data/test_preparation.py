@@ -1,5 +1,6 @@
 """Preparation from end to end: the same bytes for any number of workers, nothing lost or leaked; vocabularies."""
 
+import bz2
 import collections
 import hashlib
 import random
@@ -335,6 +336,74 @@ def test_a_document_that_is_not_used_is_no_random_next_segment_either(tmp_path, 
     assert (batch["input_ids"] == 5).any() and not (batch["word_ids"] == 6).any()
     config.data.corpus, config.data.mixture = "", ""  # whoever trains on the records needs no corpus
     preparation.check_recipe(config, manifest, tmp_path / "out")
+
+
+RECIPES = {
+    "pairs": dict(),
+    "copies": dict(dupe_factor=3, masking="dynamic"),
+    "order": dict(next_sentence="order", do_whole_word_mask=True),
+    "none": dict(next_sentence="none", do_span_mask=True),
+    "compact": dict(next_sentence="none", masking="dynamic", layout="compact"),
+    "stream": dict(next_sentence="none", masking="dynamic", stream=True, short_seq_prob=0.0),
+    "apart": dict(next_sentence="none", masking="dynamic", mix_when="read"),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_words_of_the_corpus_are_in_records_or_counted_as_cut(name, monkeypatch, tmp_path, in_process, capsys):
+    """Each word occurs once, so the words in the records can be compared with the counts."""
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
+    rng, words = random.Random(0), iter([f"w{number}" for number in range(9000)])
+    lines = [[" ".join(next(words) for _ in range(rng.choice((1, 5, 20, 70)))) for _ in range(4)] for _ in range(50)]
+    for number, part in enumerate((lines[:40], lines[40:])):
+        (tmp_path / f"{number}.txt").write_text("\n\n".join(map("\n".join, part)))
+    used = " ".join(map(" ".join, lines)).split()
+    config = with_vocabulary(tiny_config(), tmp_path, *used)
+    config.data.corpus = [str(tmp_path / "0.txt"), str(tmp_path / "1.txt")]
+    config.data.update(**{"dupe_factor": 1, "heldout_fraction": 0.2, "split_sentences": False, **RECIPES[name]})
+    config.data.mixture = f"{tmp_path}/1.txt=1.5" if name != "apart" else ""  # some documents are used twice
+    totals = preparation.prepare(config, tmp_path / "out")["corpus"]
+    printed = capsys.readouterr().out
+    assert totals["train_tokens"] + totals["heldout_tokens"] == len(used)
+    for length, predictions in ((32, 5), (64, 10)):
+        kept = 0
+        for split in selection.SPLITS:
+            batch = everything(tmp_path / "out", length, predictions, split)
+            ids = unmasked(batch) if config.data.masking == "static" else batch["input_ids"]
+            kept += totals[f"{split}_tokens_in_records_of_{length}"]
+            assert totals[f"{split}_tokens_in_records_of_{length}"] == len({*ids[ids > 4]})
+        cut = len(used) - kept
+        assert f"{len(used):,} tokens = {kept:,} in records, {cut:,}" in printed
+        assert (cut == 0) == (name in ("none", "compact", "apart"))
+        assert (f"are in no record of length {length}: " in printed) == (cut > 0.01 * len(used))
+
+
+def test_files_and_documents_add_up(monkeypatch, tmp_path, in_process, capsys):
+    config = many_blocks(monkeypatch, tmp_path, documents=80)
+    texts, line = tmp_path / "texts", '{"text": "The fox saw a dog near the river ."}\n'
+    (texts / "sub").mkdir(parents=True)
+    files = {"a.txt": "Once .\n\n\u200b\n\nzz yy .", "empty.txt": "", "b.json": line, "sub/c.JSON": line}
+    files |= {"array.json": f"[{line}]", "meta.json": '{"version": 1}', "pretty.json": "{\n}", "none.md": "x"}
+    files |= {"bad.jsonl": f'1\n{line}{{"text": ""}}', "sub/f.txt.bz2": bz2.compress(b"A dog .\n\nOne .")}
+    files |= {"d.csv": "x", ".hidden": "x", "e.png": "x", "noname": "x"}
+    for name, content in files.items():
+        (texts / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    config.data.corpus = [*config.data.corpus, str(texts)]
+    config.data.update(on_bad_document="skip", mixture=f"{tmp_path}/2.txt=0.1", dupe_factor=1)
+    config.data.cleaning.update(duplicate_documents=True, min_words=2)
+    capsys.readouterr()
+    manifest = preparation.prepare(config, tmp_path / "out")
+    printed, totals, removed = capsys.readouterr().out, manifest["corpus"], manifest["cleaning"]
+    assert f"files of {texts}: 14 found = 5 read, 1 without a document, 8 skipped" in printed
+    assert "3 skipped for their content, such as " in printed and "array.json: not read: one JSON array" in printed
+    assert "1 .csv (d.csv): write them as .jsonl" in printed and "2 hidden, .png (.hidden, e.png)" in printed
+    assert totals["read_documents"] == 80 + 3 + 3 + 2 + 2 and totals["empty_documents"] == 1
+    assert removed["bad_documents"] == 1 and removed["duplicate_documents"] == 2
+    used = totals["train_documents"] + totals["heldout_documents"] + totals["documents_without_tokens"]
+    assert totals["unused_documents"] > 20 and totals["documents_without_tokens"] <= 1
+    unused = totals["empty_documents"] + totals["unused_documents"]
+    assert totals["read_documents"] == used + unused + sum(removed.values())
+    assert f"{texts} are unknown to the vocabulary, such as " in printed and "'fox'" in printed
 
 
 def test_finished_records_are_not_written_over(corpus_file, records_folder, tmp_path):

@@ -15,7 +15,16 @@ from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents import tables
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.tasks import classification, classify, finetuning, finetuning_run, metrics, output_layers, predicted_table
+from bertjax.tasks import (
+    classification,
+    classify,
+    finetuning,
+    finetuning_run,
+    metrics,
+    output_layers,
+    predicted_table,
+    text_sets,
+)
 from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
 from bertjax.tasks.targets import labels_of
 from bertjax.training.sinks.jsonl import read_metrics
@@ -126,6 +135,27 @@ def test_labels_as_people_write_them(tmp_path, suffix, written, cells):
     first, second = dataset.labels
     assert f"3 training examples: 2 {first}, 1 {second}; 1 without a label" in dataset.notes
     assert dataset.baseline == pytest.approx(2 / 3)  # of both labels for every text: 3 of 6 right, all 3 found
+
+
+def test_rows_and_tokens_of_a_table_add_up(tmp_path):
+    """Of tagged sentences, questions and sets of vectors as well: all have the same summary."""
+    texts = ["ship sail harbour wave ship sail", "ship", "qqq", "\u200b"]
+    for name in ("train", "dev"):
+        write_table(tmp_path / f"{name}.jsonl", [{"text": t, "topics": "ab"[i % 2]} for i, t in enumerate(texts)])
+    config = config_for(tmp_path, multi_label="", windows="", doc_stride=2)
+    config.max_seq_length = 6
+    notes = classify.load(config, tokenizer()).notes
+    assert notes[0] == "training: 4 examples found = 4 used, 0 skipped; 6 tokens, 16.67% of them unknown"
+    assert notes[1].startswith("1 of 4 training examples truncated to 6 tokens: 25.00% of the tokens are cut, 2 of ")
+    assert "--config.data.windows=mean" in notes[1]
+    assert notes[2] == "1 of 4 training examples are empty: they have no token"
+    assert notes[3].startswith("warning: 16.7% of the tokens of the training examples are unknown to the vocabulary")
+    config.data.windows = "mean"
+    assert not any("truncated" in note for note in classify.load(config, tokenizer()).notes)
+    (tmp_path / "train.txt").write_text("\n".join(["", *texts[:3]]))
+    sentences = text_sets.PAIRS | dict(path=f"{tmp_path}/train.txt", form="sentences")
+    found = text_sets.read(text_sets.Flagged("", **sentences))
+    assert len(found.texts) == 3 and found.skipped == {"empty": 1}
 
 
 def test_a_column_for_each_label(tmp_path):

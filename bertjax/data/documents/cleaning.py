@@ -53,6 +53,7 @@ CHANGES = {  # changes that are counted
     "near_duplicates": "documents left out, which resemble an earlier one",
     "repeated_lines": "lines left out, which more than data.cleaning.max_line_documents documents have",
 }
+LINES = ("normalized_lines", "repeated_lines")  # the changes that count lines; others count documents
 
 
 def describe(counts: Mapping) -> str:

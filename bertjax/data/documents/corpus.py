@@ -26,6 +26,7 @@ class Portion(NamedTuple):
     identity: str  # changes if the text may have changed
     bytes: int  # bytes of the files as stored, or those that a data set states; 0 if unknown
     stamps: bytes = b""  # `STAMP_BYTES` a file: a hash of its size and modified time
+    others: tuple[tuple[str, int, tuple[str, ...]], ...] = ()  # `reading.Kinds` of a source, with its first portion
 
     @property
     def weight(self) -> int:
@@ -47,10 +48,15 @@ def portions(sources: Sequence[str]) -> list[Portion]:
         elif source.startswith("hf:"):
             found.append(Portion(source, len(found), (), *_hf_identity(source, _load_hf(source))))
         else:
-            for files in _group(reading.find_files(source)):
+            listing = reading.list_files(source)
+            kinds = reading.kinds_of(source, listing.others).items()
+            others = tuple((kind, count, tuple(names)) for kind, (count, names) in kinds)
+            for files in _group(listing.files):
                 paths, stamps = tuple(file.path for file in files), b"".join(map(_stamp, files))
-                identity = _hash("\n".join(paths).encode() + stamps)
-                found.append(Portion(source, len(found), paths, identity, sum(f.size for f in files), stamps))
+                identity = _hash("\n".join(paths).encode(errors="surrogateescape") + stamps)
+                size = sum(file.size for file in files)
+                found.append(Portion(source, len(found), paths, identity, size, stamps, others))
+                others = ()
     return found
 
 
@@ -150,11 +156,9 @@ def extents(found: Iterable[Portion]) -> dict[str, Extent]:
     }
 
 
-def read_group(group: Group, how: Reading) -> Iterator[tuple[str, Document]]:
-    """Yields the documents of a group, each with the source that it is from."""
-    for portion in group.portions:
-        for document in read_portion(portion, how):
-            yield portion.source, document
+def others_of(found: Iterable[Portion]) -> dict[str, reading.Kinds]:
+    """Returns the files of each source that are not read because of their names."""
+    return {part.source: {kind: (n, [*names]) for kind, n, names in part.others} for part in found if part.others}
 
 
 def read_documents(sources: Sequence[str], how: Reading = reading.DEFAULT) -> Iterator[Document]:
@@ -168,11 +172,14 @@ def read_documents(sources: Sequence[str], how: Reading = reading.DEFAULT) -> It
         check_not_empty({source: count})
 
 
-def check_not_empty(counts: Mapping[str, int]) -> None:
-    """Raises `UserError` if one of the sources has no documents. `counts` are the documents of all its portions."""
+def check_not_empty(counts: Mapping[str, int], faults: Mapping[str, str] = {}) -> None:
+    """Raises `UserError` if one of the sources has no documents.
+
+    `counts` are the documents of all its portions; `faults` is the fault of one of its files.
+    """
     for source, count in counts.items():
         if not count:
-            raise UserError(f"data.corpus: {source!r} contains no text; {reading.READABLE}")
+            raise UserError(f"data.corpus: {source!r} contains no text; {faults.get(source, reading.READABLE)}")
 
 
 def _stamp(file: File) -> bytes:

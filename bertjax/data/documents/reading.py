@@ -1,5 +1,7 @@
-"""Reads documents from .txt, .jsonl and .parquet files, given as files, folders or globs, also on gs:// and s3://."""
+"""Reads documents from .txt, .jsonl, .json and .parquet files: files, folders or globs, also on gs:// and s3://."""
 
+import bz2
+import collections
 import dataclasses
 import functools
 import glob
@@ -24,10 +26,11 @@ from bertjax.files import parse_texts
 # quietly on an unfinished frame, lzma's at whatever follows the first stream and is none.
 DECOMPRESSORS = {
     ".gz": lambda: zlib.decompressobj(wbits=31),  # gzip's format, with its checksum
+    ".bz2": bz2.BZ2Decompressor,
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
     ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(),  # the most that zstd writes
 }
-SUFFIXES = (".txt", ".jsonl", ".parquet")
+SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
 BEGINNINGS = {  # first bytes of files that are no text, after decompression
     b"\x1f\x8b": "compressed (.gz)",
     b"\xfd7zXZ\x00": "compressed (.xz)",
@@ -39,9 +42,22 @@ BEGINNINGS = {  # first bytes of files that are no text, after decompression
     b"\xff\xfe": "UTF-16 (convert it with iconv -f utf-16 -t utf-8)",
     b"\xfe\xff": "UTF-16 (convert it with iconv -f utf-16 -t utf-8)",
 }
+MOST_SNIFFED = 64  # first bytes, of which a text has hardly any zeros
 MAX_DOCUMENT_CHARACTERS = 20_000_000  # workers hold whole documents; the longest books have a quarter of that
 MAX_LINE_BYTES = 8 * MAX_DOCUMENT_CHARACTERS  # such as a JSON object with a document and other fields
-READABLE = "supported are .txt and .jsonl, plain or as .gz, .xz, .zst, and .parquet"
+READABLE = "supported are .txt, .jsonl and .json (JSON lines), plain or as .gz, .bz2, .xz, .zst, and .parquet"
+TO_JSON_LINES = "write an object with the text in each line, with jq -c '.[]' for an array"
+HIDDEN, NO_SUFFIX = "hidden", "without a suffix"  # kinds of files that are not read, besides their suffixes
+REMEDIES = {  # by kind; other kinds, such as images, have none
+    **dict.fromkeys((NO_SUFFIX, ".md", ".rst", ".text", ".tex", ".log"), "rename them to .txt if they are text"),
+    **dict.fromkeys((".ndjson", ".jsonlines", ".jl"), "rename them to .jsonl"),
+    **dict.fromkeys((".csv", ".tsv"), "write them as .jsonl, or name hf:FOLDER"),
+    **dict.fromkeys((".html", ".htm", ".xml", ".pdf", ".docx", ".epub"), "extract their text to .txt"),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "unpack them"),
+    ".arrow": "write them as .parquet",
+    "folder": "name them by themselves, or write ** in the pattern",
+}
+NAMED, NAMED_KINDS = 3, 4  # how many files, and kinds of files, are named
 PARQUET_ROWS = 64  # rows read at a time
 CHUNK_BYTES = 1 << 18  # bytes read at a time
 REQUEST_SECONDS = 120  # a request to gs:// is repeated for so long; the library's own limit is 15 minutes
@@ -79,12 +95,15 @@ class Reading:
       on_bad: called with what is wrong with a document, "FILE:LINE: ...", and perhaps with a remedy other than `SKIP`.
         If it returns, the document is left out.
       on_read: called with the number of bytes of each piece that has been read, as stored.
+      count: called with "files" for each file that has documents, "empty_files" for each other, "empty_documents" for
+        each document without text, and with "skipped_files", path and fault for each .json that is no JSON lines.
     """
 
     text_column: str = "text"
     document: str = "blank_line"
     on_bad: Callable[..., None] = stop_at
     on_read: Callable[[int], None] = lambda size: None
+    count: Callable[..., None] = lambda what, *details: None
 
 
 DEFAULT = Reading()
@@ -92,28 +111,109 @@ DEFAULT = Reading()
 
 def read_file(path: str, how: Reading = DEFAULT) -> Iterator[Document]:
     """Yields the documents of a file. Raises `UserError` with file and line if it is damaged, cut off, or no text."""
-    readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    return readers[_suffixes(path)[0]](path, how)
+    readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".json": _read_jsonl, ".parquet": _read_parquet}
+    suffix, document = _suffixes(path)[0], None
+    if suffix == ".json" and (fault := _fault_of_json(path, how)):
+        how.count("skipped_files", path, fault)
+        return
+    for document in readers[suffix](path, how):
+        yield document
+    how.count("files" if document else "empty_files")
+
+
+def _fault_of_json(path: str, how: Reading) -> str:
+    """Says why a .json file is not read: its first line is no object with a text; "" if it is one, or no line."""
+    quiet = Reading(on_bad=lambda *_: None)
+    line = next((line for _, line in read_lines(path, quiet) if line is None or line.strip()), None)
+    if line is None:  # `read_file` names a line that is too long or no text
+        return ""
+    try:
+        found = parse_json(line, dict[str, Any])
+    except ValueError:
+        is_array = line.lstrip().startswith("[")
+        return f"{'one JSON array' if is_array else 'no JSON lines'}; {TO_JSON_LINES}"
+    if how.text_column in found:
+        return ""
+    return f'no "{how.text_column}" in the first line, but {", ".join(found) or "nothing"}; set data.text_column'
+
+
+class Listing(NamedTuple):
+    """The files of a source: those that are read, and the paths of the others, each sorted."""
+
+    files: list[File]
+    others: list[str]
 
 
 def find_files(source: str) -> list[File]:
-    """Returns the corpus files of a file, a folder (recursively) or a glob, sorted by path.
+    """Returns `list_files` of a source without the others."""
+    return list_files(source).files
 
-    Raises `UserError` if there are none, or if a folder or a link cannot be followed.
+
+def list_files(source: str) -> Listing:
+    """Lists the corpus files of a file, a folder (recursively) or a glob, and the files there that are not read.
+
+    Raises `UserError` if there are no corpus files, or if a folder or a link cannot be followed.
     """
     try:
-        files = (_find_remote if "://" in source else _find_local)(source)
+        files, others = (_find_remote if "://" in source else _find_local)(source)
     except FileNotFoundError as error:
         missing = error.filename if isinstance(error.filename, str) and "://" not in source else source  # a link's end
         raise UserError(f"data.corpus: no file or folder {missing!r}") from None
     except (OSError, pyarrow.ArrowException, ImportError, ValueError, NotImplementedError) as error:
         raise UserError(f"data.corpus: {source!r} cannot be listed ({first_line(error)})") from None
     if not files:
-        raise UserError(f"data.corpus: no text files in {source!r}; {READABLE}")
+        there = describe_kinds(kinds_of(source, others))
+        raise UserError(f"data.corpus: no text files in {source!r}{f', but {there}' if there else ''}; {READABLE}")
     for file in files:  # manifests and messages name the files
         if file.path != surrogates.replaced(file.path):
             raise UserError(f"data.corpus: the name of {os.fsencode(file.path)!r} is not UTF-8; rename the file")
-    return sorted(files)
+    return Listing(sorted(files), sorted(others))
+
+
+Kinds = dict[str, tuple[int, list[str]]]  # kind of a file -> how many there are, and the names of the first ones
+
+
+def kinds_of(source: str, paths: Iterable[str]) -> Kinds:
+    """Returns the kinds of files that are not read: their suffix, `NO_SUFFIX`, `HIDDEN` or "folder"."""
+    start = os.path.join(source, "") if not _is_pattern(source) else os.path.dirname(re.split(r"[*?[]", source)[0])
+    by_kind = collections.defaultdict(list)
+    for path in sorted(paths):
+        name = path.removeprefix(start).lstrip("/")
+        by_kind[_kind_of(name)].append(printable(name))
+    return {kind: (len(names), names[:NAMED]) for kind, names in sorted(by_kind.items(), key=lambda x: -len(x[1]))}
+
+
+def _kind_of(name: str) -> str:
+    if name.endswith("/"):
+        return "folder"
+    if any(part.startswith(".") for part in name.split("/")):
+        return HIDDEN
+    suffix, compression = _suffixes(name)
+    return f"{suffix}{compression}" or NO_SUFFIX
+
+
+def describe_kinds(kinds: Kinds) -> str:
+    """Describes files that are not read: "2 .csv (a.csv, b.csv): write them as .jsonl; 1 hidden"."""
+    by_remedy = collections.defaultdict(list)
+    for kind in kinds:
+        by_remedy[_remedy(kind)].append(kind)
+    parts = []
+    for remedy, alike in by_remedy.items():
+        count = sum(kinds[kind][0] for kind in alike)
+        names = [name for kind in alike for name in kinds[kind][1]][:NAMED]
+        named = f" ({', '.join(names)}{', ...' if count > len(names) else ''})"
+        more = ", ..." if len(alike) > NAMED_KINDS else ""
+        parts.append(f"{count:,} {', '.join(alike[:NAMED_KINDS])}{more}{named}{f': {remedy}' if remedy else ''}")
+    return "; ".join(parts)
+
+
+def _remedy(kind: str) -> str:
+    return REMEDIES.get(kind) or REMEDIES.get(os.path.splitext(kind)[0], "")
+
+
+def printable(name: str) -> str:
+    """Returns the name of a file without line ends, and without bytes that are no UTF-8."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
 
 
 def file_at(path: str) -> File:
@@ -131,33 +231,50 @@ def file_at(path: str) -> File:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
-def _find_local(source: str) -> list[File]:
+def _find_local(source: str) -> tuple[list[File], list[str]]:
     if _is_pattern(source) and not os.path.exists(source):
-        paths = [p for p in glob.glob(source, recursive=True) if _is_text(p) and not os.path.isdir(p)]
-        return [file_at(path) for path in paths]
+        found = sorted(glob.glob(source, recursive=True))
+        folders = {path for path in found if os.path.isdir(path)}
+        paths = [path for path in found if path not in folders]
+        others = [path for path in paths if not _is_text(path)]
+        read_from = {parent for path in paths for parent in _parents(path)}
+        others += [f"{path}/" for path in folders if path.rstrip("/") not in read_from]
+        return [file_at(path) for path in paths if _is_text(path)], others
     if os.path.isdir(source):
-        return list(_walk(source.rstrip("/") or "/"))
+        files, others = [], []
+        for entry in _walk(source.rstrip("/") or "/"):
+            if _is_text(entry.name):
+                found = entry.stat()
+                files.append(File(entry.path, found.st_size, found.st_mtime_ns))
+            else:
+                others.append(entry.path)
+        return files, others
     os.stat(source)
-    return [file_at(_named(source))]
+    return [file_at(_named(source))], []
 
 
-def _walk(folder: str) -> Iterator[File]:
+def _parents(path: str) -> Iterator[str]:
+    while path := os.path.dirname(path.rstrip("/")).rstrip("/"):
+        yield path
+
+
+def _walk(folder: str) -> Iterator[os.DirEntry]:
+    """Yields the files in a folder and the folders in it."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
                 yield from _walk(entry.path)
-            elif _is_text(entry.name):
-                found = entry.stat()
-                yield File(entry.path, found.st_size, found.st_mtime_ns)
+            else:
+                yield entry
 
 
-def _find_remote(source: str) -> list[File]:
+def _find_remote(source: str) -> tuple[list[File], list[str]]:
     filesystem, inner = _filesystem_of(source)
     # Prepended to a path in the file system, it gives the path as the user writes it.
     prefix = source.rstrip("/").removesuffix(inner.lstrip("/"))
     info = filesystem.get_file_info(inner)
     if info.type == fs.FileType.File:
-        return [file_at(_named(source))]
+        return [file_at(_named(source))], []
     folder, pattern = inner, None
     if info.type != fs.FileType.Directory:
         if not _is_pattern(source):
@@ -165,11 +282,12 @@ def _find_remote(source: str) -> list[File]:
         # Folders on gs:// need not exist to have files, so there is no going down from one to the next.
         folder, pattern = re.split(r"/[^/]*[*?[]", inner)[0], re.compile(glob_translate(inner))
     infos = filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
+    infos = [info for info in infos if info.type != fs.FileType.Directory and (not pattern or pattern.match(info.path))]
     return [
         File(prefix + info.path.lstrip("/"), info.size or 0, _seconds(info.mtime))
         for info in infos
-        if info.type != fs.FileType.Directory and _is_text(info.path) and (not pattern or pattern.match(info.path))
-    ]
+        if _is_text(info.path)
+    ], [prefix + info.path.lstrip("/") for info in infos if not _is_text(info.path)]
 
 
 def _filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
@@ -200,7 +318,8 @@ def _is_pattern(source: str) -> bool:
 
 def _named(source: str) -> str:
     if not _is_text(source):
-        raise UserError(f"data.corpus: cannot read {source!r}; {READABLE}")
+        remedy = _remedy(_kind_of(os.path.basename(source))).replace("them", "it")
+        raise UserError(f"data.corpus: cannot read {source!r}; {f'{remedy}; ' if remedy else ''}{READABLE}")
     return source
 
 
@@ -257,6 +376,8 @@ def _check_beginning(path: str, content: bytes) -> None:
         if content.startswith(beginning):
             within = f"what is in it is {what}" if _suffixes(path)[1] else f"it is {what}, which its name does not say"
             raise UserError(f"{path}: not text: {within}; {READABLE}")
+    if 4 * content[:MOST_SNIFFED].count(0) > len(content[:MOST_SNIFFED]):
+        raise UserError(f"{path}: not text: UTF-16 (convert it with iconv -f utf-16le -t utf-8), or binary; {READABLE}")
 
 
 def _decoded(path: str, number: int, line: bytes | None, how: Reading) -> str | None:
@@ -405,3 +526,5 @@ def as_document(source: str, text: str, how: Reading) -> Iterator[Document]:
         how.on_bad(f"{source}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters")
     elif lines := [line for part in text.splitlines() if (line := part.strip())]:
         yield Document(source, lines)
+    else:
+        how.count("empty_documents")

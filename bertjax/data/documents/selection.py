@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ class Selected(NamedTuple):
     document: Document
     part: str
     copies: int  # how often it is used
+    source: str = ""
 
 
 def is_train(part: str) -> bool:
@@ -60,20 +61,25 @@ class Selection:
     def read(self, group: corpus.Group, counts: collections.Counter) -> Iterator[Selected]:
         """Yields the selected documents of a group, each of which is used at least once.
 
-        Increases `counts` by what cleaning changed, by the "bytes" that were read, as stored, and by the documents and
-        characters of each source, each as often as it is used.
+        Increases `counts` by what cleaning changed, by the "bytes" that were read, as stored, by the documents and
+        characters of each source, each as often as it is used, by the "unused_documents" that a mixture uses less than
+        once, and as `clean` does.
         """
         for position, source, document in self.clean(group, counts):
             if document := cleaning.without_repeats(document, position, self.repeats, self.data["cleaning"], counts):
                 selected = self._select(document, source)
                 counts["documents", source] += selected.copies
                 counts["characters", source] += selected.copies * sum(map(len, document.lines))
+                counts["unused_documents"] += not selected.copies
                 if selected.copies:
                     yield selected
 
     def clean(self, group: corpus.Group, counts: collections.Counter) -> Iterator[tuple[int, str, Document]]:
-        """Yields position, source and text of the documents that are used as far as can be said of them alone."""
+        """Yields position, source and text of the documents that are used as far as can be said of them alone.
 
+        Increases `counts` by the documents that were "read", and by the events that `Reading.count` names, each of a
+        source; the first skipped files are named.
+        """
         data, skips = self.data, self.data["on_bad_document"] == "skip"
 
         def on_read(size: int) -> None:
@@ -86,8 +92,25 @@ class Selection:
             if counts["bad_documents"] <= SHOWN:
                 _say_once(f"left out: {fault}")
 
-        how = reading.Reading(data["text_column"], data["document"], on_bad, on_read)
-        for place, (source, document) in enumerate(corpus.read_group(group, how)):
+        def on_bad_in_file(fault: str, remedy: str = reading.SKIP) -> None:
+            on_bad(fault, remedy)
+            counts["unreadable_documents"] += 1
+
+        def count(what: str, *details: str, source: str) -> None:
+            counts[what, source] += 1
+            if details:
+                path, fault = map(reading.printable, details)
+                _say_once(f"{path}: not read: {fault}")
+                if counts[what, source] <= reading.NAMED:
+                    counts["skipped_file", source, path, fault] += 1
+
+        def documents() -> Iterator[tuple[str, Document]]:
+            for portion in group.portions:
+                of_source = functools.partial(count, source=portion.source)
+                how = reading.Reading(data["text_column"], data["document"], on_bad_in_file, on_read, of_source)
+                yield from ((portion.source, document) for document in corpus.read_portion(portion, how))
+
+        for place, (source, document) in enumerate(documents()):
             counts["read", source] += 1
             if fault := sentences.fault_in(document, data["language"], data["split_sentences"]):
                 on_bad(fault)
@@ -107,10 +130,26 @@ class Selection:
     def _select(self, document: Document, source: str) -> Selected:
         text = "\n".join(document.lines)
         if is_heldout(text, self.data["heldout_fraction"], self.data["seed"]):
-            return Selected(document, self._part("heldout", source), 1)
+            return Selected(document, self._part("heldout", source), 1, source)
         copies, rest = divmod(self.data["dupe_factor"] * self.weights[source], 1)
         copies = int(copies) + (rest > 0 and _share(text, self.data["seed"], b"copy") < rest)
-        return Selected(document, self._part("train", source), copies)
+        return Selected(document, self._part("train", source), copies, source)
+
+
+def skipped_files(counts: Mapping) -> dict[str, list[tuple[str, str]]]:
+    """Returns the first files of each source that are not read for what is in them: (path, fault), by path."""
+    found: dict[str, list] = {}
+    for name in sorted(name for name in counts if isinstance(name, tuple) and name[0] == "skipped_file"):
+        _, source, path, fault = name
+        found.setdefault(source, []).append((path, fault))
+    return {source: files[: reading.NAMED] for source, files in found.items()}
+
+
+def check_not_empty(counts: Mapping, sources: Iterable[str]) -> None:
+    """Raises `UserError` if one of the sources has no documents. `counts` are those of `Selection.clean`."""
+    skipped = skipped_files(counts)
+    faults = {source: ": ".join(files[0]) for source, files in skipped.items()}
+    corpus.check_not_empty({source: counts["read", source] for source in sources}, faults)
 
 
 @functools.lru_cache(maxsize=10_000)  # a corpus is read several times

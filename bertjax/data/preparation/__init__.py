@@ -28,7 +28,7 @@ from bertjax.data import records
 from bertjax.data.documents import cleaning, corpus
 from bertjax.data.documents.corpus import Group
 from bertjax.data.documents.selection import SPLITS, Selection, is_train, selection_of, with_repeats
-from bertjax.data.preparation import blocks, shards, vocabulary
+from bertjax.data.preparation import blocks, shards, summary, vocabulary
 from bertjax.data.preparation.job import UNFINISHED, Job, RecordShape
 from bertjax.data.preparation.sequences import row_type
 from bertjax.data.progress import Bar, describe_bytes, phase
@@ -45,16 +45,8 @@ RECIPE_FIELDS = (
     "next_sentence", "masking", "text_column", "document", "mix_when", "stream",
 )  # fmt: skip
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
-STATISTICS = (
-    "characters",
-    "documents",
-    "several_sentences",
-    "sentences",
-    "tokens",
-)  # the manifest has them of each split
-LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled
-VERSION = 2  # version of the records: increased by a change after which the same config gives other records
-STREAM_VERSION = 4  # the same, where the records are a stream of text
+VERSION = 3  # version of the records: increased by a change after which the same config gives others, or other counts
+STREAM_VERSION = 5  # the same, where the records are a stream of text
 
 
 def recipe_of(config) -> dict:
@@ -139,7 +131,9 @@ def _describe(groups: Sequence[Group]) -> str:
     files, size = sum(len(portion.files) for portion in portions), sum(portion.bytes for portion in portions)
     others = [portion.source for portion in portions if not portion.files]
     parts = [*others, *([f"{files:,} file{'s' * (files > 1)}"] if files else [])]
-    return ", ".join(parts + ([describe_bytes(size)] if size else []))
+    others = sum(count for portion in portions for _, count, _ in portion.others)
+    skipped = f"; {others:,} other file{'s have names' if others > 1 else ' has a name'} that prepare does not read"
+    return ", ".join(parts + ([describe_bytes(size)] if size else [])) + skipped * (others > 0)
 
 
 def folder_for(output: epath.PathLike) -> epath.Path:
@@ -345,16 +339,11 @@ def manifest_of(config, prepared: Prepared, groups: Sequence[Group]) -> dict:
             "vocab_size": job.vocab_size,
             "fingerprint": job.fingerprint,
         },
-        "corpus": {f"{split}_{what}": totals[f"{split}_{what}"] for split in SPLITS for what in STATISTICS},
-        "sources": {
-            source: {what: counts[what, source] for what in ("documents", "characters")}
-            for source in selection_of(config).weights
-        },
+        **summary.counts_of(totals, counts, groups, [*selection_of(config).weights], [s.length for s in job.shapes]),
         "read": {
             source: extent._asdict()
             for source, extent in corpus.extents(portion for group in groups for portion in group.portions).items()
         },
-        "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
         "real_tokens_share": {str(shape.length): _real_tokens_share(shape, totals, written) for shape in job.shapes},
         "sets": shards.sets_of(written, job),
     }
@@ -377,39 +366,8 @@ def report(manifest: dict, seconds: float) -> None:
         f"{characters / 1e6 / seconds:.2f} M/s",
         flush=True,
     )
-    for what, count in manifest["cleaning"].items():
-        print(f"{count:,} {cleaning.CHANGES[what]}")
-    used = sum(source["characters"] for source in manifest["sources"].values())
-    for name, source in manifest["sources"].items() if len(manifest["sources"]) > 1 else ():
-        share = source["characters"] / max(1, used)
-        print(f"{share:.1%} of the text is from {name}: {source['documents']:,} documents, copies counted")
-    for source in [name for name in manifest["sources"] if not _has_heldout(manifest, name)]:
-        print(f"too little of {source} is held out for sequences: its scores are not measured")
-    pairs = manifest["recipe"]["next_sentence"] != "none"
-    for length, share in manifest["real_tokens_share"].items():
-        print(f"sequences of {length} tokens are on average {share:.0%} full")
-        if share < LEAST_FULL:
-            none = ", --config.data.next_sentence=none (sequences run across documents)" if pairs else ""
-            print(
-                f"most of a sequence of {length} is padding, since a document has {_tokens_per_document(totals):.0f} "
-                f"tokens on average; if they are paragraphs of longer texts, set --config.data.document=file{none}, or "
-                f"--config.packing=True"
-            )
-    if manifest["recipe"]["next_sentence"] == "pairs" and not totals["train_several_sentences"]:
-        print(
-            "no document has two sentences, so no next sentence is the real one: set --config.data.next_sentence=none, "
-            "or --config.data.document=file"
-        )
-
-
-def _has_heldout(manifest: Mapping, source: str) -> bool:
-    """Whether sequences of this source are held out, if any are, and if they are held out by source."""
-    entries = [entry for found in manifest["sets"].values() for entry in found["heldout"].values()]
-    return not any("source" in entry for entry in entries) or source in [entry["source"] for entry in entries]
-
-
-def _tokens_per_document(totals: Mapping) -> float:
-    return totals["train_tokens"] / max(1, totals["train_documents"])
+    for line in summary.lines_of(manifest):
+        print(line, flush=True)
 
 
 def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple[str, RecordShape], int]) -> None:
@@ -419,9 +377,13 @@ def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple
     needs = "next-sentence prediction needs at least two" if is_pairs else "at least one is needed"
     train_parts = {part for part, _ in rows if is_train(part)}
     if not all(any(rows[part, shape] for part in train_parts) for shape in shapes(config)):
+        sources, left = (
+            ", ".join(corpus_sources(config)),
+            f"{cleaning.describe(counts)}{summary.unused(totals, counts)}",
+        )
         raise UserError(
-            f"data.corpus: {', '.join(corpus_sources(config))} gives {train} document{'s' * (train != 1)} for "
-            f"training; {needs} (a blank line ends a document){cleaning.describe(counts)}"
+            f"data.corpus: {sources} gives {train} document{'s' * (train != 1)} for training; {needs} (a blank line "
+            f"ends a document){left}"
         )
     heldout_parts = {part for part, _ in rows if not is_train(part)}
     all_held_out = all(any(rows[part, shape] for part in heldout_parts) for shape in shapes(config))

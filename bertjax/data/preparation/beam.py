@@ -25,8 +25,8 @@ except ImportError:
 from bertjax.config import UserError
 from bertjax.data.documents import cleaning
 from bertjax.data.documents.cleaning import Repeats
-from bertjax.data.documents.corpus import Group, check_not_empty
-from bertjax.data.documents.selection import Selection, is_train
+from bertjax.data.documents.corpus import Group
+from bertjax.data.documents.selection import Selection, check_not_empty, is_train
 from bertjax.data.preparation import blocks, shards, vocabulary
 from bertjax.data.preparation.blocks import Block
 from bertjax.data.preparation.counts import sample
@@ -186,7 +186,7 @@ def write_all(job: Job, groups: list[Group], selection: Selection, repeats: str 
         )
     statistics, counts, written = json.loads(result.read_text())
     counts = collections.Counter({tuple(name) if isinstance(name, list) else name: n for name, n in counts})
-    check_not_empty({source: counts["read", source] for source in selection.weights})
+    check_not_empty(counts, selection.weights)
     contents = {Shard(job.shapes[number], *rest): found for (number, *rest), found in written}
     return collections.Counter(dict(statistics)), counts, contents
 

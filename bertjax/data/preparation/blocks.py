@@ -1,6 +1,7 @@
 """The first pass of a preparation: documents -> blocks -> masked sequences on disk, in random order."""
 
 import collections
+import functools
 import glob
 import hashlib
 import json
@@ -12,18 +13,21 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.data.documents import sentences
-from bertjax.data.documents.corpus import Group, check_not_empty
-from bertjax.data.documents.selection import Selected, Selection, split_of
+from bertjax.data.documents.corpus import Group
+from bertjax.data.documents.selection import Selected, Selection, check_not_empty, split_of
 from bertjax.data.preparation.instances import as_tokens
 from bertjax.data.preparation.job import Job, tokenizer_of
 from bertjax.data.preparation.sequences import make_rows, row_type
 from bertjax.data.sorting import write_run
 from bertjax.files import write_whole
+from bertjax.text.tokenizer import Tokenizer
 
 BLOCK_CHARACTERS = 2_000_000
 BLOCK_DOCUMENTS = 16  # least documents of a block: a random next segment comes from another document of it
 BIG_BLOCK_CHARACTERS = 16_000_000  # a block of this size needs only two documents
+UNKNOWN, MOST_SHOWN = "unknown_word_of_source_", 30  # prefix in the statistics; letters of a word that are shown
 ENCODED_SENTENCES = 8192  # sentences encoded at a time
+UNKNOWN_SENTENCES, UNKNOWN_WORDS = 20, 3  # of a block: sentences whose unknown words are counted, and the most frequent
 
 
 class Block(NamedTuple):
@@ -80,7 +84,7 @@ def read_blocks(groups: Iterable[Group], selection: Selection, counts: collectio
     """Yields the blocks of all groups. Raises `UserError` if a source is empty."""
     for group in groups:
         yield from blocks_of(group, selection, counts)
-    check_not_empty({source: counts["read", source] for source in selection.weights})
+    check_not_empty(counts, selection.weights)
 
 
 def identity_of(block: Block, job: Job) -> str:
@@ -139,8 +143,9 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
     pieces = range(0, max(1, len(flat)), ENCODED_SENTENCES)
     ids, sizes = zip(*(tokenizer.encode_flat(flat[first : first + ENCODED_SENTENCES]) for first in pieces))
     tokens = as_tokens(np.concatenate(ids), np.concatenate(sizes), [len(text) for text in texts])
-    owner = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    has_tokens = np.bincount(owner, np.concatenate(sizes), len(texts)) > 0  # `as_tokens` leaves out the others
+    sizes, owner = np.concatenate(sizes), np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    tokens_of_each = np.bincount(owner, sizes, len(texts)).astype(int)
+    has_tokens = tokens_of_each > 0  # `as_tokens` leaves out the others
     copies = np.array([each.copies for each in block.selected])[has_tokens]
     if data["next_sentence"] == "pairs" and len(copies) < 2:  # a random next segment needs another document
         copies = copies[:0]
@@ -151,17 +156,41 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
         tokens=len(tokens.ids),
         characters=sum(len(line) for document in documents for line in document.lines),
         bytes=block.bytes,
+        documents_without_tokens=int((~has_tokens).sum()),
     )
+    unknown = np.searchsorted(np.cumsum(sizes), np.flatnonzero(tokens.ids == tokenizer.unk_id), "right")  # sentences
+    of_source = np.array([job.sources.index(each.source) for each in block.selected])
+    for name, counts in {
+        "tokens": np.bincount(of_source, tokens_of_each),
+        "unknown_tokens": np.bincount(of_source[owner[unknown]]),
+    }.items():
+        stats |= {f"{name}_of_source_{number}": int(count) for number, count in enumerate(counts) if count}
+    first = {number: int(of_source[owner[number]]) for number in unknown.tolist()}
+    stats |= _unknown_words([(flat[number], source) for number, source in first.items()], tokenizer)
     rows = []
     for shape in job.shapes:
         seed = [data["seed"], shape.length, *block.number]
-        pieces = [np.empty(0, row_type(shape, job))]
+        pieces, cut = [np.empty(0, row_type(shape, job))], []
         for copy in range(copies.max(initial=0)):
             used = np.flatnonzero(copies > copy)
-            pieces.append(make_rows(tokens, used, shape, job, tokenizer, [*seed, copy]))
+            pieces.append(make_rows(tokens, used, shape, job, tokenizer, [*seed, copy], cut))
         stats[f"tokens_of_{shape.length}"] = int(sum(piece["size"].sum(dtype=np.int64) for piece in pieces))
+        in_no_copy = functools.reduce(functools.partial(np.intersect1d, assume_unique=True), cut) if cut else tokens.ids
+        stats[f"tokens_in_records_of_{shape.length}"] = len(tokens.ids) - len(in_no_copy)
         rows.append((keys_of(sum(map(len, pieces)), data["stream"], np.random.default_rng(seed)), pieces))
     return stats, rows
+
+
+def _unknown_words(texts: list[tuple[str, int]], tokenizer: Tokenizer) -> dict[str, int]:
+    """Returns how often the first texts have unknown words, as statistics; `texts`: all that have some, with the number
+    of their source."""
+    words = collections.Counter()
+    for text, source in texts[:UNKNOWN_SENTENCES]:
+        encoded = tokenizer.encode(text)
+        for token, (start, end) in zip(encoded.ids, encoded.offsets):
+            if token == tokenizer.unk_id and (word := text[start:end].strip()):
+                words[f"{UNKNOWN}{source} {word[:MOST_SHOWN]}"] += 1
+    return dict(words.most_common(UNKNOWN_WORDS))
 
 
 def keys_of(rows: int, is_stream: bool, rng: np.random.Generator) -> np.ndarray:

@@ -30,15 +30,29 @@ def row_type(shape: RecordShape, job: Job) -> np.dtype:
 
 
 def make_rows(
-    tokens: Tokens, documents: np.ndarray, shape: RecordShape, job: Job, tokenizer: Tokenizer, seed: list[int]
+    tokens: Tokens,
+    documents: np.ndarray,
+    shape: RecordShape,
+    job: Job,
+    tokenizer: Tokenizer,
+    seed: list[int],
+    cut: list[np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Makes the sequences that cover some documents once, masked unless masking is dynamic."""
+    """Makes the sequences that cover some documents once, masked unless masking is dynamic.
+
+    `cut`: gets an array with the places of the tokens that are in no sequence, ascending.
+    """
     rng = np.random.default_rng(seed)
-    chance, data = random.Random(rng.bytes(16)), job.data
+    chance, data, of_all, cut = random.Random(rng.bytes(16)), job.data, tokens, [] if cut is None else cut
     if data["next_sentence"] == "none":
         tokens = separated(of_documents(tokens, documents), tokenizer.sep_id)
     if data["stream"]:
-        return _cut(_framed(tokens, tokenizer), row_type(shape, job))
+        framed = _framed(tokens, tokenizer)
+        rows = _cut(framed, row_type(shape, job))
+        rest = np.isin(framed[rows["ids"].size :], (tokenizer.cls_id, tokenizer.sep_id), invert=True).sum()
+        size = len(tokens.ids) - len(documents)
+        cut.append(_places_among_all(np.arange(size - rest, size), of_all, documents))
+        return rows
     instances = make_instances(
         tokens,
         documents.tolist(),
@@ -48,6 +62,12 @@ def make_rows(
         short_seq_prob=data["short_seq_prob"],
     )
     instances = np.array(list(instances), np.int32).reshape(-1, 5)
+    outside = _outside(instances[:, :4].reshape(-1, 2), len(tokens.ids))
+    if data["next_sentence"] == "none":
+        separators = np.array(tokens.starts)[tokens.documents[1:]] - 1
+        outside = outside[np.isin(outside, separators, invert=True)]
+        outside = _places_among_all(outside - np.searchsorted(separators, outside), of_all, documents)
+    cut.append(outside)
     ids, sizes = assemble(tokens.ids, instances[:, :4], shape.length, tokenizer)
     rows = np.empty(len(instances), row_type(shape, job))
     if data["masking"] == "static":
@@ -59,6 +79,24 @@ def make_rows(
     rows["first_size"] = len(tokenizer.begin) + instances[:, 1] + 1
     rows["label"] = instances[:, 4]
     return rows
+
+
+def _outside(spans: np.ndarray, size: int) -> np.ndarray:
+    """Returns the places from 0 to `size` that are in none of the spans `[spans, 2]`, of start and size."""
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(np.append(0, spans.sum(1)))  # of all spans before
+    gaps = np.maximum(np.append(spans[:, 0], size) - ends, 0)
+    return np.repeat(ends - np.cumsum(gaps) + gaps, gaps) + np.arange(gaps.sum())
+
+
+def _places_among_all(places: np.ndarray, tokens: Tokens, documents: np.ndarray) -> np.ndarray:
+    """Returns the places among all tokens of places among the tokens of some documents, and of all other documents."""
+    edges = np.array(tokens.starts)[tokens.documents]
+    if len(documents) == len(edges) - 1:
+        return places
+    used = np.repeat(np.isin(np.arange(len(edges) - 1), documents), np.diff(edges))
+    used[np.flatnonzero(used)[places]] = False
+    return np.flatnonzero(~used)
 
 
 def _framed(tokens: Tokens, tokenizer: Tokenizer) -> np.ndarray:

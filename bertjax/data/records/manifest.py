@@ -52,6 +52,8 @@ class Manifest(TypedDict):
     sets: dict[str, SetEntry]
     corpus: NotRequired[dict[str, int]]  # what was read and left out
     sources: NotRequired[dict[str, dict[str, int]]]
+    files: NotRequired[dict[str, dict[str, Any]]]  # source -> how many files were read or not, see `summary`
+    unknown_words: NotRequired[dict[str, list[str]]]  # source -> the most frequent ones
     read: NotRequired[dict[str, dict[str, Any]]]  # source -> `corpus.Extent`
     cleaning: NotRequired[dict[str, int]]
     real_tokens_share: NotRequired[dict[str, float]]  # length -> share in training sequences

@@ -1,0 +1,210 @@
+"""The summary of a preparation: the files, documents and tokens of a corpus, of which each is counted once.
+
+Its numbers are in the manifest. Files: found = read + empty + skipped. Documents: read = used + held out + empty + left
+out + not used. Tokens: in the corpus = in the records of a length + cut.
+"""
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from bertjax.data.documents import cleaning, corpus, reading
+from bertjax.data.documents.corpus import Group
+from bertjax.data.documents.selection import SPLITS, skipped_files
+from bertjax.data.preparation.blocks import UNKNOWN
+
+STATISTICS = ("characters", "documents", "several_sentences", "sentences", "tokens")  # of the documents of each split
+LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled
+MOST_CUT = 0.01  # share of the tokens that are in no record, above which there is a warning
+MOST_UNKNOWN = 0.01  # share of unknown tokens in a source, above which there is a warning
+MOST_WORDS = 5  # unknown words that are shown
+NOT_USED = {  # documents that are read and not used, besides those that cleaning leaves out
+    "empty_documents": "empty",
+    "documents_without_tokens": "without any token",
+    "unused_documents": "not drawn for the mixture",
+}
+
+
+def counts_of(
+    totals: Mapping, counts: Mapping, groups: Sequence[Group], sources: Sequence[str], lengths: Sequence[int]
+) -> dict:
+    """Returns the counts of a preparation for its manifest: "corpus", "sources", "files", "cleaning", "unknown_words".
+
+    Args:
+      totals: the statistics of the blocks, by split.
+      counts: the counts of `Selection.read`.
+    """
+    skipped, others = skipped_files(counts), corpus.others_of(part for group in groups for part in group.portions)
+    names = *STATISTICS, *(f"tokens_in_records_of_{length}" for length in lengths)
+    whole = {f"{split}_{name}": totals[f"{split}_{name}"] for split in SPLITS for name in names}
+    of_all = {name: sum(counts[name, source] for source in sources) for name in ("read", "empty_documents")}
+    whole["read_documents"] = of_all["read"] + of_all["empty_documents"] + counts["unreadable_documents"]
+    whole["empty_documents"] = of_all["empty_documents"]
+    whole["documents_without_tokens"] = sum(totals[f"{split}_documents_without_tokens"] for split in SPLITS)
+    whole["unused_documents"] = counts["unused_documents"]
+    words = collections.Counter()
+    for name, count in totals.items():
+        if UNKNOWN in name:
+            number, _, word = name.partition(UNKNOWN)[2].partition(" ")
+            words[sources[int(number)], word] += count
+    frequent = sorted(words, key=lambda word: (-words[word], word))
+    return {
+        "corpus": whole,
+        "sources": {
+            source: {
+                **{name: counts[name, source] for name in ("documents", "characters")},
+                **{
+                    name: sum(totals[f"{split}_{name}_of_source_{number}"] for split in SPLITS)
+                    for name in ("tokens", "unknown_tokens")
+                },
+            }
+            for number, source in enumerate(sources)
+        },
+        "files": {
+            source: {
+                "read": counts["files", source],
+                "empty": counts["empty_files", source],
+                "no_json_lines": counts["skipped_files", source],
+                "first_faults": [f"{path}: {fault}" for path, fault in skipped.get(source, ())],
+                "other_names": {kind: [n, *first] for kind, (n, first) in others.get(source, {}).items()},
+            }
+            for source in sources
+            if counts["files", source] + counts["empty_files", source] + counts["skipped_files", source]
+        },
+        "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
+        "unknown_words": {
+            source: [word for its, word in frequent if its == source][:MOST_WORDS] for source, _ in frequent
+        },
+    }
+
+
+def unused(totals: Mapping, counts: Mapping) -> str:
+    """Returns which documents are not used for training, for a message about too few; see `counts_of`."""
+    found = {
+        "held out (config.data.heldout_fraction)": totals["heldout_documents"],
+        "empty": sum(count for name, count in counts.items() if "empty_documents" in name),
+        "without any token": sum(totals[f"{split}_documents_without_tokens"] for split in SPLITS),
+        "not drawn for the mixture": counts["unused_documents"],
+    }
+    return "".join(f"; {count:,} {text}" for text, count in found.items() if count)
+
+
+def lines_of(manifest: Mapping) -> Iterator[str]:
+    """Yields the lines of the summary of a manifest of this version."""
+    yield from _files(manifest)
+    yield from _documents(manifest)
+    yield from _tokens(manifest)
+    yield from _mixture(manifest)
+    yield from _hints(manifest)
+    yield from warnings_of(manifest)
+
+
+def _files(manifest: Mapping) -> Iterator[str]:
+    files = manifest["files"]
+    for source, found in files.items():
+        kinds = {kind: (count, names) for kind, (count, *names) in found["other_names"].items()}
+        skipped = found["no_json_lines"] + sum(count for count, _ in kinds.values())
+        total = found["read"] + found["empty"] + skipped
+        of_source = f" of {source}" if len(files) > 1 else ""
+        empty = f", {found['empty']:,} without a document" if found["empty"] else ""
+        yield f"files{of_source}: {total:,} found = {found['read']:,} read{empty}, {skipped:,} skipped"
+        if found["no_json_lines"]:
+            yield f"  {found['no_json_lines']:,} skipped for their content, such as {found['first_faults'][0]}"
+        if kinds:
+            yield f"  skipped for their names: {reading.describe_kinds(kinds)}"
+
+
+def _documents(manifest: Mapping) -> Iterator[str]:
+    totals, removed = manifest["corpus"], manifest["cleaning"]
+    parts = [f"{totals['train_documents']:,} for training", f"{totals['heldout_documents']:,} held out"]
+    parts += [f"{totals[name]:,} {text}" for name, text in NOT_USED.items() if totals[name]]
+    if left_out := sum(count for what, count in removed.items() if what not in cleaning.LINES):
+        parts.append(f"{left_out:,} left out")
+    yield f"documents: {totals['read_documents']:,} read = {', '.join(parts)}"
+    for what, count in removed.items():
+        yield f"  {count:,} {cleaning.CHANGES[what]}"
+
+
+def _tokens(manifest: Mapping) -> Iterator[str]:
+    totals = manifest["corpus"]
+    tokens, unknown = sum(totals[f"{split}_tokens"] for split in SPLITS), _unknown_share(manifest["sources"].values())
+    yield f"tokens: {tokens:,} in the documents for training and held out, {unknown:.2%} of them unknown"
+    for length, share in manifest["real_tokens_share"].items():
+        cut = tokens - (kept := _kept(totals, length))
+        counts = f"{tokens:,} tokens = {kept:,} in records, {cut:,}{f' ({cut / tokens:.2%})' if cut else ''} cut"
+        yield f"sequences of {length} tokens are on average {share:.0%} full: {counts}"
+
+
+def _kept(totals: Mapping, length: str) -> int:
+    """Returns how many tokens of the corpus are in the records of a length."""
+    return sum(totals[f"{split}_tokens_in_records_of_{length}"] for split in SPLITS)
+
+
+def _unknown_share(sources: Iterable[Mapping]) -> float:
+    """Returns the share of unknown tokens in sources."""
+    sources = [*sources]
+    return sum(source["unknown_tokens"] for source in sources) / max(1, sum(source["tokens"] for source in sources))
+
+
+def _mixture(manifest: Mapping) -> Iterator[str]:
+    sources = manifest["sources"]
+    used = sum(source["characters"] for source in sources.values())
+    for name, source in sources.items() if len(sources) > 1 else ():
+        share, unknown = source["characters"] / max(1, used), f"{_unknown_share([source]):.2%} unknown tokens"
+        yield f"{share:.1%} of the text is from {name}: {source['documents']:,} documents, copies counted, {unknown}"
+    for source in [name for name in sources if not _has_heldout(manifest, name)]:
+        yield f"too little of {source} is held out for sequences: its scores are not measured"
+
+
+def _has_heldout(manifest: Mapping, source: str) -> bool:
+    """Whether sequences of this source are held out, if any are, and if they are held out by source."""
+    entries = [entry for found in manifest["sets"].values() for entry in found["heldout"].values()]
+    return not any("source" in entry for entry in entries) or source in [entry["source"] for entry in entries]
+
+
+def warnings_of(manifest: Mapping) -> Iterator[str]:
+    """Yields lines about text that is cut or unknown, with the settings that change it."""
+    totals, recipe = manifest.get("corpus", {}), manifest["recipe"]
+    if "read_documents" not in totals:  # an older version has not counted it
+        return
+    tokens = sum(totals[f"{split}_tokens"] for split in SPLITS)
+    for length in manifest["sets"]:
+        if tokens - (kept := _kept(totals, length)) > MOST_CUT * tokens:
+            yield f"warning: {1 - kept / tokens:.1%} of the tokens are in no record of length {length}: {_why(recipe)}"
+    for name, source in manifest["sources"].items():
+        if (unknown := _unknown_share([source])) > MOST_UNKNOWN:
+            words = ", ".join(map(repr, manifest["unknown_words"].get(name, ())))
+            yield (
+                f"warning: {unknown:.1%} of the tokens of {name} are unknown to the vocabulary"
+                f"{f', such as {words}' if words else ''}; leave tokenizer.path empty to learn a vocabulary of this "
+                f"text, or set --config.tokenizer.extend"
+            )
+
+
+def _hints(manifest: Mapping) -> Iterator[str]:
+    """Yields lines about sequences that are hardly filled, and about pairs without a real next sentence."""
+    totals, recipe = manifest["corpus"], manifest["recipe"]
+    none = ", --config.data.next_sentence=none (sequences run across documents)"
+    for length, share in manifest["real_tokens_share"].items():
+        if share < LEAST_FULL:
+            per_document = totals["train_tokens"] / max(1, totals["train_documents"])
+            yield (
+                f"most of a sequence of {length} is padding, since a document has {per_document:.0f} tokens on "
+                f"average; if they are paragraphs of longer texts, set --config.data.document=file"
+                f"{none * (recipe['next_sentence'] != 'none')}, or --config.packing=True"
+            )
+    if recipe["next_sentence"] == "pairs" and not totals["train_several_sentences"]:
+        yield (
+            "no document has two sentences, so no next sentence is the real one: set --config.data.next_sentence=none, "
+            "or --config.data.document=file"
+        )
+
+
+def _why(recipe: Mapping) -> str:
+    if recipe.get("stream"):
+        return "what does not fill a sequence at the end of a block is cut; use shorter sequences for so little text"
+    copies = recipe["dupe_factor"]
+    return (
+        f"sentences are cut where a pair would exceed the length (data.next_sentence={recipe['next_sentence']}, as in "
+        f"the paper's code); --config.data.next_sentence=none keeps all text, and a data.dupe_factor above {copies} "
+        f"keeps more of it, since each copy is cut differently"
+    )
