@@ -54,6 +54,7 @@ def main(arguments: list[str]) -> None:
 
     from bertjax.interop import pretrained
     from bertjax.tasks import mining, of_checkpoint, searches, text_sets
+    from bertjax.tasks.embed import similarity_of
 
     command.keep_compiled()
     more = searches.read_documents(_CORPUS.value) if _CORPUS.value else ()
@@ -65,8 +66,9 @@ def main(arguments: list[str]) -> None:
             f"{source.path}: must have vectors of texts: the workdir of a run that learnt some, or a folder of "
             f"sentence-transformers"
         )
-    mined = mining.mine(search, *task.vectors_of_search(source, search), choice)
-    print("\n".join(mining.write(_OUTPUT.value, search, mined, choice)), flush=True)
+    similarity = similarity_of(source.settings)
+    mined = mining.mine(search, *task.vectors_of_search(source, search), choice, similarity)
+    print("\n".join(mining.write(_OUTPUT.value, search, mined, choice, similarity)), flush=True)
     if len(mined.rows) < len(search.queries) / 2:  # the warning has the remedy
         return
     columns = ",".join(["anchor", "positive", *(f"negative_{i}" for i in range(1, choice.negatives + 1))])

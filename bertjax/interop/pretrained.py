@@ -36,7 +36,8 @@ class Pretrained:
       architecture: the class of transformers, if known.
       labels: names of a classifier's labels.
       problem_type: what transformers calls the problem of a classifier whose rows do not say it.
-      settings: the config of the run; of a folder of sentence-transformers what it says of this; else empty.
+      settings: the config of the run; of a folder of sentence-transformers the fields that a run would have; else
+        empty.
       dtype: type that predictions compute in, as `config.dtype`: the run's; auto for other formats.
       step: the run's step; 0: not known, as in other formats.
       decided: values tuned on the dev set, such as the "no answer" threshold.
@@ -99,6 +100,13 @@ class Pretrained:
             return f"{none}; but its {own} has one: bertjax.convert --part={own} makes it a model of its own"
         return f"{none}; bertjax.extract writes hidden states"
 
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether the labels of a classifier do not exclude each other."""
+        rows = self.params["classifier"]["dense"]["bias"].shape[0] if "classifier" in self.params else 0
+        is_sigmoid = self.settings.get("activation_fn") == sentence_transformers.SIGMOID
+        return self.problem_type == huggingface.MULTI_LABEL or (rows > 1 and is_sigmoid)
+
     def label_names(self, rows: int) -> tuple[str, ...]:
         """Returns the names of the rows of a classifier. Raises `UserError` if the checkpoint has others."""
         huggingface.check_labels(self.labels, rows, self.path)
@@ -113,17 +121,23 @@ class Pretrained:
 @dataclasses.dataclass(frozen=True)
 class Place:
     """The location of a checkpoint: `step` of the run `info` in a bertjax workdir, `prefix` of a TF1 checkpoint, or the
-    encoder of `vectors`, a folder of sentence-transformers."""
+    model of `modules`, a folder of sentence-transformers."""
 
     format: str
     folder: epath.Path
     step: int | None = None
     info: RunInfo | None = None
     prefix: epath.Path | None = None
-    vectors: sentence_transformers.Folder | None = None
+    modules: sentence_transformers.Folder | None = None
+
+    @property
+    def vectors(self) -> sentence_transformers.Folder | None:
+        """The folder of sentence-transformers, if its model makes vectors."""
+        is_encoder = self.modules and self.modules.kind == sentence_transformers.ARCHITECTURE
+        return self.modules if is_encoder else None
 
     def __str__(self) -> str:
-        whole = self.vectors.path if self.vectors else self.folder
+        whole = self.modules.path if self.modules else self.folder
         return f"{self.prefix or whole}" + (f"@{self.step}" if self.step is not None else "")
 
 
@@ -146,6 +160,8 @@ def read(path: epath.PathLike) -> Pretrained:
         scores = checkpoint.read_scores(place.folder, place.step)
         known |= dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
         known |= dict(problem_type=info.problem_type, fingerprints=info.fingerprints or {})
+        if _predicts_number(info, params):
+            known["problem_type"] = huggingface.REGRESSION
         known |= dict(dtype=info.config.get("dtype", "auto"), step=place.step)
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":
@@ -156,6 +172,9 @@ def read(path: epath.PathLike) -> Pretrained:
             known |= dict(architecture=sentence_transformers.ARCHITECTURE, labels=(), problem_type="")
             known["settings"] = sentence_transformers.read_settings(place.vectors, config)
             params |= sentence_transformers.read_params(place.vectors, config)
+        else:
+            theirs = place.folder, config, known["architecture"], place.modules
+            known["settings"] = sentence_transformers.read_classifier(*theirs)
     else:
         params, ignored = tf1.read_params(place.prefix, config)
     found = _read_tokenizer(place)
@@ -164,6 +183,12 @@ def read(path: epath.PathLike) -> Pretrained:
             f"{place.folder}: its tokenizer has {found.vocab_size} pieces, its model only {config.vocab_size}"
         )
     return Pretrained(str(place), place.format, config, params, found, ignored, **known)
+
+
+def _predicts_number(info: RunInfo, params: dict) -> bool:
+    """Whether a run was fine-tuned to predict a number, which its workdir does not name as the problem."""
+    is_run = info.config.get("task") and info.architecture == "BertForSequenceClassification" and not info.problem_type
+    return bool(is_run and "classifier" in params and params["classifier"]["dense"]["bias"].shape == (1,))
 
 
 def _finished(params: dict, config) -> dict:
@@ -234,8 +259,8 @@ def _read_tokenizer(place: Place) -> Tokenizer | None:
     if place.format == "bertjax":
         return workdir.load_tokenizer(place.folder, place.info)
     found = tokenizer_files.read(place.folder)
-    if place.vectors:
-        sentence_transformers.check_tokenizer(place.vectors, found)
+    if place.modules:
+        sentence_transformers.check_tokenizer(place.modules, found)
     return found
 
 
@@ -278,8 +303,8 @@ def find(path: epath.PathLike) -> Place:
     if (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG):
         raise UserError(f"{path}: a run that has not saved a checkpoint yet")
     if sentence_transformers.is_folder(path):
-        vectors = sentence_transformers.open_folder(path)
-        return Place("huggingface", vectors.encoder, vectors=vectors)
+        modules = sentence_transformers.open_folder(path)
+        return Place("huggingface", modules.encoder, modules=modules)
     has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))
     if (path / huggingface.CONFIG).exists() and not has_tf1:
         return Place("huggingface", path)
