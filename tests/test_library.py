@@ -101,7 +101,7 @@ def test_a_causal_model_continues_a_text_with_the_likeliest_words():
     (lambda model: model.embed("ship"), "has not learnt to make vectors; pool='mean' makes some of hidden"),
     (lambda model: model.embed("ship", pool="max"), "pool = 'max': choose one of mean, cls, last"),
     (lambda model: model.embed("ship", pool="cls", layers="first"), "layers = 'first': choose one of embeddings,"),
-    (lambda model: model.embed("ship", pool="cls"), "layers = 'concat_last_four': the model has 2 layers only"),
+    (lambda model: model.embed("ship", pool="cls", layers="sum_last_four"), "has 2 layers only; choose layers=last$"),
     (lambda model: model.embed("ship", pool="cls", width=3), "width = 3: is for vectors that a checkpoint makes"),
 ])  # fmt: skip
 def test_what_a_checkpoint_cannot_do_is_said_in_a_line(use, message):
