@@ -24,6 +24,11 @@ _READING = [
     flags.DEFINE_string("texts", None, "Of vectors: the columns of the texts, as config.data.texts."),
     flags.DEFINE_string("label", None, "Of vectors: the column of the score or label, as config.data.label."),
     flags.DEFINE_string("widths", None, "Of vectors: judges their first so many numbers as well, such as 256,64."),
+    flags.DEFINE_bool(
+        "ignore_identical_ids",
+        None,
+        "Of --form=search: no query finds the document with its id, as for BEIR's ArguAna.",
+    ),
 ]
 _PAIRS = flags.DEFINE_string("pairs", None, "The .jsonl file with the pairs; .gz, .xz or .zst may follow.")
 _MOST = flags.DEFINE_integer("most", 0, "Only the first so many pairs of each paradigm; 0: all.", lower_bound=0)

@@ -31,13 +31,19 @@ _INPUT = flags.DEFINE_string(
 _TEXTS = flags.DEFINE_string("texts", "", "The table's column of texts; text unless given.")
 _ID = flags.DEFINE_string("id", "", "A column of the table that a .parquet gets as well, as text.")
 _PROMPT = flags.DEFINE_string(
-    "prompt", None, "Of vectors: what comes before each text, query (unless given), document, or the words themselves."
+    "prompt",
+    None,
+    "Of vectors: what comes before each text: query (the default of runs), document, another prompt of a folder of "
+    "sentence-transformers (whose default prompt is the default), or the words themselves.",
 )
 _WIDTH = flags.DEFINE_integer(
     "width", 0, "Of vectors trained so (loss.widths): the first so many numbers, normalized anew.", lower_bound=0
 )
 _LAYERS = flags.DEFINE_string(
-    "layers", None, "Which hidden states (concat_last_four); the error for an unknown name lists them."
+    "layers",
+    None,
+    "Which hidden states: last is the default with --pool, else concat_last_four, or last of a model with fewer than "
+    "four layers; the error for an unknown name lists them.",
 )
 _POOL = flags.DEFINE_enum(
     "pool", None, ["mean", "cls", "last"], "One vector a text: the mean of hidden states, or that of one token."
@@ -119,7 +125,7 @@ def write_vectors(source, task, all_texts) -> None:
     if task is not None:
         make, most = task.vectors(source, _PROMPT.value, _WIDTH.value), source.max_seq_length
     else:
-        layers, most = _LAYERS.value or "concat_last_four", source.config.max_position_embeddings
+        layers, most = _LAYERS.value or "last", source.config.max_position_embeddings
         check_layers(layers, source.config, "--layers")
         make = vectors.pooled(source, layers, _POOL.value)
     ids = functools.partial(column, _ID.value, "id") if _ID.value else None
@@ -141,13 +147,14 @@ def write_hidden_states(source, all_texts) -> None:
 
     if _OUTPUT.value.endswith(tuple(set(vectors.SUFFIXES) - {".npz"})):
         raise UserError(f"--output={_OUTPUT.value}: hidden states are written to an .npz; or give --pool=mean")
-    layers = _LAYERS.value or "concat_last_four"
+    layers = _LAYERS.value or ("concat_last_four" if source.config.num_hidden_layers >= 4 else "last")
     check_layers(layers, source.config, "--layers")
     model = families.of(source.config).model(source.config, compute_for(source.dtype))
     params = jax.device_put(source.params["bert"])  # once, not per batch
     written = hidden_states.write(_OUTPUT.value, model, params, source.tokenizer, all_texts, layers)
     note = f"; {written.cut} of them cut to {source.config.max_position_embeddings} tokens" if written.cut else ""
     shape = ", ".join(map(str, written.shape))
+    note += f"; --layers={layers}" if not _LAYERS.value else ""
     print(f"hidden [{shape}] of {written.texts} texts in {_OUTPUT.value}{note}", flush=True)
     print_reading()
 

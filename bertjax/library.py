@@ -174,10 +174,11 @@ class Model:
         """Returns vectors of texts `[texts, width]`: those that the checkpoint has learnt to make, or hidden states.
 
         Args:
-          prompt: what comes before each text: "query" (if None), "document", or the words themselves.
+          prompt: what comes before each text: "query", "document", another prompt of a folder of
+            sentence-transformers, or the words themselves; None: in a run "query", in such a folder its default prompt.
           width: the first so many numbers of vectors that were trained for it, normalized anew; 0: all.
           pool: mean, cls or last makes a vector of a text's hidden states, with any checkpoint and without prompts.
-          layers: which hidden states, with `pool`: concat_last_four unless given.
+          layers: which hidden states, with `pool`: last unless given, as sentence-transformers does.
         """
         _check_number("width", width, 0)
         prompt = surrogates.replaced(prompt) if isinstance(prompt, str) else prompt
@@ -284,8 +285,8 @@ class Model:
                 raise UserError(f"pool = {pool!r}: choose one of {', '.join(POOLS)}")
             if layers and layers not in WITHOUT_WEIGHTS:
                 raise UserError(f"layers = {layers!r}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
-            check_layers(layers or "concat_last_four", self.config, "layers")
-            return vectors.pooled(self.source, layers or "concat_last_four", pool)
+            check_layers(layers or "last", self.config, "layers")
+            return vectors.pooled(self.source, layers or "last", pool)
         if not self.makes_vectors:
             raise UserError(f"{self.path}: has not learnt to make vectors; pool='mean' makes some of hidden states")
         if layers:

@@ -55,6 +55,7 @@ def main(arguments: list[str]) -> None:
 
     from bertjax.interop import pretrained
     from bertjax.tasks import mining, of_checkpoint, searches, text_sets
+    from bertjax.tasks.embed import similarity_of
 
     command.keep_compiled()
     phase("reading the queries and documents")
@@ -67,11 +68,12 @@ def main(arguments: list[str]) -> None:
             f"{source.path}: must have vectors of texts: the workdir of a run that learnt some, or a folder of "
             f"sentence-transformers"
         )
+    similarity = similarity_of(source.settings)
     phase(f"computing the vectors of {len(search.queries):,} queries and {len(search.documents):,} documents")
     vectors = task.vectors_of_search(source, search)
     phase("looking for the nearest documents")
-    mined = mining.mine(search, *vectors, choice)
-    print("\n".join(mining.write(_OUTPUT.value, search, mined, choice)), flush=True)
+    mined = mining.mine(search, *vectors, choice, similarity)
+    print("\n".join(mining.write(_OUTPUT.value, search, mined, choice, similarity)), flush=True)
     if len(mined.rows) < len(search.queries) / 2:  # the warning has the remedy
         return
     columns = ",".join(["anchor", "positive", *(f"negative_{i}" for i in range(1, choice.negatives + 1))])

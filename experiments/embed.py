@@ -24,7 +24,9 @@ def get_config():
         # What is written before a text: of queries, or all where there are no documents; and of documents.
         query_prompt="",
         document_prompt="",
-        dev=ml_collections.ConfigDict(dict(path="", form="", texts="", label="")),  # empty: as above
+        # The dev set; empty: as above. ignore_identical_ids, of form=search: no query finds the document with its id,
+        # where queries are documents as well, as in BEIR's ArguAna.
+        dev=ml_collections.ConfigDict(dict(path="", form="", texts="", label="", ignore_identical_ids=False)),
         sets=ml_collections.ConfigDict(),  # more training sets by name, see `text_set`
     ).unlock()
     # A vector is made of the states of a text: their mean | that of its first token, cls | that of the last one.

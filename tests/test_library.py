@@ -109,7 +109,7 @@ def test_a_lone_surrogate_is_a_replacement_character_in_its_place():
     (lambda model: model.embed("ship"), "has not learnt to make vectors; pool='mean' makes some of hidden"),
     (lambda model: model.embed("ship", pool="max"), "pool = 'max': choose one of mean, cls, last"),
     (lambda model: model.embed("ship", pool="cls", layers="first"), "layers = 'first': choose one of embeddings,"),
-    (lambda model: model.embed("ship", pool="cls"), "layers = 'concat_last_four': the model has 2 layers only"),
+    (lambda model: model.embed("ship", pool="cls", layers="sum_last_four"), "has 2 layers only; choose layers=last$"),
     (lambda model: model.embed("ship", width=-1), "^width = -1: must be an integer of at least 0$"),
     (lambda model: bertjax.load(None), "^path = None: is no path; give a str$"),
     (lambda model: model.embed("ship", pool="cls", width=3), "width = 3: is for vectors that a checkpoint makes"),

@@ -165,6 +165,7 @@ class SentenceEncoder(nn.Module):
       dense: width of a dense layer after it; 0: there is none.
       dense_act: the activation of that layer: none or tanh.
       normalize: whether vectors have length 1.
+      truncate_dim: how many of their first numbers are left after that; 0: all.
     """
 
     config: BertConfig
@@ -173,6 +174,7 @@ class SentenceEncoder(nn.Module):
     dense: int = 0
     dense_act: str = "none"
     normalize: bool = True
+    truncate_dim: int = 0
 
     def setup(self):
         self.bert = families.of(self.config).model(self.config, self.compute)
@@ -188,7 +190,7 @@ class SentenceEncoder(nn.Module):
             vectors = jnp.tanh(vectors) if self.dense_act == "tanh" else vectors
         if self.normalize:
             vectors = unit(vectors)
-        return vectors
+        return vectors[..., : self.truncate_dim] if self.truncate_dim else vectors
 
 
 class PooledStates(nn.Module):

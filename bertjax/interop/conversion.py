@@ -118,6 +118,7 @@ def _convert(
             architecture,
             pretrained.labels,
             pretrained.problem_type,
+            *sentence_transformers.of_classifier(pretrained.settings, pretrained.problem_type),
         )
         if pretrained.settings.get("task"):
             tensors, _ = layout.to_tensors(pretrained.params, pretrained.config, architecture)

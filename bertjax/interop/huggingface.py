@@ -23,6 +23,7 @@ from bertjax.text.tokenizer import Tokenizer
 
 OURS = "Bert"  # how the names of architectures begin in workdirs, whatever the family
 MULTI_LABEL = "multi_label_classification"  # the problem_type of labels that do not exclude each other
+REGRESSION = "regression"  # the problem_type of a number
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
 SAFE_TORCH = (2, 6)
 CONVERT = f"load it with transformers and call save_pretrained(), which writes {WEIGHTS}"
@@ -200,18 +201,28 @@ def write(
     architecture: str = "",
     labels: Sequence[str] = (),
     problem_type: str = "",
+    activation_fn: str = "",
+    max_length: int = 0,
 ) -> list[str]:
     """Writes a folder for transformers' `architecture.from_pretrained(folder)`; "" means the class that keeps the most.
 
-    `labels`: names of a classifier's rows; `problem_type`: what these do not say. Returns the names of variables that
-    the class does not have; they are left out. Raises `UserError` if the class has parts that the params lack.
+    Args:
+      labels: names of a classifier's rows.
+      problem_type: what transformers calls the problem of a classifier; "" lets it conclude this from the rows.
+      activation_fn: the class of PyTorch that CrossEncoder of sentence-transformers applies to the logits; "" is its
+        default.
+      max_length: the most tokens of a text, for the tokenizer; 0: the positions of the model.
+
+    Returns the names of variables that the class does not have; they are left out. Raises `UserError` if the class has
+    parts that the params lack.
     """
     import safetensors.numpy
 
     folder, layout = epath.Path(folder), families.module_of(families.of(config))
     architecture = architecture or layout.choose_architecture(params, config)
     tensors, left_out = layout.to_tensors(params, config, architecture)
-    files = definition(config, params, tokenizer, architecture, labels, problem_type)  # before anything is written
+    given = labels, problem_type, activation_fn, max_length
+    files = definition(config, params, tokenizer, architecture, *given)  # before anything is written
     write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
     for name, content in files.items():
         write_whole(folder / name, content)
@@ -227,6 +238,8 @@ def definition(
     architecture: str,
     labels: Sequence[str] = (),
     problem_type: str = "",
+    activation_fn: str = "",
+    max_length: int = 0,
 ) -> dict[str, str]:
     """Returns the files with which transformers knows a class of a model and its tokenizer, by their names.
 
@@ -251,16 +264,20 @@ def definition(
         names = labels or [f"LABEL_{i}" for i in range(rows)]
         fields["id2label"] = {str(i): name for i, name in enumerate(names)}
         fields["label2id"] = {name: i for i, name in enumerate(names)}
-    if architecture.endswith("ForSequenceClassification") and (problem_type or rows == 1):
-        fields["problem_type"] = problem_type or "regression"  # or a pipeline takes the number for a logit
+    if architecture.endswith("ForSequenceClassification"):
+        fields |= {"problem_type": problem_type} if problem_type else {}
+        fields |= {"sentence_transformers": {"activation_fn": activation_fn}} if activation_fn else {}
     files = {CONFIG: json.dumps(fields, indent=2) + "\n"}
-    return files | (tokenizer_definition(config, tokenizer) if tokenizer is not None else {})
+    return files | (tokenizer_definition(config, tokenizer, max_length) if tokenizer is not None else {})
 
 
-def tokenizer_definition(config: BertConfig, tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns the files with which transformers reads a tokenizer, by their names."""
+def tokenizer_definition(config: BertConfig, tokenizer: Tokenizer, max_length: int = 0) -> dict[str, str]:
+    """Returns the files with which transformers reads a tokenizer, by their names.
+
+    `max_length`: the most tokens of a text; 0: the positions of the model.
+    """
     layout = families.module_of(families.of(config))
-    settings = _tokenizer_config(config, layout.INPUTS, tokenizer)
+    settings = _tokenizer_config(config, layout.INPUTS, tokenizer, max_length)
     return {"tokenizer.json": tokenizer.to_huggingface(), "tokenizer_config.json": settings}
 
 
@@ -272,14 +289,14 @@ def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[
     return {name: getattr(tokenizer, f"{piece}_id") for name, piece in names.items()}
 
 
-def _tokenizer_config(config: BertConfig, inputs: Sequence[str], tokenizer: Tokenizer) -> str:
+def _tokenizer_config(config: BertConfig, inputs: Sequence[str], tokenizer: Tokenizer, max_length: int) -> str:
     """Returns the tokenizer_config.json with which `AutoTokenizer` reads the tokenizer.json beside it."""
     names = ("pad", "unk", "cls", "sep", "mask")
     special = {f"{name}_token": tokenizer.pieces[getattr(tokenizer, f"{name}_id")] for name in names}
     is_wordpiece = tokenizer.kind == "wordpiece"
     settings = {
         "tokenizer_class": "BertTokenizer" if is_wordpiece else "PreTrainedTokenizerFast",
-        "model_max_length": config.max_position_embeddings,
+        "model_max_length": max_length or config.max_position_embeddings,
         "model_input_names": list(inputs),
         **special,
     }

@@ -156,7 +156,10 @@ def _vectors(settings, model: BertConfig) -> list[str]:
     states = {"cls": "the state of its first token", "last": "that of its last token", "mean": "the mean of its states"}
     parts = [states[head.pooling], *[f"a dense layer ({head.dense_act})"] * bool(head.dense)]
     parts += ["divided by its length"] * head.normalize
-    lines = ["", f"The vector of a text has {head.dense or model.hidden_size} numbers: {', '.join(parts)}."]
+    width = head.dense or model.hidden_size
+    if head.get("truncate_dim", width) < width:
+        parts, width = [*parts, f"of which the first {head.truncate_dim} numbers are left"], head.truncate_dim
+    lines = ["", f"The vector of a text has {width} numbers: {', '.join(parts)}."]
     if widths := settings.get("loss", {}).get("widths"):
         lines += [f"It was trained so that its first {widths} numbers are a vector as well (`truncate_dim=`)."]
     return lines

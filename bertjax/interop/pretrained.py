@@ -37,7 +37,8 @@ class Pretrained:
       architecture: the class of transformers, if known.
       labels: names of a classifier's labels.
       problem_type: what transformers calls the problem of a classifier whose rows do not say it.
-      settings: the config of the run; of a folder of sentence-transformers what it says of this; else empty.
+      settings: the config of the run; of a folder of sentence-transformers the fields that a run would have; else
+        empty.
       dtype: type that predictions compute in, as `config.dtype`: the run's; auto for other formats.
       step: the run's step; 0: not known, as in other formats.
       decided: values tuned on the dev set, such as the "no answer" threshold.
@@ -100,6 +101,13 @@ class Pretrained:
             return f"{none}; but its {own} has one: bertjax.convert --part={own} makes it a model of its own"
         return f"{none}; bertjax.extract writes hidden states"
 
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether the labels of a classifier do not exclude each other."""
+        rows = self.params["classifier"]["dense"]["bias"].shape[0] if "classifier" in self.params else 0
+        is_sigmoid = self.settings.get("activation_fn") == sentence_transformers.SIGMOID
+        return self.problem_type == huggingface.MULTI_LABEL or (rows > 1 and is_sigmoid)
+
     def label_names(self, rows: int) -> tuple[str, ...]:
         """Returns the names of the rows of a classifier. Raises `UserError` if the checkpoint has others."""
         huggingface.check_labels(self.labels, rows, self.path)
@@ -120,18 +128,24 @@ class Pretrained:
 @dataclasses.dataclass(frozen=True)
 class Place:
     """The location of a checkpoint: `step` of the run `info` in a bertjax workdir, `prefix` of a TF1 checkpoint, the
-    encoder of `vectors`, a folder of sentence-transformers, or an adapter of PEFT with its `base`."""
+    model of `modules`, a folder of sentence-transformers, or an adapter of PEFT with its `base`."""
 
     format: str
     folder: epath.Path
     step: int | None = None
     info: RunInfo | None = None
     prefix: epath.Path | None = None
-    vectors: sentence_transformers.Folder | None = None
+    modules: sentence_transformers.Folder | None = None
     base: "Place | None" = None
 
+    @property
+    def vectors(self) -> sentence_transformers.Folder | None:
+        """The folder of sentence-transformers, if its model makes vectors."""
+        is_encoder = self.modules and self.modules.kind == sentence_transformers.ARCHITECTURE
+        return self.modules if is_encoder else None
+
     def __str__(self) -> str:
-        whole = self.vectors.path if self.vectors else self.folder
+        whole = self.modules.path if self.modules else self.folder
         return f"{self.prefix or whole}" + (f"@{self.step}" if self.step is not None else "")
 
 
@@ -157,12 +171,17 @@ def _read(place: Place) -> Pretrained:
         scores = checkpoint.read_scores(place.folder, place.step)
         known |= dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
         known |= dict(problem_type=info.problem_type, fingerprints=info.fingerprints or {})
+        if _predicts_number(info, params):
+            known["problem_type"] = huggingface.REGRESSION
         known |= dict(dtype=info.config.get("dtype", "auto"), step=place.step)
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":
         params, ignored, known["wordless"] = huggingface.read_params(place.folder, config)
         names = ("architecture", "labels", "problem_type")
         known |= zip(names, huggingface.read_head(place.folder / huggingface.CONFIG))
+        if not place.vectors:
+            theirs = place.folder, config, known["architecture"], place.modules
+            known["settings"] = sentence_transformers.read_classifier(*theirs)
     elif place.format == "peft":
         params, ignored, known = _read_adapter(place, config)
     else:
@@ -204,6 +223,9 @@ def _read_adapter(place: Place, config: BertConfig) -> tuple[dict, list[str], di
     known = dict(architecture=architecture, wordless=wordless, labels=labels if len(labels) == rows else ())
     if architecture.endswith("ForSequenceClassification"):
         known["problem_type"] = problem_type
+    if base.format == "huggingface" and not place.vectors:
+        theirs = base.folder, config, architecture, place.modules or base.modules
+        known["settings"] = sentence_transformers.read_classifier(*theirs)
     return params, ignored, known
 
 
@@ -232,6 +254,12 @@ def _config_json(base: Place) -> dict:
     kind = (base.info.architecture if base.info else "").removeprefix(huggingface.OURS)
     names = [name for name in layout.ARCHITECTURES if kind and name.endswith(kind)]
     return {"architectures": names[:1], "tie_word_embeddings": config.tie_word_embeddings, **layout.to_fields(config)}
+
+
+def _predicts_number(info: RunInfo, params: dict) -> bool:
+    """Whether a run was fine-tuned to predict a number, which its workdir does not name as the problem."""
+    is_run = info.config.get("task") and info.architecture == "BertForSequenceClassification" and not info.problem_type
+    return bool(is_run and "classifier" in params and params["classifier"]["dense"]["bias"].shape == (1,))
 
 
 def _finished(params: dict, config) -> dict:
@@ -308,8 +336,8 @@ def _read_tokenizer(place: Place) -> Tokenizer | None:
     if place.base and tokenizer_files.file_in(place.folder) is None:
         return _read_tokenizer(place.base)
     found = tokenizer_files.read(place.folder)
-    if place.vectors:
-        sentence_transformers.check_tokenizer(place.vectors, found)
+    if place.modules:
+        sentence_transformers.check_tokenizer(place.modules, found)
     return found
 
 
@@ -352,10 +380,10 @@ def find(path: epath.PathLike) -> Place:
     if (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG):
         raise UserError(f"{path}: a run that has not saved a checkpoint yet")
     if sentence_transformers.is_folder(path):
-        vectors = sentence_transformers.open_folder(path)
-        if peft_adapter.is_folder(vectors.encoder):
-            return Place("peft", vectors.encoder, vectors=vectors, base=_find_base(vectors.encoder))
-        return Place("huggingface", vectors.encoder, vectors=vectors)
+        modules = sentence_transformers.open_folder(path)
+        if peft_adapter.is_folder(modules.encoder):
+            return Place("peft", modules.encoder, modules=modules, base=_find_base(modules.encoder))
+        return Place("huggingface", modules.encoder, modules=modules)
     if peft_adapter.is_folder(path):
         return Place("peft", path, base=_find_base(path))
     has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))

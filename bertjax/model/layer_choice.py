@@ -40,7 +40,9 @@ def count_layers(name: str, config: BertConfig) -> int:
 def check_layers(name: str, config: BertConfig, field: str) -> None:
     """Raises `UserError` if the model has too few layers; `field` is the config field or flag to name."""
     if name.endswith("last_four") and config.num_hidden_layers < 4:
-        raise UserError(f"{field} = {name!r}: the model has {config.num_hidden_layers} layers only; choose last")
+        raise UserError(
+            f"{field} = {name!r}: the model has {config.num_hidden_layers} layers only; choose {field}=last"
+        )
 
 
 def combine(states: jax.Array, name: str, weights: jax.Array | None = None) -> jax.Array:

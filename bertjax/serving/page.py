@@ -8,6 +8,7 @@ import numpy as np
 
 from bertjax.config import UserError
 from bertjax.library import Model
+from bertjax.tasks.embed import similarity_of
 
 MOST_PIECES = 128  # longer texts' attention is not shown
 EXAMPLES = {  # by method
@@ -22,7 +23,8 @@ EXAMPLES = {  # by method
 def of(model: Model, methods: Sequence[str], has_attention: bool) -> str:
     """Returns the page as HTML."""
     about = {"methods": methods, "examples": EXAMPLES, "attention": has_attention}
-    about["embed"] = {} if model.makes_vectors else {"pool": "mean", "layers": "last"}
+    about["embed"] = {} if model.makes_vectors else {"pool": "mean"}
+    about["similarity"] = similarity_of(model.source.settings)
     given = json.dumps(about).replace("<", "\\u003c")
     return _PAGE.replace("ABOUT", given).replace("CHECKPOINT", html.escape(model.path))
 
@@ -107,11 +109,12 @@ const shown = {
   },
 };
 function similarities(vectors, lines) {
-  const size = v => Math.sqrt(v.reduce((sum, x) => sum + x * x, 0));
+  const isDot = about.similarity === "dot";
+  const size = v => isDot ? 1 : Math.sqrt(v.reduce((sum, x) => sum + x * x, 0));
   const pairs = vectors.slice(1).map((v, i) =>
     [lines[i + 1], v.reduce((sum, x, j) => sum + x * vectors[0][j], 0) / (size(v) * size(vectors[0]))]);
   add(result, "p", vectors.length + " vectors of " + vectors[0].length + " numbers");
-  if (pairs.length) { add(result, "p", "cosine with the first", {className: "note"}); bars(pairs); }
+  if (pairs.length) { add(result, "p", about.similarity + " with the first", {className: "note"}); bars(pairs); }
 }
 function heads(found) {
   const layers = found.attention, choose = add(result, "p");

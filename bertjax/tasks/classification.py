@@ -192,13 +192,14 @@ def _encoded(
     max_seq_length: int,
     windows: Windows,
     lost: list[int] | None = None,
+    longer_keeps_more: bool = False,
 ) -> tuple[Examples, np.ndarray, list[bool]]:
     """Returns the examples of texts or pairs, the number of the text of each, and which texts were truncated."""
     firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
     if windows.combine:
         *arrays, owners, cut = encode_windows(tokenizer, firsts, seconds, max_seq_length, windows.stride, lost)
     else:
-        *arrays, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length, lost)
+        *arrays, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length, lost, longer_keeps_more)
         owners = np.arange(len(texts))
     return Examples(*arrays), owners, cut
 
@@ -208,7 +209,9 @@ def logits_of(
 ) -> tuple[list[np.ndarray], list[bool]]:
     """Returns a checkpoint's logits of each text or pair, and whether it was truncated."""
     windows = windows_of(source.settings)
-    examples, owners, cut = _encoded(texts, source.tokenizer, source.max_seq_length, windows)
+    is_cross_encoder = "activation_fn" in source.settings  # which has learnt from pairs that transformers has cut
+    given = source.tokenizer, source.max_seq_length, windows, is_cross_encoder
+    examples, owners, cut = _encoded(texts, *given)
     return windows.combined(output_layers.predict(layer, source, examples), owners), cut
 
 

@@ -20,7 +20,7 @@ from bertjax.interop import pretrained
 from bertjax.interop.huggingface import MULTI_LABEL
 from bertjax.interop.pretrained import Pretrained
 from bertjax.sharding import hosts
-from bertjax.tasks import losses, output_layers
+from bertjax.tasks import losses, output_layers, targets
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.text.tokenizer import Tokenizer
 
@@ -89,7 +89,19 @@ def _logits(config, dataset: "Dataset", tokenizer: Tokenizer) -> list[np.ndarray
         from bertjax.tasks import classification  # which imports this module
 
         each, _ = classification.logits_of(source, layer, dataset.texts)
-        return [logits[..., order] for logits in each]
+    else:
+        each = _same_tokens(source, layer, dataset, tokenizer, config)
+    if not dataset.labels:  # A student of numbers learns the teacher's numbers, not its logits.
+        number = targets.of_checkpoint(source)
+        return [number.predictions(np.empty(0), logits[None]) for logits in each]
+    return [logits[..., order] for logits in each]
+
+
+def _same_tokens(
+    source: Pretrained, layer: OutputLayer, dataset: "Dataset", tokenizer: Tokenizer, config
+) -> list[np.ndarray]:
+    """Returns the teacher's logits of examples that are no whole texts, of which it must have the same tokens."""
+    says = f"config.distill.teacher = {config.distill.teacher!r}: "
     if source.tokenizer.fingerprint != tokenizer.fingerprint:
         raise UserError(f"{says}its tokenizer is another, so that its tags, or windows, would be of other pieces")
     if layer.architecture == "BertForTokenClassification":
@@ -98,7 +110,7 @@ def _logits(config, dataset: "Dataset", tokenizer: Tokenizer) -> list[np.ndarray
         ner.check_teacher(source, config)
     if (longest := dataset.train.lengths.max()) > (most := source.config.max_position_embeddings):
         raise UserError(f"{says}has {most} positions, but an example has {longest} tokens; set max_seq_length={most}")
-    return [logits[..., order] for logits in output_layers.predict(layer, source, dataset.train)]
+    return output_layers.predict(layer, source, dataset.train)
 
 
 def _order(source: Pretrained, layer: OutputLayer, labels: tuple[str, ...], says: str) -> list[int]:
@@ -106,7 +118,7 @@ def _order(source: Pretrained, layer: OutputLayer, labels: tuple[str, ...], says
     if "classifier" not in source.params:
         raise UserError(f"{says}has no classifier; choose a fine-tuned checkpoint")
     own = {"lstm_size", "lstm_layers", *losses.SETTINGS}
-    is_several = [each.problem_type == MULTI_LABEL for each in (source, layer)]
+    is_several = source.is_multi_label, layer.problem_type == MULTI_LABEL
     if source.architecture != layer.architecture or is_several[0] != is_several[1] or source.head.keys() - own:
         what = source.problem_type or source.architecture
         raise UserError(f"{says}is of another kind of task ({what}); choose one that was fine-tuned as this model is")

@@ -18,7 +18,7 @@ from bertjax.data.documents import holdout
 from bertjax.data.progress import Bar
 from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
-from bertjax.interop.sentence_transformers import ARCHITECTURE
+from bertjax.interop.sentence_transformers import ARCHITECTURE, PACKAGE, SETTINGS
 from bertjax.tasks import judges, metrics, output_layers, text_sets, vector_losses
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
@@ -26,14 +26,21 @@ from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.tasks.searches import Search
 from bertjax.tasks.table_summary import TableSummary
-from bertjax.tasks.text_sets import DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, EncodedTexts, Source, TextSet
+from bertjax.tasks.text_sets import ANY, DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, EncodedTexts, Source, TextSet
 from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation.checks import one_of, require, value_of
 
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
-READING = ("form", "texts", "label", "widths")  # flags that say how a set is read that vectors are judged by
+READING = (
+    "form",
+    "texts",
+    "label",
+    "widths",
+    "ignore_identical_ids",
+)  # flags that say how a set is read that vectors are judged by
 TAUGHT_AT_ONCE = 1024  # examples, of which a teacher's scores are computed
+TO_COSINES = "losses compare vectors by cosines; to learn with these, write 'cosine' to a copy of the folder"
 HEAD = ("head.pooling", "head.dense", "head.dense_act", "head.normalize")  # how vectors are made
 
 
@@ -56,7 +63,7 @@ def _loss_of(config) -> Callable:
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Loads the training sets and the dev set. Raises `UserError` for missing or invalid files."""
     data, notes = config.data, []
-    how = prompts_of(data), tokenizer, config.max_seq_length
+    how = prompts_of(config), tokenizer, config.max_seq_length
     sets, texts, dev, held_out = [], [], dev_set(data), frozenset()
     is_file = epath.Path(data.path).is_file()
     if "path" in dev.inherited and is_file and not is_divided(data):
@@ -115,9 +122,13 @@ def _taught(config, sets: Sequence[tuple[TextSet, str]], teacher: Pretrained) ->
         raise UserError(
             f"{says}has no vectors of texts ({has}); choose a run of embed, or a sentence-transformers folder"
         )
+    if (similarity := similarity_of(teacher.settings)) != "cosine":
+        raise UserError(
+            f"{says}{SETTINGS}: similarity_fn_name {similarity!r} is not supported in a teacher; {TO_COSINES}"
+        )
     of_each = []
     for found, form in sets:
-        prompts = prompts_of(teacher.settings.get("data", {}))
+        prompts = prompts_of(teacher.settings)
         encoded = text_sets.encode(found, form, prompts, teacher.tokenizer, teacher.max_seq_length)
         vectors = np.stack(output_layers.predict(output_layer(), teacher, encoded.examples))
         if what == "vectors" and (width := vectors.shape[-1]) != (own := width_of(config)):
@@ -199,20 +210,21 @@ def labelled(source: Pretrained, path: str, widths: str | None = None, **said: s
     held_out, note = frozenset(), ""
     if "dev" in (data := settings.get("data", {})):
         dev = dev_set(data)
-        given = {name: getattr(dev, name) for name in SECTION}
+        given = {name: getattr(dev, name) for name in (*SECTION, "ignore_identical_ids")}
     judging = text_sets.Flagged("", **given | said | {"path": path})
     judging.validate(JUDGES)
     if widths is None:
         widths = settings.get("loss", {}).get("widths", "")
     widths = widths_of(widths, f"--widths={widths}", _width(source.head, source.config))
-    how = prompts_of(data), source.tokenizer, source.max_seq_length
+    how = prompts_of(settings), source.tokenizer, source.max_seq_length
     if "dev" in data and is_divided(data) and not said and holdout.is_file_of_run(path, data, source.fingerprints):
         trained = dataclasses.replace(training_sets(data)[""], path=path)
         held_out, note = _held_out(data, text_sets.read(trained, "train"))
     found, encoded = _read_judged(judging, ["test", "dev"], held_out, *how)
-    split, _ = judges.judged(found, encoded, widths, source.decided or None)
-    note = "\n".join([*filter(None, [note]), *_describe("labelled", found, encoded, *how[1:])])
-    return output_layer(), dataclasses.replace(split, note=note)
+    split, _ = judges.judged(found, encoded, widths, source.decided or None, similarity_of(settings))
+    ids = found.describe_ids() if isinstance(found, Search) else ""
+    notes = filter(None, [note, ids, *_describe("labelled", found, encoded, *how[1:])])
+    return output_layer(), dataclasses.replace(split, note="\n".join(notes))
 
 
 def training_sets(data) -> dict[str, Source]:
@@ -225,11 +237,25 @@ def dev_set(data) -> Source:
     """Returns the dev set: what `data.dev` does not say is as in training."""
     inherited = frozenset(name for name in SECTION if not data.dev[name])
     given = {name: (data if name in inherited else data.dev)[name] for name in SECTION}
-    return Source("data.dev", **given, inherited=inherited)
+    ignore = bool(data.dev.get("ignore_identical_ids"))  # Older runs have no such field.
+    return Source("data.dev", **given, inherited=inherited, ignore_identical_ids=ignore)
 
 
-def prompts_of(data) -> dict[str, str]:
-    return {QUERY: data.get("query_prompt", ""), DOCUMENT: data.get("document_prompt", "")}
+def prompts_of(settings) -> dict[str | None, str]:
+    """Returns the prompts of a run, or of a folder of sentence-transformers, by name.
+
+    A text that is neither a query nor a document has `ANY`: in a run the prompt of queries, in a folder the default
+    prompt, as `SentenceTransformer.encode` has it.
+    """
+    data, folder = settings.get("data", {}), settings.get(PACKAGE, {})
+    query, named = data.get("query_prompt", ""), dict(folder.get("prompts", ()))
+    default = named.get(folder["default_prompt_name"], "") if folder else query
+    return {**named, QUERY: query, DOCUMENT: data.get("document_prompt", ""), ANY: default}
+
+
+def similarity_of(settings) -> str:
+    """Returns how vectors are compared, see `metrics.comparable`: in a run by cosines."""
+    return settings.get(PACKAGE, {}).get("similarity_fn_name", "cosine")
 
 
 def widths_of(text: str, said: str, most: float = math.inf) -> tuple[int, ...]:
@@ -253,7 +279,8 @@ def width_of(config) -> int:
 
 
 def _width(head, model) -> int:
-    return head["dense"] or model.hidden_size
+    width = head["dense"] or model.hidden_size
+    return min(width, head.get("truncate_dim") or width)
 
 
 def vectors_of_search(source: Pretrained, search: Search) -> tuple[np.ndarray, np.ndarray]:
@@ -268,10 +295,10 @@ def vectors_of_search(source: Pretrained, search: Search) -> tuple[np.ndarray, n
 
 
 def _of_kinds(
-    source: Pretrained, *sides: tuple[str, Sequence[str]], bar: Bar | None = None
+    source: Pretrained, *sides: tuple[str | None, Sequence[str]], bar: Bar | None = None
 ) -> Iterator[tuple[np.ndarray, list[bool]]]:
-    """Yields the vectors of texts of each kind, `QUERY` or `DOCUMENT`, and which texts were truncated."""
-    make, prompts = vectors_of(source, prompt=""), prompts_of(source.settings.get("data", {}))  # compiled once
+    """Yields the vectors of texts of each kind, `QUERY`, `DOCUMENT` or `ANY`, and which texts were truncated."""
+    make, prompts = vectors_of(source, prompt=""), prompts_of(source.settings)  # compiled once
     for kind, texts in sides:
         yield make([prompts[kind] + text for text in texts], bar)
 
@@ -280,13 +307,13 @@ def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) ->
     """Returns how a checkpoint makes vectors.
 
     Args:
-      prompt: what comes before each text, `QUERY` (if None), `DOCUMENT`, or the words themselves.
+      prompt: what comes before each text: the name of a prompt, such as `QUERY` or `DOCUMENT`, or the words themselves;
+        None: that of `ANY`, see `prompts_of`.
       width: their first so many numbers, normalized anew if vectors are; 0: all.
 
     Raises `UserError` if vectors are not so wide.
     """
-    named = QUERY if prompt is None else prompt
-    words, head = prompts_of(source.settings.get("data", {})).get(named, named), source.head
+    words, head = prompts_of(source.settings).get(prompt, prompt), source.head
     if width > (most := _width(head, source.config)):
         raise UserError(f"--width={width}: the vectors of {source.path} have {most} numbers")
 
@@ -303,28 +330,34 @@ def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) ->
 
 
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-    """Yields the `vector` of each text, or the `cosine` of each pair, and `cut` if truncated.
+    """Yields the `vector` of each text, or the `cosine` or `dot` product of each pair, and `cut` if truncated.
 
-    A text has the prompt of queries before it, and the second text of a pair that of documents, unless the run has
-    learnt from pairs in which no text is a document.
+    A text has the prompt `ANY` before it. The texts of a pair have those of queries and of documents, unless the run
+    has learnt from pairs in which no text is a document.
     """
     data = source.settings.get("data", {})
     is_search = "form" not in data or FORMS[data.form].is_search
-    kinds = (QUERY, DOCUMENT if is_search else QUERY)
+    kinds = (QUERY, DOCUMENT) if is_search and len(texts[0]) == 2 else (ANY, ANY)
+    similarity = similarity_of(source.settings)
     sides = list(_of_kinds(source, *zip(kinds, zip(*texts))))
     for *found, were_cut in zip(*(vectors for vectors, _ in sides), zip(*(cut for _, cut in sides))):
         more = {"cut": True} if any(were_cut) else {}
         if len(found) == 1:
             yield {"vector": found[0].tolist(), **more}
         else:
-            yield {"cosine": float(metrics.unit(found[0]) @ metrics.unit(found[1])), **more}
+            first, second = (metrics.comparable(vector, similarity) for vector in found)
+            yield {similarity: float(first @ second), **more}
 
 
 def adopt(config, theirs) -> list[str]:
     """Takes how vectors are made, prompts and `max_seq_length` where the config has its defaults; returns what it took.
 
-    A default cannot be told from a flag, and says nothing.
+    A default cannot be told from a flag, and says nothing. Raises `UserError` for vectors that are compared otherwise
+    than the losses compare them.
     """
+    if (similarity := similarity_of(theirs)) != "cosine":
+        where = f"config.init_checkpoint = {config.init_checkpoint!r}: {SETTINGS}: similarity_fn_name {similarity!r}"
+        raise UserError(f"{where} is not supported in training; supported: 'cosine'; {TO_COSINES}")
     default = {f"head.{each.name}": each.default for each in dataclasses.fields(SentenceEncoder)}
     default |= {f"data.{kind}_prompt": "" for kind in (QUERY, DOCUMENT)}
     default["max_seq_length"] = fine_tuning_config("").max_seq_length
@@ -335,6 +368,10 @@ def adopt(config, theirs) -> list[str]:
             section, _, field = name.rpartition(".")
             (config[section] if section else config)[field] = value
             taken.append(f"{name} = {value!r}")
+    if width := theirs.head.get("truncate_dim"):  # which only folders of sentence-transformers have
+        with config.head.unlocked():
+            config.head.truncate_dim = width
+        taken.append(f"head.truncate_dim = {width}")
     return taken
 
 

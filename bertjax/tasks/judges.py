@@ -1,6 +1,6 @@
 """How good vectors are: by pairs with scores or labels, and by what is found with them.
 
-Each metric is that of an evaluator of sentence-transformers; all are of cosines.
+Each metric is that of an evaluator of sentence-transformers, of cosines or of dot products.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +10,13 @@ import numpy as np
 
 from bertjax.tasks import metrics
 from bertjax.tasks.finetuning import Split
-from bertjax.tasks.metrics import unit
+from bertjax.tasks.metrics import comparable
 from bertjax.tasks.nearest import nearest
 from bertjax.tasks.searches import Search
 from bertjax.tasks.text_sets import EncodedTexts, TextSet
 
 RANKS = 10  # documents that are found for a query
-ACCURACY_THRESHOLD, F1_THRESHOLD = "accuracy_threshold", "f1_threshold"  # cosines, tuned on the dev set
+ACCURACY_THRESHOLD, F1_THRESHOLD = "accuracy_threshold", "f1_threshold"  # similarities, tuned on the dev set
 
 
 class Judge(NamedTuple):
@@ -38,19 +38,21 @@ def judged(
     encoded: EncodedTexts,
     widths: Sequence[int] = (),
     decided: Mapping[str, float] | None = None,
+    similarity: str = "cosine",
 ) -> tuple[Split, str]:
     """Returns a set with how vectors are judged by it, and the metric that ranks runs.
 
     Args:
       widths: how many first numbers of the vectors are judged as well; each is one more metric, such as spearman_64.
       decided: thresholds of labelled pairs that a dev set decided; None: they are tuned on these pairs.
+      similarity: how vectors are compared, see `metrics.comparable`.
     """
     if isinstance(found, Search):
-        judge = _of_search(found, encoded)
+        judge = _of_search(found, encoded, similarity)
     elif found.values.dtype.kind == "f":
-        judge = _of_scores(found, encoded)
+        judge = _of_scores(found, encoded, similarity)
     else:
-        judge = _of_labels(found, encoded, decided)
+        judge = _of_labels(found, encoded, similarity, decided)
 
     def score(outputs: list[np.ndarray]) -> dict[str, float]:
         vectors = np.stack(outputs)
@@ -60,28 +62,28 @@ def judged(
     return Split(encoded.examples, score, lambda outputs: judge.decide(np.stack(outputs))), judge.metric
 
 
-def _of_scores(found: TextSet, encoded: EncodedTexts) -> Judge:
+def _of_scores(found: TextSet, encoded: EncodedTexts, similarity: str) -> Judge:
     """As EmbeddingSimilarityEvaluator."""
 
     def score(vectors: np.ndarray) -> dict[str, float]:
-        similar = _cosines(vectors, encoded)
+        similar = _similarities(vectors, encoded, similarity)
         return {name: getattr(metrics, name)(found.values, similar) for name in ("spearman", "pearson")}
 
     return Judge("spearman", score)
 
 
-def _of_labels(found: TextSet, encoded: EncodedTexts, decided: Mapping[str, float] | None) -> Judge:
+def _of_labels(found: TextSet, encoded: EncodedTexts, similarity: str, decided: Mapping[str, float] | None) -> Judge:
     """As BinaryClassificationEvaluator, with a threshold for the accuracy and one for F1."""
 
     def decide(vectors: np.ndarray) -> dict[str, float]:
         if decided is not None:
             return dict(decided)
-        similar = _cosines(vectors, encoded)
+        similar = _similarities(vectors, encoded, similarity)
         best = metrics.best_accuracy(found.values, similar), metrics.best_f1(found.values, similar)
         return {name: threshold.value for name, threshold in zip((ACCURACY_THRESHOLD, F1_THRESHOLD), best)}
 
     def score(vectors: np.ndarray) -> dict[str, float]:
-        similar, thresholds = _cosines(vectors, encoded), decide(vectors)
+        similar, thresholds = _similarities(vectors, encoded, similarity), decide(vectors)
         return {
             "average_precision": metrics.average_precision(found.values, similar),
             "accuracy": metrics.accuracy(found.values, similar >= thresholds[ACCURACY_THRESHOLD]),
@@ -91,18 +93,22 @@ def _of_labels(found: TextSet, encoded: EncodedTexts, decided: Mapping[str, floa
     return Judge("average_precision", score, decide)
 
 
-def _cosines(vectors: np.ndarray, encoded: EncodedTexts) -> np.ndarray:
-    first, second = (unit(vectors)[encoded.numbers[:, i]] for i in range(2))
+def _similarities(vectors: np.ndarray, encoded: EncodedTexts, similarity: str) -> np.ndarray:
+    first, second = (comparable(vectors, similarity)[encoded.numbers[:, i]] for i in range(2))
     return (first * second).sum(-1)
 
 
-def _of_search(search: Search, encoded: EncodedTexts) -> Judge:
+def _of_search(search: Search, encoded: EncodedTexts, similarity: str) -> Judge:
     """As InformationRetrievalEvaluator; where documents are more or less relevant, nDCG counts that, as in BEIR."""
     asked, there = np.split(encoded.numbers, [len(search.queries)])
     ideals = [sorted(relevant.values(), reverse=True)[:RANKS] for relevant in search.relevant]
 
     def score(vectors: np.ndarray) -> dict[str, float]:
-        found = nearest(vectors[asked], vectors[there], RANKS).numbers.tolist()
+        ranks = RANKS + search.ignores_identical_ids  # One of them may be left out.
+        found = nearest(vectors[asked], vectors[there], ranks, similarity).numbers.tolist()
+        if search.ignores_identical_ids:
+            rows = zip(found, search.identical, strict=True)
+            found = [[number for number in row if number != own][:RANKS] for row, own in rows]
         gains = [[relevant.get(number, 0) for number in row] for row, relevant in zip(found, search.relevant)]
 
         def recall(ranks: int) -> float:

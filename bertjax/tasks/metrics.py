@@ -18,6 +18,15 @@ def softmax(logits) -> np.ndarray:
     return shares / shares.sum()
 
 
+def comparable(vectors, similarity: str) -> np.ndarray:
+    """Returns vectors whose dot products are their similarities.
+
+    Args:
+      similarity: cosine or dot, as sentence-transformers' `similarity_fn_name`.
+    """
+    return unit(vectors) if similarity == "cosine" else np.asarray(vectors)
+
+
 def unit(vectors) -> np.ndarray:
     """Returns vectors [..., width] divided by their lengths, in float32; one of length 0 stays."""
     vectors = np.asarray(vectors, np.float32)

@@ -13,7 +13,7 @@ from bertjax.config import UserError
 from bertjax.data.documents.tables import TableWriter
 from bertjax.data.progress import Bar
 from bertjax.files import replacing
-from bertjax.tasks.metrics import unit
+from bertjax.tasks.metrics import comparable
 from bertjax.tasks.nearest import nearest
 from bertjax.tasks.searches import Search
 
@@ -69,24 +69,29 @@ class Mined(NamedTuple):
     inverted: int
 
 
-def mine(search: Search, queries: np.ndarray, documents: np.ndarray, choice: Choice) -> Mined:
+def mine(
+    search: Search, queries: np.ndarray, documents: np.ndarray, choice: Choice, similarity: str = "cosine"
+) -> Mined:
     """Finds negatives for the queries of a search, each text of which occurs once, with the vectors that are given.
 
-    A document with the text of the query is never one.
+    A document with the text or the id of the query is never one. With the `similarity` dot, all cosines are dot
+    products.
     """
     relevant = [set(found) for found in search.relevant]
     numbers = {document: number for number, document in enumerate(search.documents)}
-    not_it = [each | {numbers.get(query, -1)} - {-1} for query, each in zip(search.queries, relevant)]
+    identical = search.identical or [-1] * len(search.queries)
+    same = ({numbers.get(query, -1), number} - {-1} for query, number in zip(search.queries, identical))
+    not_it = [each | more for each, more in zip(relevant, same)]
     most = max(map(len, not_it))
     with Bar("comparing", [len(queries) * len(documents)], " pairs") as bar:
-        found = nearest(queries, documents, choice.last + most, bar)
+        found = nearest(queries, documents, choice.last + most, similarity, bar)
     rows, candidates_of_all, dropped, near, far = [], 0, Counter(), [], []
     reasons, inverted = Counter(), 0
     for query, (found_numbers, cosines) in enumerate(zip(*found)):
         is_other = [number not in not_it[query] for number in found_numbers.tolist()]
         ranks = slice(choice.first - 1, choice.last)
         candidates, cosines = found_numbers[is_other][ranks], cosines[is_other][ranks]
-        own = unit(documents[list(relevant[query])]) @ unit(queries[query])
+        own = comparable(documents[list(relevant[query])], similarity) @ comparable(queries[query], similarity)
         limits = {
             MARGIN: cosines <= _limit(own.min(), choice),
             MOST: cosines <= choice.most,
@@ -119,11 +124,15 @@ def _limit(positive: float, choice: Choice) -> float:
     return positive - choice.margin * (abs(positive) if choice.is_share else 1)
 
 
-def write(path: epath.PathLike, search: Search, mined: Mined, choice: Choice) -> Iterator[str]:
+def write(
+    path: epath.PathLike, search: Search, mined: Mined, choice: Choice, similarity: str = "cosine"
+) -> Iterator[str]:
     """Writes a table with the columns anchor, positive, negative_1, ...: a row for each document that is relevant to a
     query. Yields lines to print. Raises `UserError` if there is no row."""
     path, queries, count = epath.Path(path), len(search.queries), 0
-    reasons = "".join(f"; {number} were {reason}" for reason, number in mined.dropped.items())
+    noun = "cosine" if similarity == "cosine" else "dot product"
+    named = {reason: reason.replace("cosine", noun) for reason in REMEDIES}
+    reasons = "".join(f"; {number} were {named[reason]}" for reason, number in mined.dropped.items())
     looked_at = f"{mined.candidates} candidates have ranks from {choice.first} to {choice.last}{reasons}"
     ((reason, _),) = mined.reasons.most_common(1) or [("", 0)]
     remedy = REMEDIES.get(reason, MORE_DOCUMENTS)
@@ -138,7 +147,7 @@ def write(path: epath.PathLike, search: Search, mined: Mined, choice: Choice) ->
     yield looked_at
     if fewer := queries - len(mined.rows):
         dropped = f"queries were dropped: they have fewer than {choice.negatives} negatives"
-        why = f"most of their dropped candidates were {reason}" if reason else "there are too few documents"
+        why = f"most of their dropped candidates were {named[reason]}" if reason else "there are too few documents"
         is_most = fewer > queries / 2
         yield f"warning: {fewer} of {queries} {dropped}, since {why}; {remedy}" if is_most else f"{fewer} {dropped}"
     if mined.inverted:
@@ -147,7 +156,7 @@ def write(path: epath.PathLike, search: Search, mined: Mined, choice: Choice) ->
             f"positive, and may be relevant; --margin=0 leaves them out. If few are left, train the "
             f"checkpoint longer before you mine with it"
         )
-    yield "mean cosines: {:.3f} of positives, {:.3f} of negatives".format(*mined.cosines)
+    yield f"mean {noun}s: " + "{:.3f} of positives, {:.3f} of negatives".format(*mined.cosines)
 
 
 def _table(search: Search, rows: Sequence[tuple[int, list[int]]]) -> Iterator[dict[str, str]]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.data.progress import Bar
-from bertjax.tasks.metrics import unit
+from bertjax.tasks.metrics import comparable
 
 QUERIES, DOCUMENTS = 1024, 16_384  # a block has so many, and only its cosines are in memory
 ROUND = 256  # smaller blocks are padded to a multiple: few shapes are compiled, and equal documents get equal cosines
@@ -19,15 +19,17 @@ class Neighbours(NamedTuple):
 
     Attributes:
       numbers: `[queries, k]` int32: which documents they are.
-      cosines: `[queries, k]` float32.
+      cosines: `[queries, k]` float32; dot products, if vectors are compared by these.
     """
 
     numbers: np.ndarray
     cosines: np.ndarray
 
 
-def nearest(queries, documents, k: int, bar: Bar | None = None) -> Neighbours:
-    """Finds the `k` nearest of documents `[documents, width]` of each of queries `[queries, width]`, by their cosines.
+def nearest(queries, documents, k: int, similarity: str = "cosine", bar: Bar | None = None) -> Neighbours:
+    """Finds the `k` nearest of documents `[documents, width]` of each of queries `[queries, width]`.
+
+    `similarity`: by cosines, or by dot products, see `metrics.comparable`.
 
     Where there are fewer documents, all are found. Computes on one device of this host, in memory that does not depend
     on how many there are, besides that of the vectors and of what is found. `bar` counts the pairs of a query and a
@@ -37,10 +39,10 @@ def nearest(queries, documents, k: int, bar: Bar | None = None) -> Neighbours:
     k = min(k, len(documents))
     found = Neighbours(np.zeros((len(queries), k), np.int32), np.zeros((len(queries), k), np.float32))
     for rows in _blocks(len(queries), QUERIES):
-        asked = jax.device_put(_padded(unit(queries[rows]), QUERIES), device)
+        asked = jax.device_put(_padded(comparable(queries[rows], similarity), QUERIES), device)
         best = jax.device_put(_none(len(asked), k), device)
         for columns in _blocks(len(documents), DOCUMENTS):
-            some = jax.device_put(_padded(unit(documents[columns]), DOCUMENTS), device)
+            some = jax.device_put(_padded(comparable(documents[columns], similarity), DOCUMENTS), device)
             best = _merged(best, asked, some, columns.start, len(documents))
             if bar:
                 jax.block_until_ready(best)

@@ -23,7 +23,7 @@ from bertjax.families.with_heads import (
     forward_flops,
     lstm_flops,
 )
-from bertjax.interop.huggingface import MULTI_LABEL
+from bertjax.interop.huggingface import MULTI_LABEL, REGRESSION
 from bertjax.model.dropout import fold_in
 from bertjax.sharding.mesh import Batch, Rows, compute_for, local_rows, replicated
 from bertjax.sharding.rules import RULES
@@ -96,7 +96,8 @@ def multi_label(labels: int) -> OutputLayer:
 def regression() -> OutputLayer:
     """Labels are `[batch]` numbers."""
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return OutputLayer("BertForSequenceClassification", make_model, SquaredError(), packs=True, pooled=True)
+    layer = OutputLayer("BertForSequenceClassification", make_model, SquaredError(), packs=True, pooled=True)
+    return dataclasses.replace(layer, problem_type=REGRESSION)
 
 
 def tagging(labels: int) -> OutputLayer:

@@ -4,12 +4,19 @@ import numpy as np
 
 
 def encode_pairs(
-    tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int, lost: list[int] | None = None
+    tokenizer,
+    firsts: list[str],
+    seconds: list[str] | None,
+    max_seq_length: int,
+    lost: list[int] | None = None,
+    longer_keeps_more: bool = False,
 ):
     """Encodes `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`; returns ids, token types, and whether each was truncated.
 
     What surrounds the texts is as the tokenizer says. A pair that is too long loses the last token of its longer side,
-    repeatedly (run_classifier._truncate_seq_pair). `lost` gets the number of tokens that each loses.
+    repeatedly (run_classifier._truncate_seq_pair). Where both sides are cut and the room is odd, the first one keeps a
+    token more; with `longer_keeps_more` the longer one does, or the second of equal ones, as in the tokenizers library.
+    `lost` gets the number of tokens that each example loses.
     """
     encoded = [tokenizer.encode_ids(firsts), tokenizer.encode_ids(seconds) if seconds is not None else None]
     is_pair = seconds is not None
@@ -21,7 +28,8 @@ def encode_pairs(
         if lost is not None:
             lost.append(max(0, len(a) + len(b) - room))
         if cut[-1]:
-            keep_a = max(room - len(b), min(len(a), room - room // 2))  # b is cut first on a tie
+            half = room // 2 if longer_keeps_more and len(a) <= len(b) else room - room // 2
+            keep_a = max(room - len(b), min(len(a), half))
             a, b = a[:keep_a], b[: room - min(keep_a, len(a))]
         ids = tokenizer.framed(a, b if is_pair else None)
         of_second = len(b) + len(tokenizer.end) if is_pair else 0

@@ -20,11 +20,15 @@ class Search(NamedTuple):
 
     Attributes:
       relevant: for each query, {the number of a document that is relevant to it: how much, above 0}, one at least.
+      identical: for each query, the number of the document with the same id, or -1; () where there are no ids.
+      ignores_identical_ids: whether no query finds the document with its id.
     """
 
     queries: Sequence[str]
     documents: Sequence[str]
     relevant: Sequence[dict[int, float]]
+    identical: Sequence[int] = ()
+    ignores_identical_ids: bool = False
 
     @property
     def texts(self) -> list[tuple[str, str]]:
@@ -34,7 +38,17 @@ class Search(NamedTuple):
         ]
 
     def describe(self, name: str) -> str:
-        return f"{len(self.queries)} {name} queries for {len(self.documents)} documents"
+        return f"{len(self.queries)} {name} queries for {len(self.documents)} documents{self.describe_ids('; ')}"
+
+    def describe_ids(self, start: str = "") -> str:
+        """Returns a clause about the queries whose ids are ids of documents as well, "" if there are none."""
+        count = sum(number >= 0 for number in self.identical)
+        if not count:
+            return ""
+        whole = f"{start}{count} of {len(self.queries)} queries have the id of a document"
+        if self.ignores_identical_ids:
+            return f"{whole}, which they do not find (ignore_identical_ids)"
+        return f"{whole}; if this document is the query itself, leave it out with ignore_identical_ids=True"
 
 
 def of_texts(texts: Sequence[tuple[str, ...]]) -> Search:
@@ -50,7 +64,11 @@ def of_texts(texts: Sequence[tuple[str, ...]]) -> Search:
 def merged(search: Search, more: Iterable[str] = ()) -> Search:
     """Returns a search with more documents, in which each text occurs once."""
     found = of_texts(search.texts)
-    return found._replace(documents=list(dict.fromkeys([*found.documents, *search.documents, *more])))
+    documents = list(dict.fromkeys([*found.documents, *search.documents, *more]))
+    numbers = {document: number for number, document in enumerate(documents)}
+    same = {query: search.documents[i] for query, i in zip(search.queries, search.identical) if i >= 0}
+    identical = [numbers[same[query]] if query in same else -1 for query in found.queries] if same else ()
+    return found._replace(documents=documents, identical=identical)
 
 
 def read_documents(path: epath.PathLike) -> list[str]:
@@ -83,7 +101,8 @@ def read(qrels: epath.Path) -> Search:
         relevant.setdefault(query, {})[numbers[document]] = score
     if not relevant:
         raise UserError(f"{qrels}: no score is above 0, so that no query has a relevant document")
-    return Search([queries[name] for name in relevant], list(documents.values()), list(relevant.values()))
+    identical = [numbers.get(name, -1) for name in relevant]
+    return Search([queries[name] for name in relevant], list(documents.values()), list(relevant.values()), identical)
 
 
 def _texts(path: epath.Path) -> Iterator[tuple[str, str]]:

@@ -17,8 +17,9 @@ import numpy as np
 
 from bertjax.config import UserError
 from bertjax.data.documents.tables import Row, cell, column
-from bertjax.interop.huggingface import MULTI_LABEL
+from bertjax.interop.huggingface import REGRESSION
 from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.sentence_transformers import IDENTITY
 from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.output_layers import OutputLayer
 
@@ -126,10 +127,15 @@ class Class:
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A number."""
+    """A number.
+
+    Args:
+      is_probability: whether it is the sigmoid of the logit.
+    """
 
     labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("spearman", "pearson")
+    is_probability: bool = False
 
     @property
     def output_layer(self) -> OutputLayer:
@@ -154,13 +160,13 @@ class Number:
         return {name: METRICS[name](values, self.predictions(values, logits)) for name in self.metrics}
 
     def predictions(self, values: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        return logits[:, 0]
+        return metrics.sigmoid(logits[:, 0]) if self.is_probability else logits[:, 0]
 
     def shown(self, value: float) -> str:
         return f"{value:.4g}"
 
     def describe(self, logits: np.ndarray) -> dict:
-        return {"score": float(logits[0])}
+        return {"score": float(self.predictions(np.empty(0), logits[None])[0])}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,12 +231,20 @@ class Labels:
 
 
 def of_checkpoint(source: Pretrained) -> Target:
-    """Returns what a checkpoint predicts. Raises `UserError` if its labels are not those of its output layer."""
+    """Returns what a checkpoint predicts. Raises `UserError` if its labels are not those of its output layer.
+
+    One logit is a number as sentence-transformers' CrossEncoder and transformers' pipeline compute it: its sigmoid, but
+    of a regression, and where a CrossEncoder names another activation.
+    """
     rows = source.params["classifier"]["dense"]["bias"].shape[0]
-    if source.problem_type == MULTI_LABEL:
+    if source.is_multi_label:
         written = source.settings.get("data", {}).get("multi_label", "")
         return Labels(source.label_names(rows), written, source.decided.get(THRESHOLD, 0.5))
-    return Class(source.label_names(rows)) if rows > 1 else Number()
+    if rows > 1:
+        return Class(source.label_names(rows))
+    activation = source.settings.get("activation_fn")
+    is_plain = source.problem_type == REGRESSION if activation is None else activation == IDENTITY
+    return Number(is_probability=not is_plain)
 
 
 def _uninformative(values: np.ndarray) -> float:

@@ -22,6 +22,7 @@ from bertjax.tasks.targets import Number
 from bertjax.text.tokenizer import Tokenizer
 
 QUERY, DOCUMENT = "query", "document"
+ANY = None  # the kind of a text that is neither
 PAIRS = dict(form="pairs", texts="anchor,positive", label="label")  # what a set is unless something else is said
 
 
@@ -57,6 +58,7 @@ class Source:
       section: its name, such as data.sets.NAME.
       inherited: the fields that it does not say, and has of `data`.
       weight: how often a training set is used in an epoch.
+      ignore_identical_ids: whether a query never finds the document with its id.
     """
 
     section: str
@@ -66,6 +68,7 @@ class Source:
     label: str
     weight: float = 1.0
     inherited: frozenset[str] = frozenset()
+    ignore_identical_ids: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -93,6 +96,8 @@ class Source:
         self.require(not form.columns or all(columns), "texts", "name the columns of the texts, such as one,other")
         self.require(not form.columns or len(columns) in form.columns, "texts", form.needs)
         self.require(self.weight > 0, "weight", "must be above 0; or leave the set out")
+        has_ids = "is for form=search, whose files have ids; leave it out"
+        self.require(not self.ignore_identical_ids or form.has_ids, "ignore_identical_ids", has_ids)
 
 
 class Flagged(Source):
@@ -115,6 +120,8 @@ class Form:
       is_search: whether the first text is a query, and the others are documents; prompts differ.
       read_search: (file) -> what is looked for, if the files say more of that than their examples do.
       values: type of the scores or labels of a set; None: it has none.
+
+    A form that `has_ids` is read with the ids of its queries and documents.
     """
 
     read: Callable[[epath.Path, Sequence[str], str], TextSet]
@@ -124,6 +131,10 @@ class Form:
     is_search: bool = False
     read_search: Callable[[epath.Path], Search] | None = None
     values: type | None = None
+
+    @property
+    def has_ids(self) -> bool:
+        return self.read_search is not None
 
 
 def _read_pairs(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
@@ -235,7 +246,9 @@ def read_search(source: Source, *parts: str, held_out: Collection[str] = ()) -> 
     if reader := FORMS[source.form].read_search:
         found = reader(_find(source, parts))
         kept = [i for i, query in enumerate(found.queries) if not held_out or query in held_out]
-        return found._replace(queries=[found.queries[i] for i in kept], relevant=[found.relevant[i] for i in kept])
+        named = ("queries", "relevant", "identical")
+        found = found._replace(**{name: [getattr(found, name)[i] for i in kept] for name in named})
+        return found._replace(ignores_identical_ids=source.ignore_identical_ids)
     found = read(source, *parts)
     return searches.of_texts((part(found, held_out) if held_out else found).texts)
 
@@ -286,19 +299,21 @@ class EncodedTexts(NamedTuple):
 
 
 def encode(
-    found: TextSet, form: str, prompts: dict[str, str], tokenizer: Tokenizer, max_seq_length: int
+    found: TextSet, form: str, prompts: dict[str | None, str], tokenizer: Tokenizer, max_seq_length: int
 ) -> EncodedTexts:
     """Encodes the texts of a set, each after a prompt.
 
-    The documents of a search have the prompt `DOCUMENT`. Queries, and the texts of sets without queries, have `QUERY`.
+    Queries have the prompt `QUERY`, documents `DOCUMENT`, and the texts of sets without queries `ANY`.
     """
-    kinds = (QUERY, DOCUMENT) if FORMS[form].is_search else (QUERY, QUERY)
+    kinds = (QUERY, DOCUMENT) if FORMS[form].is_search else (ANY, ANY)
     texts = (prompts[kinds[i > 0]] + text for example in found.texts for i, text in enumerate(example))
     encoded = _encoded(texts, tokenizer, max_seq_length)
     return encoded._replace(numbers=encoded.numbers.reshape(len(found.texts), -1))
 
 
-def encode_search(search: Search, prompts: dict[str, str], tokenizer: Tokenizer, max_seq_length: int) -> EncodedTexts:
+def encode_search(
+    search: Search, prompts: dict[str | None, str], tokenizer: Tokenizer, max_seq_length: int
+) -> EncodedTexts:
     """Encodes queries and then documents, each with its prompt before it; `numbers` are `[queries + documents]`."""
     sides = ((QUERY, search.queries), (DOCUMENT, search.documents))
     return _encoded((prompts[kind] + text for kind, texts in sides for text in texts), tokenizer, max_seq_length)

@@ -128,7 +128,7 @@ def _fault_of_json(path: str, how: Reading) -> str:
     if line is None:  # `read_file` names a line that is too long or no text
         return ""
     try:
-        found = parse_json(line, dict[str, Any])
+        found = parse_texts(line, dict[str, Any])
     except ValueError:
         is_array = line.lstrip().startswith("[")
         return f"{'one JSON array' if is_array else 'no JSON lines'}; {TO_JSON_LINES}"
