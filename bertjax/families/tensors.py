@@ -4,7 +4,7 @@ each of them is."""
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -147,6 +147,26 @@ def choose_class(
     stated = prefix + stated.removeprefix(prefix).removeprefix("Bert")
     fitting = [name for name, parts in architectures.items() if set(present) >= set(parts)]
     return stated if stated in fitting else max(fitting, key=lambda name: len(architectures[name]))
+
+
+def untied(
+    named: Mapping[str, np.ndarray], decoder: str, words: np.ndarray, fields: Mapping[str, Any], source: str
+) -> str:
+    """Returns the reason why a decoder is not the word embeddings; "" if it is.
+
+    Args:
+      named: the tensors of a model that predicts words, by name.
+      decoder: the name of the decoder, which may be absent if it is tied.
+      words: the word embeddings.
+      fields: the content of config.json.
+      source: the folder, for messages.
+    """
+    if decoder not in named:
+        is_missing = fields.get("tie_word_embeddings") is False
+        reason = f"{source}: {decoder} is missing, although config.json has tie_word_embeddings false"
+        return reason if is_missing else ""
+    is_tied = np.array_equal(named[decoder], words)
+    return "" if is_tied else f"{source}: {decoder} is not tied to the word embeddings, which is not supported"
 
 
 def check_parts(architecture: str, wanted: Collection[str], present: Collection[str], fitting: str) -> None:

@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
@@ -33,7 +33,7 @@ class _Head(TypedDict, total=False):
     """What config.json says of the model on top of BERT."""
 
     architectures: list[str] | None
-    problem_type: str | None
+    problem_type: Literal["regression", "single_label_classification", MULTI_LABEL, None]
     id2label: dict[int, str | int | float | None] | None
 
 
@@ -56,10 +56,10 @@ def check_form(config: BertConfig) -> None:
 
 def read_config(path: epath.Path) -> BertConfig:
     """Reads the config of a model from a config.json. Raises `UserError` if no family knows its `model_type`."""
-    fields = read_json(path)
+    fields, known = read_json(path), families.by_model_type()
+    read_json(path, _Head)  # for the types of fields that families read as well
     kind = fields.get("model_type", "bert")
-    known = families.by_model_type()
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise UserError(f"{path}: model_type {kind!r} is another architecture; supported: {', '.join(known)}")
     return families.module_of(known[kind]).read_config(path, fields)
 
@@ -74,6 +74,13 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
     architecture = next(iter(head.get("architectures") or ()), "")
     names = head.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names))
+    if missing := [str(key) for key in range(len(names)) if key not in names]:
+        if architecture.endswith("Classification"):  # transformers finds the name of a row by the number of the row
+            raise UserError(
+                f"{path}: id2label has {len(names)} labels, but none for {', '.join(missing)}; number the labels from "
+                f"0 to {len(names) - 1}"
+            )
+        labels = ()
     return head_of(architecture, read_json(path)), labels, problem_type
 
 

@@ -4,20 +4,123 @@ Reads the fields that transformers, sentence-transformers and PEFT obey, and the
 the installed versions. Look at the difference before you commit it: each new field must be read, or stay refused.
 """
 
+import ast
+import dataclasses
+import importlib
 import importlib.metadata
 import inspect
 import json
 import pathlib
 import re
 import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "bertjax/library_fields"
 
+# Modules of transformers, besides those of a model, that read fields of config.json.
+SHARED = (
+    "modeling_utils", "modeling_layers", "masking_utils", "utils.output_capturing", "pipelines.base",
+    "pipelines.text_classification", "models.auto.auto_factory", "models.auto.tokenization_auto",
+)  # fmt: skip
+# Fields that transformers reads under names that its code does not contain as constants.
+BESIDE = {"auto_map": None, "configuration_files": None, "model_type": None, "quantization_config": None}
+# The classes of tokenizers that bertjax reads, and the module that chooses between classes.
+TOKENIZERS = (
+    "TokenizersBackend", "PythonBackend", "BertTokenizer", "RobertaTokenizer", "GPT2Tokenizer", "XLMRobertaTokenizer",
+    "CamembertTokenizer", "XLNetTokenizer",
+)  # fmt: skip
+
 
 def transformers_fields() -> dict[str, dict]:
     """Returns {model type, or `tokenizer`: {field: default}} of transformers."""
-    return {}
+    from bertjax import families
+
+    kinds = {kind: _config_fields(kind) for kind in families.by_model_type()}
+    return kinds | {"tokenizer": _tokenizer_fields()}
+
+
+def _config_fields(model_type: str) -> dict[str, Any]:
+    """Returns the fields of config.json that transformers obeys for a model type, with their defaults."""
+    from transformers import GenerationConfig, PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config_class = CONFIG_MAPPING[model_type]
+    configuration = inspect.getmodule(config_class)
+    modeling = importlib.import_module(configuration.__name__.replace(".configuration_", ".modeling_"))
+    fields = dict(GenerationConfig._get_default_generation_params())
+    for name in SHARED:
+        fields |= _fields_of_configs(importlib.import_module(f"transformers.{name}"))
+    fields |= BESIDE | _fields_of_configs(modeling)
+    for read_class in (config_class, PreTrainedConfig):  # `__post_init__` takes fields that are not declared
+        for method in ("__post_init__", "convert_rope_params_to_dict", "standardize_rope_params"):
+            if method.startswith("__") or hasattr(config_class, "rope_parameters"):
+                fields |= _keywords(inspect.getsource(getattr(read_class, method)))
+    for name, value in inspect.getmembers(config_class):  # assigning such a field sets another one
+        if isinstance(value, property) and value.fset and not name.startswith("__"):
+            fields.setdefault(name, None)
+    declared = {field.name: _plain(field.default) for field in dataclasses.fields(config_class)}
+    aliases = {name: declared[field] for name, field in config_class.attribute_map.items()}
+    return {name: _plain(value) for name, value in (fields | aliases | declared).items()}
+
+
+def _tokenizer_fields() -> dict[str, Any]:
+    """Returns the fields of tokenizer_config.json that transformers obeys, with their defaults."""
+    import transformers
+
+    fields: dict[str, Any] = {}
+    for name in TOKENIZERS:
+        for read_class in getattr(transformers, name).__mro__:
+            if read_class is not object and "__init__" in vars(read_class):
+                source = inspect.getsource(read_class.__init__)
+                parameters = inspect.signature(read_class.__init__).parameters.values()
+                taken = {each.name: each.default for each in parameters if each.kind != each.VAR_KEYWORD}
+                fields = _keywords(source) | {key: _plain(value) for key, value in taken.items()} | fields
+        fields |= dict.fromkeys(getattr(transformers, name).SPECIAL_TOKENS_ATTRIBUTES)
+    for method in ("_from_pretrained", "from_pretrained"):
+        fields = _keywords(inspect.getsource(getattr(transformers.TokenizersBackend, method))) | fields
+    fields |= dict.fromkeys(("auto_map", "tokenizer_class"))  # models.auto.tokenization_auto reads them
+    return {name: value for name, value in fields.items() if name != "self"}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it; None for a default that JSON does not have."""
+    return value if isinstance(value, (str, int, float, bool, list, dict)) else None
+
+
+def _fields_of_configs(module) -> dict[str, Any]:
+    """Returns the fields that a module reads of an object that is named config, and the defaults in `getattr`."""
+    fields: dict[str, Any] = {}
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        match node:
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[owner, ast.Constant(value=str(name)), *rest]):
+                if _is_config(owner):
+                    default = rest[0].value if rest and isinstance(rest[0], ast.Constant) else None
+                    fields[name] = fields.get(name, default)
+    return fields
+
+
+def _is_config(node: ast.expr) -> bool:
+    """Whether an expression is a config, such as `config`, `self.config` and `effective_config`."""
+    text = ast.unparse(node).removesuffix(".get_text_config()")
+    return text.endswith("config") and "generation" not in text
+
+
+def _keywords(source: str) -> dict[str, Any]:
+    """Returns the keyword arguments that a function takes out of `kwargs`, with their defaults."""
+    return dict(_taken(ast.parse(textwrap.dedent(source))))
+
+
+def _taken(tree: ast.AST) -> Iterator[tuple[str, Any]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=name), attr="get" | "pop" | "setdefault"),
+                args=[ast.Constant(value=str(field)), *rest],
+            ) if name.endswith("kwargs"):
+                yield field, rest[0].value if rest and isinstance(rest[0], ast.Constant) else None
 
 
 def sentence_transformers_fields() -> dict[str, dict]:

@@ -1,12 +1,13 @@
 """GPT-2's published layout: fields of config.json and tensors of `GPT2LMHeadModel`, as our causal model."""
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 from etils import epath
 
 from bertjax.config import BertConfig, UserError
-from bertjax.families import tensors
+from bertjax.families import json_config, tensors
 
 # Our field -> GPT-2's. Their dropout after embeddings, embd_pdrop, is that of all sums here.
 FIELDS = {
@@ -23,32 +24,40 @@ FIELDS = {
     "initializer_range": "initializer_range",
 }
 REQUIRED = ("vocab_size", "n_embd", "n_layer", "n_head", "n_positions")
-DEFAULTS = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}  # the defaults of transformers' GPT2Config
+ALIASES = {
+    "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}  # fmt: skip
+# Fields of config.json with the only value that is supported.
+ONLY = {
+    "add_cross_attention": False, "is_causal": True, "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True,
+}  # fmt: skip
+# Dropout after embeddings, an order of operations, and the output layer of `GPT2DoubleHeadsModel`, which is not read.
+HARMLESS = (
+    "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_proj_to_labels", "summary_type",
+    "summary_use_proj",
+)  # fmt: skip
 FORM = {"causal": True, "norm": "pre", "output": "plain"}
 CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants of the attention mask, in older files
 
 
-def as_bert(path: epath.Path, fields: dict) -> dict:
-    """Returns the fields of GPT-2's config.json under the names of `BertConfig`, where they are given.
+def read_fields(path: epath.Path, fields: Mapping) -> dict:
+    """Returns the fields of GPT-2's config.json under the names of `BertConfig`.
 
-    Raises `UserError` if one is missing, or for a variant of attention that we do not have.
+    Raises `UserError` if one is missing, or for a variant that we do not have.
     """
-    for name, expected in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
-        if fields.get(name, expected) != expected:
-            raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {expected!r}")
+    fields = json_config.with_aliases(path, fields, ALIASES)
     for name in REQUIRED:
         if name not in fields:
             raise UserError(f"{path}: {name} is missing; a GPT-2 config needs it")
-    found = {ours: fields.get(theirs, DEFAULTS.get(theirs)) for ours, theirs in FIELDS.items()}
+    found = json_config.read_fields(path, fields, "gpt2", FIELDS, ONLY, also=(*HARMLESS, *ALIASES))
     if found["intermediate_size"] is None and isinstance(found["hidden_size"], int):
         found["intermediate_size"] = 4 * found["hidden_size"]
-    same = ("add_cross_attention", "tie_word_embeddings", "quantization_config")  # checked as a BERT's are
-    return {name: x for name, x in found.items() if x is not None} | {
-        name: fields[name] for name in same if name in fields
-    }
+    return found | {"hidden_act": json_config.activation(path, found, "hidden_act")}
 
 
-def to_params(given: dict[str, np.ndarray], config: BertConfig, source: str) -> tuple[dict, list[str]]:
+def to_params(given: dict[str, np.ndarray], fields: Mapping, config: BertConfig, source: str) -> tuple[dict, list[str]]:
     """Converts tensors to our params, and returns the names of those that are not used.
 
     GPT-2 has no token types: ours are 0. Raises `UserError` if a tensor is missing or of another shape.
@@ -79,6 +88,8 @@ def to_params(given: dict[str, np.ndarray], config: BertConfig, source: str) -> 
     }
     output["kernel"] = output["kernel"].reshape(layers, heads, size, hidden)
     words = take("wte.weight", config.vocab_size, hidden)
+    if "lm_head.weight" not in named and fields.get("tie_word_embeddings") is False:
+        raise UserError(f"{source}: lm_head.weight is missing, although config.json has tie_word_embeddings false")
     if "lm_head.weight" in named and not np.array_equal(take("lm_head.weight", *words.shape), words):
         raise UserError(f"{source}: lm_head.weight differs from the word embeddings; GPT-2 ties them")
     encoder = {

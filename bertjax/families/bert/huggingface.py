@@ -1,7 +1,8 @@
 """BERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from etils import epath
@@ -10,7 +11,7 @@ from bertjax.config import BertConfig, UserError, fields_of
 from bertjax.families import json_config
 from bertjax.families.bert import gpt2
 from bertjax.families.bert.variables import PARTS, WORDS, check_variables, to_params, to_variables, variable_shapes
-from bertjax.families.tensors import WRAPPERS, check_parts
+from bertjax.families.tensors import WRAPPERS, check_parts, untied
 from bertjax.families.tensors import classifier_rows as rows_of_classifier
 
 REQUIRED = (
@@ -46,19 +47,33 @@ OUTPUT_BIAS = "cls/predictions/output_bias"
 # What some files have beside the word embeddings and `OUTPUT_BIAS`, to which it is equal.
 DECODER = {"weight": "cls/predictions/decoder/kernel", "bias": "cls/predictions/decoder/bias"}
 
+# Fields of config.json with the only value that is supported.
+ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+
 # The fields that Google's and Hugging Face's configs do not have.
 OWN_FIELDS = (*fields_of(BertConfig, "form", "choice"), "attention")
 
 
 def read_config(path: epath.Path, fields: Mapping) -> BertConfig:
     """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
-    is_gpt2 = fields.get("model_type") == "gpt2"
-    form = gpt2.FORM if is_gpt2 else {}
-    fields = gpt2.as_bert(path, fields) if is_gpt2 else fields
-    only = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-    json_config.require(path, fields, only)
-    found = bert_config(path, {**fields, "hidden_act": json_config.activation(path, fields, "hidden_act")})
-    return dataclasses.replace(found, **form)
+    if fields.get("model_type") == "gpt2":
+        return dataclasses.replace(bert_config(path, gpt2.read_fields(path, fields)), **gpt2.FORM)
+    names = field_names(BertConfig, OWN_FIELDS)
+    known = json_config.read_fields(path, fields, "bert", names, ONLY, required=REQUIRED)
+    return bert_config(path, known | {"hidden_act": json_config.activation(path, fields, "hidden_act")})
+
+
+def field_names(
+    config_class: type, own: Collection[str], names: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Returns {our name: the name in config.json} of the fields of a config that config.json contains.
+
+    Args:
+      own: fields that config.json does not contain.
+      names: those that differ.
+    """
+    fields = (field.name for field in dataclasses.fields(config_class))
+    return {name: names.get(name, name) for name in fields if name not in own}
 
 
 def bert_config(path: epath.Path, fields: Mapping) -> BertConfig:
@@ -132,7 +147,6 @@ class FolderLayout:
         of PyTorch's wrappers, LayerNorms with `gamma` and `beta`, weights in half precision, and redundant copies of
         the tied decoder. Raises `UserError` if tensors are missing or contradict each other.
         """
-        del fields
         names = (*variable_shapes(config), *FINE_TUNED_NAMES)
         known = {self.name_of(variable, kind): variable for kind in self.kinds for variable in names}
         decoder = {part: self.name_of(variable, "ForMaskedLM") for part, variable in DECODER.items()}
@@ -160,11 +174,13 @@ class FolderLayout:
             if not np.array_equal(stored["bias"], variables[OUTPUT_BIAS]):
                 own = self.name_of(OUTPUT_BIAS, "ForMaskedLM")
                 raise UserError(f"{source}: {decoder['bias']} differs from {own}; there is one bias")
-        wordless = ""
-        if "weight" in stored and WORDS in variables and not np.array_equal(stored["weight"], variables[WORDS]):
-            wordless = f"{source}: {decoder['weight']} is not tied to the word embeddings, which is not supported"
-            left_out = [name for name in variables if name.startswith("cls/predictions/")]
-            ignored += [decoder["weight"], *(self.name_of(variable, "ForMaskedLM") for variable in left_out)]
+        decoders, wordless = {decoder[part]: tensor for part, tensor in stored.items()}, ""
+        left_out = [name for name in variables if name.startswith("cls/predictions/")]
+        if (left_out or "weight" in stored) and WORDS in variables:
+            wordless = untied(decoders, decoder["weight"], variables[WORDS], fields, source)
+        if wordless:
+            ignored += decoders.keys() & {decoder["weight"]}
+            ignored += [self.name_of(variable, "ForMaskedLM") for variable in left_out]
             variables = {name: x for name, x in variables.items() if name not in left_out}
         check_variables(variables, config, source)
         return to_params(variables, config), ignored, wordless
@@ -226,7 +242,7 @@ def read_params(
 ) -> tuple[dict, list[str], str]:
     """As `FolderLayout.read_params`, also of a GPT-2."""
     if fields.get("model_type") == "gpt2":
-        return *gpt2.to_params(dict(tensors), config, source), ""
+        return *gpt2.to_params(dict(tensors), fields, config, source), ""
     return LAYOUT.read_params(tensors, fields, config, source)
 
 

@@ -1,6 +1,5 @@
 """DistilBERT in Hugging Face's folders: BERT under names of its own."""
 
-import dataclasses
 from collections.abc import Mapping
 
 from etils import epath
@@ -24,6 +23,8 @@ NAMES = {
     "pooled_dropout_prob": "seq_classif_dropout",
     "spans_dropout_prob": "qa_dropout",
 }
+ALIASES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+HARMLESS = ("sinusoidal_pos_embds",)  # how the table of positions began; the table itself is among the tensors
 LAYOUT = bert.FolderLayout(
     lambda config: "DistilBert",
     bert.KINDS_WITHOUT_PAIRS | {"Model": ()},
@@ -52,13 +53,11 @@ check_form = bert.check_form
 
 
 def read_config(path: epath.Path, fields: Mapping) -> DistilBertConfig:
-    """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have.
-
-    `sinusoidal_pos_embds` says how the table of positions began, which is read as one that is learnt.
-    """
-    json_config.require(path, fields, {})
-    names = {field.name: NAMES.get(field.name, field.name) for field in dataclasses.fields(DistilBertConfig)}
-    found = {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
+    """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
+    fields = json_config.with_aliases(path, fields, ALIASES)
+    names = bert.field_names(DistilBertConfig, bert.OWN_FIELDS, NAMES)
+    also = (*HARMLESS, *ALIASES)
+    found = json_config.read_fields(path, fields, "distilbert", names, {}, required=bert.REQUIRED, also=also)
     found["hidden_act"] = json_config.activation(path, fields, "activation")
     return json_config.build(path, DistilBertConfig, found, bert.REQUIRED, bert.OWN_FIELDS, NAMES)
 

@@ -13,9 +13,11 @@ CLASSES = {"Electra": "ELECTRA"}  # how the names of its classes begin, and how 
 INPUTS = bert.INPUTS
 SPECIAL_IDS = bert.SPECIAL_IDS
 REQUIRED = (*bert.REQUIRED, "embedding_size")
-ONLY = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-# What a classifier of choices is pooled with.
-SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
+ONLY = bert.ONLY | {"hidden_act": "gelu"}
+# What a classifier of choices is pooled with. No other class reads these fields.
+SUMMARY = {
+    "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu", "summary_proj_to_labels": False,
+}  # fmt: skip
 DISCRIMINATOR = "ElectraForPreTraining"
 LAYOUT = bert.FolderLayout(
     lambda config: "Electra",
@@ -42,8 +44,9 @@ classifier_rows, check_form = LAYOUT.classifier_rows, bert.check_form
 def read_config(path: epath.Path, fields: Mapping) -> ElectraConfig:
     """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
     chooses = "ForMultipleChoice" in str(fields.get("architectures"))
-    json_config.require(path, fields, ONLY | (SUMMARY if chooses else {}))
-    return json_config.build(path, ElectraConfig, fields, REQUIRED, bert.OWN_FIELDS)
+    names, only = bert.field_names(ElectraConfig, bert.OWN_FIELDS), ONLY | (SUMMARY if chooses else {})
+    found = json_config.read_fields(path, fields, "electra", names, only, required=REQUIRED, also=SUMMARY)
+    return json_config.build(path, ElectraConfig, found, REQUIRED, bert.OWN_FIELDS)
 
 
 def read_params(

@@ -8,6 +8,7 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.families import json_config, tensors
+from bertjax.families.bert import huggingface as bert
 from bertjax.families.eurobert import EuroBertConfig
 
 PREFIX = "EuroBert"  # how the names of its classes begin
@@ -15,6 +16,8 @@ CLASSES = {PREFIX: "EuroBERT"}  # and how people write it
 OWN_FIELDS = ("family",)
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rope_theta")
 ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
+# Fields that `_theta` reads, the other name of classifier_pooling, and pretraining_tp, which splits products.
+READ = ("clf_pooling", "pretraining_tp", "rope_parameters", "rope_scaling")
 # Our parts, besides the encoder, of each class. Only the code beside the published weights answers questions.
 ARCHITECTURES = {
     "EuroBertModel": (),
@@ -33,23 +36,33 @@ def read_config(path: epath.Path, fields: Mapping) -> EuroBertConfig:
 
     Raises `UserError` for a variant that we do not have.
     """
-    json_config.require(path, fields, ONLY | {"rope_scaling": None})
-    found = {"classifier_pooling": fields.get("clf_pooling", "late"), "tie_word_embeddings": False} | dict(fields)
-    heads, hidden = (fields.get(name) for name in ("num_attention_heads", "hidden_size"))
-    if type(heads) is int and type(hidden) is int and heads > 0:
-        found["head_dim"] = hidden // heads if fields.get("head_dim") is None else fields["head_dim"]
-        found["num_key_value_heads"] = fields.get("num_key_value_heads") or heads
+    names = bert.field_names(EuroBertConfig, OWN_FIELDS)
+    if "classifier_pooling" not in fields and "clf_pooling" in fields:  # the name in the code beside the weights
+        names["classifier_pooling"] = "clf_pooling"
+    found = json_config.read_fields(path, _without_code(fields), "eurobert", names, ONLY, required=REQUIRED, also=READ)
+    if found["head_dim"] is None:
+        found["head_dim"] = json_config.head_size(fields)
+    if found["num_key_value_heads"] is None:
+        found["num_key_value_heads"] = fields.get("num_attention_heads")
     return json_config.build(path, EuroBertConfig, found | _theta(path, fields), REQUIRED, OWN_FIELDS)
 
 
+def _without_code(fields: Mapping) -> dict:
+    """Returns the fields without the auto_map of the published weights, whose code computes the same."""
+    code = fields.get("auto_map")
+    is_published = isinstance(code, dict) and all(
+        str(name).rpartition(".")[2].startswith(PREFIX) for name in code.values()
+    )
+    return {name: value for name, value in fields.items() if name != "auto_map" or not is_published}
+
+
 def _theta(path: epath.Path, fields: Mapping) -> dict:
-    """The base of the rotary angles: rope_theta, or that of rope_parameters."""
-    given = fields.get("rope_parameters") or {}
-    if not isinstance(given, dict):
-        raise UserError(f"{path}: rope_parameters {given!r} must be an object")
-    json_config.require(path, given, {"rope_type": "default", "partial_rotary_factor": 1.0})
-    theta = given.get("rope_theta", fields.get("rope_theta"))
-    return {} if theta is None else {"rope_theta": float(theta) if type(theta) is int else theta}
+    """Returns the base of the rotary angles: of rope_scaling, else of rope_parameters, else rope_theta."""
+    objects = {name: fields.get(name) for name in ("rope_scaling", "rope_parameters")}
+    thetas = {name: json_config.rope_theta(path, name, rope) for name, rope in objects.items()}
+    used = next((thetas[name] for name, rope in objects.items() if rope), None)
+    theta = fields.get("rope_theta") if used is None else used
+    return {} if theta is None else {"rope_theta": theta}
 
 
 def read_params(

@@ -8,6 +8,7 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.families import json_config, tensors
+from bertjax.families.bert import huggingface as bert
 from bertjax.families.modernbert import ModernBertConfig
 
 PREFIX = "ModernBert"  # how the names of its classes begin
@@ -23,6 +24,12 @@ OWN_FIELDS = ("glu", "family")
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 ONLY = {"embedding_dropout": 0.0, "mlp_dropout": 0.0, "decoder_bias": True}
+# Fields that `read_config` reads besides those of our config. The last four change no prediction: they say how
+# transformers trains.
+READ = (
+    "classifier_activation", "head_dim", "layer_types", "rope_parameters", "rope_scaling", "sliding_window",
+    "deterministic_flash_attn", "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",
+)  # fmt: skip
 # Our parts, besides the encoder, of each class.
 ARCHITECTURES = {
     "ModernBertModel": (),
@@ -43,28 +50,36 @@ def read_config(path: epath.Path, fields: Mapping) -> ModernBertConfig:
 
     Raises `UserError` for a variant that we do not have.
     """
-    bias = fields.get("norm_bias", False)
-    json_config.require(path, fields, ONLY | dict.fromkeys(BIASES, bias))
+    bias, names = fields.get("norm_bias", False), bert.field_names(ModernBertConfig, OWN_FIELDS, NAMES)
+    only = ONLY | dict.fromkeys(BIASES, bias)
+    found = json_config.read_fields(path, fields, "modernbert", names, only, required=REQUIRED, also=READ)
     activation = json_config.activation(path, fields, "hidden_activation")
     if fields.get("classifier_activation", "gelu") != fields.get("hidden_activation", "gelu"):
-        raise UserError(f"{path}: classifier_activation {fields['classifier_activation']!r} is not hidden_activation")
-    found = {ours: fields[theirs] for ours, theirs in NAMES.items() if theirs in fields}
-    found |= {name: x for name, x in fields.items() if name in dataclasses.asdict(ModernBertConfig())}
+        stated = fields.get("classifier_activation", "gelu")
+        raise UserError(f"{path}: classifier_activation {stated!r} is not hidden_activation")
+    if fields.get("head_dim") not in (None, size := json_config.head_size(fields)):
+        raise UserError(f"{path}: head_dim {fields['head_dim']!r} is not supported; supported: {size!r}")
     found |= {"hidden_act": activation} | _thetas(path, fields) | _pattern(path, fields)
-    return json_config.build(path, ModernBertConfig, found, REQUIRED, OWN_FIELDS)
+    if "sliding_window" in fields:  # transformers then has a window of this size to either side
+        if type(fields["sliding_window"]) is not int:
+            raise UserError(f"{path}: sliding_window is {fields['sliding_window']!r}, which is not a valid int")
+        found["local_attention"] = 2 * fields["sliding_window"]
+    return json_config.build(path, ModernBertConfig, found, REQUIRED, OWN_FIELDS, NAMES)
 
 
 def _thetas(path: epath.Path, fields: Mapping) -> dict:
-    """The bases of the rotary angles: global_rope_theta and local_rope_theta, or rope_parameters by type of layer."""
-    given = fields.get("rope_parameters") or {}
-    found = {}
-    for ours, kind in (("global_rope_theta", "full_attention"), ("local_rope_theta", "sliding_attention")):
-        of_kind = (given.get(kind) or {}) if isinstance(given, dict) else None
-        if not isinstance(of_kind, dict):
-            raise UserError(f"{path}: rope_parameters {given!r} must have an object for each type of layer")
-        json_config.require(path, of_kind, {"rope_type": "default"})
-        if (theta := of_kind.get("rope_theta", fields.get(ours))) is not None:
-            found[ours] = theta
+    """Returns the bases of the rotary angles: of rope_scaling, else of rope_parameters by type of layer, else
+    global_rope_theta and local_rope_theta."""
+    kinds = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}
+    by_kind = fields.get("rope_parameters") or {}
+    if not isinstance(by_kind, dict) or by_kind.keys() - set(kinds.values()):
+        raise UserError(f"{path}: rope_parameters {by_kind!r} must have an object for each type of layer")
+    of_all, found = json_config.rope_theta(path, "rope_scaling", fields.get("rope_scaling")), {}
+    for ours, kind in kinds.items():
+        of_kind = json_config.rope_theta(path, f"rope_parameters.{kind}", by_kind.get(kind))
+        theta = of_kind if of_all is None else of_all
+        if theta is not None or ours in fields:
+            found[ours] = fields[ours] if theta is None else theta
     return found
 
 
@@ -73,7 +88,9 @@ def _pattern(path: epath.Path, fields: Mapping) -> dict:
     types, layers = fields.get("layer_types"), fields.get("num_hidden_layers")
     if types is None or not isinstance(layers, int):
         return {}
-    if not isinstance(types, list) or len(types) != layers:
+    if not isinstance(types, list) or set(map(str, types)) - {"full_attention", "sliding_attention"}:
+        raise UserError(f"{path}: layer_types {types!r} must be a list of full_attention and sliding_attention")
+    if len(types) != layers:
         raise UserError(f"{path}: layer_types has {len(types)} types, but there are {layers} layers")
     are_global = [kind == "full_attention" for kind in types]
     every = next((number for number in range(1, layers) if are_global[number]), layers)
@@ -96,12 +113,13 @@ def read_params(
     rows = {part: named["classifier.weight"].shape[0] for part in parts if part != "masked_lm"}
     table, padding = _table(config, parts, rows), config.padded_vocab_size - config.vocab_size
     params = _stacked(tensors.to_params(table, named, padding, source, "a ModernBERT"), config)
-    ignored, wordless = sorted(named.keys() - table.names() - {"decoder.weight"}), ""
+    ignored = sorted(named.keys() - table.names() - {"decoder.weight"})
     words = named["model.embeddings.tok_embeddings.weight"]
-    if "decoder.weight" in named and not np.array_equal(named["decoder.weight"], words):
-        wordless = f"{source}: decoder.weight is not tied to the word embeddings, which is not supported"
+    has_decoder = "masked_lm" in parts or "decoder.weight" in named
+    wordless = tensors.untied(named, "decoder.weight", words, fields, source) if has_decoder else ""
+    if wordless:
         params.pop("masked_lm", None)
-        ignored.append("decoder.weight")
+        ignored += named.keys() & {"decoder.weight"}
     return params, ignored, wordless
 
 

@@ -38,20 +38,19 @@ check_form = bert.check_form
 
 def read_config(path: epath.Path, fields: Mapping) -> RobertaConfig:
     """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
-    json_config.require(
-        path, fields, {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-    )
+    variant = fields.get("model_type", "roberta")
+    names = bert.field_names(RobertaConfig, OWN_FIELDS)
+    found = json_config.read_fields(path, fields, variant, names, bert.ONLY, required=bert.REQUIRED)
     offset, positions = fields.get("pad_token_id", 1), fields.get("max_position_embeddings")
     if type(offset) is not int or offset < 0:
         raise UserError(f"{path}: pad_token_id is {offset!r}, which positions are counted from")
     if type(positions) is int and positions <= offset + 1:
         raise UserError(f"{path}: max_position_embeddings is {positions}, of which pad_token_id leaves none")
-    found = {**fields, "hidden_act": json_config.activation(path, fields, "hidden_act")}
+    found["hidden_act"] = json_config.activation(path, fields, "hidden_act")
     if type(positions) is int:
         found["max_position_embeddings"] = positions - offset - 1
-    own = dict(position_offset=offset + 1, variant=fields.get("model_type", "roberta"))
     built = json_config.build(path, RobertaConfig, found, bert.REQUIRED, OWN_FIELDS)
-    return dataclasses.replace(built, **own)
+    return dataclasses.replace(built, position_offset=offset + 1, variant=variant)
 
 
 def to_fields(config: RobertaConfig) -> dict:

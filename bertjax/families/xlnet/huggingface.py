@@ -7,6 +7,7 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.families import json_config, tensors
+from bertjax.families.bert import huggingface as bert
 from bertjax.families.xlnet import XlnetConfig
 
 PREFIX = "XLNet"  # how the names of its classes begin
@@ -20,8 +21,19 @@ NAMES = {
 OWN_FIELDS = ("family", "max_position_embeddings", "memory_length")  # there, texts may have any length
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 ONLY = {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False, "untie_r": True}
-# What a classifier of texts is pooled with.
-SUMMARY = {"summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh"}
+ALIASES = {
+    "hidden_size": "d_model", "n_token": "vocab_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+}  # fmt: skip
+# What a classifier of texts is pooled with. No other class reads these fields.
+SUMMARY = {
+    "summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh", "summary_proj_to_labels": False,
+}  # fmt: skip
+# Those of memory change nothing in the first call, which has none. `XLNetForQuestionAnswering`, which is not read, has
+# the best starts and ends. d_head is checked, and is no field of ours.
+HARMLESS = (
+    *SUMMARY, "d_head", "end_n_top", "max_position_embeddings", "mem_len", "reuse_len",
+    "start_n_top", "use_mems_eval", "use_mems_train",
+)  # fmt: skip
 POOLED = ("ForSequenceClassification", "ForMultipleChoice")
 # Our parts, besides the encoder, of each class.
 ARCHITECTURES = {
@@ -43,12 +55,12 @@ WORDS, DECODER = "transformer.word_embedding.weight", "lm_loss.weight"
 def read_config(path: epath.Path, fields: Mapping) -> XlnetConfig:
     """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
     is_pooled = any(str(name).endswith(POOLED) for name in fields.get("architectures") or ())
-    json_config.require(path, fields, ONLY | (SUMMARY if is_pooled else {}))
+    fields = json_config.with_aliases(path, fields, ALIASES)
+    names, only = bert.field_names(XlnetConfig, OWN_FIELDS, NAMES), ONLY | (SUMMARY if is_pooled else {})
+    found = json_config.read_fields(path, fields, "xlnet", names, only, required=REQUIRED, also=(*HARMLESS, *ALIASES))
     sizes = [fields.get(name) for name in ("d_model", "n_head", "d_head")]
     if all(type(each) is int for each in sizes) and sizes[1] * sizes[2] != sizes[0]:
         raise UserError(f"{path}: d_head {sizes[2]} is not supported; supported: d_model / n_head")
-    found = {ours: fields[theirs] for ours, theirs in NAMES.items() if theirs in fields}
-    found |= {name: value for name, value in fields.items() if name not in NAMES}
     found["hidden_act"] = json_config.activation(path, fields, "ff_activation")
     return json_config.build(path, XlnetConfig, found, REQUIRED, OWN_FIELDS, NAMES)
 
@@ -69,11 +81,12 @@ def read_params(
     rows = len(named[f"{classifier}.weight"]) if classifier else 0
     table, padding = _table(config, parts, rows), config.padded_vocab_size - config.vocab_size
     params = tensors.stacked(tensors.to_params(table, named, padding, source, "an XLNet"))
-    ignored, wordless = sorted(named.keys() - table.names() - {DECODER}), ""
-    if DECODER in named and not np.array_equal(named[DECODER], named[WORDS]):
-        wordless = f"{source}: {DECODER} is not tied to the word embeddings, which is not supported"
+    ignored = sorted(named.keys() - table.names() - {DECODER})
+    has_decoder = "masked_lm" in parts or DECODER in named
+    wordless = tensors.untied(named, DECODER, named[WORDS], fields, source) if has_decoder else ""
+    if wordless:
         params.pop("masked_lm", None)
-        ignored.append(DECODER)
+        ignored += named.keys() & {DECODER}
     return params, ignored, wordless
 
 
