@@ -420,7 +420,7 @@ def _parts(texts: Parts) -> list[tuple[str, ...]]:
     return [tuple(map(surrogates.replaced, parts)) for parts in divided]
 
 
-def _listed(texts: Any) -> list:
+def _listed(texts: Any) -> list[Any]:
     """Returns one text, or several, as a list. Raises `UserError` for what is none."""
     if isinstance(texts, str):
         return [texts]

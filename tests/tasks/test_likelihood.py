@@ -15,7 +15,9 @@ from bertjax.families.transformer_xl import TransformerXLConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks import bits, likelihood
 from bertjax.tasks.generation import Sampling, _choose, generate
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece
+from tests.conftest import make_corpus
+from tests.text.test_tokenizer import SIZE, learn
 
 WORDS = [*"abcdefghij", "ship", "sail", "the", "straße", "."]
 PIECES = WordPiece([*SPECIAL_PIECES, *WORDS], lowercase=True)
@@ -37,6 +39,18 @@ def texts():
     """Of three lengths only, since each is compiled for."""
     rng = np.random.default_rng(0)
     return ["", "the", *(" ".join(rng.choice(WORDS, rng.choice([2, 6, 20]))) for _ in range(16))]
+
+
+@pytest.mark.parametrize("kind", [*SIZE, "bytes"])
+def test_bits_per_byte_hide_the_pieces_of_a_word_with_the_space_before_it(kind):
+    """Of each kind of tokenizer: a space may be a piece of its own, also before the first word."""
+    made = Bytes() if kind == "bytes" else learn(kind, make_corpus(60).split("\n"), SIZE[kind])
+    text = "onion the rheco ship o"
+    for number, word in enumerate(text.split()):
+        ((_, positions, pieces),) = bits.masked(text, [number == i for i in range(5)], made)
+        assert positions == list(range(positions[0], positions[0] + len(pieces)))
+        letters = "".join(made.pieces[i] for i in pieces).replace("#", "").lstrip("\u2581\u0120")
+        assert letters == word and (kind == "wordpiece" or made.pieces[pieces[0]][0] in "\u2581\u0120")
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ class FromJson(Tokenizer):
         self.added = {token["content"] for token in added} | special
         self._tokenizer.encode_special_tokens = True  # as text
         special |= {token["content"] for token in added if token.get("special")}
-        if any(self.pieces.index(piece) in self._tokenizer.encode(piece).ids for piece in special):
+        if any(vocabulary[piece] in self._tokenizer.encode(piece, add_special_tokens=False).ids for piece in special):
             # Unigrams have them among the pieces of words. A file may also add them as pieces that are not special.
             self._tokenizer = HuggingFaceTokenizer.from_str(json_file.without_pieces(content, special))
             self._tokenizer.encode_special_tokens = True
