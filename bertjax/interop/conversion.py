@@ -19,6 +19,10 @@ from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo
 
 CARDED = ("huggingface", "sentence-transformers")  # formats with a model card
+SPACED = (
+    "the tagger was trained with data.join = spaces, a space before each word and punctuation mark: transformers' "
+    "pipeline finds fewer entities in text; train with data.join=text for the same tags"
+)
 PUSHED = (*CARDED, "peft")  # formats that the hub has
 
 
@@ -126,6 +130,8 @@ def _convert(
     parts = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
     if left_out:
         parts.append(f"left out, for which {architecture or 'it'} has no place: {', '.join(left_out[:8])}")
+    if to == "huggingface" and whole.reads_spaced_words:
+        parts.append(SPACED)
     if pretrained.tokenizer is None:
         parts.append("no tokenizer was found beside it")
     if pretrained.ignored:
