@@ -58,7 +58,6 @@ def main(arguments: list[str]) -> None:
     from bertjax.tasks import mining, of_checkpoint, searches, text_sets
 
     command.keep_compiled()
-    phase("reading the queries and documents", sys.stderr)
     more = searches.read_documents(_CORPUS.value) if _CORPUS.value else ()
     search = searches.merged(text_sets.read_training_search(_DATA.value, _FORM.value, _TEXTS.value), more)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
