@@ -10,6 +10,7 @@ learnt vectors, or a folder of sentence-transformers.
 
 import math
 import pathlib
+import sys
 
 from absl import flags
 
@@ -58,7 +59,6 @@ def main(arguments: list[str]) -> None:
     from bertjax.tasks.embed import similarity_of
 
     command.keep_compiled()
-    phase("reading the queries and documents")
     more = searches.read_documents(_CORPUS.value) if _CORPUS.value else ()
     search = searches.merged(text_sets.read_training_search(_DATA.value, _FORM.value, _TEXTS.value), more)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
@@ -69,9 +69,11 @@ def main(arguments: list[str]) -> None:
             f"sentence-transformers"
         )
     similarity = similarity_of(source.settings)
-    phase(f"computing the vectors of {len(search.queries):,} queries and {len(search.documents):,} documents")
+    phase(
+        f"computing the vectors of {len(search.queries):,} queries and {len(search.documents):,} documents", sys.stderr
+    )
     vectors = task.vectors_of_search(source, search)
-    phase("looking for the nearest documents")
+    phase("looking for the nearest documents", sys.stderr)
     mined = mining.mine(search, *vectors, choice, similarity)
     print("\n".join(mining.write(_OUTPUT.value, search, mined, choice, similarity)), flush=True)
     if len(mined.rows) < len(search.queries) / 2:  # the warning has the remedy

@@ -3,15 +3,16 @@
 import sys
 import time
 from collections.abc import Iterable
+from typing import TextIO
 
 import tqdm
 
 EARLY, EVERY_EARLY, EVERY = 60, 9, 55  # seconds: the first minute; between two lines in the first minute, and later
 
 
-def phase(text: str) -> None:
-    """Prints the name of work that begins and may take long."""
-    print(text, flush=True)
+def phase(text: str, file: TextIO | None = None) -> None:
+    """Prints the name of work that begins and may take long, to stdout unless another file is given."""
+    print(text, file=file, flush=True)
 
 
 class Pace:

@@ -20,6 +20,10 @@ from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo
 
 CARDED = ("huggingface", "sentence-transformers")  # formats with a model card
+SPACED = (
+    "the tagger was trained with data.join = spaces, a space before each word and punctuation mark: transformers' "
+    "pipeline finds fewer entities in text; train with data.join=text for the same tags"
+)
 PUSHED = (*CARDED, "peft")  # formats that the hub has
 # Fields of config.json and tokenizer_config.json that tell who wrote a file, or that other fields tell as well.
 BOOKKEEPING = ("transformers_version", "torch_dtype", "dtype", "architectures", "label2id", "use_cache",
@@ -165,6 +169,8 @@ def _convert(
     parts = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
     if left_out:
         parts.append(f"left out, for which {architecture or 'it'} has no place: {', '.join(left_out[:8])}")
+    if to == "huggingface" and whole.reads_spaced_words:
+        parts.append(SPACED)
     if pretrained.tokenizer is None:
         parts.append("no tokenizer was found beside it")
     if pretrained.ignored:

@@ -117,7 +117,8 @@ class Pretrained:
     def reads_spaced_words(self) -> bool:
         """Whether it tags words that have a space before each, whatever the text has (data.join = spaces)."""
         is_tagger = self.architecture in ("BertForTokenClassification", "BertForFeatureBasedTagging")
-        return is_tagger and self.tokenizer and self.tokenizer.space and join_of(self.settings) == SPACES
+        has_spaces = self.tokenizer is not None and bool(self.tokenizer.space)
+        return is_tagger and has_spaces and join_of(self.settings) == SPACES
 
     @property
     def max_seq_length(self) -> int:

@@ -14,9 +14,9 @@ from bertjax.interop import pretrained
 from bertjax.tasks import finetuning_run, metrics, ner, tag
 from bertjax.text import learning, tokenizer
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from bertjax.text.words import join_words, split_words
+from bertjax.text.words import join_of, join_words, split_words
 from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.workdir import read_samples
+from bertjax.training.workdir import RunInfo, differences, read_samples
 from tests.conftest import TOPICS, make_corpus
 from tests.tasks.test_classify import write_table
 from tests.tasks.test_finetuning import quick, run
@@ -264,6 +264,28 @@ def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp
             assert [a == b for a, b in zip(tags, sentence.tags)].count(False) == len(words) - len(examples.words)
     spaced = ner.encode([sentence], labels, pieces, 1000, False, join="spaces").input_ids[0]
     assert spaced.tolist() == pieces.framed([*itertools.chain(*pieces.encode_following(words))])
+
+
+def test_a_run_keeps_how_its_words_were_joined(checkpoint):
+    config = tag_config("data")
+    before = tag_config("data").unlock()
+    del before.data.join  # a run of an older version
+    assert (config.data.join, join_of(before), join_of(ml_collections.ConfigDict())) == ("text", "spaces", "text")
+    infos = [RunInfo(each) for each in (before, config)]
+    assert [d.field for d in differences(*infos, tag.TASK.identity) if d.is_fatal] == ["data.join"]
+    chosen = tag_config("data").unlock()
+    chosen.overrides = ("data.join",)
+    assert ner.adopt(chosen, before) == [] and chosen.data.join == "text"
+    assert ner.adopt(config, before) == ["data.join = 'spaces'"] and config.data.join == "spaces"
+    source = dataclasses.replace(
+        pretrained.read(checkpoint), tokenizer=tokenizer.Bytes(), settings=before, architecture=tag.TASK.architecture
+    )
+    assert source.reads_spaced_words and not dataclasses.replace(source, settings=chosen).reads_spaced_words
+    with pytest.raises(UserError, match=r"data.join = 'text': the teacher .* with 'spaces'; set --config.data.join=sp"):
+        ner.check_teacher(source, chosen)
+    chosen.data.join = "words"
+    with pytest.raises(UserError, match=r"config\.data\.join"):
+        ner.validate(chosen)
 
 
 def tag_config(folder):

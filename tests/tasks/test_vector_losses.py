@@ -283,7 +283,12 @@ def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folde
         assert len(examples.teacher_logits) == len(examples)
     in_rows = packed(dataset.train)
     assert in_rows["teacher_logits"].shape == (*in_rows["weights"].shape, *expected.shape)
-    assert distillation._read(tmp_path / distillation.FILE, "other") is None
+    # Another form of a set has other prompts: the teacher computes its logits anew.
+    path = tmp_path / distillation.FILE
+    key, forms = str(np.load(path)["key"]), dataset.forms
+    assert len(distillation._read(path, key, forms)) == sum(map(len, dataset.sets)) and len(forms) == len(dataset.sets)
+    assert distillation._read(path, key, (*forms[:-1], "other")) is None
+    assert distillation._read(path, "other", forms) is None
 
 
 def test_a_student_is_as_far_from_its_teacher_as_their_vectors_or_scores():

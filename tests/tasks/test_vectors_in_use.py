@@ -317,6 +317,7 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     (tmp_path / "more.txt").write_text("the whale\nthe soup\n")
     given = ("mine", f"--checkpoint={workdir}", f"--data={folder}/beir", "--form=search", "--output=mined.jsonl")
     result = command(*given, "--corpus=more.txt", "--negatives=2", "--first=2", "--last=8", cwd=tmp_path)
+    assert "computing the vectors of 12 queries and " in result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "2 negatives for 12 of 12 queries: 24 rows in mined.jsonl", result.stderr
     assert lines[1] == "84 candidates have ranks from 2 to 8" and lines[-1].startswith("mean cosines: ")
