@@ -48,13 +48,13 @@ READABLE = "supported are .txt, .jsonl and .json (JSON lines), plain or as .gz, 
 TO_JSON_LINES = "write an object with the text in each line, with jq -c '.[]' for an array"
 HIDDEN, NO_SUFFIX = "hidden", "without a suffix"  # kinds of files that are not read, besides their suffixes
 REMEDIES = {  # by kind; other kinds, such as images, have none
-    **dict.fromkeys((NO_SUFFIX, ".md", ".rst", ".text", ".tex", ".log"), "rename them to .txt if they are text"),
-    **dict.fromkeys((".ndjson", ".jsonlines", ".jl"), "rename them to .jsonl"),
-    **dict.fromkeys((".csv", ".tsv"), "write them as .jsonl, or name hf:FOLDER"),
-    **dict.fromkeys((".html", ".htm", ".xml", ".pdf", ".docx", ".epub"), "extract their text to .txt"),
-    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "unpack them"),
-    ".arrow": "write them as .parquet",
-    "folder": "name them by themselves, or write ** in the pattern",
+    **dict.fromkeys((NO_SUFFIX, ".md", ".rst", ".text", ".tex", ".log"), "rename text to .txt"),
+    **dict.fromkeys((".ndjson", ".jsonlines", ".jl"), "rename to .jsonl"),
+    **dict.fromkeys((".csv", ".tsv"), "write as .jsonl, or name hf:FOLDER"),
+    **dict.fromkeys((".html", ".htm", ".xml", ".pdf", ".docx", ".epub"), "extract the text to .txt"),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "unpack first"),
+    ".arrow": "write as .parquet",
+    "folder": "name folders by themselves, or write ** in the pattern",
 }
 NAMED, NAMED_KINDS = 3, 4  # how many files, and kinds of files, are named
 PARQUET_ROWS = 64  # rows read at a time
@@ -189,7 +189,7 @@ def _kind_of(name: str) -> str:
 
 
 def describe_kinds(kinds: Kinds) -> str:
-    """Describes files that are not read: "2 .csv (a.csv, b.csv): write them as .jsonl; 1 hidden"."""
+    """Describes files that are not read: "2 .csv (a.csv, b.csv): write as .jsonl; 1 hidden"."""
     by_remedy = collections.defaultdict(list)
     for kind in kinds:
         by_remedy[_remedy(kind)].append(kind)
@@ -314,8 +314,8 @@ def _is_pattern(source: str) -> bool:
 
 def _named(source: str) -> str:
     if not _is_text(source):
-        remedy = _remedy(_kind_of(os.path.basename(source))).replace("them", "it")
-        raise UserError(f"data.corpus: cannot read {source!r}; {f'{remedy}; ' if remedy else ''}{READABLE}")
+        remedy = _remedy(_kind_of(os.path.basename(source)))
+        raise UserError(f"data.corpus: cannot read {source!r}; {READABLE}{f'; {remedy}' if remedy else ''}")
     return source
 
 
