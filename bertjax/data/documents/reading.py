@@ -121,10 +121,10 @@ def read_file(path: str, how: Reading = DEFAULT) -> Iterator[Document]:
 
 
 def _fault_of_json(path: str, how: Reading) -> str:
-    """Says why a .json file is not read: its first line is no object with a text; "" if it is one, or no line."""
+    """Returns why a .json file is not read: its first line is no object with a text; "" if the file is read."""
     quiet = Reading(on_bad=lambda *_: None)
     line = next((line for _, line in read_lines(path, quiet) if line is None or line.strip()), None)
-    if line is None:  # `read_file` names a line that is too long or no text
+    if line is None:  # `_read_jsonl` names a line that is too long or no text
         return ""
     try:
         found = parse_json(line, dict[str, Any])
