@@ -148,8 +148,13 @@ class _Reader:
 
     def __init__(self, config, document: str, most: int, faults: list[tuple[str, ...]]):
         self._most, self.read, self.stopped = most, 0, False
+
+        def count(what: str, *file: str) -> None:
+            if file:  # one that is skipped, with the fault
+                faults.append((": ".join(file), reading.READABLE))
+
         self._how = reading.Reading(
-            config.data.text_column, document, lambda *fault: faults.append(fault), self._on_read
+            config.data.text_column, document, lambda *fault: faults.append(fault), self._on_read, count
         )
 
     def _on_read(self, size: int) -> None:

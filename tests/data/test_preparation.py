@@ -396,7 +396,7 @@ def test_files_and_documents_add_up(monkeypatch, tmp_path, in_process, capsys):
     printed, totals, removed = capsys.readouterr().out, manifest["corpus"], manifest["cleaning"]
     assert f"files of {texts}: 14 found = 5 read, 1 without a document, 8 skipped" in printed
     assert "3 skipped for their content, such as " in printed and "array.json: not read: one JSON array" in printed
-    assert "1 .csv (d.csv): write them as .jsonl" in printed and "2 hidden, .png (.hidden, e.png)" in printed
+    assert "1 .csv (d.csv): write as .jsonl" in printed and "2 hidden, .png (.hidden, e.png)" in printed
     assert totals["read_documents"] == 80 + 3 + 3 + 2 + 2 and totals["empty_documents"] == 1
     assert removed["bad_documents"] == 1 and removed["duplicate_documents"] == 2
     used = totals["train_documents"] + totals["heldout_documents"] + totals["documents_without_tokens"]

@@ -49,13 +49,13 @@ READABLE = "supported are .txt, .jsonl and .json (JSON lines), plain or as .gz, 
 TO_JSON_LINES = "write an object with the text in each line, with jq -c '.[]' for an array"
 HIDDEN, NO_SUFFIX = "hidden", "without a suffix"  # kinds of files that are not read, besides their suffixes
 REMEDIES = {  # by kind; other kinds, such as images, have none
-    **dict.fromkeys((NO_SUFFIX, ".md", ".rst", ".text", ".tex", ".log"), "rename them to .txt if they are text"),
-    **dict.fromkeys((".ndjson", ".jsonlines", ".jl"), "rename them to .jsonl"),
-    **dict.fromkeys((".csv", ".tsv"), "write them as .jsonl, or name hf:FOLDER"),
-    **dict.fromkeys((".html", ".htm", ".xml", ".pdf", ".docx", ".epub"), "extract their text to .txt"),
-    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "unpack them"),
-    ".arrow": "write them as .parquet",
-    "folder": "name them by themselves, or write ** in the pattern",
+    **dict.fromkeys((NO_SUFFIX, ".md", ".rst", ".text", ".tex", ".log"), "rename text to .txt"),
+    **dict.fromkeys((".ndjson", ".jsonlines", ".jl"), "rename to .jsonl"),
+    **dict.fromkeys((".csv", ".tsv"), "write as .jsonl, or name hf:FOLDER"),
+    **dict.fromkeys((".html", ".htm", ".xml", ".pdf", ".docx", ".epub"), "extract the text to .txt"),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "unpack first"),
+    ".arrow": "write as .parquet",
+    "folder": "name folders by themselves, or write ** in the pattern",
 }
 NAMED, NAMED_KINDS = 3, 4  # how many files, and kinds of files, are named
 PARQUET_ROWS = 64  # rows read at a time
@@ -122,10 +122,10 @@ def read_file(path: str, how: Reading = DEFAULT) -> Iterator[Document]:
 
 
 def _fault_of_json(path: str, how: Reading) -> str:
-    """Says why a .json file is not read: its first line is no object with a text; "" if it is one, or no line."""
+    """Returns why a .json file is not read: its first line is no object with a text; "" if the file is read."""
     quiet = Reading(on_bad=lambda *_: None)
     line = next((line for _, line in read_lines(path, quiet) if line is None or line.strip()), None)
-    if line is None:  # `read_file` names a line that is too long or no text
+    if line is None:  # `_read_jsonl` names a line that is too long or no text
         return ""
     try:
         found = parse_texts(line, dict[str, Any])
@@ -193,7 +193,7 @@ def _kind_of(name: str) -> str:
 
 
 def describe_kinds(kinds: Kinds) -> str:
-    """Describes files that are not read: "2 .csv (a.csv, b.csv): write them as .jsonl; 1 hidden"."""
+    """Describes files that are not read: "2 .csv (a.csv, b.csv): write as .jsonl; 1 hidden"."""
     by_remedy = collections.defaultdict(list)
     for kind in kinds:
         by_remedy[_remedy(kind)].append(kind)
@@ -318,8 +318,8 @@ def _is_pattern(source: str) -> bool:
 
 def _named(source: str) -> str:
     if not _is_text(source):
-        remedy = _remedy(_kind_of(os.path.basename(source))).replace("them", "it")
-        raise UserError(f"data.corpus: cannot read {source!r}; {f'{remedy}; ' if remedy else ''}{READABLE}")
+        remedy = _remedy(_kind_of(os.path.basename(source)))
+        raise UserError(f"data.corpus: cannot read {source!r}; {READABLE}{f'; {remedy}' if remedy else ''}")
     return source
 
 
