@@ -280,7 +280,7 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
     # Values for runs from before there were these fields.
     leaves = {"head.lstm_size": 0, "head.lstm_layers": 1, "head.class_weights": "", "head.label_smoothing": 0.0}
     leaves |= {"data.multi_label": "", "data.on_bad_answer": "stop", "data.windows": "", "data.heldout_seed": 0}
-    leaves |= {"keep_layers": 0, "data.join": "spaces"}
+    leaves |= {"keep_layers": 0, "data.join": "spaces", "data.dev.ignore_identical_ids": False}
     leaves |= {"distill.teacher": "", "distill.temperature": 2.0, "distill.weight": 0.5}
 
     def walk(name: str, value) -> None:

@@ -18,11 +18,10 @@ pytestmark = pytest.mark.extra_packages
 class Stub:
     """A model of sentence-transformers whose vector of the text "7" is row 7 of an array."""
 
-    similarity_fn_name = "cosine"
     model_card_data = types.SimpleNamespace(set_evaluation_metrics=lambda *_: None)
 
-    def __init__(self, vectors):
-        self.vectors = vectors
+    def __init__(self, vectors, similarity_fn_name="cosine"):
+        self.vectors, self.similarity_fn_name = vectors, similarity_fn_name
 
     def encode(self, texts, convert_to_tensor=False, truncate_dim=None, **_):
         found = self.vectors[[int(text) for text in texts], :truncate_dim]
@@ -31,9 +30,9 @@ class Stub:
     encode_query = encode_document = encode
 
     def similarity(self, queries, documents):
-        from sentence_transformers.util import cos_sim
+        from sentence_transformers.util import cos_sim, dot_score
 
-        return cos_sim(queries, documents)
+        return (cos_sim if self.similarity_fn_name == "cosine" else dot_score)(queries, documents)
 
 
 def made(count: int, has_ties: bool, width: int = 16) -> np.ndarray:
@@ -43,17 +42,17 @@ def made(count: int, has_ties: bool, width: int = 16) -> np.ndarray:
     return rng.normal(size=(count, width)).astype(np.float32)
 
 
-def ours(found, numbers, vectors, widths=()):
-    split, metric = judged(found, EncodedTexts(Examples([], []), numbers, 0), widths)
+def ours(found, numbers, vectors, widths=(), similarity="cosine"):
+    split, metric = judged(found, EncodedTexts(Examples([], []), numbers, 0), widths, similarity=similarity)
     return split.score(list(vectors)), split.decide(list(vectors)), metric
 
 
-def assert_same(scores, evaluator, given, vectors, names, tolerance=1e-9):
+def assert_same(scores, evaluator, given, vectors, names, tolerance=1e-9, similarity="cosine"):
     """Compares scores, also of the first four numbers of each vector, if `names` have their suffix."""
     for name, theirs in names.items():
         width = 4 if name.endswith("_4") else None
-        expected = evaluator(*given, truncate_dim=width)(Stub(vectors))
-        assert scores[name] == pytest.approx(expected[f"cosine_{theirs}"], abs=tolerance), name
+        expected = evaluator(*given, truncate_dim=width)(Stub(vectors, similarity))
+        assert scores[name] == pytest.approx(expected[f"{similarity}_{theirs}"], abs=tolerance), name
 
 
 def sides(pairs):
@@ -88,12 +87,13 @@ def test_labelled_pairs(positive, has_ties):
 
 @pytest.mark.parametrize("has_ties", [False, True])
 @pytest.mark.parametrize("documents", [7, 300])  # fewer than the ranks that are looked at, and more
-def test_retrieval(documents, has_ties):
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_retrieval(similarity, documents, has_ties):
     queries, rng = 50, np.random.default_rng(documents)
     vectors = made(queries + documents, has_ties)
     relevant = [dict.fromkeys(rng.choice(documents, rng.integers(1, 4), replace=False), 1.0) for _ in range(queries)]
     search = Search(range(queries), range(documents), relevant)
-    scores, decided, metric = ours(search, np.arange(queries + documents), vectors, widths=(4,))
+    scores, decided, metric = ours(search, np.arange(queries + documents), vectors, (4,), similarity)
     assert not decided and metric == "ndcg@10"
     # sentence-transformers sorts documents with equal scores by their ids; zeros keep the order of the numbers.
     name = "{:04}".format
@@ -103,7 +103,7 @@ def test_retrieval(documents, has_ties):
         {str(i): {name(document) for document in found} for i, found in enumerate(relevant)},
     )
     names = {each: each.removesuffix("_4") for each in ("ndcg@10", "ndcg@10_4", "mrr@10", "recall@1", "recall@10")}
-    assert_same(scores, evaluation.InformationRetrievalEvaluator, given, vectors, names)
+    assert_same(scores, evaluation.InformationRetrievalEvaluator, given, vectors, names, similarity=similarity)
 
 
 def test_documents_that_are_more_or_less_relevant():

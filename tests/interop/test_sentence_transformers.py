@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+import bertjax
 from bertjax import experiment, families
 from bertjax.config import UserError
 from bertjax.data.documents import python_docs
@@ -21,6 +22,7 @@ from bertjax.families.modernbert import ModernBertConfig
 from bertjax.families.roberta import RobertaConfig
 from bertjax.families.with_heads import SentenceEncoder
 from bertjax.interop import conversion, pretrained
+from bertjax.interop import sentence_transformers as interop
 from bertjax.tasks import embed, finetuning, finetuning_run, sweep
 from bertjax.tasks.launch import launch
 from bertjax.text import learning
@@ -29,6 +31,7 @@ from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo, tokenizer_entry, write_info
 from tests.conftest import make_corpus
 from tests.families.test_modernbert import random_params
+from tests.golden import make_library_fields
 from tests.interop.test_golden import GOLDEN, edit
 from tests.tasks.conftest import on_one_device  # noqa: F401
 from tests.text.test_tokenizer import HARD
@@ -210,7 +213,16 @@ FAULTS = {  # a file, its new content or fields of it or None without it, and wh
     "lower": (ENCODER, dict(query_length=8), "query_length 8 is not supported"),
     "length": (ENCODER, dict(max_seq_length="x"), "max_seq_length is 'x'"),
     "default": (SETTINGS, dict(default_prompt_name="web"), "default_prompt_name is 'web', which is none of its"),
-    "sparse": (SETTINGS, dict(model_type="SparseEncoder"), "model_type 'SparseEncoder' is not supported"),
+    "sparse": (SETTINGS, dict(model_type="SparseEncoder"), r"model_type 'SparseEncoder' is not supported \(a sparse"),
+    "similarity": (SETTINGS, dict(similarity_fn_name="manhattan"), "similarity_fn_name 'manhattan' is not supported"),
+    "truncate": (SETTINGS, dict(truncate_dim=0), "truncate_dim is 0, expected"),
+    "text": (SETTINGS, dict(prompts={"query": 5}), "config_sentence_transformers.json: .* Expected `str | null`"),
+    "no path": (MODULES, '[{"type": "sentence_transformers.models.Transformer"}]', "path of module 0 is None"),
+    "no type": (MODULES, '[{"path": ""}]', "type of module 0 is None"),
+    "modality": (ENCODER, dict(modality_config={"image": {}}), "modality_config {'image': {}} is not"),
+    "argument": (ENCODER, dict(config_args={"hidden_act": "relu"}), "config_args {'hidden_act': 'relu'} is not"),
+    "kwargs": (MODULES, modules(f"{OURS}Router").replace("}", ', "kwargs": ["task"]}'), r"kwargs \['task'\] is not"),
+    "classifier": (SETTINGS, dict(model_type="CrossEncoder"), "a CrossEncoder of the modules Transformer, Pooling"),
 }  # fmt: skip
 
 
@@ -226,6 +238,117 @@ def test_a_folder_that_is_not_supported_is_refused_in_a_line(of_bert, fault, tmp
     with pytest.raises(UserError, match=message) as error:
         pretrained.read(tmp_path / "folder")
     assert "\n" not in str(error.value)
+
+
+def test_fields_are_those_of_the_library():
+    """A field that a new version adds is read, or stays refused; `READ` names no field that is gone."""
+    table = json.loads(json.dumps(make_library_fields.table("sentence_transformers")))
+    assert json.loads((make_library_fields.FOLDER / "sentence_transformers.json").read_text()) == table
+    for kind, fields in interop.READ.items():
+        assert set(fields) <= table["kinds"][kind].keys() | {"idx"}, kind
+
+
+def test_settings_of_a_folder_are_obeyed_and_kept(of_bert, tmp_path, capsys):
+    folder, prompts = tmp_path / "folder", {"query": "the ship ", "web.s": "a court ", "document": ""}
+    shutil.copytree(of_bert, folder)
+    edit(folder / SETTINGS, similarity_fn_name="dot", truncate_dim=5, prompts=prompts, default_prompt_name="web.s")
+    edit(folder / SETTINGS, banana=1)
+    entries = json.loads((folder / MODULES).read_text())
+    entries.insert(2, dict(idx=9, name="9", path="9_Dropout", type=f"{OURS}Dropout"))
+    (folder / "9_Dropout").mkdir()
+    (folder / "9_Dropout/config.json").write_text('{"dropout": 0.5}')
+    (folder / MODULES).write_text(json.dumps(entries))
+    theirs, model = library(folder), bertjax.load(folder, dtype="float32")
+    assert "not read here, nor by sentence_transformers: banana" in capsys.readouterr().err
+    for prompt in (None, "query", "document", "web.s"):
+        expected = theirs.encode(TEXTS, prompt_name=prompt)
+        np.testing.assert_allclose(model.embed(TEXTS, prompt=prompt), expected, atol=1e-5)
+    first, second = theirs.encode_query(TEXTS[:2]), theirs.encode_document(TEXTS[2:4])
+    found = [pair["dot"] for pair in model.predict(list(zip(TEXTS[:2], TEXTS[2:4])))]
+    np.testing.assert_allclose(found, theirs.similarity_pairwise(first, second), atol=1e-5)
+    conversion.convert(folder, tmp_path / "ours", "bertjax")
+    said = conversion.convert(tmp_path / "ours", tmp_path / "back", "sentence-transformers")
+    assert "Dropout, which changes no vector" in said
+    again = library(tmp_path / "back")
+    for name in ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "max_seq_length"):
+        assert getattr(again, name) == getattr(theirs, name), name
+    np.testing.assert_allclose(again.encode(TEXTS), theirs.encode(TEXTS), atol=1e-6)
+    with pytest.raises(UserError, match="similarity_fn_name 'dot' is not supported in training"):
+        embed.adopt(config_from(folder, "x"), model.source.settings)
+    edit(folder / SETTINGS, similarity_fn_name="cosine")
+    config = config_from(folder, "x")
+    assert "head.truncate_dim = 5" in embed.adopt(config, pretrained.read(folder).settings)
+    assert config.head.truncate_dim == 5
+
+
+PAIRS = [("the ship", "x"), ("x", "the ship"), (LINES[2], " ".join(LINES[:2]))]  # a CrossEncoder cuts the last one
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+CLASSIFIERS = {  # labels, problem_type, version of CrossEncoder that wrote the folder or 0, its activation
+    "plain": (1, None, 0, None),
+    "regression": (1, "regression", 0, None),
+    "several": (3, "multi_label_classification", 0, None),
+    "version 3": (1, None, 3, IDENTITY),
+    "version 5": (1, "regression", 5, SIGMOID),
+    "version 6": (1, None, 6, SIGMOID),
+    "version 6, a number": (1, None, 6, IDENTITY),
+    "version 6, classes": (3, None, 6, IDENTITY),
+    "version 6, labels": (3, None, 6, SIGMOID),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_cross_encoder_is_a_classifier(of_bert, name, tmp_path):
+    labels, problem_type, version, activation = CLASSIFIERS[name]
+    folder = tmp_path / "made"
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(of_bert, num_labels=labels, problem_type=problem_type)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copy(of_bert / file, folder)
+    edit(folder / "tokenizer_config.json", model_max_length=18 if version else 64)
+    if version == 3:
+        edit(folder / "config.json", sbert_ce_default_activation_function=activation)
+    elif version == 5:
+        edit(folder / "config.json", sentence_transformers={"activation_fn": activation, "version": "5.0.0"})
+    elif version == 6:
+        made = sentence_transformers.CrossEncoder(str(folder), device="cpu")
+        made.save_pretrained(str(folder := tmp_path / "six"), create_model_card=False)
+        edit(folder / SETTINGS, activation_fn=activation)
+
+    def by_library(folder):
+        return sentence_transformers.CrossEncoder(str(folder), device="cpu").predict(PAIRS)
+
+    def by_pipeline(folder):
+        pipeline = transformers.pipeline("text-classification", str(folder), device="cpu", top_k=None)
+        found = [pipeline({"text": a, "text_pair": b}, truncation=True) for a, b in PAIRS]
+        return [[each["score"] for each in sorted(one, key=lambda each: each["label"])] for one in found]
+
+    found = bertjax.load(folder, dtype="float32").classify(PAIRS)
+    if labels == 1:
+        is_plain = problem_type == "regression" and not version  # a number, and not the sigmoid of one
+        expected = np.ravel(by_pipeline(folder)) if is_plain else by_library(folder)
+        np.testing.assert_allclose([each["score"] for each in found], expected, atol=1e-5)
+    else:
+        expected = by_library(folder) if activation == SIGMOID else by_pipeline(folder)
+        np.testing.assert_allclose([list(each["probabilities"].values()) for each in found], expected, atol=1e-5)
+    conversion.convert(folder, tmp_path / "ours", "bertjax")
+    conversion.convert(tmp_path / "ours", tmp_path / "back", "huggingface")
+    for compute in (by_library, by_pipeline):
+        np.testing.assert_allclose(compute(tmp_path / "back"), compute(folder), atol=1e-5)
+    if version:
+        edit(folder / (SETTINGS if version == 6 else "config.json"), sbert_ce_default_activation_function="my.Own",
+             activation_fn="my.Own", sentence_transformers=None)  # fmt: skip
+        with pytest.raises(UserError, match=r"activation_fn 'my[.]Own' is not supported"):
+            bertjax.load(folder)
+
+
+def test_pooled_states_are_those_of_the_library(of_bert, tmp_path):
+    """Without a choice of layers: mean pooling of the last one."""
+    shutil.copytree(of_bert, tmp_path / "encoder")
+    (tmp_path / "encoder" / MODULES).unlink()
+    found = bertjax.load(tmp_path / "encoder", dtype="float32").embed(TEXTS[:2], pool="mean")
+    np.testing.assert_allclose(found, library(tmp_path / "encoder").encode(TEXTS[:2]), atol=1e-5)
 
 
 def test_capitals(of_bert, tmp_path):

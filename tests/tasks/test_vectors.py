@@ -188,7 +188,7 @@ def test_the_command_writes_vectors_of_a_table(checkpoint, compiled, tmp_path):
     texts = [text or "a" for text in texts_of(20, seed=1)]
     rows = "".join(f"{i}\t{text}\n" for i, text in enumerate(texts))
     (tmp_path / "t.tsv").write_text("name\tsentence\n" + rows)
-    flags = "--texts=sentence", "--pool=mean", "--layers=last", "--output=v.parquet", "--id=name", "--dtype=float32"
+    flags = "--texts=sentence", "--pool=mean", "--output=v.parquet", "--id=name", "--dtype=float32"
     result = run("extract", f"--checkpoint={checkpoint}", "--input=t.tsv", *flags, cwd=tmp_path)
     assert result.stdout.endswith("vectors [20, 32] of 20 texts in v.parquet\n"), result.stderr
     np.testing.assert_allclose(contents(tmp_path / "v.parquet"), compiled(texts)[0], atol=1e-4)
@@ -197,8 +197,8 @@ def test_the_command_writes_vectors_of_a_table(checkpoint, compiled, tmp_path):
 def test_a_run_of_a_task_that_is_not_registered_here_has_hidden_states(checkpoint, tmp_path):
     conversion.convert(checkpoint, tmp_path / "run", "bertjax")
     edit(tmp_path / "run/config.json", task="mine")
-    result = run("extract", "--checkpoint=run", "--output=v.npz", "--layers=last", "a ship", cwd=tmp_path)
-    assert result.stdout.startswith("hidden [4, 32] of 1 texts"), result.stderr
+    result = run("extract", "--checkpoint=run", "--output=v.npz", "a ship", cwd=tmp_path)
+    assert result.stdout.startswith("hidden [4, 32] of 1 texts in v.npz; --layers=last"), result.stderr
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError
+from bertjax.data.batches.examples import Examples
 from bertjax.experiment import load
 from bertjax.interop import pretrained
-from bertjax.tasks import embed, finetuning_run, metrics, mining, nearest, searches, text_sets, validate
+from bertjax.tasks import embed, finetuning_run, judges, metrics, mining, nearest, searches, text_sets, validate
 from bertjax.tasks.mining import Choice
 from tests.conftest import TOPICS
 from tests.processes import ROOT
@@ -196,6 +197,27 @@ def test_a_search_is_read_as_beir_writes_it(tmp_path):
     assert found.queries == ["what sails?", "bread?"] and found.relevant == [{2: 2.0}, {0: 1.0}]
     assert text_sets.read(flagged(folder), "train").texts == [("bread?", "Bread is baked.")]
     assert text_sets.read_search(flagged(folder / "qrels/dev.tsv"), "train") == found
+    assert found.identical == [-1, -1] and "id of a document" not in found.describe("dev")
+
+
+def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
+    """As in BEIR's ArguAna: the document with the id of the query is the query."""
+    asked = [{"_id": "d2", "text": "Ships sail."}, {"_id": "q", "text": "bread?"}]
+    folder = write_beir(tmp_path, CORPUS, asked, dev=[("d2", "d1", 1), ("q", "d10", 1)])
+    vectors, scores = np.eye(5, 4, dtype=np.float32)[[2, 1, 0, 1, 2]], {}  # queries, then d1, d10 and d2
+    vectors[2] += vectors[0] / 2  # the second best of the first query
+    for ignore in (False, True):
+        source = dataclasses.replace(flagged(folder), ignore_identical_ids=ignore)
+        source.validate()
+        found = text_sets.read_search(source, "dev")
+        encoded = text_sets.EncodedTexts(Examples([], []), np.arange(5), 0)
+        scores[ignore] = judges.judged(found, encoded)[0].score(list(vectors))["recall@1"]
+        assert "; 1 of 2 queries have the id of a document" in found.describe("dev")
+    assert scores == {False: 0.5, True: 1.0}
+    mined = mining.mine(searches.merged(found), vectors[:2], vectors[[2, 3, 4]], Choice(2))
+    assert [query for query, _ in mined.rows] == [1]  # the first query has one document left
+    with pytest.raises(UserError, match=r"^--ignore_identical_ids=True: is for form=search"):
+        text_sets.Flagged("", "x", **text_sets.PAIRS, ignore_identical_ids=True).validate()
 
 
 @pytest.mark.parametrize("corpus, queries, qrels, message", [
