@@ -285,13 +285,14 @@ def _check_special(folder: epath.Path, found: Tokenizer, settings: _Settings) ->
     if (folder / SPECIAL).exists():
         sources[folder / SPECIAL] = read_json(folder / SPECIAL, _Settings)
     for path, content in sources.items():
+        content = read_json(path) | content if path.exists() else content  # with tokens of any other name
         for name, piece in own.items():
             stated = _content(content.get(f"{name}_token"))
             if stated not in (None, piece):
                 raise UserError(f"{path}: {name}_token {stated!r} is not supported; supported: {piece!r}")
         names = "additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"
         listed = [content.get(name) for name in names]
-        listed.append([token for name, token in read_json(path).items() if name.endswith("_token") and token])
+        listed.append([token for name, token in content.items() if name.endswith("_token") and token])
         listed.append(content.get("added_tokens_decoder") or {})
         for more in listed:
             tokens = more.values() if isinstance(more, dict) else more or ()

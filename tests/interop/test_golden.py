@@ -328,7 +328,7 @@ SETTINGS, JSON = "tokenizer_config.json", "tokenizer.json"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 WHOLE = "all of tokenizer.json"
 FOREIGN = {  # what a folder says of its tokenizer, and why it is not read
-    "class in config.json": ({"config.json": {"tokenizer_class": "BertJapaneseTokenizer"}}, "'BertJapaneseTok.* is not"),
+    "class in config.json": ({"config.json": {"tokenizer_class": "BertJapaneseTokenizer"}}, "BertJapaneseTok.* is not"),
     "truncation": ({SETTINGS: {"truncation_side": "left"}}, "truncation_side 'left' is not supported"),
     "code": ({SETTINGS: {"auto_map": {"AutoTokenizer": ["mine.Mine", None]}}}, "auto_map .* is not supported"),
     "another special piece": ({SETTINGS: {"ship_token": "ship"}}, r"adds tokens \(ship\)"),
