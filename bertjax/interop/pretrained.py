@@ -46,6 +46,7 @@ class Pretrained:
       updates: the low-rank updates of a run, which are a part of `params`, by the paths of their kernels.
       fingerprints: the fingerprints of the data that a run has read, by the names of files.
       wordless: why it cannot predict words although others could; "" if there is no such reason.
+      max_length: the number of tokens that transformers truncates a text to; None if its folder does not state it.
     """
 
     path: str
@@ -65,6 +66,7 @@ class Pretrained:
     updates: dict[tuple[str, ...], np.ndarray] = dataclasses.field(default_factory=dict)
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     wordless: str = ""
+    max_length: float | None = None
 
     @property
     def parts(self) -> dict[str, BertConfig]:
@@ -122,8 +124,10 @@ class Pretrained:
 
     @property
     def max_seq_length(self) -> int:
-        """The sequence length it was fine-tuned with, if known; otherwise the number of positions."""
-        return self.settings.get("max_seq_length", self.config.max_position_embeddings)
+        """The sequence length it was fine-tuned with, if known; otherwise the number of positions, or fewer if the
+        tokenizer's files say so."""
+        positions = self.config.max_position_embeddings
+        return self.settings.get("max_seq_length", min(positions, int(self.max_length or positions)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +182,7 @@ def _read(place: Place) -> Pretrained:
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":
         params, ignored, known["wordless"] = huggingface.read_params(place.folder, config)
+        known["max_length"] = tokenizer_files.max_length(place.folder)
         names = ("architecture", "labels", "problem_type")
         known |= zip(names, huggingface.read_head(place.folder / huggingface.CONFIG))
         if not place.vectors:

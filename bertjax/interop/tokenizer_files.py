@@ -5,12 +5,14 @@ from typing import Any, TypedDict
 
 from etils import epath
 
+from bertjax import library_fields
 from bertjax.config import UserError
 from bertjax.files import read_json
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
 
 SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+CONFIG = "config.json"
 JSON = "tokenizer.json"
 
 # Classes of transformers, without "Fast", that do what our kinds do. The general ones do what tokenizer.json says.
@@ -22,6 +24,40 @@ CLASSES = {
     Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", *GENERAL),
     Bytes.kind: GENERAL,
 }
+# The classes that transformers reads a tokenizer of a model type with, unless a file states another one.
+BY_MODEL_TYPE = {
+    "bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer",
+    "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer",
+}  # fmt: skip
+# Fields of both files with the only value, besides null, that is supported.
+ONLY = {
+    "truncation_side": "right", "init_inputs": [], "sp_model_kwargs": {}, "fix_mistral_regex": False,
+    # Code beside the files, and arguments that replace the files.
+    **dict.fromkeys((
+        "_json_padding", "_json_truncation", "_spm_precompiled_charsmap", "args", "auto_map", "gguf_file", "merges",
+        "post_processor", "tokenizer_object", "vocab",
+    )),
+}  # fmt: skip
+# Fields of both files that change neither the ids nor the length of a text.
+HARMLESS = frozenset({
+    # Padding, which is masked; transformers truncates by the arguments of a call and model_max_length alone.
+    "max_length", "pad_to_multiple_of", "pad_token_type_id", "padding", "padding_side", "stride", "tokenizer_padding",
+    "tokenizer_truncation", "truncation", "truncation_strategy",
+    # Decoding, offsets and templates of chats.
+    "chat_control_tokens", "chat_template", "clean_up_tokenization_spaces",
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", "errors", "response_schema",
+    "response_template", "trim_offsets",
+    # Names of files, and where they were.
+    "_commit_hash", "_from_auto", "_from_pipeline", "backend", "files_loaded", "full_tokenizer_file", "is_local",
+    "local_files_only", "name_or_path", "processor_class", "proxies", "special_tokens_map_file", "subfolder",
+    "tokenizer", "tokenizer_file", "vocab_file", "verbose",
+    # bertjax always splits the names of special pieces in a text.
+    "split_special_tokens",
+    # Fields that no class of transformers 5 obeys that bertjax reads.
+    "from_slow", "legacy", "remove_space", "return_token_type_ids", "special_tokens_pattern",
+    "token_type_ids_include_special_tokens", "token_type_ids_pattern", "use_fast",
+})  # fmt: skip
 # Settings of BERT's tokenizer in transformers that change its pieces, as we have them.
 FIXED = {"tokenize_chinese_chars": True, "do_basic_tokenize": True, "clean_text": True, "wordpieces_prefix": "##"}
 
@@ -45,6 +81,16 @@ class _Settings(TypedDict, total=False):
     wordpieces_prefix: Any
     never_split: list[str] | None
     add_prefix_space: bool | None
+    add_bos_token: bool | None
+    add_eos_token: bool | None
+    keep_accents: bool | None
+    unk_id: int | None
+    max_len: float | None
+    model_max_length: float | None
+    model_input_names: list[str] | None
+    model_specific_special_tokens: dict[str, _Token] | None
+    bos_token: _Token
+    eos_token: _Token
     pad_token: _Token
     unk_token: _Token
     cls_token: _Token
@@ -53,6 +99,13 @@ class _Settings(TypedDict, total=False):
     additional_special_tokens: list[_Token] | None
     extra_special_tokens: list[_Token] | dict[str, _Token] | None
     added_tokens_decoder: dict[str, _Token] | None
+
+
+class _Config(TypedDict, total=False):
+    """Fields of config.json that transformers chooses a tokenizer by."""
+
+    model_type: str | None
+    tokenizer_class: str | None
 
 
 def file_in(folder: epath.Path) -> epath.Path | None:
@@ -69,6 +122,9 @@ def read(folder: epath.Path) -> Tokenizer | None:
     """
     if (file := file_in(folder)) is None:
         return None
+    for path in (folder / SETTINGS, folder / SPECIAL):
+        if path.exists():
+            _check_fields(path, read_json(path))
     kind, settings = tokenizer.kind_of(file), _settings(folder)
     _check_class(folder, kind, settings)
     found = tokenizer.load(kind, file, lowercase=kind == WordPiece.kind and _is_uncased(folder, file, settings))
@@ -77,19 +133,62 @@ def read(folder: epath.Path) -> Tokenizer | None:
         _check_vocabulary(folder, file, found)
     if kind == BPE.kind:
         _check_prefix(folder, file, found, settings)
+    if kind == Unigram.kind:
+        _check_unigram(folder, file, found, settings)
+    if file.name != JSON and (settings.get("add_bos_token") or settings.get("add_eos_token")):
+        raise UserError(f"{folder / SETTINGS}: add_bos_token and add_eos_token true are not supported without {JSON}")
     _check_special(folder, found, settings)
+    _check_inputs(folder, settings)
     return found
+
+
+def max_length(folder: epath.Path) -> float | None:
+    """Returns the number of tokens that transformers truncates a text to; None if no file states it."""
+    settings = _settings(folder)
+    stated = settings.get("model_max_length", settings.get("max_len"))
+    if stated is not None and stated < 1:
+        raise UserError(f"{folder / SETTINGS}: model_max_length is {stated:g}; expected at least 1")
+    return stated
+
+
+def _check_fields(path: epath.Path, fields: dict[str, Any]) -> None:
+    """Raises `UserError` for a field that transformers obeys and bertjax does not."""
+    for name, value in ONLY.items():
+        if fields.get(name) not in (None, value):
+            raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {value!r}")
+    tokens = [name for name in fields if name.endswith("_token")]  # `_check_special` reads all of them
+    read = {*_Settings.__annotations__, *tokens, *ONLY, *HARMLESS}
+    library_fields.check_fields(path, fields, "transformers", "tokenizer", read)
 
 
 def _settings(folder: epath.Path) -> _Settings:
     return read_json(folder / SETTINGS, _Settings) if (folder / SETTINGS).exists() else {}
 
 
+def _config(folder: epath.Path) -> _Config:
+    return read_json(folder / CONFIG, _Config) if (folder / CONFIG).exists() else {}
+
+
+def _class(folder: epath.Path, settings: _Settings) -> str:
+    """Returns the name, without "Fast", of the class of transformers that reads the tokenizer; "" for a general one.
+
+    A class that is not general builds the tokenizer from the vocabulary and the settings: it passes over the
+    normalizer and the pre-tokenizer in tokenizer.json.
+    """
+    config = _config(folder)
+    stated = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    name = stated.removesuffix("Fast") if stated else BY_MODEL_TYPE.get(config.get("model_type") or "", "")
+    is_general = name in GENERAL or config.get("model_type") == "modernbert"
+    return "" if is_general else name
+
+
 def _check_class(folder: epath.Path, kind: str, settings: _Settings) -> None:
-    stated = settings.get("tokenizer_class")
-    if stated and stated.removesuffix("Fast") not in CLASSES[kind]:
-        supported = ", ".join(CLASSES[kind])
-        raise UserError(f"{folder / SETTINGS}: tokenizer_class {stated!r} is not supported; supported: {supported}")
+    stated, supported = {SETTINGS: settings.get("tokenizer_class")}, ", ".join(CLASSES[kind])
+    if not stated[SETTINGS]:
+        stated[CONFIG] = _config(folder).get("tokenizer_class")
+    for file, name in stated.items():
+        if name and name.removesuffix("Fast") not in CLASSES[kind]:
+            raise UserError(f"{folder / file}: tokenizer_class {name!r} is not supported; supported: {supported}")
     if kind == WordPiece.kind:
         for name, value in FIXED.items():
             if settings.get(name, value) != value:
@@ -144,12 +243,38 @@ def _check_vocabulary(folder: epath.Path, file: epath.Path, found: Tokenizer) ->
 
 def _check_prefix(folder: epath.Path, file: epath.Path, found: BPE, settings: _Settings) -> None:
     """Raises `UserError` if settings and file contradict each other; transformers follows the former."""
-    stated = settings.get("add_prefix_space")
-    if stated not in (None, found.begins_with_space):
+    stated, begins = settings.get("add_prefix_space"), found.begins_with_space
+    is_false = stated is None and _class(folder, settings) in CLASSES[BPE.kind]  # the default of these classes
+    if (False if is_false else stated) not in (None, begins):
+        value = "not set, which transformers takes for False" if is_false else stated
+        raise UserError(f"{folder / SETTINGS}: add_prefix_space is {value}, but {file} has {begins}; make them agree")
+
+
+def _check_unigram(folder: epath.Path, file: epath.Path, found: Tokenizer, settings: _Settings) -> None:
+    """Raises `UserError` if a class of transformers changes a text in another way than the file."""
+    name = _class(folder, settings)
+    lowercase = name == "XLNetTokenizer" and bool(settings.get("do_lower_case"))  # the other classes pass over it
+    if name and lowercase != found.lowercase:
         raise UserError(
-            f"{folder / SETTINGS}: add_prefix_space is {stated}, but {file} has {found.begins_with_space}; "
-            f"make them agree"
+            f"{folder / SETTINGS}: {name} has lowercase {lowercase}, but {file} has {found.lowercase}; make them agree"
         )
+    is_xlnet = name == "XLNetTokenizer"
+    only = {"keep_accents": False, "unk_id": found.unk_id} if is_xlnet else {"add_prefix_space": True} if name else {}
+    for field, value in only.items():
+        if settings.get(field) not in (None, value):
+            raise UserError(
+                f"{folder / SETTINGS}: {field} {settings.get(field)!r} is not supported; supported: {value!r}"
+            )
+
+
+def _check_inputs(folder: epath.Path, settings: _Settings) -> None:
+    """Prints a note if transformers gives a model of token types no types: all of them are 0 then."""
+    names, model_type = settings.get("model_input_names"), _config(folder).get("model_type")
+    if names is not None and "token_type_ids" not in names and model_type in ("bert", "electra", "xlnet"):
+        text = (
+            "model_input_names has no token_type_ids, so that transformers has type 0 for all tokens; bertjax does not"
+        )
+        library_fields.note(folder / SETTINGS, text)
 
 
 def _check_special(folder: epath.Path, found: Tokenizer, settings: _Settings) -> None:
@@ -160,11 +285,14 @@ def _check_special(folder: epath.Path, found: Tokenizer, settings: _Settings) ->
     if (folder / SPECIAL).exists():
         sources[folder / SPECIAL] = read_json(folder / SPECIAL, _Settings)
     for path, content in sources.items():
+        content = read_json(path) | content if path.exists() else content  # with tokens of any other name
         for name, piece in own.items():
             stated = _content(content.get(f"{name}_token"))
             if stated not in (None, piece):
                 raise UserError(f"{path}: {name}_token {stated!r} is not supported; supported: {piece!r}")
-        listed = [content.get(name) for name in ("additional_special_tokens", "extra_special_tokens")]
+        names = "additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"
+        listed = [content.get(name) for name in names]
+        listed.append([token for name, token in content.items() if name.endswith("_token") and token])
         listed.append(content.get("added_tokens_decoder") or {})
         for more in listed:
             tokens = more.values() if isinstance(more, dict) else more or ()

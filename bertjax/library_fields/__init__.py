@@ -61,10 +61,10 @@ def check_fields(
             end = f"; {remedy}" if remedy else ""
             raise UserError(f"{path}: {name} {value!r} is not supported; supported: {defaults[name]!r}{end}")
     if unknown := sorted(fields.keys() - defaults.keys() - set(read)):
-        _note(str(path), library, tuple(unknown))
+        note(path, f"not read here, nor by {library}: {', '.join(unknown)}")
 
 
 @functools.cache  # The readers open a file several times; one note is enough.
-def _note(path: str, library: str, names: tuple[str, ...]) -> None:
-    """Prints the fields that nobody reads. The note goes to stderr: stdout may be data."""
-    print(f"{path}: not read here, nor by {library}: {', '.join(names)}", file=sys.stderr, flush=True)
+def note(path: epath.Path, text: str) -> None:
+    """Prints a note about a file, once. The note goes to stderr: stdout may be data."""
+    print(f"{path}: {text}", file=sys.stderr, flush=True)

@@ -467,6 +467,8 @@ def test_a_folder_with_an_unsupported_model_is_one_line(family, changed, message
      dict(global_rope_theta=1000.0, local_rope_theta=77.0)),
     ("modernbert", {"rope_scaling": {"type": "default", "rope_theta": 9}},
      dict(global_rope_theta=9.0, local_rope_theta=9.0)),
+    ("modernbert", {ROPE: {"full_attention": {"rope_theta": 7.0}}, "local_rope_theta": ...},
+     dict(global_rope_theta=7.0)),
     ("modernbert", {"sliding_window": 3}, dict(local_attention=6)),
     ("modernbert", {"layer_norm_eps": 0.5, "position_embedding_type": "sans_pos"}, {}),  # transformers reads norm_eps
     ("roberta", {"layer_norm_eps": ...}, dict(layer_norm_eps=1e-12)),  # the default of transformers

@@ -268,11 +268,38 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
     assert again.keys() == to_variables(params, golden.config).keys() - set(dropped)
 
 
+def test_fields_of_a_folder_are_obeyed_or_named(folder, capfd):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 16, "stride": 2, "shipping": 1}))
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"directionality": "bidi", "whales": 5}))
+    assert pretrained.read(folder).max_seq_length == 16
+    notes = capfd.readouterr().err
+    assert notes.count("config.json: not read here, nor by transformers: whales\n") == 1
+    assert notes.count("tokenizer_config.json: not read here, nor by transformers: shipping\n") == 1
+    head = {"architectures": ["BertForTokenClassification"], "id2label": {"1": "O", "2": "B"}}
+    (folder / "config.json").write_text(json.dumps(fields | head))
+    with pytest.raises(UserError, match="id2label has 2 labels, but none for 0; number the labels from 0 to 1"):
+        huggingface.read_head(folder / "config.json")
+    (folder / "config.json").write_text(json.dumps(fields | {"id2label": {"1": "O"}}))  # no classifier
+    assert huggingface.read_head(folder / "config.json")[1] == ()
+
+
+WITH_PREFIX = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
+
 def test_settings_of_a_byte_level_tokenizer_must_agree_with_its_file(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert"}))
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": False}))
     assert pretrained.read_tokenizer(tmp_path).kind == "bpe"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))  # its class has no prefix by default
+    (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json() | {"pre_tokenizer": WITH_PREFIX}))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(
+        UserError, match=r"add_prefix_space is not set, which transformers takes for False, but .* True"
+    ):
+        pretrained.read_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
     with pytest.raises(UserError, match=r"add_prefix_space is True, but .*tokenizer.json has False; make them agree"):
         pretrained.read_tokenizer(tmp_path)
@@ -301,6 +328,12 @@ SETTINGS, JSON = "tokenizer_config.json", "tokenizer.json"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 WHOLE = "all of tokenizer.json"
 FOREIGN = {  # what a folder says of its tokenizer, and why it is not read
+    "class in config.json": ({"config.json": {"tokenizer_class": "BertJapaneseTokenizer"}}, "BertJapaneseTok.* is not"),
+    "truncation": ({SETTINGS: {"truncation_side": "left"}}, "truncation_side 'left' is not supported"),
+    "code": ({SETTINGS: {"auto_map": {"AutoTokenizer": ["mine.Mine", None]}}}, "auto_map .* is not supported"),
+    "another special piece": ({SETTINGS: {"ship_token": "ship"}}, r"adds tokens \(ship\)"),
+    "start": ({"special_tokens_map.json": {"bos_token": {"content": "ship"}}}, r"adds tokens \(ship\)"),
+    "bos": ({SETTINGS: {"add_bos_token": True}}, "add_bos_token and add_eos_token true are not supported without"),
     "class": ({SETTINGS: {"tokenizer_class": "BertJapaneseTokenizer"}}, "'BertJapaneseTokenizer' is not"),
     "Chinese": ({SETTINGS: {"tokenize_chinese_chars": False}}, "tokenize_chinese_chars = False is not supported"),
     "basic": ({SETTINGS: {"do_basic_tokenize": False}}, "do_basic_tokenize = False is not supported"),

@@ -78,8 +78,7 @@ def _thetas(path: epath.Path, fields: Mapping) -> dict:
     for ours, kind in kinds.items():
         of_kind = json_config.rope_theta(path, f"rope_parameters.{kind}", by_kind.get(kind))
         theta = of_kind if of_all is None else of_all
-        if theta is not None or ours in fields:
-            found[ours] = fields[ours] if theta is None else theta
+        found[ours] = fields.get(ours, getattr(ModernBertConfig, ours)) if theta is None else theta
     return found
 
 

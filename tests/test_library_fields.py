@@ -1,0 +1,40 @@
+"""The tables of fields that other libraries obey, beside the installed libraries and beside what bertjax reads."""
+
+import json
+
+import pytest
+from etils import epath
+
+from bertjax import families, library_fields
+from bertjax.interop import huggingface, tokenizer_files
+from tests.golden import make_library_fields
+
+
+@pytest.mark.slow
+@pytest.mark.extra_packages
+def test_the_table_is_of_the_installed_transformers():
+    pytest.importorskip("transformers")
+    stored = json.loads((make_library_fields.FOLDER / "transformers.json").read_text())["kinds"]
+    assert make_library_fields.transformers_fields() == stored, "run: python tests/golden/make_library_fields.py"
+
+
+@pytest.mark.parametrize("kind", sorted(families.by_model_type()))
+def test_each_field_that_transformers_obeys_is_in_a_group(kind, tmp_path, monkeypatch):
+    """A new field must be read, or be listed as harmless or refused."""
+    groups = []
+    monkeypatch.setattr(library_fields, "check_fields", lambda path, fields, library, kind, read: groups.append(read))
+    table = library_fields.defaults_of("transformers", kind)
+    aliases = getattr(families.module_of(families.by_model_type()[kind]), "ALIASES", {})
+    fields = {name: value for name, value in table.items() if value is not None and name not in aliases}
+    if kind == "gpt2":
+        fields = {name: value for name, value in fields.items() if name != "hidden_size" and "num_" not in name}
+        fields.pop("max_position_embeddings")
+    fields |= {"model_type": kind} | ({"rope_theta": 1e4} if kind == "eurobert" else {})
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    huggingface.read_config(epath.Path(tmp_path / "config.json"))
+    assert not table.keys() - groups[0]
+
+
+def test_each_field_of_a_tokenizer_is_in_a_group():
+    read = {*tokenizer_files.ONLY, *tokenizer_files.HARMLESS, *tokenizer_files._Settings.__annotations__}
+    assert not library_fields.defaults_of("transformers", "tokenizer").keys() - read
