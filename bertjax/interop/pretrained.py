@@ -129,7 +129,9 @@ class Place:
 
 
 def read(path: epath.PathLike) -> Pretrained:
-    """Reads a checkpoint of any of the `FORMATS`, or an adapter with its base. Raises `UserError` if it is missing or incomplete.
+    """Reads a checkpoint of any of the `FORMATS`, or an adapter of PEFT with its base.
+
+    Raises `UserError` if the checkpoint is missing or incomplete.
 
     From a bertjax run, reads the best checkpoint after fine-tuning and the latest after pre-training, unless the path
     ends in "@best", "@latest" or "@STEP".

@@ -78,6 +78,7 @@ def test_an_adapter_without_weights_is_refused(tmp_path):
         pretrained.read(tmp_path / "adapter")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_new_pieces", [False, True])
 def test_a_written_adapter_is_read_again(has_new_pieces, tmp_path):
     """The params are equal, also of a vocabulary that the base has not, and no local path is written."""

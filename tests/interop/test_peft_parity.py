@@ -33,6 +33,7 @@ IDS = np.array([[2, 7, 9, 11, 30, 8, 3], [2, 8, 8, 17, 5, 39, 3]])
 SEQ, TOKENS = dict(task_type="SEQ_CLS"), dict(task_type="TOKEN_CLS")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, sizes, base, kind, rows, settings", [
     ("Bert", POSITIONS, "ForPreTraining", "ForSequenceClassification", 40, SEQ | dict(target_modules="all-linear")),
     ("Bert", POSITIONS, "ForMaskedLM", "ForTokenClassification", 47,
