@@ -28,7 +28,9 @@ PUSHED = (*CARDED, "peft")  # formats that the hub has
 # Fields of config.json and tokenizer_config.json that tell who wrote a file, or that other fields tell as well.
 BOOKKEEPING = ("transformers_version", "torch_dtype", "dtype", "architectures", "label2id", "use_cache",
                "gradient_checkpointing", "tokenizer_class", "name_or_path", "tokenizer_file", "special_tokens_map_file",
-               "added_tokens_decoder", "backend", "is_local")  # fmt: skip
+               "added_tokens_decoder", "backend", "is_local", "local_files_only")  # fmt: skip
+
+ENDLESS = 10**18  # a model_max_length that transformers writes if there is no limit
 
 
 def convert(
@@ -206,7 +208,10 @@ def _changes(source: epath.Path, output: epath.Path) -> Iterator[str]:
         for field, value in before.items():
             is_same = field in after and after[field] == value
             is_left_out = field not in after and (value in (None, {}, []) or defaults.get(field, ...) == value)
-            if field in BOOKKEEPING or field.startswith("_") or is_same or is_left_out or _is_plain(field, value):
+            is_endless = field == "model_max_length" and isinstance(value, int | float) and value > ENDLESS
+            if is_same or is_left_out or is_endless or _is_plain(field, value):
+                continue
+            if field in BOOKKEEPING or field.startswith("_"):
                 continue
             shown = str(value) if len(str(value)) <= 100 else f"{str(value)[:100]}..."
             yield f"{name}: {field} {shown} is {f'written as {after[field]}' if field in after else 'not written'}"

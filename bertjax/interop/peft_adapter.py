@@ -210,7 +210,8 @@ def merged(
         else:
             whole[of_base(name) or name] = tensor
     # The adapter's classifier may have other layers than the base's. The layer classifier.dense is our pooler.
-    replaced = set(CLASSIFIERS) if any(name.startswith(CLASSIFIERS) for name in whole) else set()
+    has_own = any(name.startswith(CLASSIFIERS) and name.endswith(".weight") for name in whole)
+    replaced = set(CLASSIFIERS) if has_own else set()
     replaced |= {"pooler"} if "classifier.dense.weight" in whole else set()
     biases = {name.replace(".decoder.bias", ".bias") for name in whole}  # two names of one bias
     named = {name: x for name, x in named.items() if not replaced & set(name.split(".")) and name not in biases} | whole

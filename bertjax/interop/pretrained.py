@@ -23,7 +23,7 @@ from bertjax.text.words import SPACES, join_of
 from bertjax.training import checkpoint, workdir
 from bertjax.training.workdir import RunInfo
 
-FORMATS = ("bertjax", "huggingface", "peft", "tf1")
+FORMATS = ("bertjax", "huggingface", "tf1")  # those that hold a whole model
 WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpoint: "runs/mrpc@best", "runs/mrpc@75"
 BEST_RUN = "best"  # file in the workdir of a search with the path of its best run, such as "runs/seed=1"
 
@@ -155,7 +155,9 @@ class Place:
 
 
 def read(path: epath.PathLike) -> Pretrained:
-    """Reads a checkpoint of any of the `FORMATS`. Raises `UserError` if it is missing or incomplete.
+    """Reads a checkpoint of any of the `FORMATS`, or an adapter of PEFT with its base.
+
+    Raises `UserError` if the checkpoint is missing or incomplete.
 
     From a bertjax run, reads the best checkpoint after fine-tuning and the latest after pre-training, unless the path
     ends in "@best", "@latest" or "@STEP".

@@ -1,0 +1,103 @@
+"""Adapters that PEFT writes give PEFT's numbers here, in every family; and the table of its fields is that of PEFT."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bertjax import families
+from bertjax.config import Compute
+from bertjax.families.with_heads import (
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+from bertjax.interop import peft_adapter, pretrained
+from bertjax.library_fields import defaults_of
+from tests.golden.make_library_fields import FOLDER, table
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.extra_packages
+
+SIZES = dict(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+POSITIONS = SIZES | {"max_position_embeddings": 24}
+DISTILBERT = dict(vocab_size=40, dim=16, n_layers=2, n_heads=2, hidden_dim=32)
+MODERNBERT = POSITIONS | dict(pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3)
+EUROBERT = POSITIONS | dict(pad_token_id=0, bos_token_id=2, eos_token_id=3)
+XLNET = dict(vocab_size=40, d_model=16, n_layer=2, n_head=2, d_inner=32)
+GPT2 = dict(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=24)
+IDS = np.array([[2, 7, 9, 11, 30, 8, 3], [2, 8, 8, 17, 5, 39, 3]])
+SEQ, TOKENS = dict(task_type="SEQ_CLS"), dict(task_type="TOKEN_CLS")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family, sizes, base, kind, rows, settings", [
+    ("Bert", POSITIONS, "ForPreTraining", "ForSequenceClassification", 40, SEQ | dict(target_modules="all-linear")),
+    ("Bert", POSITIONS, "ForMaskedLM", "ForTokenClassification", 47,
+     TOKENS | dict(rank_pattern={"layer.1.*query": 3}, alpha_pattern={"query": 5.5}, use_rslora=True)),
+    ("Bert", POSITIONS, "ForMaskedLM", "ForMaskedLM", 47, dict(target_modules=["query"])),
+    ("Bert", POSITIONS, "ForMaskedLM", "Model", 47, dict(target_modules=["query", "word_embeddings"])),
+    ("Bert", POSITIONS, "ForMaskedLM", "ForMultipleChoice", 40,
+     dict(target_modules=["query"], modules_to_save=["classifier", "pooler"], bias="all", lora_bias=True)),
+    ("XLMRoberta", POSITIONS, "Model", "ForSequenceClassification", 40,
+     SEQ | dict(target_modules=["query"], bias="all")),
+    ("Roberta", POSITIONS, "ForMaskedLM", "ForQuestionAnswering", 47,
+     dict(task_type="QUESTION_ANS", target_modules=["query", "dense"])),
+    ("DistilBert", DISTILBERT, "ForMaskedLM", "ForSequenceClassification", 47,
+     SEQ | dict(target_modules=r".*\.(q_lin|lin1)", modules_to_save=["pre_classifier"])),
+    ("Electra", POSITIONS | {"embedding_size": 8}, "ForMaskedLM", "ForSequenceClassification", 40, SEQ),
+    ("ModernBert", MODERNBERT, "ForMaskedLM", "ForSequenceClassification", 47,
+     SEQ | dict(target_modules=["Wqkv", "Wi"])),
+    ("ModernBert", MODERNBERT, "Model", "ForTokenClassification", 40,
+     TOKENS | dict(target_modules=["Wo"], modules_to_save=["head"])),
+    ("EuroBert", EUROBERT, "ForMaskedLM", "ForTokenClassification", 40, TOKENS | dict(target_modules=["q_proj"])),
+    ("XLNet", XLNET, "LMHeadModel", "ForTokenClassification", 40, TOKENS | dict(target_modules=["layer_1"])),
+    ("GPT2", GPT2, "LMHeadModel", "LMHeadModel", 40, dict(target_modules=["c_attn", "c_proj"])),
+])  # fmt: skip
+def test_an_adapter_has_pefts_numbers(family, sizes, base, kind, rows, settings, tmp_path):
+    """The output layer of the adapter replaces the base's. `rows`: pieces of the vocabulary, 40 in the base."""
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}{base}")(config)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.2)
+    model.save_pretrained(tmp_path / "base")
+    of_class = getattr(transformers, f"{family}{kind}")
+    model = of_class.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    if rows > 40:
+        model.resize_token_embeddings(rows)
+        model.get_input_embeddings().weight.data[40:].normal_(0, 0.2)
+    model = peft.get_peft_model(model, peft.LoraConfig(r=2, **settings)).eval()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(0, 0.2)
+    model.save_pretrained(tmp_path / "adapter")
+    ids = torch.tensor(IDS[:, None] if "Choice" in kind else IDS)
+    with torch.no_grad():
+        found = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    names = [name for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in found]
+    expected = np.stack([found[name].numpy() for name in names], -1).squeeze(-1 if len(names) == 1 else ())
+
+    source, given = pretrained.read(tmp_path / "adapter"), (IDS, np.ones_like(IDS), np.zeros_like(IDS))
+    arguments, params = (source.config, Compute()), {"params": source.params}
+    if "classifier" in source.params:
+        cls = BertForTokenClassification if "Token" in kind else BertForSequenceClassification
+        logits = cls(source.config, len(source.params["classifier"]["dense"]["bias"])).apply(params, *given)
+    elif "spans" in source.params:
+        logits = BertForQuestionAnswering(*arguments).apply(params, *given)
+    elif kind != "Model":
+        logits = BertForMaskedLM(*arguments).apply(params, *given, np.tile(np.arange(7), (2, 1)))[..., :rows]
+    else:
+        encoder = families.of(source.config).model(*arguments)
+        logits = encoder.apply({"params": source.params["bert"]}, *given, method="encode")
+    assert source.config.vocab_size == rows and source.ignored == []
+    np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=2e-5)
+
+
+def test_every_field_of_peft_is_in_one_group():
+    assert json.loads((FOLDER / "peft.json").read_text()) == json.loads(json.dumps(table("peft")))
+    groups = [*peft_adapter.READ, *peft_adapter.HARMLESS, *peft_adapter.REFUSED]
+    assert sorted(groups) == sorted(defaults_of("peft", "lora"))
