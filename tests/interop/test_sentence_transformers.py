@@ -249,9 +249,9 @@ def test_fields_are_those_of_the_library():
 
 
 def test_settings_of_a_folder_are_obeyed_and_kept(of_bert, tmp_path, capsys):
-    folder, prompts = tmp_path / "folder", {"query": "the ship ", "web.s": "a court ", "document": ""}
+    folder, prompts = tmp_path / "folder", {"query": "the ship ", "web.s": "a ", "document": "a court "}
     shutil.copytree(of_bert, folder)
-    edit(folder / SETTINGS, similarity_fn_name="dot", truncate_dim=5, prompts=prompts, default_prompt_name="web.s")
+    edit(folder / SETTINGS, similarity_fn_name="dot", truncate_dim=5, prompts=prompts, default_prompt_name="document")
     edit(folder / SETTINGS, banana=1)
     entries = json.loads((folder / MODULES).read_text())
     entries.insert(2, dict(idx=9, name="9", path="9_Dropout", type=f"{OURS}Dropout"))
