@@ -55,13 +55,6 @@ HARMLESS = frozenset({
     "num_assistant_tokens_schedule", "num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "prefix",
     "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "target_lookbehind",
     "temperature", "top_k", "top_p", "typical_p",
-    # Fields that transformers reads for models of other types, and properties that no module of these families reads.
-    # A family that reads such a field, or refuses it, does so before this list is considered.
-    "allow_global_per_layer_attribute_access", "attention_chunk_size", "attention_dropout", "chain_hidden_post_norm",
-    "embedding_size", "is_causal", "layer_types", "logits_mup_width_multiplier", "mtp_hidden_states_first",
-    "partial_rotary_factor", "rope_scaling", "rope_theta",
-    "serialize_explicit_per_layer_config", "sliding_window", "token_classification_bias",
-    "unpadded_vocab_size",
     # Fields that older versions of transformers wrote, and that the published configs have. Nothing reads them.
     "bos_token", "cross_attention_hidden_size", "decoder_start_token_id", "directionality", "eos_token",
     "finetuning_task", "layer_norm_eps", "mask_token", "model_max_length", "n_ctx", "output_past", "pad_token",
@@ -71,6 +64,14 @@ HARMLESS = frozenset({
     "_num_labels", "xla_device",
     # sentence-transformers writes them for its CrossEncoder.
     "sbert_ce_default_activation_function", "sentence_transformers",
+})  # fmt: skip
+# Fields that no module of transformers reads for a family, unless the family lists the field itself: fields of models
+# of other types, and properties of the base class. A note names them.
+ELSEWHERE = frozenset({
+    "allow_global_per_layer_attribute_access", "attention_chunk_size", "attention_dropout", "chain_hidden_post_norm",
+    "embedding_size", "is_causal", "layer_types", "logits_mup_width_multiplier", "mtp_hidden_states_first",
+    "partial_rotary_factor", "rope_scaling", "rope_theta", "serialize_explicit_per_layer_config", "sliding_window",
+    "token_classification_bias", "unpadded_vocab_size",
 })  # fmt: skip
 
 
@@ -139,7 +140,9 @@ def read_fields(
     """
     require(path, fields, ONLY | dict(only))
     read = {*names.values(), *also, *only, *ONLY, *HARMLESS}
-    library_fields.check_fields(path, fields, "transformers", kind, read)
+    library_fields.check_fields(path, fields, "transformers", kind, read | ELSEWHERE)
+    if elsewhere := sorted(name for name in ELSEWHERE - read if fields.get(name) is not None):
+        library_fields.note(path, f"not read here, nor by transformers in a {kind}: {', '.join(elsewhere)}")
     defaults = library_fields.defaults_of("transformers", kind)
     optional = {ours: defaults[name] for ours, name in names.items() if name in defaults and ours not in required}
     return optional | {ours: fields[name] for ours, name in names.items() if name in fields}
