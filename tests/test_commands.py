@@ -241,7 +241,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
         (["run", "run"], "--output: say in which folder to write about several runs"),
         (["run", "run", "--output=x", "--text=a"], "--text: of one run only; of 2 runs, their curves are drawn"),
         (["nowhere"], "no checkpoint in 'nowhere': give the workdir of a run, a Hugging Face folder (config.json and "
-         "model.safetensors), hub:NAME for one of the hub, or Google's bert_model.ckpt"),
+         "model.safetensors), an adapter of PEFT, hub:NAME for one of the hub, or Google's bert_model.ckpt"),
         (["run", "nowhere", "--output=x"], "no nowhere/config.json: 'nowhere' is not the workdir of a run"),
         (["run@7"], "run@7: no such checkpoint; there are 10"),
         ([str(GOLDEN)], f"--output: say in which folder to write about {GOLDEN}"),

@@ -118,7 +118,7 @@ def test_an_error_that_takes_more_than_a_command_is_still_in_the_code(block):
 
 
 @pytest.mark.parametrize(
-    "config, heading", [(pretraining_config(), "Pre-training"), (fine_tuning_config("x"), "Fine-tuning")]
+    "config, heading", [(pretraining_config(), "Pre-training"), (fine_tuning_config("tag"), "Fine-tuning")]
 )
 def test_the_reference_has_every_field_with_its_default(config, heading, reference):
     pages = reference.config_fields()
