@@ -5,9 +5,9 @@ left-to-right one (model.causal), --generate=N continues each text by up to N pi
 JSON object per text: its label, tags, answer or choice. " ||| " separates the parts of a text.
 --input=TEXTS.csv (.tsv, .jsonl) reads the texts of a table, from the columns that the run was trained on or --text and
 --second_text name; --output=FILE.csv (.tsv, .jsonl) writes the table with the predictions as columns.
---checkpoint is a run's workdir, a Hugging Face folder, an adapter of PEFT, hub:NAME, or Google's bert_model.ckpt. From a
-workdir, uses the best checkpoint after fine-tuning and the latest after pre-training; runs/mine@best, runs/mine@latest
-or runs/mine@STEP choose another.
+--checkpoint is a run's workdir, a Hugging Face folder, an adapter of PEFT, hub:NAME, or Google's bert_model.ckpt. From
+a workdir, uses the best checkpoint after fine-tuning and the latest after pre-training; runs/mine@best,
+runs/mine@latest or runs/mine@STEP choose another.
 """
 
 import json
