@@ -11,6 +11,7 @@ from etils import epath
 
 from bertjax import families, library_fields
 from bertjax.config import UserError
+from bertjax.files import note
 from bertjax.validation import validate_model
 
 T = TypeVar("T")
@@ -142,10 +143,23 @@ def read_fields(
     read = {*names.values(), *also, *only, *ONLY, *HARMLESS}
     library_fields.check_fields(path, fields, "transformers", kind, read | ELSEWHERE)
     if elsewhere := sorted(name for name in ELSEWHERE - read if fields.get(name) is not None):
-        library_fields.note(path, f"not read here, nor by transformers in a {kind}: {', '.join(elsewhere)}")
+        note(path, f"not read here, nor by transformers in a {kind}: {', '.join(elsewhere)}")
     defaults = library_fields.defaults_of("transformers", kind)
     optional = {ours: defaults[name] for ours, name in names.items() if name in defaults and ours not in required}
     return optional | {ours: fields[name] for ours, name in names.items() if name in fields}
+
+
+def field_names(
+    config_class: type, own: Collection[str], names: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Returns {our name: the name in config.json} of the fields of a config that config.json contains.
+
+    Args:
+      own: fields that config.json does not contain.
+      names: {our name: the name in config.json} where the two differ.
+    """
+    fields = (field.name for field in dataclasses.fields(config_class))
+    return {name: names.get(name, name) for name in fields if name not in own}
 
 
 def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:

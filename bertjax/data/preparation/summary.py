@@ -46,7 +46,6 @@ def counts_of(
         if UNKNOWN in name:
             number, _, word = name.partition(UNKNOWN)[2].partition(" ")
             words[sources[int(number)], word] += count
-    frequent = sorted(words, key=lambda word: (-words[word], word))
     return {
         "corpus": whole,
         "sources": {
@@ -71,10 +70,17 @@ def counts_of(
             if counts["files", source] + counts["empty_files", source] + counts["skipped_files", source]
         },
         "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
-        "unknown_words": {
-            source: [word for its, word in frequent if its == source][:MOST_WORDS] for source, _ in frequent
-        },
+        "unknown_words": _first_words(words),
     }
+
+
+def _first_words(words: Mapping[tuple[str, str], int]) -> dict[str, list[str]]:
+    """Returns the most frequent words of each source. `words`: how often each (source, word) occurs."""
+    frequent: dict[str, list[str]] = {}
+    for source, word in sorted(words, key=lambda key: (-words[key], key)):
+        if len(shown := frequent.setdefault(source, [])) < MOST_WORDS:
+            shown.append(word)
+    return frequent
 
 
 def unused(totals: Mapping, counts: Mapping) -> str:

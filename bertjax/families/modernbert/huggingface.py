@@ -8,7 +8,6 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.families import json_config, tensors
-from bertjax.families.bert import huggingface as bert
 from bertjax.families.modernbert import ModernBertConfig
 
 PREFIX = "ModernBert"  # how the names of its classes begin
@@ -50,7 +49,7 @@ def read_config(path: epath.Path, fields: Mapping) -> ModernBertConfig:
 
     Raises `UserError` for a variant that we do not have.
     """
-    bias, names = fields.get("norm_bias", False), bert.field_names(ModernBertConfig, OWN_FIELDS, NAMES)
+    bias, names = fields.get("norm_bias", False), json_config.field_names(ModernBertConfig, OWN_FIELDS, NAMES)
     only = ONLY | dict.fromkeys(BIASES, bias)
     found = json_config.read_fields(path, fields, "modernbert", names, only, required=REQUIRED, also=READ)
     activation = json_config.activation(path, fields, "hidden_activation")

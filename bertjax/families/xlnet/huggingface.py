@@ -7,7 +7,6 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.families import json_config, tensors
-from bertjax.families.bert import huggingface as bert
 from bertjax.families.xlnet import XlnetConfig
 
 PREFIX = "XLNet"  # how the names of its classes begin
@@ -56,7 +55,7 @@ def read_config(path: epath.Path, fields: Mapping) -> XlnetConfig:
     """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
     is_pooled = any(str(name).endswith(POOLED) for name in fields.get("architectures") or ())
     fields = json_config.with_aliases(path, fields, ALIASES)
-    names, only = bert.field_names(XlnetConfig, OWN_FIELDS, NAMES), ONLY | (SUMMARY if is_pooled else {})
+    names, only = json_config.field_names(XlnetConfig, OWN_FIELDS, NAMES), ONLY | (SUMMARY if is_pooled else {})
     found = json_config.read_fields(path, fields, "xlnet", names, only, required=REQUIRED, also=(*HARMLESS, *ALIASES))
     sizes = [fields.get(name) for name in ("d_model", "n_head", "d_head")]
     if all(type(each) is int for each in sizes) and sizes[1] * sizes[2] != sizes[0]:
