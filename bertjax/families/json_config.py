@@ -39,7 +39,7 @@ HARMLESS = frozenset({
     "_attn_implementation", "_experts_implementation", "attn_implementation", "chunk_size_feed_forward",
     "distributed_config", "dtype", "experts_implementation", "fusion_config", "gradient_checkpointing", "torch_dtype",
     "use_cache",
-    # What a class of transformers returns besides a prediction.
+    # Other outputs of a class of transformers, besides a prediction.
     "function_to_apply", "output_attentions", "output_hidden_states", "return_dict",
     # Initial values, and dropout in training.
     "classifier_dropout", "hidden_dropout", "init_std", "initializer_factor", "initializer_range",
@@ -133,8 +133,8 @@ def read_fields(
       kind: the model type.
       names: {our name: the name in the file} of the fields that are returned.
       only: {name in the file: the only value that is supported}.
-      required: those of our names that have no default.
-      also: names of fields in the file that the family reads elsewhere, or that change no prediction of the family.
+      required: our names of the fields without a default.
+      also: names of other fields that the family reads, or that change no prediction of the family.
 
     Raises:
       UserError: for a field that transformers obeys and bertjax does not, unless it has the only supported value.

@@ -228,7 +228,7 @@ def _is_plain(field: str, value) -> bool:
 
 
 def _is_extended(path: str, size: int) -> bool:
-    """Whether a vocabulary of this size has pieces that the model at a path has not, or that it has learnt itself."""
+    """Whether a vocabulary of this size has pieces that the published base of the model at a path lacks."""
     try:
         while path and not hub.repository(path):
             place = find(path)

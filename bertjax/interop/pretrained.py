@@ -23,7 +23,7 @@ from bertjax.text.words import SPACES, join_of
 from bertjax.training import checkpoint, workdir
 from bertjax.training.workdir import RunInfo
 
-FORMATS = ("bertjax", "huggingface", "tf1")  # those that hold a whole model
+FORMATS = ("bertjax", "huggingface", "tf1")  # formats of whole models
 WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpoint: "runs/mrpc@best", "runs/mrpc@75"
 BEST_RUN = "best"  # file in the workdir of a search with the path of its best run, such as "runs/seed=1"
 
@@ -124,8 +124,7 @@ class Pretrained:
 
     @property
     def max_seq_length(self) -> int:
-        """The sequence length it was fine-tuned with, if known; otherwise the number of positions, or fewer if the
-        tokenizer's files say so."""
+        """The sequence length of fine-tuning, if known; otherwise the number of positions, at most `max_length`."""
         positions = self.config.max_position_embeddings
         return self.settings.get("max_seq_length", min(positions, int(self.max_length or positions)))
 

@@ -207,7 +207,7 @@ def logits_of(
 ) -> tuple[list[np.ndarray], list[bool]]:
     """Returns a checkpoint's logits of each text or pair, and whether it was truncated."""
     windows = windows_of(source.settings)
-    is_cross_encoder = "activation_fn" in source.settings  # which has learnt from pairs that transformers has cut
+    is_cross_encoder = "activation_fn" in source.settings  # the tokenizers library cut its training pairs
     given = source.tokenizer, source.max_seq_length, windows, is_cross_encoder
     examples, owners, lost = _encoded(texts, *given)
     return windows.combined(output_layers.predict(layer, source, examples), owners), [count > 0 for count in lost]

@@ -323,8 +323,8 @@ def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) ->
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
     """Yields the `vector` of each text, or the `cosine` or `dot` product of each pair, and `cut` if truncated.
 
-    A text has the prompt `ANY` before it. The texts of a pair have those of queries and of documents, unless the run
-    has learnt from pairs in which no text is a document.
+    A text has the prompt `ANY` before it. The texts of a pair have the prompts `QUERY` and `DOCUMENT`, unless the form
+    of the run's pairs has no documents.
     """
     data = source.settings.get("data", {})
     is_search = "form" not in data or FORMS[data.form].is_search

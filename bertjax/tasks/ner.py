@@ -64,7 +64,7 @@ class WordExamples(Examples):
 
 @dataclasses.dataclass
 class _Group:
-    """Consecutive tokens, the first of which has the tag of `words` words; 0: of none, such as a token of spaces."""
+    """Consecutive tokens. The first token has the tag of `words` words, or of 0 words if the tokens are spaces."""
 
     ids: list[int]
     words: int
@@ -142,7 +142,7 @@ def validate(config) -> None:
 
 
 def check_teacher(source: Pretrained, config) -> None:
-    """Raises `UserError` if a teacher has learnt tags of words that were joined in another way than those of a run."""
+    """Raises `UserError` if a teacher was trained on words that were joined in another way than the words of a run."""
     ours, theirs = join_of(config), join_of(source.settings)
     if source.tokenizer.space and "join" in config.data and ours != theirs:
         raise UserError(
@@ -452,7 +452,7 @@ def read_tags(
 ) -> list[list[str]]:
     """Returns the most likely tag of each word of each sentence.
 
-    A word in which no token begins has the tag of the word before it; of an entity tag, the tag that continues it.
+    A word in which no token begins continues the tag of the word before it: `I-` follows `B-`.
     """
     best = (
         labels[int(index)]

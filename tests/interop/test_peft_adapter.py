@@ -33,7 +33,7 @@ def made_adapter(folder, tensors=UPDATE, base=GOLDEN, **fields):
 
 
 def test_an_adapter_is_added_to_its_base_wherever_that_is(tmp_path):
-    """A path, a folder beside the adapter's, and a run: the params are those of the base plus alpha / r * B A."""
+    """A path, and a run in a folder beside the adapter: alpha / r * B A is added to the params of the base."""
     conversion.convert(GOLDEN, tmp_path / "run", "bertjax")
     golden = pretrained.read(GOLDEN)
     for base in (GOLDEN, "run"):

@@ -45,7 +45,7 @@ RECIPE_FIELDS = (
     "next_sentence", "masking", "text_column", "document", "mix_when", "stream",
 )  # fmt: skip
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
-VERSION = 3  # version of the records: increased by a change after which the same config gives others, or other counts
+VERSION = 3  # version of the records: increased if the same config gives other records, or other counts
 STREAM_VERSION = 5  # the same, where the records are a stream of text
 
 

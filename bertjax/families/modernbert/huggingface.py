@@ -23,8 +23,7 @@ OWN_FIELDS = ("glu", "family")
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 ONLY = {"embedding_dropout": 0.0, "mlp_dropout": 0.0, "decoder_bias": True}
-# Fields that `read_config` reads besides those of our config. The last four change no prediction: they say how
-# transformers trains.
+# Other fields that `read_config` reads. The last four belong to transformers' training and change no prediction.
 READ = (
     "classifier_activation", "head_dim", "layer_types", "rope_parameters", "rope_scaling", "sliding_window",
     "deterministic_flash_attn", "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",

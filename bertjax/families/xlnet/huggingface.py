@@ -27,8 +27,8 @@ ALIASES = {
 SUMMARY = {
     "summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh", "summary_proj_to_labels": False,
 }  # fmt: skip
-# Those of memory change nothing in the first call, which has none. `XLNetForQuestionAnswering`, which is not read, has
-# the best starts and ends. d_head is checked, and is no field of ours.
+# The fields of memory change nothing in the first call, which has no memory. end_n_top and start_n_top belong to
+# `XLNetForQuestionAnswering`, which is not read. `read_config` checks d_head.
 HARMLESS = (
     *SUMMARY, "d_head", "end_n_top", "max_position_embeddings", "mem_len", "reuse_len",
     "start_n_top", "use_mems_eval", "use_mems_train",
