@@ -41,10 +41,6 @@ HARMLESS = ("peft_version", "inference_mode", "lora_dropout", "target_modules", 
             "bias", "lora_bias", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "megatron_core",
             "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
             "runtime_config")  # fmt: skip
-# Fields that are refused unless they have PEFT's default.
-REFUSED = ("use_dora", "use_qalora", "use_bdlora", "layer_replication", "megatron_config", "trainable_token_indices",
-           "alora_invocation_tokens", "target_parameters", "arrow_config", "kasa_config", "velora_config",
-           "monteclora_config")  # fmt: skip
 # Values of init_lora_weights that leave the base as it is: others subtract the first A and B from its weights.
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 # task_type -> BERT's class with the same output layer. PEFT writes auto_mapping in place of other tasks.
