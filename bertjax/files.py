@@ -6,6 +6,8 @@ do that by themselves.
 
 import contextlib
 import errno
+import functools
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -87,6 +89,12 @@ def inside(folder: epath.Path, name: str, source: epath.PathLike) -> epath.Path:
     if not name or name.startswith("/") or "\\" in name or "://" in name or "\0" in name or ".." in name.split("/"):
         raise UserError(f"{source}: names the file {name!r}, which is not in {folder}")
     return folder / name
+
+
+@functools.lru_cache(maxsize=1000)  # The readers open a file several times; one note is enough.
+def note(path: epath.PathLike, text: str) -> None:
+    """Prints a note about a file, once. The note goes to stderr: stdout may be data."""
+    print(f"{path}: {text}", file=sys.stderr, flush=True)
 
 
 def require_new_folder(output: epath.PathLike) -> None:

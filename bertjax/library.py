@@ -436,5 +436,5 @@ def _check_number(name: str, value: Any, least: float, most: float = np.inf, kin
     """Raises `UserError` unless an option is a number of these types and in this range."""
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
         kind = "an integer" if kinds is not numbers.Real else "a number"
-        limit = f"from {least:g} to {most:g}" if most < np.inf else f"of at least {least:g}"
+        limit = f"from {least} to {most}" if most < np.inf else f"of at least {least}"
         raise UserError(f"{name} = {value!r}: must be {kind} {limit}")

@@ -1,4 +1,4 @@
-"""The tables of fields that other libraries obey, beside the installed libraries and beside what bertjax reads."""
+"""The tables of library fields agree with the installed libraries, and bertjax has a group for each field."""
 
 import json
 

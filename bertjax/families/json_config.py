@@ -11,6 +11,7 @@ from etils import epath
 
 from bertjax import families, library_fields
 from bertjax.config import UserError
+from bertjax.files import note
 from bertjax.validation import validate_model
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ HARMLESS = frozenset({
     "_attn_implementation", "_experts_implementation", "attn_implementation", "chunk_size_feed_forward",
     "distributed_config", "dtype", "experts_implementation", "fusion_config", "gradient_checkpointing", "torch_dtype",
     "use_cache",
-    # What a class of transformers returns besides a prediction.
+    # Other outputs of a class of transformers, besides a prediction.
     "function_to_apply", "output_attentions", "output_hidden_states", "return_dict",
     # Initial values, and dropout in training.
     "classifier_dropout", "hidden_dropout", "init_std", "initializer_factor", "initializer_range",
@@ -132,8 +133,8 @@ def read_fields(
       kind: the model type.
       names: {our name: the name in the file} of the fields that are returned.
       only: {name in the file: the only value that is supported}.
-      required: those of our names that have no default.
-      also: names of fields in the file that the family reads elsewhere, or that change no prediction of the family.
+      required: our names of the fields without a default.
+      also: names of other fields that the family reads, or that change no prediction of the family.
 
     Raises:
       UserError: for a field that transformers obeys and bertjax does not, unless it has the only supported value.
@@ -142,10 +143,23 @@ def read_fields(
     read = {*names.values(), *also, *only, *ONLY, *HARMLESS}
     library_fields.check_fields(path, fields, "transformers", kind, read | ELSEWHERE)
     if elsewhere := sorted(name for name in ELSEWHERE - read if fields.get(name) is not None):
-        library_fields.note(path, f"not read here, nor by transformers in a {kind}: {', '.join(elsewhere)}")
+        note(path, f"not read here, nor by transformers in a {kind}: {', '.join(elsewhere)}")
     defaults = library_fields.defaults_of("transformers", kind)
     optional = {ours: defaults[name] for ours, name in names.items() if name in defaults and ours not in required}
     return optional | {ours: fields[name] for ours, name in names.items() if name in fields}
+
+
+def field_names(
+    config_class: type, own: Collection[str], names: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Returns {our name: the name in config.json} of the fields of a config that config.json contains.
+
+    Args:
+      own: fields that config.json does not contain.
+      names: {our name: the name in config.json} where the two differ.
+    """
+    fields = (field.name for field in dataclasses.fields(config_class))
+    return {name: names.get(name, name) for name in fields if name not in own}
 
 
 def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:

@@ -14,7 +14,7 @@ from bertjax.files import read_json, require_new_folder, write_whole
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
 from bertjax.interop.model_card import model_card, name_of
 from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_config, read_tokenizer
-from bertjax.library_fields import known_defaults
+from bertjax.library_fields import defaults_of
 from bertjax.training import checkpoint, workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo
@@ -59,8 +59,7 @@ def convert(
         hub.check_push(push)
     if base and to != "peft":
         raise UserError(f"--base={base}: only for --format=peft")
-    name = push or epath.Path(output).name
-    summary = _convert(source, output, to, architecture, license_name, part, name, base, bool(push))
+    summary = _convert(source, output, to, architecture, license_name, part, push, base)
     return f"{summary}; pushed to {hub.push(output, push, is_private)}" if push else summary
 
 
@@ -71,13 +70,13 @@ def _convert(
     architecture: str,
     license_name: str,
     part: str,
-    name: str,
+    push: str,
     base: str,
-    is_pushed: bool,
 ) -> str:
-    """As `convert`, with the name that the card has for the model."""
+    """As `convert`, without pushing the folder."""
     output = epath.Path(output)
     require_new_folder(output)
+    name = push or output.name  # the name that the card has for the model
     if architecture and to != "huggingface":
         raise UserError(f"--architecture={architecture}: only for --format=huggingface")
     if license_name and to not in CARDED:
@@ -131,27 +130,7 @@ def _convert(
             given = manifest, name, architecture, tensors, license_name or "unknown"
             write_whole(output / "README.md", _model_card(pretrained, whole.settings, *given, part=part))
     elif to == "peft":
-        architecture = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
-        started_from = pretrained.settings.get("init_checkpoint", "")
-        repository = hub.repository(f"{hub.PREFIX}{base.removeprefix(hub.PREFIX)}" if base else started_from)
-        if is_pushed and not repository:
-            raise UserError(
-                f"--push={name}: the base of the adapter, init_checkpoint {started_from!r}, has no name on the hub; "
-                f"push the base first, and add --base=USER/NAME"
-            )
-        has_words = not repository and _is_extended(started_from, pretrained.config.vocab_size)
-        named = repository or (name_of(WHICH.sub(r"\1", started_from)), "")
-        size = peft_adapter.write(output, pretrained, architecture, *named, has_words)
-        parts = [f"{pretrained.format} -> peft: an adapter for {architecture}, {size:,} numbers in {output}"]
-        if not repository:
-            parts.append(
-                f"base_model_name_or_path is {named[0]!r}, the name of a folder: put the base beside the adapter, or "
-                f"name the base on the hub with --base=USER/NAME"
-            )
-        left_out = [f"{name} = {value:.4g}" for name, value in pretrained.decided.items()]
-        left_out += [f"labels {', '.join(pretrained.labels)}"] * bool(pretrained.labels)
-        left_out += [f"problem_type {pretrained.problem_type}"] * bool(pretrained.problem_type)
-        return "; ".join([*parts, *(f"left out: {each}" for each in left_out)])
+        return _write_adapter(output, pretrained, push, base)
     elif to == "tf1":
         left_out += tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
     else:
@@ -180,6 +159,32 @@ def _convert(
     return "; ".join(parts)
 
 
+def _write_adapter(output: epath.Path, source: Pretrained, push: str, base: str) -> str:
+    """Writes an adapter of PEFT; returns a one-line summary. `push` and `base`: as in `convert`."""
+    layout = families.module_of(families.of(source.config))
+    architecture = layout.choose_architecture(source.params, source.config, source.architecture)
+    started_from = source.settings.get("init_checkpoint", "")
+    repository = hub.repository(f"{hub.PREFIX}{base.removeprefix(hub.PREFIX)}" if base else started_from)
+    if push and not repository:
+        raise UserError(
+            f"--push={push}: the base of the adapter, init_checkpoint {started_from!r}, has no name on the hub; "
+            f"push the base first, and add --base=USER/NAME"
+        )
+    has_words = not repository and _is_extended(started_from, source.config.vocab_size)
+    named = repository or (name_of(WHICH.sub(r"\1", started_from)), "")
+    size = peft_adapter.write(output, source, architecture, *named, has_words)
+    parts = [f"{source.format} -> peft: an adapter for {architecture}, {size:,} numbers in {output}"]
+    if not repository:
+        parts.append(
+            f"base_model_name_or_path is {named[0]!r}, the name of a folder: put the base beside the adapter, or "
+            f"name the base on the hub with --base=USER/NAME"
+        )
+    left_out = [f"{name} = {value:.4g}" for name, value in source.decided.items()]
+    left_out += [f"labels {', '.join(source.labels)}"] * bool(source.labels)
+    left_out += [f"problem_type {source.problem_type}"] * bool(source.problem_type)
+    return "; ".join([*parts, *(f"left out: {each}" for each in left_out)])
+
+
 def _check_written(output: epath.Path, source: Pretrained) -> None:
     """Raises `UserError` and deletes the files of a folder if bertjax does not read it, or reads other pieces."""
     try:
@@ -204,7 +209,7 @@ def _changes(source: epath.Path, output: epath.Path) -> Iterator[str]:
         if not (source / name).exists() or not (output / name).exists():
             continue
         before, after = read_json(source / name), read_json(output / name)
-        defaults = known_defaults("transformers", kind or before.get("model_type", "bert"))
+        defaults = defaults_of("transformers", kind or before.get("model_type", "bert"))
         for field, value in before.items():
             is_same = field in after and after[field] == value
             is_left_out = field not in after and (value in (None, {}, []) or defaults.get(field, ...) == value)
@@ -223,7 +228,7 @@ def _is_plain(field: str, value) -> bool:
 
 
 def _is_extended(path: str, size: int) -> bool:
-    """Whether a vocabulary of this size has pieces that the model at a path has not, or that it has learnt itself."""
+    """Whether a vocabulary of this size has pieces that the published base of the model at a path lacks."""
     try:
         while path and not hub.repository(path):
             place = find(path)

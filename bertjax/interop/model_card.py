@@ -237,7 +237,7 @@ def _recipe(settings, step: int) -> dict:
 
 
 def name_of(path: str) -> str:
-    """Returns a path as a card has it: without its folders, which are of the machine; a name on the hub as it is."""
+    """Returns the last name of a path, since the folders are of this machine; the whole of a name on the hub."""
     if hub.repository(path) or path.startswith(("http://", "https://")):
         return path
     return re.split(r"[/\\]", path.rstrip("/\\"))[-1]

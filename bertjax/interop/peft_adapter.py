@@ -1,7 +1,7 @@
 """Adapters of PEFT (LoRA): `adapter_config.json` and `adapter_model.safetensors`, which change a base model.
 
 `write` writes the low-rank updates of a run and its output layers, under the names of `to_tensors`. The updates are
-factorized anew, since one matrix of PyTorch may hold several of ours. So A and B are others, but their product is the
+factorized anew, since one matrix of PyTorch may contain several kernels. A and B change, but their product is the
 same. `peft.PeftModel.from_pretrained(model, folder)` adds the adapter to a model of transformers.
 
 `read_tensors` and `merged` read an adapter of any family: tensors under transformers' names are added to the tensors
@@ -33,18 +33,14 @@ CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "a
 PREFIX = "base_model.model."
 NEGLIGIBLE = 1e-6  # a share of the largest singular value that float32's rounding leaves
 MERGE = "with PEFT, merge the adapter: model.merge_and_unload().save_pretrained(FOLDER), and use FOLDER"
-# The fields of `CONFIG` that are read, and those that change no prediction: they are of training, or of a field that
-# is refused, or the names of the tensors show them.
+# The fields of `CONFIG` that are read, and fields that change no prediction: fields of training, fields that belong to
+# a refused field, and fields that the names of the tensors repeat.
 READ = ("peft_type", "base_model_name_or_path", "revision", "task_type", "auto_mapping", "r", "lora_alpha",
         "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "ensure_weight_tying")  # fmt: skip
 HARMLESS = ("peft_version", "inference_mode", "lora_dropout", "target_modules", "exclude_modules", "modules_to_save",
             "bias", "lora_bias", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "megatron_core",
             "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
             "runtime_config")  # fmt: skip
-# Fields that are refused unless they have PEFT's default.
-REFUSED = ("use_dora", "use_qalora", "use_bdlora", "layer_replication", "megatron_config", "trainable_token_indices",
-           "alora_invocation_tokens", "target_parameters", "arrow_config", "kasa_config", "velora_config",
-           "monteclora_config")  # fmt: skip
 # Values of init_lora_weights that leave the base as it is: others subtract the first A and B from its weights.
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 # task_type -> BERT's class with the same output layer. PEFT writes auto_mapping in place of other tasks.
@@ -314,7 +310,7 @@ def write(
 
     Args:
       base: the name of the model that it is for, on the hub or of a folder.
-      has_words: writes the word embeddings as well, which the base has not: its vocabulary is smaller.
+      has_words: writes the word embeddings as well, since the vocabulary of the base is smaller.
 
     Raises `UserError` if the checkpoint has no updates, or not all layers of the model that it began with.
     """

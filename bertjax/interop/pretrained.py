@@ -23,7 +23,7 @@ from bertjax.text.words import SPACES, join_of
 from bertjax.training import checkpoint, workdir
 from bertjax.training.workdir import RunInfo
 
-FORMATS = ("bertjax", "huggingface", "tf1")  # those that hold a whole model
+FORMATS = ("bertjax", "huggingface", "tf1")  # formats of whole models
 WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpoint: "runs/mrpc@best", "runs/mrpc@75"
 BEST_RUN = "best"  # file in the workdir of a search with the path of its best run, such as "runs/seed=1"
 
@@ -124,8 +124,7 @@ class Pretrained:
 
     @property
     def max_seq_length(self) -> int:
-        """The sequence length it was fine-tuned with, if known; otherwise the number of positions, or fewer if the
-        tokenizer's files say so."""
+        """The sequence length of fine-tuning, if known; otherwise the number of positions, at most `max_length`."""
         positions = self.config.max_position_embeddings
         return self.settings.get("max_seq_length", min(positions, int(self.max_length or positions)))
 
@@ -184,7 +183,6 @@ def _read(place: Place) -> Pretrained:
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":
         params, ignored, known["wordless"] = huggingface.read_params(place.folder, config)
-        known["max_length"] = tokenizer_files.max_length(place.folder)
         names = ("architecture", "labels", "problem_type")
         known |= zip(names, huggingface.read_head(place.folder / huggingface.CONFIG))
         if not place.vectors:
@@ -198,6 +196,8 @@ def _read(place: Place) -> Pretrained:
         known |= dict(architecture=sentence_transformers.ARCHITECTURE, labels=(), problem_type="")
         known["settings"] = sentence_transformers.read_settings(place.vectors, config)
         params |= sentence_transformers.read_params(place.vectors, config)
+    if place.format in ("huggingface", "peft"):
+        known["max_length"] = tokenizer_files.max_length(_with_tokenizer(place).folder)
     found = _read_tokenizer(place)
     if found is not None and found.vocab_size > config.vocab_size:
         raise UserError(
@@ -338,11 +338,15 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
     return _read_tokenizer(find(path))
 
 
+def _with_tokenizer(place: Place) -> Place:
+    """Returns the place of a tokenizer: the base of an adapter, if the adapter has no tokenizer of its own."""
+    return place.base if place.base and tokenizer_files.file_in(place.folder) is None else place
+
+
 def _read_tokenizer(place: Place) -> Tokenizer | None:
+    place = _with_tokenizer(place)
     if place.format == "bertjax":
         return workdir.load_tokenizer(place.folder, place.info)
-    if place.base and tokenizer_files.file_in(place.folder) is None:
-        return _read_tokenizer(place.base)
     found = tokenizer_files.read(place.folder)
     if place.modules:
         sentence_transformers.check_tokenizer(place.modules, found)
@@ -412,7 +416,7 @@ def _find_base(adapter: epath.Path) -> Place:
     source, fields = adapter / peft_adapter.CONFIG, peft_adapter.read_fields(adapter)
     named = fields.base_model_name_or_path
     paths = (epath.Path(named), adapter / named, adapter.absolute().parent / named)
-    path = next((str(path) for path in paths if path.exists()), "")
+    path = next((str(path) for path in paths if path.exists() and path.resolve() != adapter.resolve()), "")
     if not path and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", named):
         raise UserError(
             f"{source}: the base of the adapter, base_model_name_or_path {named!r}, is not there; set it to the folder "
@@ -420,22 +424,22 @@ def _find_base(adapter: epath.Path) -> Place:
         )
     revision = f"@{fields.revision}" if fields.revision else ""
     try:
+        if path and peft_adapter.is_folder(epath.Path(path)):  # whose base may be this adapter
+            raise UserError(f"is an adapter itself; {peft_adapter.MERGE}")
         place = find(path or f"{hub.PREFIX}{named}{revision}")
+        if place.format == "peft":
+            raise UserError(f"is an adapter itself; {peft_adapter.MERGE}")
     except UserError as error:
         raise UserError(f"{source}: the base of the adapter, base_model_name_or_path {named!r}: {error}") from None
-    if place.format == "peft":
-        raise UserError(
-            f"{source}: the base of the adapter, base_model_name_or_path {named!r}, is an adapter itself; "
-            f"{peft_adapter.MERGE}"
-        )
     return place
 
 
 def _tokenizer_file(place: Place) -> epath.Path:
     """Returns the file of a tokenizer that there is."""
+    place = _with_tokenizer(place)
     if place.format == "bertjax":
         return place.folder / tokenizer.KINDS[place.info.tokenizer["kind"]].filename
-    return tokenizer_files.file_in(place.folder) or _tokenizer_file(place.base)
+    return tokenizer_files.file_in(place.folder)
 
 
 def check_flags(config, used: Tokenizer, source: str) -> None:

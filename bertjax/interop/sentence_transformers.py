@@ -1,6 +1,6 @@
 """Folders of sentence-transformers: a Hugging Face folder and, in `modules.json`, the modules of a model.
 
-Of a SentenceTransformer these make vectors of the encoder's hidden states: pooling, a dense layer or none, and
+The modules of a SentenceTransformer make vectors of the encoder's hidden states: pooling, perhaps a dense layer, and
 normalization. A CrossEncoder is a classifier; up to version 5, `config.json` alone names its activation.
 """
 
@@ -219,10 +219,10 @@ def read_settings(folder: Folder, config: BertConfig) -> ml_collections.ConfigDi
 def read_classifier(
     folder: epath.Path, config: BertConfig, architecture: str, modules: Folder | None
 ) -> ml_collections.ConfigDict:
-    """Returns the settings of a classifier that a CrossEncoder is, {} of another one.
+    """Returns the settings of a classifier that is a CrossEncoder, {} for another classifier.
 
-    `activation_fn` is the class of PyTorch that CrossEncoder applies to the logits; "" is that of CrossEncoder, which
-    depends on the number of logits.
+    `activation_fn` is the class of PyTorch that CrossEncoder applies to the logits; "" is the default of CrossEncoder,
+    which depends on the number of logits.
 
     Args:
       modules: the modules of a folder of version 6; None: the folder has no `modules.json`.
@@ -262,7 +262,7 @@ def read_classifier(
 def of_classifier(settings: ml_collections.ConfigDict, problem_type: str) -> tuple[str, int]:
     """Returns the activation of a classifier for CrossEncoder, "" for its default, and the most tokens, 0 if not known.
 
-    `settings`: of a run, or those that `read_classifier` returns.
+    `settings`: the settings of a run, or the settings that `read_classifier` returns.
     """
     if "activation_fn" in settings:
         return settings.activation_fn, settings.max_seq_length

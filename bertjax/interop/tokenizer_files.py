@@ -7,7 +7,7 @@ from etils import epath
 
 from bertjax import library_fields
 from bertjax.config import UserError
-from bertjax.files import read_json
+from bertjax.files import note, read_json
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
 
@@ -274,7 +274,7 @@ def _check_inputs(folder: epath.Path, settings: _Settings) -> None:
         text = (
             "model_input_names has no token_type_ids, so that transformers has type 0 for all tokens; bertjax does not"
         )
-        library_fields.note(folder / SETTINGS, text)
+        note(folder / SETTINGS, text)
 
 
 def _check_special(folder: epath.Path, found: Tokenizer, settings: _Settings) -> None:

@@ -6,7 +6,6 @@ tests/golden/make_library_fields.py derives the tables from the config classes o
 
 import functools
 import json
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.config import UserError
+from bertjax.files import note
 
 
 @functools.cache
@@ -26,13 +26,9 @@ def defaults_of(library: str, kind: str) -> dict[str, Any]:
 
     Args:
       library: `transformers`, `sentence_transformers` or `peft`.
-      kind: a key of the table of this library, such as the model type `modernbert`.
+      kind: a key of the table of this library, such as the model type `modernbert`. A kind that is in no table, such as
+        the model type of a family of the user, has no fields.
     """
-    return _table(library)["kinds"][kind]
-
-
-def known_defaults(library: str, kind: str) -> dict[str, Any]:
-    """As `defaults_of`, and {} for a kind that is in no table."""
     return _table(library)["kinds"].get(kind, {})
 
 
@@ -62,9 +58,3 @@ def check_fields(
             raise UserError(f"{path}: {name} {value!r} is not supported; supported: {defaults[name]!r}{end}")
     if unknown := sorted(fields.keys() - defaults.keys() - set(read)):
         note(path, f"not read here, nor by {library}: {', '.join(unknown)}")
-
-
-@functools.cache  # The readers open a file several times; one note is enough.
-def note(path: epath.Path, text: str) -> None:
-    """Prints a note about a file, once. The note goes to stderr: stdout may be data."""
-    print(f"{path}: {text}", file=sys.stderr, flush=True)

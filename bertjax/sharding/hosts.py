@@ -119,8 +119,6 @@ def on_first(context: contextlib.AbstractContextManager) -> Iterator[None]:
                 error = failed
         if as_on_first(int(error is not None)):
             raise error or UserError("host 0 has stopped")
-        if error:
-            raise error
         yield
 
 

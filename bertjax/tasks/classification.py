@@ -181,8 +181,7 @@ def encode(
 ) -> EncodedTable:
     """Encodes a table."""
     values = np.array([target.value(row, table.columns.label) for row in table.rows])
-    lost: list[int] = []
-    examples, owners, _ = _encoded(list(_texts(table)), tokenizer, max_seq_length, windows, lost)
+    examples, owners, lost = _encoded(list(_texts(table)), tokenizer, max_seq_length, windows)
     return EncodedTable(dataclasses.replace(examples, labels=values[owners]), values, owners, lost)
 
 
@@ -191,17 +190,16 @@ def _encoded(
     tokenizer: Tokenizer,
     max_seq_length: int,
     windows: Windows,
-    lost: list[int] | None = None,
     longer_keeps_more: bool = False,
-) -> tuple[Examples, np.ndarray, list[bool]]:
-    """Returns the examples of texts or pairs, the number of the text of each, and which texts were truncated."""
+) -> tuple[Examples, np.ndarray, list[int]]:
+    """Returns the examples of texts or pairs, the number of the text of each, and how many tokens each text loses."""
     firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
     if windows.combine:
-        *arrays, owners, cut = encode_windows(tokenizer, firsts, seconds, max_seq_length, windows.stride, lost)
+        *arrays, owners, lost = encode_windows(tokenizer, firsts, seconds, max_seq_length, windows.stride)
     else:
-        *arrays, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length, lost, longer_keeps_more)
+        *arrays, lost = encode_pairs(tokenizer, firsts, seconds, max_seq_length, longer_keeps_more)
         owners = np.arange(len(texts))
-    return Examples(*arrays), owners, cut
+    return Examples(*arrays), owners, lost
 
 
 def logits_of(
@@ -209,10 +207,10 @@ def logits_of(
 ) -> tuple[list[np.ndarray], list[bool]]:
     """Returns a checkpoint's logits of each text or pair, and whether it was truncated."""
     windows = windows_of(source.settings)
-    is_cross_encoder = "activation_fn" in source.settings  # which has learnt from pairs that transformers has cut
+    is_cross_encoder = "activation_fn" in source.settings  # the tokenizers library cut its training pairs
     given = source.tokenizer, source.max_seq_length, windows, is_cross_encoder
-    examples, owners, cut = _encoded(texts, *given)
-    return windows.combined(output_layers.predict(layer, source, examples), owners), cut
+    examples, owners, lost = _encoded(texts, *given)
+    return windows.combined(output_layers.predict(layer, source, examples), owners), [count > 0 for count in lost]
 
 
 def layer_of(source: Pretrained) -> OutputLayer:

@@ -100,7 +100,7 @@ def _logits(config, dataset: "Dataset", tokenizer: Tokenizer) -> list[np.ndarray
 def _same_tokens(
     source: Pretrained, layer: OutputLayer, dataset: "Dataset", tokenizer: Tokenizer, config
 ) -> list[np.ndarray]:
-    """Returns the teacher's logits of examples that are no whole texts, of which it must have the same tokens."""
+    """Returns the teacher's logits of examples that are parts of texts. The teacher must have the same tokenizer."""
     says = f"config.distill.teacher = {config.distill.teacher!r}: "
     if source.tokenizer.fingerprint != tokenizer.fingerprint:
         raise UserError(f"{says}its tokenizer is another, so that its tags, or windows, would be of other pieces")

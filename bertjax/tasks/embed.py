@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import ml_collections
 import numpy as np
@@ -32,13 +32,7 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation.checks import one_of, require, value_of
 
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
-READING = (
-    "form",
-    "texts",
-    "label",
-    "widths",
-    "ignore_identical_ids",
-)  # flags that say how a set is read that vectors are judged by
+READING = ("form", "texts", "label", "widths", "ignore_identical_ids")  # flags that tell how a judging set is read
 TAUGHT_AT_ONCE = 1024  # examples, of which a teacher's scores are computed
 TO_COSINES = "losses compare vectors by cosines; to learn with these, write 'cosine' to a copy of the folder"
 HEAD = ("head.pooling", "head.dense", "head.dense_act", "head.normalize")  # how vectors are made
@@ -71,7 +65,6 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         raise UserError(f"config.data.dev.path = '': {differs}; name the file of the dev set, or leave data.dev out")
     for name, source in training_sets(data).items():
         found = text_sets.read(source, "train")
-        skipped = found.skipped
         if not name and is_file and is_divided(data):
             held_out, note = _held_out(data, found)
             notes.append(note)
@@ -80,7 +73,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         encoded = text_sets.encode(found, source.form, *how)
         sets.append(Share(text_sets.training_examples(encoded, found.labels), source.weight))
         texts.append((found, source.form))
-        notes += _describe(name or "training", found, encoded, tokenizer, config.max_seq_length, skipped)
+        notes += _describe(name or "training", found, encoded, tokenizer, config.max_seq_length)
     found, encoded = _read_judged(dev, ["dev"], held_out, *how)
     notes += _describe("dev", found, encoded, tokenizer, config.max_seq_length)
     trained = itertools.chain.from_iterable(each.texts for each, _ in texts)
@@ -104,7 +97,7 @@ def sample(config, input_ids: np.ndarray) -> Dataset:
     """Returns a batch of `config.data`, all texts of which are the same, see `FineTuningTask.sample`."""
     texts, values = text_sets.shape_of(config.data)
     one = Examples([input_ids], [np.zeros_like(input_ids)])
-    encoded = EncodedTexts(one, np.zeros((config.batch_size, texts), np.int32), cut=0)
+    encoded = EncodedTexts(one, np.zeros((config.batch_size, texts), np.int32))
     labels = np.zeros(config.batch_size, values) if values else encoded.numbers
     train = text_sets.training_examples(encoded, labels)
     dev = Split(Examples(train.input_ids, train.token_types), score=lambda vectors: {})
@@ -189,14 +182,13 @@ def _read_judged(
     return found, text_sets.encode(found, source.form, *how)
 
 
-def _describe(
-    name: str, found: TextSet | Search, encoded: EncodedTexts, tokenizer: Tokenizer, most: int, skipped: Mapping = {}
-) -> list[str]:
-    is_search = isinstance(found, Search)
-    used, rows = (len(found.queries), "queries") if is_search else (len(found.texts), "examples")
-    skipped = skipped or getattr(found, "skipped", {})
-    how = dict(rows=rows, texts="texts", skipped=skipped, lost=encoded.lost)
-    summary = TableSummary(name, used, encoded.examples, tokenizer, **how)
+def _describe(name: str, found: TextSet | Search, encoded: EncodedTexts, tokenizer: Tokenizer, most: int) -> list[str]:
+    """Returns the lines to print about a set."""
+    if isinstance(found, Search):
+        used, how = len(found.queries), dict(rows="queries")
+    else:
+        used, how = len(found.texts), dict(skipped=found.skipped)
+    summary = TableSummary(name, used, encoded.examples, tokenizer, texts="texts", lost=encoded.lost, **how)
     return [f"{found.describe(name)}: {len(encoded.examples)} texts", *summary.lines(most)]
 
 
@@ -222,8 +214,7 @@ def labelled(source: Pretrained, path: str, widths: str | None = None, **said: s
         held_out, note = _held_out(data, text_sets.read(trained, "train"))
     found, encoded = _read_judged(judging, ["test", "dev"], held_out, *how)
     split, _ = judges.judged(found, encoded, widths, source.decided or None, similarity_of(settings))
-    ids = found.describe_ids() if isinstance(found, Search) else ""
-    notes = filter(None, [note, ids, *_describe("labelled", found, encoded, *how[1:])])
+    notes = filter(None, [note, *_describe("labelled", found, encoded, *how[1:])])
     return output_layer(), dataclasses.replace(split, note="\n".join(notes))
 
 
@@ -332,8 +323,8 @@ def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) ->
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
     """Yields the `vector` of each text, or the `cosine` or `dot` product of each pair, and `cut` if truncated.
 
-    A text has the prompt `ANY` before it. The texts of a pair have those of queries and of documents, unless the run
-    has learnt from pairs in which no text is a document.
+    A text has the prompt `ANY` before it. The texts of a pair have the prompts `QUERY` and `DOCUMENT`, unless the form
+    of the run's pairs has no documents.
     """
     data = source.settings.get("data", {})
     is_search = "form" not in data or FORMS[data.form].is_search

@@ -149,7 +149,7 @@ class Dataset:
       notes: lines to print about the data.
       texts: the parts of each training example's text, which a teacher with another tokenizer can read; empty if the
         examples are not whole texts.
-      forms: the forms of `train` and then of `others`, on which the prompts of a teacher depend; empty: there are none.
+      forms: the forms of `train` and then of `others`, which choose the prompts of a teacher; empty without forms.
       taught: (teacher) -> what it says of each training example, of `train` and then of `others`, where that is not
         logits of `labels`. Raises `UserError` for a teacher that cannot.
     """

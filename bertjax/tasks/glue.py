@@ -107,8 +107,6 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
                 tables.append(Table(rows, Columns("Premise", "Hypothesis", "Label"), "_diagnostics"))
             else:
                 notes.append(f"no {folder / DIAGNOSTICS}: evaluates on MNLI's dev sets only")
-    dropped = sum(sum(table.skipped.values()) for table in tables)
-    notes += [f"{dropped} lines with a wrong number of columns dropped"] if dropped else []
     names = task.metrics if task.folder != "AX" else ("accuracy", "matthews")
     target = Class(task.labels, names) if task.labels else Number(metrics=names)
     return classification.dataset(tables[0], tables[1:], target, tokenizer, config.max_seq_length, notes)

@@ -64,7 +64,7 @@ class WordExamples(Examples):
 
 @dataclasses.dataclass
 class _Group:
-    """Consecutive tokens, the first of which has the tag of `words` words; 0: of none, such as a token of spaces."""
+    """Consecutive tokens. The first token has the tag of `words` words, or of 0 words if the tokens are spaces."""
 
     ids: list[int]
     words: int
@@ -142,7 +142,7 @@ def validate(config) -> None:
 
 
 def check_teacher(source: Pretrained, config) -> None:
-    """Raises `UserError` if a teacher has learnt tags of words that were joined in another way than those of a run."""
+    """Raises `UserError` if a teacher was trained on words that were joined in another way than the words of a run."""
     ours, theirs = join_of(config), join_of(source.settings)
     if source.tokenizer.space and "join" in config.data and ours != theirs:
         raise UserError(
@@ -195,10 +195,10 @@ def of_sentences(
     with_context: bool = False,
 ) -> tuple[OutputLayer, Split]:
     """As `labelled`, of sentences."""
-    labels = source.labels
-    join = join_of(source.settings)
-    examples = encode(sentences, labels, source.tokenizer, source.max_seq_length, with_context, join)
-    return output_layer(len(labels)), split(sentences, labels, examples)
+    labels, length = source.labels, source.max_seq_length
+    examples = encode(sentences, labels, source.tokenizer, length, with_context, join_of(source.settings))
+    lines = TableSummary("labelled", len(sentences), examples, source.tokenizer, rows="sentences").lines(length)
+    return output_layer(len(labels)), dataclasses.replace(split(sentences, labels, examples), note="\n".join(lines))
 
 
 def find_file(folder: str, name: str) -> epath.Path:
@@ -348,20 +348,20 @@ def is_whole(tokenizer: Tokenizer, join: str) -> bool:
 
 def _groups(text: str, places: Sequence[tuple[int, int]], tokenizer: Tokenizer) -> list[_Group]:
     """Returns the tokens of a text, grouped by word. A word that the tokenizer drops becomes [UNK]."""
-    ids, owners = _owners(text, places, tokenizer)
+    ids, owners, is_covered = _owners(text, places, tokenizer)
     groups, last, word = [], _Group([], 0), -1  # the last group with words; its last word
 
     def pass_to(following: int) -> None:
         """Assigns the words between `word` and the next word in which a token begins."""
         nonlocal last
         for place in range(word + 1, following):
-            if owners.is_covered[place]:
+            if is_covered[place]:
                 last.words += 1
             else:
                 last = _Group([tokenizer.unk_id], 1, is_read=False)
                 groups.append(last)
 
-    for token, owner in zip(ids, owners.of_tokens):
+    for token, owner in zip(ids, owners):
         if owner > word:
             pass_to(owner)
             word, last = owner, _Group([token], 1)
@@ -374,36 +374,30 @@ def _groups(text: str, places: Sequence[tuple[int, int]], tokenizer: Tokenizer) 
     return groups
 
 
-@dataclasses.dataclass
-class _Owners:
-    """The words of tokens.
+def _owners(
+    text: str, places: Sequence[tuple[int, int]], tokenizer: Tokenizer
+) -> tuple[list[int], list[int], list[bool]]:
+    """Encodes a text whose words are at these places.
 
-    Args:
-      of_tokens: for each token, the number of the word in which it begins; -1: none.
-      is_covered: for each word, whether a token covers characters of it.
+    Returns the ids of the tokens, the number of the word in which each token begins, or -1, and for each word whether a
+    token covers characters of it. A token that contains the space before a word begins in this word; a token of spaces
+    begins in no word.
     """
-
-    of_tokens: list[int]
-    is_covered: list[bool]
-
-
-def _owners(text: str, places: Sequence[tuple[int, int]], tokenizer: Tokenizer) -> tuple[list[int], _Owners]:
-    """Encodes a text. A token that contains the space before a word begins in this word; a token of spaces does not."""
     ids, offsets = tokenizer.encode(text)
-    found, is_covered, word = [], [False] * len(places), 0
+    owners, is_covered, word = [], [False] * len(places), 0
     for token, (start, end) in zip(ids, offsets):
         end = max(end, start + 1)  # of several pieces for one character, some are empty
         while word < len(places) and places[word][1] <= start:
             word += 1
         if _is_space(tokenizer.pieces[token], tokenizer):
-            found.append(-1)
+            owners.append(-1)
             continue
-        first, inside = word, word
+        inside = word
         while inside < len(places) and places[inside][0] < end:
             is_covered[inside] = True
             inside += 1
-        found.append(first if inside > first else -1)
-    return ids, _Owners(found, is_covered)
+        owners.append(word if inside > word else -1)
+    return ids, owners, is_covered
 
 
 def _is_space(piece: str, tokenizer: Tokenizer) -> bool:
@@ -458,7 +452,7 @@ def read_tags(
 ) -> list[list[str]]:
     """Returns the most likely tag of each word of each sentence.
 
-    A word in which no token begins has the tag of the word before it; of an entity tag, the tag that continues it.
+    A word in which no token begins continues the tag of the word before it: `I-` follows `B-`.
     """
     best = (
         labels[int(index)]
@@ -514,7 +508,8 @@ def predict(
 def _read_words(text: str, tokenizer: Tokenizer, join: str) -> list[tuple[int, int]]:
     places = split_words(text)
     if is_whole(tokenizer, join):
-        return [place for place, is_read in zip(places, _owners(text, places, tokenizer)[1].is_covered) if is_read]
+        *_, is_covered = _owners(text, places, tokenizer)
+        return [place for place, is_read in zip(places, is_covered) if is_read]
     encoded = tokenizer.encode_following([text[start:end] for start, end in places])
     return [place for place, ids in zip(places, encoded) if ids]
 

@@ -38,14 +38,10 @@ class Search(NamedTuple):
         ]
 
     def describe(self, name: str) -> str:
-        return f"{len(self.queries)} {name} queries for {len(self.documents)} documents{self.describe_ids('; ')}"
-
-    def describe_ids(self, start: str = "") -> str:
-        """Returns a clause about the queries whose ids are ids of documents as well, "" if there are none."""
-        count = sum(number >= 0 for number in self.identical)
-        if not count:
-            return ""
-        whole = f"{start}{count} of {len(self.queries)} queries have the id of a document"
+        whole = f"{len(self.queries)} {name} queries for {len(self.documents)} documents"
+        if not (count := sum(number >= 0 for number in self.identical)):
+            return whole
+        whole = f"{whole}; {count} of {len(self.queries)} queries have the id of a document"
         if self.ignores_identical_ids:
             return f"{whole}, which they do not find (ignore_identical_ids)"
         return f"{whole}; if this document is the query itself, leave it out with ignore_identical_ids=True"

@@ -13,7 +13,7 @@ from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
-from bertjax.tasks.table_summary import TableSummary, per_row
+from bertjax.tasks.table_summary import TableSummary
 from bertjax.text.tokenizer import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -25,19 +25,18 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     for name, split in (("train.csv", "train"), ("val.csv", "validation")):
         rows = _read(config.data.path, name, split)
         choices = [(column(row, "sent1"), _endings(row)) for row in rows]
-        lost: list[int] = []
-        examples, _ = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length, lost)
+        examples, lost = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
         splits.append(examples)
         texts.append([(sentence, *endings) for sentence, endings in choices])
-        lost, which = per_row(lost, len(ENDINGS)), "training" if split == "train" else "dev"
-        summary = TableSummary(which, len(rows), examples, tokenizer, parts=2, lost=lost)
+        which = "training" if split == "train" else "dev"
+        summary = TableSummary(which, len(rows), examples, tokenizer, parts=2, lost=lost.tolist())
         notes += summary.lines(config.max_seq_length)
     train, dev = splits
 
     def score(logits: list[np.ndarray]) -> dict[str, float]:
         return {"accuracy": metrics.accuracy(dev.labels, np.stack(logits)[..., 0].argmax(-1))}
 
-    notes += [*seen_in_training(texts[0], ("dev examples", texts[1]))]
+    notes += seen_in_training(texts[0], ("dev examples", texts[1]))
     baseline = float(np.bincount(dev.labels).max() / len(dev))
     return Dataset(output_layers.choice(), (), train, (Split(dev, score),), "accuracy", tuple(notes), baseline)
 
@@ -69,18 +68,17 @@ def encode(
     labels: Sequence[int] | None,
     tokenizer: Tokenizer,
     max_seq_length: int,
-    lost: list[int] | None = None,
 ) -> tuple[Examples, np.ndarray]:
-    """Encodes (sentence, endings) pairs; returns the examples and `[examples]` booleans: whether any was truncated.
+    """Encodes (sentence, endings) pairs; returns the examples and `[examples]`: how many tokens each example loses.
 
-    All must have the same number of endings. `lost` gets the number of tokens that each ending with its sentence loses.
+    All must have the same number of endings.
     """
     count = len(choices[0][1])
     firsts = [sentence for sentence, _ in choices for _ in range(count)]
     seconds = [ending for _, endings in choices for ending in endings]
-    input_ids, token_types, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length, lost)
+    input_ids, token_types, lost = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
     examples = Examples(input_ids, token_types, None if labels is None else np.array(labels), choices=count)
-    return examples, np.reshape(cut, (-1, count)).any(1)
+    return examples, np.reshape(lost, (-1, count)).sum(1)
 
 
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
@@ -89,9 +87,9 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
     All sentences must have the same number of endings.
     """
     choices = [(sentence, endings) for sentence, *endings in texts]
-    examples, cut = encode(choices, None, source.tokenizer, source.max_seq_length)
-    for scores, was_cut in zip(output_layers.predict(output_layers.choice(), source, examples), cut):
-        more = {"cut": True} if was_cut else {}
+    examples, lost = encode(choices, None, source.tokenizer, source.max_seq_length)
+    for scores, count in zip(output_layers.predict(output_layers.choice(), source, examples), lost):
+        more = {"cut": True} if count else {}
         yield {"choice": int(scores.argmax()), "probabilities": metrics.softmax(scores[:, 0]).tolist(), **more}
 
 

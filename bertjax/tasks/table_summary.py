@@ -61,8 +61,3 @@ class TableSummary:
                 f"vocabulary: is the checkpoint one of this language and script? --config.tokenizer.extend adds words "
                 f"to a vocabulary when pre-training goes on"
             )
-
-
-def per_row(lost: Sequence[int], count: int) -> list[int]:
-    """Returns the tokens that rows of `count` texts lost."""
-    return [sum(lost[first : first + count]) for first in range(0, len(lost), count)]

@@ -256,7 +256,8 @@ def read_search(source: Source, *parts: str, held_out: Collection[str] = ()) -> 
 def part(found: TextSet, firsts: Collection[str], is_inside: bool = True) -> TextSet:
     """Returns the examples whose first texts are in `firsts`, or the rest of the examples."""
     kept = [number for number, (first, *_) in enumerate(found.texts) if (first in firsts) == is_inside]
-    return TextSet([found.texts[i] for i in kept], None if found.values is None else found.values[kept])
+    values = None if found.values is None else found.values[kept]
+    return found._replace(texts=[found.texts[i] for i in kept], values=values)
 
 
 def read_training_search(path: str, form: str, texts: str) -> Search:
@@ -288,13 +289,11 @@ class EncodedTexts(NamedTuple):
     Attributes:
       examples: each is one text, and each text occurs once.
       numbers: `[examples of the set, texts]`: which of these each text of the set is; see also `encode_search`.
-      cut: how many were truncated.
       lost: how many tokens of each text were cut off.
     """
 
     examples: Examples
     numbers: np.ndarray
-    cut: int
     lost: Sequence[int] = ()
 
 
@@ -321,9 +320,8 @@ def encode_search(
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer, max_seq_length: int) -> EncodedTexts:
     which, once = _numbered(texts)
-    lost: list[int] = []
-    input_ids, token_types, cut = encode_pairs(tokenizer, once, None, max_seq_length, lost)
-    return EncodedTexts(Examples(input_ids, token_types), which, sum(cut), lost)
+    input_ids, token_types, lost = encode_pairs(tokenizer, once, None, max_seq_length)
+    return EncodedTexts(Examples(input_ids, token_types), which, lost)
 
 
 def _numbered(texts: Iterable[str]) -> tuple[np.ndarray, list[str]]:

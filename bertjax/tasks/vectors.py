@@ -39,7 +39,7 @@ ROWS_AT_ONCE = 1 << 14  # written to a .parquet
 TEXTS_AT_ONCE = 1 << 14  # held as ids
 TEXTS_BETWEEN_LINES = 1 << 9  # held as ids where progress is shown
 
-Encode = Callable[[list[str]], tuple[list[np.ndarray], list[np.ndarray], list[bool]]]
+Encode = Callable[[list[str]], tuple[list[np.ndarray], list[np.ndarray], list[int]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Vectors:
         """
         found, cut, size = [], [], TEXTS_BETWEEN_LINES if bar else TEXTS_AT_ONCE
         for start in range(0, len(texts), size):
-            *arrays, were_cut = self.encode(list(texts[start : start + size]))
+            *arrays, lost = self.encode(list(texts[start : start + size]))
             found.append(self.finish(np.stack(self._compute(Examples(*arrays)))))
-            cut += were_cut
+            cut += [number > 0 for number in lost]
             if bar:
-                bar.update(len(were_cut))
+                bar.update(len(lost))
         return np.concatenate(found), cut
 
     @functools.cached_property
@@ -94,13 +94,13 @@ def pooled(source: Pretrained, layers: str, pool: str) -> Vectors:
       pool: mean, cls or last, see `segments.pool_states`.
     """
 
-    def encode(texts: list[str]) -> tuple[list[np.ndarray], list[np.ndarray], list[bool]]:
+    def encode(texts: list[str]) -> tuple[list[np.ndarray], list[np.ndarray], list[int]]:
         framed, room = source.tokenizer.framed, source.config.max_position_embeddings
         found = [source.tokenizer.encode_with_masks(text) for text in texts]
         room -= len(framed(()))
         ids = [np.array(framed(each[:room]), np.int32) for each in found]
         types = [source.tokenizer.token_types(len(each)) for each in ids]
-        return ids, types, [len(each) > room for each in found]
+        return ids, types, [max(0, len(each) - room) for each in found]
 
     make_model = functools.partial(PooledStates, layers=layers, pooling=pool)
     layer = OutputLayer("", make_model, loss=None, packs=True, pooled=True)

@@ -9,8 +9,8 @@ import unicodedata
 from collections.abc import Sequence
 
 JOINS = TEXT, SPACES = "text", "spaces"  # the values of `config.data.join`
-# Scripts without spaces between words, of which each letter with its marks counts as one: Thai, Lao, Tibetan, Burmese,
-# Khmer, kana and bopomofo, Chinese characters.
+# Letters of scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana and bopomofo, Chinese
+# characters. A letter with its marks counts as a word.
 UNSPACED = (
     "\u0e01-\u0e2e\u0e2f-\u0e33\u0e40-\u0e46\u0e81-\u0eb0\u0eb2\u0eb3\u0ebd-\u0ec6\u0edc-\u0edf\u0f40-\u0f6c"
     "\u1000-\u102a\u103f\u1780-\u17b3\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f"

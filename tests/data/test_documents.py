@@ -21,7 +21,7 @@ from bertjax.config import UserError
 from bertjax.data import preparation
 from bertjax.data.documents import cleaning, corpus, python_docs, sentences
 from bertjax.data.documents.corpus import portions, read_documents, read_portion
-from bertjax.data.documents.reading import Document, Reading, find_files
+from bertjax.data.documents.reading import Document, Reading, list_files
 from bertjax.data.documents.selection import is_heldout, selection_of
 from bertjax.data.documents.tables import read_table
 from bertjax.lists import mixture_of
@@ -99,7 +99,8 @@ def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
     (tmp_path / "sub.txt/link").symlink_to("../elsewhere.md")
     names = ["a.txt", "b.txt", "elsewhere.md/d.txt", "sub.txt/c.txt", "sub.txt/link/d.txt"]
     for pattern, expected in (("", names), ("/", names), ("/**/*.txt", names), ("/[ab].txt", names[:2])):
-        assert [os.path.relpath(f.path, tmp_path) for f in find_files(f"{tmp_path}{pattern}")] == expected, pattern
+        found = list_files(f"{tmp_path}{pattern}").files
+        assert [os.path.relpath(file.path, tmp_path) for file in found] == expected, pattern
     mixed = [d.lines for d in read_documents([f"{tmp_path}/sub.txt", f"{tmp_path}/a.txt"])]
     assert mixed == [["Text of sub.txt/c.txt."], ["Text of elsewhere.md/d.txt."], ["Text of a.txt."]]
     (tmp_path / "sub.txt/none.txt").symlink_to("nowhere")
@@ -357,8 +358,8 @@ def test_text_on_an_object_store_is_listed_and_read_as_on_a_disk(remote):
     assert [d.lines for d in documents] == [["a"], ["b"], ["one"], ["two"]]
     assert [d.source for d in documents[1:3]] == [f"{remote}/b.txt:1", f"{remote}/sub/c.parquet:1"]
     assert list(read_documents([f"{remote}/"])) == list(read_documents([f"{remote}/**/*.*"])) == documents
-    assert [f.path for f in find_files(f"{remote}/*.txt*")] == [f"{remote}/a #%20.txt.gz", f"{remote}/b.txt"]
-    assert [f.path for f in find_files(f"{remote}/b.txt")] == [f"{remote}/b.txt"]
+    assert [f.path for f in list_files(f"{remote}/*.txt*").files] == [f"{remote}/a #%20.txt.gz", f"{remote}/b.txt"]
+    assert [f.path for f in list_files(f"{remote}/b.txt").files] == [f"{remote}/b.txt"]
 
 
 def test_what_is_not_on_an_object_store_is_named(remote):

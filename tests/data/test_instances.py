@@ -169,7 +169,7 @@ def rows_of(seed=0, documents=8, used=None, **options):
     sizes = rng.integers(1, 12, size=20 * documents)
     tokens = as_tokens(rng.integers(5, 305, size=sizes.sum(), dtype=np.int32), sizes, [20] * documents)
     used = np.arange(documents) if used is None else np.array(used)
-    return tokens, make_rows(tokens, used, STAGE, job, PIECES, [seed])
+    return tokens, make_rows(tokens, used, STAGE, job, PIECES, [seed])[0]
 
 
 @pytest.mark.parametrize("next_sentence", ["pairs", "order", "none"])

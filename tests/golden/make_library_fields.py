@@ -20,7 +20,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "bertjax/library_fields"
 
-# Modules of transformers, besides those of a model, that read fields of config.json.
+# Modules of transformers that read fields of config.json for all models.
 SHARED = (
     "modeling_utils", "modeling_layers", "masking_utils", "utils.output_capturing", "pipelines.base",
     "pipelines.text_classification", "models.auto.auto_factory", "models.auto.tokenization_auto",
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fields_of_configs(module) -> dict[str, Any]:
-    """Returns the fields that a module reads of an object that is named config, and the defaults in `getattr`."""
+    """Returns the fields that `getattr` and `hasattr` read from a config in a module, with their defaults."""
     fields: dict[str, Any] = {}
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         match node:

@@ -43,7 +43,7 @@ def made(count: int, has_ties: bool, width: int = 16) -> np.ndarray:
 
 
 def ours(found, numbers, vectors, widths=(), similarity="cosine"):
-    split, metric = judged(found, EncodedTexts(Examples([], []), numbers, 0), widths, similarity=similarity)
+    split, metric = judged(found, EncodedTexts(Examples([], []), numbers), widths, similarity=similarity)
     return split.score(list(vectors)), split.decide(list(vectors)), metric
 
 

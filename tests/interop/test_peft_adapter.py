@@ -33,7 +33,7 @@ def made_adapter(folder, tensors=UPDATE, base=GOLDEN, **fields):
 
 
 def test_an_adapter_is_added_to_its_base_wherever_that_is(tmp_path):
-    """A path, a folder beside the adapter's, and a run: the params are those of the base plus alpha / r * B A."""
+    """A path, and a run in a folder beside the adapter: alpha / r * B A is added to the params of the base."""
     conversion.convert(GOLDEN, tmp_path / "run", "bertjax")
     golden = pretrained.read(GOLDEN)
     for base in (GOLDEN, "run"):
@@ -59,7 +59,8 @@ def test_an_adapter_is_added_to_its_base_wherever_that_is(tmp_path):
     ({"rank_pattern": {"(": 3}}, {}, "adapter_config.json: damaged, or not what belongs there"),
     ({"base_model_name_or_path": None}, {}, "an adapter without a base"),
     ({"base_model_name_or_path": "/no/such/folder"}, {}, "base_model_name_or_path '/no/such/folder', is not there"),
-    ({"base_model_name_or_path": "."}, {}, "base_model_name_or_path '.'"),
+    ({"base_model_name_or_path": "."}, {}, "base_model_name_or_path '.'.*no checkpoint in '.'"),
+    ({"base_model_name_or_path": "adapter"}, {}, "base_model_name_or_path 'adapter'"),
     ({"r": 3}, UPDATE, r"query.lora_A has shape \(2, 32\), but the base and r = 3 make it \(3, 32\)"),
     ({}, {name.replace("query", "quarry"): x for name, x in UPDATE.items()}, "quarry.lora_A fits no layer of the base"),
     ({}, UPDATE | {"base_model.model.scorer.weight": np.ones(3)}, "scorer.weight fits no layer of the base"),
@@ -105,7 +106,7 @@ def test_a_written_adapter_is_read_again(has_new_pieces, tmp_path):
     said = conversion.convert(run, adapter, "peft")
     assert "base_model_name_or_path is 'base'" in said and "left out: labels a, b, c" in said
     with pytest.raises(UserError, match=r"--push=me/mine: .* has no name on the hub; push the base first"):
-        conversion._convert(run, tmp_path / "other", "peft", "", "", "", "me/mine", "", True)
+        conversion._convert(run, tmp_path / "other", "peft", "", "", "", "me/mine", "")
     assert not any(str(tmp_path) in path.read_text() for path in adapter.glob("*.json"))
     before, after = pretrained.read(run), pretrained.read(adapter)
     assert after.architecture == "BertForSequenceClassification" and after.config == before.config

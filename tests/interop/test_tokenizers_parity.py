@@ -272,7 +272,7 @@ def texts_for(kind: str, name: str) -> list[str]:
         # The tokenizers library applies a model's normalization character by character, sentencepiece to the whole.
         texts = [text for text in (*PROBE, *CORPUS) if text != HALF_WIDTH]
     if kind == "unigram":
-        texts = [text.replace("<s>", "") for text in texts]  # which is no text to transformers
+        texts = [text.replace("<s>", "") for text in texts]  # transformers reads it as a piece
         texts = [text for text in texts if "aaaa" not in text]  # equally good pieces of it are found in any order
     return texts
 

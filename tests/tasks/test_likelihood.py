@@ -43,7 +43,7 @@ def texts():
 
 @pytest.mark.parametrize("kind", [*SIZE, "bytes"])
 def test_bits_per_byte_hide_the_pieces_of_a_word_with_the_space_before_it(kind):
-    """Of each kind of tokenizer: a space may be a piece of its own, also before the first word."""
+    """A space may be a whole piece, also before the first word."""
     made = Bytes() if kind == "bytes" else learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     text = "onion the rheco ship o"
     for number, word in enumerate(text.split()):

@@ -38,9 +38,9 @@ PIECES = WordPiece([*SPECIAL_PIECES, *"abcdefghijklmnopqrstuvwxyz"], lowercase=T
 @pytest.mark.parametrize("stride", [1, 3, 5, 100])
 def test_windows_have_all_of_a_text(stride):
     texts = [" ".join("abcdefghijklmnopqrstuvwxyz"[:length]) for length in (1, 6, 7, 20, 26)]
-    ids, types, owners, cut = pairs.encode_windows(PIECES, texts, None, 8, stride)
+    ids, types, owners, lost = pairs.encode_windows(PIECES, texts, None, 8, stride)
     short, short_types, _ = pairs.encode_pairs(PIECES, texts[:2], None, 8)
-    assert not any(cut) and owners.tolist()[:3] == [0, 1, 2] and sorted(owners) == owners.tolist()
+    assert not any(lost) and owners.tolist()[:3] == [0, 1, 2] and sorted(owners) == owners.tolist()
     for which in (0, 1):
         np.testing.assert_array_equal(ids[which], short[which])
         np.testing.assert_array_equal(types[which], short_types[which])
@@ -53,11 +53,11 @@ def test_windows_have_all_of_a_text(stride):
 
 
 def test_all_windows_of_a_pair_have_its_first_text():
-    ids, types, owners, cut = pairs.encode_windows(PIECES, ["a b", "a b c d e f"], ["c d e f g h i j", "x y z"], 9, 2)
+    ids, types, owners, lost = pairs.encode_windows(PIECES, ["a b", "a b c d e f"], ["c d e f g h i j", "x y z"], 9, 2)
     decoded = [PIECES.decode(each) for each in ids]
     expected = [*(f"[CLS] a b [SEP] {window} [SEP]" for window in ("c d e f", "e f g h", "g h i j"))]
     assert decoded == [*expected, "[CLS] a b c [SEP] x y z [SEP]"]
-    assert cut == [False, True] and owners.tolist() == [0, 0, 0, 1]
+    assert lost == [0, 3] and owners.tolist() == [0, 0, 0, 1]
     assert types[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1] and types[3].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
 
 

@@ -108,7 +108,7 @@ def test_the_best_answer_is_found_again(pieces):
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("kind", [*SIZE, "bytes"])
 def test_an_answer_has_whole_characters_and_no_space_around_it(kind, lowercase):
-    """Of each kind of tokenizer, which compose or strip accents, divide ligatures, and drop what has no width."""
+    """Tokenizers compose or strip accents, divide ligatures, and drop characters without width."""
     answers = ["cafe\u0301", "E\u0301", "\ufb01n", "ship", "\u1112\u1161\u11ab", "\u338f", "so\u00adft"]
     context = "  the ".join(["", *answers, " and\u200b an onion\u200f \t"])
     made = (

@@ -210,7 +210,7 @@ def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
         source = dataclasses.replace(flagged(folder), ignore_identical_ids=ignore)
         source.validate()
         found = text_sets.read_search(source, "dev")
-        encoded = text_sets.EncodedTexts(Examples([], []), np.arange(5), 0)
+        encoded = text_sets.EncodedTexts(Examples([], []), np.arange(5))
         scores[ignore] = judges.judged(found, encoded)[0].score(list(vectors))["recall@1"]
         assert "; 1 of 2 queries have the id of a document" in found.describe("dev")
     assert scores == {False: 0.5, True: 1.0}

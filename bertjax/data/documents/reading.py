@@ -144,11 +144,6 @@ class Listing(NamedTuple):
     others: list[str]
 
 
-def find_files(source: str) -> list[File]:
-    """Returns `list_files` of a source without the others."""
-    return list_files(source).files
-
-
 def list_files(source: str) -> Listing:
     """Lists the corpus files of a file, a folder (recursively) or a glob, and the files there that are not read.
 

@@ -61,9 +61,9 @@ class Selection:
     def read(self, group: corpus.Group, counts: collections.Counter) -> Iterator[Selected]:
         """Yields the selected documents of a group, each of which is used at least once.
 
-        Increases `counts` by what cleaning changed, by the "bytes" that were read, as stored, by the documents and
-        characters of each source, each as often as it is used, by the "unused_documents" that a mixture uses less than
-        once, and as `clean` does.
+        Increases `counts` by the changes of cleaning, by the "bytes" that were read, as stored, by the documents and
+        characters of each source, copies counted, by the "unused_documents" that a mixture does not draw, and by the
+        counts of `clean`.
         """
         for position, source, document in self.clean(group, counts):
             if document := cleaning.without_repeats(document, position, self.repeats, self.data["cleaning"], counts):

@@ -45,7 +45,7 @@ RECIPE_FIELDS = (
     "next_sentence", "masking", "text_column", "document", "mix_when", "stream",
 )  # fmt: skip
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
-VERSION = 3  # version of the records: increased by a change after which the same config gives others, or other counts
+VERSION = 3  # version of the records: increased if the same config gives other records, or other counts
 STREAM_VERSION = 5  # the same, where the records are a stream of text
 
 
@@ -377,10 +377,7 @@ def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple
     needs = "next-sentence prediction needs at least two" if is_pairs else "at least one is needed"
     train_parts = {part for part, _ in rows if is_train(part)}
     if not all(any(rows[part, shape] for part in train_parts) for shape in shapes(config)):
-        sources, left = (
-            ", ".join(corpus_sources(config)),
-            f"{cleaning.describe(counts)}{summary.unused(totals, counts)}",
-        )
+        sources, left = ", ".join(corpus_sources(config)), cleaning.describe(counts) + summary.unused(totals, counts)
         raise UserError(
             f"data.corpus: {sources} gives {train} document{'s' * (train != 1)} for training; {needs} (a blank line "
             f"ends a document){left}"

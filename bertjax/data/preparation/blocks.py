@@ -1,7 +1,6 @@
 """The first pass of a preparation: documents -> blocks -> masked sequences on disk, in random order."""
 
 import collections
-import functools
 import glob
 import hashlib
 import json
@@ -170,12 +169,13 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
     rows = []
     for shape in job.shapes:
         seed = [data["seed"], shape.length, *block.number]
-        pieces, cut = [np.empty(0, row_type(shape, job))], []
+        pieces, in_no_copy = [np.empty(0, row_type(shape, job))], np.arange(len(tokens.ids))
         for copy in range(copies.max(initial=0)):
             used = np.flatnonzero(copies > copy)
-            pieces.append(make_rows(tokens, used, shape, job, tokenizer, [*seed, copy], cut))
+            made, cut = make_rows(tokens, used, shape, job, tokenizer, [*seed, copy])
+            pieces.append(made)
+            in_no_copy = np.intersect1d(in_no_copy, cut, assume_unique=True)
         stats[f"tokens_of_{shape.length}"] = int(sum(piece["size"].sum(dtype=np.int64) for piece in pieces))
-        in_no_copy = functools.reduce(functools.partial(np.intersect1d, assume_unique=True), cut) if cut else tokens.ids
         stats[f"tokens_in_records_of_{shape.length}"] = len(tokens.ids) - len(in_no_copy)
         rows.append((keys_of(sum(map(len, pieces)), data["stream"], np.random.default_rng(seed)), pieces))
     return stats, rows

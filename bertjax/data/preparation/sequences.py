@@ -30,20 +30,14 @@ def row_type(shape: RecordShape, job: Job) -> np.dtype:
 
 
 def make_rows(
-    tokens: Tokens,
-    documents: np.ndarray,
-    shape: RecordShape,
-    job: Job,
-    tokenizer: Tokenizer,
-    seed: list[int],
-    cut: list[np.ndarray] | None = None,
-) -> np.ndarray:
+    tokens: Tokens, documents: np.ndarray, shape: RecordShape, job: Job, tokenizer: Tokenizer, seed: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
     """Makes the sequences that cover some documents once, masked unless masking is dynamic.
 
-    `cut`: gets an array with the places of the tokens that are in no sequence, ascending.
+    Returns the sequences, and the places of the tokens that are in no sequence, ascending.
     """
     rng = np.random.default_rng(seed)
-    chance, data, of_all, cut = random.Random(rng.bytes(16)), job.data, tokens, [] if cut is None else cut
+    chance, data, of_all = random.Random(rng.bytes(16)), job.data, tokens
     if data["next_sentence"] == "none":
         tokens = separated(of_documents(tokens, documents), tokenizer.sep_id)
     if data["stream"]:
@@ -51,8 +45,7 @@ def make_rows(
         rows = _cut(framed, row_type(shape, job))
         rest = np.isin(framed[rows["ids"].size :], (tokenizer.cls_id, tokenizer.sep_id), invert=True).sum()
         size = len(tokens.ids) - len(documents)
-        cut.append(_places_among_all(np.arange(size - rest, size), of_all, documents))
-        return rows
+        return rows, _places_among_all(np.arange(size - rest, size), of_all, documents)
     instances = make_instances(
         tokens,
         documents.tolist(),
@@ -67,7 +60,6 @@ def make_rows(
         separators = np.array(tokens.starts)[tokens.documents[1:]] - 1
         outside = outside[np.isin(outside, separators, invert=True)]
         outside = _places_among_all(outside - np.searchsorted(separators, outside), of_all, documents)
-    cut.append(outside)
     ids, sizes = assemble(tokens.ids, instances[:, :4], shape.length, tokenizer)
     rows = np.empty(len(instances), row_type(shape, job))
     if data["masking"] == "static":
@@ -78,7 +70,7 @@ def make_rows(
     rows["ids"], rows["size"] = ids, sizes
     rows["first_size"] = len(tokenizer.begin) + instances[:, 1] + 1
     rows["label"] = instances[:, 4]
-    return rows
+    return rows, outside
 
 
 def _outside(spans: np.ndarray, size: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The summary of a preparation: the files, documents and tokens of a corpus, of which each is counted once.
+"""The summary of a preparation: the files, documents and tokens of a corpus. Each is counted once.
 
 Its numbers are in the manifest. Files: found = read + empty + skipped. Documents: read = used + held out + empty + left
 out + not used. Tokens: in the corpus = in the records of a length + cut.
@@ -17,7 +17,7 @@ LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled
 MOST_CUT = 0.01  # share of the tokens that are in no record, above which there is a warning
 MOST_UNKNOWN = 0.01  # share of unknown tokens in a source, above which there is a warning
 MOST_WORDS = 5  # unknown words that are shown
-NOT_USED = {  # documents that are read and not used, besides those that cleaning leaves out
+NOT_USED = {  # documents that are read and not used, for other reasons than cleaning
     "empty_documents": "empty",
     "documents_without_tokens": "without any token",
     "unused_documents": "not drawn for the mixture",
@@ -46,7 +46,6 @@ def counts_of(
         if UNKNOWN in name:
             number, _, word = name.partition(UNKNOWN)[2].partition(" ")
             words[sources[int(number)], word] += count
-    frequent = sorted(words, key=lambda word: (-words[word], word))
     return {
         "corpus": whole,
         "sources": {
@@ -71,10 +70,17 @@ def counts_of(
             if counts["files", source] + counts["empty_files", source] + counts["skipped_files", source]
         },
         "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
-        "unknown_words": {
-            source: [word for its, word in frequent if its == source][:MOST_WORDS] for source, _ in frequent
-        },
+        "unknown_words": _first_words(words),
     }
+
+
+def _first_words(words: Mapping[tuple[str, str], int]) -> dict[str, list[str]]:
+    """Returns the most frequent words of each source. `words`: how often each (source, word) occurs."""
+    frequent: dict[str, list[str]] = {}
+    for source, word in sorted(words, key=lambda key: (-words[key], key)):
+        if len(shown := frequent.setdefault(source, [])) < MOST_WORDS:
+            shown.append(word)
+    return frequent
 
 
 def unused(totals: Mapping, counts: Mapping) -> str:

@@ -1,8 +1,7 @@
 """BERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from etils import epath
@@ -58,22 +57,9 @@ def read_config(path: epath.Path, fields: Mapping) -> BertConfig:
     """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
     if fields.get("model_type") == "gpt2":
         return dataclasses.replace(bert_config(path, gpt2.read_fields(path, fields)), **gpt2.FORM)
-    names = field_names(BertConfig, OWN_FIELDS)
+    names = json_config.field_names(BertConfig, OWN_FIELDS)
     known = json_config.read_fields(path, fields, "bert", names, ONLY, required=REQUIRED)
     return bert_config(path, known | {"hidden_act": json_config.activation(path, fields, "hidden_act")})
-
-
-def field_names(
-    config_class: type, own: Collection[str], names: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, str]:
-    """Returns {our name: the name in config.json} of the fields of a config that config.json contains.
-
-    Args:
-      own: fields that config.json does not contain.
-      names: those that differ.
-    """
-    fields = (field.name for field in dataclasses.fields(config_class))
-    return {name: names.get(name, name) for name in fields if name not in own}
 
 
 def bert_config(path: epath.Path, fields: Mapping) -> BertConfig:

@@ -55,7 +55,7 @@ check_form = bert.check_form
 def read_config(path: epath.Path, fields: Mapping) -> DistilBertConfig:
     """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
     fields = json_config.with_aliases(path, fields, ALIASES)
-    names = bert.field_names(DistilBertConfig, bert.OWN_FIELDS, NAMES)
+    names = json_config.field_names(DistilBertConfig, bert.OWN_FIELDS, NAMES)
     also = (*HARMLESS, *ALIASES)
     found = json_config.read_fields(path, fields, "distilbert", names, {}, required=bert.REQUIRED, also=also)
     found["hidden_act"] = json_config.activation(path, fields, "activation")

@@ -44,7 +44,7 @@ classifier_rows, check_form = LAYOUT.classifier_rows, bert.check_form
 def read_config(path: epath.Path, fields: Mapping) -> ElectraConfig:
     """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
     chooses = "ForMultipleChoice" in str(fields.get("architectures"))
-    names, only = bert.field_names(ElectraConfig, bert.OWN_FIELDS), ONLY | (SUMMARY if chooses else {})
+    names, only = json_config.field_names(ElectraConfig, bert.OWN_FIELDS), ONLY | (SUMMARY if chooses else {})
     found = json_config.read_fields(path, fields, "electra", names, only, required=REQUIRED, also=SUMMARY)
     return json_config.build(path, ElectraConfig, found, REQUIRED, bert.OWN_FIELDS)
 

@@ -8,7 +8,6 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.families import json_config, tensors
-from bertjax.families.bert import huggingface as bert
 from bertjax.families.eurobert import EuroBertConfig
 
 PREFIX = "EuroBert"  # how the names of its classes begin
@@ -36,7 +35,7 @@ def read_config(path: epath.Path, fields: Mapping) -> EuroBertConfig:
 
     Raises `UserError` for a variant that we do not have.
     """
-    names = bert.field_names(EuroBertConfig, OWN_FIELDS)
+    names = json_config.field_names(EuroBertConfig, OWN_FIELDS)
     if "classifier_pooling" not in fields and "clf_pooling" in fields:  # the name in the code beside the weights
         names["classifier_pooling"] = "clf_pooling"
     found = json_config.read_fields(path, _without_code(fields), "eurobert", names, ONLY, required=REQUIRED, also=READ)

@@ -8,7 +8,6 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.families import json_config, tensors
-from bertjax.families.bert import huggingface as bert
 from bertjax.families.modernbert import ModernBertConfig
 
 PREFIX = "ModernBert"  # how the names of its classes begin
@@ -24,8 +23,7 @@ OWN_FIELDS = ("glu", "family")
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 ONLY = {"embedding_dropout": 0.0, "mlp_dropout": 0.0, "decoder_bias": True}
-# Fields that `read_config` reads besides those of our config. The last four change no prediction: they say how
-# transformers trains.
+# Other fields that `read_config` reads. The last four belong to transformers' training and change no prediction.
 READ = (
     "classifier_activation", "head_dim", "layer_types", "rope_parameters", "rope_scaling", "sliding_window",
     "deterministic_flash_attn", "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",
@@ -50,7 +48,7 @@ def read_config(path: epath.Path, fields: Mapping) -> ModernBertConfig:
 
     Raises `UserError` for a variant that we do not have.
     """
-    bias, names = fields.get("norm_bias", False), bert.field_names(ModernBertConfig, OWN_FIELDS, NAMES)
+    bias, names = fields.get("norm_bias", False), json_config.field_names(ModernBertConfig, OWN_FIELDS, NAMES)
     only = ONLY | dict.fromkeys(BIASES, bias)
     found = json_config.read_fields(path, fields, "modernbert", names, only, required=REQUIRED, also=READ)
     activation = json_config.activation(path, fields, "hidden_activation")

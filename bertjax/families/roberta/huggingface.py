@@ -39,7 +39,7 @@ check_form = bert.check_form
 def read_config(path: epath.Path, fields: Mapping) -> RobertaConfig:
     """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
     variant = fields.get("model_type", "roberta")
-    names = bert.field_names(RobertaConfig, OWN_FIELDS)
+    names = json_config.field_names(RobertaConfig, OWN_FIELDS)
     found = json_config.read_fields(path, fields, variant, names, bert.ONLY, required=bert.REQUIRED)
     offset, positions = fields.get("pad_token_id", 1), fields.get("max_position_embeddings")
     if type(offset) is not int or offset < 0:

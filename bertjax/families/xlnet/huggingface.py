@@ -7,7 +7,6 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.families import json_config, tensors
-from bertjax.families.bert import huggingface as bert
 from bertjax.families.xlnet import XlnetConfig
 
 PREFIX = "XLNet"  # how the names of its classes begin
@@ -28,8 +27,8 @@ ALIASES = {
 SUMMARY = {
     "summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh", "summary_proj_to_labels": False,
 }  # fmt: skip
-# Those of memory change nothing in the first call, which has none. `XLNetForQuestionAnswering`, which is not read, has
-# the best starts and ends. d_head is checked, and is no field of ours.
+# The fields of memory change nothing in the first call, which has no memory. end_n_top and start_n_top belong to
+# `XLNetForQuestionAnswering`, which is not read. `read_config` checks d_head.
 HARMLESS = (
     *SUMMARY, "d_head", "end_n_top", "max_position_embeddings", "mem_len", "reuse_len",
     "start_n_top", "use_mems_eval", "use_mems_train",
@@ -56,7 +55,7 @@ def read_config(path: epath.Path, fields: Mapping) -> XlnetConfig:
     """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
     is_pooled = any(str(name).endswith(POOLED) for name in fields.get("architectures") or ())
     fields = json_config.with_aliases(path, fields, ALIASES)
-    names, only = bert.field_names(XlnetConfig, OWN_FIELDS, NAMES), ONLY | (SUMMARY if is_pooled else {})
+    names, only = json_config.field_names(XlnetConfig, OWN_FIELDS, NAMES), ONLY | (SUMMARY if is_pooled else {})
     found = json_config.read_fields(path, fields, "xlnet", names, only, required=REQUIRED, also=(*HARMLESS, *ALIASES))
     sizes = [fields.get(name) for name in ("d_model", "n_head", "d_head")]
     if all(type(each) is int for each in sizes) and sizes[1] * sizes[2] != sizes[0]:

@@ -28,7 +28,7 @@ class SentencePiece(Tokenizer):
 
     kind = "sentencepiece"
     filename = "tokenizer.model"
-    space = "\u2581"
+    space = SPACE
 
     def __init__(self, model: bytes, path: str = "(given)"):
         self._model, self._processor = model, _processor(model, path)
@@ -124,8 +124,8 @@ class SentencePiece(Tokenizer):
             normalizers.Replace(Regex(" {2,}"), " "),
         ]
         tokenizer.normalizer = normalizers.Sequence(normalization)
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
-        tokenizer.decoder = decoders.Metaspace(replacement="\u2581", prepend_scheme="always")
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")
         special = [self.pieces[i] for i in self.special_ids]
         return json_file.with_special_pieces(tokenizer, special, ends_with_cls=self.ends_with_cls)
 

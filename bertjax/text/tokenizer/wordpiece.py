@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
@@ -12,7 +11,7 @@ from etils import epath
 
 from bertjax import surrogates
 from bertjax.config import UserError
-from bertjax.files import parse_json, write_whole
+from bertjax.files import note, parse_json, write_whole
 from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.interface import Encoding, Tokenizer, read_file
 
@@ -139,26 +138,20 @@ class WordPiece(Tokenizer):
 
 
 def _without_repetitions(lines: list[str], path: str) -> list[str]:
-    """Returns the pieces of a vocab.txt by their ids, without empty ones at its end, and prints pieces that it has
-    twice. Their first ids have no piece: no text is encoded to them."""
+    """Returns the pieces of a vocab.txt by their ids, without empty pieces at the end.
+
+    Prints a note about pieces that are in the file twice. Their first ids have no piece: no text is encoded to them.
+    """
     while lines and lines[-1] in ("", json_file.no_piece(len(lines) - 1)):
         lines = lines[:-1]
     last = {piece: number for number, piece in enumerate(lines)}
     if len(last) == len(lines):
         return lines
     repeated = [(number, piece) for number, piece in enumerate(lines) if last[piece] != number]
-    _note(path, tuple((piece, number + 1, last[piece] + 1) for number, piece in repeated))
-    return [piece if last[piece] == number else json_file.no_piece(number) for number, piece in enumerate(lines)]
-
-
-@functools.cache  # A vocabulary is read several times; one note is enough.
-def _note(path: str, repeated: tuple[tuple[str, int, int], ...]) -> None:
-    """Prints which pieces a vocab.txt has twice: each with its line, and the line that is used. The note goes to
-    stderr: stdout may be data."""
-    shown = "; ".join(f"{piece!r} is in lines {line} and {last}" for piece, line, last in repeated[:3])
+    shown = "; ".join(f"{piece!r} is in lines {number + 1} and {last[piece] + 1}" for number, piece in repeated[:3])
     more = f"; and {len(repeated) - 3} more" if len(repeated) > 3 else ""
-    said = f"{path}: {shown}{more}; the last line is used, as in transformers, and the other ids are in no text"
-    print(said, file=sys.stderr, flush=True)
+    note(path, f"{shown}{more}; the last line is used, as in transformers, and the other ids are in no text")
+    return [piece if last[piece] == number else json_file.no_piece(number) for number, piece in enumerate(lines)]
 
 
 def new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
