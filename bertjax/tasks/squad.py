@@ -153,7 +153,10 @@ def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
     if version == "v1.1" and not all(question.answers for question in questions):
         raise UserError(f"{path}: has questions without an answer; the run is one on v1.1, which has none")
     examples, windows, *_ = encode(questions, source.tokenizer, **_sizes(source), with_labels=False)
-    return output_layers.spans(), _split(questions, examples, windows, version, source.decided.get(THRESHOLD, np.inf))
+    summary = TableSummary("labelled", len(questions), examples, source.tokenizer, rows="questions", parts=2)
+    split = _split(questions, examples, windows, version, source.decided.get(THRESHOLD, np.inf))
+    note = "\n".join(summary.lines(source.max_seq_length))
+    return output_layers.spans(), dataclasses.replace(split, note=note)
 
 
 class EncodedQuestions(NamedTuple):

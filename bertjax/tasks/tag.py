@@ -114,7 +114,7 @@ def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
     if holdout.is_file_of_run(path, data, source.fingerprints):
         _, sentences, note = _divided(sentences, data)
     layer, split = ner.of_sentences(source, sentences)
-    return layer, dataclasses.replace(split, note=note)
+    return layer, dataclasses.replace(split, note="\n".join(filter(None, (note, split.note))))
 
 
 TASK = dataclasses.replace(ner.TASK, load=load, labelled=labelled, identity=("data.heldout_seed", "data.join"))
