@@ -377,13 +377,12 @@ def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple
     needs = "next-sentence prediction needs at least two" if is_pairs else "at least one is needed"
     train_parts = {part for part, _ in rows if is_train(part)}
     if not all(any(rows[part, shape] for part in train_parts) for shape in shapes(config)):
-        sources, left = (
-            ", ".join(corpus_sources(config)),
-            f"{cleaning.describe(counts)}{summary.unused(totals, counts)}",
-        )
+        sources, left = ", ".join(corpus_sources(config)), cleaning.describe(counts) + summary.unused(totals, counts)
+        ends = {"file": "a file is", "line": "a line is"}.get(config.data.document, "a blank line ends")
+        one = ", and --config.data.next_sentence=none one" * is_pairs
         raise UserError(
-            f"data.corpus: {sources} gives {train} document{'s' * (train != 1)} for training; {needs} (a blank line "
-            f"ends a document){left}"
+            f"data.corpus: {sources} gives {train} document{'s' * (train != 1)} for training; {needs}{one} ({ends} a "
+            f"document){left}"
         )
     heldout_parts = {part for part, _ in rows if not is_train(part)}
     all_held_out = all(any(rows[part, shape] for part in heldout_parts) for shape in shapes(config))
