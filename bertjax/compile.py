@@ -11,6 +11,7 @@ import sys
 from absl import flags
 
 from bertjax import command
+from bertjax.training.stop import ending_at_once
 
 _CONFIG = command.define_config_flag()
 _TOPOLOGY = flags.DEFINE_string(
@@ -31,21 +32,14 @@ flags.DEFINE_alias("price-per-chip-hour", "price_per_chip_hour")
 flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 
 
+@ending_at_once()
 def main(arguments: list[str]) -> None:
-    from bertjax.config import UserError
-    from bertjax.training import stop
-
-    if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
-    with stop.ending_at_once():
-        _compile()
-
-
-def _compile() -> None:
     from bertjax import tasks
     from bertjax.config import UserError
     from bertjax.sharding.topology import accelerator
 
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     config = _CONFIG.value
     tasks.validate(config, with_data=False)
     target = accelerator(_TOPOLOGY.value, _SLICES.value, _HOSTS.value)

@@ -15,6 +15,7 @@ import sys
 from absl import flags
 
 from bertjax import command
+from bertjax.training.stop import ending_at_once
 
 _CHECKPOINT = command.define_checkpoint_flag()
 _DTYPE = command.define_dtype_flag()
@@ -36,6 +37,7 @@ _JSON = flags.DEFINE_bool("json", False, "Print one JSON object; of pairs also w
 flags.mark_flag_as_required("checkpoint")
 
 
+@ending_at_once()
 def main(arguments: list[str]) -> None:
     from etils import epath
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from absl import flags
 
 from bertjax import command
+from bertjax.training.stop import ending_at_once
 
 _CHECKPOINT = command.define_checkpoint_flag()
 _DTYPE = command.define_dtype_flag()
@@ -52,6 +53,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "The .npy, .npz or .parquet file t
 flags.mark_flags_as_required(["checkpoint", "output"])
 
 
+@ending_at_once()
 def main(texts: list[str]) -> None:
     from bertjax.config import UserError
     from bertjax.data.documents.tables import SUFFIXES

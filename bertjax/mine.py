@@ -15,6 +15,7 @@ import sys
 from absl import flags
 
 from bertjax import command
+from bertjax.training.stop import ending_at_once
 
 _CHECKPOINT = command.define_checkpoint_flag()
 _DTYPE = command.define_dtype_flag()
@@ -43,6 +44,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "The .jsonl, .csv or .tsv file to 
 flags.mark_flags_as_required(["checkpoint", "data", "output"])
 
 
+@ending_at_once()
 def main(arguments: list[str]) -> None:
     from bertjax.config import UserError
     from bertjax.data.documents.tables import SUFFIXES

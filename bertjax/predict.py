@@ -15,6 +15,7 @@ import json
 from absl import flags
 
 from bertjax import command
+from bertjax.training.stop import ending_at_once
 
 _CHECKPOINT = command.define_checkpoint_flag()
 _DTYPE = command.define_dtype_flag()
@@ -41,6 +42,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of --generate.", lower_bound=0, upper_b
 flags.mark_flag_as_required("checkpoint")
 
 
+@ending_at_once()
 def main(texts: list[str]) -> None:
     from bertjax.config import UserError
 

@@ -109,8 +109,7 @@ def dataset(
     for name, side, made in (("training", train, examples), ("dev", dev, dev_examples)):
         notes += TableSummary(name, len(side), made, tokenizer, rows="sentences").lines(max_seq_length)
     notes += seen_in_training((s.words for s in train), ("dev sentences", (s.words for s in dev)))
-    if unread := examples.unread + dev_examples.unread:
-        notes.append(f"{unread} words truncated or replaced by [UNK]: they have too many pieces, or none")
+    notes += _unread(examples.unread + dev_examples.unread)
     metric, tags = "f1" if has_entities else "accuracy", Counter(tag for sentence in dev for tag in sentence.tags)
     baseline = 0.0 if has_entities else max(tags.values()) / tags.total()
     more_metrics = ("precision", "recall") if has_entities else ()
@@ -195,10 +194,16 @@ def of_sentences(
     with_context: bool = False,
 ) -> tuple[OutputLayer, Split]:
     """As `labelled`, of sentences."""
-    labels, length = source.labels, source.max_seq_length
-    examples = encode(sentences, labels, source.tokenizer, length, with_context, join_of(source.settings))
-    lines = TableSummary("labelled", len(sentences), examples, source.tokenizer, rows="sentences").lines(length)
-    return output_layer(len(labels)), dataclasses.replace(split(sentences, labels, examples), note="\n".join(lines))
+    labels, tokenizer, join = source.labels, source.tokenizer, join_of(source.settings)
+    examples = encode(sentences, labels, tokenizer, source.max_seq_length, with_context, join)
+    summary = TableSummary("labelled", len(sentences), examples, tokenizer, rows="sentences")
+    note = "\n".join([*summary.lines(source.max_seq_length), *_unread(examples.unread)])
+    return output_layer(len(labels)), dataclasses.replace(split(sentences, labels, examples), note=note)
+
+
+def _unread(count: int) -> list[str]:
+    """Returns a line about words that are not read, if there are some."""
+    return [f"{count} words truncated or replaced by [UNK]: they have too many pieces, or none"] if count else []
 
 
 def find_file(folder: str, name: str) -> epath.Path:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 _asked = itertools.count(1)
 
 GRACE = 2.0  # seconds until the thread ends a process that does not react, and would lose nothing
+REACTION = 0.5  # the same, of a command that cannot continue
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -74,25 +75,41 @@ def announced() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Context manager of a command that has nothing to save: Ctrl-C and SIGTERM print a line and end the process, also
-    while C++ code compiles."""
+    """Context manager of a command that has nothing to save: Ctrl-C and SIGTERM print a line and end the process.
+
+    `KeyboardInterrupt` is raised first, so that unfinished files are deleted. If Python cannot call its handlers, such
+    as while C++ code compiles, the process ends after `REACTION` seconds. The third signal ends it at once.
+    """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     ignored = signal.SIG_IGN, None  # None: not set by Python
     handlers = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) not in ignored}
+    lines = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+    has_reacted = threading.Event()
+
+    def note(number, frame):
+        has_reacted.set()
+        raise KeyboardInterrupt(lines[number])
 
     def end() -> None:
+        signals = 0
         while numbers := receiver.recv(1):
             if numbers[0] in handlers:
-                _end("interrupted" if numbers[0] == signal.SIGINT else "terminated")
+                signals += 1
+                if not has_reacted.wait(REACTION) or signals > 2:
+                    _end(lines[numbers[0]])
 
     for number in handlers:
-        signal.signal(number, lambda *_: None)  # the thread below ends the process
+        signal.signal(number, note)
     before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     thread = threading.Thread(target=end, daemon=True)
     thread.start()
     try:
         yield
+    except KeyboardInterrupt as error:  # perhaps within JAX, after which Python may crash while it ends
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        _end(str(error) or lines[signal.SIGINT])
     finally:
         signal.set_wakeup_fd(before)
         for number, handler in handlers.items():

@@ -2,6 +2,7 @@
 
 import bz2
 import collections
+import contextlib
 import hashlib
 import random
 import re
@@ -308,6 +309,13 @@ def test_padding_and_lonely_sentences_are_told(tmp_path, in_process, capsys, doc
     assert f"sequences of 128 tokens are on average {share:.0%} full" in printed
     hints = "--config.data.next_sentence=none", "no document has two sentences", "most of a sequence of 128 is padding"
     assert [hint in printed for hint in hints] == [is_bad] * 3
+    assert printed.count("--config.data.document=file if") == 2 * is_bad
+    config.data.corpus = str(tmp_path / "all.txt")  # as a document it would be the only one
+    (tmp_path / "all.txt").write_text("\n\n".join((tmp_path / f"{i}.txt").read_text() for i in range(30)))
+    too_few = pytest.raises(UserError, match=r"next_sentence=none one \(a file is a document")
+    with contextlib.nullcontext() if is_bad else too_few:
+        preparation.prepare(config, tmp_path / "one")
+    assert "document=file" not in capsys.readouterr().out
     assert manifest["corpus"]["train_documents"] < 30 or is_bad
 
 

@@ -328,6 +328,11 @@ def _suffixes(path: str) -> tuple[str, str]:
     return (os.path.splitext(name)[1], compression) if compression in DECOMPRESSORS else (compression, "")
 
 
+def is_plain_text(path: str) -> bool:
+    """Returns whether `Reading.document` divides a file into documents."""
+    return _suffixes(path)[0] == ".txt"
+
+
 def first_line(error: Exception) -> str:
     """Returns the first line of what an error says; libraries' messages may have many."""
     return str(error).strip().split("\n")[0][:300] or type(error).__name__

@@ -378,9 +378,11 @@ def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple
     train_parts = {part for part, _ in rows if is_train(part)}
     if not all(any(rows[part, shape] for part in train_parts) for shape in shapes(config)):
         sources, left = ", ".join(corpus_sources(config)), cleaning.describe(counts) + summary.unused(totals, counts)
+        ends = {"file": "a file is", "line": "a line is"}.get(config.data.document, "a blank line ends")
+        one = ", and --config.data.next_sentence=none one" * is_pairs
         raise UserError(
-            f"data.corpus: {sources} gives {train} document{'s' * (train != 1)} for training; {needs} (a blank line "
-            f"ends a document){left}"
+            f"data.corpus: {sources} gives {train} document{'s' * (train != 1)} for training; {needs}{one} ({ends} a "
+            f"document){left}"
         )
     heldout_parts = {part for part, _ in rows if not is_train(part)}
     all_held_out = all(any(rows[part, shape] for part in heldout_parts) for shape in shapes(config))

@@ -41,6 +41,8 @@ def counts_of(
     whole["empty_documents"] = of_all["empty_documents"]
     whole["documents_without_tokens"] = sum(totals[f"{split}_documents_without_tokens"] for split in SPLITS)
     whole["unused_documents"] = counts["unused_documents"]
+    paths = (path for group in groups for part in group.portions for path in part.files)
+    whole["text_files"] = sum(map(reading.is_plain_text, paths))
     words = collections.Counter()
     for name, count in totals.items():
         if UNKNOWN in name:
@@ -181,28 +183,29 @@ def warnings_of(manifest: Mapping) -> Iterator[str]:
             words = ", ".join(map(repr, manifest["unknown_words"].get(name, ())))
             yield (
                 f"warning: {unknown:.1%} of the tokens of {name} are unknown to the vocabulary"
-                f"{f', such as {words}' if words else ''}; leave tokenizer.path empty to learn a vocabulary of this "
-                f"text, or set --config.tokenizer.extend"
+                f"{f', such as {words}' if words else ''}; leave tokenizer.path empty to learn a "
+                f"vocabulary of this text, with --config.tokenizer.kind=bpe one that has each letter; or, with "
+                f"init_checkpoint, set --config.tokenizer.extend=1000"
             )
 
 
 def _hints(manifest: Mapping) -> Iterator[str]:
     """Yields lines about sequences that are hardly filled, and about pairs without a real next sentence."""
     totals, recipe = manifest["corpus"], manifest["recipe"]
-    none = ", --config.data.next_sentence=none (sequences run across documents)"
+    is_divided = recipe["document"] != "file" and totals["text_files"] > 1
+    whole = ["--config.data.document=file if the paragraphs of a file are one text"] * is_divided
+    is_pair = recipe["next_sentence"] != "none"
+    one_segment = ["--config.data.next_sentence=none (sequences run across documents)"] * is_pair
     for length, share in manifest["real_tokens_share"].items():
         if share < LEAST_FULL:
             per_document = totals["train_tokens"] / max(1, totals["train_documents"])
             yield (
                 f"most of a sequence of {length} is padding, since a document has {per_document:.0f} tokens on "
-                f"average; if they are paragraphs of longer texts, set --config.data.document=file"
-                f"{none * (recipe['next_sentence'] != 'none')}, or --config.packing=True"
+                f"average; set {', or '.join([*one_segment, '--config.packing=True', *whole])}"
             )
     if recipe["next_sentence"] == "pairs" and not totals["train_several_sentences"]:
-        yield (
-            "no document has two sentences, so no next sentence is the real one: set --config.data.next_sentence=none, "
-            "or --config.data.document=file"
-        )
+        settings = ", or ".join(one_segment + whole)
+        yield f"no document has two sentences, so no next sentence is the real one: set {settings}"
 
 
 def _why(recipe: Mapping) -> str:
