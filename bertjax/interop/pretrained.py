@@ -129,7 +129,6 @@ class Pretrained:
         positions = self.config.max_position_embeddings
         return self.settings.get("max_seq_length", min(positions, int(self.max_length or positions)))
 
-
     @property
     def model_max_length(self) -> int:
         """The length that transformers truncates a text to: as the folder of the checkpoint states it, or the number of

@@ -210,8 +210,8 @@ def logits_of(
     """Returns a checkpoint's logits of each text or pair, and whether it was truncated."""
     windows = windows_of(source.settings)
     is_cross_encoder = "activation_fn" in source.settings  # which has learnt from pairs that transformers has cut
-    given = source.tokenizer, source.max_seq_length, windows, is_cross_encoder
-    examples, owners, cut = _encoded(texts, *given)
+    given = source.tokenizer, source.max_seq_length, windows
+    examples, owners, cut = _encoded(texts, *given, longer_keeps_more=is_cross_encoder)
     return windows.combined(output_layers.predict(layer, source, examples), owners), cut
 
 

@@ -289,7 +289,7 @@ def test_an_output_layer_that_is_not_tied_is_named(folder, capfd):
     words, bias = tensors["bert.embeddings.word_embeddings.weight"], tensors["cls.predictions.bias"]
     tensors |= {"cls.predictions.decoder.weight": words + 1, "cls.predictions.decoder.bias": bias + 1}
     safetensors.numpy.save_file(tensors, folder / huggingface.WEIGHTS)
-    with pytest.raises(UserError, match="decoder.bias differs from cls.predictions.bias; there is one bias"):
+    with pytest.raises(UserError, match=r"decoder.bias differs from cls.predictions.bias; there is one bias"):
         pretrained.read(folder)
     edit(folder / "config.json", tie_word_embeddings=False)
     source = pretrained.read_with_tokenizer(folder)
