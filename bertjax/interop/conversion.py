@@ -123,7 +123,8 @@ def _convert(
             architecture,
             pretrained.labels,
             pretrained.problem_type,
-            *sentence_transformers.of_classifier(pretrained.settings, pretrained.problem_type),
+            sentence_transformers.of_classifier(pretrained.settings, pretrained.problem_type),
+            pretrained.model_max_length,
         )
         if pretrained.settings.get("task"):
             tensors, _ = layout.to_tensors(pretrained.params, pretrained.config, architecture)
@@ -140,6 +141,8 @@ def _convert(
         checkpoint.write_params(output, pretrained.params)
         if pretrained.decided:
             checkpoint.write_scores(output, 0, Scores({}, decided=pretrained.decided))
+        if pretrained.max_length and "max_seq_length" not in config:
+            config.max_seq_length = pretrained.max_seq_length
         info = RunInfo(config, pretrained.architecture, pretrained.labels, problem_type=pretrained.problem_type)
         workdir.write_info(output, info, pretrained.tokenizer)
     _check_written(output, pretrained)

@@ -61,7 +61,16 @@ def read_config(path: epath.Path) -> BertConfig:
     kind = fields.get("model_type", "bert")
     if not isinstance(kind, str) or kind not in known:
         raise UserError(f"{path}: model_type {kind!r} is another architecture; supported: {', '.join(known)}")
+    architecture = next(iter(fields.get("architectures") or ()), "")
+    if "model_type" not in fields and (stated := _type_of_class(architecture)) not in ("", "bert"):
+        raise UserError(f"{path}: model_type is missing; set it to {stated!r}, the type of {architecture}")
     return families.module_of(known[kind]).read_config(path, fields)
+
+
+def _type_of_class(architecture: str) -> str:
+    """Returns the model type of a class of transformers; "" for a class of a family that is not read."""
+    name = architecture.lower()
+    return next((kind for kind in families.by_model_type() if name.startswith(kind.replace("-", ""))), "")
 
 
 def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:

@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from bertjax import families, objectives
+from bertjax import families, library_fields, objectives
 from bertjax.config import BertConfig, Compute, UserError, fields_of
 from bertjax.files import inside, read_json, read_whole
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
@@ -128,6 +128,14 @@ class Pretrained:
         positions = self.config.max_position_embeddings
         return self.settings.get("max_seq_length", min(positions, int(self.max_length or positions)))
 
+    @property
+    def model_max_length(self) -> int:
+        """The length that transformers truncates a text to: as the folder of the checkpoint states it, or the number of
+        positions."""
+        is_folder = not self.settings.get("task") and self.architecture != sentence_transformers.ARCHITECTURE
+        positions = self.config.max_position_embeddings
+        return self.max_seq_length if is_folder else min(positions, int(self.max_length or positions))
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -229,12 +237,20 @@ def _read_adapter(place: Place, config: BertConfig) -> tuple[dict, list[str], di
     architecture = huggingface.head_of(content["architectures"][0], content)
     rows = len(params["classifier"]["dense"]["bias"]) if "classifier" in params else 0
     known = dict(architecture=architecture, wordless=wordless, labels=labels if len(labels) == rows else ())
+    known["max_length"] = _max_length(place)
     if architecture.endswith("ForSequenceClassification"):
         known["problem_type"] = problem_type
     if base.format == "huggingface" and not place.vectors:
         theirs = base.folder, config, architecture, place.modules or base.modules
         known["settings"] = sentence_transformers.read_classifier(*theirs)
     return params, ignored, known
+
+
+def _max_length(place: Place) -> float | None:
+    """Returns the length that the files of the tokenizer of an adapter state; None if they state none."""
+    if tokenizer_files.file_in(place.folder) is None and place.base and place.base.format == "huggingface":
+        return tokenizer_files.max_length(place.base.folder)
+    return tokenizer_files.max_length(place.folder)
 
 
 def _open_adapter(place: Place) -> tuple[peft_adapter.Fields, dict[str, np.ndarray], dict]:
@@ -296,11 +312,17 @@ def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
 
 
 def read_with_tokenizer(path: epath.PathLike, dtype: str | None = None) -> Pretrained:
-    """As `read`, with another `dtype` if that is given. Also raises `UserError` if the checkpoint has no tokenizer."""
+    """As `read`, with another `dtype` if that is given. Prints a note of weights that are not read.
+
+    Also raises `UserError` if the checkpoint has no tokenizer.
+    """
     source = read(path)
     source = dataclasses.replace(source, dtype=dtype or source.dtype)
     if source.tokenizer is None:
         raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt or tokenizer.json")
+    if source.format in ("huggingface", "peft") and (names := sorted(source.ignored)):
+        more = f" and {len(names) - 8} more" * (len(names) > 8)
+        library_fields.note(epath.Path(source.path), f"weights that are not read: {', '.join(names[:8])}{more}")
     return source
 
 

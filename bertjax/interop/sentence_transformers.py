@@ -259,15 +259,13 @@ def read_classifier(
     return ml_collections.ConfigDict(settings)
 
 
-def of_classifier(settings: ml_collections.ConfigDict, problem_type: str) -> tuple[str, int]:
-    """Returns the activation of a classifier for CrossEncoder, "" for its default, and the most tokens, 0 if not known.
+def of_classifier(settings: ml_collections.ConfigDict, problem_type: str) -> str:
+    """Returns the activation of a classifier for CrossEncoder, "" for its default.
 
     `settings`: the settings of a run, or the settings that `read_classifier` returns.
     """
-    if "activation_fn" in settings:
-        return settings.activation_fn, settings.max_seq_length
-    is_run = bool(settings.get("task")) and problem_type == huggingface.REGRESSION
-    return (IDENTITY if is_run else ""), 0
+    is_number = bool(settings.get("task")) and problem_type == huggingface.REGRESSION
+    return settings.get("activation_fn", IDENTITY if is_number else "")
 
 
 def _fields(module: epath.Path, kind: str, expected: Mapping = {}) -> dict[str, Any]:

@@ -24,6 +24,10 @@ CLASSES = {
     Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", *GENERAL),
     Bytes.kind: GENERAL,
 }
+# The classes that give the types of tokens, unless model_input_names states otherwise, and how the classes of models end
+# that read pairs of texts.
+WITH_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
+WITH_PAIRS = ("ForSequenceClassification", "ForMultipleChoice", "ForQuestionAnswering", "ForNextSentencePrediction")
 # The classes that transformers reads a tokenizer of a model type with, unless a file states another one.
 BY_MODEL_TYPE = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer",
@@ -106,6 +110,7 @@ class _Config(TypedDict, total=False):
 
     model_type: str | None
     tokenizer_class: str | None
+    architectures: list[str] | None
 
 
 def file_in(folder: epath.Path) -> epath.Path | None:
@@ -269,11 +274,16 @@ def _check_unigram(folder: epath.Path, file: epath.Path, found: Tokenizer, setti
 
 def _check_inputs(folder: epath.Path, settings: _Settings) -> None:
     """Prints a note if transformers gives a model of token types no types: all of them are 0 then."""
-    names, model_type = settings.get("model_input_names"), _config(folder).get("model_type")
-    if names is not None and "token_type_ids" not in names and model_type in ("bert", "electra", "xlnet"):
-        text = (
-            "model_input_names has no token_type_ids, so that transformers has type 0 for all tokens; bertjax does not"
-        )
+    names, config, name = settings.get("model_input_names"), _config(folder), _class(folder, settings)
+    model_type, architecture = config.get("model_type"), next(iter(config.get("architectures") or ()), "")
+    if names is not None:
+        reason = "" if "token_type_ids" in names else "model_input_names has no token_type_ids"
+    else:
+        has_pairs = model_type == "xlnet" or architecture.endswith(WITH_PAIRS)  # XLNet's [CLS] has a type of its own
+        reason = f"{name or GENERAL[1]} of transformers 5 gives no token_type_ids" if has_pairs else ""
+        reason = "" if name in WITH_TYPES else reason
+    if reason and model_type in ("bert", "electra", "xlnet"):
+        text = f"{reason}, so that transformers has type 0 for all tokens; bertjax does not"
         note(folder / SETTINGS, text)
 
 

@@ -284,6 +284,19 @@ def test_fields_of_a_folder_are_obeyed_or_named(folder, capfd):
     assert huggingface.read_head(folder / "config.json")[1] == ()
 
 
+def test_an_output_layer_that_is_not_tied_is_named(folder, capfd):
+    tensors = safetensors.numpy.load_file(folder / huggingface.WEIGHTS)
+    words, bias = tensors["bert.embeddings.word_embeddings.weight"], tensors["cls.predictions.bias"]
+    tensors |= {"cls.predictions.decoder.weight": words + 1, "cls.predictions.decoder.bias": bias + 1}
+    safetensors.numpy.save_file(tensors, folder / huggingface.WEIGHTS)
+    with pytest.raises(UserError, match=r"decoder.bias differs from cls.predictions.bias; there is one bias"):
+        pretrained.read(folder)
+    edit(folder / "config.json", tie_word_embeddings=False)
+    source = pretrained.read_with_tokenizer(folder)
+    assert "cls.predictions.decoder.weight is not tied to the word embeddings" in source.no_words
+    assert "weights that are not read: cls.predictions.bias, cls.predictions.decoder.weight," in capfd.readouterr().err
+
+
 WITH_PREFIX = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 
 

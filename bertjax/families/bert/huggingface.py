@@ -156,6 +156,8 @@ class FolderLayout:
             elif not plain.endswith("embeddings.position_ids"):  # a constant: 0, 1, 2, ...
                 ignored.append(name)
         if "bias" in stored:
+            if fields.get("tie_word_embeddings") is False:  # Then transformers does not read the other bias.
+                variables[OUTPUT_BIAS] = stored["bias"]
             variables.setdefault(OUTPUT_BIAS, stored["bias"])
             if not np.array_equal(stored["bias"], variables[OUTPUT_BIAS]):
                 own = self.name_of(OUTPUT_BIAS, "ForMaskedLM")
