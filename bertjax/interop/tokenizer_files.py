@@ -24,8 +24,8 @@ CLASSES = {
     Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", *GENERAL),
     Bytes.kind: GENERAL,
 }
-# The classes that give the types of tokens, unless model_input_names states otherwise, and how the classes of models end
-# that read pairs of texts.
+# The classes that give the types of tokens, unless model_input_names states otherwise, and the ends of the names of the
+# models that read pairs of texts.
 WITH_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
 WITH_PAIRS = ("ForSequenceClassification", "ForMultipleChoice", "ForQuestionAnswering", "ForNextSentencePrediction")
 # The classes that transformers reads a tokenizer of a model type with, unless a file states another one.
