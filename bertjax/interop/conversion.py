@@ -213,6 +213,7 @@ def _changes(source: epath.Path, output: epath.Path) -> Iterator[str]:
             continue
         before, after = read_json(source / name), read_json(output / name)
         defaults = defaults_of("transformers", kind or before.get("model_type", "bert"))
+        defaults = tokenizer_files.FIXED | defaults if kind else defaults
         for field, value in before.items():
             is_same = field in after and after[field] == value
             is_left_out = field not in after and (value in (None, {}, []) or defaults.get(field, ...) == value)

@@ -214,7 +214,7 @@ DAMAGES = {  # a file; its new content, fields or name, or None without it; and 
     "no number": (CONFIG, dict(hidden_size="many"), "hidden_size is 'many', which is not a valid"),
     "not JSON": (CONFIG, b"{", "config.json: damaged"),
     "deberta": (CONFIG, dict(model_type="deberta"), "model_type 'deberta'.*supported: bert, gpt2"),
-    "distilbert": (CONFIG, dict(model_type="distilbert"), "config.json: dim is missing"),
+    "distilbert": (CONFIG, dict(model_type="distilbert"), "config.json: hidden_dim is missing"),
     "relative": (CONFIG, dict(position_embedding_type="relative_key"), "supported: 'absolute'"),
     "activation": (CONFIG, dict(hidden_act="swish"), "hidden_act 'swish' is not supported"),
     "wrong size": (CONFIG, dict(intermediate_size=64),
