@@ -57,7 +57,7 @@ def make_rows(
     instances = np.array(list(instances), np.int32).reshape(-1, 5)
     outside = _outside(instances[:, :4].reshape(-1, 2), len(tokens.ids))
     if data["next_sentence"] == "none":
-        separators = np.array(tokens.starts)[tokens.documents[1:]] - 1
+        separators = np.array([tokens.starts[place] for place in tokens.documents[1:]]) - 1
         outside = outside[np.isin(outside, separators, invert=True)]
         outside = _places_among_all(outside - np.searchsorted(separators, outside), of_all, documents)
     ids, sizes = assemble(tokens.ids, instances[:, :4], shape.length, tokenizer)
@@ -83,9 +83,9 @@ def _outside(spans: np.ndarray, size: int) -> np.ndarray:
 
 def _places_among_all(places: np.ndarray, tokens: Tokens, documents: np.ndarray) -> np.ndarray:
     """Returns the places among all tokens of places among the tokens of some documents, and of all other documents."""
-    edges = np.array(tokens.starts)[tokens.documents]
-    if len(documents) == len(edges) - 1:
+    if len(documents) == len(tokens.documents) - 1:
         return places
+    edges = np.array([tokens.starts[place] for place in tokens.documents])
     used = np.repeat(np.isin(np.arange(len(edges) - 1), documents), np.diff(edges))
     used[np.flatnonzero(used)[places]] = False
     return np.flatnonzero(~used)
