@@ -1,5 +1,6 @@
 """Converts checkpoints between the formats of `pretrained.FORMATS`, and writes a card beside Hugging Face's."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 
@@ -323,6 +324,8 @@ def _require_class(pretrained: Pretrained, to: str) -> None:
     try:
         (tf1 if to == "tf1" else huggingface).check_form(pretrained.config)
     except UserError as error:
-        raise UserError(
-            f"{pretrained.path}: a model with {error} has no place in --format={to}; only --format=bertjax keeps it"
-        ) from None
+        kept = "only --format=bertjax keeps it"
+        with contextlib.suppress(UserError):
+            huggingface.check_form(pretrained.config)
+            kept = "--format=huggingface and --format=bertjax keep it"
+        raise UserError(f"{pretrained.path}: a model with {error} has no place in --format={to}; {kept}") from None

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 
 import flax.linen as nn
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import families, tasks
+from bertjax import families, library, tasks
 from bertjax.config import Compute, UserError, fine_tuning_config, named_stages, stage
 from bertjax.families import transformer_xl
 from bertjax.families.with_heads import BertForMaskedLM, count_parameters, forward_flops
@@ -318,6 +319,33 @@ def test_a_run_is_converted_and_comes_back(family, run_of, tmp_path):
     if family != "bert":
         with pytest.raises(UserError, match=f"model.family = '{family}'"):
             tf1.check_form(source.config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_each_default_gives_a_result_or_a_line_with_a_remedy(family, run_of, tmp_path):
+    model = library.load(run_of(family))
+    kernel = np.eye(model.config.hidden_size, 3, dtype=np.float32)
+    params = {**model.params, "classifier": {"dense": {"kernel": kernel, "bias": kernel[0]}}}
+    changes = dict(params=params, labels=("O", "B-X", "I-X"), architecture="BertForTokenClassification")
+    tagger = library.Model(dataclasses.replace(model.source, **changes))
+    assert model.embed("the ship", pool="mean").shape == (1, model.config.hidden_size)
+    if family != "modernbert":  # whose taggers have one more layer
+        assert len(tagger.tag("the ship saw")[0]["tags"]) == 3
+    uses = [functools.partial(conversion.convert, run_of(family), tmp_path / to, to) for to in pretrained.FORMATS]
+    uses += [lambda: model.embed("the ship"), lambda: model.fill_mask("the [MASK]"), lambda: model.generate("the", 1)]
+    lines = []
+    for use in uses:
+        try:
+            assert use()
+        except UserError as error:
+            lines.append(str(error))
+    kept = (
+        "--format=huggingface and --format=bertjax keep it" if family in WRITTEN else "only --format=bertjax keeps it"
+    )
+    for line in lines:
+        assert "\n" not in line
+        assert re.search(f"there are .*embed, encode|pool='mean' makes|; {kept}$", line), line
 
 
 @pytest.fixture(scope="module")
