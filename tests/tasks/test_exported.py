@@ -18,6 +18,7 @@ import tokenizers
 from bertjax import experiment, families, library
 from bertjax.config import Compute, UserError, pretraining_config
 from bertjax.tasks.exported import onnx, stablehlo
+from bertjax.text.words import whole_characters
 from tests.test_library import made
 
 
@@ -158,7 +159,7 @@ def compare_answers(model, read, rng):
             assert said["answer"] == "" and said["null_odds"] is None
             continue
         i, j = max(scores, key=scores.get)
-        assert (said["start"], said["end"]) == (encoding.offsets[i][0], encoding.offsets[j][1])
+        assert (said["start"], said["end"]) == whole_characters(context, encoding.offsets[i][0], encoding.offsets[j][1])
         assert said["answer"] == context[said["start"] : said["end"]] and 0 < said["probability"] <= 1
         np.testing.assert_allclose(said["null_odds"], start[0] + end[0] - scores[i, j], rtol=1e-4, atol=1e-5)
 
