@@ -366,8 +366,8 @@ def pretraining_config() -> ml_collections.ConfigDict:
     # Windows of the held-out text of each source whose bits per byte are measured; of init_checkpoint as well, if there
     # is one; 0: none.
     config.eval.bits_windows = 0
-    # With data.stream, held-out text is read with a memory of so many tokens, and what is farther away than
-    # `clamp_length` counts as so far; 0: as in training. Dai et al. 2019 evaluate with longer memories than they train.
+    # With data.stream: the tokens of memory for held-out text, and the largest distance between two tokens, to which
+    # larger distances are clamped; 0: as in training. Dai et al. 2019 evaluate with longer memories than they train.
     config.eval.memory_length = 0
     config.eval.clamp_length = 0
     config.eval.fill_masks = ("the man went to the [MASK] to buy a [MASK] of milk .",)  # printed after training

@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
 
     given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value, _PART.value)
     print(conversion.convert(*given, _PUSH.value, _PRIVATE.value, _BASE.value), flush=True)
-    if _FORMAT.value != "peft":  # an adapter is no model by itself
+    if _FORMAT.value != "peft":  # an adapter alone is not a model
         command.print_next(*command.uses_of(_OUTPUT.value))
 
 

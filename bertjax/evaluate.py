@@ -1,11 +1,11 @@
 """Evaluates a checkpoint, without training: python -m bertjax.evaluate --checkpoint=runs/mine --data=test.csv
 
 With a fine-tuned run, --data is a labelled file like its dev set; prints the same scores, with the thresholds that the
-dev set decided. With any checkpoint that has vectors of texts, --form, --texts and --label say what --data is, as
-config.data does: --data=BEIR/scifact --form=search. With a pre-trained checkpoint, --pairs are minimal pairs: each line
-of the file is an object with a `good` and a `bad` sentence and perhaps its `paradigm` and `phenomenon`, as in BLiMP
-(Warstadt et al. 2020), whose own files are read as well. Prints the share of pairs whose good sentence has the higher
-likelihood; of a model that fills masks, this is the pseudo-log-likelihood. Chance is 50 %. --checkpoint takes any
+dev set decided. With any checkpoint that makes vectors of texts, --form, --texts and --label describe --data, as
+config.data does in a run: --data=BEIR/scifact --form=search. With a pre-trained checkpoint, --pairs are minimal pairs:
+each line of the file is an object with a `good` and a `bad` sentence and perhaps its `paradigm` and `phenomenon`, as in
+BLiMP (Warstadt et al. 2020), whose own files are read as well. Prints the share of pairs whose good sentence has the
+higher likelihood; a model that fills masks has a pseudo-log-likelihood instead. Chance is 50 %. --checkpoint takes any
 checkpoint that bertjax.predict takes.
 """
 

@@ -1,10 +1,10 @@
 """Extracts vectors or hidden states of texts: python -m bertjax.extract --checkpoint=runs/mine --pool=mean \\
 --input=texts.txt --output=vectors.npy
 
-A checkpoint that makes vectors of texts (a run that learnt to, a folder of sentence-transformers) writes these,
-`vectors` [texts, width]; from any other, --pool=mean makes one of a text's hidden states, also those of [CLS] and
-[SEP], --pool=cls takes that of [CLS], --pool=last that of the last token. --output is an .npy, an .npz or a .parquet. A
-command that was interrupted goes on where it was when it is given again.
+A checkpoint that makes vectors of texts (a run of `embed`, a folder of sentence-transformers) writes its vectors,
+`vectors` [texts, width]. With any other checkpoint, --pool=mean writes the mean of the hidden states of a text, [CLS]
+and [SEP] included; --pool=cls writes the hidden state of [CLS], and --pool=last the hidden state of the last token.
+--output is an .npy, an .npz or a .parquet. The same command resumes after an interruption.
 
 Without vectors and --pool, writes the hidden states of all tokens to an .npz: `hidden` [tokens of all texts, width]
 and `offsets` [texts + 1]; text i, with its [CLS] and [SEP], has the rows from offsets[i] to offsets[i + 1].
@@ -38,7 +38,10 @@ _PROMPT = flags.DEFINE_string(
     "sentence-transformers (whose default prompt is the default), or the words themselves.",
 )
 _WIDTH = flags.DEFINE_integer(
-    "width", 0, "Of vectors trained so (loss.widths): the first so many numbers, normalized anew.", lower_bound=0
+    "width",
+    0,
+    "Cuts vectors to this width and normalizes them anew; the run must have trained this width (loss.widths).",
+    lower_bound=0,
 )
 _LAYERS = flags.DEFINE_string(
     "layers",

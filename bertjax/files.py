@@ -1,7 +1,7 @@
 """Writes files atomically, and files that grow; reads JSON that anyone may have written.
 
-What fails for a reason that may pass, such as a network file system's, is tried again; the libraries of object stores
-do that by themselves.
+An operation is tried again after a temporary error of a network file system. The libraries of object stores retry by
+themselves.
 """
 
 import contextlib

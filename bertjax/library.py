@@ -132,7 +132,7 @@ class Model:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> list[str]:
-        """Continues each text by up to so many pieces, which are chosen as `generation.Sampling` says."""
+        """Continues each text by up to `pieces` pieces; `generation.Sampling` describes the other arguments."""
         self._require("generate")
         for name, value, least in (("pieces", pieces, 0), ("top_k", top_k, 0)):
             _check_number(name, value, least)
@@ -176,7 +176,7 @@ class Model:
         Args:
           prompt: what comes before each text: "query", "document", another prompt of a folder of
             sentence-transformers, or the words themselves; None: in a run "query", in such a folder its default prompt.
-          width: the first so many numbers of vectors that were trained for it, normalized anew; 0: all.
+          width: keeps the first `width` numbers of vectors that were trained for it, normalized anew; 0: all.
           pool: mean, cls or last makes a vector of a text's hidden states, with any checkpoint and without prompts.
           layers: which hidden states, with `pool`: last unless given, as sentence-transformers does.
         """
@@ -402,7 +402,7 @@ def _config(given: Config, overrides: Mapping[str, Any]) -> ConfigDict:
 
 
 def _plain(texts: Texts) -> list[str]:
-    """Returns texts as a list. Raises `UserError` for what is none."""
+    """Returns texts as a list. Raises `UserError` if one is not a str."""
     found = _listed(texts)
     for number, text in enumerate(found):
         if not isinstance(text, str):
@@ -411,7 +411,7 @@ def _plain(texts: Texts) -> list[str]:
 
 
 def _parts(texts: Parts) -> list[tuple[str, ...]]:
-    """Returns texts as tuples of their parts. Raises `UserError` for what is none."""
+    """Returns texts as tuples of their parts. Raises `UserError` if a part is not a str."""
     found = _listed(texts)
     divided = [tuple(each) if isinstance(each, list | tuple) else (each,) for each in found]
     for number, parts in enumerate(divided):
@@ -421,7 +421,7 @@ def _parts(texts: Parts) -> list[tuple[str, ...]]:
 
 
 def _listed(texts: Any) -> list[Any]:
-    """Returns one text, or several, as a list. Raises `UserError` for what is none."""
+    """Returns one text, or several, as a list. Raises `UserError` for another type."""
     if isinstance(texts, str):
         return [texts]
     try:

@@ -1,4 +1,4 @@
-"""Converts checkpoints between the formats of `pretrained.FORMATS`, and writes a card beside Hugging Face's."""
+"""Converts checkpoints between the formats of `pretrained.FORMATS`, and writes model cards."""
 
 import contextlib
 import dataclasses

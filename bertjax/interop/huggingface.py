@@ -1,6 +1,6 @@
 """Hugging Face folders: config.json, safetensors in one or several files, and the tokenizer.
 
-What they hold of a model is said by its family, in the module that `Family.huggingface` names.
+Each family reads and writes its own fields and tensors, in the module that `Family.huggingface` names.
 """
 
 import contextlib
@@ -306,7 +306,7 @@ def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[
 
 
 def _tokenizer_config(config: BertConfig, inputs: Sequence[str], tokenizer: Tokenizer, max_length: int) -> str:
-    """Returns the tokenizer_config.json with which `AutoTokenizer` reads the tokenizer.json beside it."""
+    """Returns a tokenizer_config.json, which `AutoTokenizer` needs to read the tokenizer.json beside it."""
     names = ("pad", "unk", "cls", "sep", "mask")
     special = {f"{name}_token": tokenizer.pieces[getattr(tokenizer, f"{name}_id")] for name in names}
     is_wordpiece = tokenizer.kind == "wordpiece"

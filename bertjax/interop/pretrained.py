@@ -36,7 +36,7 @@ class Pretrained:
       ignored: names of arrays in the files that are not part of BERT.
       architecture: the class of transformers, if known.
       labels: names of a classifier's labels.
-      problem_type: what transformers calls the problem of a classifier whose rows do not say it.
+      problem_type: the `problem_type` of config.json, if the rows of the classifier do not imply it.
       settings: the config of the run; of a folder of sentence-transformers the fields that a run would have; else
         empty.
       dtype: type that predictions compute in, as `config.dtype`: the run's; auto for other formats.

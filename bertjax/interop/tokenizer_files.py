@@ -1,4 +1,7 @@
-"""The tokenizer beside a checkpoint of others: read if all that the folder says of it is what we do, else refused."""
+"""Reads the tokenizer of a folder of transformers or of Google.
+
+A folder whose settings ask for other steps than bertjax takes is refused.
+"""
 
 import re
 from typing import Any, TypedDict

@@ -300,7 +300,7 @@ def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) ->
     Args:
       prompt: what comes before each text: the name of a prompt, such as `QUERY` or `DOCUMENT`, or the words themselves;
         None: that of `ANY`, see `prompts_of`.
-      width: their first so many numbers, normalized anew if vectors are; 0: all.
+      width: keeps the first `width` numbers, normalized anew if vectors are; 0: all.
 
     Raises `UserError` if vectors are not so wide.
     """

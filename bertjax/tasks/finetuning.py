@@ -150,8 +150,8 @@ class Dataset:
       texts: the parts of each training example's text, which a teacher with another tokenizer can read; empty if the
         examples are not whole texts.
       forms: the forms of `train` and then of `others`, which choose the prompts of a teacher; empty without forms.
-      taught: (teacher) -> what it says of each training example, of `train` and then of `others`, where that is not
-        logits of `labels`. Raises `UserError` for a teacher that cannot.
+      taught: (teacher) -> targets for each training example, first of `train` and then of `others`, if the targets are
+        not logits of `labels`. Raises `UserError` for a teacher without such targets.
     """
 
     output_layer: OutputLayer

@@ -27,13 +27,13 @@ class Neighbours(NamedTuple):
 
 
 def nearest(queries, documents, k: int, similarity: str = "cosine", bar: Bar | None = None) -> Neighbours:
-    """Finds the `k` nearest of documents `[documents, width]` of each of queries `[queries, width]`.
+    """Finds the `k` nearest documents `[documents, width]` for each query `[queries, width]`.
 
-    `similarity`: by cosines, or by dot products, see `metrics.comparable`.
+    `similarity`: cosine or dot, see `metrics.comparable`.
 
-    Where there are fewer documents, all are found. Computes on one device of this host, in memory that does not depend
-    on how many there are, besides that of the vectors and of what is found. `bar` counts the pairs of a query and a
-    document that are compared.
+    With fewer than `k` documents, all documents are returned. The search runs on one device of this host. Apart from
+    the vectors and the results, its memory does not grow with the number of queries and documents. `bar` counts the
+    pairs of a query and a document that are compared.
     """
     device = jax.local_devices()[0]
     k = min(k, len(documents))

@@ -12,9 +12,10 @@ def encode_pairs(
 ):
     """Encodes `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`; returns ids, token types, and the number of tokens cut off.
 
-    What surrounds the texts is as the tokenizer says. A pair that is too long loses the last token of its longer side,
-    repeatedly (run_classifier._truncate_seq_pair). Where both sides are cut and the room is odd, the first one keeps a
-    token more; with `longer_keeps_more` the longer one does, or the second of equal ones, as in the tokenizers library.
+    The tokenizer decides which special pieces surround the texts. A pair that is too long loses the last token of its
+    longer side, repeatedly (run_classifier._truncate_seq_pair). If both sides are cut and the room is odd, the first
+    side keeps one token more. With `longer_keeps_more`, the longer side keeps it, or the second of two equal sides, as
+    in the tokenizers library.
     """
     encoded = [tokenizer.encode_ids(firsts), tokenizer.encode_ids(seconds) if seconds is not None else None]
     is_pair = seconds is not None

@@ -340,7 +340,7 @@ def test_a_pickle_needs_a_torch_that_opens_it_safely(folder, monkeypatch):
 SETTINGS, JSON = "tokenizer_config.json", "tokenizer.json"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 WHOLE = "all of tokenizer.json"
-FOREIGN = {  # what a folder says of its tokenizer, and why it is not read
+FOREIGN = {  # files beside a tokenizer, and the reason why the tokenizer is refused
     "class in config.json": ({"config.json": {"tokenizer_class": "BertJapaneseTokenizer"}}, "BertJapaneseTok.* is not"),
     "truncation": ({SETTINGS: {"truncation_side": "left"}}, "truncation_side 'left' is not supported"),
     "code": ({SETTINGS: {"auto_map": {"AutoTokenizer": ["mine.Mine", None]}}}, "auto_map .* is not supported"),

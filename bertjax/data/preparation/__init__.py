@@ -242,8 +242,8 @@ def shapes(config) -> tuple[RecordShape, ...]:
 def unfinished(output: epath.Path, identity: str, corpus_identity: str) -> str:
     """Returns the local folder of what is kept between the passes: in the output, or in TMPDIR if that is remote.
 
-    Keeps there what a run of the same identity that was stopped has finished, and deletes what others have left. If the
-    corpus has changed, blocks whose text has not are kept.
+    Blocks of a stopped run with the same identity are kept, and files of other runs are deleted. If the corpus has
+    changed, blocks with the same text are kept.
     """
     if "://" not in str(output):
         folder = output / UNFINISHED

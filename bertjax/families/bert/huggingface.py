@@ -43,7 +43,7 @@ FINE_TUNED_NAMES = {
     "cls/squad/output_bias": "qa_outputs.bias",
 }
 OUTPUT_BIAS = "cls/predictions/output_bias"
-# What some files have beside the word embeddings and `OUTPUT_BIAS`, to which it is equal.
+# Copies of the word embeddings and of `OUTPUT_BIAS`, which some files have.
 DECODER = {"weight": "cls/predictions/decoder/kernel", "bias": "cls/predictions/decoder/bias"}
 
 # Fields of config.json with the only value that is supported.
