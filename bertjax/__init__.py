@@ -10,7 +10,7 @@ __version__ = "0.1.0"  # setup.py reads this line
 __all__ = ["Answer", "Classified", "Filled", "Model", "Tagged", "UserError", "load", "prepare", "train"]
 
 if TYPE_CHECKING:
-    from bertjax.config import UserError
+    from bertjax.config.defaults import UserError
     from bertjax.library import Answer, Classified, Model, Tagged, load, prepare, train
     from bertjax.tasks.fill_mask import Filled
 else:

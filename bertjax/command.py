@@ -18,8 +18,8 @@ from logging import getLogger
 import ml_collections
 from absl import app, flags
 
-from bertjax import experiment
-from bertjax.config import UserError
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError
 from bertjax.sharding.topology import has_accelerator
 from bertjax.validation import DTYPES
 
@@ -40,7 +40,7 @@ def define_config_flag() -> _Config:
     flags.DEFINE_string(
         "config",
         None,
-        f"An experiment: {', '.join(experiment.shipped())}, NAME:ARGUMENT as in small:mini, or the path of a Python"
+        f"An experiment: {', '.join(experiments.shipped())}, NAME:ARGUMENT as in small:mini, or the path of a Python"
         " file. --config.x.y=VALUE overrides a field.",
     )
     return _config
@@ -48,7 +48,7 @@ def define_config_flag() -> _Config:
 
 def experiment_name() -> str:
     """Returns the experiment's name for use as a folder: "small-mini" for --config=small:mini."""
-    return experiment.name(flags.FLAGS.config)
+    return experiments.name(flags.FLAGS.config)
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -200,7 +200,7 @@ def config_arguments() -> list[str]:
     for argument in itertools.takewhile(lambda word: word != "--", arguments):
         name, has_value, _ = argument.lstrip("-").partition("=")
         if argument.startswith("-") and name.split(".")[0] in ("config", "noconfig"):
-            is_switch = "." in name and experiment.find_field(_config.value, name.partition(".")[2]).kind is bool
+            is_switch = "." in name and experiments.find_field(_config.value, name.partition(".")[2]).kind is bool
             kept += [argument] if has_value or is_switch else [argument, next(arguments, "")]
     return kept
 
@@ -297,12 +297,12 @@ def _parse(argv: list[str]) -> list[str]:
     try:
         argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
         if "config" in flags.FLAGS:
-            _config.value, argv = experiment.from_arguments(argv)
+            _config.value, argv = experiments.from_arguments(argv)
         return flags.FLAGS(argv)
     except (UserError, flags.Error) as error:
         message = " ".join(str(error).split())
         if missing := _MISSING.findall(message):
             message = f"{', '.join(missing)}: {'is' if len(missing) == 1 else 'are'} missing"
-        if missing or isinstance(error, experiment.MissingExperiment):
+        if missing or isinstance(error, experiments.MissingExperiment):
             message += f"; an example of the command: {example_in(sys.modules['__main__'].__doc__)}"
         raise UserError(message) from None

@@ -20,8 +20,10 @@ from etils import epath
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
-from bertjax import experiment, families, surrogates, tasks
-from bertjax.config import BertConfig, UserError
+from bertjax import families, tasks
+from bertjax.common import surrogates
+from bertjax.config import experiments
+from bertjax.config.defaults import BertConfig, UserError
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.model.layer_choice import WITHOUT_WEIGHTS, check_layers
@@ -342,7 +344,7 @@ def train(config: Config, workdir: Path | None = None, overrides: Mapping[str, A
     if workdir is None:
         if isinstance(config, ConfigDict):
             raise UserError("workdir: name the folder of the run; a config by itself has no name")
-        workdir = f"runs/{experiment.name(os.fspath(config))}"
+        workdir = f"runs/{experiments.name(os.fspath(config))}"
 
     from bertjax.tasks.launch import launch
 
@@ -390,14 +392,14 @@ def _config(given: Config, overrides: Mapping[str, Any]) -> ConfigDict:
     if isinstance(given, ConfigDict):
         config = given.copy_and_resolve_references().lock()
     else:
-        config = experiment.load(os.fspath(given))
+        config = experiments.load(os.fspath(given))
     width = config.get("model", {}).get("hidden_size")
     for name, value in overrides.items():
         try:
-            experiment.find_field(config, name).set(value)
+            experiments.find_field(config, name).set(value)
         except UserError as error:
             raise UserError(f"{name} = {value!r}: {error}") from None
-    experiment.note_overrides(config, overrides, width)
+    experiments.note_overrides(config, overrides, width)
     return config
 
 

@@ -15,12 +15,12 @@ flags.mark_flags_as_required(["checkpoint", "input", "output"])
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.config import UserError
+    from bertjax.config.defaults import UserError
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --input= and --output=")
 
-    from bertjax.files import write_whole
+    from bertjax.common.files import write_whole
     from bertjax.interop import pretrained
     from bertjax.tasks import of_checkpoint
 

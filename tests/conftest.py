@@ -36,7 +36,7 @@ import filelock
 import jax
 import pytest
 
-from bertjax.config import named_stages, pretraining_config, stage
+from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.data.batches.readers import plain
 from bertjax.sharding.mesh import make_mesh
 

@@ -201,8 +201,8 @@ def _run(module: str) -> None:
         bertjax.tasks.launch.draw = lambda workdir: None
         bertjax.data.preparation.worker_pool = in_process_pool
         bertjax.data.preparation.vocabulary.worker_pool = in_process_pool
-        parts = bertjax.stages.parts_of
-        bertjax.stages.parts_of = lambda stage, batch_size: [] if stage.steps == 1 else parts(stage, batch_size)
+        parts = bertjax.config.stages.parts_of
+        bertjax.config.stages.parts_of = lambda stage, batch_size: [] if stage.steps == 1 else parts(stage, batch_size)
     if os.environ.get(QUICK) == "untrained":
         bertjax.training.run.train = lambda *_, **__: sys.exit(0)
     if "BERTJAX_TEST_COVERAGE" in os.environ:
@@ -228,11 +228,11 @@ if __name__ == "__main__":
     import matplotlib.figure  # noqa: F401
 
     import bertjax.budget.plan
+    import bertjax.config.stages
     import bertjax.data.batches.pipeline
     import bertjax.data.batches.readers.plain
     import bertjax.data.preparation
     import bertjax.interop.pretrained
-    import bertjax.stages
     import bertjax.tasks.launch
     import bertjax.tasks.pretraining
     import bertjax.training.run

@@ -15,8 +15,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from bertjax import experiment
-from bertjax.config import pretraining_config
+from bertjax.config import experiments
+from bertjax.config.defaults import pretraining_config
 from bertjax.families.distilbert import DistilBertConfig
 from bertjax.families.eurobert import EuroBertConfig
 from bertjax.families.with_heads import BertForMaskedLM
@@ -114,7 +114,7 @@ def _needs(words: list[str]) -> Iterator[str]:
 
 def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
     """Returns flags that shorten the run of these arguments to seconds. Stages of one step do not run, see `QUICK`."""
-    config, _ = experiment.from_arguments(arguments)
+    config, _ = experiments.from_arguments(arguments)
     microbatches = min(config.microbatches, 2)
     small = dict(batch_size=16 * microbatches, microbatches=microbatches, log_every_steps=1, kernels="no")
     if config.sinks == pretraining_config().sinks:

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, UserError, dropout_fields, model_size
+from bertjax.config.defaults import BertConfig, UserError, dropout_fields, model_size
+from bertjax.config.stages import stages_of
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.stages import stages_of
 from bertjax.tasks import bits, validate
 from bertjax.text.tokenizer import SPECIAL_PIECES, Encoding, WordPiece
 from experiments.ablations import bits as bits_command

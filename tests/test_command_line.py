@@ -12,9 +12,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bertjax import __main__, __version__, experiment
+from bertjax import __main__, __version__
 from bertjax.command import lines
-from bertjax.config import UserError
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError
 from experiments.benchmarks import installs
 from tests.processes import ROOT
 
@@ -44,7 +45,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def parse(*arguments):
-    return experiment.from_arguments(["bertjax", *arguments])
+    return experiments.from_arguments(["bertjax", *arguments])
 
 
 @pytest.mark.parametrize("arguments, path, value", [
@@ -73,7 +74,7 @@ def parse(*arguments):
 def test_an_override_is_read_as_its_field_is(mine, arguments, path, value):
     for order in (["--config=mine.py", *arguments], [*arguments, "--config", "mine.py"]):
         config, rest = parse(*order, "text", "--", "--config.batch_size=many")
-        field = experiment.find_field(config, path)
+        field = experiments.find_field(config, path)
         assert field.value == value and type(field.value) is type(value)
         assert "--config=mine.py" in rest or rest[1:3] == ["--config", "mine.py"]
         assert rest[-3:] == ["text", "--", "--config.batch_size=many"]
@@ -156,7 +157,7 @@ def test_without_an_experiment_those_that_there_are_are_named(arguments):
 
 
 def test_a_run_is_named_after_its_experiment():
-    names = [experiment.name(e) for e in ("glue:mrpc", "experiments/glue.py:mrpc", "base", "a.b/my.v2.py")]
+    names = [experiments.name(e) for e in ("glue:mrpc", "experiments/glue.py:mrpc", "base", "a.b/my.v2.py")]
     assert names == ["glue-mrpc", "glue-mrpc", "base", "my.v2"]
 
 
@@ -164,7 +165,7 @@ def test_experiments_are_found_by_name_and_a_file_wins(mine):
     config, _ = parse("--config=glue:rte")
     assert (config.task, config.data.name) == ("glue", "rte")
     for path in (ROOT / "experiments").glob("*.py"):
-        assert experiment.load(path.stem) == experiment.load(str(path))
+        assert experiments.load(path.stem) == experiments.load(str(path))
     (mine / "base").write_text(MINE)
     assert parse("--config=base:own")[0].kind == "own"
     (mine / "quick").mkdir()

@@ -13,9 +13,10 @@ import time
 
 import pytest
 
-from bertjax import experiment, tasks
+from bertjax import tasks
 from bertjax.__main__ import COMMANDS
-from bertjax.config import UserError
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError
 from bertjax.sharding.topology import has_accelerator
 from bertjax.tasks.launch import launch
 from tests.conftest import make_corpus
@@ -329,7 +330,7 @@ def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     records = str(trained[0] / "run/records")
     arguments = [f"--config.{setting.replace('RECORDS', records)}" for setting in settings]
-    config, _ = experiment.from_arguments(["bertjax", *base(*TINY, *arguments)])
+    config, _ = experiments.from_arguments(["bertjax", *base(*TINY, *arguments)])
     with pytest.raises(UserError) as error:
         tasks.validate(config)
         launch(config, tmp_path / "run")

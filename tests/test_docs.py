@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from bertjax.config import BertConfig, UserError
-from bertjax.experiment import find_field, load
+from bertjax.config.defaults import BertConfig, UserError
+from bertjax.config.experiments import find_field, load
 from bertjax.families.with_heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.interop import huggingface
 from bertjax.text import learning

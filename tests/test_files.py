@@ -6,8 +6,8 @@ import types
 import pytest
 from etils.epath import gpath
 
-from bertjax import files
-from bertjax.config import UserError
+from bertjax.common import files
+from bertjax.config.defaults import UserError
 from bertjax.data.preparation import prepare
 from bertjax.training.logging import MetricsWriter
 from bertjax.training.sinks.jsonl import read_metrics

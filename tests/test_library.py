@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import bertjax
-from bertjax import experiment, library
-from bertjax.config import UserError
+from bertjax import library
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
 from bertjax.tasks.generation import Sampling, generate
@@ -144,7 +145,7 @@ def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
         "from bertjax.config import pretraining_config\ndef get_config(size='1'):\n    config = pretraining_config()\n"
         "    config.data.corpus = 'pydoc'\n    config.seed = int(size)\n    return config\n"
     )
-    own = experiment.load("quickstart")
+    own = experiments.load("quickstart")
     before = own.to_dict()
     changes = {"stages.short.steps": 7, "model.num_hidden_layers": 3, "sinks": ("tensorboard",)}
     assert bertjax.train("quickstart", overrides=changes).name == "quickstart"
@@ -165,7 +166,7 @@ def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
     (("quickstart", "w", {"batch_size": 0}), "config.batch_size = 0: must be at least 1"),
     (("quickstart", "w", {"task": "squad"}), "task = 'squad': an experiment is for one task"),
     (("classify",), "config.data.path = '': say where the data is"),
-    ((experiment.load("quickstart"),), "workdir: name the folder of the run"),
+    ((experiments.load("quickstart"),), "workdir: name the folder of the run"),
 ])  # fmt: skip
 def test_mistakes_in_a_config_are_told_before_anything_runs(launched, arguments, message):
     with pytest.raises(UserError, match=re.escape(message)):

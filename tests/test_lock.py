@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from bertjax import lock
-from bertjax.config import UserError
+from bertjax.common import lock
+from bertjax.config.defaults import UserError
 
 
 @pytest.fixture

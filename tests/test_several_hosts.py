@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import experiment
-from bertjax.config import named_stages, stage
+from bertjax.config import experiments
+from bertjax.config.defaults import named_stages, stage
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint
 from bertjax.training.sinks.jsonl import read_metrics
@@ -112,7 +112,7 @@ def assert_same_run(workdir, alone):
 def test_two_hosts_go_on_where_one_stopped_stop_together_and_end_as_one_would_have(config_file, tmp_path):
     """The two have another mesh. SIGTERM reaches the second only, as when one VM is taken away."""
     alone = tmp_path / "alone"
-    launch(experiment.load(str(config_file)), alone)
+    launch(experiments.load(str(config_file)), alone)
     workdir = shutil.copytree(alone, tmp_path / "run")
     for step in checkpoint.steps(alone):  # as if it had been stopped at step 5
         if step > 5:

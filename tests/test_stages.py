@@ -7,8 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import experiment, families, tasks
-from bertjax.config import UserError, named_stages, stage
+from bertjax import families, tasks
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError, named_stages, stage
+from bertjax.config.stages import config_after, config_in, stages_of, steps_for, total_steps
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
 from bertjax.data.preparation import prepare
@@ -16,7 +18,6 @@ from bertjax.data.records import RecordSet, mixed
 from bertjax.interop import conversion, pretrained
 from bertjax.model.dropout import row_keys
 from bertjax.sharding.mesh import make_mesh
-from bertjax.stages import config_after, config_in, stages_of, steps_for, total_steps
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
@@ -116,7 +117,7 @@ def test_tokens_and_growing_batches_make_steps(records):
     ("1b", 5e-4, 5e-5, 2e9, 3e9, 1 / 3),
 ])  # fmt: skip
 def test_ettins_phases_are_those_of_its_configs(size, peak, weight_decay, warmup, ramp, share):
-    config = experiment.load(f"modern:{size}")
+    config = experiments.load(f"modern:{size}")
     found = stages_of(config)
     tokens = {name: sum(s.steps * s.tokens_per_step for s in found if s.name == name) for name in config.stages}
     assert tokens == pytest.approx(dict(pretraining=1.7e12, context=250e9 * share, decay=50e9 * share), rel=1e-3)
@@ -366,14 +367,14 @@ def test_flags_change_a_stage():
     changes = "decay.batch_size=512 decay.model.local_rope_theta=5e4 decay.optimizer.decay_to=.1 "
     changes += "pretraining.tokens=1e12 context.data.masked_lm_split=(.5,.25,.25)"
     flags = [f"--config.stages.{change}" for change in changes.split()]
-    config, _ = experiment.from_arguments(["--config=modern:17m", "--config.data.corpus=x", *flags])
+    config, _ = experiments.from_arguments(["--config=modern:17m", "--config.data.corpus=x", *flags])
     tasks.validate(config)
     last = stages_of(config)[-1]
     assert (last.batch_size, last.changes["model.local_rope_theta"]) == (512, 5e4)
     assert config_in(config, last).optimizer.decay_to == 0.1
     for wrong in ("stages.decay.seed", "stages.decay.model.hidden_size", "stages.nowhere.steps"):
         with pytest.raises(UserError, match="has no field"):
-            experiment.from_arguments(["--config=modern:17m", f"--config.{wrong}=1"])
+            experiments.from_arguments(["--config=modern:17m", f"--config.{wrong}=1"])
 
 
 # Sources that are mixed when they are read.

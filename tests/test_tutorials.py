@@ -11,10 +11,11 @@ import types
 
 import pytest
 
-from bertjax import experiment, families, objectives
+from bertjax import families, objectives
 from bertjax.__main__ import COMMANDS
 from bertjax.command import example_in
-from bertjax.config import fine_tuning_config, pretraining_config
+from bertjax.config import experiments
+from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.tasks import TASKS, validate
 from bertjax.training import optimizers, schedules, sinks
 from tests.pages import OTHERS, PAGES, ROOT, SITE, blocks_of, module_of, split_redirection
@@ -82,7 +83,7 @@ def _given(flags, arguments):
     """Returns the names of the flags that are given; parses their values, and those of the config."""
     known = {flag.name: flag for flag in flags}
     if "config" in known:
-        config, arguments = experiment.from_arguments(arguments)
+        config, arguments = experiments.from_arguments(arguments)
         validate(config, with_data=False)
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     given = [argument[2:].partition("=") for argument in own if argument.startswith("--")]

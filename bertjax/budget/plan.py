@@ -16,19 +16,20 @@ import jax
 import ml_collections
 from etils import epath
 
-from bertjax import budget, experiment, tasks
+from bertjax import budget, tasks
 from bertjax.budget import choice, machine, recipes, survey
 from bertjax.budget.choice import Sizes, Text
 from bertjax.budget.description import lines_of_data, lines_of_run, lines_of_text
 from bertjax.budget.steps import END_SECONDS, SPARE, StepTimes, fields_of_steps, fields_that_fit, in_units, measure
-from bertjax.config import UserError, stage
-from bertjax.data.progress import describe_bytes, duration, phase
+from bertjax.common.files import read_json, write_whole
+from bertjax.common.progress import describe_bytes, duration, phase
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError, stage
+from bertjax.config.lists import corpus_sources
+from bertjax.config.stages import predictions_for, stages_of
 from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import read_manifest
-from bertjax.files import read_json, write_whole
-from bertjax.lists import corpus_sources
 from bertjax.sharding import hosts
-from bertjax.stages import predictions_for, stages_of
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.memory import require_room
@@ -123,7 +124,7 @@ def _chosen(config, workdir: epath.Path, began: float) -> Iterator[None]:
 
 def _asked(config) -> dict[str, Any]:
     """Returns the budget, the recipe and the fields that the user has set, with the types of JSON."""
-    fields = {name: experiment.find_field(config, name).value for name in config.overrides}
+    fields = {name: experiments.find_field(config, name).value for name in config.overrides}
     return json.loads(json.dumps({"budget": config.budget, "recipe": config.get("recipe", ""), **fields}))
 
 
@@ -149,7 +150,7 @@ def _write(workdir: epath.Path, plan: Plan) -> None:
 
 def apply(config, fields: dict[str, Any]) -> None:
     """Sets fields of a config, but for those that the user has set."""
-    set_by_user = {name: experiment.find_field(config, name).value for name in config.overrides}
+    set_by_user = {name: experiments.find_field(config, name).value for name in config.overrides}
     with config.unlocked():
         for name, value in fields.items():
             section, _, last = name.rpartition(".")
@@ -160,7 +161,7 @@ def apply(config, fields: dict[str, Any]) -> None:
                 value = tuple(value)
             holder[last] = value
     for name, value in set_by_user.items():
-        experiment.find_field(config, name).set(value)
+        experiments.find_field(config, name).set(value)
 
 
 # The sizes.

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 
 import ml_collections
 
-from bertjax import experiment, families
-from bertjax.config import UserError, named_stages, pretraining_config, stage
-from bertjax.stages import predictions_for
+from bertjax import families
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError, named_stages, pretraining_config, stage
+from bertjax.config.stages import predictions_for
 
 NO_CHOICE = ("budget", "overrides", "recipe")  # fields of a config that are neither chosen nor kept
 
@@ -59,7 +60,7 @@ def prepared(config) -> ml_collections.ConfigDict:
     copy = recipe_config(config.recipe) if config.recipe != made_with else config.copy_and_resolve_references().lock()
     try:
         for name in sorted(names) if copy.model.family != config.model.family else ():
-            experiment.find_field(copy, name).set(experiment.find_field(config, name).value)
+            experiments.find_field(copy, name).set(experiments.find_field(config, name).value)
     except UserError as error:
         raise UserError(f"config.recipe = {config.recipe!r}: {error}") from None
     with copy.unlocked():

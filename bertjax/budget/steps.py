@@ -13,12 +13,12 @@ from etils import epath
 
 from bertjax import budget
 from bertjax.budget import choice
-from bertjax.config import UserError
-from bertjax.data.progress import duration
+from bertjax.common.progress import duration
+from bertjax.config.defaults import UserError
+from bertjax.config.stages import Stage, parts_of, stages_of
 from bertjax.data.records.manifest import read_manifest
 from bertjax.sharding import hosts
 from bertjax.sharding.streams import on_devices
-from bertjax.stages import Stage, parts_of, stages_of
 from bertjax.training.recurrence import warmed_up
 from bertjax.training.run import Run
 from bertjax.training.schedules import schedule_of

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.budget.choice import Text
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.lists import corpus_sources
 from bertjax.data.documents import corpus, reading, sentences
 from bertjax.data.documents.reading import Document
 from bertjax.data.documents.selection import is_train, selection_of
-from bertjax.lists import corpus_sources
 from bertjax.text import learning
 from bertjax.text.tokenizer import Tokenizer
 

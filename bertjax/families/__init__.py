@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import ml_collections
 import numpy as np
 
-from bertjax.config import BertConfig, Compute, UserError
-from bertjax.registry import Registry, own_in
+from bertjax.common.registry import Registry, own_in
+from bertjax.config.defaults import BertConfig, Compute, UserError
 from bertjax.text.tokenizer import SPECIAL_PIECES
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import ml_collections
 from etils import epath
 
 from bertjax import families, objectives
-from bertjax.config import UserError, common_config
+from bertjax.common.files import read_json, require_new_folder, write_whole
+from bertjax.config.defaults import UserError, common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
-from bertjax.files import read_json, require_new_folder, write_whole
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
 from bertjax.interop.model_card import model_card, name_of
 from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_config, read_tokenizer

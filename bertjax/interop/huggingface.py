@@ -17,8 +17,8 @@ import numpy as np
 from etils import epath
 
 from bertjax import families
-from bertjax.config import BertConfig, UserError
-from bertjax.files import inside, read_json, write_whole
+from bertjax.common.files import inside, read_json, write_whole
+from bertjax.config.defaults import BertConfig, UserError
 from bertjax.text.tokenizer import Tokenizer
 
 OURS = "Bert"  # how the names of architectures begin in workdirs, whatever the family

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import ml_collections
 
 from bertjax import families, objectives
-from bertjax.config import BertConfig, dropout_fields, fine_tuning_config, pretraining_config
+from bertjax.config.defaults import BertConfig, dropout_fields, fine_tuning_config, pretraining_config
+from bertjax.config.limits import value_of
+from bertjax.config.lists import corpus_sources
+from bertjax.config.stages import stages_of
 from bertjax.interop import hub, huggingface, sentence_transformers
-from bertjax.lists import corpus_sources
-from bertjax.stages import stages_of
-from bertjax.validation.checks import value_of
 
 PIPELINE = """
 from transformers import pipeline

@@ -12,11 +12,11 @@ import numpy as np
 from etils import epath
 
 from bertjax import families, library_fields, objectives
-from bertjax.config import BertConfig, Compute, UserError, fields_of
-from bertjax.files import inside, read_json, read_whole
+from bertjax.common.files import inside, read_json, read_whole
+from bertjax.config.defaults import BertConfig, Compute, UserError, fields_of
+from bertjax.config.stages import config_after
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
 from bertjax.model import low_rank
-from bertjax.stages import config_after
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import SPACES, join_of

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bertjax import families
-from bertjax.config import BertConfig, UserError
+from bertjax.config.defaults import BertConfig, UserError
 from bertjax.text.tokenizer import Tokenizer
 
 

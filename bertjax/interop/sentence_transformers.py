@@ -13,10 +13,10 @@ import numpy as np
 from etils import epath
 
 from bertjax import families
-from bertjax.config import BertConfig, UserError
+from bertjax.common.files import inside, read_json, write_whole
+from bertjax.config.defaults import BertConfig, UserError
 from bertjax.families.json_config import require
 from bertjax.families.tensors import take
-from bertjax.files import inside, read_json, write_whole
 from bertjax.interop import huggingface, tokenizer_files
 from bertjax.library_fields import check_fields, defaults_of
 from bertjax.text.tokenizer import Tokenizer

@@ -7,12 +7,12 @@ import numpy as np
 from etils import epath
 
 from bertjax import families
-from bertjax.config import BertConfig, UserError
+from bertjax.common.files import read_json, write_whole
+from bertjax.config.defaults import BertConfig, UserError
 from bertjax.families import bert
 from bertjax.families.bert import huggingface
 from bertjax.families.bert.huggingface import OWN_FIELDS, bert_config
 from bertjax.families.bert.variables import FINE_TUNED, PARTS, check_variables, to_params, to_variables, variable_shapes
-from bertjax.files import read_json, write_whole
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bertjax.config import BertConfig, UserError
+from bertjax.config.defaults import BertConfig, UserError
 
 
 class HiddenStates(NamedTuple):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bertjax.config import Lora, UserError
+from bertjax.config.defaults import Lora, UserError
 
 STACKS = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "value")}  # kernels of several matrices
 ALL = "all-linear"

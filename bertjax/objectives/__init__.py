@@ -16,10 +16,10 @@ import ml_collections
 import numpy as np
 
 from bertjax import families
-from bertjax.config import BertConfig, Compute, UserError
-from bertjax.registry import Registry, own_in
-from bertjax.stages import config_in, stages_of
-from bertjax.validation.checks import within
+from bertjax.common.registry import Registry, own_in
+from bertjax.config.defaults import BertConfig, Compute, UserError
+from bertjax.config.limits import within
+from bertjax.config.stages import config_in, stages_of
 
 if TYPE_CHECKING:
     import flax.linen as nn

@@ -9,10 +9,10 @@ import dataclasses
 import functools
 
 from bertjax import objectives
-from bertjax.config import BertConfig, field
+from bertjax.config.defaults import BertConfig, field
+from bertjax.config.limits import require
 from bertjax.objectives import Objective, Plot
 from bertjax.objectives.lm import OBJECTIVE as NEXT_WORDS
-from bertjax.validation.checks import require
 
 # Names of its output layers.
 LAYERS, LAST = "words_of_layers", "further_words"

@@ -7,11 +7,11 @@ import dataclasses
 import functools
 
 from bertjax import families, objectives
-from bertjax.config import BertConfig, UserError, field
+from bertjax.config.defaults import BertConfig, UserError, field
+from bertjax.config.limits import require
 from bertjax.objectives import Objective
 from bertjax.objectives.mlm import OBJECTIVE as MASKED_WORDS
 from bertjax.objectives.parts import words
-from bertjax.validation.checks import require
 
 NAME = "generator"  # also of its params
 OF_WIDTH = ("num_attention_heads", "hidden_size", "intermediate_size")

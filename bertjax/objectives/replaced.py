@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 
 from bertjax import objectives
+from bertjax.config.limits import require
 from bertjax.objectives import Objective, Plot
-from bertjax.validation.checks import require
 
 
 def _heads(config, compute) -> dict:

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 from etils import epath
 
-from bertjax.files import read_json
+from bertjax.common.files import read_json
 from bertjax.training.clocks import PARTS
 from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.workdir import RESULT, RUNS, Finished, require_info

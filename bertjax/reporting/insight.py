@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from bertjax import families
-from bertjax.config import BertConfig, UserError
+from bertjax.config.defaults import BertConfig, UserError
 from bertjax.interop.pretrained import Pretrained
 
 MOST_LAYERS = 12  # most layers that are drawn, evenly spaced

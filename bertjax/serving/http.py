@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import prometheus_client
 from aiohttp import web
 
-from bertjax import surrogates
-from bertjax.config import UserError
+from bertjax.common import surrogates
+from bertjax.config.defaults import UserError
 from bertjax.library import Model
 from bertjax.serving import page
 from bertjax.serving.batches import Batches, Full

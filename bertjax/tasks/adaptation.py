@@ -18,11 +18,11 @@ from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax import families
-from bertjax.config import UserError
+from bertjax.common.files import read_json, write_whole
+from bertjax.config.defaults import UserError
+from bertjax.config.lists import corpus_sources
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.files import read_json, write_whole
 from bertjax.interop import pretrained
-from bertjax.lists import corpus_sources
 from bertjax.sharding.mesh import compute_for
 from bertjax.tasks import bits
 from bertjax.text.tokenizer import Tokenizer

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.limits import require
+from bertjax.config.lists import split_at_commas
 from bertjax.data.documents import holdout
 from bertjax.data.documents.tables import Row, find_table, read_table
 from bertjax.interop.pretrained import Pretrained
-from bertjax.lists import split_at_commas
 from bertjax.tasks import classification, targets
 from bertjax.tasks.classification import Columns, Table
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.targets import Labels, Number, Target
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation.checks import require
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:

@@ -11,11 +11,12 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from bertjax.config import UserError, fine_tuning_config
+from bertjax.common.progress import Bar
+from bertjax.config.defaults import UserError, fine_tuning_config
+from bertjax.config.limits import one_of, require, value_of
 from bertjax.data.batches.examples import Examples
 from bertjax.data.batches.mixed import Share
 from bertjax.data.documents import holdout
-from bertjax.data.progress import Bar
 from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
 from bertjax.interop.sentence_transformers import ARCHITECTURE, PACKAGE, SETTINGS
@@ -29,7 +30,6 @@ from bertjax.tasks.table_summary import TableSummary
 from bertjax.tasks.text_sets import ANY, DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, EncodedTexts, Source, TextSet
 from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation.checks import one_of, require, value_of
 
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
 READING = ("form", "texts", "label", "widths", "ignore_identical_ids")  # flags that tell how a judging set is read

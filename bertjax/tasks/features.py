@@ -4,13 +4,13 @@ import dataclasses
 import functools
 
 from bertjax import families
+from bertjax.config.limits import at_least_one, one_of
 from bertjax.families.with_heads import BertForFeatureBasedTagging, forward_flops, lstm_flops
 from bertjax.model.layer_choice import HIDDEN_STATES, TABLE_7, check_layers
 from bertjax.tasks import ner, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation.checks import at_least_one, one_of
 
 ARCHITECTURE = "BertForFeatureBasedTagging"  # transformers has no such class
 

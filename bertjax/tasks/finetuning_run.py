@@ -11,14 +11,15 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import families, tasks
-from bertjax.config import BertConfig, UserError
+from bertjax.common.progress import phase
+from bertjax.config.defaults import BertConfig, UserError
+from bertjax.config.limits import require
+from bertjax.config.stages import Stage
 from bertjax.data.batches.examples import steps_per_epoch
 from bertjax.data.documents import fingerprints
-from bertjax.data.progress import phase
 from bertjax.interop import pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.sharding.mesh import Batch, batch_sharding, make_mesh
-from bertjax.stages import Stage
 from bertjax.tasks import distillation
 from bertjax.tasks.finetuning import Dataset, FineTuning, Split, count_steps
 from bertjax.tasks.output_layers import OutputLayer, predict
@@ -28,7 +29,6 @@ from bertjax.training.loop import Trained
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Kind, Run
 from bertjax.training.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
-from bertjax.validation.checks import require
 
 # Turc et al. 2019 fine-tune models narrower than 512 with rates up to 3e-4.
 WIDE, NARROW_RATE = 512, 3e-4

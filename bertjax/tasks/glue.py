@@ -5,7 +5,8 @@ import functools
 
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.limits import one_of
 from bertjax.data.documents.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import classification, targets
@@ -14,7 +15,6 @@ from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.targets import Class, Number
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation.checks import one_of
 
 ENTAILMENT = ("entailment", "not_entailment")
 

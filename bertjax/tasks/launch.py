@@ -6,8 +6,9 @@ import time
 import jax
 from etils import epath
 
-from bertjax import lock, tasks
+from bertjax import tasks
 from bertjax.budget import plan
+from bertjax.common import lock
 from bertjax.reporting import page
 from bertjax.sharding import hosts, liveness
 from bertjax.sharding.mesh import use_cpu_cores

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import families
-from bertjax.config import UserError
+from bertjax.common.files import parse_texts
+from bertjax.config.defaults import UserError
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.files import parse_texts
 from bertjax.tasks.output_layers import check_numbers
 from bertjax.text.tokenizer import Tokenizer
 

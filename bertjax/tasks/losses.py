@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.lists import weights_of
 from bertjax.data.batches.examples import Examples
-from bertjax.lists import weights_of
 
 SETTINGS = ("class_weights", "label_smoothing")  # the fields of `config.head` that are not the model's
 BALANCED = "balanced"

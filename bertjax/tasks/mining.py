@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.common.files import replacing
+from bertjax.common.progress import Bar
+from bertjax.config.defaults import UserError
 from bertjax.data.documents.tables import TableWriter
-from bertjax.data.progress import Bar
-from bertjax.files import replacing
 from bertjax.tasks.metrics import comparable
 from bertjax.tasks.nearest import nearest
 from bertjax.tasks.searches import Search

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.progress import Bar
+from bertjax.common.progress import Bar
 from bertjax.tasks.metrics import comparable
 
 QUERIES, DOCUMENTS = 1024, 16_384  # a block has so many, and only its cosines are in memory

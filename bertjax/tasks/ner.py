@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.limits import one_of
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import TFDS, cell, read_text, read_tfds
 from bertjax.interop.pretrained import Pretrained
@@ -28,7 +29,6 @@ from bertjax.tasks.table_summary import TableSummary
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import JOINS, TEXT, join_of, join_words, split_words
 from bertjax.training import workdir
-from bertjax.validation.checks import one_of
 
 INPUTS = InputForm(range(1, 2), "texts")
 DOCUMENT = "-DOCSTART-"

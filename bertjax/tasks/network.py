@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import families
-from bertjax.config import Compute, UserError
+from bertjax.config.defaults import Compute, UserError
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import output_layers
 from bertjax.tasks.finetuning import FineTuningTask

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.common.files import replacing
+from bertjax.config.defaults import UserError
 from bertjax.data.documents.tables import TableWriter, column, rows_of
-from bertjax.files import replacing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks.finetuning import FineTuningTask
 

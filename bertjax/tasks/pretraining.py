@@ -16,14 +16,15 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import families, objectives
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.lists import mixture_of
+from bertjax.config.stages import config_in, stages_of, total_steps
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
 from bertjax.data.records import find_records, mixed
 from bertjax.data.records.manifest import training_shares
 from bertjax.families.with_heads import BertForMaskedLM, cast_encoder
-from bertjax.lists import mixture_of
 from bertjax.model.dropout import fold_in, row_keys
 from bertjax.objectives import Term
 from bertjax.objectives.parts.additions import additions_of
@@ -31,7 +32,6 @@ from bertjax.objectives.parts.model import PretrainingModel
 from bertjax.sharding.mesh import Batch, batch_sharding, compute_on, local_copy, local_rows, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
-from bertjax.stages import config_in, stages_of, total_steps
 from bertjax.tasks.adaptation import HeldOutText, only_pieces
 from bertjax.tasks.pretraining_rows import (
     abstract_arrays,

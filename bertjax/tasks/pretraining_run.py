@@ -11,21 +11,21 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import families, objectives, tasks
-from bertjax.config import BertConfig, UserError, fields_of
+from bertjax.common.progress import phase
+from bertjax.config.defaults import BertConfig, UserError, fields_of
+from bertjax.config.lists import corpus_sources
+from bertjax.config.stages import Stage, config_after, stages_of, steps_for, total_steps
 from bertjax.data import preparation
 from bertjax.data.preparation import summary, vocabulary
-from bertjax.data.progress import phase
 from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import fingerprint, read_manifest
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained, resizing
-from bertjax.lists import corpus_sources
 from bertjax.model import gpu_kernels
 from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import local_copy, make_mesh, replicated
 from bertjax.sharding.topology import available_cores
-from bertjax.stages import Stage, config_after, stages_of, steps_for, total_steps
 from bertjax.tasks import adaptation, fill_mask
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows

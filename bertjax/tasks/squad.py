@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.limits import at_least_one, one_of, require
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import TFDS
 from bertjax.interop.pretrained import Pretrained
@@ -26,7 +27,6 @@ from bertjax.tasks.table_summary import TableSummary
 from bertjax.text.tokenizer import Encoding, Tokenizer
 from bertjax.text.words import whole_characters
 from bertjax.training import workdir
-from bertjax.validation.checks import at_least_one, one_of, require
 
 VERSIONS = ("v1.1", "v2.0")
 N_BEST, MAX_ANSWER_TOKENS = 20, 30

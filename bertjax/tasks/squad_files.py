@@ -6,9 +6,9 @@ from typing import Annotated, NotRequired, TypedDict
 import msgspec
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.common.files import parse_texts
+from bertjax.config.defaults import UserError
 from bertjax.data.documents.tables import cell, column, read_text, read_tfds
-from bertjax.files import parse_texts
 
 MOST_NAMED = 5  # questions that a message names
 

@@ -18,10 +18,11 @@ import numpy as np
 from etils import epath
 
 from bertjax import tasks
-from bertjax.config import UserError, dropout_fields
-from bertjax.files import read_json, write_whole
+from bertjax.common.files import read_json, write_whole
+from bertjax.config.defaults import UserError, dropout_fields
+from bertjax.config.limits import value_of
+from bertjax.config.lists import split_at_commas
 from bertjax.interop.pretrained import BEST_RUN
-from bertjax.lists import split_at_commas
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import finetuning_run
@@ -44,7 +45,6 @@ from bertjax.training.workdir import (
     refuse,
     require_info,
 )
-from bertjax.validation.checks import value_of
 
 SUMMARY = "sweep.md"
 ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # the table's last columns, in this order

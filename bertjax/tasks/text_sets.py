@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.lists import split_at_commas
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import SUFFIXES, Row, column, read_table, read_text
-from bertjax.lists import split_at_commas
 from bertjax.tasks import searches, squad, squad_files
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.tasks.searches import Search

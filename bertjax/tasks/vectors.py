@@ -21,15 +21,15 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.common import checksums
+from bertjax.common.files import parse_json, replacing
+from bertjax.common.progress import Bar
+from bertjax.config.defaults import UserError
 from bertjax.data.batches.examples import Examples
-from bertjax.data.progress import Bar
 from bertjax.families.with_heads import PooledStates
-from bertjax.files import parse_json, replacing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import output_layers
 from bertjax.tasks.output_layers import OutputLayer
-from bertjax.training import checksums
 
 SUFFIXES = (".npz", ".npy", ".parquet")
 NAME, COLUMN = "vectors", "vector"  # the array in an .npz, the column of a .parquet

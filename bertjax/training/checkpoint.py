@@ -21,10 +21,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
-from bertjax.config import UserError
-from bertjax.files import absolute, read_json, write_whole
+from bertjax.common import checksums
+from bertjax.common.files import absolute, read_json, write_whole
+from bertjax.config.defaults import UserError
 from bertjax.sharding import hosts
-from bertjax.training import checksums
 from bertjax.training.state import TrainState
 
 FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"

@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.data.progress import Pace, phase
-from bertjax.files import write_whole
+from bertjax.common.files import write_whole
+from bertjax.common.progress import Pace, phase
 from bertjax.sharding.streams import STEPS_IN_FLIGHT, on_devices
 from bertjax.sharding.topology import peak_flops
 from bertjax.training.checkpoint import (

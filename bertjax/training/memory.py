@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.stages import config_in, stages_of
 from bertjax.sharding.gpus import GIB
 from bertjax.sharding.topology import host_memory
-from bertjax.stages import config_in, stages_of
 from bertjax.training.planning import Planning
 from bertjax.training.step import Program, abstract_hyperparameters, fits_in_memory, make_program
 from bertjax.training.task import Task

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from bertjax.stages import Stage
+from bertjax.config.stages import Stage
 from bertjax.training.task import Task
 
 

@@ -16,12 +16,12 @@ import msgspec
 from etils import epath
 
 from bertjax import families, objectives
-from bertjax.config import UserError, common_config, fields_of, pretraining_config
-from bertjax.files import read_json, read_whole, write_whole
+from bertjax.common.files import read_json, read_whole, write_whole
+from bertjax.config.defaults import UserError, common_config, fields_of, pretraining_config
+from bertjax.config.limits import one_of
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import DTYPES, validate_model
-from bertjax.validation.checks import one_of
 
 CONFIG, REPORT = "config.json", "report.txt"
 # The form of `CONFIG`, and of the checkpoints beside it. One more when an earlier version would read them wrongly.

@@ -12,11 +12,11 @@ import re
 import ml_collections
 
 from bertjax import budget, families
-from bertjax.config import RECIPES, UserError, fine_tuning_config
-from bertjax.lists import corpus_sources, mixture_of
-from bertjax.stages import config_in, stages_of
+from bertjax.config.defaults import RECIPES, UserError, fine_tuning_config
+from bertjax.config.limits import AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE, at_least_one, require, value_of, within
+from bertjax.config.lists import corpus_sources, mixture_of
+from bertjax.config.stages import config_in, stages_of
 from bertjax.text.tokenizer import KINDS
-from bertjax.validation.checks import AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE, at_least_one, require, value_of, within
 from bertjax.validation.stages import split_of_masks, validate_stages
 
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from absl import flags
 
 import bertjax.command  # noqa: F401  absl's own flags come with it, which are nobody's here
-from bertjax import experiment, families, objectives
+from bertjax import families, objectives
 from bertjax.__main__ import COMMANDS
+from bertjax.config import experiments
 
 ROOT = pathlib.Path(__file__).parents[2]
 OTHERS = ("", "task", "model")  # no field; what the experiment decides; what the family says
@@ -174,7 +175,7 @@ def _section(value: ast.expr) -> list[ast.keyword] | None:
 
 def config_fields() -> dict[str, list[ConfigField]]:
     """Returns {heading: fields} of the defaults that all configs share, of pre-training, and of fine-tuning."""
-    config = Source((ROOT / "bertjax" / "config.py").read_text())
+    config = Source((ROOT / "bertjax" / "config" / "defaults.py").read_text())
     return {
         "All runs": list(config.fields("common_config")),
         "Pre-training": list(config.fields("pretraining_config")),
@@ -217,7 +218,7 @@ def config_page() -> str:
     lines = [
         "# Fields of a config",
         "",
-        "An experiment's file begins with `pretraining_config()` or `fine_tuning_config(task)` of `bertjax/config.py`,"
+        "An experiment's file begins with `pretraining_config()` or `fine_tuning_config(task)` of `bertjax/config/defaults.py`,"
         " and says what differs. `--config.NAME=VALUE` overrides a field. What is said of a section may be about its"
         " fields.",
     ]
@@ -279,7 +280,7 @@ def experiments_page() -> str:
         "",
         "What `bertjax train --config=NAME` finds from any folder. Each is a file that may be copied and changed.",
     ]
-    for name, path in experiment.shipped().items():
+    for name, path in experiments.shipped().items():
         lines += ["", f"## {name}", "", f"```python\n{path.read_text().rstrip()}\n```"]
     return "\n".join(lines) + "\n"
 

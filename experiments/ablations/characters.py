@@ -14,7 +14,7 @@ Paper:    none compares these at equal time; Al-Rfou et al. 2019 leave out each 
 """
 
 from bertjax import objectives
-from bertjax.config import named_stages, stage
+from bertjax.config.defaults import named_stages, stage
 from experiments.ablations.equal_time import Row, become_recurrent, length_of, most_masked, steps_of, table
 from experiments.ablations.scaled import Scale
 

@@ -9,7 +9,7 @@ say otherwise, so that none computes padding.
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from bertjax.config import UserError, model_size, named_stages, pretraining_config, stage
+from bertjax.config.defaults import UserError, model_size, named_stages, pretraining_config, stage
 from bertjax.families import model_fields
 from experiments.ablations.scaled import SCALES, Scale
 

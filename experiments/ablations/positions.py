@@ -5,7 +5,7 @@ Hardware: small models on two CPU cores: RESULTS.md
 Paper:    not one of BERT's; "nearly identical results" in translation (Vaswani et al. 2017, table 3, row E)
 """
 
-from bertjax.config import pretraining_config
+from bertjax.config.defaults import pretraining_config
 
 
 def get_config(positions="learned"):

@@ -12,8 +12,8 @@ import pathlib
 import re
 from collections.abc import Iterator, Mapping
 
-from bertjax import experiment
-from bertjax.config import UserError, model_size, named_stages, stage
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError, model_size, named_stages, stage
 
 FOLDER = pathlib.Path(__file__).parent
 MASKINGS = ("80-10-10", "100-0-0", "80-0-20", "80-20-0", "0-20-80", "0-0-100")
@@ -359,7 +359,7 @@ def get_config(which="cores/bert"):
 
 def _config(scale: Scale, model: Model):
     file, colon, argument = model.experiment.partition(":")
-    config = experiment.load(f"{FOLDER / file}{colon}{argument}").unlock()
+    config = experiments.load(f"{FOLDER / file}{colon}{argument}").unlock()
     fields = {f"model.{field}": value for field, value in model_size(scale.size).items()}
     fields |= {**scale.pretraining, **model.changes}
     fields["batch_size"] //= model.pieces

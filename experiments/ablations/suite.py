@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from bertjax.config import UserError
-from bertjax.files import read_json, write_whole
-from bertjax.lists import join_with_commas
+from bertjax.common.files import read_json, write_whole
+from bertjax.config.defaults import UserError
+from bertjax.config.lists import join_with_commas
 from experiments.ablations import tables
 from experiments.ablations.scaled import SCALES, TASKS, Cell, Model, Scale
 

@@ -13,7 +13,7 @@ Hardware: two CPU cores, 10 minutes
 Paper:    none compares these at equal time
 """
 
-from bertjax.config import named_stages, stage
+from bertjax.config.defaults import named_stages, stage
 from experiments.ablations.equal_time import Row, become_rotary, length_of, most_masked, steps_of, table
 from experiments.ablations.scaled import Scale
 

@@ -13,7 +13,7 @@ import numpy as np
 from absl import flags
 
 from bertjax import command
-from bertjax.files import read_json
+from bertjax.common.files import read_json
 from bertjax.training.sinks.jsonl import read_metrics
 
 CHECKPOINT = command.define_checkpoint_flag()

@@ -164,7 +164,7 @@ def _places(value):
 
 
 def tiny_config():
-    from bertjax.config import named_stages, pretraining_config, stage
+    from bertjax.config.defaults import named_stages, pretraining_config, stage
 
     config = pretraining_config()
     config.data.update(heldout_fraction=0.2, dupe_factor=2)
@@ -269,7 +269,7 @@ def fine_tuned_params():
 
 
 def _bert_config():
-    from bertjax.config import BertConfig
+    from bertjax.config.defaults import BertConfig
 
     return BertConfig(vocab_size=len(pieces()), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
                       intermediate_size=32, max_position_embeddings=64)  # fmt: skip
@@ -393,7 +393,7 @@ def make_tokenizers(folder):
 
 
 def tokenize(folder):
-    from bertjax.config import UserError
+    from bertjax.config.defaults import UserError
     from bertjax.text import tokenizer
 
     last = None
@@ -434,7 +434,7 @@ def make_texts(folder):
 
 
 def read_texts(folder):
-    from bertjax.config import UserError
+    from bertjax.config.defaults import UserError
     from bertjax.data.documents.corpus import read_documents
 
     last = None
@@ -486,13 +486,14 @@ def _write(path, content):
 
 
 def load_tables(folder):
-    from bertjax import experiment, tasks
-    from bertjax.config import UserError
+    from bertjax import tasks
+    from bertjax.config import experiments
+    from bertjax.config.defaults import UserError
 
     last = None
     for case in sorted(folder.iterdir()):
         task = case.name.partition("-")[0]
-        config = experiment.load({"glue": "glue:sst2", "squad": "squad:v1.1"}.get(task, task))
+        config = experiments.load({"glue": "glue:sst2", "squad": "squad:v1.1"}.get(task, task))
         config.data.path, config.max_seq_length = str(case), 128
         config.init_checkpoint = "x"
         try:
@@ -510,12 +511,13 @@ def nothing(folder):
 
 def override(folder, rng):
     """Random overrides of any experiment, of pre-training and fine-tuning."""
-    from bertjax import experiment, tasks
+    from bertjax import tasks
+    from bertjax.config import experiments
 
     if rng is None:
         return
-    name = rng.choice([*experiment.shipped(), "small:mini", "glue:mrpc", "squad:v2.0"])
-    config = experiment.load(name)
+    name = rng.choice([*experiments.shipped(), "small:mini", "glue:mrpc", "squad:v2.0"])
+    config = experiments.load(name)
     fields = list(_fields(config, "config"))
     arguments = [f"--config={name}"]
     for _ in range(rng.choice((0, 1, 1, 2, 4))):
@@ -525,7 +527,7 @@ def override(folder, rng):
         if rng.random() < 0.1:
             field = field[: rng.randrange(1, len(field))]
         arguments.append(f"--{field}={value}" if rng.random() < 0.9 else f"--no{field}")
-    config, _ = experiment.from_arguments(arguments)
+    config, _ = experiments.from_arguments(arguments)
     tasks.validate(config, with_data=rng.random() < 0.5)
     if config.get("sweep"):
         from bertjax.tasks import sweep
@@ -600,7 +602,7 @@ def pass_through(name: str, folder: pathlib.Path, seed: int, number: int) -> tup
     """Returns how an input ends ("result", "UserError", or what is wrong), and its damage with what was raised."""
     import jax
 
-    from bertjax.config import UserError
+    from bertjax.config.defaults import UserError
 
     door, rng = ALL[name], random.Random(f"{name} {seed} {number}")
     made_up = rng if number else None

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
 from experiments.benchmarks.processes import Cost, run
 
 SCRIPT = "create_pretraining_data.py"

@@ -15,11 +15,11 @@ import argparse
 
 import jax
 
-from bertjax import experiment
-from bertjax.config import UserError
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError
+from bertjax.config.stages import stages_of
 from bertjax.planner.plan import plan
 from bertjax.sharding.topology import accelerator
-from bertjax.stages import stages_of
 
 REAL_TOKENS = (0.9, 0.9, 0.9)
 
@@ -38,7 +38,7 @@ def main():
         target = accelerator(options.topology)
     except UserError as error:
         parser.error(str(error))
-    config = experiment.load("modern:150m")
+    config = experiments.load("modern:150m")
     config.unroll, config.remat = options.unroll, options.remat
     stage = config.stages.pretraining if options.length == 1024 else config.stages.context
     stage.length = options.length

@@ -7,7 +7,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
 
 
 class Cost(NamedTuple):

@@ -18,7 +18,8 @@ import time
 
 from absl import flags
 
-from bertjax import command, experiment
+from bertjax import command
+from bertjax.config import experiments
 from bertjax.sharding.topology import available_cores
 
 STARTS = flags.DEFINE_integer("starts", 20, "Of a run.")
@@ -34,7 +35,7 @@ def longest_wait(records: str, seconds: float, steps_per_second: float, starts_a
     from bertjax.sharding.mesh import make_mesh
     from bertjax.tasks.pretraining import Pretraining
 
-    config = experiment.load("quickstart")
+    config = experiments.load("quickstart")
     with config.unlocked():
         for stage in config.stages.values():
             stage.steps = round(seconds * steps_per_second)
@@ -53,7 +54,7 @@ def main(_) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         records = pathlib.Path(folder) / "records"
-        preparation.prepare(experiment.load("quickstart"), records, workers=available_cores())
+        preparation.prepare(experiments.load("quickstart"), records, workers=available_cores())
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(AT_ONCE.value, context, max_tasks_per_child=1) as pool:
             given = (str(records), SECONDS.value, STEPS_PER_SECOND.value)

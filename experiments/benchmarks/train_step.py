@@ -56,7 +56,7 @@ class Case:
         return f"{self.kind} {self.model} {self.sequences} x {self.length}"
 
     def config(self):
-        from bertjax import config as configs
+        from bertjax.config import defaults as configs
 
         if self.model.startswith("modern-"):
             return self._modern(configs)
@@ -97,8 +97,8 @@ class Case:
 
     def packed(self, config) -> list[dict]:
         """The same sequences, those of all batches in rows that hold several."""
+        from bertjax.config.stages import stages_of
         from bertjax.data.batches.packing import arrange, pack_pretraining
-        from bertjax.stages import stages_of
         from bertjax.tasks.pretraining_rows import row_size
 
         batches, row = self.batches(), row_size(config, *stages_of(config))

@@ -9,12 +9,13 @@ import types
 
 import pytest
 
-from bertjax import budget, experiment
+from bertjax import budget
 from bertjax.budget import plan, steps, survey
 from bertjax.budget.steps import StepTimes, fields_that_fit, scaled_stages
-from bertjax.config import UserError, fine_tuning_config, named_stages, pretraining_config, stage
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError, fine_tuning_config, named_stages, pretraining_config, stage
+from bertjax.config.stages import stages_of, total_steps
 from bertjax.data.documents.selection import heldout_documents
-from bertjax.stages import stages_of, total_steps
 from bertjax.tasks import validate
 from bertjax.tasks.launch import launch
 from bertjax.training.workdir import require_info
@@ -23,7 +24,7 @@ from tests.tasks.conftest import on_one_device  # noqa: F401
 
 
 def config_of(*arguments):
-    return experiment.from_arguments(["command", *arguments])[0]
+    return experiments.from_arguments(["command", *arguments])[0]
 
 
 def surveyed(tmp_path, content, name="text.txt", **fields):
@@ -190,7 +191,7 @@ def test_sizes_are_chosen_again_for_other_flags_until_steps_are_measured(tmp_pat
 
 def test_fields_of_an_experiment_are_kept_as_those_of_flags(tmp_path):
     (tmp_path / "text.txt").write_text(make_corpus(100))
-    config = experiment.load("text")
+    config = experiments.load("text")
     config.data.corpus, config.batch_size, config.recipe = str(tmp_path / "text.txt"), 12, "bert"
     begun = plan.begin(config, tmp_path / "run", time.monotonic())
     assert begun.batch_size == 12 and begun.data.corpus == config.data.corpus and begun.model.family == "bert"

@@ -17,14 +17,14 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.lists import mixture_of
 from bertjax.data import preparation
 from bertjax.data.documents import cleaning, corpus, python_docs, sentences
 from bertjax.data.documents.corpus import portions, read_documents, read_portion
 from bertjax.data.documents.reading import Document, Reading, list_files
 from bertjax.data.documents.selection import is_heldout, selection_of
 from bertjax.data.documents.tables import read_table
-from bertjax.lists import mixture_of
 from tests.conftest import make_corpus, tiny_config
 
 TEXT = "One line.\nAnother line.\n\n\nSecond document.\n"

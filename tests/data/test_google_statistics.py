@@ -16,7 +16,7 @@ import re
 import numpy as np
 import pytest
 
-from bertjax.config import named_stages, pretraining_config, stage
+from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.data import preparation
 from bertjax.data.batches.pipeline import heldout_batches
 from bertjax.data.records import find_records

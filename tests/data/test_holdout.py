@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertjax import tasks
-from bertjax.config import BertConfig, UserError
+from bertjax.config.defaults import BertConfig, UserError
 from bertjax.data.documents import fingerprints, holdout
 from bertjax.interop.pretrained import Pretrained
 from experiments import classify, embed, tag

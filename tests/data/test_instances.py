@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bertjax.config import pretraining_config
+from bertjax.config.defaults import pretraining_config
 from bertjax.data.preparation.instances import as_tokens, make_full_sentences, make_ordered, make_pairs, separated
 from bertjax.data.preparation.job import Job, RecordShape
 from bertjax.data.preparation.sequences import make_rows

@@ -10,9 +10,10 @@ import re
 import numpy as np
 import pytest
 
-from bertjax import experiment
-from bertjax.config import UserError, named_stages, stage
-from bertjax.data import preparation, records, sorting
+from bertjax.common import sorting
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError, named_stages, stage
+from bertjax.data import preparation, records
 from bertjax.data.batches.pipeline import heldout_batches
 from bertjax.data.documents import corpus, selection, sentences
 from bertjax.data.preparation import blocks, shards, vocabulary
@@ -155,7 +156,7 @@ def test_corpora_that_cannot_serve(tmp_path, in_process, text, options, message)
     (tmp_path / "text.txt").write_text(text)
     config = with_vocabulary(tiny_config(tmp_path / "text.txt"), tmp_path, "the", "one")
     for name, value in options.items():
-        experiment.find_field(config, name).set(value)
+        experiments.find_field(config, name).set(value)
     with pytest.raises(UserError, match=message):
         preparation.prepare(config, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -283,10 +284,10 @@ def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_
     opened, open_run = [], sorting.open_run
     config = many_blocks(monkeypatch, tmp_path, documents=2)
     monkeypatch.setattr(sorting, "open_run", lambda *arguments: opened.append(arguments) or open_run(*arguments))
-    limits = {"sorting.READ_TOGETHER": 8, "sorting.MERGED_BYTES": 4000}
-    limits |= {"preparation.shards.SHARD_BYTES": 8000, "preparation.blocks.BLOCK_CHARACTERS": 3000}
+    limits = {"common.sorting.READ_TOGETHER": 8, "common.sorting.MERGED_BYTES": 4000}
+    limits |= {"data.preparation.shards.SHARD_BYTES": 8000, "data.preparation.blocks.BLOCK_CHARACTERS": 3000}
     for name, value in limits.items():
-        monkeypatch.setattr(f"bertjax.data.{name}", value)
+        monkeypatch.setattr(f"bertjax.{name}", value)
     config.stages, config.data.heldout_fraction = named_stages(short=stage(1, 32, 5)), 0.0
     for times in (1, 8):
         (tmp_path / "1.txt").write_text(make_corpus(30 * times))

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from bertjax.config import UserError
-from bertjax.data import workers
-from bertjax.data.workers import worker_pool
+from bertjax.common import workers
+from bertjax.common.workers import worker_pool
+from bertjax.config.defaults import UserError
 
 
 def fail_in_pool(before):
@@ -102,7 +102,7 @@ def test_workers_end_when_their_parent_is_killed():
     """Otherwise the workers would hold the pipe of the output, and `run` would wait for them."""
     script = """
 import os, signal
-from bertjax.data.workers import worker_pool
+from bertjax.common.workers import worker_pool
 
 with worker_pool(2):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import experiment, tasks
-from bertjax.config import Compute, UserError
+from bertjax import tasks
+from bertjax.config import experiments
+from bertjax.config.defaults import Compute, UserError
 from bertjax.families.modernbert import FAMILY, ModernBertConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface, pretrained
@@ -114,7 +115,7 @@ def test_initial_values_are_smaller_where_matrices_put_out():
 def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
     def adopted(*flags, checkpoint=folder):
         arguments = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=x", *flags]
-        config, _ = experiment.from_arguments(arguments)
+        config, _ = experiments.from_arguments(arguments)
         tasks.validate(config)
         pretrained.adopt_model(config, pretrained.read_config(checkpoint), "there")
         tasks.validate(config)
@@ -135,4 +136,4 @@ def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
             adopted(f"--config.model.{flag}")
         assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"config.model has no field 'classifier_pooling'"):  # its family is known
-        experiment.from_arguments(["--config=base", "--config.model.classifier_pooling=mean"])
+        experiments.from_arguments(["--config=base", "--config.model.classifier_pooling=mean"])

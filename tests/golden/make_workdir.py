@@ -18,7 +18,7 @@ import tempfile
 import flax.traverse_util
 import numpy as np
 
-from bertjax.config import named_stages, stage
+from bertjax.config.defaults import named_stages, stage
 from bertjax.tasks import validate
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint

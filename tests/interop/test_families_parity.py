@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax import families
-from bertjax.config import BertConfig, UserError
+from bertjax.config.defaults import BertConfig, UserError
 from bertjax.families.distilbert import DistilBertConfig
 from bertjax.families.electra import ElectraConfig
 from bertjax.families.eurobert import EuroBertConfig

@@ -15,8 +15,8 @@ from typing import ClassVar
 import pytest
 
 import bertjax
-from bertjax import experiment
-from bertjax.config import UserError, pretraining_config
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError, pretraining_config
 from bertjax.interop import conversion, hub, pretrained
 from bertjax.tasks import finetuning_run
 from tests.interop.test_golden import GOLDEN
@@ -132,7 +132,7 @@ def test_a_model_that_cannot_be_had_is_named_in_a_line(server, tmp_path, monkeyp
 def test_it_stands_wherever_a_path_does(monkeypatch):
     monkeypatch.setattr(hub, "fetched", {hub.Repository("org/bert", "v1"): GOLDEN}.get)
     assert bertjax.load("hub:org/bert@v1").path == str(GOLDEN)
-    config = experiment.load("classify")
+    config = experiments.load("classify")
     config.init_checkpoint, config.max_seq_length = "hub:org/bert@v1", 16
     finetuning_run.adopt(config, None, with_data=False)
     assert config.model.intermediate_size == 48

@@ -7,8 +7,8 @@ import pytest
 import safetensors.numpy
 import yaml
 
-from bertjax.config import fine_tuning_config, pretraining_config
-from bertjax.experiment import load
+from bertjax.config.defaults import fine_tuning_config, pretraining_config
+from bertjax.config.experiments import load
 from bertjax.interop import conversion, pretrained
 from bertjax.training import checkpoint
 from bertjax.training.checkpoint import Scores

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from bertjax import families
-from bertjax.config import BertConfig, UserError, fine_tuning_config, pretraining_config
+from bertjax.config.defaults import BertConfig, UserError, fine_tuning_config, pretraining_config
 from bertjax.data.batches.examples import Examples
 from bertjax.families.bert.huggingface import huggingface_name, is_transposed
 from bertjax.families.bert.variables import to_variables

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bertjax.config import Compute, Lora, UserError, fine_tuning_config
+from bertjax.config.defaults import Compute, Lora, UserError, fine_tuning_config
 from bertjax.families.with_heads import BertForSequenceClassification
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.training import checkpoint

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax.config import UserError, named_stages, pretraining_config, stage
+from bertjax.config.defaults import UserError, named_stages, pretraining_config, stage
 from bertjax.families import model_fields
 from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import BertForMaskedLM

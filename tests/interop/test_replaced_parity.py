@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax import families, objectives
-from bertjax.config import named_stages, stage
+from bertjax.config.defaults import named_stages, stage
 from bertjax.families.electra import huggingface as layout
 from bertjax.interop import huggingface
 from bertjax.objectives.parts.generator import joined

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 import bertjax
-from bertjax import experiment, families
-from bertjax.config import UserError
+from bertjax import families
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError
 from bertjax.data.documents import python_docs
 from bertjax.families import model_fields
 from bertjax.families.distilbert import DistilBertConfig
@@ -65,7 +66,7 @@ def made_run(folder, family: str, **settings):
     more = dict(vocab_size=pieces.vocab_size) | (ONLY.get(family, {}))
     model = CONFIGS.get(family, families.BertConfig)(**(SIZES | more))
     head = HEADS[family]
-    config = experiment.load("embed").unlock()
+    config = experiments.load("embed").unlock()
     config.update(max_seq_length=24, dtype="float32", init_checkpoint="some/where")
     config.update(settings)
     config.data.update(PROMPTS, path="TEXTS")
@@ -389,7 +390,7 @@ def test_only_models_of_vectors_are_written(tmp_path):
 
 
 def config_from(init_checkpoint, data, **fields):
-    config = experiment.load("embed")
+    config = experiments.load("embed")
     config.data.update(path=str(data), form="scored", texts="a,b", label="score")
     config.update(init_checkpoint=str(init_checkpoint), batch_size=8, dtype="float32", epochs=1.0, **fields)
     return config

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from bertjax.config import BertConfig, Compute, named_stages, pretraining_config, stage
+from bertjax.config.defaults import BertConfig, Compute, named_stages, pretraining_config, stage
 from bertjax.model import kernels
 from bertjax.model.attention import SelfAttention, fuses
 from bertjax.model.dropout import dropout

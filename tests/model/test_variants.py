@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, UserError, fields_of, model_size
+from bertjax.config.defaults import BertConfig, UserError, fields_of, model_size
 from bertjax.families.bert.model import BertModel
 from bertjax.families.lstms.model import LstmsModel
 from bertjax.families.with_heads import (

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from bertjax import objectives, tasks
-from bertjax.config import UserError, named_stages, stage
+from bertjax.config.defaults import UserError, named_stages, stage
+from bertjax.config.stages import stages_of
 from bertjax.data.batches import additions as additions_module
 from bertjax.objectives.parts import words
 from bertjax.objectives.parts.additions import additions_of
-from bertjax.stages import stages_of
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
 from tests.conftest import one_device_mesh, tiny_config

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from bertjax import experiment, families, objectives, tasks
-from bertjax.config import UserError, named_stages, pretraining_config, stage
+from bertjax import families, objectives, tasks
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError, named_stages, pretraining_config, stage
 from bertjax.families.electra import ElectraConfig
 from bertjax.families.with_heads import forward_flops
 from bertjax.interop import conversion, pretrained
@@ -144,7 +145,7 @@ def test_flops_are_those_of_both_models(records_folder):
 
 def test_equal_settings_make_equal_terms():
     assert objectives.of(config_for()) == objectives.of(config_for()) != objectives.of(config_for(layers=0.5))
-    base = experiment.from_arguments(["--config=base", "--config.objectives.generator.width=1/3",
+    base = experiments.from_arguments(["--config=base", "--config.objectives.generator.width=1/3",
                                       "--config.objective=50*replaced + generator"])[0]  # fmt: skip
     assert base.objectives.generator.to_dict() == dict(width=1 / 3, layers=1.0, embeddings="shared")
     assert "objectives" not in pretraining_config()

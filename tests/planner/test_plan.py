@@ -12,11 +12,11 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh
 
 from bertjax import families, objectives, tasks
-from bertjax.config import UserError, model_size, named_stages, stage
+from bertjax.config.defaults import UserError, model_size, named_stages, stage
+from bertjax.config.stages import stages_of
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.sharding.topology import GENERATIONS, accelerator
-from bertjax.stages import stages_of
 from bertjax.tasks import finetuning_run
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows

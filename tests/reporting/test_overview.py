@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from bertjax import lock
-from bertjax.config import UserError
+from bertjax.common import lock
+from bertjax.config.defaults import UserError
 from bertjax.reporting import overview
 from tests.processes import run as command
 from tests.processes import start

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bertjax import families
-from bertjax.config import BertConfig, Compute, UserError, fine_tuning_config, pretraining_config
+from bertjax.config.defaults import BertConfig, Compute, UserError, fine_tuning_config, pretraining_config
 from bertjax.interop.pretrained import Pretrained
 from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history

@@ -21,7 +21,7 @@ import pytest
 from aiohttp import web
 
 import bertjax
-from bertjax import experiment
+from bertjax.config import experiments
 from bertjax.interop import huggingface, sentence_transformers
 from bertjax.serving import http as serving_http
 from bertjax.serving.batches import Batches, Full
@@ -251,7 +251,7 @@ def learnt(tmp_path_factory):
         source = made(architecture, layer, width).source
         (folder / method).mkdir()
         huggingface.write(folder / method, source.config, source.params, source.tokenizer, architecture, labels)
-    source, settings = made("SentenceTransformer").source, experiment.load("embed")
+    source, settings = made("SentenceTransformer").source, experiments.load("embed")
     (folder / "embed").mkdir()
     given = source.config, source.params, source.tokenizer, settings, 32, "BertModel"
     sentence_transformers.write(folder / "embed", *given)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
 from bertjax.sharding import hosts
 
 

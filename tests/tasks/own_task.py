@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from bertjax.config.limits import require
 from bertjax.data.batches.examples import Examples
 from bertjax.tasks import output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.pairs import encode_pairs
-from bertjax.validation.checks import require
 from tests.conftest import TOPICS
 
 WORDS = sorted(word for words in TOPICS.values() for word in words)

@@ -8,13 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import experiment, families, tasks
-from bertjax.config import UserError, named_stages, stage
+from bertjax import families, tasks
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError, named_stages, stage
+from bertjax.config.lists import mixture_of
+from bertjax.config.stages import config_in, stages_of
 from bertjax.data.records import RecordSet, mixed
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
-from bertjax.lists import mixture_of
-from bertjax.stages import config_in, stages_of
 from bertjax.tasks import adaptation, pretraining_run
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints
@@ -25,7 +26,7 @@ PIECES, FIRST = 6, 3
 
 
 def adapting(checkpoint, corpus, **fields):
-    config = experiment.load("adapt")
+    config = experiments.load("adapt")
     config.init_checkpoint, config.data.corpus = str(checkpoint), str(corpus)
     config.stages = named_stages(adapt=stage(6, 32, 5))
     config.update(dict(batch_size=8, dtype="float32", log_every_steps=1, unroll="no"))
@@ -169,7 +170,7 @@ def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint,
 
     def adopted(source, *flags):
         flags = [*flags, f"--config.data.corpus={corpus_file}", f"--config.init_checkpoint={source}"]
-        config, _ = experiment.from_arguments(["--config=adapt", "--config.adapt.positions=9000", *flags])
+        config, _ = experiments.from_arguments(["--config=adapt", "--config.adapt.positions=9000", *flags])
         tasks.validate(config)
         pretraining_run.adopt_checkpoint(config)
         return families.config_of(config_in(config, stages_of(config)[0]))
@@ -186,7 +187,7 @@ def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint,
 
 
 def test_a_share_of_the_text_is_kept_whatever_the_sizes():
-    config = experiment.load("adapt")
+    config = experiments.load("adapt")
     config.data.corpus = "domain,general"
     sizes = {"domain": 100, "general": 5000}
     for mixture, share in (("general=20%", 0.2), ("general=70%,domain=30%", 0.7), ("domain=80%,general=2", 0.2)):

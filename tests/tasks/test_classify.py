@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertjax import tasks
-from bertjax.config import UserError, fine_tuning_config
+from bertjax.config.defaults import UserError, fine_tuning_config
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents import tables
 from bertjax.interop import conversion, huggingface, pretrained

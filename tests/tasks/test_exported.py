@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from bertjax import experiment, families, library
-from bertjax.config import Compute, UserError, pretraining_config
+from bertjax import families, library
+from bertjax.config import experiments
+from bertjax.config.defaults import Compute, UserError, pretraining_config
 from bertjax.tasks.exported import onnx, stablehlo
 from bertjax.text.words import whole_characters
 from tests.test_library import made
@@ -179,7 +180,7 @@ def compare_states(model, read, rng):
 
 
 def vectors() -> library.Model:
-    settings = experiment.load("embed").unlock()
+    settings = experiments.load("embed").unlock()
     settings.max_seq_length = 20  # less than there are positions
     return made("SentenceTransformer", settings=settings)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, UserError
+from bertjax.config.defaults import BertConfig, UserError
 from bertjax.families.with_heads import BertForFeatureBasedTagging
 from bertjax.interop import conversion, pretrained
 from bertjax.model.layer_choice import TABLE_7

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bertjax import experiment, tasks
-from bertjax.config import BertConfig, UserError, fine_tuning_config, pretraining_config
+from bertjax import tasks
+from bertjax.config import experiments
+from bertjax.config.defaults import BertConfig, UserError, fine_tuning_config, pretraining_config
 from bertjax.data.batches.examples import Examples
 from bertjax.interop import conversion, pretrained
 from bertjax.reporting import page
@@ -506,7 +507,7 @@ def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, progr
     write_sst2(tmp_path, train=48)
     config = config_for(tmp_path, checkpoint)
     if "temperature" in search:  # vectors of texts, whose loss has fields
-        config = experiment.load("embed")
+        config = experiments.load("embed")
         config.data.update(path=f"{tmp_path}/SST-2", form="scored", texts="sentence,sentence", label="label")
         config.init_checkpoint, config.max_seq_length = str(checkpoint), 32
     config.sweep, compiled = search, []

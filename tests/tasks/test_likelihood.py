@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertjax import families
-from bertjax.config import BertConfig, UserError
+from bertjax.config.defaults import BertConfig, UserError
 from bertjax.families.transformer_xl import TransformerXLConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks import bits, likelihood

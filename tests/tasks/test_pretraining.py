@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import Mesh
 
 from bertjax import tasks
-from bertjax.config import BertConfig, UserError, named_stages, stage
+from bertjax.config.defaults import BertConfig, UserError, named_stages, stage
 from bertjax.data import preparation
 from bertjax.data.batches.examples import Examples, packed_evaluation
 from bertjax.data.batches.pipeline import heldout_batches

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bertjax import families, objectives, tasks
-from bertjax.config import UserError, named_stages, pretraining_config, stage
+from bertjax.config.defaults import UserError, named_stages, pretraining_config, stage
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize

@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
+from bertjax.config.experiments import load
 from bertjax.data.batches.examples import Examples
-from bertjax.experiment import load
 from bertjax.interop import pretrained
 from bertjax.tasks import embed, finetuning_run, judges, metrics, mining, nearest, searches, text_sets, validate
 from bertjax.tasks.mining import Choice

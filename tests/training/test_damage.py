@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.config import UserError
-from bertjax.training import checkpoint, checksums
+from bertjax.common import checksums
+from bertjax.config.defaults import UserError
+from bertjax.training import checkpoint
 from bertjax.training.loop import train
 from tests.training.toy import Toy, toy_config
 

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from bertjax.data import progress
+from bertjax.common import progress
 from bertjax.training.logging import Progress
 
 

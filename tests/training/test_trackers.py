@@ -7,8 +7,9 @@ import math
 import pytest
 from etils import epath
 
-from bertjax import experiment, tasks
-from bertjax.config import UserError
+from bertjax import tasks
+from bertjax.config import experiments
+from bertjax.config.defaults import UserError
 from bertjax.training import sinks
 from bertjax.training.loop import train
 from bertjax.training.sinks.jsonl import JsonLines, read_metrics
@@ -115,7 +116,7 @@ def test_a_tracker_that_fails_stops_no_run_and_gets_all_later(kept, tmp_path, ca
 
 
 def test_names_of_sinks(monkeypatch):
-    config, _ = experiment.from_arguments(
+    config, _ = experiments.from_arguments(
         ["", "--config=quickstart", "--config.sinks=jsonl,tensorboard,mlflow", "--config.sinks=wandb"]
     )
     assert sinks.named(config) == ("tensorboard", "mlflow", "wandb")

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.config import UserError
+from bertjax.common.sorting import gather, merge_until_few, write_run
+from bertjax.config.defaults import UserError
 from bertjax.data.documents.reading import Document
-from bertjax.data.sorting import gather, merge_until_few, write_run
 from bertjax.text.words import MARKS, UNSPACED
 
 HASHED_CHARACTERS = 4_000_000  # characters hashed at a time

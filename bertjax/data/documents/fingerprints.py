@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from etils import epath
 
-from bertjax.files import persistently
+from bertjax.common.files import persistently
 
 PIECE_BYTES = 1 << 20
 _noted: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("noted", default=None)

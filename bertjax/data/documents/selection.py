@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.common.files import replacing
+from bertjax.common.progress import Bar, phase
+from bertjax.common.workers import in_order
+from bertjax.config.lists import mixture_of
 from bertjax.data.documents import cleaning, corpus, reading, sentences
 from bertjax.data.documents.cleaning import Repeats
 from bertjax.data.documents.reading import Document
-from bertjax.data.progress import Bar, phase
-from bertjax.data.workers import in_order
-from bertjax.files import replacing
-from bertjax.lists import mixture_of
 
 SPLITS = ("train", "heldout")
 SHOWN = 10  # how many documents that are no text are named in a group: the first ones

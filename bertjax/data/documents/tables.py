@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TextIO
 
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.common.files import parse_texts, read_whole
+from bertjax.config.defaults import UserError
 from bertjax.data.documents import fingerprints
-from bertjax.files import parse_texts, read_whole
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}

@@ -22,8 +22,13 @@ from typing import NamedTuple
 
 from etils import epath
 
-from bertjax import lock
-from bertjax.config import UserError, pretraining_config
+from bertjax.common import lock
+from bertjax.common.progress import Bar, describe_bytes, phase
+from bertjax.common.sorting import merge_until_few
+from bertjax.common.workers import in_order, worker_pool
+from bertjax.config.defaults import UserError, pretraining_config
+from bertjax.config.lists import corpus_sources, join_with_commas
+from bertjax.config.stages import stages_of
 from bertjax.data import records
 from bertjax.data.documents import cleaning, corpus
 from bertjax.data.documents.corpus import Group
@@ -31,12 +36,7 @@ from bertjax.data.documents.selection import SPLITS, Selection, is_train, select
 from bertjax.data.preparation import blocks, shards, summary, vocabulary
 from bertjax.data.preparation.job import UNFINISHED, Job, RecordShape
 from bertjax.data.preparation.sequences import row_type
-from bertjax.data.progress import Bar, describe_bytes, phase
 from bertjax.data.records.manifest import MANIFEST, write_manifest
-from bertjax.data.sorting import merge_until_few
-from bertjax.data.workers import in_order, worker_pool
-from bertjax.lists import corpus_sources, join_with_commas
-from bertjax.stages import stages_of
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 

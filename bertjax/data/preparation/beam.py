@@ -22,7 +22,9 @@ try:
 except ImportError:
     beam = None
 
-from bertjax.config import UserError
+from bertjax.common.files import write_whole
+from bertjax.common.sorting import ROWS, divide, merge
+from bertjax.config.defaults import UserError
 from bertjax.data.documents import cleaning
 from bertjax.data.documents.cleaning import Repeats
 from bertjax.data.documents.corpus import Group
@@ -33,8 +35,6 @@ from bertjax.data.preparation.counts import sample
 from bertjax.data.preparation.job import Job
 from bertjax.data.preparation.sequences import row_type
 from bertjax.data.preparation.shards import Shard
-from bertjax.data.sorting import ROWS, divide, merge
-from bertjax.files import write_whole
 from bertjax.text.learning import COUNTED_LETTERS
 
 HASH_RANGES = 1024  # each is compared on one machine

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
+from bertjax.common.files import persistently, write_whole
+from bertjax.common.sorting import ROWS, gather
 from bertjax.data import records
 from bertjax.data.documents.selection import SPLITS, is_train, split_of
 from bertjax.data.preparation.job import Job, RecordShape, tokenizer_of
 from bertjax.data.preparation.sequences import row_type
 from bertjax.data.records import lengths
 from bertjax.data.records.layouts import features_of
-from bertjax.data.sorting import ROWS, gather
-from bertjax.files import persistently, write_whole
 
 SHARD_BYTES = 32 << 20  # most bytes of a shard's rows in memory; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files

@@ -11,14 +11,14 @@ from typing import NamedTuple
 from etils import epath
 
 from bertjax import families
-from bertjax.config import UserError
+from bertjax.common.progress import Bar, phase
+from bertjax.common.workers import in_order, worker_pool
+from bertjax.config.defaults import UserError
 from bertjax.data.documents import cleaning, corpus, sentences
 from bertjax.data.documents.corpus import Group
 from bertjax.data.documents.selection import Selection, is_train, selection_of, with_repeats
 from bertjax.data.preparation.blocks import Block, read_blocks
 from bertjax.data.preparation.counts import Sample, WordCounts, sample
-from bertjax.data.progress import Bar, phase
-from bertjax.data.workers import in_order, worker_pool
 from bertjax.text import extension, learning, tokenizer
 from bertjax.text.tokenizer import Tokenizer
 

@@ -11,14 +11,14 @@ import google_crc32c
 import numpy as np
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.common.files import inside, parse_json, read_whole, replacing, write_whole
+from bertjax.config.defaults import UserError
 from bertjax.data.records import lengths
 from bertjax.data.records.faults import HEAD_BYTES, check_files, crc32c_of
 from bertjax.data.records.layouts import Format, features
 from bertjax.data.records.manifest import MANIFEST, Count, read_manifest
 from bertjax.data.records.parsing import Records, Unfit
 from bertjax.data.records.serialization import Damaged, Numbers, count_of, read_range, tfrecords
-from bertjax.files import inside, parse_json, read_whole, replacing, write_whole
 
 COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
 MOST_COPIES = 16  # the source that is used least is repeated so often at most, see `mixed`

@@ -9,12 +9,12 @@ import google_crc32c
 import numpy as np
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.common.files import persistently
+from bertjax.config.defaults import UserError
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import read_tfrecords
-from bertjax.files import persistently
 
 PART = 1 << 20  # bytes read at a time
 HEAD_BYTES = 4096  # first bytes of a file, compared with the manifest before training

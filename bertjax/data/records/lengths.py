@@ -10,13 +10,13 @@ import numpy as np
 import tqdm
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.common.files import read_whole, write_whole
+from bertjax.config.defaults import UserError
 from bertjax.data.records import layouts
 from bertjax.data.records.faults import BLOCK, IO_THREADS
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import read_tfrecords
-from bertjax.files import read_whole, write_whole
 
 LENGTH = np.dtype("<u2")
 CHECKSUM = "lengths_crc32c"  # in a file's entry in the manifest

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 from etils import epath
 
-from bertjax.files import read_json, write_whole
+from bertjax.common.files import read_json, write_whole
 from bertjax.text import tokenizer
 
 MANIFEST = "manifest.json"

@@ -4,9 +4,9 @@ positions, heads that share keys and values, gated feed-forward layers, no biase
 import dataclasses
 from typing import ClassVar
 
-from bertjax.config import ModelConfig, field, size
+from bertjax.config.defaults import ModelConfig, field, size
+from bertjax.config.limits import require
 from bertjax.families import Family
-from bertjax.validation.checks import require
 
 
 @dataclasses.dataclass(frozen=True)

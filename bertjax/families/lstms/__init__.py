@@ -1,8 +1,8 @@
 """A forward and a backward stack of LSTMs, neither of which sees the other's states (ELMo; Peters et al. 2018)."""
 
-from bertjax.config import BertConfig
+from bertjax.config.defaults import BertConfig
+from bertjax.config.limits import require
 from bertjax.families import Family, shown_by_embeddings
-from bertjax.validation.checks import require
 
 
 def _model(config, compute):

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from bertjax.config import ModelConfig, field, size
+from bertjax.config.defaults import ModelConfig, field, size
+from bertjax.config.limits import require
 from bertjax.families import Family, layers_by_name, projection_flops
-from bertjax.validation.checks import require
 
 
 @dataclasses.dataclass(frozen=True)

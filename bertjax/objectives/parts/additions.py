@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from bertjax import objectives
+from bertjax.config.stages import Stage, config_in
 from bertjax.data.batches.additions import Addition
 from bertjax.objectives import Objective
 from bertjax.sharding.mesh import Batch
-from bertjax.stages import Stage, config_in
 from bertjax.text.tokenizer import Tokenizer
 
 

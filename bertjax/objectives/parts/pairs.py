@@ -3,9 +3,9 @@
 import functools
 from collections.abc import Mapping
 
-from bertjax.config import BertConfig
+from bertjax.config.defaults import BertConfig
+from bertjax.config.limits import require
 from bertjax.objectives import Objective, Plot
-from bertjax.validation.checks import require
 
 
 def telling(title: str, pairs: str) -> Objective:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from bertjax import families
-from bertjax.config import BertConfig
+from bertjax.config.defaults import BertConfig
+from bertjax.config.limits import require, value_of
 from bertjax.objectives import OF_WORDS, Objective, Plot, Statistics
-from bertjax.validation.checks import require, value_of
 
 # Logits of more bytes than this are computed a part at a time, forwards and again backwards, so that they never exist
 # together: of 8,192 tokens of which 30 % are predicted, two sequences' would be a GiB. Twice the work takes its time.

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from etils import epath
 
 from bertjax import tasks
-from bertjax.config import Compute, UserError
-from bertjax.files import absolute, require_new_folder
+from bertjax.common.files import absolute, require_new_folder
+from bertjax.config.defaults import Compute, UserError
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import network
 from bertjax.tasks.finetuning import FineTuningTask

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 from jax import export
 
-from bertjax.files import write_whole
+from bertjax.common.files import write_whole
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import exported
 

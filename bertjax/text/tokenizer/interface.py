@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from etils import epath
 
-from bertjax import surrogates
-from bertjax.config import UserError
-from bertjax.files import read_whole
+from bertjax.common import surrogates
+from bertjax.common.files import read_whole
+from bertjax.config.defaults import UserError
 
 if TYPE_CHECKING:
     from bertjax.text.extension import Joined

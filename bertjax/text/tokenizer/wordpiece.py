@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from etils import epath
 
-from bertjax import surrogates
-from bertjax.config import UserError
-from bertjax.files import note, parse_json, write_whole
+from bertjax.common import surrogates
+from bertjax.common.files import note, parse_json, write_whole
+from bertjax.config.defaults import UserError
 from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.interface import Encoding, Tokenizer, read_file
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from bertjax.config import UserError
-from bertjax.registry import Registry
+from bertjax.common.registry import Registry
+from bertjax.config.defaults import UserError
 from bertjax.training.optimizers import from_optax, groups
 
 Factory = Callable[..., Sequence[optax.GradientTransformation]]

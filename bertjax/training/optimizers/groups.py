@@ -10,7 +10,7 @@ import jax
 import optax
 from ml_collections import ConfigDict
 
-from bertjax.config import UserError, param_group
+from bertjax.config.defaults import UserError, param_group
 
 
 def matrices(params):

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from etils import epath
 
-from bertjax.config import UserError
-from bertjax.lists import split_at_commas
-from bertjax.registry import Registry
+from bertjax.common.registry import Registry
+from bertjax.config.defaults import UserError
+from bertjax.config.lists import split_at_commas
 
 
 class Sink(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from bertjax.files import GrowingFile, parse_json, read_whole
+from bertjax.common.files import GrowingFile, parse_json, read_whole
 
 METRICS = "metrics.jsonl"
 

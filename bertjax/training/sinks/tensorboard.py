@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from bertjax.files import GrowingFile
+from bertjax.common.files import GrowingFile
 
 
 class TensorBoard:

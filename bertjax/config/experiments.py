@@ -24,8 +24,8 @@ from collections.abc import Iterable
 from ml_collections import ConfigDict
 
 from bertjax import families, objectives
-from bertjax.config import UserError
-from bertjax.stages import add_field, predictions_for
+from bertjax.config.defaults import UserError
+from bertjax.config.stages import add_field, predictions_for
 
 _FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?", re.DOTALL)
 
@@ -36,7 +36,7 @@ class MissingExperiment(UserError):
 
 def shipped() -> dict[str, pathlib.Path]:
     """Returns name -> file of bertjax's own experiments, in the installed package or in the checkout."""
-    package = pathlib.Path(__file__).parent
+    package = pathlib.Path(__file__).parents[1]
     inside = package / "experiments"
     folder = inside if inside.is_dir() else package.parent / "experiments"
     return {path.stem: path for path in sorted(folder.glob("*.py"))}

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.workers import in_order
-from bertjax.files import persistently, replacing
+from bertjax.common.files import persistently, replacing
+from bertjax.common.workers import in_order
 
 KEY = np.dtype(np.uint64)
 ROWS = 4096  # rows copied at a time

@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import ml_collections
 
-from bertjax.config import UserError
+from bertjax.config.defaults import UserError
 
 
 def mixture_of(

@@ -17,8 +17,8 @@ import msgspec
 import tenacity
 from etils import epath
 
-from bertjax import surrogates
-from bertjax.config import UserError
+from bertjax.common import surrogates
+from bertjax.config.defaults import UserError
 
 T = TypeVar("T")
 

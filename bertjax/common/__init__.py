@@ -1,0 +1,1 @@
+"""Code that every room uses: registry, files, locks, workers, progress bars, sorting, checksums."""
