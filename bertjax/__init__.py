@@ -10,7 +10,7 @@ __version__ = "0.1.0"  # setup.py reads this line
 __all__ = ["Answer", "Classified", "Filled", "Model", "Tagged", "UserError", "load", "prepare", "train"]
 
 if TYPE_CHECKING:
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.library import Answer, Classified, Model, Tagged, load, prepare, train
     from bertjax.tasks.fill_mask import Filled
 else:
@@ -18,7 +18,7 @@ else:
     def __getattr__(name):
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module("bertjax.config" if name == "UserError" else "bertjax.library")
+        module = importlib.import_module("bertjax.common.errors" if name == "UserError" else "bertjax.library")
         return getattr(module, name)
 
     def __dir__():

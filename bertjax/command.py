@@ -18,8 +18,8 @@ from logging import getLogger
 import ml_collections
 from absl import app, flags
 
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError
 from bertjax.sharding.topology import has_accelerator
 from bertjax.validation import DTYPES
 

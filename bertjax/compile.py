@@ -35,7 +35,7 @@ flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 @ending_at_once()
 def main(arguments: list[str]) -> None:
     from bertjax import tasks
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.sharding.topology import accelerator
 
     if arguments:
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> None:
 
 def real_tokens_share(config) -> list[float]:
     """Returns the value of the flag, checked."""
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
 
     text, stages = ",".join(_SHARE.value), len(config.get("stages", ("all",)))
     try:

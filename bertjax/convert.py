@@ -40,8 +40,8 @@ flags.mark_flags_as_required(["source", "output", "format"])
 
 
 def main(arguments: list[str]) -> None:
+    from bertjax.common.errors import UserError
     from bertjax.common.files import require_new_folder
-    from bertjax.config.defaults import UserError
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --source=, --output= and --format=")

@@ -41,7 +41,7 @@ flags.mark_flag_as_required("checkpoint")
 def main(arguments: list[str]) -> None:
     from etils import epath
 
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; give --data=FILE or --pairs=FILE")
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
 
 
 def score_data() -> None:
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.interop import pretrained
     from bertjax.tasks import finetuning_run, of_checkpoint
 

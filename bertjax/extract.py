@@ -58,7 +58,7 @@ flags.mark_flags_as_required(["checkpoint", "output"])
 
 @ending_at_once()
 def main(texts: list[str]) -> None:
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.data.documents.tables import SUFFIXES
     from bertjax.model.layer_choice import WITHOUT_WEIGHTS
 
@@ -108,7 +108,7 @@ def main(texts: list[str]) -> None:
 
 def column(name: str, flag: str) -> Iterator[str]:
     """Yields the cells of a column of the table."""
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.data.documents import tables
 
     for row in tables.rows_of(_INPUT.value):
@@ -121,7 +121,7 @@ def write_vectors(source, task, all_texts) -> None:
     """Writes the vectors that the task of a checkpoint makes, or pooled hidden states."""
     from etils import epath
 
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.model.layer_choice import check_layers
     from bertjax.tasks import vectors
 
@@ -145,7 +145,7 @@ def write_hidden_states(source, all_texts) -> None:
     import jax
 
     from bertjax import families
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.model.layer_choice import check_layers
     from bertjax.sharding.mesh import compute_for
     from bertjax.tasks import hidden_states, vectors

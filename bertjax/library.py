@@ -22,8 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from bertjax import families, tasks
 from bertjax.common import surrogates
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.model.layer_choice import WITHOUT_WEIGHTS, check_layers

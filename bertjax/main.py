@@ -14,7 +14,7 @@ flags.mark_flag_as_required("config")
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.training.stop import announced
 
     if arguments:

@@ -46,8 +46,8 @@ flags.mark_flags_as_required(["checkpoint", "data", "output"])
 
 @ending_at_once()
 def main(arguments: list[str]) -> None:
+    from bertjax.common.errors import UserError
     from bertjax.common.progress import phase
-    from bertjax.config.defaults import UserError
     from bertjax.data.documents.tables import SUFFIXES
 
     if arguments:
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> None:
 
 def _choice():
     """Returns the `mining.Choice` of the flags. Raises `UserError` if no document could be chosen."""
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.tasks.mining import Choice
 
     first, last, negatives = _FIRST.value, _LAST.value, _NEGATIVES.value

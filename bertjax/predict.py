@@ -44,7 +44,7 @@ flags.mark_flag_as_required("checkpoint")
 
 @ending_at_once()
 def main(texts: list[str]) -> None:
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
 
     command.keep_compiled()
     for flag in (_TEMPERATURE, _TOP_P, _SEED):
@@ -82,7 +82,7 @@ def main(texts: list[str]) -> None:
 
 def _is_table(texts: list[str]) -> bool:
     """Returns whether --input is a table. Raises `UserError` if other arguments do not fit that."""
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.data.documents.tables import SUFFIXES
 
     is_table, suffixes = (_INPUT.value or "").endswith(SUFFIXES), ", ".join(SUFFIXES)

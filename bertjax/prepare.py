@@ -21,7 +21,7 @@ flags.mark_flags_as_required(["config", "output"])
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.library import prepare
 
     for argument in arguments:

@@ -20,7 +20,7 @@ _WATCH = flags.DEFINE_float("watch", 0.0, "Seconds after which the page is writt
 
 def main(workdirs: list[str]) -> None:
     from bertjax import families
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.interop import pretrained
     from bertjax.reporting import page
 
@@ -59,7 +59,7 @@ def _watch(folder: str, workdirs: list[str], seconds: float) -> None:
     import time
 
     from bertjax.common import lock
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.reporting import page
 
     said, going_on = "", True

@@ -8,7 +8,7 @@ from bertjax import command
 
 
 def main(folders: list[str]) -> None:
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.reporting import overview
 
     rows = overview.rows(folders or ["runs"])

@@ -24,7 +24,7 @@ flags.mark_flag_as_required("checkpoint")
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --name=value")

@@ -15,7 +15,7 @@ flags.mark_flags_as_required(["checkpoint", "input", "output"])
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --input= and --output=")

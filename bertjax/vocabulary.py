@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     import os
 
     from bertjax.budget import plan
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.data.preparation.vocabulary import learn_vocabulary
     from bertjax.tasks import validate
     from bertjax.tasks.pretraining_run import adopt_checkpoint

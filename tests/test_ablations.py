@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import BertConfig, UserError, dropout_fields, model_size
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig, dropout_fields, model_size
 from bertjax.config.stages import stages_of
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks import bits, validate

@@ -14,8 +14,8 @@ from packaging.utils import canonicalize_name
 
 from bertjax import __main__, __version__
 from bertjax.command import lines
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError
 from experiments.benchmarks import installs
 from tests.processes import ROOT
 

@@ -15,8 +15,8 @@ import pytest
 
 from bertjax import tasks
 from bertjax.__main__ import COMMANDS
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError
 from bertjax.sharding.topology import has_accelerator
 from bertjax.tasks.launch import launch
 from tests.conftest import make_corpus

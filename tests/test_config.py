@@ -7,7 +7,8 @@ import json
 import pytest
 
 from bertjax import families
-from bertjax.config.defaults import UserError, named_stages, pretraining_config, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.tasks import validate
 from bertjax.validation import validate_pretraining
 from tests.processes import ROOT

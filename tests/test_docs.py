@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.common.errors import UserError
 from bertjax.config.experiments import find_field, load
+from bertjax.config.model_config import BertConfig
 from bertjax.families.with_heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.interop import huggingface
 from bertjax.text import learning

@@ -7,7 +7,7 @@ import pytest
 from etils.epath import gpath
 
 from bertjax.common import files
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data.preparation import prepare
 from bertjax.training.logging import MetricsWriter
 from bertjax.training.sinks.jsonl import read_metrics

@@ -13,8 +13,8 @@ import pytest
 
 import bertjax
 from bertjax import library
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
 from bertjax.tasks.generation import Sampling, generate

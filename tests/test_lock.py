@@ -8,7 +8,7 @@ import time
 import pytest
 
 from bertjax.common import lock
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 
 @pytest.fixture

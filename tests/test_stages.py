@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bertjax import families, tasks
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError, named_stages, stage
+from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import config_after, config_in, stages_of, steps_for, total_steps
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bertjax
-from bertjax.config.defaults import BertConfig
+from bertjax.config.model_config import BertConfig
 from bertjax.text.tokenizer import Tokenizer
 
 

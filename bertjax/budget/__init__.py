@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 EXAMPLES = "20min, 8h, 2d or 200M (tokens)"
 _SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86_400}

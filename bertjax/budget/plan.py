@@ -21,10 +21,11 @@ from bertjax.budget import choice, machine, recipes, survey
 from bertjax.budget.choice import Sizes, Text
 from bertjax.budget.description import lines_of_data, lines_of_run, lines_of_text
 from bertjax.budget.steps import END_SECONDS, SPARE, StepTimes, fields_of_steps, fields_that_fit, in_units, measure
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
 from bertjax.common.progress import describe_bytes, duration, phase
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError, stage
+from bertjax.config.defaults import stage
 from bertjax.config.lists import corpus_sources
 from bertjax.config.stages import predictions_for, stages_of
 from bertjax.data.records import require_folder

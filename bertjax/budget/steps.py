@@ -13,8 +13,8 @@ from etils import epath
 
 from bertjax import budget
 from bertjax.budget import choice
+from bertjax.common.errors import UserError
 from bertjax.common.progress import duration
-from bertjax.config.defaults import UserError
 from bertjax.config.stages import Stage, parts_of, stages_of
 from bertjax.data.records.manifest import read_manifest
 from bertjax.sharding import hosts

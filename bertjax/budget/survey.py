@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.budget.choice import Text
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.lists import corpus_sources
 from bertjax.data.documents import corpus, reading, sentences
 from bertjax.data.documents.reading import Document

@@ -18,7 +18,7 @@ import tenacity
 from etils import epath
 
 from bertjax.common import surrogates
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 T = TypeVar("T")
 

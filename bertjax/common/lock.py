@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
-from bertjax.config.defaults import UserError
 
 try:
     import fcntl

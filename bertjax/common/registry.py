@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 # Queues whose thread is not waited for. It must not be the last to hold their semaphores: if Python ends while that
 # thread removes one, the resource tracker prints a warning. Kept here, the main thread removes them at exit.

@@ -1,22 +1,16 @@
-"""Configs: defaults, stages, lists in fields, limits of fields, and experiment files."""
+"""Configs: their defaults, the config of a model, stages, lists in fields, limits of fields, and experiment files."""
 
+from bertjax.common.errors import UserError
 from bertjax.config.defaults import (
-    BertConfig,
-    Compute,
-    Lora,
-    ModelConfig,
-    UserError,
     common_config,
-    field,
     fine_tuning_config,
-    model_size,
     named_stages,
     param_group,
     param_groups,
     pretraining_config,
-    size,
     stage,
 )
+from bertjax.config.model_config import BertConfig, Compute, Lora, ModelConfig, field, model_size, size
 
 __all__ = [
     "BertConfig",

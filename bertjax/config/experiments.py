@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from ml_collections import ConfigDict
 
 from bertjax import families, objectives
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.stages import add_field, predictions_for
 
 _FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?", re.DOTALL)

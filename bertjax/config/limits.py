@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE = dict(least=1), dict(least=0), dict(least=0, below=1)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import ml_collections
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 
 def mixture_of(

@@ -13,7 +13,7 @@ from typing import Any
 import ml_collections
 
 from bertjax import families
-from bertjax.config.defaults import fields_of
+from bertjax.config.model_config import fields_of
 
 REQUIRED = ("steps", "length", "max_predictions_per_seq")  # fields of a stage
 SHARED = ("batch_size", "microbatches", "objective")

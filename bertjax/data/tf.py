@@ -9,7 +9,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("ABSL_MIN_LOG_LEVEL", "3")

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import ml_collections
 import numpy as np
 
+from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry, own_in
-from bertjax.config.defaults import BertConfig, Compute, UserError
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.text.tokenizer import SPECIAL_PIECES
 
 if TYPE_CHECKING:

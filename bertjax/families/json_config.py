@@ -10,8 +10,8 @@ import ml_collections
 from etils import epath
 
 from bertjax import families, library_fields
+from bertjax.common.errors import UserError
 from bertjax.common.files import note
-from bertjax.config.defaults import UserError
 from bertjax.validation import validate_model
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.families import value_at
 
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")  # DataParallel, torch.compile: put in front of all names

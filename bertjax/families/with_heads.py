@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.model.attention import Dense
 from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops, word_flops
 from bertjax.model.layer_choice import HIDDEN_STATES, combine, count_layers

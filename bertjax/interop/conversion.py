@@ -8,8 +8,9 @@ import ml_collections
 from etils import epath
 
 from bertjax import families, objectives
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, require_new_folder, write_whole
-from bertjax.config.defaults import UserError, common_config
+from bertjax.config.defaults import common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files

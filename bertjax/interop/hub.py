@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.interop import huggingface, peft_adapter, sentence_transformers, tokenizer_files
 from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Unigram, WordPiece
 

@@ -17,8 +17,9 @@ import numpy as np
 from etils import epath
 
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.common.files import inside, read_json, write_whole
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.text.tokenizer import Tokenizer
 
 OURS = "Bert"  # how the names of architectures begin in workdirs, whatever the family

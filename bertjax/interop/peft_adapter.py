@@ -20,8 +20,8 @@ from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, read_json, write_whole
-from bertjax.config.defaults import UserError
 from bertjax.families.tensors import WRAPPERS
 from bertjax.interop import huggingface
 from bertjax.library_fields import check_fields

@@ -12,8 +12,9 @@ import numpy as np
 from etils import epath
 
 from bertjax import families, library_fields, objectives
+from bertjax.common.errors import UserError
 from bertjax.common.files import inside, read_json, read_whole
-from bertjax.config.defaults import BertConfig, Compute, UserError, fields_of
+from bertjax.config.model_config import BertConfig, Compute, fields_of
 from bertjax.config.stages import config_after
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
 from bertjax.model import low_rank

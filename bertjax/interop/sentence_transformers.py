@@ -13,8 +13,9 @@ import numpy as np
 from etils import epath
 
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.common.files import inside, read_json, write_whole
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.families.json_config import require
 from bertjax.families.tensors import take
 from bertjax.interop import huggingface, tokenizer_files

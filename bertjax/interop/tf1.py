@@ -7,8 +7,9 @@ import numpy as np
 from etils import epath
 
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.families import bert
 from bertjax.families.bert import huggingface
 from bertjax.families.bert.huggingface import OWN_FIELDS, bert_config

@@ -9,8 +9,8 @@ from typing import Any, TypedDict
 from etils import epath
 
 from bertjax import library_fields
+from bertjax.common.errors import UserError
 from bertjax.common.files import note, read_json
-from bertjax.config.defaults import UserError
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import note
-from bertjax.config.defaults import UserError
 
 
 @functools.cache

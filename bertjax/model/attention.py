@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.model import gpu_kernels, low_rank
 from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.fused_attention import LONGEST, fused_attention

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.model.attention import Dense, LayerNorm, SelfAttention, residual_sum
 from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.gpu_activation import can_activate_on_gpu, gpu_activate

@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.model.dropout import fold_in
 from bertjax.model.encoder import Embeddings
 from bertjax.model.heads import Pooler

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels
 from bertjax.model.kernels import on_mesh, parts_along
 

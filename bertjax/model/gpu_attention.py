@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.model.dropout import folded, hash_folded, hash_index
 from bertjax.model.gpu_kernels import HOPPER, gpu_call, has_gpu_kernels, power_of_two, zero_dropped
 from bertjax.model.kernels import index_along, key_words, on_mesh

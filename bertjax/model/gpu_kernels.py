@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.model.dropout import hash_index, threshold
 
 # Chips that have kernels, by the beginning of `device_kind`.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels, kept_at
 from bertjax.model.kernels import key_words, on_mesh
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax.numpy as jnp
 
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.encoder import ACTIVATIONS, Embedding

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
 
 
 class HiddenStates(NamedTuple):

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bertjax.config.defaults import Lora, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import Lora
 
 STACKS = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "value")}  # kernels of several matrices
 ALL = "all-linear"

@@ -5,7 +5,7 @@ import functools
 import flax.linen as nn
 import jax.numpy as jnp
 
-from bertjax.config.defaults import BertConfig
+from bertjax.config.model_config import BertConfig
 from bertjax.model.dropout import dropout, fold_in
 
 

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.model.dropout import dropout
 from bertjax.model.products import multiply
 from bertjax.model.tiles import Tile, each_tile

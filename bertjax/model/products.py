@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 
 
 def project(x, kernel, compute: Compute, outputs_first: bool = False):

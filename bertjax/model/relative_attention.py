@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.model.attention import Dense
 from bertjax.model.dropout import dropout
 from bertjax.model.plain_attention import Cache

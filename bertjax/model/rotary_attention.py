@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.model.attention import Dense
 from bertjax.model.flash_attention import can_flash, flash_attention
 from bertjax.model.gpu_attention import can_attend_on_gpu, gpu_attention

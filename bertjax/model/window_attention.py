@@ -10,7 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.model.products import multiply
 from bertjax.model.tiles import Tile, each_tile
 

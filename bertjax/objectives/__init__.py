@@ -16,9 +16,10 @@ import ml_collections
 import numpy as np
 
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry, own_in
-from bertjax.config.defaults import BertConfig, Compute, UserError
 from bertjax.config.limits import within
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.config.stages import config_in, stages_of
 
 if TYPE_CHECKING:

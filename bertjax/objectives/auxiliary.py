@@ -9,8 +9,8 @@ import dataclasses
 import functools
 
 from bertjax import objectives
-from bertjax.config.defaults import BertConfig, field
 from bertjax.config.limits import require
+from bertjax.config.model_config import BertConfig, field
 from bertjax.objectives import Objective, Plot
 from bertjax.objectives.lm import OBJECTIVE as NEXT_WORDS
 

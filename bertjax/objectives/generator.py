@@ -7,8 +7,9 @@ import dataclasses
 import functools
 
 from bertjax import families, objectives
-from bertjax.config.defaults import BertConfig, UserError, field
+from bertjax.common.errors import UserError
 from bertjax.config.limits import require
+from bertjax.config.model_config import BertConfig, field
 from bertjax.objectives import Objective
 from bertjax.objectives.mlm import OBJECTIVE as MASKED_WORDS
 from bertjax.objectives.parts import words

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from bertjax.config.defaults import BertConfig
+from bertjax.config.model_config import BertConfig
 from bertjax.planner.hlo import Kernel, kernel_of
 from bertjax.sharding.topology import Generation, accelerator
 

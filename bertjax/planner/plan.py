@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 
 from bertjax import families
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.planner.roofline import Roofline, roofline

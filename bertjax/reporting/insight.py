@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.interop.pretrained import Pretrained
 
 MOST_LAYERS = 12  # most layers that are drawn, evenly spaced

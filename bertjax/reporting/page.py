@@ -14,8 +14,9 @@ import numpy as np
 from etils import epath
 
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.common.files import absolute, write_whole
-from bertjax.config.defaults import UserError, fine_tuning_config, pretraining_config
+from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.interop.pretrained import Pretrained
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results

@@ -14,7 +14,7 @@ import prometheus_client
 from aiohttp import web
 
 from bertjax.common import surrogates
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.library import Model
 from bertjax.serving import page
 from bertjax.serving.batches import Batches, Full

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.library import Model
 from bertjax.tasks.embed import similarity_of
 

@@ -5,7 +5,7 @@ import importlib.util
 import os
 from typing import ClassVar
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 GIB = 1 << 30
 

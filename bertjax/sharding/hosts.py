@@ -19,8 +19,8 @@ import jax
 from etils import epath
 from jax.experimental import multihost_utils
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
-from bertjax.config.defaults import UserError
 from bertjax.sharding import liveness
 
 N = TypeVar("N", int, float)

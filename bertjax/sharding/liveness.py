@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 GRACE = 3  # seconds in which all hosts may fail of the same, each with its own line
 KEEPALIVE = dict(TCP_KEEPIDLE=10, TCP_KEEPINTVL=5, TCP_KEEPCNT=3)  # 25 seconds without an answer

@@ -13,7 +13,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bertjax.config.defaults import Compute, UserError, padded
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import Compute, padded
 from bertjax.model.gpu_attention import SIZES
 from bertjax.model.gpu_kernels import has_gpu_kernels
 from bertjax.sharding.rules import RULES

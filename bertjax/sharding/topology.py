@@ -7,7 +7,7 @@ import importlib.util
 import os
 from typing import ClassVar
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.sharding import gpus
 from bertjax.sharding.gpus import GIB, GPUS, Machines
 

@@ -6,8 +6,8 @@ The registry holds only names; `get` imports the module of a task.
 import contextlib
 from typing import TYPE_CHECKING
 
+from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry
-from bertjax.config.defaults import UserError
 from bertjax.validation import validate_fine_tuning, validate_pretraining
 
 if TYPE_CHECKING:

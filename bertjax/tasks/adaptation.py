@@ -18,8 +18,8 @@ from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
-from bertjax.config.defaults import UserError
 from bertjax.config.lists import corpus_sources
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from bertjax import families
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks import likelihood
 from bertjax.text.tokenizer import Tokenizer

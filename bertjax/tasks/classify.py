@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.limits import require
 from bertjax.config.lists import split_at_commas
 from bertjax.data.documents import holdout

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
 from bertjax.common.progress import phase
-from bertjax.config.defaults import UserError
 from bertjax.interop import pretrained
 from bertjax.interop.huggingface import MULTI_LABEL
 from bertjax.interop.pretrained import Pretrained

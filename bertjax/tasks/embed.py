@@ -11,8 +11,9 @@ import ml_collections
 import numpy as np
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.progress import Bar
-from bertjax.config.defaults import UserError, fine_tuning_config
+from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.limits import one_of, require, value_of
 from bertjax.data.batches.examples import Examples
 from bertjax.data.batches.mixed import Share

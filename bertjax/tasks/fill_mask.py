@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from bertjax import families
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks.output_layers import check_numbers, words_model

@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
 from bertjax.data.batches.mixed import MixedOrder, Share, steps_of_each
 from bertjax.families.with_heads import cast_encoder

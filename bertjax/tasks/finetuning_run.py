@@ -11,9 +11,10 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import families, tasks
+from bertjax.common.errors import UserError
 from bertjax.common.progress import phase
-from bertjax.config.defaults import BertConfig, UserError
 from bertjax.config.limits import require
+from bertjax.config.model_config import BertConfig
 from bertjax.config.stages import Stage
 from bertjax.data.batches.examples import steps_per_epoch
 from bertjax.data.documents import fingerprints

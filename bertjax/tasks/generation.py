@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import families
-from bertjax.config.defaults import Compute, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import Compute
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks.output_layers import check_numbers, words_model

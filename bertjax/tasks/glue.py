@@ -5,7 +5,7 @@ import functools
 
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.limits import one_of
 from bertjax.data.documents.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained

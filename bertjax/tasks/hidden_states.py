@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
-from bertjax.config.defaults import UserError
 from bertjax.model.layer_choice import combine
 from bertjax.tasks.output_layers import check_numbers
 from bertjax.text.tokenizer import Tokenizer

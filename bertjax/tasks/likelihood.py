@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
-from bertjax.config.defaults import UserError
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks.output_layers import check_numbers
 from bertjax.text.tokenizer import Tokenizer

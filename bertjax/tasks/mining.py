@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
 from bertjax.common.progress import Bar
-from bertjax.config.defaults import UserError
 from bertjax.data.documents.tables import TableWriter
 from bertjax.tasks.metrics import comparable
 from bertjax.tasks.nearest import nearest

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.limits import one_of
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import TFDS, cell, read_text, read_tfds

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import families
-from bertjax.config.defaults import Compute, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import Compute
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import output_layers
 from bertjax.tasks.finetuning import FineTuningTask

@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig, Compute, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.data.batches.examples import Examples, evaluation_batches, packed_evaluation
 from bertjax.data.batches.packing import numbers_in_row
 from bertjax.families.with_heads import (

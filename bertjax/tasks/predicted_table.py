@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
-from bertjax.config.defaults import UserError
 from bertjax.data.documents.tables import TableWriter, column, rows_of
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks.finetuning import FineTuningTask

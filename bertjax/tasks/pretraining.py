@@ -16,7 +16,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import families, objectives
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of, total_steps
 from bertjax.data.batches import pipeline

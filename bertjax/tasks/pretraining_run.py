@@ -11,9 +11,10 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import families, objectives, tasks
+from bertjax.common.errors import UserError
 from bertjax.common.progress import phase
-from bertjax.config.defaults import BertConfig, UserError, fields_of
 from bertjax.config.lists import corpus_sources
+from bertjax.config.model_config import BertConfig, fields_of
 from bertjax.config.stages import Stage, config_after, stages_of, steps_for, total_steps
 from bertjax.data import preparation
 from bertjax.data.preparation import summary, vocabulary

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data.documents import fingerprints
 from bertjax.data.documents.tables import Row, column, read_table, read_text, rows_of
 from bertjax.tasks.targets import Number

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.limits import at_least_one, one_of, require
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import TFDS

@@ -6,8 +6,8 @@ from typing import Annotated, NotRequired, TypedDict
 import msgspec
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
-from bertjax.config.defaults import UserError
 from bertjax.data.documents.tables import cell, column, read_text, read_tfds
 
 MOST_NAMED = 5  # questions that a message names

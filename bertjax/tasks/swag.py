@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained

@@ -18,10 +18,11 @@ import numpy as np
 from etils import epath
 
 from bertjax import tasks
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
-from bertjax.config.defaults import UserError, dropout_fields
 from bertjax.config.limits import value_of
 from bertjax.config.lists import split_at_commas
+from bertjax.config.model_config import dropout_fields
 from bertjax.interop.pretrained import BEST_RUN
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import make_mesh

@@ -5,7 +5,7 @@ import itertools
 
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data.documents import holdout
 from bertjax.data.documents.tables import Row, cell, column, find_table, read_table
 from bertjax.interop.pretrained import Pretrained

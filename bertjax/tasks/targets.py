@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data.documents.tables import Row, cell, column
 from bertjax.interop.huggingface import REGRESSION
 from bertjax.interop.pretrained import Pretrained

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.lists import split_at_commas
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import SUFFIXES, Row, column, read_table, read_text

@@ -22,9 +22,9 @@ import numpy as np
 from etils import epath
 
 from bertjax.common import checksums
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, replacing
 from bertjax.common.progress import Bar
-from bertjax.config.defaults import UserError
 from bertjax.data.batches.examples import Examples
 from bertjax.families.with_heads import PooledStates
 from bertjax.interop.pretrained import Pretrained

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.text.tokenizer import Tokenizer
 
 LEAST_COUNT = 2  # occurrences of a new piece, as of the pieces of a new vocabulary

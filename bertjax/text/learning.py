@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.text.tokenizer import BPE, SPECIAL_PIECES, SentencePiece, Tokenizer, Unigram, WordPiece
 from bertjax.text.tokenizer.byte_level import new_bpe
 from bertjax.text.tokenizer.json_file import with_special_pieces

@@ -22,8 +22,8 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from bertjax.common import checksums
+from bertjax.common.errors import UserError
 from bertjax.common.files import absolute, read_json, write_whole
-from bertjax.config.defaults import UserError
 from bertjax.sharding import hosts
 from bertjax.training.state import TrainState
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
-from bertjax.config.defaults import UserError
 from bertjax.training.task import Task
 
 FOLDER = "nonfinite"  # in the workdir

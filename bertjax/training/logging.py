@@ -10,9 +10,9 @@ import numpy as np
 import tqdm
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
 from bertjax.common.progress import Pace, duration
-from bertjax.config.defaults import UserError
 from bertjax.training.clocks import PARTS, shares
 from bertjax.training.sinks import SINKS, named
 from bertjax.training.sinks.jsonl import JsonLines, finite, read_metrics

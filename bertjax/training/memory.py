@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.stages import config_in, stages_of
 from bertjax.sharding.gpus import GIB
 from bertjax.sharding.topology import host_memory

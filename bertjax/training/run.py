@@ -8,7 +8,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.sharding.mesh import compute_for
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry
-from bertjax.config.defaults import UserError
 from bertjax.config.stages import Stage, config_in, stages_of
 
 WARM_UPS = ("warmup_steps", "warmup_tokens")

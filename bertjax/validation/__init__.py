@@ -12,7 +12,8 @@ import re
 import ml_collections
 
 from bertjax import budget, families
-from bertjax.config.defaults import RECIPES, UserError, fine_tuning_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import RECIPES, fine_tuning_config
 from bertjax.config.limits import AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE, at_least_one, require, value_of, within
 from bertjax.config.lists import corpus_sources, mixture_of
 from bertjax.config.stages import config_in, stages_of

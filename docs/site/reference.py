@@ -218,9 +218,9 @@ def config_page() -> str:
     lines = [
         "# Fields of a config",
         "",
-        "An experiment's file begins with `pretraining_config()` or `fine_tuning_config(task)` of `bertjax/config/defaults.py`,"
-        " and says what differs. `--config.NAME=VALUE` overrides a field. What is said of a section may be about its"
-        " fields.",
+        "An experiment's file begins with `pretraining_config()` or `fine_tuning_config(task)` of"
+        " `bertjax/config/defaults.py`, and says what differs. `--config.NAME=VALUE` overrides a field. What is said of"
+        " a section may be about its fields.",
     ]
     for heading, fields in config_fields().items():
         lines += ["", f"## {heading}", "", *_table(fields)]

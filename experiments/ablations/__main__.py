@@ -14,7 +14,7 @@ from collections.abc import Container
 from absl import flags
 
 from bertjax import command
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.sharding.topology import available_cores
 from experiments.ablations import tables
 from experiments.ablations.scaled import COLUMNS, SCALES, TABLES, TASKS, cells

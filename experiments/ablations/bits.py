@@ -45,7 +45,7 @@ def may_hide(word: str) -> bool:
 def main(arguments: list[str]) -> None:
     import jax
 
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.data.documents.reading import Reading, read_lines
     from bertjax.families.with_heads import BertForMaskedLM
     from bertjax.interop import pretrained

@@ -9,7 +9,9 @@ say otherwise, so that none computes padding.
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from bertjax.config.defaults import UserError, model_size, named_stages, pretraining_config, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.config.model_config import model_size
 from bertjax.families import model_fields
 from experiments.ablations.scaled import SCALES, Scale
 

@@ -11,7 +11,8 @@ Paper:    dev accuracy of MNLI-m fine-tuned, F1 of CoNLL-2003 fine-tuned and fea
 
 import re
 
-from bertjax.config.defaults import UserError, pretraining_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import pretraining_config
 
 
 def get_config(percent="80-10-10"):

@@ -12,7 +12,8 @@ Paper:    BERT-base's size, dev sets (Devlin et al. 2019, table 5), MNLI-m, QNLI
           84.1 75.7 91.6 84.9
 """
 
-from bertjax.config.defaults import UserError, pretraining_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import pretraining_config
 
 NAMES = ("bert", "no_nsp", "ltr", "ltr_bilstm", "order")
 

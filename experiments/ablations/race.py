@@ -24,9 +24,10 @@ import numpy as np
 from absl import flags
 
 from bertjax import command
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, read_json, write_whole
-from bertjax.config.defaults import BertConfig, UserError, dropout_fields
 from bertjax.config.lists import join_with_commas
+from bertjax.config.model_config import BertConfig, dropout_fields
 from bertjax.reporting.history import read_history
 from bertjax.text.tokenizer import KINDS, Bytes
 from experiments.ablations import characters, successors, tables, today

@@ -12,8 +12,10 @@ import pathlib
 import re
 from collections.abc import Iterator, Mapping
 
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError, model_size, named_stages, stage
+from bertjax.config.defaults import named_stages, stage
+from bertjax.config.model_config import model_size
 
 FOLDER = pathlib.Path(__file__).parent
 MASKINGS = ("80-10-10", "100-0-0", "80-0-20", "80-20-0", "0-20-80", "0-0-100")

@@ -9,7 +9,8 @@ Paper:    held-out perplexity of masked words, dev accuracy of MNLI-m, MRPC and 
           84.4 86.7 92.9; 12-1024-16 3.54, 85.7 86.9 93.3; 24-1024-16 3.23, 86.6 87.8 93.7
 """
 
-from bertjax.config.defaults import model_size, pretraining_config
+from bertjax.config.defaults import pretraining_config
+from bertjax.config.model_config import model_size
 
 
 def get_config(size="12-768-12"):

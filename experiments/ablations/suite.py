@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
-from bertjax.config.defaults import UserError
 from bertjax.config.lists import join_with_commas
 from experiments.ablations import tables
 from experiments.ablations.scaled import SCALES, TASKS, Cell, Model, Scale

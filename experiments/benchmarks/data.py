@@ -26,7 +26,8 @@ import numpy as np
 from absl import flags
 
 from bertjax import command
-from bertjax.config.defaults import UserError, pretraining_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import pretraining_config
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.masking import masks, rules_of
 from bertjax.data.batches.order import Order

@@ -30,7 +30,7 @@ import numpy as np
 from absl import flags
 
 from bertjax import command
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from experiments.benchmarks import fuzz
 
 MEASURE = flags.DEFINE_list("measure", ["kills", "stops", "twice", "full"], "See above.")

@@ -269,7 +269,7 @@ def fine_tuned_params():
 
 
 def _bert_config():
-    from bertjax.config.defaults import BertConfig
+    from bertjax.config.model_config import BertConfig
 
     return BertConfig(vocab_size=len(pieces()), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
                       intermediate_size=32, max_position_embeddings=64)  # fmt: skip
@@ -393,7 +393,7 @@ def make_tokenizers(folder):
 
 
 def tokenize(folder):
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.text import tokenizer
 
     last = None
@@ -434,7 +434,7 @@ def make_texts(folder):
 
 
 def read_texts(folder):
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
     from bertjax.data.documents.corpus import read_documents
 
     last = None
@@ -487,8 +487,8 @@ def _write(path, content):
 
 def load_tables(folder):
     from bertjax import tasks
+    from bertjax.common.errors import UserError
     from bertjax.config import experiments
-    from bertjax.config.defaults import UserError
 
     last = None
     for case in sorted(folder.iterdir()):
@@ -602,7 +602,7 @@ def pass_through(name: str, folder: pathlib.Path, seed: int, number: int) -> tup
     """Returns how an input ends ("result", "UserError", or what is wrong), and its damage with what was raised."""
     import jax
 
-    from bertjax.config.defaults import UserError
+    from bertjax.common.errors import UserError
 
     door, rng = ALL[name], random.Random(f"{name} {seed} {number}")
     made_up = rng if number else None

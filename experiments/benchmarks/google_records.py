@@ -3,7 +3,7 @@
 import os
 import sys
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from experiments.benchmarks.processes import Cost, run
 
 SCRIPT = "create_pretraining_data.py"

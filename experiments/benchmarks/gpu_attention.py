@@ -17,7 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.model.dropout import row_keys
 from bertjax.model.gpu_attention import AllTiles, Tiles, gpu_attention, tiles_of
 from bertjax.model.plain_attention import plain_attention

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.model.attention import LayerNorm
 from bertjax.model.gpu_attention import gpu_attention
 from bertjax.model.plain_attention import plain_attention

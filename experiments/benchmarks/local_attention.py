@@ -18,7 +18,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.model.plain_attention import plain_attention
 from bertjax.model.tiles import tile_of
 from bertjax.model.window_attention import window_attention

@@ -6,7 +6,8 @@ Hardware: 2 CPU cores, about half an hour
 Score:    held out: masked words 0.78 nats below the unigram baseline, next sentence 77.4 % (51.9 %); see RESULTS.md
 """
 
-from bertjax.config.defaults import model_size, named_stages, pretraining_config, stage
+from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.config.model_config import model_size
 
 
 def get_config():

@@ -15,8 +15,8 @@ import argparse
 
 import jax
 
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError
 from bertjax.config.stages import stages_of
 from bertjax.planner.plan import plan
 from bertjax.sharding.topology import accelerator

@@ -17,7 +17,8 @@ import numpy as np
 from absl import flags
 
 from bertjax import command
-from bertjax.config.defaults import model_size, named_stages, pretraining_config, stage
+from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.config.model_config import model_size
 
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A vocab.txt.", required=True)

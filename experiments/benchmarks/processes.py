@@ -7,7 +7,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 
 class Cost(NamedTuple):

@@ -42,7 +42,7 @@ def ours(shape, dtype: str, product: str) -> dict:
     import jax
     import jax.numpy as jnp
 
-    from bertjax.config.defaults import Compute
+    from bertjax.config.model_config import Compute
     from bertjax.model.products import project
 
     arrays = factors(shape, dtype)

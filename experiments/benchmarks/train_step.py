@@ -57,10 +57,11 @@ class Case:
 
     def config(self):
         from bertjax.config import defaults as configs
+        from bertjax.config import model_config
 
         if self.model.startswith("modern-"):
             return self._modern(configs)
-        size = MINILM if self.model == "minilm" else configs.model_size(self.model)
+        size = MINILM if self.model == "minilm" else model_config.model_size(self.model)
         if self.kind != "finetuning":
             config = configs.pretraining_config()
             config.stages = configs.named_stages(only=configs.stage(1000, self.length, math.ceil(0.15 * self.length)))

@@ -19,7 +19,7 @@ from bertjax.budget.choice import (
     layer_params,
     speed,
 )
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 ONE_CORE = Machine("cpu", "cpu", devices=1, cores=1, memory=8e9, flops=50e9)
 TWO_CORES = Machine("cpu", "cpu", devices=1, cores=2, memory=24e9, flops=100e9)

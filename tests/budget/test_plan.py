@@ -12,8 +12,9 @@ import pytest
 from bertjax import budget
 from bertjax.budget import plan, steps, survey
 from bertjax.budget.steps import StepTimes, fields_that_fit, scaled_stages
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError, fine_tuning_config, named_stages, pretraining_config, stage
+from bertjax.config.defaults import fine_tuning_config, named_stages, pretraining_config, stage
 from bertjax.config.stages import stages_of, total_steps
 from bertjax.data.documents.selection import heldout_documents
 from bertjax.tasks import validate

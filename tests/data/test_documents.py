@@ -17,7 +17,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.lists import mixture_of
 from bertjax.data import preparation
 from bertjax.data.documents import cleaning, corpus, python_docs, sentences

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bertjax import tasks
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.data.documents import fingerprints, holdout
 from bertjax.interop.pretrained import Pretrained
 from experiments import classify, embed, tag

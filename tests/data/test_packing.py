@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data.batches import order
 from bertjax.data.batches.masking import masks
 from bertjax.data.batches.order import Order

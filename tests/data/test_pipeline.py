@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data import records
 from bertjax.data.batches import order, pipeline
 from bertjax.data.batches.masking import masks, rules_of

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from bertjax.common import sorting
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError, named_stages, stage
+from bertjax.config.defaults import named_stages, stage
 from bertjax.data import preparation, records
 from bertjax.data.batches.pipeline import heldout_batches
 from bertjax.data.documents import corpus, selection, sentences

@@ -7,7 +7,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data import records
 from bertjax.data.batches.pipeline import heldout_batches
 from bertjax.data.records import layouts, lengths

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bertjax import tasks
-from bertjax.config.defaults import UserError, fine_tuning_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import fine_tuning_config
 from bertjax.data.documents.tables import cell, column, read_table, read_tfds
 from bertjax.tasks import ner, squad_files
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece

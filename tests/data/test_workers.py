@@ -10,8 +10,8 @@ import time
 import pytest
 
 from bertjax.common import workers
+from bertjax.common.errors import UserError
 from bertjax.common.workers import worker_pool
-from bertjax.config.defaults import UserError
 
 
 def fail_in_pool(before):

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig, Compute, field
+from bertjax.config.model_config import BertConfig, Compute, field
 from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.encoder import ACTIVATIONS

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from bertjax import families, library, tasks
-from bertjax.config.defaults import Compute, UserError, fine_tuning_config, named_stages, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import fine_tuning_config, named_stages, stage
+from bertjax.config.model_config import Compute
 from bertjax.families import transformer_xl
 from bertjax.families.with_heads import BertForMaskedLM, count_parameters, forward_flops
 from bertjax.interop import conversion, huggingface, pretrained, tf1

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from bertjax import tasks
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import Compute, UserError
+from bertjax.config.model_config import Compute
 from bertjax.families.modernbert import FAMILY, ModernBertConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface, pretrained

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.families.bert.model import BertModel
 from bertjax.families.distilbert import DistilBertConfig
 from bertjax.families.roberta import RobertaConfig

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.interop import conversion, pretrained
 from tests.interop.test_golden import GOLDEN, edit
 

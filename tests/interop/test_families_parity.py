@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.families.distilbert import DistilBertConfig
 from bertjax.families.electra import ElectraConfig
 from bertjax.families.eurobert import EuroBertConfig

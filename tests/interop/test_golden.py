@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax.config.defaults import Compute, UserError, named_stages, pretraining_config, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.config.model_config import Compute
 from bertjax.data.records import layouts
 from bertjax.families.bert.huggingface import choose_architecture, huggingface_name, is_transposed
 from bertjax.families.bert.variables import to_variables

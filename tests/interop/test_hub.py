@@ -15,8 +15,9 @@ from typing import ClassVar
 import pytest
 
 import bertjax
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError, pretraining_config
+from bertjax.config.defaults import pretraining_config
 from bertjax.interop import conversion, hub, pretrained
 from bertjax.tasks import finetuning_run
 from tests.interop.test_golden import GOLDEN

@@ -9,7 +9,9 @@ import pytest
 import tokenizers
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig, UserError, fine_tuning_config, pretraining_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import fine_tuning_config, pretraining_config
+from bertjax.config.model_config import BertConfig
 from bertjax.data.batches.examples import Examples
 from bertjax.families.bert.huggingface import huggingface_name, is_transposed
 from bertjax.families.bert.variables import to_variables

@@ -10,7 +10,9 @@ import pytest
 import safetensors.numpy
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bertjax.config.defaults import Compute, Lora, UserError, fine_tuning_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import fine_tuning_config
+from bertjax.config.model_config import Compute, Lora
 from bertjax.families.with_heads import BertForSequenceClassification
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.training import checkpoint

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax import families
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.families.with_heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,

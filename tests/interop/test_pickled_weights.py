@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.interop import conversion, pretrained
 from tests.interop.test_golden import GOLDEN, same
 

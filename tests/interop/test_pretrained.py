@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax.config.defaults import UserError, named_stages, pretraining_config, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.families import model_fields
 from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import BertForMaskedLM

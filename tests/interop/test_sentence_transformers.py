@@ -14,8 +14,8 @@ import yaml
 
 import bertjax
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError
 from bertjax.data.documents import python_docs
 from bertjax.families import model_fields
 from bertjax.families.distilbert import DistilBertConfig

@@ -17,7 +17,8 @@ from google.protobuf import runtime_version
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from bertjax import families, library
-from bertjax.config.defaults import UserError, pretraining_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import pretraining_config
 from bertjax.data.preparation.vocabulary import given_tokenizer
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files

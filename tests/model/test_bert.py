@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import BertConfig, Compute, model_size
+from bertjax.config.model_config import BertConfig, Compute, model_size
 from bertjax.families.bert.model import BertModel
 from bertjax.families.eurobert import EuroBertConfig
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining, count_parameters, forward_flops

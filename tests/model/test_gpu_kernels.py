@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import Compute, named_stages, pretraining_config, stage
+from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.config.model_config import Compute
 from bertjax.families import model_fields
 from bertjax.model import gpu_kernels
 from bertjax.model.dropout import dropout

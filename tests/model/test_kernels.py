@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from bertjax.config.defaults import BertConfig, Compute, named_stages, pretraining_config, stage
+from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.model import kernels
 from bertjax.model.attention import SelfAttention, fuses
 from bertjax.model.dropout import dropout

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.families.with_heads import BertForPreTraining
 from bertjax.model.dropout import row_keys
 from bertjax.model.products import multiply, project

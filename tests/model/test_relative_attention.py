@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.model.relative_attention import (
     Biases,
     Read,

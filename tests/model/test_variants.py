@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import BertConfig, UserError, fields_of, model_size
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig, fields_of, model_size
 from bertjax.families.bert.model import BertModel
 from bertjax.families.lstms.model import LstmsModel
 from bertjax.families.with_heads import (

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bertjax import objectives, tasks
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.interop import pretrained
 from bertjax.objectives import auxiliary
 from bertjax.tasks import adaptation, pretraining_run

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from bertjax import objectives, tasks
-from bertjax.config.defaults import UserError, named_stages, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import stages_of
 from bertjax.data.batches import additions as additions_module
 from bertjax.objectives.parts import words

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bertjax import families, objectives, tasks
-from bertjax.config.defaults import UserError, named_stages, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, stage
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.permutation import permutes
 from bertjax.data.preparation import prepare

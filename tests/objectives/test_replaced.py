@@ -13,8 +13,9 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from bertjax import families, objectives, tasks
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError, named_stages, pretraining_config, stage
+from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.families.electra import ElectraConfig
 from bertjax.families.with_heads import forward_flops
 from bertjax.interop import conversion, pretrained

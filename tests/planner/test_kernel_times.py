@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertjax.config.defaults import BertConfig
+from bertjax.config.model_config import BertConfig
 from bertjax.planner.hlo import HloModule, Kernel
 from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.sharding.topology import GENERATIONS

@@ -12,7 +12,9 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh
 
 from bertjax import families, objectives, tasks
-from bertjax.config.defaults import UserError, model_size, named_stages, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, stage
+from bertjax.config.model_config import model_size
 from bertjax.config.stages import stages_of
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit

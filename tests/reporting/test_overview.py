@@ -7,7 +7,7 @@ import time
 import pytest
 
 from bertjax.common import lock
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.reporting import overview
 from tests.processes import run as command
 from tests.processes import start

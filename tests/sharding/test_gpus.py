@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.model import gpu_kernels
 from bertjax.sharding.gpus import GPUS
 from bertjax.sharding.topology import accelerator

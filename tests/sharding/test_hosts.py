@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.sharding import hosts
 
 

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import Compute, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import Compute
 from bertjax.sharding import topology
 from bertjax.sharding.mesh import _arrange, compute_on, local_rows, make_mesh, put_batch
 from bertjax.sharding.topology import peak_flops

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bertjax.config.defaults import BertConfig
+from bertjax.config.model_config import BertConfig
 from bertjax.families.with_heads import BertForPreTraining
 from bertjax.interop import huggingface
 from bertjax.tasks import finetuning_run, pretraining_run

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from bertjax import families, tasks
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError, named_stages, stage
+from bertjax.config.defaults import named_stages, stage
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of
 from bertjax.data.records import RecordSet, mixed

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from bertjax import tasks
-from bertjax.config.defaults import UserError, fine_tuning_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import fine_tuning_config
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents import tables
 from bertjax.interop import conversion, huggingface, pretrained

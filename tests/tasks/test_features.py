@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.families.with_heads import BertForFeatureBasedTagging
 from bertjax.interop import conversion, pretrained
 from bertjax.model.layer_choice import TABLE_7

@@ -16,8 +16,10 @@ import pytest
 from etils import epath
 
 from bertjax import tasks
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import BertConfig, UserError, fine_tuning_config, pretraining_config
+from bertjax.config.defaults import fine_tuning_config, pretraining_config
+from bertjax.config.model_config import BertConfig
 from bertjax.data.batches.examples import Examples
 from bertjax.interop import conversion, pretrained
 from bertjax.reporting import page

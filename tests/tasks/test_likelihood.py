@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.families.transformer_xl import TransformerXLConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks import bits, likelihood

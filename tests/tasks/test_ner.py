@@ -9,7 +9,8 @@ import ml_collections
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import UserError, fine_tuning_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import fine_tuning_config
 from bertjax.interop import pretrained
 from bertjax.tasks import finetuning_run, metrics, ner, tag
 from bertjax.text import learning, tokenizer

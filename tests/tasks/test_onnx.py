@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bertjax
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.tasks.exported import onnx
 from tests.tasks.test_exported import OF_TEXTS, Reader, drawn, modern, states_of
 from tests.test_library import made

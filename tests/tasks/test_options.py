@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from bertjax.config.defaults import BertConfig, UserError, param_group, param_groups
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import param_group, param_groups
+from bertjax.config.model_config import BertConfig
 from bertjax.families.modernbert import ModernBertConfig
 from bertjax.interop import huggingface, pretrained, resizing
 from bertjax.sharding.mesh import make_mesh, put_batch

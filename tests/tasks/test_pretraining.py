@@ -16,7 +16,9 @@ import pytest
 from jax.sharding import Mesh
 
 from bertjax import tasks
-from bertjax.config.defaults import BertConfig, UserError, named_stages, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, stage
+from bertjax.config.model_config import BertConfig
 from bertjax.data import preparation
 from bertjax.data.batches.examples import Examples, packed_evaluation
 from bertjax.data.batches.pipeline import heldout_batches

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import UserError, fine_tuning_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.experiments import load
 from bertjax.interop import pretrained
 from bertjax.tasks import finetuning_run, metrics, pairs, squad, squad_files

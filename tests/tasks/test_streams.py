@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from bertjax import families, objectives, tasks
-from bertjax.config.defaults import UserError, named_stages, pretraining_config, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize

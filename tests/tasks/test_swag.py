@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from bertjax.config.defaults import UserError, fine_tuning_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import fine_tuning_config
 from bertjax.interop import conversion, pretrained
 from bertjax.tasks import swag
 from bertjax.training.sinks.jsonl import read_metrics

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertjax import tasks
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder
 from bertjax.data.batches.mixed import MixedOrder, steps_of_each
 from bertjax.interop import pretrained

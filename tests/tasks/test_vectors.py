@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.families.bert.model import BertModel
 from bertjax.interop import conversion, pretrained
 from bertjax.tasks import vectors

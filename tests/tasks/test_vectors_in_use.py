@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.config.experiments import load
 from bertjax.data.batches.examples import Examples
 from bertjax.interop import pretrained

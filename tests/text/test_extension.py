@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.text import extension, learning, tokenizer
 from bertjax.text.tokenizer import json_file
 from tests.conftest import make_corpus

@@ -13,7 +13,7 @@ import sentencepiece
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.text import learning, tokenizer
 from bertjax.text.words import split_words
 from tests.conftest import make_corpus

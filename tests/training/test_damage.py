@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.common import checksums
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.training import checkpoint
 from bertjax.training.loop import train
 from tests.training.toy import Toy, toy_config

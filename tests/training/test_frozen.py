@@ -10,7 +10,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig, Compute, UserError, param_group, param_groups
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import param_group, param_groups
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.training.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.sharding.rules import RULES
 from bertjax.tasks.pretraining import Pretraining

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import finetuning_run, pretraining_run, validate
 from bertjax.tasks.launch import launch

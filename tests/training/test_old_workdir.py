@@ -6,7 +6,7 @@ import flax.traverse_util
 import numpy as np
 import pytest
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.interop import conversion, pretrained
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint

@@ -14,7 +14,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from bertjax import families, tasks
-from bertjax.config.defaults import UserError, param_group, param_groups, pretraining_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import param_group, param_groups, pretraining_config
 from bertjax.families.with_heads import BertForFeatureBasedTagging, BertForMaskedLM, BertForPreTraining
 from bertjax.sharding.mesh import make_mesh
 from bertjax.training import optimizers

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from bertjax import families, objectives, tasks
-from bertjax.config.defaults import UserError, named_stages, stage
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, stage
 from bertjax.interop import pretrained
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import read_history

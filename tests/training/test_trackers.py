@@ -8,8 +8,8 @@ import pytest
 from etils import epath
 
 from bertjax import tasks
+from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.config.defaults import UserError
 from bertjax.training import sinks
 from bertjax.training.loop import train
 from bertjax.training.sinks.jsonl import JsonLines, read_metrics

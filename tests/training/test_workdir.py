@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from bertjax.config.defaults import UserError, fine_tuning_config
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import fine_tuning_config
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint, workdir
 from bertjax.training.workdir import RunInfo

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data.batches import packing
 from bertjax.data.batches.packing import Arrangement, RowSize
 from bertjax.data.records import RecordSet

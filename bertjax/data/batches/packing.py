@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.sharding.mesh import Batch
 
 PARTNERS = 8  # steps, at most, with which one exchanges packs: of a million steps, all pairs would be too many

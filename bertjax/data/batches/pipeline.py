@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data.batches.additions import FOLLOWING, Addition, added
 from bertjax.data.batches.order import Order, Span
 from bertjax.data.batches.packing import pack_pretraining

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.common.errors import UserError
 from bertjax.common.sorting import gather, merge_until_few, write_run
-from bertjax.config.defaults import UserError
 from bertjax.data.documents.reading import Document
 from bertjax.text.words import MARKS, UNSPACED
 

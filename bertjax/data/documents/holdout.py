@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.data.documents import fingerprints
 from bertjax.data.documents.tables import SUFFIXES, Row
 

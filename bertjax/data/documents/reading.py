@@ -19,8 +19,8 @@ from fsspec.utils import glob_translate
 from pyarrow import fs
 
 from bertjax.common import surrogates
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
-from bertjax.config.defaults import UserError
 
 # One per stream of a file, which may have several. The libraries' file objects do not serve: python-zstandard's ends
 # quietly on an unfinished frame, lzma's at whatever follows the first stream and is none.

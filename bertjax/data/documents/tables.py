@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TextIO
 
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts, read_whole
-from bertjax.config.defaults import UserError
 from bertjax.data.documents import fingerprints
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")

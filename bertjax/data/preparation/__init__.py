@@ -23,10 +23,11 @@ from typing import NamedTuple
 from etils import epath
 
 from bertjax.common import lock
+from bertjax.common.errors import UserError
 from bertjax.common.progress import Bar, describe_bytes, phase
 from bertjax.common.sorting import merge_until_few
 from bertjax.common.workers import in_order, worker_pool
-from bertjax.config.defaults import UserError, pretraining_config
+from bertjax.config.defaults import pretraining_config
 from bertjax.config.lists import corpus_sources, join_with_commas
 from bertjax.config.stages import stages_of
 from bertjax.data import records

@@ -22,9 +22,9 @@ try:
 except ImportError:
     beam = None
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.common.sorting import ROWS, divide, merge
-from bertjax.config.defaults import UserError
 from bertjax.data.documents import cleaning
 from bertjax.data.documents.cleaning import Repeats
 from bertjax.data.documents.corpus import Group

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 
 PARTS = 64  # files; of 100 GB of text, one has some million words
 

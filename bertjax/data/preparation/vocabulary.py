@@ -11,9 +11,9 @@ from typing import NamedTuple
 from etils import epath
 
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.common.progress import Bar, phase
 from bertjax.common.workers import in_order, worker_pool
-from bertjax.config.defaults import UserError
 from bertjax.data.documents import cleaning, corpus, sentences
 from bertjax.data.documents.corpus import Group
 from bertjax.data.documents.selection import Selection, is_train, selection_of, with_repeats

@@ -11,8 +11,8 @@ import google_crc32c
 import numpy as np
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import inside, parse_json, read_whole, replacing, write_whole
-from bertjax.config.defaults import UserError
 from bertjax.data.records import lengths
 from bertjax.data.records.faults import HEAD_BYTES, check_files, crc32c_of
 from bertjax.data.records.layouts import Format, features

@@ -9,8 +9,8 @@ import google_crc32c
 import numpy as np
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import persistently
-from bertjax.config.defaults import UserError
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit

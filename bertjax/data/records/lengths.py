@@ -10,8 +10,8 @@ import numpy as np
 import tqdm
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_whole, write_whole
-from bertjax.config.defaults import UserError
 from bertjax.data.records import layouts
 from bertjax.data.records.faults import BLOCK, IO_THREADS
 from bertjax.data.records.layouts import Format

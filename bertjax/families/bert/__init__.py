@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 
-from bertjax.config.defaults import BertConfig
+from bertjax.config.model_config import BertConfig
 from bertjax.families import FAMILIES, Family, shown_by_embeddings
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 from etils import epath
 
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.families import json_config, tensors
 
 # Our field -> GPT-2's. Their dropout after embeddings, embd_pdrop, is that of all sums here.

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from etils import epath
 
-from bertjax.config.defaults import BertConfig, UserError, fields_of
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig, fields_of
 from bertjax.families import json_config
 from bertjax.families.bert import gpt2
 from bertjax.families.bert.variables import PARTS, WORDS, check_variables, to_params, to_variables, variable_shapes

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from bertjax.config.defaults import BertConfig
+from bertjax.config.model_config import BertConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.encoder_model import EncoderModel
 from bertjax.model.plain_attention import Cache

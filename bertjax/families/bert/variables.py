@@ -6,7 +6,8 @@ Hugging Face's names follow Google's, so both formats are read and written throu
 import flax.traverse_util
 import numpy as np
 
-from bertjax.config.defaults import BertConfig, UserError
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
 
 LAYERS = "bert/encoder/layers"
 QUERY_KEY_VALUE = f"{LAYERS}/attention/query_key_value"

@@ -4,7 +4,7 @@ dense layer with ReLU."""
 import dataclasses
 from typing import ClassVar
 
-from bertjax.config.defaults import BertConfig, field, size
+from bertjax.config.model_config import BertConfig, field, size
 from bertjax.families import bert
 
 

@@ -4,7 +4,7 @@ of texts have, is a dense layer with GELU. A discriminator has, as `replaced_tok
 import dataclasses
 from typing import ClassVar
 
-from bertjax.config.defaults import BertConfig, field, size
+from bertjax.config.model_config import BertConfig, field, size
 from bertjax.families import bert, projection_flops
 
 

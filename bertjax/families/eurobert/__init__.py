@@ -4,8 +4,8 @@ positions, heads that share keys and values, gated feed-forward layers, no biase
 import dataclasses
 from typing import ClassVar
 
-from bertjax.config.defaults import ModelConfig, field, size
 from bertjax.config.limits import require
+from bertjax.config.model_config import ModelConfig, field, size
 from bertjax.families import Family
 
 

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.families.eurobert import EuroBertConfig
 from bertjax.model.attention import Dense, RMSNorm
 from bertjax.model.dropout import fold_in

@@ -1,7 +1,7 @@
 """A forward and a backward stack of LSTMs, neither of which sees the other's states (ELMo; Peters et al. 2018)."""
 
-from bertjax.config.defaults import BertConfig
 from bertjax.config.limits import require
+from bertjax.config.model_config import BertConfig
 from bertjax.families import Family, shown_by_embeddings
 
 

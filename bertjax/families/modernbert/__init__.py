@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from bertjax.config.defaults import ModelConfig, field, size
 from bertjax.config.limits import require
+from bertjax.config.model_config import ModelConfig, field, size
 from bertjax.families import Family, layers_by_name, projection_flops
 
 

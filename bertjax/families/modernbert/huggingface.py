@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.families import json_config, tensors
 from bertjax.families.modernbert import ModernBertConfig
 

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.families.modernbert import ModernBertConfig
 from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import fold_in

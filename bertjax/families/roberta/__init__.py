@@ -3,7 +3,7 @@ whose table of positions begins with rows that no token has."""
 
 import dataclasses
 
-from bertjax.config.defaults import BertConfig, field, size
+from bertjax.config.model_config import BertConfig, field, size
 from bertjax.families import bert
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.families import json_config
 from bertjax.families.bert import huggingface as bert
 from bertjax.families.roberta import RobertaConfig

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from bertjax.config.defaults import ModelConfig, field, size
+from bertjax.config.model_config import ModelConfig, field, size
 from bertjax.families import Family, layers_by_name
 
 

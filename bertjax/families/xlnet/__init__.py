@@ -4,7 +4,7 @@ that predicts words in any order. [CLS] comes last."""
 import dataclasses
 from typing import ClassVar
 
-from bertjax.config.defaults import ModelConfig, field, size
+from bertjax.config.model_config import ModelConfig, field, size
 from bertjax.families import Family
 from bertjax.text.tokenizer import XLNET
 

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import Compute
+from bertjax.config.model_config import Compute
 from bertjax.families.xlnet import XlnetConfig
 from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in

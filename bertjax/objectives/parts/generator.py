@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.model.dropout import fold_in
 from bertjax.objectives.parts.model import EncodedBatch

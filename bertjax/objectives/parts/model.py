@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.model.dropout import fold_in, random_bits
 from bertjax.model.recurrence import Memory
 from bertjax.objectives import Term

@@ -3,8 +3,8 @@
 import functools
 from collections.abc import Mapping
 
-from bertjax.config.defaults import BertConfig
 from bertjax.config.limits import require
+from bertjax.config.model_config import BertConfig
 from bertjax.objectives import Objective, Plot
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from bertjax import families
-from bertjax.config.defaults import BertConfig
 from bertjax.config.limits import require, value_of
+from bertjax.config.model_config import BertConfig
 from bertjax.objectives import OF_WORDS, Objective, Plot, Statistics
 
 # Logits of more bytes than this are computed a part at a time, forwards and again backwards, so that they never exist

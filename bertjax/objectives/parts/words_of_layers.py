@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.defaults import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.model.encoder import stacked
 from bertjax.model.heads import decoded
 from bertjax.objectives.parts.model import classified

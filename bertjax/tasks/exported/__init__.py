@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from etils import epath
 
 from bertjax import tasks
+from bertjax.common.errors import UserError
 from bertjax.common.files import absolute, require_new_folder
-from bertjax.config.defaults import Compute, UserError
+from bertjax.config.model_config import Compute
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import network
 from bertjax.tasks.finetuning import FineTuningTask

@@ -14,8 +14,8 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.extend import core
 
 from bertjax import families
+from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
-from bertjax.config.defaults import UserError
 from bertjax.interop import huggingface, sentence_transformers
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import exported

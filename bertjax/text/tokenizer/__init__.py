@@ -4,8 +4,8 @@ from typing import Literal
 
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json
-from bertjax.config.defaults import UserError
 from bertjax.text.tokenizer.byte_level import BPE, Bytes
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES, XLNET, Encoding, Tokenizer, read_file
 from bertjax.text.tokenizer.json_file import TokenizerJson, check_added

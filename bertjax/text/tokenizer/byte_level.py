@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
-from bertjax.config.defaults import UserError
 from bertjax.text.tokenizer import json_file, older_files
 from bertjax.text.tokenizer.from_json import FromJson
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Encoding, Tokenizer, read_file

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, write_whole
-from bertjax.config.defaults import UserError
 from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES, XLNET, Tokenizer, read_file
 

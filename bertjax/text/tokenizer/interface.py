@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 
 from bertjax.common import surrogates
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_whole
-from bertjax.config.defaults import UserError
 
 if TYPE_CHECKING:
     from bertjax.text.extension import Joined

@@ -5,8 +5,8 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json
-from bertjax.config.defaults import UserError
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES
 
 

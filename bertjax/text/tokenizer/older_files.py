@@ -4,8 +4,8 @@ import re
 
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, read_json
-from bertjax.config.defaults import UserError
 from bertjax.text.tokenizer.from_json import END_OF_TEXT, FAIRSEQ
 from bertjax.text.tokenizer.interface import XLNET, read_file
 from bertjax.text.tokenizer.sentencepiece import read_unigrams

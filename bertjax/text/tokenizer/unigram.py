@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from etils import epath
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.text.tokenizer import json_file, older_files
 from bertjax.text.tokenizer.from_json import FromJson
 from bertjax.text.tokenizer.interface import Encoding

@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 
 from bertjax.common import surrogates
+from bertjax.common.errors import UserError
 from bertjax.common.files import note, parse_json, write_whole
-from bertjax.config.defaults import UserError
 from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.interface import Encoding, Tokenizer, read_file
 

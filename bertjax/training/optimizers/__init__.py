@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry
-from bertjax.config.defaults import UserError
 from bertjax.training.optimizers import from_optax, groups
 
 Factory = Callable[..., Sequence[optax.GradientTransformation]]

@@ -12,7 +12,7 @@ import jax
 import optax
 import optax.contrib
 
-from bertjax.config.defaults import UserError
+from bertjax.common.errors import UserError
 from bertjax.training.optimizers import groups
 
 DECAYS = ("weight_decay", "weight_decay_rate")  # arguments that are set to 0: weight decay is ours

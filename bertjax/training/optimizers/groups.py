@@ -10,7 +10,8 @@ import jax
 import optax
 from ml_collections import ConfigDict
 
-from bertjax.config.defaults import UserError, param_group
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import param_group
 
 
 def matrices(params):

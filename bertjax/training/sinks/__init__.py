@@ -7,8 +7,8 @@ from typing import Protocol
 
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry
-from bertjax.config.defaults import UserError
 from bertjax.config.lists import split_at_commas
 
 

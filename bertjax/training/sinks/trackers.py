@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple, TypedDict
 
 from etils import epath
 
+from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
-from bertjax.config.defaults import UserError
 from bertjax.training.sinks.jsonl import METRICS, read_metrics
 
 
