@@ -20,7 +20,7 @@ from absl import app, flags
 
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.sharding.topology import has_accelerator
+from bertjax.distributed.topology import has_accelerator
 from bertjax.validation import DTYPES
 
 BEGAN = time.monotonic()  # about when the process began: Python imports this module first

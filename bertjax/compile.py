@@ -36,7 +36,7 @@ flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 def main(arguments: list[str]) -> None:
     from bertjax import tasks
     from bertjax.common.errors import UserError
-    from bertjax.sharding.topology import accelerator
+    from bertjax.distributed.topology import accelerator
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")

@@ -60,7 +60,7 @@ flags.mark_flags_as_required(["checkpoint", "output"])
 def main(texts: list[str]) -> None:
     from bertjax.common.errors import UserError
     from bertjax.data.documents.tables import SUFFIXES
-    from bertjax.model.layer_choice import WITHOUT_WEIGHTS
+    from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS
 
     if _LAYERS.value not in (None, *WITHOUT_WEIGHTS):
         raise UserError(f"--layers={_LAYERS.value}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
@@ -122,7 +122,7 @@ def write_vectors(source, task, all_texts) -> None:
     from etils import epath
 
     from bertjax.common.errors import UserError
-    from bertjax.model.layer_choice import check_layers
+    from bertjax.nn.layer_pooling import check_layers
     from bertjax.tasks import vectors
 
     if not _OUTPUT.value.endswith(vectors.SUFFIXES):
@@ -146,8 +146,8 @@ def write_hidden_states(source, all_texts) -> None:
 
     from bertjax import families
     from bertjax.common.errors import UserError
-    from bertjax.model.layer_choice import check_layers
-    from bertjax.sharding.mesh import compute_for
+    from bertjax.distributed.mesh import compute_for
+    from bertjax.nn.layer_pooling import check_layers
     from bertjax.tasks import hidden_states, vectors
 
     if _OUTPUT.value.endswith(tuple(set(vectors.SUFFIXES) - {".npz"})):

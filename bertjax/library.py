@@ -25,11 +25,11 @@ from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.model_config import BertConfig
+from bertjax.distributed.mesh import compute_for
+from bertjax.distributed.topology import available_cores
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
-from bertjax.model.layer_choice import WITHOUT_WEIGHTS, check_layers
-from bertjax.sharding.mesh import compute_for
-from bertjax.sharding.topology import available_cores
+from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
 from bertjax.tasks import fill_mask, generation, network, vectors
 from bertjax.tasks.fill_mask import Filled
 from bertjax.tasks.finetuning import FineTuningTask

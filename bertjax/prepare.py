@@ -11,7 +11,7 @@ python -m bertjax.prepare --config=base --output=gs://... --runner=DataflowRunne
 from absl import flags
 
 from bertjax import command
-from bertjax.sharding.topology import available_cores
+from bertjax.distributed.topology import available_cores
 
 _CONFIG = command.define_config_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the records; must not contain finished records.")

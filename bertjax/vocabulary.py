@@ -9,7 +9,7 @@ same config gives the same vocabulary for any number of workers.
 from absl import flags
 
 from bertjax import command
-from bertjax.sharding.topology import available_cores
+from bertjax.distributed.topology import available_cores
 
 _CONFIG = command.define_config_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the vocabulary.")

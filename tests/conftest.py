@@ -38,7 +38,7 @@ import pytest
 
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.data.batches.readers import plain
-from bertjax.sharding.mesh import make_mesh
+from bertjax.distributed.mesh import make_mesh
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
@@ -160,7 +160,7 @@ def without_pictures(request, monkeypatch):
 def products_of_float32():
     """Has dtype "auto" mean float32, whatever this processor multiplies faster; tests of bfloat16 name it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertjax.sharding.mesh.cpu_dtype", lambda: "float32")
+        patch.setattr("bertjax.distributed.mesh.cpu_dtype", lambda: "float32")
         yield
 
 

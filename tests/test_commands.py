@@ -17,7 +17,7 @@ from bertjax import tasks
 from bertjax.__main__ import COMMANDS
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.sharding.topology import has_accelerator
+from bertjax.distributed.topology import has_accelerator
 from bertjax.tasks.launch import launch
 from tests.conftest import make_corpus
 from tests.interop.test_golden import GOLDEN

@@ -11,7 +11,7 @@ from bertjax.config.experiments import find_field, load
 from bertjax.config.model_config import BertConfig
 from bertjax.families.with_heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.interop import huggingface
-from bertjax.text import learning
+from bertjax.text import vocabulary_learning
 from bertjax.text.tokenizer import WordPiece
 from tests.conftest import make_corpus
 from tests.families.test_modernbert import random_params
@@ -76,7 +76,7 @@ def test_files_of_the_checkout_exist(page):
 def named(tmp_path, monkeypatch):
     """A folder with what the examples in Python name, which becomes the current one."""
     lines = [line for line in make_corpus(20).splitlines() if line]
-    learnt = learning.learn("wordpiece", learning.count_words("wordpiece", lines), 150).pieces
+    learnt = vocabulary_learning.learn("wordpiece", vocabulary_learning.count_words("wordpiece", lines), 150).pieces
     tokenizer = WordPiece([*learnt, *(f"[unused{i}]" for i in range(30522 - len(learnt)))], lowercase=True)
     config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     for folder, model, *labels in (

@@ -152,7 +152,7 @@ def test_where_a_host_dies_the_others_name_it_and_stop(config_file, tmp_path):
 def test_all_hosts_wait_for_the_first_and_have_its_number():
     """For longer than a collective waits."""
     program = "\n".join([
-        "import jax, time; from bertjax.sharding import hosts; index, hosts.POLL_SECONDS = hosts.join(60), 1",
+        "import jax, time; from bertjax.distributed import hosts; index, hosts.POLL_SECONDS = hosts.join(60), 1",
         "with hosts.first_before_others('slow'): time.sleep(3 * (index == 0)); print(index, time.time(), flush=True)",
         "time.sleep(3 * (index == 0)); print(hosts.as_on_first(0.1 + index)); hosts.leave()",
     ])  # fmt: skip

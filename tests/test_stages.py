@@ -16,9 +16,9 @@ from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
 from bertjax.data.preparation import prepare
 from bertjax.data.records import RecordSet, mixed
+from bertjax.distributed.mesh import make_mesh
 from bertjax.interop import conversion, pretrained
-from bertjax.model.dropout import row_keys
-from bertjax.sharding.mesh import make_mesh
+from bertjax.nn.ops.dropout import row_keys
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer

@@ -24,7 +24,7 @@ check() {
   cd code
   ../venv/bin/python -c '
 import jax
-from bertjax.sharding import hosts
+from bertjax.distributed import hosts
 number = hosts.join(timeout=300)
 assert jax.default_backend() == "tpu", f"no TPU, but {jax.default_backend()}"
 if number == 0:

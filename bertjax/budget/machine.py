@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.budget.choice import Machine
-from bertjax.sharding.mesh import compute_for
-from bertjax.sharding.topology import available_cores
+from bertjax.distributed.mesh import compute_for
+from bertjax.distributed.topology import available_cores
 from bertjax.training.memory import memory_of_device
 
 MEASURED_SECONDS = 0.3

@@ -30,7 +30,7 @@ from bertjax.config.lists import corpus_sources
 from bertjax.config.stages import predictions_for, stages_of
 from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import read_manifest
-from bertjax.sharding import hosts
+from bertjax.distributed import hosts
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.memory import require_room

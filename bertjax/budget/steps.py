@@ -17,8 +17,8 @@ from bertjax.common.errors import UserError
 from bertjax.common.progress import duration
 from bertjax.config.stages import Stage, parts_of, stages_of
 from bertjax.data.records.manifest import read_manifest
-from bertjax.sharding import hosts
-from bertjax.sharding.streams import on_devices
+from bertjax.distributed import hosts
+from bertjax.distributed.transfers import on_devices
 from bertjax.training.recurrence import warmed_up
 from bertjax.training.run import Run
 from bertjax.training.schedules import schedule_of

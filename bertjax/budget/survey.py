@@ -16,7 +16,7 @@ from bertjax.config.lists import corpus_sources
 from bertjax.data.documents import corpus, reading, sentences
 from bertjax.data.documents.reading import Document
 from bertjax.data.documents.selection import is_train, selection_of
-from bertjax.text import learning
+from bertjax.text import vocabulary_learning
 from bertjax.text.tokenizer import Tokenizer
 
 MOST_BYTES = 24_000_000  # of a reading; there may be two, and one for masked texts
@@ -126,8 +126,8 @@ def _surveyed(config, portions: Sequence[corpus.Portion], document: str, read: _
     kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
     split = [sentences.split(text, config.data.language, config.data.split_sentences) for text in read.first]
     sample = list(itertools.chain.from_iterable(split))
-    kind = kind if kind in learning.TRAINING_BYTES else "bpe"
-    words = learning.count_words(kind, sample, lowercase)
+    kind = kind if kind in vocabulary_learning.TRAINING_BYTES else "bpe"
+    words = vocabulary_learning.count_words(kind, sample, lowercase)
     seconds_per_byte = (time.perf_counter() - began) / max(1, sum(map(len, sample)))
     scripts = _scripts(sample)
     percentiles = tuple(float(x) for x in np.percentile(read.sizes, [50, 90, 99]))
@@ -189,15 +189,15 @@ def learn(kind: str, lowercase: bool, vocab_size: int, found: Survey) -> Tokeniz
     It is used for its number of tokens; the run learns a tokenizer of its own from all documents. Raises `UserError`
     for a kind that cannot be learnt, and for too little text.
     """
-    if kind not in learning.TRAINING_BYTES:
-        learnt = ", ".join(learning.TRAINING_BYTES)
+    if kind not in vocabulary_learning.TRAINING_BYTES:
+        learnt = ", ".join(vocabulary_learning.TRAINING_BYTES)
         raise UserError(f"config.tokenizer.kind = {kind!r}: cannot be learnt; choose {learnt}, or set tokenizer.path")
-    words = found.words if kind == found.kind else learning.count_words(kind, found.sample, lowercase)
+    words = found.words if kind == found.kind else vocabulary_learning.count_words(kind, found.sample, lowercase)
     least, tried = 0, set()
     while vocab_size not in tried:
         tried.add(vocab_size)
         try:
-            return learning.learn(kind, words, vocab_size, lowercase)
+            return vocabulary_learning.learn(kind, words, vocab_size, lowercase)
         except UserError as error:
             given = re.search(r"gives (\d+) pieces", str(error))
             possible = int(given[1]) if given else 0

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 
 from bertjax import families
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.model.attention import Dense
-from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops, word_flops
-from bertjax.model.layer_choice import HIDDEN_STATES, combine, count_layers
-from bertjax.model.lstm import BiLSTM
-from bertjax.model.plain_attention import Cache
-from bertjax.model.segments import join_ends, pool_states
+from bertjax.nn.attention import Dense
+from bertjax.nn.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops, word_flops
+from bertjax.nn.layer_pooling import HIDDEN_STATES, combine, count_layers
+from bertjax.nn.lstm import BiLSTM
+from bertjax.nn.ops.plain_attention import Cache
+from bertjax.nn.ops.segments import join_ends, pool_states
 
 
 class BertForMaskedLM(nn.Module):

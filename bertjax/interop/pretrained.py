@@ -17,7 +17,7 @@ from bertjax.common.files import inside, read_json, read_whole
 from bertjax.config.model_config import BertConfig, Compute, fields_of
 from bertjax.config.stages import config_after
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
-from bertjax.model import low_rank
+from bertjax.nn.ops import low_rank
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import SPACES, join_of

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from bertjax.data.batches.additions import Addition
     from bertjax.data.batches.packing import RowSize
-    from bertjax.model.recurrence import Memory
+    from bertjax.nn.ops.recurrent_memory import Memory
     from bertjax.objectives.parts.model import EncodedBatch
     from bertjax.text.tokenizer import Tokenizer
 
@@ -299,7 +299,7 @@ def _validate_stages(config: ml_collections.ConfigDict) -> None:
 
 def validate_mesh(config: ml_collections.ConfigDict, mesh: "Mesh") -> None:
     """Raises `UserError` if a mesh does not divide a model that is trained beside that of the config."""
-    from bertjax.sharding.mesh import undivided
+    from bertjax.distributed.mesh import undivided
 
     model = families.config_of(config)
     for term in of_stages(config):

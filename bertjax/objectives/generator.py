@@ -97,7 +97,7 @@ def _moves(path: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def _flops(settings: GeneratorSettings, config, row) -> int:
-    from bertjax.model.heads import word_flops
+    from bertjax.nn.heads import word_flops
 
     own = config_of(config, settings)
     return families.of(own).layer_flops(own, row.tokens) + word_flops(own, row.predictions)

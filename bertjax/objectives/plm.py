@@ -53,7 +53,7 @@ def _loss(encoded, weights, keys):
 
 
 def _flops(config, row) -> int:
-    from bertjax.model.heads import word_flops
+    from bertjax.nn.heads import word_flops
 
     return word_flops(config, row.predictions) + families.of(config).query_flops(config, row.tokens, row.predictions)
 

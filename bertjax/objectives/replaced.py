@@ -10,7 +10,7 @@ from bertjax.objectives import Objective, Plot
 
 
 def _heads(config, compute) -> dict:
-    from bertjax.model.heads import ReplacedTokensHead
+    from bertjax.nn.heads import ReplacedTokensHead
 
     return {"replaced_tokens": ReplacedTokensHead(config, compute)}
 

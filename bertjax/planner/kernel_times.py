@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Sequence
 
 from bertjax.config.model_config import BertConfig
+from bertjax.distributed.topology import Generation, accelerator
 from bertjax.planner.hlo import Kernel, kernel_of
-from bertjax.sharding.topology import Generation, accelerator
 
 # What is analysed for each generation, and how many of its cores work as one device. libtpu analyses v5e and v6e only:
 # the cycles of the others are those of the core that resembles theirs.
@@ -80,9 +80,9 @@ def _main(
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
-    from bertjax.model.flash_attention import Flash, bound_rows, flash_backward, flash_forward, padded
-    from bertjax.model.fused_attention import Attention, attention_backward, attention_forward
-    from bertjax.model.fused_norm import fused_add_norm
+    from bertjax.nn.kernels.flash_attention import Flash, bound_rows, flash_backward, flash_forward, padded
+    from bertjax.nn.kernels.fused_attention import Attention, attention_backward, attention_forward
+    from bertjax.nn.kernels.fused_norm import fused_add_norm
 
     device = accelerator(name).devices()[0]
     sharding, chip, rows = SingleDeviceSharding(device), device.device_kind, _rows(length)

@@ -12,13 +12,13 @@ import jax
 
 from bertjax import families
 from bertjax.common.errors import UserError
+from bertjax.distributed.gpus import GIB, Machines
+from bertjax.distributed.mesh import make_mesh
+from bertjax.distributed.rules import RULES
+from bertjax.distributed.topology import Accelerator
 from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.planner.roofline import Roofline, roofline
-from bertjax.sharding.gpus import GIB, Machines
-from bertjax.sharding.mesh import make_mesh
-from bertjax.sharding.rules import RULES
-from bertjax.sharding.topology import Accelerator
 from bertjax.tasks.launch import kind_of
 from bertjax.training.memory import settings_that_save
 from bertjax.training.step import abstract_hyperparameters, make_program

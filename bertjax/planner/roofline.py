@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
-from bertjax.model.gpu_attention import work_of
+from bertjax.distributed.gpus import Gpu, Machines
+from bertjax.nn.kernels.gpu_attention import work_of
 from bertjax.planner.hlo import KINDS, Collective, HloModule, Instruction, bytes_of, kernel_of, operation_of
-from bertjax.sharding.gpus import Gpu, Machines
 
 PRODUCTS, ATTENTION, ELEMENTS = "matrix products", "attention", "norms, elementwise"
 OPTIMIZER, COLLECTIVES = "optimizer, casts", "collectives"

@@ -3,9 +3,9 @@
 import dataclasses
 import json
 
+from bertjax.distributed.gpus import GIB, Machines
+from bertjax.distributed.topology import Accelerator
 from bertjax.planner.plan import StagePlan
-from bertjax.sharding.gpus import GIB, Machines
-from bertjax.sharding.topology import Accelerator
 from bertjax.training.memory import as_flags
 
 LEFT_OUT = {

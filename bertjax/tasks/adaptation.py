@@ -21,9 +21,9 @@ from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
 from bertjax.config.lists import corpus_sources
+from bertjax.distributed.mesh import compute_for
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
-from bertjax.sharding.mesh import compute_for
 from bertjax.tasks import bits
 from bertjax.text.tokenizer import Tokenizer
 

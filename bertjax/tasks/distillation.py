@@ -16,10 +16,10 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
 from bertjax.common.progress import phase
+from bertjax.distributed import hosts
 from bertjax.interop import pretrained
 from bertjax.interop.huggingface import MULTI_LABEL
 from bertjax.interop.pretrained import Pretrained
-from bertjax.sharding import hosts
 from bertjax.tasks import losses, output_layers, targets
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.text.tokenizer import Tokenizer

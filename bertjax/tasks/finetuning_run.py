@@ -18,9 +18,9 @@ from bertjax.config.model_config import BertConfig
 from bertjax.config.stages import Stage
 from bertjax.data.batches.examples import steps_per_epoch
 from bertjax.data.documents import fingerprints
+from bertjax.distributed.mesh import Batch, batch_sharding, make_mesh
 from bertjax.interop import pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
-from bertjax.sharding.mesh import Batch, batch_sharding, make_mesh
 from bertjax.tasks import distillation
 from bertjax.tasks.finetuning import Dataset, FineTuning, Split, count_steps
 from bertjax.tasks.output_layers import OutputLayer, predict

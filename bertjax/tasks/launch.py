@@ -9,9 +9,9 @@ from etils import epath
 from bertjax import tasks
 from bertjax.budget import plan
 from bertjax.common import lock
+from bertjax.distributed import hosts, liveness
+from bertjax.distributed.mesh import use_cpu_cores
 from bertjax.reporting import page
-from bertjax.sharding import hosts, liveness
-from bertjax.sharding.mesh import use_cpu_cores
 from bertjax.tasks import finetuning_run, pretraining_run, sweep
 from bertjax.training import checkpoint
 from bertjax.training.run import Kind, run

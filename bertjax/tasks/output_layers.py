@@ -16,6 +16,9 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.data.batches.examples import Examples, evaluation_batches, packed_evaluation
 from bertjax.data.batches.packing import numbers_in_row
+from bertjax.distributed.mesh import Batch, Rows, compute_for, local_rows, replicated
+from bertjax.distributed.rules import RULES
+from bertjax.distributed.transfers import fetched, on_devices
 from bertjax.families.with_heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
@@ -25,10 +28,7 @@ from bertjax.families.with_heads import (
     lstm_flops,
 )
 from bertjax.interop.huggingface import MULTI_LABEL, REGRESSION
-from bertjax.model.dropout import fold_in
-from bertjax.sharding.mesh import Batch, Rows, compute_for, local_rows, replicated
-from bertjax.sharding.rules import RULES
-from bertjax.sharding.streams import fetched, on_devices
+from bertjax.nn.ops.dropout import fold_in
 from bertjax.tasks import losses
 from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy, SquaredError
 

@@ -24,14 +24,14 @@ from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
 from bertjax.data.records import find_records, mixed
 from bertjax.data.records.manifest import training_shares
+from bertjax.distributed.mesh import Batch, batch_sharding, compute_on, local_copy, local_rows, replicated
+from bertjax.distributed.rules import RULES
+from bertjax.distributed.transfers import fetched, on_devices
 from bertjax.families.with_heads import BertForMaskedLM, cast_encoder
-from bertjax.model.dropout import fold_in, row_keys
+from bertjax.nn.ops.dropout import fold_in, row_keys
 from bertjax.objectives import Term
 from bertjax.objectives.parts.additions import additions_of
 from bertjax.objectives.parts.model import PretrainingModel
-from bertjax.sharding.mesh import Batch, batch_sharding, compute_on, local_copy, local_rows, replicated
-from bertjax.sharding.rules import RULES
-from bertjax.sharding.streams import fetched, on_devices
 from bertjax.tasks.adaptation import HeldOutText, only_pieces
 from bertjax.tasks.pretraining_rows import (
     abstract_arrays,

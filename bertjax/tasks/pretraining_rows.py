@@ -11,8 +11,8 @@ from bertjax import objectives
 from bertjax.config.stages import config_in, stages_of
 from bertjax.data.batches.order import count_groups
 from bertjax.data.batches.packing import RowSize, whole
+from bertjax.distributed.mesh import batch_sharding
 from bertjax.objectives import Term
-from bertjax.sharding.mesh import batch_sharding
 
 SEQUENCES_PER_ROW = 8  # most sequences in a row; see experiments/benchmarks/RESULTS.md
 

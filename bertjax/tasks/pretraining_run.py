@@ -20,13 +20,13 @@ from bertjax.data import preparation
 from bertjax.data.preparation import summary, vocabulary
 from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import fingerprint, read_manifest
+from bertjax.distributed import hosts
+from bertjax.distributed.mesh import local_copy, make_mesh, replicated
+from bertjax.distributed.topology import available_cores
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained, resizing
-from bertjax.model import gpu_kernels
-from bertjax.model.kernels import has_kernels
-from bertjax.sharding import hosts
-from bertjax.sharding.mesh import local_copy, make_mesh, replicated
-from bertjax.sharding.topology import available_cores
+from bertjax.nn.kernels import triton
+from bertjax.nn.kernels.pallas import has_kernels
 from bertjax.tasks import adaptation, fill_mask
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows
@@ -133,7 +133,7 @@ def ways_to_compute(config, platform: str, chip: str) -> Iterator:
     is_long = total_steps(config) >= UNROLLED_STEPS.get(platform, math.inf)
     # Where attention is no kernel, each layer adds a minute of compiling on TPUs, for no faster step.
     has_any = families.FAMILIES.get(config.model.family).has_kernels
-    can_use = has_any and config.kernels == "auto" and (has_kernels(chip) or gpu_kernels.is_supported(chip))
+    can_use = has_any and config.kernels == "auto" and (has_kernels(chip) or triton.is_supported(chip))
     if config.unroll == "auto" and policies[0] == "none" and can_use and is_long:
         ways.insert(0, ("none", "yes"))
     for remat, unroll in ways:

@@ -23,9 +23,9 @@ from bertjax.common.files import read_json, write_whole
 from bertjax.config.limits import value_of
 from bertjax.config.lists import split_at_commas
 from bertjax.config.model_config import dropout_fields
+from bertjax.distributed import hosts
+from bertjax.distributed.mesh import make_mesh
 from bertjax.interop.pretrained import BEST_RUN
-from bertjax.sharding import hosts
-from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import finetuning_run
 from bertjax.tasks.finetuning import count_steps
 from bertjax.tasks.finetuning_run import Material

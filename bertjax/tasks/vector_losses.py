@@ -12,8 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bertjax.distributed.mesh import GROUPS
 from bertjax.families.with_heads import unit
-from bertjax.sharding.mesh import GROUPS
 
 LOWEST = -1e9  # a logit that gets no probability, and no gradient that is not a number
 

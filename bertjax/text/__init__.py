@@ -1,0 +1,1 @@
+"""Tokenizers, and vocabularies learned from text."""

@@ -24,7 +24,7 @@ from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 from bertjax.common import checksums
 from bertjax.common.errors import UserError
 from bertjax.common.files import absolute, read_json, write_whole
-from bertjax.sharding import hosts
+from bertjax.distributed import hosts
 from bertjax.training.state import TrainState
 
 FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"

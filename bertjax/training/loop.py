@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from bertjax.common.files import write_whole
 from bertjax.common.progress import Pace, phase
-from bertjax.sharding.streams import STEPS_IN_FLIGHT, on_devices
-from bertjax.sharding.topology import peak_flops
+from bertjax.distributed.topology import peak_flops
+from bertjax.distributed.transfers import STEPS_IN_FLIGHT, on_devices
 from bertjax.training.checkpoint import (
     Checkpoints,
     Parent,

@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
 from bertjax.config.stages import config_in, stages_of
-from bertjax.sharding.gpus import GIB
-from bertjax.sharding.topology import host_memory
+from bertjax.distributed.gpus import GIB
+from bertjax.distributed.topology import host_memory
 from bertjax.training.planning import Planning
 from bertjax.training.step import Program, abstract_hyperparameters, fits_in_memory, make_program
 from bertjax.training.task import Task

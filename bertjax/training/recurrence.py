@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 from jax.sharding import Mesh
 
-from bertjax.sharding.streams import on_devices
+from bertjax.distributed.transfers import on_devices
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program
 from bertjax.training.task import Task

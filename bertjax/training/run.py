@@ -9,7 +9,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
-from bertjax.sharding.mesh import compute_for
+from bertjax.distributed.mesh import compute_for
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.loop import Trained, train

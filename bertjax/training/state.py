@@ -17,7 +17,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
-from bertjax.sharding.mesh import batch_sharding, param_shardings, replicated, split_over_data
+from bertjax.distributed.mesh import batch_sharding, param_shardings, replicated, split_over_data
 from bertjax.training.optimizers.groups import matrices
 
 LARGE = 1 << 20  # elements of an array that is worth splitting

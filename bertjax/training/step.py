@@ -12,9 +12,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bertjax.model.dropout import row_keys
-from bertjax.sharding.mesh import GROUPS, batch_sharding, compiler_options, replicated
-from bertjax.sharding.rules import RULES_WITHIN_DATA
+from bertjax.distributed.mesh import GROUPS, batch_sharding, compiler_options, replicated
+from bertjax.distributed.rules import RULES_WITHIN_DATA
+from bertjax.nn.ops.dropout import row_keys
 from bertjax.training.frozen import find as find_frozen
 from bertjax.training.frozen import layer_factors
 from bertjax.training.optimizers import make_optimizer

@@ -7,7 +7,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from bertjax.sharding.mesh import Batch
+from bertjax.distributed.mesh import Batch
 from bertjax.training.checkpoint import Scores
 
 

@@ -15,7 +15,7 @@ from absl import flags
 
 from bertjax import command
 from bertjax.common.errors import UserError
-from bertjax.sharding.topology import available_cores
+from bertjax.distributed.topology import available_cores
 from experiments.ablations import tables
 from experiments.ablations.scaled import COLUMNS, SCALES, TABLES, TASKS, cells
 from experiments.ablations.suite import RESULTS_HELP, Suite, results_of, run_all

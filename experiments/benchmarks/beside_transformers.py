@@ -287,7 +287,7 @@ def main() -> None:
     arguments, results = parse(__doc__, "tasks", EPOCHS, SIDES)
     done = {(result["task"], result["seed"], result["by"]) for result in results}
 
-    from bertjax.sharding.mesh import make_mesh, use_cpu_cores
+    from bertjax.distributed.mesh import make_mesh, use_cpu_cores
     from bertjax.tasks import finetuning_run
     from bertjax.training import workdir
 

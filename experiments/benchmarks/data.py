@@ -37,7 +37,7 @@ from bertjax.data.documents import sentences
 from bertjax.data.documents.corpus import read_documents
 from bertjax.data.records import RecordSet, count_records, find_records, write_records
 from bertjax.data.records.layouts import features
-from bertjax.sharding.topology import available_cores
+from bertjax.distributed.topology import available_cores
 from bertjax.text import tokenizer
 from experiments.benchmarks import google_records
 from experiments.benchmarks.processes import Cost, run

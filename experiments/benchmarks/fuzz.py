@@ -317,7 +317,7 @@ def make_replaced(folder):
     import numpy as np
 
     from bertjax import objectives
-    from bertjax.sharding.mesh import make_mesh
+    from bertjax.distributed.mesh import make_mesh
     from bertjax.tasks.pretraining import Pretraining
     from bertjax.training import checkpoint, workdir
 
@@ -385,11 +385,13 @@ def use_search(folder):
 
 
 def make_tokenizers(folder):
-    from bertjax.text import learning
+    from bertjax.text import vocabulary_learning
 
     wordpiece().save(folder)
     (folder / "tokenizer.json").write_text(wordpiece().to_huggingface())
-    learning.learn("sentencepiece", learning.count_words("sentencepiece", text().splitlines()), 40).save(folder)
+    vocabulary_learning.learn(
+        "sentencepiece", vocabulary_learning.count_words("sentencepiece", text().splitlines()), 40
+    ).save(folder)
 
 
 def tokenize(folder):

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
-from bertjax.model.dropout import row_keys
-from bertjax.model.gpu_attention import AllTiles, Tiles, gpu_attention, tiles_of
-from bertjax.model.plain_attention import plain_attention
-from bertjax.model.window_attention import window_attention
+from bertjax.nn.kernels.gpu_attention import AllTiles, Tiles, gpu_attention, tiles_of
+from bertjax.nn.ops.dropout import row_keys
+from bertjax.nn.ops.plain_attention import plain_attention
+from bertjax.nn.ops.window_attention import window_attention
 
 # (batch, length, heads, head's size, rate, causal, window)
 TIMED = (

@@ -18,13 +18,13 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.model.attention import LayerNorm
-from bertjax.model.gpu_attention import gpu_attention
-from bertjax.model.plain_attention import plain_attention
+from bertjax.distributed.mesh import make_mesh
+from bertjax.distributed.topology import accelerator
+from bertjax.nn.attention import LayerNorm
+from bertjax.nn.kernels.gpu_attention import gpu_attention
+from bertjax.nn.ops.plain_attention import plain_attention
 from bertjax.planner.hlo import KINDS, HloModule, instruction_of
 from bertjax.planner.roofline import COLLECTIVES, roofline
-from bertjax.sharding.mesh import make_mesh
-from bertjax.sharding.topology import accelerator
 from bertjax.tasks.launch import kind_of
 from bertjax.training.step import abstract_hyperparameters, make_program
 

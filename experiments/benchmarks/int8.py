@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import tasks
+from bertjax.distributed.mesh import compute_for, make_mesh, replicated
 from bertjax.interop import pretrained
-from bertjax.model import products
-from bertjax.sharding.mesh import compute_for, make_mesh, replicated
+from bertjax.nn.ops import products
 from bertjax.tasks.output_layers import Predictor
 
 ROUNDS = 3
@@ -50,7 +50,7 @@ def measured(dataset, source, dtype: str):
         model, output_layer.pooled, mesh, source.settings.batch_size, output_layer.packs_rows_of(model)
     )
     params, seconds = jax.device_put(source.params, replicated(mesh)), []
-    with mock.patch("bertjax.model.attention.project", project if dtype == "int8" else products.project):
+    with mock.patch("bertjax.nn.attention.project", project if dtype == "int8" else products.project):
         for _ in range(1 + ROUNDS):
             began = time.perf_counter()
             found = [predictor(params, split.examples) for split in dataset.dev]

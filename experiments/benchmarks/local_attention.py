@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
-from bertjax.model.plain_attention import plain_attention
-from bertjax.model.tiles import tile_of
-from bertjax.model.window_attention import window_attention
+from bertjax.nn.ops.plain_attention import plain_attention
+from bertjax.nn.ops.tiles import tile_of
+from bertjax.nn.ops.window_attention import window_attention
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 HEADS, SIZE, WINDOW = 12, 64, 64

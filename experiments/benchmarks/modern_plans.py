@@ -18,8 +18,8 @@ import jax
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.stages import stages_of
+from bertjax.distributed.topology import accelerator
 from bertjax.planner.plan import plan
-from bertjax.sharding.topology import accelerator
 
 REAL_TOKENS = (0.9, 0.9, 0.9)
 

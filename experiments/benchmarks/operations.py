@@ -75,9 +75,9 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     import jax
 
     from bertjax.config.stages import stages_of
+    from bertjax.distributed.mesh import make_mesh
+    from bertjax.distributed.topology import accelerator
     from bertjax.planner.hlo import HloModule
-    from bertjax.sharding.mesh import make_mesh
-    from bertjax.sharding.topology import accelerator
     from bertjax.tasks.pretraining import Pretraining
     from bertjax.tasks.pretraining_run import ways_to_compute
     from bertjax.training.step import abstract_hyperparameters, make_program

@@ -47,7 +47,7 @@ def report(figure: str, values: list[float], unit: str) -> None:
 def make_task(records: pathlib.Path, length: int, batch_size: int, packing: bool):
     import jax
 
-    from bertjax.sharding.mesh import make_mesh
+    from bertjax.distributed.mesh import make_mesh
     from bertjax.tasks.pretraining import Pretraining
 
     config = make_config(length, batch_size, packing)
@@ -78,7 +78,7 @@ def measure_reading(records: pathlib.Path, length: int) -> None:
 def measure_steps(records: pathlib.Path, length: int, batch_size: int) -> None:
     import jax
 
-    from bertjax.sharding.mesh import put_batch
+    from bertjax.distributed.mesh import put_batch
     from bertjax.training.schedules import make_schedule
     from bertjax.training.step import make_program, put_hyperparameters
 
@@ -113,8 +113,8 @@ def measure_steps(records: pathlib.Path, length: int, batch_size: int) -> None:
 
 def main(_) -> None:
     from bertjax.data.preparation import prepare
-    from bertjax.sharding.mesh import use_cpu_cores
-    from bertjax.sharding.topology import available_cores
+    from bertjax.distributed.mesh import use_cpu_cores
+    from bertjax.distributed.topology import available_cores
 
     use_cpu_cores(make_config(128, 8, False))
     for length, step_batch in zip(map(int, LENGTHS.value), map(int, STEP_BATCH.value), strict=True):

@@ -43,7 +43,7 @@ def ours(shape, dtype: str, product: str) -> dict:
     import jax.numpy as jnp
 
     from bertjax.config.model_config import Compute
-    from bertjax.model.products import project
+    from bertjax.nn.ops.products import project
 
     arrays = factors(shape, dtype)
 

@@ -20,7 +20,7 @@ from absl import flags
 
 from bertjax import command
 from bertjax.config import experiments
-from bertjax.sharding.topology import available_cores
+from bertjax.distributed.topology import available_cores
 
 STARTS = flags.DEFINE_integer("starts", 20, "Of a run.")
 AT_ONCE = flags.DEFINE_integer("at_once", 20, "Processes.")
@@ -32,7 +32,7 @@ STEPS_PER_SECOND = flags.DEFINE_float("steps_per_second", 20, "Of each stage.")
 def longest_wait(records: str, seconds: float, steps_per_second: float, starts_after: float) -> float:
     """Reads two stages; returns the longest wait in seconds."""
     time.sleep(starts_after)
-    from bertjax.sharding.mesh import make_mesh
+    from bertjax.distributed.mesh import make_mesh
     from bertjax.tasks.pretraining import Pretraining
 
     config = experiments.load("quickstart")

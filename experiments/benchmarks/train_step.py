@@ -139,7 +139,7 @@ class Ours:
     def __init__(self, case: Case, options, dtype: str = "auto"):
         import jax
 
-        from bertjax.sharding.mesh import make_mesh, use_cpu_cores
+        from bertjax.distributed.mesh import make_mesh, use_cpu_cores
         from bertjax.training.schedules import make_schedule
         from bertjax.training.step import make_program, put_hyperparameters
 
@@ -172,7 +172,7 @@ class Ours:
 
     def run(self, steps: int) -> None:
         """The body of `training.loop.train` without reports."""
-        from bertjax.sharding.mesh import put_batch
+        from bertjax.distributed.mesh import put_batch
         from bertjax.training.loop import STEPS_IN_FLIGHT
 
         pending, batch = [], put_batch(next(self._batches), self.mesh)
@@ -188,7 +188,7 @@ class Ours:
 
     def compiled_text(self) -> str:
         """The compiled program of a step."""
-        from bertjax.sharding.mesh import put_batch
+        from bertjax.distributed.mesh import put_batch
 
         batch = put_batch(next(self._batches), self.mesh)
         return self._step.lower(self._state, batch, self._hyperparameters).compile().as_text()
@@ -354,7 +354,7 @@ class Side:
 
 def measure(case: Case, options, names: dict[str, type], dtypes: list[str]) -> list[dict]:
     """The results of each side and type, after alternating rounds."""
-    from bertjax.sharding.topology import has_accelerator
+    from bertjax.distributed.topology import has_accelerator
 
     sides = {}
     for dtype, name in itertools.product(dtypes, names):
@@ -416,7 +416,7 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, help="file to append JSON lines to")
     options = parser.parse_args()
 
-    from bertjax.sharding.topology import cpu_dtype, has_accelerator
+    from bertjax.distributed.topology import cpu_dtype, has_accelerator
 
     names = {"bertjax": Ours}
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers") and options.only != "bertjax":

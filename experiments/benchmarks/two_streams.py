@@ -57,7 +57,7 @@ def rounds(side: str, steps: int, arguments):
     """Yields the seconds of a step, the mean of a round; the first round compiles."""
     import jax
 
-    from bertjax.sharding.mesh import make_mesh, put_batch
+    from bertjax.distributed.mesh import make_mesh, put_batch
     from bertjax.tasks.pretraining import Pretraining
     from bertjax.training.schedules import schedule_of
     from bertjax.training.step import make_program, put_hyperparameters
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--steps", default=10, type=int, help="of a round")
     arguments = parser.parse_args()
 
-    from bertjax.sharding.mesh import use_cpu_cores
+    from bertjax.distributed.mesh import use_cpu_cores
 
     use_cpu_cores(make_config("masked", arguments.model, arguments.batch, arguments.length, arguments.dtype))
     sides = {side: rounds(side, arguments.steps, arguments) for side in SIDES}

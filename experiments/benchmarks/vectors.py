@@ -272,8 +272,8 @@ def main() -> None:
     arguments, results = parse(__doc__, "rows", ROWS, SIDES, options | {"bert": dict(default="")})
     done = {(result["row"], result["seed"], result["by"]) for result in results}
 
+    from bertjax.distributed.mesh import make_mesh, use_cpu_cores
     from bertjax.interop import conversion
-    from bertjax.sharding.mesh import make_mesh, use_cpu_cores
     from bertjax.tasks import finetuning_run
     from bertjax.training import workdir
 

@@ -40,7 +40,7 @@ def rounds_of_ours(config):
     """Yields the seconds a step of an epoch, again and again; the first one compiles."""
     import jax
 
-    from bertjax.sharding.mesh import make_mesh, put_batch
+    from bertjax.distributed.mesh import make_mesh, put_batch
     from bertjax.tasks import finetuning, finetuning_run
     from bertjax.training.schedules import schedule_of
     from bertjax.training.step import make_program, put_hyperparameters
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--rounds", default=5, type=int)
     arguments = parser.parse_args()
 
-    from bertjax.sharding.mesh import use_cpu_cores
+    from bertjax.distributed.mesh import use_cpu_cores
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)

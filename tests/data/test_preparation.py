@@ -20,7 +20,7 @@ from bertjax.data.documents import corpus, selection, sentences
 from bertjax.data.preparation import blocks, shards, vocabulary
 from bertjax.data.preparation.counts import PARTS, WordCounts, sample
 from bertjax.data.records.manifest import read_manifest
-from bertjax.text import learning, tokenizer
+from bertjax.text import tokenizer, vocabulary_learning
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
 
 
@@ -47,7 +47,7 @@ def blocks_in(config, groups=None):
 def test_the_same_bytes_for_any_number_of_workers(corpus_file, tmp_path, monkeypatch, capsys):
     """In one process, and with two others and many small blocks, so that they really take turns."""
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
-    monkeypatch.setitem(learning.COUNTED_LETTERS, "wordpiece", 200)  # of 330
+    monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # of 330
     config = tiny_config(corpus_file)
     config.model.vocab_size = 110
     sizes = [len(block.selected) for block in blocks_in(config)]
@@ -439,7 +439,7 @@ def with_duplicates(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_beam_writes_the_records_of_the_local_run(with_duplicates, tmp_path, in_process, monkeypatch, capsys):
-    monkeypatch.setitem(learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than there are
+    monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than there are
     here = preparation.prepare(with_duplicates, tmp_path / "here")
     assert "; of words rarer than " in capsys.readouterr().out
     assert here["cleaning"]["duplicate_documents"] == 40 and here["cleaning"]["repeated_lines"] > 0

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from bertjax import families
 from bertjax.config.model_config import BertConfig, Compute, field
-from bertjax.model.attention import Dense, LayerNorm
-from bertjax.model.dropout import dropout, fold_in
-from bertjax.model.encoder import ACTIVATIONS
-from bertjax.model.encoder_model import EncoderModel
+from bertjax.nn.attention import Dense, LayerNorm
+from bertjax.nn.encoder import ACTIVATIONS
+from bertjax.nn.encoder_model import EncoderModel
+from bertjax.nn.ops.dropout import dropout, fold_in
 
 
 @dataclasses.dataclass(frozen=True)

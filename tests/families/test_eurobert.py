@@ -4,10 +4,10 @@ import dataclasses
 
 import flax.linen as nn
 
+from bertjax.distributed.rules import stacked
 from bertjax.families.eurobert import EuroBertConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.sharding.rules import stacked
 from tests.families.test_families import abstract_params
 from tests.families.test_modernbert import random_params
 

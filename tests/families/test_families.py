@@ -16,16 +16,16 @@ from bertjax import families, library, tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config, named_stages, stage
 from bertjax.config.model_config import Compute
+from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.distributed.rules import RULES
 from bertjax.families import transformer_xl
 from bertjax.families.with_heads import BertForMaskedLM, count_parameters, forward_flops
 from bertjax.interop import conversion, huggingface, pretrained, tf1
-from bertjax.model import gpu_kernels, kernels
-from bertjax.sharding.mesh import make_mesh, put_batch
-from bertjax.sharding.rules import RULES
+from bertjax.nn.kernels import pallas, triton
 from bertjax.tasks.exported.straight import straight
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.text import learning, tokenizer
+from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.training import checkpoint, workdir
 from bertjax.training.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
@@ -212,8 +212,8 @@ GROUPED = dict(hidden_size=128, num_hidden_layers=1, num_key_value_heads=2, head
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family, fields, chip", [
-    ("eurobert", GROUPED, kernels.EMULATED), ("eurobert", GROUPED, gpu_kernels.EMULATED),
-    ("modernbert", dict(global_attn_every_n_layers=2, local_attention=32), kernels.EMULATED),
+    ("eurobert", GROUPED, pallas.EMULATED), ("eurobert", GROUPED, triton.EMULATED),
+    ("modernbert", dict(global_attn_every_n_layers=2, local_attention=32), pallas.EMULATED),
 ])  # fmt: skip
 def test_kernels_give_the_same_on_any_mesh(family, fields, chip):
     """Compares states and gradients of the plain path on one device with the kernels' on eight devices."""
@@ -278,13 +278,13 @@ def test_a_mistake_in_the_config_is_one_line(family, field, value, message):
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
     """Returns a function from the name of a family to the workdir of a run that has random params."""
-    words = learning.count_words("sentencepiece", make_corpus(80).split("\n"))
+    words = vocabulary_learning.count_words("sentencepiece", make_corpus(80).split("\n"))
 
     @functools.cache
     def make(family):
         folder, config = tmp_path_factory.mktemp("runs") / family, config_for(family)
         special = families.FAMILIES.get(family).special_pieces
-        pieces = learning.learn("sentencepiece", words, 83, special=special)
+        pieces = vocabulary_learning.learn("sentencepiece", words, 83, special=special)
         config.model.vocab_size, config.tokenizer.kind = pieces.vocab_size, "sentencepiece"
         model = families.config_of(config)
         checkpoint.write_params(folder, random_params(BertForMaskedLM(model), model))

@@ -13,9 +13,9 @@ from bertjax.config.model_config import Compute
 from bertjax.families.modernbert import FAMILY, ModernBertConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface, pretrained
-from bertjax.model.plain_attention import plain_attention
-from bertjax.model.tiles import Tile
-from bertjax.model.window_attention import window_attention
+from bertjax.nn.ops.plain_attention import plain_attention
+from bertjax.nn.ops.tiles import Tile
+from bertjax.nn.ops.window_attention import window_attention
 from tests.markers import slow_case
 from tests.model.reference import attend, packed
 

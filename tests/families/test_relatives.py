@@ -18,9 +18,9 @@ from bertjax.families.with_heads import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from bertjax.model.dropout import row_keys
-from bertjax.model.encoder import Encoder
-from bertjax.model.heads import Classifier
+from bertjax.nn.encoder import Encoder
+from bertjax.nn.heads import Classifier
+from bertjax.nn.ops.dropout import row_keys
 from tests.families.test_modernbert import random_params
 
 TINY = dict(vocab_size=150, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,

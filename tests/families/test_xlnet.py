@@ -10,7 +10,7 @@ from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface, tokenizer_files
 from bertjax.tasks import bits, likelihood, ner, squad
 from bertjax.tasks.fill_mask import fill_masks
-from bertjax.text import learning
+from bertjax.text import vocabulary_learning
 from bertjax.text.tokenizer import XLNET
 from tests.conftest import make_corpus
 from tests.families.test_modernbert import random_params
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("on_one_device")
 
 @pytest.fixture(scope="module")
 def pieces():
-    words = learning.count_words("sentencepiece", make_corpus(80).split("\n"))
-    return learning.learn("sentencepiece", words, PIECES, special=XLNET)
+    words = vocabulary_learning.count_words("sentencepiece", make_corpus(80).split("\n"))
+    return vocabulary_learning.learn("sentencepiece", words, PIECES, special=XLNET)
 
 
 # Texts that end with <cls>.

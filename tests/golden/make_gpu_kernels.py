@@ -27,9 +27,9 @@ OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_pa
 
 def bert(chip: str):
     """BERT-large's: heads of 64 with dropout, the norm of a sum, GELU."""
-    from bertjax.model.gpu_activation import gpu_activate
-    from bertjax.model.gpu_attention import gpu_attention
-    from bertjax.model.gpu_norm import gpu_add_norm
+    from bertjax.nn.kernels.gpu_activation import gpu_activate
+    from bertjax.nn.kernels.gpu_attention import gpu_attention
+    from bertjax.nn.kernels.gpu_norm import gpu_add_norm
 
     def loss(projected, x, product, scale, bias, segments, words):
         keys = jax.random.wrap_key_data(words, impl="threefry2x32")
@@ -42,9 +42,9 @@ def bert(chip: str):
 
 def gpt(chip: str):
     """GPT-2's: earlier tokens only, a norm before what is summed, the other GELU."""
-    from bertjax.model.gpu_activation import gpu_activate
-    from bertjax.model.gpu_attention import gpu_attention
-    from bertjax.model.gpu_norm import gpu_sum_and_norm
+    from bertjax.nn.kernels.gpu_activation import gpu_activate
+    from bertjax.nn.kernels.gpu_attention import gpu_attention
+    from bertjax.nn.kernels.gpu_norm import gpu_sum_and_norm
 
     def loss(projected, x, product, scale, bias, segments, words):
         keys = jax.random.wrap_key_data(words, impl="threefry2x32")
@@ -57,9 +57,9 @@ def gpt(chip: str):
 
 def modern(chip: str):
     """ModernBERT's, for long rows: heads of 64 with a window and without, a norm without bias, a gated GELU."""
-    from bertjax.model.gpu_activation import gpu_activate
-    from bertjax.model.gpu_attention import gpu_attention
-    from bertjax.model.gpu_norm import gpu_sum_and_norm
+    from bertjax.nn.kernels.gpu_activation import gpu_activate
+    from bertjax.nn.kernels.gpu_attention import gpu_attention
+    from bertjax.nn.kernels.gpu_norm import gpu_sum_and_norm
 
     def loss(projected, x, product, scale, bias, segments, words):
         attended = gpu_attention(projected, segments, chip=chip) + gpu_attention(
@@ -73,9 +73,9 @@ def modern(chip: str):
 
 def wide(chip: str):
     """The widest: heads of 128 with a window, with dropout, and for earlier tokens, norms of 2,048, a gated SiLU."""
-    from bertjax.model.gpu_activation import gpu_activate
-    from bertjax.model.gpu_attention import gpu_attention
-    from bertjax.model.gpu_norm import WIDEST, gpu_add_norm, gpu_norm
+    from bertjax.nn.kernels.gpu_activation import gpu_activate
+    from bertjax.nn.kernels.gpu_attention import gpu_attention
+    from bertjax.nn.kernels.gpu_norm import WIDEST, gpu_add_norm, gpu_norm
 
     def loss(projected, x, product, scale, bias, segments, words):
         keys = jax.random.wrap_key_data(words, impl="threefry2x32")
@@ -89,7 +89,7 @@ def wide(chip: str):
 
 def measure(gpu: str, program) -> dict[str, dict[str, int]]:
     """Returns registers and spilt bytes of each kernel of a program and of its gradient."""
-    from bertjax.sharding.topology import accelerator
+    from bertjax.distributed.topology import accelerator
 
     target = accelerator(gpu)
     device = target.devices()[0]

@@ -43,7 +43,7 @@ def load(name: str):
 
 
 def target(name: str):
-    from bertjax.sharding.topology import accelerator
+    from bertjax.distributed.topology import accelerator
 
     return accelerator(name.split()[-1])
 

@@ -30,7 +30,7 @@ from bertjax.families.xlnet import XlnetConfig
 from bertjax.families.xlnet.huggingface import to_tensors
 from bertjax.families.xlnet.model import XlnetModel
 from bertjax.interop import conversion, pretrained
-from bertjax.model.recurrence import Memory
+from bertjax.nn.ops.recurrent_memory import Memory
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

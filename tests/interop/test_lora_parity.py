@@ -15,7 +15,7 @@ from bertjax.config.model_config import BertConfig, Compute, Lora
 from bertjax.families.with_heads import BertForSequenceClassification, BertForTokenClassification
 from bertjax.interop import huggingface, peft_adapter
 from bertjax.interop.pretrained import Pretrained
-from bertjax.model import low_rank
+from bertjax.nn.ops import low_rank
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

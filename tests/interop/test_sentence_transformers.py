@@ -26,7 +26,7 @@ from bertjax.interop import conversion, pretrained
 from bertjax.interop import sentence_transformers as interop
 from bertjax.tasks import embed, finetuning, finetuning_run, sweep
 from bertjax.tasks.launch import launch
-from bertjax.text import learning
+from bertjax.text import vocabulary_learning
 from bertjax.training import checkpoint
 from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo, tokenizer_entry, write_info
@@ -61,8 +61,8 @@ PROMPTS = dict(query_prompt="the judge: ", document_prompt="a court ")
 
 def made_run(folder, family: str, **settings):
     """A run with vectors whose params are neither 0 nor 1; a text of more than 24 tokens is cut."""
-    words = learning.count_words(kind := "bpe" if family == "roberta" else "wordpiece", LINES)
-    pieces = learning.learn(kind, words, 330 if kind == "bpe" else 150)
+    words = vocabulary_learning.count_words(kind := "bpe" if family == "roberta" else "wordpiece", LINES)
+    pieces = vocabulary_learning.learn(kind, words, 330 if kind == "bpe" else 150)
     more = dict(vocab_size=pieces.vocab_size) | (ONLY.get(family, {}))
     model = CONFIGS.get(family, families.BertConfig)(**(SIZES | more))
     head = HEADS[family]

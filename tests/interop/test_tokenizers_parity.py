@@ -24,10 +24,10 @@ from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
 from bertjax.tasks.fill_mask import fill_masks
 from bertjax.tasks.pairs import encode_pairs
-from bertjax.text import learning, tokenizer
-from bertjax.text.extension import extended
+from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.tokenizer import SPECIAL_PIECES, XLNET, WordPiece
-from bertjax.text.tokenizer.sentencepiece import _message as sentencepiece_proto
+from bertjax.text.tokenizers.sentencepiece import _message as sentencepiece_proto
+from bertjax.text.vocabulary_extension import extended
 from tests.conftest import make_corpus
 from tests.interop.test_families_parity import MODELS, save_theirs
 from tests.text.test_tokenizer import HARD, modernbert_json
@@ -105,7 +105,9 @@ def of_class(folder, name: str):
 
 def learnt(folder, kind: str, size: int, family: str = "bert", **more):
     lines = [*PROBE * 20, *CORPUS] if family == "bert" else CORPUS
-    return written(folder, learning.learn(kind, learning.count_words(kind, lines), size, **more), family)
+    return written(
+        folder, vocabulary_learning.learn(kind, vocabulary_learning.count_words(kind, lines), size, **more), family
+    )
 
 
 def prefixed_bpe(folder):
@@ -161,8 +163,8 @@ def older_gpt2(folder):
 
 def xlm_r(folder):
     """Pieces of a SentencePiece model in the order of XLM-R, normalized as by that model."""
-    words = learning.count_words("sentencepiece", [*HARD, *CORPUS])
-    ours = learning.learn("sentencepiece", words, 120)
+    words = vocabulary_learning.count_words("sentencepiece", [*HARD, *CORPUS])
+    ours = vocabulary_learning.learn("sentencepiece", words, 120)
     scores = json.loads(ours.to_huggingface())["model"]["vocab"]
     special = {ours.pieces[i] for i in ours.special_ids}
     pieces = [(piece, 0.0) for piece in ROBERTAS[:4]] + [tuple(each) for each in scores if each[0] not in special]

@@ -13,7 +13,7 @@ import pytest
 from bertjax.families.transformer_xl import TransformerXLConfig
 from bertjax.families.transformer_xl.model import TransformerXLModel
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.model.recurrence import Memory
+from bertjax.nn.ops.recurrent_memory import Memory
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.extra_packages

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.sharding.mesh import GROUPS
+from bertjax.distributed.mesh import GROUPS
 from bertjax.tasks import vector_losses
 from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, SquaredError
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.model.dropout import dropout, row_keys
-from bertjax.sharding.mesh import make_mesh, put_batch
+from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.nn.ops.dropout import dropout, row_keys
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters

@@ -14,9 +14,9 @@ from bertjax.config.model_config import BertConfig, Compute, model_size
 from bertjax.families.bert.model import BertModel
 from bertjax.families.eurobert import EuroBertConfig
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining, count_parameters, forward_flops
-from bertjax.model import attention
-from bertjax.model.dropout import dropout, fold_in, row_keys
-from bertjax.model.encoder import ACTIVATIONS
+from bertjax.nn import attention
+from bertjax.nn.encoder import ACTIVATIONS
+from bertjax.nn.ops.dropout import dropout, fold_in, row_keys
 from tests.model.reference import random_params
 
 TINY = BertConfig(

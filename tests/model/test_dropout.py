@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.model.dropout import dropout, fold_in, row_keys
+from bertjax.nn.ops.dropout import dropout, fold_in, row_keys
 
 NUMBERS = 4096  # in a mask
 

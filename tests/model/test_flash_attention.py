@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from bertjax.model import kernels
-from bertjax.model.flash_attention import can_flash, flash_attention
-from bertjax.model.rotary import Rotation, rotate, rotation
-from bertjax.sharding.topology import accelerator
+from bertjax.distributed.topology import accelerator
+from bertjax.nn.kernels import pallas
+from bertjax.nn.kernels.flash_attention import can_flash, flash_attention
+from bertjax.nn.ops.rotary import Rotation, rotate, rotation
 from tests.model.reference import arrays, assert_same, attend, largest, packed
 
 
@@ -34,7 +34,7 @@ def test_the_kernels_and_their_gradients_are_those_of_the_definition(rows, lengt
         return attend(*jnp.moveaxis(rotate(projected, turn), 2, 0), segments, window=window)
 
     def flash(x, kernel, bias=None):
-        return flash_attention(x, kernel, bias, turn, segments, chip=kernels.EMULATED, window=window)
+        return flash_attention(x, kernel, bias, turn, segments, chip=pallas.EMULATED, window=window)
 
     inputs = [x, kernel / 8, *([bias] if heads == 4 else [])]
     assert_same(definition, flash, inputs, gradient, share, largest)

@@ -15,16 +15,16 @@ import pytest
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.model_config import Compute
 from bertjax.families import model_fields
-from bertjax.model import gpu_kernels
-from bertjax.model.dropout import dropout
-from bertjax.model.encoder import ACTIVATIONS
-from bertjax.model.gpu_activation import can_activate_on_gpu, gpu_activate
-from bertjax.model.gpu_attention import AllTiles, Tiles, can_attend_on_gpu, gpu_attention
-from bertjax.model.gpu_norm import can_norm_on_gpu, gpu_add_norm, gpu_norm, gpu_sum_and_norm
+from bertjax.nn.encoder import ACTIVATIONS
+from bertjax.nn.kernels import triton
+from bertjax.nn.kernels.gpu_activation import can_activate_on_gpu, gpu_activate
+from bertjax.nn.kernels.gpu_attention import AllTiles, Tiles, can_attend_on_gpu, gpu_attention
+from bertjax.nn.kernels.gpu_norm import can_norm_on_gpu, gpu_add_norm, gpu_norm, gpu_sum_and_norm
+from bertjax.nn.ops.dropout import dropout
 from tests.markers import slow_case
 from tests.model.reference import arrays, assert_same, attend, keys_of, metrics_of_a_step, packed
 
-EMULATED, H100 = gpu_kernels.EMULATED, "NVIDIA H100 80GB HBM3"
+EMULATED, H100 = triton.EMULATED, "NVIDIA H100 80GB HBM3"
 CHIP = EMULATED if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
 
 DIFFERENT = AllTiles(Tiles(32, 64, 4, 1), Tiles(64, 16, 4, 1), Tiles(16, 32, 4, 1))
@@ -152,7 +152,7 @@ def test_a_step_with_kernels_is_the_same_on_any_mesh(family, remat, monkeypatch)
         return metrics_of_a_step(config, packed(8, 16) > 0, KERNELS)
 
     expected, without = step((1, 1, 1), 1)
-    monkeypatch.setattr(gpu_kernels, "EMULATED", "cpu")
+    monkeypatch.setattr(triton, "EMULATED", "cpu")
     scores, names = step((2, 2, 2), 2)
     assert not without and names == KERNELS
     np.testing.assert_allclose(scores, expected, rtol=2e-5)

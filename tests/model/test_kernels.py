@@ -11,14 +11,14 @@ from jax.sharding import SingleDeviceSharding
 
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.model import kernels
-from bertjax.model.attention import SelfAttention, fuses
-from bertjax.model.dropout import dropout
-from bertjax.model.fused_attention import fused_attention
-from bertjax.model.fused_norm import fused_add_norm
-from bertjax.model.plain_attention import plain_attention
-from bertjax.model.tiles import Tile, tile_of
-from bertjax.sharding.topology import accelerator
+from bertjax.distributed.topology import accelerator
+from bertjax.nn.attention import SelfAttention, fuses
+from bertjax.nn.kernels import pallas
+from bertjax.nn.kernels.fused_attention import fused_attention
+from bertjax.nn.kernels.fused_norm import fused_add_norm
+from bertjax.nn.ops.dropout import dropout
+from bertjax.nn.ops.plain_attention import plain_attention
+from bertjax.nn.ops.tiles import Tile, tile_of
 from tests.markers import slow_case
 from tests.model.reference import arrays, assert_same, attend, keys_of, largest, metrics_of_a_step, packed
 
@@ -35,7 +35,7 @@ def in_tiles(rows, heads, **options):
     return functools.partial(plain, tile=Tile(rows, heads), **options)
 
 
-fused = functools.partial(fused_attention, chip=kernels.EMULATED)
+fused = functools.partial(fused_attention, chip=pallas.EMULATED)
 
 
 def causal(attention):
@@ -136,7 +136,7 @@ def test_fused_norm_and_its_gradients_are_those_of_the_definition(length, dtype,
         centered = total - total.mean(-1, keepdims=True)
         return centered * jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-12) * scale + bias
 
-    fused = functools.partial(fused_add_norm, dropout_keys=keys, rate=RATE, epsilon=1e-12, chip=kernels.EMULATED)
+    fused = functools.partial(fused_add_norm, dropout_keys=keys, rate=RATE, epsilon=1e-12, chip=pallas.EMULATED)
     _, (_, of_update, *_) = assert_same(definition, fused, [x + 3, update, *vectors], gradient, share, largest)
     np.testing.assert_array_equal(of_update == 0, dropout(jnp.ones_like(x), RATE, keys) == 0)
 
@@ -155,7 +155,7 @@ def test_a_training_step_with_kernels_is_the_same_on_any_mesh(monkeypatch):
         return metrics_of_a_step(config, packed(8, 128))[0]
 
     expected = step((1, 1, 1), "xla", 1)
-    monkeypatch.setattr(kernels, "EMULATED", "cpu")
+    monkeypatch.setattr(pallas, "EMULATED", "cpu")
     np.testing.assert_allclose(step((2, 2, 2), "auto", 2), expected, rtol=2e-5)
 
 
@@ -185,7 +185,7 @@ def test_attention_is_fused_where_the_kernel_can_run():
 def test_the_kernels_compile_for_every_tpu_that_has_them(name, length, heads):
     """With 16 heads as in BERT-large: what a kernel needs on the chip grows with them."""
     device = accelerator(name).devices()[0]
-    assert kernels.has_kernels(device.device_kind)
+    assert pallas.has_kernels(device.device_kind)
 
     def array(*shape, dtype=jnp.bfloat16):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))

@@ -10,8 +10,8 @@ import pytest
 
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.families.with_heads import BertForPreTraining
-from bertjax.model.dropout import row_keys
-from bertjax.model.products import multiply, project
+from bertjax.nn.ops.dropout import row_keys
+from bertjax.nn.ops.products import multiply, project
 from tests.model.reference import random_params
 
 ON_CPU = Compute("float32", "bfloat16", chip="cpu")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.config.model_config import Compute
-from bertjax.model.relative_attention import (
+from bertjax.nn.relative_attention import (  # fmt: skip
     Biases,
     Read,
     SegmentTerm,
@@ -15,7 +15,7 @@ from bertjax.model.relative_attention import (
     distances,
     probabilities,
     shift_to,
-)  # fmt: skip
+)
 
 ROWS, MEMORY, QUERIES, HEADS, SIZE = 2, 3, 4, 2, 6
 KEYS = MEMORY + QUERIES

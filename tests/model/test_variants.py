@@ -20,7 +20,7 @@ from bertjax.families.with_heads import (
     forward_flops,
     lstm_flops,
 )
-from bertjax.model.encoder import sinusoids
+from bertjax.nn.encoder import sinusoids
 from tests.markers import slow_case
 from tests.model.reference import random_params
 

@@ -18,7 +18,7 @@ from bertjax.data.records import find_records
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.families.xlnet import XlnetConfig
 from bertjax.families.xlnet.model import XlnetModel
-from bertjax.model.recurrence import Memory
+from bertjax.nn.ops.recurrent_memory import Memory
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import XLNET
 from tests.conftest import preparing_in_process, tiny_config

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from bertjax.distributed.gpus import GPUS
+from bertjax.distributed.topology import accelerator
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import plan
 from bertjax.planner.roofline import ATTENTION, COLLECTIVES, PRODUCTS
-from bertjax.sharding.gpus import GPUS
-from bertjax.sharding.topology import accelerator
 from tests.golden import make_gpu_kernels, make_hbm
 from tests.planner.test_plan import GOLDEN, matrix_count
 from tests.processes import ROOT, run

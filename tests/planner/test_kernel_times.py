@@ -3,9 +3,9 @@
 import pytest
 
 from bertjax.config.model_config import BertConfig
+from bertjax.distributed.topology import GENERATIONS
 from bertjax.planner.hlo import HloModule, Kernel
 from bertjax.planner.kernel_times import kernel_seconds
-from bertjax.sharding.topology import GENERATIONS
 
 CONFIG = BertConfig(hidden_size=128, num_attention_heads=2)
 NAMES = ("add_norm_forward", "add_norm_backward", "attention_forward", "attention_backward")

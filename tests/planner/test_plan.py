@@ -16,9 +16,9 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.model_config import model_size
 from bertjax.config.stages import stages_of
+from bertjax.distributed.topology import GENERATIONS, accelerator
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
-from bertjax.sharding.topology import GENERATIONS, accelerator
 from bertjax.tasks import finetuning_run
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows

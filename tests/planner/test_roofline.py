@@ -7,10 +7,10 @@ import types
 import numpy as np
 import pytest
 
-from bertjax.model.gpu_attention import work_of
+from bertjax.distributed.topology import accelerator
+from bertjax.nn.kernels.gpu_attention import work_of
 from bertjax.planner.hlo import Collective, HloModule
 from bertjax.planner.roofline import ATTENTION, COLLECTIVES, ELEMENTS, OPTIMIZER, PRODUCTS, Work, roofline
-from bertjax.sharding.topology import accelerator
 
 # Sixteen layers; each takes its weights out of an array of all of them, and puts its output into one.
 TEXT = (pathlib.Path(__file__).parent / "layers.hlo").read_text()

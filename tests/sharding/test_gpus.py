@@ -3,9 +3,9 @@
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.model import gpu_kernels
-from bertjax.sharding.gpus import GPUS
-from bertjax.sharding.topology import accelerator
+from bertjax.distributed.gpus import GPUS
+from bertjax.distributed.topology import accelerator
+from bertjax.nn.kernels import triton
 
 
 def test_gpus_are_named_with_their_number():
@@ -23,7 +23,7 @@ def test_their_rates_are_those_of_the_data_sheets():
     for name, gpu in GPUS.items():
         assert gpu.vector_rate / 1e12 == pytest.approx(sheets[name] * 128 / gpu.lanes, rel=0.01), name
         assert gpu.peak_flops > 3 * gpu.vector_rate
-        assert gpu_kernels.is_supported(gpu.kind) == (name != "b200")  # docs/limits.md
+        assert triton.is_supported(gpu.kind) == (name != "b200")  # docs/limits.md
 
 
 def test_jax_takes_three_quarters_of_the_memory_or_what_it_is_told(monkeypatch):

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.sharding import hosts
+from bertjax.distributed import hosts
 
 
 @pytest.fixture

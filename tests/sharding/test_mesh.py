@@ -13,9 +13,9 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import Compute
-from bertjax.sharding import topology
-from bertjax.sharding.mesh import _arrange, compute_on, local_rows, make_mesh, put_batch
-from bertjax.sharding.topology import peak_flops
+from bertjax.distributed import topology
+from bertjax.distributed.mesh import _arrange, compute_on, local_rows, make_mesh, put_batch
+from bertjax.distributed.topology import peak_flops
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.step import make_program
 from tests.conftest import tiny_config
@@ -98,7 +98,7 @@ def test_what_computes_depends_on_the_chip(monkeypatch):
 
     assert compute("cpu", "cpu") == Compute("float32", "float32", "none", True, "cpu")
     assert compute("cpu", "cpu", dtype="bfloat16") == Compute("float32", "bfloat16", "none", True, "cpu")
-    monkeypatch.setattr("bertjax.sharding.mesh.cpu_dtype", lambda: "bfloat16")
+    monkeypatch.setattr("bertjax.distributed.mesh.cpu_dtype", lambda: "bfloat16")
     assert compute("cpu", "cpu") == Compute("float32", "bfloat16", "none", True, "cpu")
     assert compute("cpu", "cpu", dtype="float32") == Compute("float32", "float32", "none", True, "cpu")
     assert compute("tpu", "TPU v4") == Compute("bfloat16", "bfloat16", "none", False, "TPU v4")
@@ -143,7 +143,7 @@ def test_on_cpus_the_devices_of_the_mesh_take_all_cores_and_memory_when_it_is_ne
 import pathlib, re, resource
 import jax, jax.numpy as jnp, numpy as np
 from bertjax.config import pretraining_config
-from bertjax.sharding.mesh import use_cpu_cores
+from bertjax.distributed.mesh import use_cpu_cores
 
 config = pretraining_config()
 config.mesh.fsdp = 2

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.sharding.streams import STEPS_IN_FLIGHT, fetched, on_devices
+from bertjax.distributed.transfers import STEPS_IN_FLIGHT, fetched, on_devices
 from tests.conftest import one_device_mesh, tiny_config
 
 

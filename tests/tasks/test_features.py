@@ -7,7 +7,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.families.with_heads import BertForFeatureBasedTagging
 from bertjax.interop import conversion, pretrained
-from bertjax.model.layer_choice import TABLE_7
+from bertjax.nn.layer_pooling import TABLE_7
 from bertjax.tasks import features, metrics, ner, sweep
 from experiments.features import get_config
 from tests.tasks.test_finetuning import run

@@ -13,7 +13,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.interop import pretrained
 from bertjax.tasks import finetuning_run, metrics, ner, tag
-from bertjax.text import learning, tokenizer
+from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.text.words import join_of, join_words, split_words
 from bertjax.training.sinks.jsonl import read_metrics
@@ -212,7 +212,9 @@ def of_kind(kind, folder):
         return tokenizer.Bytes()
     learnt = "sentencepiece" if kind == "unigram" else kind
     lines = [*make_corpus(40).split("\n"), *HARD]
-    found = learning.learn(learnt, learning.count_words(learnt, lines), 420 if kind == "bpe" else 130)
+    found = vocabulary_learning.learn(
+        learnt, vocabulary_learning.count_words(learnt, lines), 420 if kind == "bpe" else 130
+    )
     if kind == "unigram":
         (folder / "tokenizer.json").write_text(found.to_huggingface())
         return tokenizer.load("unigram", folder / "tokenizer.json")

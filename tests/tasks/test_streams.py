@@ -22,14 +22,14 @@ from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
 from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
+from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.families import config_of
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.families.xlnet.model import XlnetModel
 from bertjax.interop import pretrained
-from bertjax.model.recurrence import new_memory
+from bertjax.nn.ops.recurrent_memory import new_memory
 from bertjax.objectives import lm
 from bertjax.reporting import insight
-from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.tasks import fill_mask, generation, pretraining_run
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from bertjax.common.errors import UserError
-from bertjax.text import extension, learning, tokenizer
-from bertjax.text.tokenizer import json_file
+from bertjax.text import tokenizer, vocabulary_extension, vocabulary_learning
+from bertjax.text.tokenizers import json_file
 from tests.conftest import make_corpus
 from tests.text.test_tokenizer import HARD, learn
 
@@ -45,8 +45,8 @@ def tokenizers() -> dict[str, tokenizer.Tokenizer]:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe", "unigram"])
 def test_new_pieces_shorten_new_text_and_leave_the_rest_as_it_is(kind, tokenizers, tmp_path):
-    old, words = tokenizers[kind], learning.count_words(kind, NEW)
-    larger = extension.extended(old, words, PIECES)
+    old, words = tokenizers[kind], vocabulary_learning.count_words(kind, NEW)
+    larger = vocabulary_extension.extended(old, words, PIECES)
     new = larger.pieces[old.vocab_size :]
     assert larger.pieces[: old.vocab_size] == old.pieces and len(set(new)) == PIECES and not set(new) & set(old.pieces)
     assert larger.special_ids == old.special_ids
@@ -66,7 +66,7 @@ def test_new_pieces_shorten_new_text_and_leave_the_rest_as_it_is(kind, tokenizer
         assert "".join(part.removeprefix("##") for part in parts) == piece.removeprefix("##") and len(parts) > 1
     # The order of the words does not matter, and what is written is read back, by others as well.
     shuffled = sorted(words.items(), key=lambda item: hash(item[0]))
-    assert extension.extended(old, dict(shuffled), PIECES).fingerprint == larger.fingerprint
+    assert vocabulary_extension.extended(old, dict(shuffled), PIECES).fingerprint == larger.fingerprint
     larger.save(tmp_path)
     assert tokenizer.load(kind, tmp_path / larger.filename).pieces == larger.pieces
     theirs = HuggingFaceTokenizer.from_str(larger.to_huggingface())
@@ -98,33 +98,36 @@ def test_pieces_are_joined_as_byte_pair_encoding_does(tokenizers):
                 rest = rest[1 + is_pair :]
             merged.append((found, count))
         units = merged
-    assert [tuple(each) for each in extension.learn(old, words, 40)] == expected
+    assert [tuple(each) for each in vocabulary_extension.learn(old, words, 40)] == expected
     # And the tokenizer that has them cuts the words so.
-    larger = old.extended(extension.learn(old, words, 40))
+    larger = old.extended(vocabulary_extension.learn(old, words, 40))
     cut = [[larger.pieces[i] for i in larger.encode(word).ids] for word in words]
     assert cut == [unit for unit, _ in units]
 
 
 def test_what_is_only_a_part_of_others_is_left_out_where_it_can_be(tokenizers):
     words = {"ibuprofen": 50}
-    assert [each.piece for each in extension.learn(tokenizers["wordpiece"], words, 1)] != ["ibuprofen"]
-    found = extension.learn(tokenizers["wordpiece"], words, 5)
+    assert [each.piece for each in vocabulary_extension.learn(tokenizers["wordpiece"], words, 1)] != ["ibuprofen"]
+    found = vocabulary_extension.learn(tokenizers["wordpiece"], words, 5)
     assert [each.piece for each in found] == ["ibuprofen"]
-    assert len(extension.learn(tokenizers["bpe"], words, 50)) == len(tokenizers["bpe"].units("ibuprofen")[0]) - 1
+    assert (
+        len(vocabulary_extension.learn(tokenizers["bpe"], words, 50))
+        == len(tokenizers["bpe"].units("ibuprofen")[0]) - 1
+    )
 
 
 def test_no_word_becomes_unknown():
     """WordPiece takes the longest beginning, even if the rest then has no pieces."""
     old = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *"ab", "##b", "##c", "##e", "##cd", "ab"], lowercase=True)
     words = {"abc": 9, "abcd": 5, "abe": 3}
-    assert [each.piece for each in extension.learn(old, words, 1)] == ["abc"]
-    larger = extension.extended(old, words, 1)
+    assert [each.piece for each in vocabulary_extension.learn(old, words, 1)] == ["abc"]
+    larger = vocabulary_extension.extended(old, words, 1)
     assert larger.pieces[-1] != "abc" and all(larger.unk_id not in larger.encode(word).ids for word in words)
 
 
 def test_too_few_words_are_told(tokenizers):
     with pytest.raises(UserError, match=r"config.tokenizer.extend = 9: this corpus gives 1 new pieces; set it to that"):
-        extension.extended(tokenizers["wordpiece"], {"ibuprofen": 50}, 9)
+        vocabulary_extension.extended(tokenizers["wordpiece"], {"ibuprofen": 50}, 9)
     with pytest.raises(UserError, match="gives 0 new pieces"):
-        extension.extended(tokenizers["bpe"], {}, 1)
+        vocabulary_extension.extended(tokenizers["bpe"], {}, 1)
     assert not tokenizer.Bytes.extends

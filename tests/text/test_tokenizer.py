@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from bertjax.common.errors import UserError
-from bertjax.text import learning, tokenizer
+from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.words import split_words
 from tests.conftest import make_corpus
 
@@ -36,7 +36,7 @@ HARD = [
 
 
 def learn(kind: str, texts: list[str], size: int, lowercase: bool = True) -> tokenizer.Tokenizer:
-    return learning.learn(kind, learning.count_words(kind, texts, lowercase), size, lowercase)
+    return vocabulary_learning.learn(kind, vocabulary_learning.count_words(kind, texts, lowercase), size, lowercase)
 
 
 @pytest.fixture(scope="module", params=SIZE)
@@ -69,7 +69,7 @@ def test_wordpiece_follows_googles_rules(text, cased, uncased):
 @pytest.mark.parametrize("kind", SIZE)
 def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
     """With characters that normalization removes, splits at, or changes; again with the words already known."""
-    monkeypatch.setattr(tokenizer.wordpiece, "MAX_KNOWN_WORDS", remembered)
+    monkeypatch.setattr("bertjax.text.tokenizers.wordpiece.MAX_KNOWN_WORDS", remembered)
     learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     rng = np.random.default_rng(0)
     letters = list(
@@ -223,9 +223,9 @@ def test_sentencepiece_learns_from_long_lines_too():
 def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
     """Whatever the order of the words, for each of Unicode's texts, which it gives back."""
     texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
-    words = learning.count_words("bpe", texts)
-    learnt = learning.learn("bpe", dict(reversed(list(words.items()))), 400, lowercase=False)
-    assert learnt.fingerprint == learning.learn("bpe", words, 400, lowercase=False).fingerprint
+    words = vocabulary_learning.count_words("bpe", texts)
+    learnt = vocabulary_learning.learn("bpe", dict(reversed(list(words.items()))), 400, lowercase=False)
+    assert learnt.fingerprint == vocabulary_learning.learn("bpe", words, 400, lowercase=False).fingerprint
     reference = HuggingFaceTokenizer(models.BPE())
     reference.normalizer, reference.decoder = normalizers.NFC(), decoders.ByteLevel()
     reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -238,7 +238,7 @@ def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
     for text in HARD:
         composed = unicodedata.normalize("NFC", text).removeprefix(" ")
         assert learnt.decode(learnt.encode(text).ids) == composed
-    lower = learning.learn("bpe", words, 400, lowercase=True)
+    lower = vocabulary_learning.learn("bpe", words, 400, lowercase=True)
     assert lower.encode("THE Ship").ids == lower.encode("the ship").ids
 
 

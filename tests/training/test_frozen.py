@@ -13,7 +13,7 @@ from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group, param_groups
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.sharding.mesh import make_mesh, put_batch
+from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.training.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.families import own_family

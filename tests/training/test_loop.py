@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.sharding.mesh import make_mesh, put_batch
-from bertjax.sharding.rules import RULES
+from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.distributed.rules import RULES
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint
 from bertjax.training.clocks import PARTS
@@ -406,7 +406,7 @@ def test_updates_that_are_not_finite_can_be_left_out(tmp_path, capsys):
 
 
 def test_the_loop_refuses_a_transfer_that_nobody_asked_for(train_toy, monkeypatch):
-    monkeypatch.setattr("bertjax.sharding.streams.put_batch", lambda batch, mesh: batch)  # stays NumPy
+    monkeypatch.setattr("bertjax.distributed.transfers.put_batch", lambda batch, mesh: batch)  # stays NumPy
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train_toy(Toy(toy_config()))
 

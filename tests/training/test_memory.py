@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.sharding.mesh import make_mesh
+from bertjax.distributed.mesh import make_mesh
 from bertjax.tasks import finetuning_run, pretraining_run, validate
 from bertjax.tasks.launch import launch
 from bertjax.training import memory

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.sharding.mesh import local_rows
+from bertjax.distributed.mesh import local_rows
 from bertjax.training.checkpoint import Scores
 from tests.conftest import one_device_mesh, tiny_config
 

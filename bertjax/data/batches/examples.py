@@ -13,7 +13,7 @@ import numpy as np
 
 from bertjax.data.batches import packing
 from bertjax.data.batches.packing import Arrangement, RowSize, first_in_row, numbers_in_row
-from bertjax.sharding.mesh import Batch, Rows
+from bertjax.distributed.mesh import Batch, Rows
 
 # Lengths that batches are padded to. Each costs a compilation; more lengths mean less padding.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)

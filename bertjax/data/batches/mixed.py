@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
-from bertjax.sharding.mesh import Batch, Rows
+from bertjax.distributed.mesh import Batch, Rows
 
 
 class Share(NamedTuple):

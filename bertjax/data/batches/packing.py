@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.common.errors import UserError
-from bertjax.sharding.mesh import Batch
+from bertjax.distributed.mesh import Batch
 
 PARTNERS = 8  # steps, at most, with which one exchanges packs: of a million steps, all pairs would be too many
 

@@ -20,7 +20,7 @@ from bertjax.data.batches.readers import UnreadableRecord, readable, reader
 from bertjax.data.records import RecordSet, faults
 from bertjax.data.records.faults import impossible
 from bertjax.data.records.layouts import Format
-from bertjax.sharding.mesh import Batch, Rows
+from bertjax.distributed.mesh import Batch, Rows
 
 HELDOUT_DRAWS = 256  # rows whose random numbers are drawn together, whatever the batch size
 

@@ -35,7 +35,7 @@ from bertjax.data.preparation.counts import sample
 from bertjax.data.preparation.job import Job
 from bertjax.data.preparation.sequences import row_type
 from bertjax.data.preparation.shards import Shard
-from bertjax.text.learning import COUNTED_LETTERS
+from bertjax.text.vocabulary_learning import COUNTED_LETTERS
 
 HASH_RANGES = 1024  # each is compared on one machine
 COUNTED_TOGETHER = 100_000  # words

@@ -19,7 +19,7 @@ from bertjax.data.documents.corpus import Group
 from bertjax.data.documents.selection import Selection, is_train, selection_of, with_repeats
 from bertjax.data.preparation.blocks import Block, read_blocks
 from bertjax.data.preparation.counts import Sample, WordCounts, sample
-from bertjax.text import extension, learning, tokenizer
+from bertjax.text import tokenizer, vocabulary_extension, vocabulary_learning
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -101,9 +101,9 @@ def learn_from(config, counts: Sample) -> Tokenizer:
     print(f"counted {counts.total:,} words, {len(counts.words):,} different{rare}", flush=True)
     if config.tokenizer.extend:
         base = tokenizer.load(kind, config.tokenizer.path, lowercase)
-        return extension.extended(base, counts.words, config.tokenizer.extend)
+        return vocabulary_extension.extended(base, counts.words, config.tokenizer.extend)
     special = families.FAMILIES.get(config.model.family).special_pieces
-    return learning.learn(kind, counts.words, config.model.vocab_size, lowercase, special)
+    return vocabulary_learning.learn(kind, counts.words, config.model.vocab_size, lowercase, special)
 
 
 class Words(NamedTuple):
@@ -121,12 +121,12 @@ def words_of(config) -> Words:
 
 def count_block(block: Block, how: Words) -> collections.Counter[str]:
     texts = (sentences.split(each.document, how.language, how.split_sentences) for each in block.selected)
-    return learning.count_words(how.kind, itertools.chain.from_iterable(texts), how.lowercase)
+    return vocabulary_learning.count_words(how.kind, itertools.chain.from_iterable(texts), how.lowercase)
 
 
 def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, work: str, pool, ahead: int) -> Sample:
     """Counts the words of the documents that are not held out, in a folder within `work`."""
-    most, read = learning.COUNTED_LETTERS[how.kind], collections.Counter()
+    most, read = vocabulary_learning.COUNTED_LETTERS[how.kind], collections.Counter()
     train = (block for block in read_blocks(groups, selection, read) if is_train(block.part))
     with tempfile.TemporaryDirectory(dir=work) as folder:
         counts = WordCounts(pathlib.Path(folder), most)

@@ -40,8 +40,8 @@ def _attention(config: BertConfig, params: dict, ids, segments, token_types):
     import jax.numpy as jnp
 
     from bertjax.families.bert.model import BertModel
-    from bertjax.model.attention import standardize
-    from bertjax.model.plain_attention import visible
+    from bertjax.nn.attention import standardize
+    from bertjax.nn.ops.plain_attention import visible
 
     inputs = (ids, segments, token_types)
     states = BertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")

@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 
 from bertjax.config.model_config import BertConfig
-from bertjax.model.encoder import Encoder
-from bertjax.model.encoder_model import EncoderModel
-from bertjax.model.plain_attention import Cache
-from bertjax.model.segments import last_tokens
+from bertjax.nn.encoder import Encoder
+from bertjax.nn.encoder_model import EncoderModel
+from bertjax.nn.ops.plain_attention import Cache
+from bertjax.nn.ops.segments import last_tokens
 
 
 class BertModel(EncoderModel):

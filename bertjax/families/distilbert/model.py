@@ -3,7 +3,7 @@
 import flax.linen as nn
 
 from bertjax.families.bert.model import BertModel
-from bertjax.model.heads import Pooler
+from bertjax.nn.heads import Pooler
 
 
 class DistilBertModel(BertModel):

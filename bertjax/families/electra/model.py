@@ -1,8 +1,8 @@
 """The modules of ELECTRA."""
 
 from bertjax.families.roberta.model import RobertaModel
-from bertjax.model.encoder import ACTIVATIONS
-from bertjax.model.heads import Pooler
+from bertjax.nn.encoder import ACTIVATIONS
+from bertjax.nn.heads import Pooler
 
 
 class ElectraModel(RobertaModel):

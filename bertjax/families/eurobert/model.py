@@ -6,14 +6,14 @@ import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
 from bertjax.families.eurobert import EuroBertConfig
-from bertjax.model.attention import Dense, RMSNorm
-from bertjax.model.dropout import fold_in
-from bertjax.model.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
-from bertjax.model.encoder_model import RotaryModel
-from bertjax.model.plain_attention import visible
-from bertjax.model.rotary import Rotation, rotate, rotation
-from bertjax.model.rotary_attention import GroupedAttention, joined
-from bertjax.model.segments import mean_of_segments
+from bertjax.nn.attention import Dense, RMSNorm
+from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
+from bertjax.nn.encoder_model import RotaryModel
+from bertjax.nn.ops.dropout import fold_in
+from bertjax.nn.ops.plain_attention import visible
+from bertjax.nn.ops.rotary import Rotation, rotate, rotation
+from bertjax.nn.ops.segments import mean_of_segments
+from bertjax.nn.rotary_attention import GroupedAttention, joined
 
 
 class EuroBertModel(RotaryModel):

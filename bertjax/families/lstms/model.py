@@ -4,10 +4,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.model.dropout import dropout, fold_in
-from bertjax.model.encoder_model import EncoderModel
-from bertjax.model.lstm import lstm_cell
-from bertjax.model.segments import join_ends
+from bertjax.nn.encoder_model import EncoderModel
+from bertjax.nn.lstm import lstm_cell
+from bertjax.nn.ops.dropout import dropout, fold_in
+from bertjax.nn.ops.segments import join_ends
 
 
 class LstmsModel(EncoderModel):

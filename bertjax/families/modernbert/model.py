@@ -8,16 +8,16 @@ import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
 from bertjax.families.modernbert import ModernBertConfig
-from bertjax.model.attention import Dense, LayerNorm
-from bertjax.model.dropout import fold_in
-from bertjax.model.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
-from bertjax.model.encoder_model import RotaryModel
-from bertjax.model.flash_attention import can_flash, flash_attention
-from bertjax.model.kernels import has_kernels
-from bertjax.model.plain_attention import visible
-from bertjax.model.rotary import Rotation, rotate, rotation
-from bertjax.model.rotary_attention import attend
-from bertjax.model.segments import mean_of_segments
+from bertjax.nn.attention import Dense, LayerNorm
+from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
+from bertjax.nn.encoder_model import RotaryModel
+from bertjax.nn.kernels.flash_attention import can_flash, flash_attention
+from bertjax.nn.kernels.pallas import has_kernels
+from bertjax.nn.ops.dropout import fold_in
+from bertjax.nn.ops.plain_attention import visible
+from bertjax.nn.ops.rotary import Rotation, rotate, rotation
+from bertjax.nn.ops.segments import mean_of_segments
+from bertjax.nn.rotary_attention import attend
 
 
 class ModernBertModel(RotaryModel):

@@ -1,7 +1,7 @@
 """The modules of RoBERTa."""
 
 from bertjax.families.bert.model import BertModel
-from bertjax.model.dropout import dropout, fold_in
+from bertjax.nn.ops.dropout import dropout, fold_in
 
 
 class RobertaModel(BertModel):

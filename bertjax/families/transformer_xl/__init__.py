@@ -89,7 +89,7 @@ def _new_cache(config: TransformerXLConfig, batch: int, longest: int, dtype):
 
 
 def _new_memory(config: TransformerXLConfig, rows: int, dtype):
-    from bertjax.model.recurrence import new_memory
+    from bertjax.nn.ops.recurrent_memory import new_memory
 
     return new_memory(rows, config.num_hidden_layers, config.memory_length, config.hidden_size, dtype)
 

@@ -6,13 +6,14 @@ import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
 from bertjax.families.transformer_xl import TransformerXLConfig
-from bertjax.model.attention import Dense, LayerNorm
-from bertjax.model.dropout import dropout, fold_in
-from bertjax.model.encoder import Embedding, activate, recomputed, stacked
-from bertjax.model.encoder_model import EncoderModel
-from bertjax.model.plain_attention import Cache, visible
-from bertjax.model.recurrence import Memory, last_states
-from bertjax.model.relative_attention import (
+from bertjax.nn.attention import Dense, LayerNorm
+from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
+from bertjax.nn.encoder_model import EncoderModel
+from bertjax.nn.ops.dropout import dropout, fold_in
+from bertjax.nn.ops.plain_attention import Cache, visible
+from bertjax.nn.ops.recurrent_memory import Memory, last_states
+from bertjax.nn.ops.segments import last_tokens
+from bertjax.nn.relative_attention import (
     Biases,
     RelativeAttention,
     RelativeBiases,
@@ -20,7 +21,6 @@ from bertjax.model.relative_attention import (
     distances,
     probabilities,
 )
-from bertjax.model.segments import last_tokens
 
 SITES = 4  # places in a layer that have dropout
 

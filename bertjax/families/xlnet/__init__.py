@@ -83,7 +83,7 @@ def _attention(config: XlnetConfig, params: dict, ids, segments, token_types):
 
 
 def _new_memory(config: XlnetConfig, rows: int, dtype):
-    from bertjax.model.recurrence import new_memory
+    from bertjax.nn.ops.recurrent_memory import new_memory
 
     return new_memory(rows, config.num_hidden_layers, config.memory_length, config.hidden_size, dtype)
 

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
 from bertjax.families.xlnet import XlnetConfig
-from bertjax.model.attention import Dense, LayerNorm
-from bertjax.model.dropout import dropout, fold_in
-from bertjax.model.encoder import Embedding, activate, recomputed, stacked
-from bertjax.model.encoder_model import EncoderModel
-from bertjax.model.plain_attention import visible
-from bertjax.model.recurrence import last_states
-from bertjax.model.relative_attention import (
+from bertjax.nn.attention import Dense, LayerNorm
+from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
+from bertjax.nn.encoder_model import EncoderModel
+from bertjax.nn.ops.dropout import dropout, fold_in
+from bertjax.nn.ops.plain_attention import visible
+from bertjax.nn.ops.recurrent_memory import last_states
+from bertjax.nn.ops.segments import last_tokens
+from bertjax.nn.relative_attention import (
     Biases,
     RelativeAttention,
     RelativeBiases,
@@ -23,7 +24,6 @@ from bertjax.model.relative_attention import (
     distances,
     probabilities,
 )
-from bertjax.model.segments import last_tokens
 
 
 class View(NamedTuple):

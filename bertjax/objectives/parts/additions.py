@@ -9,8 +9,8 @@ import numpy as np
 from bertjax import objectives
 from bertjax.config.stages import Stage, config_in
 from bertjax.data.batches.additions import Addition
+from bertjax.distributed.mesh import Batch
 from bertjax.objectives import Objective
-from bertjax.sharding.mesh import Batch
 from bertjax.text.tokenizer import Tokenizer
 
 

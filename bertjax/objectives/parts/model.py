@@ -10,8 +10,8 @@ import optax
 
 from bertjax import families
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.model.dropout import fold_in, random_bits
-from bertjax.model.recurrence import Memory
+from bertjax.nn.ops.dropout import fold_in, random_bits
+from bertjax.nn.ops.recurrent_memory import Memory
 from bertjax.objectives import Term
 
 

@@ -27,7 +27,7 @@ def telling(title: str, pairs: str) -> Objective:
 
 
 def _heads(config, compute) -> dict:
-    from bertjax.model.heads import NextSentenceHead
+    from bertjax.nn.heads import NextSentenceHead
 
     return {"next_sentence": NextSentenceHead(config)}
 
@@ -50,7 +50,7 @@ def _report(title: str, name: str, scores: Mapping[str, float]) -> list[str]:
 
 
 def _flops(config: BertConfig, row) -> int:
-    from bertjax.model.heads import pooled_flops
+    from bertjax.nn.heads import pooled_flops
 
     return pooled_flops(config, row.sequences)
 

@@ -55,7 +55,7 @@ def predicting(title: str, words: str, validate: Callable = lambda config: None,
 
 
 def _heads(config, compute) -> dict:
-    from bertjax.model.heads import MaskedLanguageModelHead
+    from bertjax.nn.heads import MaskedLanguageModelHead
 
     return {"masked_lm": MaskedLanguageModelHead(config, compute)}
 
@@ -148,7 +148,7 @@ def report(title: str, name: str, scores: Mapping[str, float]) -> list[str]:
 
 
 def _flops(config: BertConfig, row) -> int:
-    from bertjax.model.heads import word_flops
+    from bertjax.nn.heads import word_flops
 
     return word_flops(config, row.predictions)
 

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.model.encoder import stacked
-from bertjax.model.heads import decoded
+from bertjax.nn.encoder import stacked
+from bertjax.nn.heads import decoded
 from bertjax.objectives.parts.model import classified
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bertjax.sharding.rules import stacked
+from bertjax.distributed.rules import stacked
 from bertjax.training.optimizers import groups
 from bertjax.training.optimizers.adam import scale_by_adam
 

@@ -5,7 +5,7 @@ import functools
 import jax
 import optax.contrib
 
-from bertjax.sharding.rules import stacked
+from bertjax.distributed.rules import stacked
 from bertjax.training.optimizers import from_optax
 
 

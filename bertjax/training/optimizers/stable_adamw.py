@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bertjax.sharding.rules import stacked
+from bertjax.distributed.rules import stacked
 from bertjax.training.optimizers import groups
 
 

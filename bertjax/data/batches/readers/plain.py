@@ -19,7 +19,7 @@ from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import Damaged, Places, read_together
-from bertjax.sharding.mesh import Batch
+from bertjax.distributed.mesh import Batch
 
 PARSED_TOGETHER, TOKENS_TOGETHER = 2048, 1 << 19  # records, and tokens of all: about, at most
 STEPS_TOGETHER = 8  # at most

@@ -10,8 +10,8 @@ from bertjax.data.batches.readers import PREFETCH, READ_BUFFER, Part, Unreadable
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import NAMES_IN_BATCH, Format
 from bertjax.data.tf import elements, tf
-from bertjax.sharding.mesh import Batch
-from bertjax.sharding.topology import available_cores
+from bertjax.distributed.mesh import Batch
+from bertjax.distributed.topology import available_cores
 
 _UNREADABLE = (
     tf.errors.DataLossError,

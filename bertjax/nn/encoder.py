@@ -1,0 +1,225 @@
+"""Embeddings and the stack of Transformer layers (Devlin et al. 2019, section 3), after each of whose parts comes a
+LayerNorm, or before it (`norm="pre"`, Radford et al. 2019, section 2.3)."""
+
+import functools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.config.model_config import BertConfig, Compute
+from bertjax.nn.attention import Dense, LayerNorm, SelfAttention, residual_sum
+from bertjax.nn.kernels.gpu_activation import can_activate_on_gpu, gpu_activate
+from bertjax.nn.kernels.pallas import has_kernels
+from bertjax.nn.ops.dropout import dropout, fold_in
+from bertjax.nn.ops.plain_attention import Cache
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    """x times the normal distribution function."""
+    if x.dtype == jnp.float32:  # 1 + erf takes a third of the time of erfc, which bfloat16 needs against cancellation
+        return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+    return nn.gelu(x, approximate=False)
+
+
+ACTIVATIONS = {
+    "gelu": _gelu,
+    "gelu_new": functools.partial(nn.gelu, approximate=True),
+    "relu": nn.relu,
+    "silu": nn.silu,
+}
+
+
+def activate(inner: jax.Array, activation: str, compute: Compute) -> jax.Array:
+    """The activation of a feed-forward network's `[batch, length, wide]`.
+
+    Of a gated one's `[batch, length, 2, wide]`, that of the first half, times the second (Shazeer 2020).
+    """
+    if can_activate_on_gpu(compute, inner.shape[1], inner.shape[-1]):
+        return gpu_activate(inner, None, activation, compute.chip)
+    if inner.ndim == 3:
+        return ACTIVATIONS[activation](inner)
+    return ACTIVATIONS[activation](inner[..., 0, :]) * inner[..., 1, :]
+
+
+class Embedding(nn.Module):
+    """A `[rows, embedding_size]` embedding table, or one of another `size`."""
+
+    config: BertConfig
+    dtype: jnp.dtype
+    rows: int
+    axis: str | None = None
+    size: int | None = None
+
+    def setup(self):
+        init = nn.initializers.truncated_normal(self.config.initializer_range)
+        init = nn.with_logical_partitioning(init, (self.axis, "embed"))
+        self.embedding = self.param("embedding", init, (self.rows, self.size or self.config.embedding_size))
+
+    def __call__(self, ids):
+        # Replicated for the lookup: the compiler partitions lookups badly, or not at all.
+        table = nn.with_logical_constraint(self.embedding, (None, None))
+        # float32: the gradient of a frequent token sums thousands of terms, which loses precision in bfloat16.
+        return jnp.take(table.astype(jnp.float32), ids, axis=0).astype(self.dtype)
+
+
+def sinusoids(length: int, size: int) -> jax.Array:
+    """The position embeddings of the original Transformer `[length, size]` (Vaswani et al. 2017, section 3.5).
+
+    There, word embeddings are multiplied by the root of `size` before these are added (section 3.4); here these are
+    divided by it, which is the same up to their sum's scale.
+    """
+    angles = jnp.arange(length)[:, None] * 10_000.0 ** (-2 * jnp.arange((size + 1) // 2) / size)
+    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(length, -1)[:, :size] / size**0.5
+
+
+class Embeddings(nn.Module):
+    """Sums word, position and token-type embeddings; LayerNorm, unless layers begin with one; dropout; projection, if
+    hidden states have another size.
+
+    A model with one token type takes all tokens as of it; one with none has no such embeddings.
+    """
+
+    config: BertConfig
+    compute: Compute
+
+    def setup(self):
+        config, dtype = self.config, self.compute.dtype
+
+        self.word = Embedding(config, dtype, config.padded_vocab_size, "vocab")
+        if config.positions == "learned":
+            rows = config.position_offset + config.max_position_embeddings
+            self.position = Embedding(config, dtype, rows, "positions")
+        if config.type_vocab_size:
+            self.token_type = Embedding(config, dtype, config.type_vocab_size)
+        size = config.embedding_size
+        if config.norm == "post":
+            self.norm = LayerNorm(config, self.compute, size=size)
+        if size != config.hidden_size:
+            self.projection = Dense(config, self.compute, (size,), (config.hidden_size,), ("embed", None))
+
+    def __call__(self, input_ids, token_types, positions, dropout_keys=None):
+        """Three `[batch, length]` integer arrays -> `[batch, length, hidden]`."""
+        config = self.config
+        x = self.word(input_ids)
+        if config.positions == "learned":
+            x += self.position(positions + config.position_offset)
+        elif config.positions == "sinusoidal":
+            x += sinusoids(config.max_position_embeddings, config.embedding_size)[positions].astype(x.dtype)
+        if config.type_vocab_size:  # a look-up outside a table is NaN
+            x += self.token_type(token_types if config.type_vocab_size > 1 else jnp.zeros_like(token_types))
+        x = self.norm(x) if config.norm == "post" else x
+        x = dropout(x, config.hidden_dropout_prob, dropout_keys)
+        return x if config.embedding_size == config.hidden_size else self.projection(x)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a two-layer feed-forward network, each followed by dropout, residual sum and LayerNorm.
+
+    With `norm="pre"` each begins with the LayerNorm instead; with `positions="each_layer"` positions are added before
+    (Al-Rfou et al. 2019, section "Positional Embeddings").
+    """
+
+    config: BertConfig
+    compute: Compute
+    every_layer: bool = False  # also return x as an output of the scan
+
+    @nn.compact
+    def __call__(self, x, number, cache, segments, dropout_keys, positions):
+        config = self.config
+        if config.positions == "each_layer":
+            rows = config.position_offset + config.max_position_embeddings
+            table = Embedding(config, self.compute.dtype, rows, "positions", config.hidden_size, name="position")
+            x += table(positions + config.position_offset)
+        keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(3)]
+        if not config.attention_output_dropout:
+            keys[1] = None
+
+        is_pre, rate = config.norm == "pre", config.hidden_dropout_prob
+        attention = SelfAttention(config, self.compute, name="attention")
+        attention_norm = LayerNorm(config, self.compute, name="attention_norm")
+        output_norm = LayerNorm(config, self.compute, name="output_norm")
+
+        attended, bias, cache = attention(attention_norm(x) if is_pre else x, segments, keys[0], cache)
+        if is_pre:
+            x, read = output_norm.and_sum(x, attended, bias, keys[1], rate)
+        else:
+            x = read = attention_norm.of_sum(x, attended, bias, keys[1])
+
+        hidden, wide = (config.hidden_size,), (config.intermediate_size,)
+        inner = Dense(config, self.compute, hidden, wide, ("embed", "mlp"), name="intermediate")
+        output = Dense(config, self.compute, wide, hidden, ("mlp", "embed"), name="output")
+
+        def project(output, activated):
+            return output.product(nn.with_logical_constraint(activated, ("batch", "length", "mlp")), keys[2])
+
+        def activate_and_project(output, inner):
+            return project(output, ACTIVATIONS[config.hidden_act](inner))
+
+        if can_activate_on_gpu(self.compute, x.shape[1], *wide):
+            activated = gpu_activate(inner.product(read, keys[2]), inner.bias, config.hidden_act, self.compute.chip)
+            outer = project(output, activated)
+        else:
+            if has_kernels(self.compute.chip):
+                # The backward pass activates again: on TPUs that is cheaper than to write the result and read it again.
+                activate_and_project = nn.remat(activate_and_project, prevent_cse=self.compute.unroll)
+            outer = activate_and_project(output, inner(read, keys[2]))
+        if is_pre:
+            x = residual_sum(x, outer, output.bias, keys[2], rate)
+        else:
+            x = output_norm.of_sum(x, outer, output.bias, keys[2])
+        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
+        return x, (x if self.every_layer else None, cache)
+
+
+def recomputed(layer: type[nn.Module], compute: Compute) -> type[nn.Module]:
+    """Returns a layer of a scan, of which the backward pass computes again what `compute.remat` says."""
+    if compute.remat == "none":
+        return layer
+    policy = jax.checkpoint_policies.checkpoint_dots if compute.remat == "dots" else None
+    return nn.remat(layer, prevent_cse=False, policy=policy)  # a scan body needs no CSE guard
+
+
+def stacked(layer: type[nn.Module], count: int, in_axes: tuple, compute: Compute, trains: bool) -> type[nn.Module]:
+    """Returns so many layers as a scan, which training may unroll: params are stacked on a leading `layers` axis.
+
+    `in_axes`: which inputs besides the first are stacked as well (0), and which are the same for all (`nn.broadcast`).
+    """
+    return nn.scan(
+        layer,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=in_axes,
+        length=count,
+        unroll=count if compute.unroll and trains else 1,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+
+
+class Encoder(nn.Module):
+    """`num_hidden_layers` layers, a scan that training may unroll: params are stacked on a leading `layers` axis."""
+
+    config: BertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(
+        self, x, segments, dropout_keys=None, positions=None, *, every_layer: bool = False, cache: Cache | None = None
+    ):
+        """The last layer's `[batch, length, hidden]`, or with `every_layer` all `[layers, batch, length, hidden]`.
+
+        `positions` `[batch, length]` are needed if each layer adds them. With a cache, whose arrays are stacked on
+        `[layers]`, also returns what it then is; see `SelfAttention`.
+        """
+        count, in_axes = self.config.num_hidden_layers, (0, 0, nn.broadcast, nn.broadcast, nn.broadcast)
+        make = stacked(recomputed(EncoderLayer, self.compute), count, in_axes, self.compute, dropout_keys is not None)
+        layers = make(self.config, self.compute, every_layer, name="layers")
+        numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
+        last, (each, cache) = layers(x, numbers, cache, segments, dropout_keys, positions)
+        if self.config.norm == "pre":
+            last = LayerNorm(self.config, self.compute, name="norm")(last)
+            each = each.at[-1].set(last) if every_layer else None
+        if cache is not None:
+            return last, cache
+        return each if every_layer else last

@@ -1,0 +1,135 @@
+"""The heads on top of the encoder."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from bertjax.config.model_config import BertConfig, Compute
+from bertjax.nn.attention import Dense, LayerNorm
+from bertjax.nn.encoder import ACTIVATIONS, Embedding
+from bertjax.nn.ops.dropout import dropout, fold_in
+from bertjax.nn.ops.products import project
+
+
+class Pooler(nn.Module):
+    """activation(W h + b) of the first token: `[batch, length, hidden]` -> `[batch, hidden]`.
+
+    With `tokens` `[batch]` or `[batch, examples]`, of those: `[batch, hidden]` or `[batch, examples, hidden]`.
+    """
+
+    config: BertConfig
+    compute: Compute
+    activation: Callable = jnp.tanh
+
+    @nn.compact
+    def __call__(self, hidden, tokens=None):
+        size = self.config.hidden_size
+        if tokens is None:
+            first = hidden[:, 0]
+        else:
+            first = jnp.take_along_axis(hidden, tokens.reshape(tokens.shape[0], -1)[:, :, None], axis=1)
+            first = first.reshape(*tokens.shape, size)
+        dense = Dense(self.config, self.compute, (size,), (size,), ("embed", None), name="dense")
+        return self.activation(dense(first))
+
+
+class MaskedLanguageModelHead(nn.Module):
+    """Predicts the words at masked positions.
+
+    Dense (to the size of embeddings), activation, LayerNorm, then a decoder tied to the word embeddings, with its own
+    bias. If `config.output` is "bias", the tied decoder with its bias alone; if it is "plain", without, so that there
+    are no params. If `config.tie_word_embeddings` is not set, the decoder is a table of its own.
+    """
+
+    config: BertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(self, hidden, masked_positions, word_embeddings):
+        """Returns float32 logits `[batch, predictions, padded vocab]`.
+
+        Args:
+          hidden: `[batch, length, hidden]`.
+          masked_positions: `[batch, predictions]`.
+          word_embeddings: `[padded vocab, embedding_size]`.
+        """
+        config = self.config
+        hidden = jnp.take_along_axis(hidden, masked_positions[:, :, None], axis=1)
+        bias = 0.0
+        if config.output == "transform":
+            size = config.embedding_size
+            dense = ((config.hidden_size,), (size,), ("embed", None), config.bias, config.output_init_scale)
+            hidden = ACTIVATIONS[config.hidden_act](Dense(config, self.compute, *dense, name="dense")(hidden))
+            hidden = LayerNorm(config, self.compute, config.bias, size, name="norm")(hidden)
+        if config.output != "plain":
+            bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+            bias = self.param("bias", bias_init, (config.padded_vocab_size,))
+        if not config.tie_word_embeddings:
+            decoder = Embedding(config, self.compute.dtype, config.padded_vocab_size, "vocab", name="decoder")
+            word_embeddings = decoder.embedding
+        return decoded(hidden, word_embeddings, bias, config, self.compute)
+
+
+def decoded(hidden, table, bias, config: BertConfig, compute: Compute):
+    """Returns the float32 logits of words `[..., padded vocab]`, of states `[..., size]` and a table `[padded vocab,
+    size]`; rows that pad the vocabulary are never likely."""
+    if compute.casts_factors:
+        logits = project(hidden, table, compute, outputs_first=True)
+    else:
+        table = table.astype(compute.dtype)
+        logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
+    is_piece = jnp.arange(config.padded_vocab_size) < config.vocab_size
+    return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)
+
+
+def word_flops(config: BertConfig, predictions: int) -> int:
+    """Returns the matrix-multiply FLOPs of the logits of some words, forwards (2 per multiply-add)."""
+    transform = config.hidden_size if config.output == "transform" else 0
+    return 2 * predictions * config.embedding_size * (transform + config.padded_vocab_size)
+
+
+def pooled_flops(config: BertConfig, outputs: int, classes: int = 2) -> int:
+    """Returns the matrix-multiply FLOPs of some pooled outputs and their logits, forwards."""
+    return 2 * outputs * (config.hidden_size**2 + classes * config.hidden_size)
+
+
+class NextSentenceHead(nn.Module):
+    """`[batch, hidden]` -> float32 `[batch, 2]`; class 1 is a random next sentence, or swapped segments (ALBERT)."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, pooled):
+        return Dense(self.config, Compute(), pooled.shape[-1:], (2,), ("embed", None), name="dense")(pooled)
+
+
+class ReplacedTokensHead(nn.Module):
+    """`[batch, length, hidden]` -> float32 `[batch, length]`: above 0 where a token seems to be replaced.
+
+    Two dense layers, as in ELECTRA (Clark et al. 2020; transformers' ElectraDiscriminatorPredictions).
+    """
+
+    config: BertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(self, hidden):
+        config, size = self.config, hidden.shape[-1:]
+        hidden = Dense(config, self.compute, size, size, ("embed", None), name="dense")(hidden)
+        hidden = ACTIVATIONS[config.hidden_act](hidden)
+        return Dense(config, Compute(), size, (1,), ("embed", None), name="output")(hidden)[..., 0]
+
+
+class Classifier(nn.Module):
+    """The fine-tuning head: dropout, then `[..., hidden]` -> float32 `[..., labels]` (section 4 of the paper)."""
+
+    config: BertConfig
+    labels: int
+    rate: float
+
+    @nn.compact
+    def __call__(self, hidden, dropout_keys=None):
+        keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # lower ones are the encoder's
+        hidden = dropout(hidden, self.rate, keys)
+        return Dense(self.config, Compute(), hidden.shape[-1:], (self.labels,), ("embed", None), name="dense")(hidden)

@@ -1,0 +1,1 @@
+"""Pallas kernels: attention, norms and activations for TPUs and GPUs."""
