@@ -23,7 +23,7 @@ setuptools.setup(
     license="Apache-2.0",
     packages=[*setuptools.find_packages(include=["bertjax", "bertjax.*"]), "bertjax.experiments"],
     package_dir={"bertjax.experiments": "experiments"},  # without benchmarks/ and ablations/
-    package_data={"bertjax": ["py.typed", "library_fields/*.json"]},
+    package_data={"bertjax": ["py.typed", "models/library_fields/*.json"]},
     entry_points={"console_scripts": ["bertjax = bertjax.__main__:main"]},
     python_requires=">=3.11",
     keywords="BERT ModernBERT ELECTRA encoder pre-training fine-tuning embeddings JAX Flax TPU",

@@ -144,9 +144,9 @@ def write_vectors(source, task, all_texts) -> None:
 def write_hidden_states(source, all_texts) -> None:
     import jax
 
-    from bertjax import families
     from bertjax.common.errors import UserError
     from bertjax.distributed.mesh import compute_for
+    from bertjax.models import families
     from bertjax.nn.layer_pooling import check_layers
     from bertjax.tasks import hidden_states, vectors
 

@@ -20,7 +20,7 @@ from etils import epath
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
-from bertjax import families, tasks
+from bertjax import tasks
 from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
@@ -29,6 +29,7 @@ from bertjax.distributed.mesh import compute_for
 from bertjax.distributed.topology import available_cores
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
 from bertjax.tasks import fill_mask, generation, network, vectors
 from bertjax.tasks.fill_mask import Filled

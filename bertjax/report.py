@@ -19,9 +19,9 @@ _WATCH = flags.DEFINE_float("watch", 0.0, "Seconds after which the page is writt
 
 
 def main(workdirs: list[str]) -> None:
-    from bertjax import families
     from bertjax.common.errors import UserError
     from bertjax.interop import pretrained
+    from bertjax.models import families
     from bertjax.reporting import page
 
     if not workdirs:

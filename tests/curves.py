@@ -7,8 +7,9 @@
 import json
 import pathlib
 
-from bertjax import families, objectives
+from bertjax import objectives
 from bertjax.config.defaults import named_stages, stage
+from bertjax.models import families
 from bertjax.tasks.launch import launch
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import make_corpus, preparing_in_process, tiny_config

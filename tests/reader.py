@@ -17,10 +17,10 @@ from collections.abc import Iterator
 
 from bertjax.config import experiments
 from bertjax.config.defaults import pretraining_config
-from bertjax.families.distilbert import DistilBertConfig
-from bertjax.families.eurobert import EuroBertConfig
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface
+from bertjax.models.distilbert.family import DistilBertConfig
+from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.text import tokenizer
 from tests.conftest import TOPICS, make_corpus
 from tests.families.test_modernbert import random_params

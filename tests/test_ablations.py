@@ -10,7 +10,7 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, dropout_fields, model_size
 from bertjax.config.stages import stages_of
-from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks import bits, validate
 from bertjax.text.tokenizer import SPECIAL_PIECES, Encoding, WordPiece
 from experiments.ablations import bits as bits_command

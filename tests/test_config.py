@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.models import families
 from bertjax.tasks import validate
 from bertjax.validation import validate_pretraining
 from tests.processes import ROOT

@@ -6,7 +6,8 @@ After an intended change, `python -m tests.golden.make_curves` writes the files 
 import numpy as np
 import pytest
 
-from bertjax import families, objectives
+from bertjax import objectives
+from bertjax.models import families
 from tests import curves
 from tests.tasks.conftest import on_one_device  # noqa: F401
 

@@ -9,8 +9,8 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.experiments import find_field, load
 from bertjax.config.model_config import BertConfig
-from bertjax.families.with_heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.interop import huggingface
+from bertjax.models.heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.text import vocabulary_learning
 from bertjax.text.tokenizer import WordPiece
 from tests.conftest import make_corpus

@@ -15,8 +15,8 @@ import bertjax
 from bertjax import library
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks.generation import Sampling, generate
 from tests.interop.test_golden import GOLDEN
 from tests.processes import ROOT

@@ -5,8 +5,9 @@ import json
 import pytest
 from etils import epath
 
-from bertjax import families, library_fields
 from bertjax.interop import huggingface, tokenizer_files
+from bertjax.models import families
+from bertjax.models.library_fields import tables
 from tests.golden import make_library_fields
 
 
@@ -22,8 +23,8 @@ def test_the_table_is_of_the_installed_transformers():
 def test_each_field_that_transformers_obeys_is_in_a_group(kind, tmp_path, monkeypatch):
     """A new field must be read, or be listed as harmless or refused."""
     groups = []
-    monkeypatch.setattr(library_fields, "check_fields", lambda path, fields, library, kind, read: groups.append(read))
-    table = library_fields.defaults_of("transformers", kind)
+    monkeypatch.setattr(tables, "check_fields", lambda path, fields, library, kind, read: groups.append(read))
+    table = tables.defaults_of("transformers", kind)
     aliases = getattr(families.module_of(families.by_model_type()[kind]), "ALIASES", {})
     fields = {name: value for name, value in table.items() if value is not None and name not in aliases}
     if kind == "gpt2":
@@ -37,4 +38,4 @@ def test_each_field_that_transformers_obeys_is_in_a_group(kind, tmp_path, monkey
 
 def test_each_field_of_a_tokenizer_is_in_a_group():
     read = {*tokenizer_files.ONLY, *tokenizer_files.HARMLESS, *tokenizer_files._Settings.__annotations__}
-    assert not library_fields.defaults_of("transformers", "tokenizer").keys() - read
+    assert not tables.defaults_of("transformers", "tokenizer").keys() - read

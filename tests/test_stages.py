@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import families, tasks
+from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
@@ -18,6 +18,7 @@ from bertjax.data.preparation import prepare
 from bertjax.data.records import RecordSet, mixed
 from bertjax.distributed.mesh import make_mesh
 from bertjax.interop import conversion, pretrained
+from bertjax.models import families
 from bertjax.nn.ops.dropout import row_keys
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining

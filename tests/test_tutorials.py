@@ -11,11 +11,12 @@ import types
 
 import pytest
 
-from bertjax import families, objectives
+from bertjax import objectives
 from bertjax.__main__ import COMMANDS
 from bertjax.command import example_in
 from bertjax.config import experiments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
+from bertjax.models import families
 from bertjax.tasks import TASKS, validate
 from bertjax.training import optimizers, schedules, sinks
 from tests.pages import OTHERS, PAGES, ROOT, SITE, blocks_of, module_of, split_redirection

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 
 import ml_collections
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.stages import predictions_for
+from bertjax.models import families
 
 NO_CHOICE = ("budget", "overrides", "recipe")  # fields of a config that are neither chosen nor kept
 

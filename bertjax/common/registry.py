@@ -3,8 +3,10 @@ packages, which name them in their entry points."""
 
 import importlib
 import importlib.metadata
+import os
+import pathlib
 import pkgutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from bertjax.common.errors import UserError
@@ -12,13 +14,31 @@ from bertjax.common.errors import UserError
 T = TypeVar("T")
 
 
-def own_in(package: str, path: Iterable[str], attribute: str, is_package: bool) -> dict[str, str]:
-    """Returns {name: "module:attribute"} of the folders, or else of the modules, in a package."""
-    return {
-        found.name: f"{package}.{found.name}:{attribute}"
-        for found in pkgutil.iter_modules(path)
-        if found.ispkg == is_package
-    }
+def own_in(package: str, file: str, attribute: str, without: Collection[str] = ()) -> dict[str, str]:
+    """Returns {name: "module:attribute"} of the modules in a package.
+
+    Args:
+      package: the dotted name of the package.
+      file: the path of a module in the package.
+      attribute: the name of the object in each module.
+      without: the names of modules that have no such object.
+    """
+    names = (found.name for found in pkgutil.iter_modules([os.path.dirname(file)]))
+    return {name: f"{package}.{name}:{attribute}" for name in names if name not in without}
+
+
+def own_in_folders(package: str, file: str, module: str, attribute: str, renamed: Mapping[str, str]) -> dict[str, str]:
+    """Returns {name: "module:attribute"} of the folders in a package that have a module of this name.
+
+    Args:
+      package: the dotted name of the package.
+      file: the path of a module in the package.
+      module: the name of the module, such as "family".
+      attribute: the name of the object in each module.
+      renamed: {folder: name} of the folders whose objects have other names.
+    """
+    folders = (path.parent.name for path in pathlib.Path(file).parent.glob(f"*/{module}.py"))
+    return dict(sorted((renamed.get(name, name), f"{package}.{name}.{module}:{attribute}") for name in folders))
 
 
 class Registry(Generic[T]):

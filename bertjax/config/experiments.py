@@ -23,9 +23,10 @@ from collections.abc import Iterable
 
 from ml_collections import ConfigDict
 
-from bertjax import families, objectives
+from bertjax import objectives
 from bertjax.common.errors import UserError
 from bertjax.config.stages import add_field, predictions_for
+from bertjax.models import families
 
 _FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?", re.DOTALL)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import ml_collections
 
-from bertjax import families
 from bertjax.config.model_config import fields_of
+from bertjax.models import families
 
 REQUIRED = ("steps", "length", "max_predictions_per_seq")  # fields of a stage
 SHARED = ("batch_size", "microbatches", "objective")

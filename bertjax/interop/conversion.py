@@ -7,16 +7,17 @@ from collections.abc import Iterator, Mapping
 import ml_collections
 from etils import epath
 
-from bertjax import families, objectives
+from bertjax import objectives
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, require_new_folder, write_whole
 from bertjax.config.defaults import common_config
 from bertjax.data.records.manifest import read_manifest
-from bertjax.families.with_heads import count_parameters
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
 from bertjax.interop.model_card import model_card, name_of
 from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_config, read_tokenizer
-from bertjax.library_fields import defaults_of
+from bertjax.models import families
+from bertjax.models.heads import count_parameters
+from bertjax.models.library_fields.tables import defaults_of
 from bertjax.training import checkpoint, workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo

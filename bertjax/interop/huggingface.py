@@ -16,10 +16,10 @@ import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 from etils import epath
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.common.files import inside, read_json, write_whole
 from bertjax.config.model_config import BertConfig
+from bertjax.models import families
 from bertjax.text.tokenizer import Tokenizer
 
 OURS = "Bert"  # how the names of architectures begin in workdirs, whatever the family

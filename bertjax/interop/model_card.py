@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 import ml_collections
 
-from bertjax import families, objectives
+from bertjax import objectives
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.limits import value_of
 from bertjax.config.lists import corpus_sources
 from bertjax.config.model_config import BertConfig, dropout_fields
 from bertjax.config.stages import stages_of
 from bertjax.interop import hub, huggingface, sentence_transformers
+from bertjax.models import families
 
 PIPELINE = """
 from transformers import pipeline

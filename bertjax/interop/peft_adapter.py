@@ -19,12 +19,12 @@ import numpy as np
 from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, read_json, write_whole
-from bertjax.families.tensors import WRAPPERS
 from bertjax.interop import huggingface
-from bertjax.library_fields import check_fields
+from bertjax.models import families
+from bertjax.models.library_fields.tables import check_fields
+from bertjax.models.tensors import WRAPPERS
 
 if TYPE_CHECKING:
     from bertjax.interop.pretrained import Pretrained

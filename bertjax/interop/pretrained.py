@@ -11,12 +11,14 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from bertjax import families, library_fields, objectives
+from bertjax import objectives
 from bertjax.common.errors import UserError
 from bertjax.common.files import inside, read_json, read_whole
 from bertjax.config.model_config import BertConfig, Compute, fields_of
 from bertjax.config.stages import config_after
 from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
+from bertjax.models import families
+from bertjax.models.library_fields import tables
 from bertjax.nn.ops import low_rank
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -323,7 +325,7 @@ def read_with_tokenizer(path: epath.PathLike, dtype: str | None = None) -> Pretr
         raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt or tokenizer.json")
     if source.format in ("huggingface", "peft") and (names := sorted(source.ignored)):
         more = f" and {len(names) - 8} more" * (len(names) > 8)
-        library_fields.note(epath.Path(source.path), f"weights that are not read: {', '.join(names[:8])}{more}")
+        tables.note(epath.Path(source.path), f"weights that are not read: {', '.join(names[:8])}{more}")
     return source
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
+from bertjax.models import families
 from bertjax.text.tokenizer import Tokenizer
 
 

@@ -12,14 +12,14 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.common.files import inside, read_json, write_whole
 from bertjax.config.model_config import BertConfig
-from bertjax.families.json_config import require
-from bertjax.families.tensors import take
 from bertjax.interop import huggingface, tokenizer_files
-from bertjax.library_fields import check_fields, defaults_of
+from bertjax.models import families
+from bertjax.models.json_config import require
+from bertjax.models.library_fields.tables import check_fields, defaults_of
+from bertjax.models.tensors import take
 from bertjax.text.tokenizer import Tokenizer
 
 ARCHITECTURE = "SentenceTransformer"  # the class, and the architecture of our runs with vectors

@@ -6,14 +6,13 @@ import json
 import numpy as np
 from etils import epath
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
 from bertjax.config.model_config import BertConfig
-from bertjax.families import bert
-from bertjax.families.bert import huggingface
-from bertjax.families.bert.huggingface import OWN_FIELDS, bert_config
-from bertjax.families.bert.variables import FINE_TUNED, PARTS, check_variables, to_params, to_variables, variable_shapes
+from bertjax.models import families
+from bertjax.models.bert import family, huggingface
+from bertjax.models.bert.huggingface import OWN_FIELDS, bert_config
+from bertjax.models.bert.tf1_names import FINE_TUNED, PARTS, check_variables, to_params, to_variables, variable_shapes
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"
@@ -23,7 +22,7 @@ OPTIMIZER = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v")
 
 def check_form(config: BertConfig) -> None:
     """Raises `UserError` if a model is none that Google's code has a class for."""
-    if families.of(config) is not bert.FAMILY:
+    if families.of(config) is not family.FAMILY:
         raise UserError(f"model.family = {config.family!r}")
     huggingface.check_form(config)
 

@@ -8,9 +8,9 @@ from typing import Any, TypedDict
 
 from etils import epath
 
-from bertjax import library_fields
 from bertjax.common.errors import UserError
 from bertjax.common.files import note, read_json
+from bertjax.models.library_fields import tables
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
 
@@ -166,7 +166,7 @@ def _check_fields(path: epath.Path, fields: dict[str, Any]) -> None:
             raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {value!r}")
     tokens = [name for name in fields if name.endswith("_token")]  # `_check_special` reads all of them
     read = {*_Settings.__annotations__, *tokens, *ONLY, *HARMLESS}
-    library_fields.check_fields(path, fields, "transformers", "tokenizer", read)
+    tables.check_fields(path, fields, "transformers", "tokenizer", read)
 
 
 def _settings(folder: epath.Path) -> _Settings:

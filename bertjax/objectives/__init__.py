@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry, own_in
 from bertjax.config.limits import within
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.config.stages import config_in, stages_of
+from bertjax.models import families
 
 if TYPE_CHECKING:
     import flax.linen as nn
@@ -152,7 +152,7 @@ class Term(NamedTuple):
 
 
 OBJECTIVES: Registry[Objective] = Registry(
-    "objective", "objective", own_in(__name__, __path__, "OBJECTIVE", is_package=False)
+    "objective", "objective", own_in(__name__, __file__, "OBJECTIVE", without=("parts",))
 )
 register = OBJECTIVES.register
 # What is learnt if `config.objective` does not say: from words, by `families.words`, and from pairs of segments, by

@@ -6,10 +6,11 @@
 import dataclasses
 import functools
 
-from bertjax import families, objectives
+from bertjax import objectives
 from bertjax.common.errors import UserError
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig, field
+from bertjax.models import families
 from bertjax.objectives import Objective
 from bertjax.objectives.mlm import OBJECTIVE as MASKED_WORDS
 from bertjax.objectives.parts import words

@@ -10,8 +10,8 @@ import functools
 
 import numpy as np
 
-from bertjax import families
 from bertjax.config.model_config import field
+from bertjax.models import families
 from bertjax.objectives import Objective
 from bertjax.objectives.parts.words import loss_of_words, predicting, validate_not_masked, words_of_rows
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 import flax.linen as nn
 import jax
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.distributed.gpus import GIB, Machines
 from bertjax.distributed.mesh import make_mesh
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.topology import Accelerator
+from bertjax.models import families
 from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.planner.roofline import Roofline, roofline

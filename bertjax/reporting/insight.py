@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
 
 MOST_LAYERS = 12  # most layers that are drawn, evenly spaced
 NEIGHBOURS = 8

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from bertjax import families
 from bertjax.common import lock
 from bertjax.common.errors import UserError
 from bertjax.common.files import absolute
+from bertjax.models import families
 from bertjax.training.sinks.jsonl import METRICS, read_metrics
 from bertjax.training.workdir import CONFIG, REPORT, RESULT, RUNS, RunInfo, read_info
 

@@ -13,11 +13,11 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.common.files import absolute, write_whole
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results
 from bertjax.training import checkpoint

@@ -228,7 +228,7 @@ class Server:
 
     @property
     def _has_attention(self) -> bool:
-        from bertjax import families
+        from bertjax.models import families
 
         return bool(families.of(self._model.config).attention)
 

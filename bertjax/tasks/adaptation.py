@@ -17,13 +17,13 @@ import numpy as np
 from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
 from bertjax.config.lists import corpus_sources
 from bertjax.distributed.mesh import compute_for
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks import bits
 from bertjax.text.tokenizer import Tokenizer
 

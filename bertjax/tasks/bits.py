@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from bertjax import families
 from bertjax.common.errors import UserError
-from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks import likelihood
 from bertjax.text.tokenizer import Tokenizer
 

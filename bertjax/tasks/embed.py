@@ -18,9 +18,9 @@ from bertjax.config.limits import one_of, require, value_of
 from bertjax.data.batches.examples import Examples
 from bertjax.data.batches.mixed import Share
 from bertjax.data.documents import holdout
-from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
 from bertjax.interop.sentence_transformers import ARCHITECTURE, PACKAGE, SETTINGS
+from bertjax.models.heads import SentenceEncoder, forward_flops
 from bertjax.tasks import judges, metrics, output_layers, text_sets, vector_losses
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer

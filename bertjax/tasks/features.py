@@ -3,9 +3,9 @@
 import dataclasses
 import functools
 
-from bertjax import families
 from bertjax.config.limits import at_least_one, one_of
-from bertjax.families.with_heads import BertForFeatureBasedTagging, forward_flops, lstm_flops
+from bertjax.models import families
+from bertjax.models.heads import BertForFeatureBasedTagging, forward_flops, lstm_flops
 from bertjax.nn.layer_pooling import HIDDEN_STATES, TABLE_7, check_layers
 from bertjax.tasks import ner, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask

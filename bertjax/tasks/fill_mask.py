@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 import jax
 import numpy as np
 
-from bertjax import families
 from bertjax.common.errors import UserError
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks.output_layers import check_numbers, words_model
 from bertjax.text.tokenizer import Tokenizer
 

@@ -12,14 +12,14 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
 from bertjax.data.batches.mixed import MixedOrder, Share, steps_of_each
 from bertjax.distributed.mesh import Batch, compute_on, local_rows
-from bertjax.families.with_heads import cast_encoder
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
+from bertjax.models.heads import cast_encoder
 from bertjax.nn.ops import low_rank
 from bertjax.tasks import losses
 from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor

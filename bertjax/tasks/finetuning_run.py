@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import families, tasks
+from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.common.progress import phase
 from bertjax.config.limits import require
@@ -21,6 +21,7 @@ from bertjax.data.documents import fingerprints
 from bertjax.distributed.mesh import Batch, batch_sharding, make_mesh
 from bertjax.interop import pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
 from bertjax.tasks import distillation
 from bertjax.tasks.finetuning import Dataset, FineTuning, Split, count_steps
 from bertjax.tasks.output_layers import OutputLayer, predict

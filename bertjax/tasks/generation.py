@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import Compute
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks.output_layers import check_numbers, words_model
 from bertjax.text.tokenizer import Tokenizer
 

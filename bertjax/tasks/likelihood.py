@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
-from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks.output_layers import check_numbers
 from bertjax.text.tokenizer import Tokenizer
 

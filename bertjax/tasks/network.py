@@ -7,10 +7,10 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import Compute
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
 from bertjax.tasks import output_layers
 from bertjax.tasks.finetuning import FineTuningTask
 

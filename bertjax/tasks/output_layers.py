@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.data.batches.examples import Examples, evaluation_batches, packed_evaluation
@@ -19,7 +18,9 @@ from bertjax.data.batches.packing import numbers_in_row
 from bertjax.distributed.mesh import Batch, Rows, compute_for, local_rows, replicated
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.transfers import fetched, on_devices
-from bertjax.families.with_heads import (
+from bertjax.interop.huggingface import MULTI_LABEL, REGRESSION
+from bertjax.models import families
+from bertjax.models.heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -27,7 +28,6 @@ from bertjax.families.with_heads import (
     forward_flops,
     lstm_flops,
 )
-from bertjax.interop.huggingface import MULTI_LABEL, REGRESSION
 from bertjax.nn.ops.dropout import fold_in
 from bertjax.tasks import losses
 from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy, SquaredError

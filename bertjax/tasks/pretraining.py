@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import families, objectives
+from bertjax import objectives
 from bertjax.common.errors import UserError
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of, total_steps
@@ -27,7 +27,8 @@ from bertjax.data.records.manifest import training_shares
 from bertjax.distributed.mesh import Batch, batch_sharding, compute_on, local_copy, local_rows, replicated
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.transfers import fetched, on_devices
-from bertjax.families.with_heads import BertForMaskedLM, cast_encoder
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM, cast_encoder
 from bertjax.nn.ops.dropout import fold_in, row_keys
 from bertjax.objectives import Term
 from bertjax.objectives.parts.additions import additions_of

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import families, objectives, tasks
+from bertjax import objectives, tasks
 from bertjax.common.errors import UserError
 from bertjax.common.progress import phase
 from bertjax.config.lists import corpus_sources
@@ -23,8 +23,9 @@ from bertjax.data.records.manifest import fingerprint, read_manifest
 from bertjax.distributed import hosts
 from bertjax.distributed.mesh import local_copy, make_mesh, replicated
 from bertjax.distributed.topology import available_cores
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained, resizing
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.kernels import triton
 from bertjax.nn.kernels.pallas import has_kernels
 from bertjax.tasks import adaptation, fill_mask

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.distributed.mesh import GROUPS
-from bertjax.families.with_heads import unit
+from bertjax.models.heads import unit
 
 LOWEST = -1e9  # a logit that gets no probability, and no gradient that is not a number
 

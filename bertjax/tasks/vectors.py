@@ -26,8 +26,8 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, replacing
 from bertjax.common.progress import Bar
 from bertjax.data.batches.examples import Examples
-from bertjax.families.with_heads import PooledStates
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models.heads import PooledStates
 from bertjax.tasks import output_layers
 from bertjax.tasks.output_layers import OutputLayer
 

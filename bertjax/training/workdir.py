@@ -15,12 +15,13 @@ import ml_collections
 import msgspec
 from etils import epath
 
-from bertjax import families, objectives
+from bertjax import objectives
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, read_whole, write_whole
 from bertjax.config.defaults import common_config, pretraining_config
 from bertjax.config.limits import one_of
 from bertjax.config.model_config import fields_of
+from bertjax.models import families
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import DTYPES, validate_model

@@ -11,12 +11,13 @@ import re
 
 import ml_collections
 
-from bertjax import budget, families
+from bertjax import budget
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import RECIPES, fine_tuning_config
 from bertjax.config.limits import AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE, at_least_one, require, value_of, within
 from bertjax.config.lists import corpus_sources, mixture_of
 from bertjax.config.stages import config_in, stages_of
+from bertjax.models import families
 from bertjax.text.tokenizer import KINDS
 from bertjax.validation.stages import split_of_masks, validate_stages
 

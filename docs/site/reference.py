@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from absl import flags
 
 import bertjax.command  # noqa: F401  absl's own flags come with it, which are nobody's here
-from bertjax import families, objectives
+from bertjax import objectives
 from bertjax.__main__ import COMMANDS
 from bertjax.config import experiments
+from bertjax.models import families
 
 ROOT = pathlib.Path(__file__).parents[2]
 OTHERS = ("", "task", "model")  # no field; what the experiment decides; what the family says

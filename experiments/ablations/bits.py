@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> None:
     from bertjax.common.errors import UserError
     from bertjax.data.documents.reading import Reading, read_lines
     from bertjax.distributed.mesh import compute_for
-    from bertjax.families.with_heads import BertForMaskedLM
     from bertjax.interop import pretrained
+    from bertjax.models.heads import BertForMaskedLM
     from bertjax.tasks import bits, likelihood
 
     if arguments:

@@ -261,7 +261,7 @@ def make_checkpoint(folder, to="bertjax"):
 def fine_tuned_params():
     import numpy as np
 
-    from bertjax.families.bert.variables import to_params, variable_shapes
+    from bertjax.models.bert.tf1_names import to_params, variable_shapes
 
     config, rng = _bert_config(), np.random.default_rng(0)
     variables = {name: rng.normal(size=shape).astype("float32") for name, shape in variable_shapes(config).items()}

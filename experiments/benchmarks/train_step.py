@@ -74,7 +74,7 @@ class Case:
 
     def _modern(self, configs):
         """Pre-training of a ModernBERT, without dropout, as transformers' has none either."""
-        from bertjax.families import model_fields
+        from bertjax.models.families import model_fields
         from experiments.modern import get_config
 
         config = get_config(self.model.removeprefix("modern-"))
@@ -236,8 +236,8 @@ class Theirs:
 
         ours = case.config().model
         if ours.family == "modernbert":
-            from bertjax import families
-            from bertjax.families.modernbert.huggingface import to_fields
+            from bertjax.models import families
+            from bertjax.models.modernbert.huggingface import to_fields
 
             fields = to_fields(families.config_of(case.config())) | dict(pad_token_id=0, sparse_prediction=True)
             config = transformers.ModernBertConfig(**fields, attn_implementation="sdpa")

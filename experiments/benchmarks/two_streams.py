@@ -21,9 +21,9 @@ SIDES = {"masked": ("bert", "mlm"), "permuted": ("xlnet", "plm")}
 
 
 def make_config(side: str, model: str, batch: int, length: int, dtype: str):
-    from bertjax import families
     from bertjax.config.defaults import named_stages, pretraining_config, stage
     from bertjax.config.model_config import model_size
+    from bertjax.models import families
 
     (family, objective), config = SIDES[side], pretraining_config()
     longest = {"max_position_embeddings": max(512, length)}

@@ -5,8 +5,8 @@ import dataclasses
 import flax.linen as nn
 import jax.numpy as jnp
 
-from bertjax import families
 from bertjax.config.model_config import BertConfig, Compute, field
+from bertjax.models import families
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import ACTIVATIONS
 from bertjax.nn.encoder_model import EncoderModel

@@ -5,9 +5,9 @@ import dataclasses
 import flax.linen as nn
 
 from bertjax.distributed.rules import stacked
-from bertjax.families.eurobert import EuroBertConfig
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import conversion, huggingface, pretrained
+from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.models.heads import BertForMaskedLM
 from tests.families.test_families import abstract_params
 from tests.families.test_modernbert import random_params
 

@@ -12,15 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import families, library, tasks
+from bertjax import library, tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config, named_stages, stage
 from bertjax.config.model_config import Compute
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.distributed.rules import RULES
-from bertjax.families import transformer_xl
-from bertjax.families.with_heads import BertForMaskedLM, count_parameters, forward_flops
 from bertjax.interop import conversion, huggingface, pretrained, tf1
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM, count_parameters, forward_flops
+from bertjax.models.transformer_xl.family import FAMILY as TRANSFORMER_XL
+from bertjax.models.transformer_xl.family import TransformerXLConfig
 from bertjax.nn.kernels import pallas, triton
 from bertjax.tasks.exported.straight import straight
 from bertjax.tasks.launch import launch
@@ -119,13 +121,13 @@ def test_published_sizes(family, fields, count):
 
 @pytest.mark.parametrize("untie_biases", [False, True])
 def test_params_of_a_transformer_xl_show_the_config_and_their_layers(untie_biases):
-    config = transformer_xl.TransformerXLConfig(**ENWIK8 | dict(untie_biases=untie_biases))
+    config = TransformerXLConfig(**ENWIK8 | dict(untie_biases=untie_biases))
     params = nn.meta.unbox(abstract_params(config))
-    shown = transformer_xl.FAMILY.shown(params)
+    shown = TRANSFORMER_XL.shown(params)
     assert all(getattr(config, name) in values for name, values in shown.items()) and len(shown) == 7
     path = ("encoder", "layers", "biases", "content") if untie_biases else ("encoder", "biases", "content")
     assert ("biases" in params["bert"]["encoder"]["layers"]) == untie_biases
-    numbers = transformer_xl.FAMILY.layer_numbers(config, path)
+    numbers = TRANSFORMER_XL.layer_numbers(config, path)
     np.testing.assert_array_equal(numbers, 1 + np.arange(12) if untie_biases else 0)
 
 

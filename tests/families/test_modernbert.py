@@ -10,9 +10,9 @@ from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.model_config import Compute
-from bertjax.families.modernbert import FAMILY, ModernBertConfig
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface, pretrained
+from bertjax.models.heads import BertForMaskedLM
+from bertjax.models.modernbert.family import FAMILY, ModernBertConfig
 from bertjax.nn.ops.plain_attention import plain_attention
 from bertjax.nn.ops.tiles import Tile
 from bertjax.nn.ops.window_attention import window_attention

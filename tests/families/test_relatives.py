@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.families.bert.model import BertModel
-from bertjax.families.distilbert import DistilBertConfig
-from bertjax.families.roberta import RobertaConfig
-from bertjax.families.roberta.model import RobertaModel
-from bertjax.families.with_heads import (
+from bertjax.models.bert.model import BertModel
+from bertjax.models.distilbert.family import DistilBertConfig
+from bertjax.models.heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
 )
+from bertjax.models.roberta.family import RobertaConfig
+from bertjax.models.roberta.model import RobertaModel
 from bertjax.nn.encoder import Encoder
 from bertjax.nn.heads import Classifier
 from bertjax.nn.ops.dropout import row_keys

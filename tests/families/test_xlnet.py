@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface, tokenizer_files
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks import bits, likelihood, ner, squad
 from bertjax.tasks.fill_mask import fill_masks
 from bertjax.text import vocabulary_learning

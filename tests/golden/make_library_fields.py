@@ -1,4 +1,4 @@
-"""Writes bertjax/library_fields/*.json: python tests/golden/make_library_fields.py [LIBRARY ...]
+"""Writes bertjax/models/library_fields/*.json: python tests/golden/make_library_fields.py [LIBRARY ...]
 
 Reads the fields that transformers, sentence-transformers and PEFT obey, and their defaults, from the config classes of
 the installed versions. Look at the difference before you commit it: each new field must be read, or stay refused.
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[2]
-FOLDER = ROOT / "bertjax/library_fields"
+FOLDER = ROOT / "bertjax/models/library_fields"
 
 # Modules of transformers that read fields of config.json for all models.
 SHARED = (
@@ -36,7 +36,7 @@ TOKENIZERS = (
 
 def transformers_fields() -> dict[str, dict]:
     """Returns {model type, or `tokenizer`: {field: default}} of transformers."""
-    from bertjax import families
+    from bertjax.models import families
 
     kinds = {kind: _config_fields(kind) for kind in families.by_model_type()}
     return kinds | {"tokenizer": _tokenizer_fields()}

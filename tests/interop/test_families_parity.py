@@ -8,15 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
-from bertjax.families.distilbert import DistilBertConfig
-from bertjax.families.electra import ElectraConfig
-from bertjax.families.eurobert import EuroBertConfig
-from bertjax.families.modernbert import ModernBertConfig
-from bertjax.families.roberta import RobertaConfig
-from bertjax.families.with_heads import (
+from bertjax.interop import conversion, pretrained
+from bertjax.models import families
+from bertjax.models.distilbert.family import DistilBertConfig
+from bertjax.models.electra.family import ElectraConfig
+from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.models.heads import (
     BertForMaskedLM,
     BertForPreTraining,
     BertForQuestionAnswering,
@@ -25,11 +24,12 @@ from bertjax.families.with_heads import (
     count_parameters,
     word_logits,
 )
-from bertjax.families.xlnet import FAMILY as XLNET
-from bertjax.families.xlnet import XlnetConfig
-from bertjax.families.xlnet.huggingface import to_tensors
-from bertjax.families.xlnet.model import XlnetModel
-from bertjax.interop import conversion, pretrained
+from bertjax.models.modernbert.family import ModernBertConfig
+from bertjax.models.roberta.family import RobertaConfig
+from bertjax.models.xlnet.family import FAMILY as XLNET
+from bertjax.models.xlnet.family import XlnetConfig
+from bertjax.models.xlnet.huggingface import to_tensors
+from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import Memory
 
 torch = pytest.importorskip("torch")

@@ -10,11 +10,11 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
-from bertjax import families
 from bertjax.config.model_config import BertConfig, Compute, Lora
-from bertjax.families.with_heads import BertForSequenceClassification, BertForTokenClassification
 from bertjax.interop import huggingface, peft_adapter
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
+from bertjax.models.heads import BertForSequenceClassification, BertForTokenClassification
 from bertjax.nn.ops import low_rank
 
 torch = pytest.importorskip("torch")

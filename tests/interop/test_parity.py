@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import tokenizers
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.model_config import BertConfig
 from bertjax.data.batches.examples import Examples
 from bertjax.distributed.mesh import put_batch
-from bertjax.families.bert.huggingface import huggingface_name, is_transposed
-from bertjax.families.bert.variables import to_variables
-from bertjax.families.with_heads import (
+from bertjax.interop import conversion, huggingface, pretrained
+from bertjax.models import families
+from bertjax.models.bert.huggingface import huggingface_name, is_transposed
+from bertjax.models.bert.tf1_names import to_variables
+from bertjax.models.heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.reporting import insight
 from bertjax.tasks import classification, finetuning, output_layers
 from bertjax.tasks.generation import Sampling, generate

@@ -13,8 +13,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.model_config import Compute, Lora
-from bertjax.families.with_heads import BertForSequenceClassification
 from bertjax.interop import conversion, huggingface, pretrained
+from bertjax.models.heads import BertForSequenceClassification
 from bertjax.training import checkpoint
 from bertjax.training.workdir import RunInfo, write_info
 from tests.interop.test_golden import GOLDEN

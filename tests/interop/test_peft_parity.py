@@ -5,16 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from bertjax import families
 from bertjax.config.model_config import Compute
-from bertjax.families.with_heads import (
+from bertjax.interop import peft_adapter, pretrained
+from bertjax.models import families
+from bertjax.models.heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from bertjax.interop import peft_adapter, pretrained
-from bertjax.library_fields import defaults_of
+from bertjax.models.library_fields.tables import defaults_of
 from tests.golden.make_library_fields import FOLDER, table
 
 torch = pytest.importorskip("torch")

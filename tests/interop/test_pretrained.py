@@ -12,10 +12,10 @@ import safetensors.numpy
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.distributed.mesh import make_mesh
-from bertjax.families import model_fields
-from bertjax.families.bert.model import BertModel
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface, pretrained
+from bertjax.models.bert.model import BertModel
+from bertjax.models.families import model_fields
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS
 from bertjax.tasks import hidden_states
 from bertjax.tasks.fill_mask import fill_masks

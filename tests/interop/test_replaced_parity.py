@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import families, objectives
+from bertjax import objectives
 from bertjax.config.defaults import named_stages, stage
-from bertjax.families.electra import huggingface as layout
 from bertjax.interop import huggingface
+from bertjax.models import families
+from bertjax.models.electra import huggingface as layout
 from bertjax.objectives.parts.generator import joined
 from bertjax.tasks.pretraining import Pretraining
 from tests.conftest import one_device_mesh, tiny_config

@@ -13,17 +13,17 @@ import pytest
 import yaml
 
 import bertjax
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.data.documents import python_docs
-from bertjax.families import model_fields
-from bertjax.families.distilbert import DistilBertConfig
-from bertjax.families.modernbert import ModernBertConfig
-from bertjax.families.roberta import RobertaConfig
-from bertjax.families.with_heads import SentenceEncoder
 from bertjax.interop import conversion, pretrained
 from bertjax.interop import sentence_transformers as interop
+from bertjax.models import families
+from bertjax.models.distilbert.family import DistilBertConfig
+from bertjax.models.families import model_fields
+from bertjax.models.heads import SentenceEncoder
+from bertjax.models.modernbert.family import ModernBertConfig
+from bertjax.models.roberta.family import RobertaConfig
 from bertjax.tasks import embed, finetuning, finetuning_run, sweep
 from bertjax.tasks.launch import launch
 from bertjax.text import vocabulary_learning

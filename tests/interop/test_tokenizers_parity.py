@@ -16,12 +16,13 @@ import tokenizers
 from google.protobuf import runtime_version
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from bertjax import families, library
+from bertjax import library
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import pretraining_config
 from bertjax.data.preparation.vocabulary import given_tokenizer
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks.fill_mask import fill_masks
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text import tokenizer, vocabulary_learning

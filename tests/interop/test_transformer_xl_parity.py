@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.families.transformer_xl import TransformerXLConfig
-from bertjax.families.transformer_xl.model import TransformerXLModel
-from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.models.heads import BertForMaskedLM
+from bertjax.models.transformer_xl.family import TransformerXLConfig
+from bertjax.models.transformer_xl.model import TransformerXLModel
 from bertjax.nn.ops.recurrent_memory import Memory
 
 torch = pytest.importorskip("torch")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from bertjax.config.model_config import BertConfig, Compute, model_size
-from bertjax.families.bert.model import BertModel
-from bertjax.families.eurobert import EuroBertConfig
-from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining, count_parameters, forward_flops
+from bertjax.models.bert.model import BertModel
+from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.models.heads import BertForMaskedLM, BertForPreTraining, count_parameters, forward_flops
 from bertjax.nn import attention
 from bertjax.nn.encoder import ACTIVATIONS
 from bertjax.nn.ops.dropout import dropout, fold_in, row_keys

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.families.with_heads import BertForPreTraining
+from bertjax.models.heads import BertForPreTraining
 from bertjax.nn.ops.dropout import row_keys
 from bertjax.nn.ops.products import multiply, project
 from tests.model.reference import random_params

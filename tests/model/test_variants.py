@@ -10,9 +10,9 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, fields_of, model_size
-from bertjax.families.bert.model import BertModel
-from bertjax.families.lstms.model import LstmsModel
-from bertjax.families.with_heads import (
+from bertjax.models.bert.model import BertModel
+from bertjax.models.elmo.model import LstmsModel
+from bertjax.models.heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,

@@ -8,16 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import families, objectives, tasks
+from bertjax import objectives, tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.permutation import permutes
 from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
-from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.families.xlnet import XlnetConfig
-from bertjax.families.xlnet.model import XlnetModel
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM
+from bertjax.models.xlnet.family import XlnetConfig
+from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import Memory
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import XLNET

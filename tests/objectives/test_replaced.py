@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from bertjax import families, objectives, tasks
+from bertjax import objectives, tasks
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.distributed.mesh import make_mesh
-from bertjax.families.electra import ElectraConfig
-from bertjax.families.with_heads import forward_flops
 from bertjax.interop import conversion, pretrained
 from bertjax.interop.pretrained import Pretrained, flattened
+from bertjax.models import families
+from bertjax.models.electra.family import ElectraConfig
+from bertjax.models.heads import forward_flops
 from bertjax.objectives.parts.model import EncodedBatch, drawn
 from bertjax.tasks import pretraining_run
 from bertjax.tasks.launch import launch

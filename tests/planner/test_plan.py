@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, Mesh
 
-from bertjax import families, objectives, tasks
+from bertjax import objectives, tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.model_config import model_size
 from bertjax.config.stages import stages_of
 from bertjax.distributed.topology import GENERATIONS, accelerator
+from bertjax.models import families
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.tasks import finetuning_run

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
 from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history
 from bertjax.tasks import launch

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from bertjax.config.model_config import BertConfig
-from bertjax.families.with_heads import BertForPreTraining
 from bertjax.interop import huggingface
+from bertjax.models.heads import BertForPreTraining
 from bertjax.tasks import finetuning_run, pretraining_run
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from tests.conftest import TOPICS, one_device_mesh

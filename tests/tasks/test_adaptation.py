@@ -8,15 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import families, tasks
+from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of
 from bertjax.data.records import RecordSet, mixed
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks import adaptation, pretraining_run
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints

@@ -5,8 +5,8 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
-from bertjax.families.with_heads import BertForFeatureBasedTagging
 from bertjax.interop import conversion, pretrained
+from bertjax.models.heads import BertForFeatureBasedTagging
 from bertjax.nn.layer_pooling import TABLE_7
 from bertjax.tasks import features, metrics, ner, sweep
 from experiments.features import get_config

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
-from bertjax.families.transformer_xl import TransformerXLConfig
-from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM
+from bertjax.models.transformer_xl.family import TransformerXLConfig
 from bertjax.tasks import bits, likelihood
 from bertjax.tasks.generation import Sampling, _choose, generate
 from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece

@@ -16,8 +16,8 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group, param_groups
 from bertjax.config.model_config import BertConfig
 from bertjax.distributed.mesh import make_mesh, put_batch
-from bertjax.families.modernbert import ModernBertConfig
 from bertjax.interop import huggingface, pretrained, resizing
+from bertjax.models.modernbert.family import ModernBertConfig
 from bertjax.tasks import classification, distillation, finetuning_run, metrics, output_layers, pairs, validate
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.pretraining import Pretraining

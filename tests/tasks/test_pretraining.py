@@ -24,7 +24,7 @@ from bertjax.data.batches.examples import Examples, packed_evaluation
 from bertjax.data.batches.pipeline import heldout_batches
 from bertjax.data.records import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
-from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
+from bertjax.models.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.tasks import fill_mask, output_layers, pretraining, pretraining_run, pretraining_scores
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import row_size

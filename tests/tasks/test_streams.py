@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import families, objectives, tasks
+from bertjax import objectives, tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.data.batches import pipeline
@@ -23,10 +23,11 @@ from bertjax.data.batches.packing import RowSize
 from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
-from bertjax.families import config_of
-from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.families.xlnet.model import XlnetModel
 from bertjax.interop import pretrained
+from bertjax.models import families
+from bertjax.models.families import config_of
+from bertjax.models.heads import BertForMaskedLM
+from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import new_memory
 from bertjax.objectives import lm
 from bertjax.reporting import insight

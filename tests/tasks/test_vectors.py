@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.families.bert.model import BertModel
 from bertjax.interop import conversion, pretrained
+from bertjax.models.bert.model import BertModel
 from bertjax.tasks import vectors
 from bertjax.tasks.hidden_states import extract
 from tests.conftest import TOPICS

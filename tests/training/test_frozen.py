@@ -9,11 +9,11 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group, param_groups
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.models import families
 from bertjax.training.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.families import own_family

@@ -13,11 +13,12 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from bertjax import families, tasks
+from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group, param_groups, pretraining_config
 from bertjax.distributed.mesh import make_mesh
-from bertjax.families.with_heads import BertForFeatureBasedTagging, BertForMaskedLM, BertForPreTraining
+from bertjax.models import families
+from bertjax.models.heads import BertForFeatureBasedTagging, BertForMaskedLM, BertForPreTraining
 from bertjax.training import optimizers
 from bertjax.training.optimizers import make_optimizer
 from bertjax.training.schedules import make_schedule

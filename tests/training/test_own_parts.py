@@ -4,10 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import families, objectives, tasks
+from bertjax import objectives, tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.interop import pretrained
+from bertjax.models import families
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import read_history
 from bertjax.tasks.launch import launch

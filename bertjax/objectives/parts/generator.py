@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.ops.dropout import fold_in
 from bertjax.objectives.parts.model import EncodedBatch
 from bertjax.objectives.parts.words import loss_of_words

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bertjax import families
 from bertjax.config.model_config import BertConfig, Compute
+from bertjax.models import families
 from bertjax.nn.ops.dropout import fold_in, random_bits
 from bertjax.nn.ops.recurrent_memory import Memory
 from bertjax.objectives import Term

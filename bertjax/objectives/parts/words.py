@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from bertjax import families
 from bertjax.config.limits import require, value_of
 from bertjax.config.model_config import BertConfig
+from bertjax.models import families
 from bertjax.objectives import OF_WORDS, Objective, Plot, Statistics
 
 # Logits of more bytes than this are computed a part at a time, forwards and again backwards, so that they never exist
@@ -70,7 +70,7 @@ def loss_of_words(encoded, weights, keys=None):
     `keys` `[rows]` words that are drawn from the predictions, `[rows, predictions]`."""
     import jax.numpy as jnp
 
-    from bertjax.families.with_heads import word_logits
+    from bertjax.models.heads import word_logits
     from bertjax.objectives.parts.model import classified, drawn, summed_in_parts
 
     batch, encoder, head = encoded.batch, encoded.encoder, encoded.heads["masked_lm"]

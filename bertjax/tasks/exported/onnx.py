@@ -13,11 +13,11 @@ from jax import export
 from jax.errors import InconclusiveDimensionOperation
 from jax.extend import core
 
-from bertjax import families
 from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.interop import huggingface, sentence_transformers
 from bertjax.interop.pretrained import Pretrained
+from bertjax.models import families
 from bertjax.tasks import exported
 from bertjax.tasks.exported.straight import straight
 

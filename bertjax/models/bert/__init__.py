@@ -1,0 +1,1 @@
+"""BERT and GPT: one encoder, whose config decides which of them it is."""

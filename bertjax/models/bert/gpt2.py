@@ -1,0 +1,112 @@
+"""GPT-2's published layout: fields of config.json and tensors of `GPT2LMHeadModel`, as our causal model."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+from etils import epath
+
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
+from bertjax.models import json_config, tensors
+
+# Our field -> GPT-2's. Their dropout after embeddings, embd_pdrop, is that of all sums here.
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "hidden_dropout_prob": "resid_pdrop",
+    "attention_probs_dropout_prob": "attn_pdrop",
+    "initializer_range": "initializer_range",
+}
+REQUIRED = ("vocab_size", "n_embd", "n_layer", "n_head", "n_positions")
+ALIASES = {
+    "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}  # fmt: skip
+# Fields of config.json with the only value that is supported.
+ONLY = {
+    "add_cross_attention": False, "is_causal": True, "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True,
+}  # fmt: skip
+# Dropout after embeddings, an order of operations, and the output layer of `GPT2DoubleHeadsModel`, which is not read.
+HARMLESS = (
+    "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_proj_to_labels", "summary_type",
+    "summary_use_proj",
+)  # fmt: skip
+FORM = {"causal": True, "norm": "pre", "output": "plain"}
+CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants of the attention mask, in older files
+
+
+def read_fields(path: epath.Path, fields: Mapping) -> dict:
+    """Returns the fields of GPT-2's config.json under the names of `BertConfig`.
+
+    Raises `UserError` if one is missing, or for a variant that we do not have.
+    """
+    fields = json_config.with_aliases(path, fields, ALIASES)
+    for name in REQUIRED:
+        if name not in fields:
+            raise UserError(f"{path}: {name} is missing; a GPT-2 config needs it")
+    found = json_config.read_fields(path, fields, "gpt2", FIELDS, ONLY, also=(*HARMLESS, *ALIASES))
+    if found["intermediate_size"] is None and isinstance(found["hidden_size"], int):
+        found["intermediate_size"] = 4 * found["hidden_size"]
+    return found | {"hidden_act": json_config.activation(path, found, "hidden_act")}
+
+
+def to_params(given: dict[str, np.ndarray], fields: Mapping, config: BertConfig, source: str) -> tuple[dict, list[str]]:
+    """Converts tensors to our params, and returns the names of those that are not used.
+
+    GPT-2 has no token types: ours are 0. Raises `UserError` if a tensor is missing or of another shape.
+    """
+    named = {name.removeprefix("transformer."): tensor for name, tensor in given.items()}
+    named = {name: tensor for name, tensor in named.items() if not CONSTANTS.fullmatch(name)}
+    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    heads, size = config.num_attention_heads, config.head_size
+    used = set()
+
+    def take(name: str, *shape: int) -> np.ndarray:
+        used.add(name)
+        return tensors.take(named, name, shape, source, "a GPT-2")
+
+    def stacked(name: str, *shape: int) -> np.ndarray:
+        return np.stack([take(f"h.{number}.{name}", *shape) for number in range(layers)])
+
+    def norm(name: str) -> dict:
+        return {"scale": stacked(f"{name}.weight", hidden), "bias": stacked(f"{name}.bias", hidden)}
+
+    def dense(name: str, inputs: int, outputs: int) -> dict:  # their Conv1D is [inputs, outputs] as well
+        return {"kernel": stacked(f"{name}.weight", inputs, outputs), "bias": stacked(f"{name}.bias", outputs)}
+
+    three, output = dense("attn.c_attn", hidden, 3 * hidden), dense("attn.c_proj", hidden, hidden)
+    query_key_value = {
+        "kernel": three["kernel"].reshape(layers, hidden, 3, heads, size),
+        "bias": three["bias"].reshape(layers, 3, heads, size),
+    }
+    output["kernel"] = output["kernel"].reshape(layers, heads, size, hidden)
+    words = take("wte.weight", config.vocab_size, hidden)
+    if "lm_head.weight" not in named and fields.get("tie_word_embeddings") is False:
+        raise UserError(f"{source}: lm_head.weight is missing, although config.json has tie_word_embeddings false")
+    if "lm_head.weight" in named and not np.array_equal(take("lm_head.weight", *words.shape), words):
+        raise UserError(f"{source}: lm_head.weight differs from the word embeddings; GPT-2 ties them")
+    encoder = {
+        "layers": {
+            "attention": {"query_key_value": query_key_value, "output": output},
+            "attention_norm": norm("ln_1"),
+            "intermediate": dense("mlp.c_fc", hidden, inner),
+            "output": dense("mlp.c_proj", inner, hidden),
+            "output_norm": norm("ln_2"),
+        },
+        "norm": {"scale": take("ln_f.weight", hidden), "bias": take("ln_f.bias", hidden)},
+    }
+    embeddings = {
+        "word": {"embedding": np.pad(words, ((0, config.padded_vocab_size - config.vocab_size), (0, 0)))},
+        "position": {"embedding": take("wpe.weight", config.max_position_embeddings, hidden)},
+        "token_type": {"embedding": np.zeros((config.type_vocab_size, hidden), np.float32)},
+    }
+    ignored = sorted(named.keys() - used)
+    return {"bert": {"embeddings": embeddings, "encoder": encoder}}, ignored

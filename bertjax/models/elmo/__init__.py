@@ -1,0 +1,1 @@
+"""ELMo's two language models of LSTMs; `model.family` is lstms."""

@@ -1,0 +1,126 @@
+"""The modules of EuroBERT."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.config.model_config import Compute
+from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.nn.attention import Dense, RMSNorm
+from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
+from bertjax.nn.encoder_model import RotaryModel
+from bertjax.nn.ops.dropout import fold_in
+from bertjax.nn.ops.plain_attention import visible
+from bertjax.nn.ops.rotary import Rotation, rotate, rotation
+from bertjax.nn.ops.segments import mean_of_segments
+from bertjax.nn.rotary_attention import GroupedAttention, joined
+
+
+class EuroBertModel(RotaryModel):
+    """Word embeddings, layers, and a dense layer for classification of texts."""
+
+    config: EuroBertConfig
+    compute: Compute = Compute()
+
+    def setup(self):
+        self.embeddings = WordEmbeddings(self.config, self.compute)
+        self.encoder = EuroBertEncoder(self.config, self.compute)
+        self.pooler = EuroBertPooler(self.config, self.compute)
+
+    def pool(self, hidden, segments, first_tokens):
+        """What `config.classifier_pooling` says.
+
+        The mean of the logits of all tokens, which transformers takes (late), is the logits of the mean.
+        """
+        tokens = jnp.zeros((hidden.shape[0], 1), jnp.int32) if first_tokens is None else first_tokens
+        if self.config.classifier_pooling == "late":
+            pooled = mean_of_segments(self.pooler(hidden), segments, tokens)
+        elif self.config.classifier_pooling == "mean":
+            pooled = self.pooler(mean_of_segments(hidden, segments, tokens))
+        else:
+            pooled = self.pooler(jnp.take_along_axis(hidden, tokens[..., None], axis=1))
+        return pooled[:, 0] if first_tokens is None else pooled
+
+
+class WordEmbeddings(nn.Module):
+    """Word embeddings alone."""
+
+    config: EuroBertConfig
+    compute: Compute
+
+    def setup(self):
+        self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
+
+    def __call__(self, input_ids):
+        return self.word(input_ids)
+
+
+class EuroBertPooler(nn.Module):
+    """Dense with a bias, and GELU: `[..., hidden]` -> the same."""
+
+    config: EuroBertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(self, hidden):
+        size = (self.config.hidden_size,)
+        return ACTIVATIONS["gelu"](Dense(self.config, self.compute, size, size, ("embed", None), name="dense")(hidden))
+
+
+class EuroBertEncoder(nn.Module):
+    """The layers, a scan whose params are stacked, and an RMSNorm."""
+
+    config: EuroBertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(self, x, positions, segments, dropout_keys=None, *, every_layer: bool = False):
+        """As `RotaryModel` calls it; the keys are for low-rank updates, since there is no other dropout."""
+        config, compute = self.config, self.compute
+        turn = rotation(positions, config.head_size, config.rope_theta)
+        in_axes, trains = (0, nn.broadcast, nn.broadcast, nn.broadcast), dropout_keys is not None
+        make = stacked(recomputed(EuroBertLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
+        numbers = 1 + jnp.arange(config.num_hidden_layers)
+        last, each = make(config, compute, every_layer, name="layers")(x, numbers, turn, segments, dropout_keys)
+        last = RMSNorm(config, compute, name="norm")(last)
+        return each.at[-1].set(last) if every_layer else last
+
+
+class EuroBertLayer(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    config: EuroBertConfig
+    compute: Compute
+    every_layer: bool = False  # also return x as an output of the scan
+
+    @nn.compact
+    def __call__(self, x, number, turn: Rotation, segments, dropout_keys):
+        config, compute, keys = self.config, self.compute, fold_in(dropout_keys, number)
+        hidden, wide = (config.hidden_size,), (config.intermediate_size,)
+        read = RMSNorm(config, compute, name="attention_norm")(x)
+        x = x + GroupedAttention(config, compute, name="attention")(read, turn, segments, keys)
+
+        read = RMSNorm(config, compute, name="output_norm")(x)
+        axes = ("embed", "projections", "mlp")
+        inner = Dense(config, compute, hidden, (2, *wide), axes, use_bias=False, name="input")(read, keys)
+        inner = nn.with_logical_constraint(activate(inner, config.hidden_act, compute), ("batch", "length", "mlp"))
+        x = x + Dense(config, compute, wide, hidden, ("mlp", "embed"), use_bias=False, name="output")(inner, keys)
+        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
+        return x, (x if self.every_layer else None)
+
+
+def attention_probabilities(config: EuroBertConfig, params: dict, ids: jax.Array, segments: jax.Array) -> jax.Array:
+    """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
+    inputs = (ids, segments, jnp.zeros_like(ids))
+    states = EuroBertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
+    turn = rotation(jnp.arange(ids.shape[1])[None], config.head_size, config.rope_theta)
+    seen = visible(segments)[0]
+
+    def of_layer(layer, x):
+        x = RMSNorm(config, Compute()).apply({"params": layer["attention_norm"]}, x)
+        kernel = joined(layer["attention"]["query"]["kernel"], layer["attention"]["key_value"]["kernel"])
+        query, key, _ = jnp.moveaxis(rotate(jnp.einsum("blh,hpnd->blpnd", x, kernel), turn)[0], 1, 0)
+        scores = jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5
+        return nn.softmax(jnp.where(seen, scores, -jnp.inf))
+
+    return jax.lax.map(lambda each: of_layer(*each), (params["encoder"]["layers"], states[:-1]))

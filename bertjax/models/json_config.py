@@ -1,0 +1,218 @@
+"""A model's config from the fields of a JSON file of somebody else's."""
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import ml_collections
+from etils import epath
+
+from bertjax.common.errors import UserError
+from bertjax.common.files import note
+from bertjax.models import families
+from bertjax.models.library_fields import tables
+from bertjax.validation import validate_model
+
+T = TypeVar("T")
+# Activations: name in transformers -> our name.
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu"}
+
+# Fields of transformers' config.json that have one supported value in all families.
+ONLY = {
+    "auto_map": None,  # code beside the weights, which is another architecture
+    "configuration_files": None,  # another config.json
+    "is_encoder_decoder": False,
+    "per_layer_config": None,
+    "pruned_heads": {},
+    "quantization_config": None,
+    "tie_last_hidden_states": None,
+    "transformers_weights": None,  # other weights
+}
+# Fields of transformers' config.json that change no prediction, in any family.
+HARMLESS = frozenset({
+    # `interop.huggingface` and `interop.tokenizer_files` read them; the tensors of a classifier have its rows.
+    "architectures", "id2label", "label2id", "model_type", "num_labels", "problem_type", "tokenizer_class",
+    # Names and versions.
+    "_commit_hash", "_name_or_path", "model_name", "name_or_path", "transformers_version",
+    # How transformers computes a prediction, and in which type.
+    "_attn_implementation", "_experts_implementation", "attn_implementation", "chunk_size_feed_forward",
+    "distributed_config", "dtype", "experts_implementation", "fusion_config", "gradient_checkpointing", "torch_dtype",
+    "use_cache",
+    # Other outputs of a class of transformers, besides a prediction.
+    "function_to_apply", "output_attentions", "output_hidden_states", "return_dict",
+    # Initial values, and dropout in training.
+    "classifier_dropout", "hidden_dropout", "init_std", "initializer_factor", "initializer_range",
+    "summary_first_dropout", "summary_last_dropout",
+    # Ids of special pieces, which the tokenizer decides. Padding is masked.
+    "bos_token_id", "cls_token_id", "eos_token_id", "mask_token_id", "pad_token_id", "sep_token_id",
+    # A decoder that is not tied has a tensor, which is compared with the embeddings.
+    "tie_word_embeddings",
+    # Generation, which has flags in bertjax.
+    "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",
+    "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+    "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_assistant_tokens",
+    "num_assistant_tokens_schedule", "num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "prefix",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "target_lookbehind",
+    "temperature", "top_k", "top_p", "typical_p",
+    # Fields that older versions of transformers wrote, and that the published configs have. Nothing reads them.
+    "bos_token", "cross_attention_hidden_size", "decoder_start_token_id", "directionality", "eos_token",
+    "finetuning_task", "layer_norm_eps", "mask_token", "model_max_length", "n_ctx", "output_past", "pad_token",
+    "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
+    "position_embedding_type", "reference_compile", "repad_logits_with_grad", "task_specific_params",
+    "tf_legacy_loss", "tie_encoder_decoder", "tie_weights_", "torchscript", "use_bfloat16",
+    "_num_labels", "xla_device",
+    # sentence-transformers writes them for its CrossEncoder.
+    "sbert_ce_default_activation_function", "sentence_transformers",
+})  # fmt: skip
+# Fields that no module of transformers reads for a family, unless the family lists the field itself: fields of models
+# of other types, and properties of the base class. A note names them.
+ELSEWHERE = frozenset({
+    "allow_global_per_layer_attribute_access", "attention_chunk_size", "attention_dropout", "chain_hidden_post_norm",
+    "embedding_size", "is_causal", "layer_types", "logits_mup_width_multiplier", "mtp_hidden_states_first",
+    "partial_rotary_factor", "rope_scaling", "rope_theta", "serialize_explicit_per_layer_config", "sliding_window",
+    "token_classification_bias", "unpadded_vocab_size",
+})  # fmt: skip
+
+
+def build(
+    path: epath.Path,
+    config: type[T],
+    fields: Mapping,
+    required: Collection[str],
+    own: Collection[str],
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> T:
+    """Builds a config. Raises `UserError` if a field is missing or has an invalid value.
+
+    Args:
+      config: its class.
+      fields: by our names; those that the class does not have are passed over.
+      required: those that must be given.
+      own: fields of the class that such a file does not have.
+      names: {field: what the file calls it}, for messages.
+    """
+    known = {field.name: field for field in dataclasses.fields(config) if field.name not in own}
+    for name in required:
+        if name not in fields:
+            raise UserError(f"{path}: {names.get(name, name)} is missing; the config of such a model needs it")
+    for name, field in known.items():
+        value, numbers = fields.get(name, field.default), (int, float) if field.type is float else (field.type,)
+        if type(value) not in numbers:
+            kind = field.type.__name__
+            raise UserError(f"{path}: {names.get(name, name)} is {value!r}, which is not a valid {kind}")
+    found = config(**{name: known[name].type(fields[name]) for name in known if name in fields})
+    whole = ml_collections.ConfigDict(dict(model=dataclasses.asdict(found), stages={}, adapt=dict(model=False)))
+    try:
+        validate_model(whole)
+        families.FAMILIES.get(found.family).validate(whole)
+    except UserError as error:
+        said = re.sub(r"(?:config\.)?model\.(\w+)", lambda field: names.get(field[1], field[1]), str(error))
+        raise UserError(f"{path}: {said}") from None
+    return found
+
+
+def read_fields(
+    path: epath.Path,
+    fields: Mapping[str, Any],
+    kind: str,
+    names: Mapping[str, str],
+    only: Mapping[str, Any],
+    *,
+    required: Collection[str] = (),
+    also: Collection[str] = (),
+) -> dict[str, Any]:
+    """Returns fields of transformers' config.json under our names. Each field of the file is checked.
+
+    An optional field that the file lacks has the default of transformers.
+
+    Args:
+      path: the file, for messages.
+      fields: the content of the file.
+      kind: the model type.
+      names: {our name: the name in the file} of the fields that are returned.
+      only: {name in the file: the only value that is supported}.
+      required: our names of the fields without a default.
+      also: names of other fields that the family reads, or that change no prediction of the family.
+
+    Raises:
+      UserError: for a field that transformers obeys and bertjax does not, unless it has the only supported value.
+    """
+    require(path, fields, ONLY | dict(only))
+    read = {*names.values(), *also, *only, *ONLY, *HARMLESS}
+    tables.check_fields(path, fields, "transformers", kind, read | ELSEWHERE)
+    if elsewhere := sorted(name for name in ELSEWHERE - read if fields.get(name) is not None):
+        note(path, f"not read here, nor by transformers in a {kind}: {', '.join(elsewhere)}")
+    defaults = tables.defaults_of("transformers", kind)
+    optional = {ours: defaults[name] for ours, name in names.items() if name in defaults and ours not in required}
+    return optional | {ours: fields[name] for ours, name in names.items() if name in fields}
+
+
+def field_names(
+    config_class: type, own: Collection[str], names: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Returns {our name: the name in config.json} of the fields of a config that config.json contains.
+
+    Args:
+      own: fields that config.json does not contain.
+      names: {our name: the name in config.json} where the two differ.
+    """
+    fields = (field.name for field in dataclasses.fields(config_class))
+    return {name: names.get(name, name) for name in fields if name not in own}
+
+
+def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:
+    """Raises `UserError` if a field has another value than the only one that is supported."""
+    for name, value in expected.items():
+        if fields.get(name, value) != value:
+            raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {value!r}")
+
+
+def with_aliases(path: epath.Path, fields: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Returns fields of a config.json without the aliases that transformers accepts, such as hidden_size for dim.
+
+    Raises `UserError` if a field and its alias have two values.
+    """
+    result = {name: value for name, value in fields.items() if name not in aliases}
+    for alias, name in aliases.items():
+        if alias in fields and result.setdefault(name, fields[alias]) != fields[alias]:
+            raise UserError(f"{path}: {alias} is {fields[alias]!r}, but {name} is {result[name]!r}; delete {alias}")
+    return result
+
+
+def head_size(fields: Mapping[str, Any]) -> int | None:
+    """Returns hidden_size / num_attention_heads; None if they are no numbers."""
+    hidden, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
+    return hidden // heads if type(hidden) is int and type(heads) is int and heads > 0 else None
+
+
+def rope_theta(path: epath.Path, name: str, rope: Any) -> Any:
+    """Returns the base of rotary angles in an object of config.json; None if it contains no base.
+
+    Args:
+      name: the name of the field with the object, for messages: rope_scaling, or one of rope_parameters.
+      rope: the object, or None.
+
+    Raises `UserError` if the angles are scaled.
+    """
+    if rope is None:
+        return None
+    if not isinstance(rope, dict):
+        raise UserError(f"{path}: {name} {rope!r} must be an object")
+    supported = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0, "rope_theta": ...}
+    for field, value in rope.items():
+        if field not in supported:
+            raise UserError(f"{path}: {name}.{field} {value!r} is not supported; supported: {', '.join(supported)}")
+        if field != "rope_theta" and value != supported[field]:
+            raise UserError(f"{path}: {name}.{field} {value!r} is not supported; supported: {supported[field]!r}")
+    return rope.get("rope_theta")
+
+
+def activation(path: epath.Path, fields: Mapping, name: str) -> str:
+    """Returns our name of an activation. Raises `UserError` for one that we do not have."""
+    given = fields.get(name, "gelu")
+    if not isinstance(given, str) or given not in ACTIVATIONS:
+        raise UserError(f"{path}: {name} {given!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[given]

@@ -1,0 +1,1 @@
+"""The fields of JSON files that transformers, sentence-transformers and PEFT write: a table each, and their check."""

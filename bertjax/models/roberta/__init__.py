@@ -1,0 +1,1 @@
+"""RoBERTa, XLM-R and CamemBERT."""
