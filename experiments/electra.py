@@ -12,7 +12,7 @@ Paper:    not comparable: other data and vocabularies; GLUE 79.9 and 85.1 on the
 
 from bertjax import objectives
 from bertjax.config import UserError, named_stages, pretraining_config, stage
-from bertjax.models.families import model_fields
+from bertjax.models import model_fields
 
 SIZES = {
     "small": dict(embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024),

@@ -18,7 +18,7 @@ Paper:    not comparable: other data and vocabularies
 """
 
 from bertjax.config import named_stages, pretraining_config, stage
-from bertjax.models.families import model_fields
+from bertjax.models import model_fields
 
 # Layers, hidden size, width of the gated product, heads; peak of the rate, weight decay, tokens of the warm-up, and
 # those over which the batch grows.

@@ -14,7 +14,7 @@ Paper:    24.0 perplexity of words on WikiText-103 (table 1); 1.06 bits per char
 """
 
 from bertjax.config import UserError, named_stages, pretraining_config, stage
-from bertjax.models.families import model_fields
+from bertjax.models import model_fields
 
 # Memory of evaluation, and the farthest distance in it.
 EVALUATION = {"wikitext": (640, 400), "enwik8": (2100, 820), "cores": (0, 0)}

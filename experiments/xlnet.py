@@ -14,7 +14,7 @@ Paper:    not comparable: other data and vocabularies
 
 from bertjax import objectives
 from bertjax.config import model_size, named_stages, pretraining_config, stage
-from bertjax.models.families import model_fields
+from bertjax.models import model_fields
 
 
 def get_config(size="base"):

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from bertjax.config import experiments
 from bertjax.config.defaults import pretraining_config
 from bertjax.interop import huggingface
-from bertjax.models.distilbert.family import DistilBertConfig
-from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.models.distilbert.config import DistilBertConfig
+from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text import tokenizer
 from tests.conftest import TOPICS, make_corpus

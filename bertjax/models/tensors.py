@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax.common.errors import UserError
-from bertjax.models.families import value_at
+from bertjax.models.family import value_at
 
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")  # DataParallel, torch.compile: put in front of all names
 

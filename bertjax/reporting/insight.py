@@ -10,6 +10,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
+from bertjax.models.family import value_at
 
 MOST_LAYERS = 12  # most layers that are drawn, evenly spaced
 NEIGHBOURS = 8
@@ -61,7 +62,7 @@ def words_of(source: Pretrained, text: str) -> list[int]:
 def neighbours(source: Pretrained, ids: Sequence[int]) -> dict[str, list[tuple[str, float]]]:
     """Returns, by piece, the pieces with the closest embeddings (cosine)."""
     pieces, shown = source.tokenizer.pieces, source.tokenizer.shown
-    table = families.value_at(source.params["bert"], families.of(source.config).word_embeddings)
+    table = value_at(source.params["bert"], families.of(source.config).word_embeddings)
     table = np.asarray(table, np.float32)[: len(pieces)]
     table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
     found = {}

@@ -8,20 +8,11 @@ import collections
 import heapq
 import itertools
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from bertjax.common.errors import UserError
-from bertjax.text.tokenizer import Tokenizer
+from bertjax.text.tokenizers.interface import Joined, Tokenizer
 
 LEAST_COUNT = 2  # occurrences of a new piece, as of the pieces of a new vocabulary
-
-
-class Joined(NamedTuple):
-    """A piece, and the two that it is joined of, which may be new as well."""
-
-    piece: str
-    left: str
-    right: str
 
 
 def extended(tokenizer: Tokenizer, words: Mapping[str, int], pieces: int) -> Tokenizer:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.model_config import model_size
-from bertjax.models.families import model_fields
+from bertjax.models import model_fields
 from experiments.ablations.scaled import SCALES, Scale
 
 LONGER = 4  # times the length of the scale's short sequences

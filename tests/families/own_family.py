@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from bertjax.config.model_config import BertConfig, Compute, field
-from bertjax.models import families
+from bertjax.models.family import Family, shown_by_embeddings
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import ACTIVATIONS
 from bertjax.nn.encoder_model import EncoderModel
@@ -49,10 +49,10 @@ class MixerModel(EncoderModel):
 
 def _shown(params):
     layers = sum(name.startswith("mix_") for name in params["bert"]["encoder"])
-    return families.shown_by_embeddings(params) | dict(num_hidden_layers=(layers,)) if layers else None
+    return shown_by_embeddings(params) | dict(num_hidden_layers=(layers,)) if layers else None
 
 
-FAMILY = families.Family(
+FAMILY = Family(
     model=MixerModel,
     words=lambda config: "masked",
     layer_flops=lambda config, length: 2 * config.num_hidden_layers * config.hidden_size * length**2,

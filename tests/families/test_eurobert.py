@@ -6,7 +6,7 @@ import flax.linen as nn
 
 from bertjax.distributed.rules import stacked
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.heads import BertForMaskedLM
 from tests.families.test_families import abstract_params
 from tests.families.test_modernbert import random_params

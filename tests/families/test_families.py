@@ -21,8 +21,8 @@ from bertjax.distributed.rules import RULES
 from bertjax.interop import conversion, huggingface, pretrained, tf1
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM, count_parameters, forward_flops
+from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.models.transformer_xl.family import FAMILY as TRANSFORMER_XL
-from bertjax.models.transformer_xl.family import TransformerXLConfig
 from bertjax.nn.kernels import pallas, triton
 from bertjax.tasks.exported.straight import straight
 from bertjax.tasks.launch import launch

@@ -12,7 +12,8 @@ from bertjax.config import experiments
 from bertjax.config.model_config import Compute
 from bertjax.interop import huggingface, pretrained
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.models.modernbert.family import FAMILY, ModernBertConfig
+from bertjax.models.modernbert.config import ModernBertConfig
+from bertjax.models.modernbert.family import FAMILY
 from bertjax.nn.ops.plain_attention import plain_attention
 from bertjax.nn.ops.tiles import Tile
 from bertjax.nn.ops.window_attention import window_attention

@@ -9,14 +9,14 @@ import pytest
 
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.models.bert.model import BertModel
-from bertjax.models.distilbert.family import DistilBertConfig
+from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from bertjax.models.roberta.family import RobertaConfig
+from bertjax.models.roberta.config import RobertaConfig
 from bertjax.models.roberta.model import RobertaModel
 from bertjax.nn.encoder import Encoder
 from bertjax.nn.heads import Classifier

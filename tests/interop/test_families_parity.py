@@ -12,9 +12,9 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.interop import conversion, pretrained
 from bertjax.models import families
-from bertjax.models.distilbert.family import DistilBertConfig
-from bertjax.models.electra.family import ElectraConfig
-from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.models.distilbert.config import DistilBertConfig
+from bertjax.models.electra.config import ElectraConfig
+from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.heads import (
     BertForMaskedLM,
     BertForPreTraining,
@@ -24,10 +24,10 @@ from bertjax.models.heads import (
     count_parameters,
     word_logits,
 )
-from bertjax.models.modernbert.family import ModernBertConfig
-from bertjax.models.roberta.family import RobertaConfig
+from bertjax.models.modernbert.config import ModernBertConfig
+from bertjax.models.roberta.config import RobertaConfig
+from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.family import FAMILY as XLNET
-from bertjax.models.xlnet.family import XlnetConfig
 from bertjax.models.xlnet.huggingface import to_tensors
 from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import Memory

@@ -19,11 +19,11 @@ from bertjax.data.documents import python_docs
 from bertjax.interop import conversion, pretrained
 from bertjax.interop import sentence_transformers as interop
 from bertjax.models import families
-from bertjax.models.distilbert.family import DistilBertConfig
+from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.families import model_fields
 from bertjax.models.heads import SentenceEncoder
-from bertjax.models.modernbert.family import ModernBertConfig
-from bertjax.models.roberta.family import RobertaConfig
+from bertjax.models.modernbert.config import ModernBertConfig
+from bertjax.models.roberta.config import RobertaConfig
 from bertjax.tasks import embed, finetuning, finetuning_run, sweep
 from bertjax.tasks.launch import launch
 from bertjax.text import vocabulary_learning

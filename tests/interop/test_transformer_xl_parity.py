@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.models.transformer_xl.family import TransformerXLConfig
+from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.models.transformer_xl.model import TransformerXLModel
 from bertjax.nn.ops.recurrent_memory import Memory
 

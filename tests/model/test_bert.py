@@ -12,7 +12,7 @@ import pytest
 
 from bertjax.config.model_config import BertConfig, Compute, model_size
 from bertjax.models.bert.model import BertModel
-from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining, count_parameters, forward_flops
 from bertjax.nn import attention
 from bertjax.nn.encoder import ACTIVATIONS

@@ -17,7 +17,7 @@ from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.models.xlnet.family import XlnetConfig
+from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import Memory
 from bertjax.text import tokenizer

@@ -20,7 +20,7 @@ from bertjax.distributed.mesh import make_mesh
 from bertjax.interop import conversion, pretrained
 from bertjax.interop.pretrained import Pretrained, flattened
 from bertjax.models import families
-from bertjax.models.electra.family import ElectraConfig
+from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.heads import forward_flops
 from bertjax.objectives.parts.model import EncodedBatch, drawn
 from bertjax.tasks import pretraining_run

@@ -13,7 +13,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.models.transformer_xl.family import TransformerXLConfig
+from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.tasks import bits, likelihood
 from bertjax.tasks.generation import Sampling, _choose, generate
 from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece

@@ -17,7 +17,7 @@ from bertjax.config.defaults import param_group, param_groups
 from bertjax.config.model_config import BertConfig
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.interop import huggingface, pretrained, resizing
-from bertjax.models.modernbert.family import ModernBertConfig
+from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.tasks import classification, distillation, finetuning_run, metrics, output_layers, pairs, validate
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.pretraining import Pretraining

@@ -6,7 +6,8 @@ import functools
 import numpy as np
 
 from bertjax.config.model_config import BertConfig
-from bertjax.models.families import FAMILIES, Family, shown_by_embeddings
+from bertjax.models.families import FAMILIES
+from bertjax.models.family import Family, shown_by_embeddings
 
 
 def _model(config, compute):

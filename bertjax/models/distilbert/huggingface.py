@@ -6,7 +6,7 @@ from etils import epath
 
 from bertjax.models import json_config
 from bertjax.models.bert import huggingface as bert
-from bertjax.models.distilbert.family import DistilBertConfig
+from bertjax.models.distilbert.config import DistilBertConfig
 
 CLASSES = {"DistilBert": "DistilBERT"}  # how the names of its classes begin, and how people write it
 INPUTS = ("input_ids", "attention_mask")

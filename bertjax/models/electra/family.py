@@ -2,25 +2,10 @@
 of texts have, is a dense layer with GELU. A discriminator has, as `replaced_tokens`, what tells replaced words."""
 
 import dataclasses
-from typing import ClassVar
 
-from bertjax.config.model_config import BertConfig, field, size
 from bertjax.models.bert.family import FAMILY as BERT
-from bertjax.models.families import projection_flops
-
-
-@dataclasses.dataclass(frozen=True)
-class ElectraConfig(BertConfig):
-    """The architecture of an ELECTRA, generator or discriminator; the defaults are the small ones'."""
-
-    embedding_size: int = size(128)
-    hidden_size: int = size(256)
-    num_attention_heads: int = size(4)
-    intermediate_size: int = size(1024)
-    family: str = field("electra", "form")
-
-    hidden_act: ClassVar[str] = "gelu"  # output layers have it, too
-    output: ClassVar[str] = "transform"  # which brings states to the size of embeddings
+from bertjax.models.electra.config import ElectraConfig
+from bertjax.models.family import projection_flops
 
 
 def _model(config, compute):

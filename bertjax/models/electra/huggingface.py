@@ -7,7 +7,7 @@ from etils import epath
 
 from bertjax.models import json_config, tensors
 from bertjax.models.bert import huggingface as bert
-from bertjax.models.electra.family import ElectraConfig
+from bertjax.models.electra.config import ElectraConfig
 
 CLASSES = {"Electra": "ELECTRA"}  # how the names of its classes begin, and how people write it
 INPUTS = bert.INPUTS

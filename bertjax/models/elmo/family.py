@@ -2,7 +2,7 @@
 
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig
-from bertjax.models.families import Family, shown_by_embeddings
+from bertjax.models.family import Family, shown_by_embeddings
 
 
 def _model(config, compute):

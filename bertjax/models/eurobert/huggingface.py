@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.models import json_config, tensors
-from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.models.eurobert.config import EuroBertConfig
 
 PREFIX = "EuroBert"  # how the names of its classes begin
 CLASSES = {PREFIX: "EuroBERT"}  # and how people write it

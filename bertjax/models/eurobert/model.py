@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
-from bertjax.models.eurobert.family import EuroBertConfig
+from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.nn.attention import Dense, RMSNorm
 from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
 from bertjax.nn.encoder_model import RotaryModel

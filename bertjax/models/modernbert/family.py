@@ -1,69 +1,11 @@
 """ModernBERT (Warner et al. 2024): rotary positions, norms before each part, gated feed-forward layers, hardly any
 biases, and attention within a window in two of three layers."""
 
-import dataclasses
-from typing import ClassVar
-
 import numpy as np
 
 from bertjax.config.limits import require
-from bertjax.config.model_config import ModelConfig, field, size
-from bertjax.models.families import Family, layers_by_name, projection_flops
-
-
-@dataclasses.dataclass(frozen=True)
-class ModernBertConfig(ModelConfig):
-    """The architecture of a ModernBERT. Fields are named as BERT's, or else as in Hugging Face's config.json."""
-
-    vocab_size: int = size(50368)
-    hidden_size: int = size(768)
-    num_hidden_layers: int = size(22, most=1000)
-    num_attention_heads: int = size(12)
-    intermediate_size: int = size(1152)  # width of the gated product, half of what is projected to
-    hidden_act: str = field("gelu", "behaviour", choices=("gelu", "gelu_new", "relu"))
-    attention_output_dropout_prob: float = field(0.1, least=0, below=1)  # there is no other dropout in the encoder
-    classifier_dropout: float = field(0.0, least=0, below=1)
-    # The longest sequence; no param depends on it.
-    max_position_embeddings: int = field(8192, "behaviour", least=1, most=2**31 - 1)
-    initializer_range: float = field(0.02, above=0, below=1)
-    layer_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
-    # Layers 0, n, 2 n, ... attend to all tokens; the others to those at most local_attention / 2 places away.
-    global_attn_every_n_layers: int = field(3, "form", least=1, most=1000)
-    local_attention: int = field(128, "behaviour", least=2, most=2**31 - 1)
-    global_rope_theta: float = field(160_000.0, "behaviour", above=0)
-    local_rope_theta: float = field(10_000.0, "behaviour", above=0)
-    classifier_pooling: str = field("cls", choices=("cls", "mean"))  # the state of a text that is classified
-    glu: bool = field(True, "form")  # False: the activation alone, as in BERT
-    bias: bool = field(False, "form")  # dense layers and norms have one; outputs for words and classes always do
-    family: str = field("modernbert", "form")
-
-    output: ClassVar[str] = "transform"
-    type_vocab_size: ClassVar[int] = 1
-
-    @property
-    def hidden_dropout_prob(self) -> float:
-        """The dropout before an output layer, as the parts call it."""
-        return self.classifier_dropout
-
-    @property
-    def output_init_scale(self) -> float:
-        """Initial values of the matrices that add to the residual sum are smaller by it (Radford et al. 2019)."""
-        return (2 * self.num_hidden_layers) ** -0.5
-
-    @property
-    def window(self) -> int:
-        """How many places away a token of a local layer sees, to either side."""
-        return self.local_attention // 2
-
-    def is_global(self, layer: int) -> bool:
-        return layer % self.global_attn_every_n_layers == 0
-
-
-@dataclasses.dataclass(frozen=True)
-class ProjectedModernBertConfig(ModernBertConfig):
-    """A ModernBERT whose embeddings are projected to the size of hidden states."""
-
-    embedding_size: int = size(768)
+from bertjax.models.family import Family, layers_by_name, projection_flops
+from bertjax.models.modernbert.config import ModernBertConfig, ProjectedModernBertConfig
 
 
 def _projected(config: ModernBertConfig, size: int) -> ModernBertConfig:

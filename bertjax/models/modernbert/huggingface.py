@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.models import json_config, tensors
-from bertjax.models.modernbert.family import ModernBertConfig
+from bertjax.models.modernbert.config import ModernBertConfig
 
 PREFIX = "ModernBert"  # how the names of its classes begin
 CLASSES = {PREFIX: "ModernBERT"}  # and how people write it

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
-from bertjax.models.modernbert.family import ModernBertConfig
+from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
 from bertjax.nn.encoder_model import RotaryModel

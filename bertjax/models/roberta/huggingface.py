@@ -8,7 +8,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.models import json_config
 from bertjax.models.bert import huggingface as bert
-from bertjax.models.roberta.family import RobertaConfig
+from bertjax.models.roberta.config import RobertaConfig
 
 # How the names of classes begin, by variant; and how people write these.
 PREFIXES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}

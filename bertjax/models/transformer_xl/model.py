@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
-from bertjax.models.transformer_xl.family import TransformerXLConfig
+from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
 from bertjax.nn.encoder_model import EncoderModel

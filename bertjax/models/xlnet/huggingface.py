@@ -7,7 +7,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.models import json_config, tensors
-from bertjax.models.xlnet.family import XlnetConfig
+from bertjax.models.xlnet.config import XlnetConfig
 
 PREFIX = "XLNet"  # how the names of its classes begin
 CLASSES = {PREFIX: "XLNet"}  # and how people write it

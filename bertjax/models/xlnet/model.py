@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
-from bertjax.models.xlnet.family import XlnetConfig
+from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
 from bertjax.nn.encoder_model import EncoderModel

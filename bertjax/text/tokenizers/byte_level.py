@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,10 +13,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.text.tokenizers import json_file, older_files
 from bertjax.text.tokenizers.from_json import FromJson
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES, Encoding, Tokenizer, read_file
-
-if TYPE_CHECKING:
-    from bertjax.text.vocabulary_extension import Joined
+from bertjax.text.tokenizers.interface import SPECIAL_PIECES, Encoding, Joined, Tokenizer, read_file
 
 SPACE = "\u0120"  # how a space is written in a piece
 
@@ -114,7 +111,7 @@ class BPE(FromJson, ByteLevel):
     def begins_with_space(self) -> bool:
         return json_file.adds_prefix_space(json.loads(self._content))
 
-    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence["Joined"]) -> None:
+    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence[Joined]) -> None:
         # With added pieces, which the library would else number anew after the larger vocabulary.
         model["vocab"] = {piece: number for number, piece in enumerate([*self.pieces, *new])}
         as_text = bool(model["merges"]) and isinstance(model["merges"][0], str)

@@ -3,17 +3,14 @@
 import abc
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, write_whole
 from bertjax.text.tokenizers import json_file
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Tokenizer, read_file
-
-if TYPE_CHECKING:
-    from bertjax.text.vocabulary_extension import Joined
+from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Joined, Tokenizer, read_file
 
 END_OF_TEXT = "<|endoftext|>"  # all special pieces of GPT-2
 FAIRSEQ = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # those of RoBERTa, XLM-R and CamemBERT; XLNet has them as well
@@ -88,7 +85,7 @@ class FromJson(Tokenizer):
     def parts(self, piece: str) -> list[int]:
         return [token.id for token in self._tokenizer.model.tokenize(piece)]
 
-    def extended(self, joined: Sequence["Joined"]) -> "FromJson":
+    def extended(self, joined: Sequence[Joined]) -> "FromJson":
         content = json.loads(self._content)
         known = set(self.pieces)
         new = [piece for piece in dict.fromkeys(each.piece for each in joined) if piece not in known]
@@ -96,7 +93,7 @@ class FromJson(Tokenizer):
         return type(self)(json.dumps(content, ensure_ascii=False).encode())
 
     @abc.abstractmethod
-    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence["Joined"]) -> None:
+    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence[Joined]) -> None:
         """Adds new pieces to the model of a tokenizer.json, and how they are joined."""
 
     def save(self, folder: epath.PathLike) -> None:

@@ -4,7 +4,7 @@ import abc
 import hashlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -13,11 +13,16 @@ from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_whole
 
-if TYPE_CHECKING:
-    from bertjax.text.vocabulary_extension import Joined
-
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 XLNET = ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>")  # the same in XLNet's vocabularies
+
+
+class Joined(NamedTuple):
+    """A piece, and the two that it is joined of, which may be new as well."""
+
+    piece: str
+    left: str
+    right: str
 
 
 class Encoding(NamedTuple):
@@ -147,7 +152,7 @@ class Tokenizer(abc.ABC):
         """Returns the piece that two make, one after the other in a unit."""
         return left + right
 
-    def extended(self, joined: Sequence["Joined"]) -> "Tokenizer":
+    def extended(self, joined: Sequence[Joined]) -> "Tokenizer":
         """Returns a tokenizer with more pieces after its own. Raises `UserError` if this one cannot have more."""
         raise NotImplementedError
 

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from etils import epath
@@ -10,10 +9,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.text.tokenizers import json_file
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Encoding, Tokenizer, read_file
-
-if TYPE_CHECKING:
-    from bertjax.text.vocabulary_extension import Joined
+from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Encoding, Joined, Tokenizer, read_file
 
 SPACE = "\u2581"  # how a space is written in a piece
 # Types of pieces: a text has the name of a piece of the one kind as text, and of the other kind as that piece.
@@ -71,7 +67,7 @@ class SentencePiece(Tokenizer):
     def parts(self, piece: str) -> list[int]:
         return [token.id for token in self._unigrams.tokenize(piece)]
 
-    def extended(self, joined: Sequence["Joined"]) -> "SentencePiece":
+    def extended(self, joined: Sequence[Joined]) -> "SentencePiece":
         scores = [self._processor.get_score(i) for i in range(self.vocab_size)]
         larger = _message(b"")
         for each in joined:

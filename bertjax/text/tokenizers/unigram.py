@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -11,11 +11,8 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.text.tokenizers import json_file, older_files
 from bertjax.text.tokenizers.from_json import FromJson
-from bertjax.text.tokenizers.interface import Encoding
+from bertjax.text.tokenizers.interface import Encoding, Joined
 from bertjax.text.tokenizers.sentencepiece import SPACE, score_of_new
-
-if TYPE_CHECKING:
-    from bertjax.text.vocabulary_extension import Joined
 
 
 class Unigram(FromJson):
@@ -47,7 +44,7 @@ class Unigram(FromJson):
         is_whole = len(json.loads(self._content)["model"]["vocab"]) == self.vocab_size
         return "" if is_whole else "has added pieces after its vocabulary, where new ones would come"
 
-    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence["Joined"]) -> None:
+    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence[Joined]) -> None:
         scores = [score for _, score in model["vocab"]]
         model["vocab"] += [[piece, score_of_new(self.parts(piece), scores)] for piece in new]
 

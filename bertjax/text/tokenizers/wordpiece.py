@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import msgspec
 import numpy as np
@@ -13,10 +13,7 @@ from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.common.files import note, parse_json, write_whole
 from bertjax.text.tokenizers import json_file
-from bertjax.text.tokenizers.interface import Encoding, Tokenizer, read_file
-
-if TYPE_CHECKING:
-    from bertjax.text.vocabulary_extension import Joined
+from bertjax.text.tokenizers.interface import Encoding, Joined, Tokenizer, read_file
 
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
 CONTINUES = "##"  # begins the pieces that continue a word
@@ -120,7 +117,7 @@ class WordPiece(Tokenizer):
     def join(self, left: str, right: str) -> str:
         return left + right.removeprefix(CONTINUES)
 
-    def extended(self, joined: Sequence["Joined"]) -> "WordPiece":
+    def extended(self, joined: Sequence[Joined]) -> "WordPiece":
         return WordPiece([*self.pieces, *(each.piece for each in joined)], self.lowercase)
 
     def decode(self, ids: Sequence[int]) -> str:

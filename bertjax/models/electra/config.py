@@ -1,0 +1,20 @@
+"""The config of a ELECTRA model."""
+
+import dataclasses
+from typing import ClassVar
+
+from bertjax.config.model_config import BertConfig, field, size
+
+
+@dataclasses.dataclass(frozen=True)
+class ElectraConfig(BertConfig):
+    """The architecture of an ELECTRA, generator or discriminator; the defaults are the small ones'."""
+
+    embedding_size: int = size(128)
+    hidden_size: int = size(256)
+    num_attention_heads: int = size(4)
+    intermediate_size: int = size(1024)
+    family: str = field("electra", "form")
+
+    hidden_act: ClassVar[str] = "gelu"  # output layers have it, too
+    output: ClassVar[str] = "transform"  # which brings states to the size of embeddings

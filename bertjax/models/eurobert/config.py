@@ -1,0 +1,41 @@
+"""The config of a EuroBERT model."""
+
+import dataclasses
+from typing import ClassVar
+
+from bertjax.config.model_config import ModelConfig, field, size
+
+
+@dataclasses.dataclass(frozen=True)
+class EuroBertConfig(ModelConfig):
+    """The architecture of a EuroBERT, by default of 210m. Fields are named as in Hugging Face's config.json.
+
+    There is no dropout, as in transformers.
+    """
+
+    vocab_size: int = size(128256)
+    hidden_size: int = size(768)
+    num_hidden_layers: int = size(12, most=1000)
+    num_attention_heads: int = size(12)
+    num_key_value_heads: int = size(12)  # a divisor of num_attention_heads, of which as many share a key and a value
+    head_dim: int = size(64)
+    intermediate_size: int = size(3072)
+    # The longest sequence; no param depends on it.
+    max_position_embeddings: int = field(8192, "behaviour", least=1, most=2**31 - 1)
+    initializer_range: float = field(0.02, above=0, below=1)
+    rms_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
+    rope_theta: float = field(250_000.0, "behaviour", above=0)
+    # What is classified of a text: the first state, or the mean state, of which a dense layer makes the pooled output
+    # (bos, mean); or the mean of what the dense layer makes of all states (late).
+    classifier_pooling: str = field("late", choices=("bos", "mean", "late"))
+    tie_word_embeddings: bool = field(False, "form")  # False: words are predicted with a matrix of their own
+    family: str = field("eurobert", "form")
+
+    output: ClassVar[str] = "plain"
+    hidden_act: ClassVar[str] = "silu"
+    hidden_dropout_prob: ClassVar[float] = 0.0
+    type_vocab_size: ClassVar[int] = 1
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim

@@ -1,0 +1,35 @@
+"""The config of a XLNet model."""
+
+import dataclasses
+from typing import ClassVar
+
+from bertjax.config.model_config import ModelConfig, field, size
+
+
+@dataclasses.dataclass(frozen=True)
+class XlnetConfig(ModelConfig):
+    """The architecture of an XLNet, by default of base. Fields are named as BERT's."""
+
+    vocab_size: int = size(32000)
+    hidden_size: int = size(768)
+    num_hidden_layers: int = size(12, most=1000)
+    num_attention_heads: int = size(12)
+    intermediate_size: int = size(3072)
+    hidden_act: str = field("gelu", "behaviour", choices=("gelu", "gelu_new", "relu"))
+    hidden_dropout_prob: float = field(0.1, least=0, below=1)
+    attention_probs_dropout_prob: float = field(0.1, least=0, below=1)
+    # The longest sequence; no param depends on it.
+    max_position_embeddings: int = field(512, least=1, most=2**31 - 1)
+    # States of each layer that are kept for the tokens that follow, where a row goes on (`data.stream`).
+    memory_length: int = field(384, least=1, most=2**31 - 1)
+    initializer_range: float = field(0.02, above=0, below=1)
+    layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
+    family: str = field("xlnet", "form")
+
+    output: ClassVar[str] = "bias"
+    type_vocab_size: ClassVar[int] = 3  # text A, text B, and the [CLS] at the end; only whether two are the same counts
+
+    @property
+    def spans_dropout_prob(self) -> float:
+        """What output layers read has dropout: `XlnetModel` drops that of texts, output layers of tokens their own."""
+        return self.hidden_dropout_prob
