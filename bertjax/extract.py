@@ -59,7 +59,7 @@ flags.mark_flags_as_required(["checkpoint", "output"])
 @ending_at_once()
 def main(texts: list[str]) -> None:
     from bertjax.common.errors import UserError
-    from bertjax.data.documents.tables import SUFFIXES
+    from bertjax.data.corpus.tables import SUFFIXES
     from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS
 
     if _LAYERS.value not in (None, *WITHOUT_WEIGHTS):
@@ -109,7 +109,7 @@ def main(texts: list[str]) -> None:
 def column(name: str, flag: str) -> Iterator[str]:
     """Yields the cells of a column of the table."""
     from bertjax.common.errors import UserError
-    from bertjax.data.documents import tables
+    from bertjax.data.corpus import tables
 
     for row in tables.rows_of(_INPUT.value):
         if name not in row.columns:

@@ -376,7 +376,7 @@ def prepare(
     Raises `UserError` for mistakes in the config, and if the corpus has too few documents.
     """
     from bertjax.budget import plan
-    from bertjax.data import preparation
+    from bertjax.data.preprocessing import preparation
     from bertjax.tasks.pretraining_run import adopt_checkpoint
     from bertjax.validation import validate_pretraining
 

@@ -48,7 +48,7 @@ flags.mark_flags_as_required(["checkpoint", "data", "output"])
 def main(arguments: list[str]) -> None:
     from bertjax.common.errors import UserError
     from bertjax.common.progress import phase
-    from bertjax.data.documents.tables import SUFFIXES
+    from bertjax.data.corpus.tables import SUFFIXES
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --data= and --output=")

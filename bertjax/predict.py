@@ -83,7 +83,7 @@ def main(texts: list[str]) -> None:
 def _is_table(texts: list[str]) -> bool:
     """Returns whether --input is a table. Raises `UserError` if other arguments do not fit that."""
     from bertjax.common.errors import UserError
-    from bertjax.data.documents.tables import SUFFIXES
+    from bertjax.data.corpus.tables import SUFFIXES
 
     is_table, suffixes = (_INPUT.value or "").endswith(SUFFIXES), ", ".join(SUFFIXES)
     if is_table and texts:

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
 
     from bertjax.budget import plan
     from bertjax.common.errors import UserError
-    from bertjax.data.preparation.vocabulary import learn_vocabulary
+    from bertjax.data.preprocessing.vocabulary import learn_vocabulary
     from bertjax.tasks import validate
     from bertjax.tasks.pretraining_run import adopt_checkpoint
     from bertjax.validation import validate_pretraining

@@ -37,7 +37,7 @@ import jax
 import pytest
 
 from bertjax.config.defaults import named_stages, pretraining_config, stage
-from bertjax.data.batches.readers import plain
+from bertjax.data.loading.readers import plain
 from bertjax.distributed.mesh import make_mesh
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
@@ -171,7 +171,7 @@ def reader_without_tensorflow():
     `tests/data/test_readers.py` compares both readers; commands that start Python anew read with TensorFlow.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertjax.data.batches.pipeline.reader", lambda: plain)
+        patch.setattr("bertjax.data.loading.pipeline.reader", lambda: plain)
         yield
 
 
@@ -242,8 +242,7 @@ def tiny_config(corpus="", records=""):
 @contextlib.contextmanager
 def preparing_in_process():
     """`prepare` without processes of its own, which take seconds to start."""
-    from bertjax.data import preparation
-    from bertjax.data.preparation import vocabulary
+    from bertjax.data.preprocessing import preparation, vocabulary
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "worker_pool", in_process_pool)
@@ -260,7 +259,7 @@ def in_process():
 @pytest.fixture(scope="session")
 def records_folder(corpus_file, built_once):
     """Records of `tiny_config`."""
-    from bertjax.data.preparation import prepare
+    from bertjax.data.preprocessing.preparation import prepare
 
     def build(folder):
         with preparing_in_process():

@@ -195,12 +195,12 @@ def _become(module: str, arguments: list[str], cwd: str, environment: dict[str, 
 def _run(module: str) -> None:
     """Runs the module and ends as Python would, but for freeing all that was imported, which takes seconds."""
     code = 1
-    bertjax.data.batches.pipeline.reader = lambda: bertjax.data.batches.readers.plain
+    bertjax.data.loading.pipeline.reader = lambda: bertjax.data.loading.readers.plain
     if QUICK in os.environ:
         bertjax.budget.plan.measure = lambda *_: bertjax.budget.plan.StepTimes(steps=1.0, evaluation=0.1, compiling=1.0)
         bertjax.tasks.launch.draw = lambda workdir: None
-        bertjax.data.preparation.worker_pool = in_process_pool
-        bertjax.data.preparation.vocabulary.worker_pool = in_process_pool
+        bertjax.data.preprocessing.preparation.worker_pool = in_process_pool
+        bertjax.data.preprocessing.vocabulary.worker_pool = in_process_pool
         parts = bertjax.config.stages.parts_of
         bertjax.config.stages.parts_of = lambda stage, batch_size: [] if stage.steps == 1 else parts(stage, batch_size)
     if os.environ.get(QUICK) == "untrained":
@@ -229,9 +229,9 @@ if __name__ == "__main__":
 
     import bertjax.budget.plan
     import bertjax.config.stages
-    import bertjax.data.batches.pipeline
-    import bertjax.data.batches.readers.plain
-    import bertjax.data.preparation
+    import bertjax.data.loading.pipeline
+    import bertjax.data.loading.readers.plain
+    import bertjax.data.preprocessing.preparation
     import bertjax.interop.pretrained
     import bertjax.tasks.launch
     import bertjax.tasks.pretraining

@@ -9,7 +9,7 @@ import pytest
 
 from bertjax.common import lock
 from bertjax.config import experiments
-from bertjax.data.preparation import prepare
+from bertjax.data.preprocessing.preparation import prepare
 from bertjax.training import checkpoint
 from tests.conftest import make_corpus
 from tests.processes import start

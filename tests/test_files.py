@@ -8,7 +8,7 @@ from etils.epath import gpath
 
 from bertjax.common import files
 from bertjax.common.errors import UserError
-from bertjax.data.preparation import prepare
+from bertjax.data.preprocessing.preparation import prepare
 from bertjax.training.logging import MetricsWriter
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import tiny_config

@@ -12,10 +12,10 @@ from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import config_after, config_in, stages_of, steps_for, total_steps
-from bertjax.data.batches.order import Order
-from bertjax.data.batches.packing import RowSize
-from bertjax.data.preparation import prepare
-from bertjax.data.records import RecordSet, mixed
+from bertjax.data.loading.order import Order
+from bertjax.data.loading.packing import RowSize
+from bertjax.data.preprocessing.preparation import prepare
+from bertjax.data.records.record_sets import RecordSet, mixed
 from bertjax.distributed.mesh import make_mesh
 from bertjax.interop import conversion, pretrained
 from bertjax.models import families
@@ -183,7 +183,7 @@ def test_batches_and_steps_are_those_of_their_stage(records):
 
 def test_no_record_is_read_twice_while_the_batch_grows(monkeypatch):
     """In windows of 4 records a lane, of which there are as many for both batch sizes."""
-    monkeypatch.setattr("bertjax.data.batches.order.SHUFFLE_WINDOW", 4)
+    monkeypatch.setattr("bertjax.data.loading.order.SHUFFLE_WINDOW", 4)
     files = RecordSet(("a", "b", "c"), (20, 40, 12))
     read, before = [], 0
     for batch_size, steps in [(4, 8), (12, 1)]:

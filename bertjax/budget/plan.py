@@ -28,8 +28,8 @@ from bertjax.config import experiments
 from bertjax.config.defaults import stage
 from bertjax.config.lists import corpus_sources
 from bertjax.config.stages import predictions_for, stages_of
-from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import read_manifest
+from bertjax.data.records.record_sets import require_folder
 from bertjax.distributed import hosts
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint

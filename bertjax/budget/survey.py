@@ -13,9 +13,9 @@ import numpy as np
 from bertjax.budget.choice import Text
 from bertjax.common.errors import UserError
 from bertjax.config.lists import corpus_sources
-from bertjax.data.documents import corpus, reading, sentences
-from bertjax.data.documents.reading import Document
-from bertjax.data.documents.selection import is_train, selection_of
+from bertjax.data.corpus import corpus, reading, sentences
+from bertjax.data.corpus.reading import Document
+from bertjax.data.corpus.selection import is_train, selection_of
 from bertjax.text import vocabulary_learning
 from bertjax.text.tokenizer import Tokenizer
 

@@ -40,7 +40,7 @@ def read_config(path: epath.Path) -> BertConfig:
 
 def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]]:
     """Returns our params from a checkpoint, and the names of ignored variables, which are not part of BERT."""
-    from bertjax.data.tf import tf
+    from bertjax.data.tensorflow import tf
 
     try:
         reader = tf.train.load_checkpoint(str(prefix))
@@ -64,7 +64,7 @@ def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: T
 
     Returns the parts of the params that have none.
     """
-    from bertjax.data.tf import tf
+    from bertjax.data.tensorflow import tf
 
     folder = epath.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh
 
-    from bertjax.data.batches.additions import Addition
-    from bertjax.data.batches.packing import RowSize
+    from bertjax.data.loading.packing import RowSize
+    from bertjax.data.loading.transforms import Addition
     from bertjax.nn.ops.recurrent_memory import Memory
     from bertjax.objectives.parts.model import EncodedBatch
     from bertjax.text.tokenizer import Tokenizer

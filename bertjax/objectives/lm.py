@@ -10,14 +10,14 @@ TITLE = "next words"
 
 
 def _addition(config, stage, tokenizer):
-    from bertjax.data.batches.additions import Addition
+    from bertjax.data.loading.transforms import Addition
 
     return Addition(_of_stream) if config.data.stream else addition_of(next_words)(config, stage, tokenizer)
 
 
 def _of_stream(batch, drawn):
     """All tokens predict the next one, the last of a row the one that begins the step after."""
-    from bertjax.data.batches.additions import FOLLOWING
+    from bertjax.data.loading.transforms import FOLLOWING
 
     ids, following = batch["input_ids"], batch[FOLLOWING]
     used = np.concatenate([batch["segments"][:, 1:] > 0, following[:, None] >= 0], axis=1)

@@ -8,7 +8,7 @@ def _addition(config, stage, tokenizer):
         return None
     if tokenizer is None:
         raise ValueError("dynamic masking needs a tokenizer")
-    from bertjax.data.batches.masking import masks, rules_of
+    from bertjax.data.loading.masking import masks, rules_of
 
     return masks(rules_of(config.data, tokenizer, stage.max_predictions_per_seq))
 

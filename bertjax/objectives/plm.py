@@ -28,7 +28,7 @@ class PermutationSettings:
 
 
 def _addition(settings: PermutationSettings, config, stage, tokenizer):
-    from bertjax.data.batches.permutation import permutes
+    from bertjax.data.loading.permutation import permutes
 
     if tokenizer is None:
         raise ValueError("orders need a tokenizer, which knows where words begin")

@@ -132,7 +132,7 @@ def begin(config, workdir: epath.Path, used: Tokenizer) -> None:
 
 def _windows_of(config, source: str, base: Tokenizer) -> list[HeldOutWindow]:
     """Returns windows of the first held-out documents of a source. Words that are hidden have known letters only."""
-    from bertjax.data.documents.selection import heldout_documents  # with pyarrow, which training does without
+    from bertjax.data.corpus.selection import heldout_documents  # with pyarrow, which training does without
 
     def may_hide(word: str) -> bool:
         ids = base.encode(word).ids

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.batches.examples import Examples
-from bertjax.data.documents.tables import Row, column
+from bertjax.data.corpus.tables import Row, column
+from bertjax.data.loading.examples import Examples
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import output_layers, targets
 from bertjax.tasks.finetuning import SEPARATOR, Dataset, InputForm, Split

@@ -8,8 +8,8 @@ import numpy as np
 from bertjax.common.errors import UserError
 from bertjax.config.limits import require
 from bertjax.config.lists import split_at_commas
-from bertjax.data.documents import holdout
-from bertjax.data.documents.tables import Row, find_table, read_table
+from bertjax.data.corpus import holdout
+from bertjax.data.corpus.tables import Row, find_table, read_table
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import classification, targets
 from bertjax.tasks.classification import Columns, Table

@@ -15,9 +15,9 @@ from bertjax.common.errors import UserError
 from bertjax.common.progress import Bar
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.limits import one_of, require, value_of
-from bertjax.data.batches.examples import Examples
-from bertjax.data.batches.mixed import Share
-from bertjax.data.documents import holdout
+from bertjax.data.corpus import holdout
+from bertjax.data.loading.examples import Examples
+from bertjax.data.loading.mixed import Share
 from bertjax.interop.pretrained import Pretrained
 from bertjax.interop.sentence_transformers import ARCHITECTURE, PACKAGE, SETTINGS
 from bertjax.models.heads import SentenceEncoder, forward_flops

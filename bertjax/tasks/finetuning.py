@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
-from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
-from bertjax.data.batches.mixed import MixedOrder, Share, steps_of_each
+from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
+from bertjax.data.loading.mixed import MixedOrder, Share, steps_of_each
 from bertjax.distributed.mesh import Batch, compute_on, local_rows
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families

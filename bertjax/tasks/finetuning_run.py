@@ -16,8 +16,8 @@ from bertjax.common.progress import phase
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig
 from bertjax.config.stages import Stage
-from bertjax.data.batches.examples import steps_per_epoch
-from bertjax.data.documents import fingerprints
+from bertjax.data.corpus import fingerprints
+from bertjax.data.loading.examples import steps_per_epoch
 from bertjax.distributed.mesh import Batch, batch_sharding, make_mesh
 from bertjax.interop import pretrained, resizing
 from bertjax.interop.pretrained import Pretrained

@@ -7,7 +7,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.config.limits import one_of
-from bertjax.data.documents.tables import TFDS, Row, column, read_table, read_tfds
+from bertjax.data.corpus.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import classification, targets
 from bertjax.tasks.classification import Columns, Table

@@ -175,7 +175,7 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
 
     Raises `UserError` with file and line for what is no pair.
     """
-    from bertjax.data.documents.reading import Reading, read_lines  # with pyarrow, which training does without
+    from bertjax.data.corpus.reading import Reading, read_lines  # with pyarrow, which training does without
 
     found, counts = [], collections.Counter()
 

@@ -15,7 +15,7 @@ import optax
 
 from bertjax.common.errors import UserError
 from bertjax.config.lists import weights_of
-from bertjax.data.batches.examples import Examples
+from bertjax.data.loading.examples import Examples
 
 SETTINGS = ("class_weights", "label_smoothing")  # the fields of `config.head` that are not the model's
 BALANCED = "balanced"

@@ -12,7 +12,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
 from bertjax.common.progress import Bar
-from bertjax.data.documents.tables import TableWriter
+from bertjax.data.corpus.tables import TableWriter
 from bertjax.tasks.metrics import comparable
 from bertjax.tasks.nearest import nearest
 from bertjax.tasks.searches import Search

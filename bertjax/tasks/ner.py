@@ -18,8 +18,8 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.config.limits import one_of
-from bertjax.data.batches.examples import Examples
-from bertjax.data.documents.tables import TFDS, cell, read_text, read_tfds
+from bertjax.data.corpus.tables import TFDS, cell, read_text, read_tfds
+from bertjax.data.loading.examples import Examples
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split

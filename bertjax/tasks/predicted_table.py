@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
-from bertjax.data.documents.tables import TableWriter, column, rows_of
+from bertjax.data.corpus.tables import TableWriter, column, rows_of
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks.finetuning import FineTuningTask
 

@@ -19,11 +19,11 @@ from bertjax import objectives
 from bertjax.common.errors import UserError
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of, total_steps
-from bertjax.data.batches import pipeline
-from bertjax.data.batches.order import Order
-from bertjax.data.batches.packing import RowSize
-from bertjax.data.records import find_records, mixed
+from bertjax.data.loading import pipeline
+from bertjax.data.loading.order import Order
+from bertjax.data.loading.packing import RowSize
 from bertjax.data.records.manifest import training_shares
+from bertjax.data.records.record_sets import find_records, mixed
 from bertjax.distributed.mesh import Batch, batch_sharding, compute_on, local_copy, local_rows, replicated
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.transfers import fetched, on_devices

@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 
 from bertjax import objectives
 from bertjax.config.stages import config_in, stages_of
-from bertjax.data.batches.order import count_groups
-from bertjax.data.batches.packing import RowSize, whole
+from bertjax.data.loading.order import count_groups
+from bertjax.data.loading.packing import RowSize, whole
 from bertjax.distributed.mesh import batch_sharding
 from bertjax.objectives import Term
 

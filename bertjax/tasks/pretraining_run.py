@@ -16,10 +16,9 @@ from bertjax.common.progress import phase
 from bertjax.config.lists import corpus_sources
 from bertjax.config.model_config import BertConfig, fields_of
 from bertjax.config.stages import Stage, config_after, stages_of, steps_for, total_steps
-from bertjax.data import preparation
-from bertjax.data.preparation import summary, vocabulary
-from bertjax.data.records import require_folder
+from bertjax.data.preprocessing import preparation, summary, vocabulary
 from bertjax.data.records.manifest import fingerprint, read_manifest
+from bertjax.data.records.record_sets import require_folder
 from bertjax.distributed import hosts
 from bertjax.distributed.mesh import local_copy, make_mesh, replicated
 from bertjax.distributed.topology import available_cores

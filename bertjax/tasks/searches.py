@@ -10,8 +10,8 @@ from typing import NamedTuple
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.data.documents import fingerprints
-from bertjax.data.documents.tables import Row, column, read_table, read_text, rows_of
+from bertjax.data.corpus import fingerprints
+from bertjax.data.corpus.tables import Row, column, read_table, read_text, rows_of
 from bertjax.tasks.targets import Number
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from bertjax.common.errors import UserError
 from bertjax.config.limits import at_least_one, one_of, require
-from bertjax.data.batches.examples import Examples
-from bertjax.data.documents.tables import TFDS
+from bertjax.data.corpus.tables import TFDS
+from bertjax.data.loading.examples import Examples
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, output_layers, squad_files
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split

@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
-from bertjax.data.documents.tables import cell, column, read_text, read_tfds
+from bertjax.data.corpus.tables import cell, column, read_text, read_tfds
 
 MOST_NAMED = 5  # questions that a message names
 

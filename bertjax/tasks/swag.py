@@ -6,8 +6,8 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.data.batches.examples import Examples
-from bertjax.data.documents.tables import TFDS, Row, column, read_table, read_tfds
+from bertjax.data.corpus.tables import TFDS, Row, column, read_table, read_tfds
+from bertjax.data.loading.examples import Examples
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from bertjax.data.batches.examples import Examples
+from bertjax.data.loading.examples import Examples
 from bertjax.text.tokenizer import Tokenizer
 
 MOST_UNKNOWN = 0.01  # share of unknown tokens above which there is a warning

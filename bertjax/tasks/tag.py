@@ -6,8 +6,8 @@ import itertools
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.data.documents import holdout
-from bertjax.data.documents.tables import Row, cell, column, find_table, read_table
+from bertjax.data.corpus import holdout
+from bertjax.data.corpus.tables import Row, cell, column, find_table, read_table
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import ner
 from bertjax.tasks.finetuning import Dataset, Split

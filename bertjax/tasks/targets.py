@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bertjax.common.errors import UserError
-from bertjax.data.documents.tables import Row, cell, column
+from bertjax.data.corpus.tables import Row, cell, column
 from bertjax.interop.huggingface import REGRESSION
 from bertjax.interop.pretrained import Pretrained
 from bertjax.interop.sentence_transformers import IDENTITY

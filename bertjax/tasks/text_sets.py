@@ -13,8 +13,8 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.config.lists import split_at_commas
-from bertjax.data.batches.examples import Examples
-from bertjax.data.documents.tables import SUFFIXES, Row, column, read_table, read_text
+from bertjax.data.corpus.tables import SUFFIXES, Row, column, read_table, read_text
+from bertjax.data.loading.examples import Examples
 from bertjax.tasks import searches, squad, squad_files
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.tasks.searches import Search

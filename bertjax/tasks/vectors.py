@@ -25,7 +25,7 @@ from bertjax.common import checksums
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, replacing
 from bertjax.common.progress import Bar
-from bertjax.data.batches.examples import Examples
+from bertjax.data.loading.examples import Examples
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models.heads import PooledStates
 from bertjax.tasks import output_layers

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     import jax
 
     from bertjax.common.errors import UserError
-    from bertjax.data.documents.reading import Reading, read_lines
+    from bertjax.data.corpus.reading import Reading, read_lines
     from bertjax.distributed.mesh import compute_for
     from bertjax.interop import pretrained
     from bertjax.models.heads import BertForMaskedLM

@@ -92,7 +92,7 @@ def check_same_ids(name: str, config, dataset, weights: str) -> None:
     """That their tokenizer makes the same ids of GLUE's texts. The other tasks' examples are ours for both."""
     import transformers
 
-    from bertjax.data.documents.tables import column, read_table
+    from bertjax.data.corpus.tables import column, read_table
     from bertjax.tasks.glue import TASKS, find_folder
 
     if name not in TASKS:
@@ -176,7 +176,7 @@ def train_theirs(name: str, config, dataset, mesh):
     """(scores, seconds a step): their model and loss, torch's AdamW, our batches, padded to their longest."""
     import torch
 
-    from bertjax.data.batches.examples import TrainingOrder
+    from bertjax.data.loading.examples import TrainingOrder
     from bertjax.tasks.finetuning import count_steps
     from bertjax.training.schedules import make_schedule
 

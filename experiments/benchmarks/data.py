@@ -28,15 +28,15 @@ from absl import flags
 from bertjax import command
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import pretraining_config
-from bertjax.data.batches import pipeline
-from bertjax.data.batches.masking import masks, rules_of
-from bertjax.data.batches.order import Order
-from bertjax.data.batches.packing import RowSize
-from bertjax.data.batches.readers import plain, tf_data
-from bertjax.data.documents import sentences
-from bertjax.data.documents.corpus import read_documents
-from bertjax.data.records import RecordSet, count_records, find_records, write_records
+from bertjax.data.corpus import sentences
+from bertjax.data.corpus.corpus import read_documents
+from bertjax.data.loading import pipeline
+from bertjax.data.loading.masking import masks, rules_of
+from bertjax.data.loading.order import Order
+from bertjax.data.loading.packing import RowSize
+from bertjax.data.loading.readers import plain, tf_data
 from bertjax.data.records.layouts import features
+from bertjax.data.records.record_sets import RecordSet, count_records, find_records, write_records
 from bertjax.distributed.topology import available_cores
 from bertjax.text import tokenizer
 from experiments.benchmarks import google_records

@@ -196,7 +196,7 @@ def wordpiece():
 
 
 def make_records(folder):
-    from bertjax.data.preparation import prepare
+    from bertjax.data.preprocessing.preparation import prepare
 
     corpus, config = folder / "text.txt", tiny_config()
     corpus.write_text(text())
@@ -216,10 +216,10 @@ def train_on_records(folder):
 
 
 def read_batches(records, vocab_size):
-    from bertjax.data.batches.order import Order
-    from bertjax.data.batches.packing import RowSize
-    from bertjax.data.batches.pipeline import heldout_batches, train_batches
-    from bertjax.data.records import find_records
+    from bertjax.data.loading.order import Order
+    from bertjax.data.loading.packing import RowSize
+    from bertjax.data.loading.pipeline import heldout_batches, train_batches
+    from bertjax.data.records.record_sets import find_records
 
     found = find_records(records, 32, 5, "train", vocab_size, measures=True)
     batches = train_batches(Order(found, 8, 0, RowSize(32, 5, 4)), 5)
@@ -437,7 +437,7 @@ def make_texts(folder):
 
 def read_texts(folder):
     from bertjax.common.errors import UserError
-    from bertjax.data.documents.corpus import read_documents
+    from bertjax.data.corpus.corpus import read_documents
 
     last = None
     for path in sorted(folder.iterdir()):
@@ -554,8 +554,8 @@ def made_up_text(folder, rng):
     """Any characters, through everything that a text passes."""
     import numpy as np
 
-    from bertjax.data.documents.reading import Document
-    from bertjax.data.documents.sentences import split
+    from bertjax.data.corpus.reading import Document
+    from bertjax.data.corpus.sentences import split
 
     known = wordpiece()
 

@@ -112,7 +112,7 @@ def measure_steps(records: pathlib.Path, length: int, batch_size: int) -> None:
 
 
 def main(_) -> None:
-    from bertjax.data.preparation import prepare
+    from bertjax.data.preprocessing.preparation import prepare
     from bertjax.distributed.mesh import use_cpu_cores
     from bertjax.distributed.topology import available_cores
 

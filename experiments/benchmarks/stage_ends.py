@@ -50,7 +50,7 @@ def longest_wait(records: str, seconds: float, steps_per_second: float, starts_a
 
 
 def main(_) -> None:
-    from bertjax.data import preparation
+    from bertjax.data.preprocessing import preparation
 
     with tempfile.TemporaryDirectory() as folder:
         records = pathlib.Path(folder) / "records"

@@ -99,7 +99,7 @@ class Case:
     def packed(self, config) -> list[dict]:
         """The same sequences, those of all batches in rows that hold several."""
         from bertjax.config.stages import stages_of
-        from bertjax.data.batches.packing import arrange, pack_pretraining
+        from bertjax.data.loading.packing import arrange, pack_pretraining
         from bertjax.tasks.pretraining_rows import row_size
 
         batches, row = self.batches(), row_size(config, *stages_of(config))
@@ -162,7 +162,7 @@ class Ours:
             from bertjax.tasks.pretraining import Pretraining
 
             return Pretraining(self.config, self.mesh, records=None, rows=[rows])
-        from bertjax.data.batches.examples import Examples
+        from bertjax.data.loading.examples import Examples
         from bertjax.tasks.finetuning import Dataset, FineTuning
         from bertjax.tasks.output_layers import classification
 

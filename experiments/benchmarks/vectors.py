@@ -88,7 +88,7 @@ def _questions(path: pathlib.Path) -> list[dict]:
 
 def _sentences(path: str):
     """Yields the sentences of 6 to 64 words, each once."""
-    from bertjax.data.documents import corpus, sentences
+    from bertjax.data.corpus import corpus, sentences
 
     seen = set()
     for document in corpus.read_documents([path]):

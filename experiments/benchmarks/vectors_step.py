@@ -65,7 +65,7 @@ def rounds_of_theirs(config, folder: pathlib.Path):
     """As `rounds_of_ours`, in the batches of `bertjax`; the first step of each round is left out."""
     from sentence_transformers.base.sampler import DefaultBatchSampler
 
-    from bertjax.data.batches.examples import TrainingOrder
+    from bertjax.data.loading.examples import TrainingOrder
     from bertjax.tasks import finetuning_run
 
     finetuning_run.adopt(config, None)

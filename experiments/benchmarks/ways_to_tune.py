@@ -148,7 +148,7 @@ def train_theirs(row: str, config, dataset, mesh):
     """Returns the scores, and seconds a step."""
     import torch
 
-    from bertjax.data.batches.examples import TrainingOrder
+    from bertjax.data.loading.examples import TrainingOrder
     from bertjax.tasks.finetuning import count_steps
     from bertjax.training.schedules import make_schedule
 

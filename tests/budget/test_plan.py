@@ -16,7 +16,7 @@ from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import fine_tuning_config, named_stages, pretraining_config, stage
 from bertjax.config.stages import stages_of, total_steps
-from bertjax.data.documents.selection import heldout_documents
+from bertjax.data.corpus.selection import heldout_documents
 from bertjax.tasks import validate
 from bertjax.tasks.launch import launch
 from bertjax.training.workdir import require_info

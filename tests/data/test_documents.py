@@ -19,12 +19,12 @@ from pyarrow import parquet
 
 from bertjax.common.errors import UserError
 from bertjax.config.lists import mixture_of
-from bertjax.data import preparation
-from bertjax.data.documents import cleaning, corpus, python_docs, sentences
-from bertjax.data.documents.corpus import portions, read_documents, read_portion
-from bertjax.data.documents.reading import Document, Reading, list_files
-from bertjax.data.documents.selection import is_heldout, selection_of
-from bertjax.data.documents.tables import read_table
+from bertjax.data.corpus import cleaning, corpus, python_docs, sentences
+from bertjax.data.corpus.corpus import portions, read_documents, read_portion
+from bertjax.data.corpus.reading import Document, Reading, list_files
+from bertjax.data.corpus.selection import is_heldout, selection_of
+from bertjax.data.corpus.tables import read_table
+from bertjax.data.preprocessing import preparation
 from tests.conftest import make_corpus, tiny_config
 
 TEXT = "One line.\nAnother line.\n\n\nSecond document.\n"
@@ -69,7 +69,7 @@ def test_a_parquet_file_is_not_read_whole(tmp_path, monkeypatch):
     place = parquet.read_metadata(path).row_group(7).column(0).dictionary_page_offset
     whole = path.read_bytes()
     path.write_bytes(whole[:place] + b"\xff" * 40 + whole[place + 40 :])
-    monkeypatch.setattr("bertjax.data.documents.reading.PARQUET_ROWS", 2)
+    monkeypatch.setattr("bertjax.data.corpus.reading.PARQUET_ROWS", 2)
     documents = read_documents([str(path)])
     assert next(documents).lines == [("0 " * 500).strip()]
     with pytest.raises(UserError, match=r"a.parquet: cannot be read as Parquet after row 14 \("):
@@ -182,7 +182,7 @@ def test_compressed_files_of_several_streams_are_read_whole_or_not_at_all(tmp_pa
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
 @pytest.mark.parametrize("compression", COMPRESS)
 def test_lines_do_not_depend_on_where_a_file_is_split(tmp_path, monkeypatch, compression, chunk):
-    monkeypatch.setattr("bertjax.data.documents.reading.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("bertjax.data.corpus.reading.CHUNK_BYTES", chunk)
     (tmp_path / f"a.txt{compression}").write_bytes(2 * COMPRESS[compression](TEXT.encode() + b"\n"))
     documents = list(read_documents([f"{tmp_path}/a.txt{compression}"]))
     assert [d.lines for d in documents] == 2 * LINES
@@ -197,7 +197,7 @@ def test_lines_do_not_depend_on_where_a_file_is_split(tmp_path, monkeypatch, com
 def test_a_line_or_document_without_end_is_refused(tmp_path, monkeypatch, name, content, message):
     limits = dict(MAX_LINE_BYTES=1000, CHUNK_BYTES=100, MAX_DOCUMENT_CHARACTERS=100)
     for limit, value in limits.items():
-        monkeypatch.setattr(f"bertjax.data.documents.reading.{limit}", value)
+        monkeypatch.setattr(f"bertjax.data.corpus.reading.{limit}", value)
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):
         lines_of(tmp_path / name)
@@ -246,8 +246,8 @@ def test_a_document_of_a_text_file_ends_where_the_config_says(tmp_path, document
 
 
 def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertjax.data.documents.reading.MAX_DOCUMENT_CHARACTERS", 100)
-    monkeypatch.setattr("bertjax.data.documents.reading.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("bertjax.data.corpus.reading.MAX_DOCUMENT_CHARACTERS", 100)
+    monkeypatch.setattr("bertjax.data.corpus.reading.MAX_LINE_BYTES", 1000)
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\xff\xff\nstill two\n\nthree\n\n" + b"long line\n" * 50 + b"\nfour")
     (tmp_path / "b.txt").write_bytes(b"x" * 5000 + b"\n\nfive\n\n" + b"y" * 5000)
     rows = ['{"text": "six"}', '{"text": null}', '{"text": ["a"]}', "{", '{"body": "b"}', "[]", '{"text": "seven"}']

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from bertjax.config.defaults import named_stages, pretraining_config, stage
-from bertjax.data import preparation
-from bertjax.data.batches.pipeline import heldout_batches
-from bertjax.data.records import find_records
+from bertjax.data.loading.pipeline import heldout_batches
+from bertjax.data.preprocessing import preparation
+from bertjax.data.records.record_sets import find_records
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "google_records.json"
 LENGTH, PREDICTIONS, DUPE_FACTOR = 64, 8, 10  # 8 < 0.15 * 64: full rows reach the limit

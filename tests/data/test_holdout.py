@@ -9,7 +9,7 @@ import pytest
 from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
-from bertjax.data.documents import fingerprints, holdout
+from bertjax.data.corpus import fingerprints, holdout
 from bertjax.interop.pretrained import Pretrained
 from experiments import classify, embed, tag
 from tests.tasks.test_finetuning import tokenizer

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from bertjax.config.defaults import pretraining_config
-from bertjax.data.preparation.instances import as_tokens, make_full_sentences, make_ordered, make_pairs, separated
-from bertjax.data.preparation.job import Job, RecordShape
-from bertjax.data.preparation.sequences import make_rows
+from bertjax.data.preprocessing.job import Job, RecordShape
+from bertjax.data.preprocessing.rows import make_rows
+from bertjax.data.preprocessing.sequences import as_tokens, make_full_sentences, make_ordered, make_pairs, separated
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.data.batches.masking import Rules, draw, mask_tokens
+from bertjax.data.loading.masking import Rules, draw, mask_tokens
 
 VOCAB, MASK, CLS, SEP, LENGTH = 1000, 4, 2, 3, 128
 RULES = Rules(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.data.batches import order
-from bertjax.data.batches.masking import masks
-from bertjax.data.batches.order import Order
-from bertjax.data.batches.packing import RowSize, arrange
-from bertjax.data.records import RecordSet
+from bertjax.data.loading import order
+from bertjax.data.loading.masking import masks
+from bertjax.data.loading.order import Order
+from bertjax.data.loading.packing import RowSize, arrange
+from bertjax.data.records.record_sets import RecordSet
 from tests.data.test_pipeline import LENGTH, RULES, assert_same, batches_of, damage, random_rows, write_set
 
 ROW = RowSize(512, 8)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertjax.data.batches.permutation import PermutationRules, draw, permute
+from bertjax.data.loading.permutation import PermutationRules, draw, permute
 
 CLS, SEP, LENGTH, VOCABULARY = 2, 3, 120, 50
 CONTINUES = np.arange(VOCABULARY) % 3 == 1  # one random piece in three continues a word

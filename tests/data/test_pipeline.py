@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.data import records
-from bertjax.data.batches import order, pipeline
-from bertjax.data.batches.masking import masks, rules_of
-from bertjax.data.batches.order import Order
-from bertjax.data.batches.packing import RowSize
-from bertjax.data.records import RecordSet, layouts
+from bertjax.data.loading import order, pipeline
+from bertjax.data.loading.masking import masks, rules_of
+from bertjax.data.loading.order import Order
+from bertjax.data.loading.packing import RowSize
+from bertjax.data.records import layouts, record_sets
+from bertjax.data.records.record_sets import RecordSet
 from bertjax.data.records.serialization import tfrecords
 from tests.data.test_records import GOOGLE, google_block
 
@@ -24,7 +24,7 @@ from tests.data.test_records import GOOGLE, google_block
 @pytest.fixture
 def reader_name(request, monkeypatch):
     """Sets the reader of records, "plain" or "tf_data", by indirect parametrization."""
-    module = importlib.import_module(f"bertjax.data.batches.readers.{request.param}")
+    module = importlib.import_module(f"bertjax.data.loading.readers.{request.param}")
     monkeypatch.setattr(pipeline, "reader", lambda: module)
     return request.param
 
@@ -40,7 +40,7 @@ def numbered(tmp_path_factory):
     ids = np.tile(GOOGLE["input_ids"], (sum(counts), 1))
     ids[:, 1] = np.arange(len(ids))
     for path, part in zip(paths, np.split(ids, np.cumsum(counts)[:-1])):
-        records.write_records(path, [google_block(len(part), input_ids=part)])
+        record_sets.write_records(path, [google_block(len(part), input_ids=part)])
     return RecordSet(tuple(paths), counts)
 
 
@@ -110,12 +110,12 @@ def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
 @both_readers
 def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(records_folder, reader_name, monkeypatch):
     """The thread of tf.data's autotuning sleeps up to a minute, and tunes whatever is left to it."""
-    from bertjax.data.tf import tf
+    from bertjax.data.tensorflow import tf
 
     before = set(threading.enumerate())
     made, make = [], tf.data.Dataset.as_numpy_iterator
     monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", lambda self: made.append(self) or make(self))
-    files, row = records.find_records(records_folder, 32, 5, "train"), RowSize(32, 8, 40)
+    files, row = record_sets.find_records(records_folder, 32, 5, "train"), RowSize(32, 8, 40)
     with_lengths, without = Order(files, 16, 0, row), Order(dataclasses.replace(files, lengths=None), 16, 0, row)
     readers = [pipeline.train_batches(each, 5) for each in (with_lengths, without)]
     readers.append(pipeline.packed_batches(with_lengths, 5, multiple=1))
@@ -176,7 +176,7 @@ def write_set(folder, rows, layout="google", files=3, vocab_size=1000, **fields)
     paths = [str(folder / f"{i}.tfrecord") for i in range(files)]
     parts = np.array_split(rows, files)
     for path, part in zip(paths, parts):
-        records.write_records(path, [layouts.features_of(part, layout)])
+        record_sets.write_records(path, [layouts.features_of(part, layout)])
     masking = "static" if "masked" in rows.dtype.names else "dynamic"
     return RecordSet(tuple(paths), tuple(map(len, parts)), layout, masking, vocab_size, **fields)
 

@@ -14,11 +14,11 @@ from bertjax.common import sorting
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
-from bertjax.data import preparation, records
-from bertjax.data.batches.pipeline import heldout_batches
-from bertjax.data.documents import corpus, selection, sentences
-from bertjax.data.preparation import blocks, shards, vocabulary
-from bertjax.data.preparation.counts import PARTS, WordCounts, sample
+from bertjax.data.corpus import corpus, selection, sentences
+from bertjax.data.loading.pipeline import heldout_batches
+from bertjax.data.preprocessing import blocks, preparation, shards, vocabulary
+from bertjax.data.preprocessing.word_counts import PARTS, WordCounts, sample
+from bertjax.data.records import record_sets
 from bertjax.data.records.manifest import read_manifest
 from bertjax.text import tokenizer, vocabulary_learning
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
@@ -33,7 +33,7 @@ def digest(folder):
 
 
 def everything(folder, length, predictions, split):
-    found = records.find_records(folder, length, predictions, split)
+    found = record_sets.find_records(folder, length, predictions, split)
     batches = list(heldout_batches(found, length, predictions, batch_size=64, max_sequences=10**9))
     batch = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
     return {name: x[: found.total] for name, x in batch.items()}
@@ -286,7 +286,7 @@ def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_
     config = many_blocks(monkeypatch, tmp_path, documents=2)
     monkeypatch.setattr(sorting, "open_run", lambda *arguments: opened.append(arguments) or open_run(*arguments))
     limits = {"common.sorting.READ_TOGETHER": 8, "common.sorting.MERGED_BYTES": 4000}
-    limits |= {"data.preparation.shards.SHARD_BYTES": 8000, "data.preparation.blocks.BLOCK_CHARACTERS": 3000}
+    limits |= {"data.preprocessing.shards.SHARD_BYTES": 8000, "data.preprocessing.blocks.BLOCK_CHARACTERS": 3000}
     for name, value in limits.items():
         monkeypatch.setattr(f"bertjax.{name}", value)
     config.stages, config.data.heldout_fraction = named_stages(short=stage(1, 32, 5)), 0.0

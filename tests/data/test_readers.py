@@ -6,10 +6,10 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.data.batches import order, readers
-from bertjax.data.batches.order import Order
-from bertjax.data.batches.packing import RowSize
-from bertjax.data.batches.readers import plain
+from bertjax.data.loading import order
+from bertjax.data.loading.order import Order
+from bertjax.data.loading.packing import RowSize
+from bertjax.data.loading.readers import interface, plain
 from bertjax.data.records import layouts
 from bertjax.data.records.parsing import Records, Unfit
 from bertjax.data.records.serialization import Damaged, Places, read_range
@@ -38,7 +38,7 @@ def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypat
         ):
             yield from itertools.islice(reader.batches(source, form), 15)
 
-    tf_data, expected = readers.reader(), list(batches(plain, "google"))
+    tf_data, expected = interface.reader(), list(batches(plain, "google"))
     for reader, layout in ((plain, "compact"), (tf_data, "google"), (tf_data, "compact")):
         assert_same(list(batches(reader, layout)), expected)
     words = {"word_positions", "word_ids", "word_weights"}
@@ -48,7 +48,7 @@ def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypat
 
 
 def test_examples_are_parsed_in_any_order_of_features_and_with_others():
-    from bertjax.data.tf import tf
+    from bertjax.data.tensorflow import tf
 
     def example(ids, *names):
         values = {"input_ids": ids, "input_mask": [1] * 4, "segment_ids": [0] * 4, "next_sentence_labels": [1]}
@@ -76,7 +76,7 @@ def test_examples_are_parsed_in_any_order_of_features_and_with_others():
 @pytest.mark.parametrize("buffer", [1, 13, 900, 1 << 20])
 def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
     """Records of 0 to 3,000 bytes. What is damaged before a range is not asked for; in it, those before are given."""
-    from bertjax.data.tf import tf
+    from bertjax.data.tensorflow import tf
 
     path, rng = tmp_path / "a.tfrecord", np.random.default_rng(0)
     written = [rng.bytes(size) for size in (0, 1, 2999, *rng.integers(0, 40, 590))]
@@ -119,6 +119,6 @@ def test_torn_examples_are_refused_and_never_read_beyond():
 
 
 def test_the_reader_is_plain_where_tensorflow_is_not_installed(monkeypatch):
-    assert readers.reader().__name__.endswith(".tf_data")
+    assert interface.reader().__name__.endswith(".tf_data")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert readers.reader() is plain
+    assert interface.reader() is plain

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.data import records
-from bertjax.data.batches.pipeline import heldout_batches
-from bertjax.data.records import layouts, lengths
+from bertjax.data.loading.pipeline import heldout_batches
+from bertjax.data.records import layouts, lengths, record_sets
 from bertjax.data.records.manifest import read_manifest, write_manifest
 
 # What create_pretraining_data.py writes for max_seq_length 8 and max_predictions_per_seq 2.
@@ -38,17 +37,17 @@ def write_google_files(folder, files=3, rows=5):
     for i, name in enumerate((FIRST, SECOND, THIRD)[:files]):
         block = google_block(rows)
         block["input_ids"][:, 1], block["input_ids"][:, 2] = i, np.arange(rows)
-        records.write_records(folder / name, [block])
+        record_sets.write_records(folder / name, [block])
 
 
 def write_sizes(path, sizes):
     """Writes records of so many tokens."""
     mask = (np.arange(8) < np.array(sizes)[:, None]).astype(int)
-    records.write_records(path, [google_block(len(sizes), input_mask=mask)])
+    record_sets.write_records(path, [google_block(len(sizes), input_mask=mask)])
 
 
 def find(folder, length=8, predictions=2, split="train", **options):
-    return records.find_records(folder, length, predictions, split, **options)
+    return record_sets.find_records(folder, length, predictions, split, **options)
 
 
 def test_googles_records_are_what_we_read(tmp_path):
@@ -107,8 +106,8 @@ def test_the_number_of_files_is_in_their_names_and_not_in_the_name_of_the_folder
 @pytest.fixture
 def counted(monkeypatch):
     """The names of the files whose records were counted."""
-    names, count = [], records.count_records
-    monkeypatch.setattr(records, "count_records", lambda path: names.append(path.rpartition("/")[2]) or count(path))
+    names, count = [], record_sets.count_records
+    monkeypatch.setattr(record_sets, "count_records", lambda path: names.append(path.rpartition("/")[2]) or count(path))
     return names
 
 
@@ -171,7 +170,7 @@ def test_the_manifest_has_size_and_checksum_of_each_file(records_folder):
         for path, entry in [*found["train"].items(), *found["heldout"].items()]:
             content = (records_folder / path).read_bytes()
             assert entry == {
-                "records": records.count_records(str(records_folder / path)),
+                "records": record_sets.count_records(str(records_folder / path)),
                 "bytes": len(content),
                 "crc32c": google_crc32c.value(content),
                 "head_crc32c": google_crc32c.value(content[:4096]),
@@ -265,7 +264,7 @@ def test_a_damaged_record_hides_no_other_length(tmp_path):
     path = tmp_path / "a.tfrecord"
     write_sizes(path, [3, 8, 5, 6, 4])
     whole = path.read_bytes()
-    records.write_records(path, [google_block(1, input_mask=np.array([[1, 0]]))])  # of another length
+    record_sets.write_records(path, [google_block(1, input_mask=np.array([[1, 0]]))])  # of another length
     whole += path.read_bytes()
     damaged = bytearray(whole)
     damaged[len(whole) // 6 + 40] ^= 1  # of the second

@@ -166,7 +166,7 @@ def test_several_shards_are_one_checkpoint(golden, folder):
 
 
 def test_tf1_has_googles_names_and_shapes(golden, tmp_path):
-    from bertjax.data.tf import tf
+    from bertjax.data.tensorflow import tf
 
     tf1.write(tmp_path, golden.config, golden.params, golden.tokenizer)
     shapes = tf.train.load_checkpoint(str(tmp_path / "bert_model.ckpt")).get_variable_to_shape_map()
@@ -186,7 +186,7 @@ def test_tf1_has_googles_names_and_shapes(golden, tmp_path):
 
 
 def test_googles_own_checkpoints_have_an_optimizer_and_the_tanh_gelu(golden, tmp_path):
-    from bertjax.data.tf import tf
+    from bertjax.data.tensorflow import tf
 
     variables = to_variables(golden.params, golden.config)
     slots = {f"{name}/{slot}": x for name, x in variables.items() for slot in ("adam_m", "adam_v")}
@@ -438,7 +438,7 @@ def test_a_cased_vocabulary_needs_a_word_about_it(golden, folder):
 
 
 def test_a_variable_of_tensorflow_2_is_named(golden, tmp_path):
-    from bertjax.data.tf import tf
+    from bertjax.data.tensorflow import tf
 
     name = "encoder/.ATTRIBUTES/VARIABLE_VALUE"
     prefix = str(tmp_path / "bert_model.ckpt")

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from bertjax.data.batches.examples import Examples
+from bertjax.data.loading.examples import Examples
 from bertjax.tasks.judges import judged
 from bertjax.tasks.searches import Search
 from bertjax.tasks.text_sets import EncodedTexts, TextSet

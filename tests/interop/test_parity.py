@@ -11,7 +11,7 @@ import tokenizers
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.model_config import BertConfig
-from bertjax.data.batches.examples import Examples
+from bertjax.data.loading.examples import Examples
 from bertjax.distributed.mesh import put_batch
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.models import families

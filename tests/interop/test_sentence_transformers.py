@@ -15,7 +15,7 @@ import yaml
 import bertjax
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
-from bertjax.data.documents import python_docs
+from bertjax.data.corpus import python_docs
 from bertjax.interop import conversion, pretrained
 from bertjax.interop import sentence_transformers as interop
 from bertjax.models import families

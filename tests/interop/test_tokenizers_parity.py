@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from bertjax import library
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import pretraining_config
-from bertjax.data.preparation.vocabulary import given_tokenizer
+from bertjax.data.preprocessing.vocabulary import given_tokenizer
 from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM

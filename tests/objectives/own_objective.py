@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.data.batches.additions import Addition
+from bertjax.data.loading.transforms import Addition
 from bertjax.objectives import Objective, Plot, Statistics
 
 

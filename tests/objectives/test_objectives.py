@@ -13,7 +13,7 @@ from bertjax import objectives, tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import stages_of
-from bertjax.data.batches import additions as additions_module
+from bertjax.data.loading import transforms as additions_module
 from bertjax.objectives.parts import words
 from bertjax.objectives.parts.additions import additions_of
 from bertjax.tasks.pretraining import Pretraining

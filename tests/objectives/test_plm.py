@@ -11,10 +11,10 @@ import pytest
 from bertjax import objectives, tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
-from bertjax.data.batches import pipeline
-from bertjax.data.batches.permutation import permutes
-from bertjax.data.preparation import prepare
-from bertjax.data.records import find_records
+from bertjax.data.loading import pipeline
+from bertjax.data.loading.permutation import permutes
+from bertjax.data.preprocessing.preparation import prepare
+from bertjax.data.records.record_sets import find_records
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.xlnet.config import XlnetConfig

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bertjax.config.limits import require
-from bertjax.data.batches.examples import Examples
+from bertjax.data.loading.examples import Examples
 from bertjax.tasks import output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.pairs import encode_pairs

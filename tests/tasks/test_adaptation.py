@@ -14,7 +14,7 @@ from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of
-from bertjax.data.records import RecordSet, mixed
+from bertjax.data.records.record_sets import RecordSet, mixed
 from bertjax.interop import pretrained
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM

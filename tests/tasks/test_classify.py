@@ -13,8 +13,8 @@ import pytest
 from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
-from bertjax.data.batches.examples import Examples
-from bertjax.data.documents import tables
+from bertjax.data.corpus import tables
+from bertjax.data.loading.examples import Examples
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.tasks import (
     classification,

@@ -20,7 +20,7 @@ from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.model_config import BertConfig
-from bertjax.data.batches.examples import Examples
+from bertjax.data.loading.examples import Examples
 from bertjax.interop import conversion, pretrained
 from bertjax.reporting import page
 from bertjax.tasks import classification, finetuning, finetuning_run, glue, output_layers, sweep, validate

@@ -19,10 +19,10 @@ from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.model_config import BertConfig
-from bertjax.data import preparation
-from bertjax.data.batches.examples import Examples, packed_evaluation
-from bertjax.data.batches.pipeline import heldout_batches
-from bertjax.data.records import find_records
+from bertjax.data.loading.examples import Examples, packed_evaluation
+from bertjax.data.loading.pipeline import heldout_batches
+from bertjax.data.preprocessing import preparation
+from bertjax.data.records.record_sets import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.tasks import fill_mask, output_layers, pretraining, pretraining_run, pretraining_scores

@@ -17,11 +17,11 @@ import pytest
 from bertjax import objectives, tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
-from bertjax.data.batches import pipeline
-from bertjax.data.batches.order import Order
-from bertjax.data.batches.packing import RowSize
-from bertjax.data.preparation import prepare
-from bertjax.data.records import find_records
+from bertjax.data.loading import pipeline
+from bertjax.data.loading.order import Order
+from bertjax.data.loading.packing import RowSize
+from bertjax.data.preprocessing.preparation import prepare
+from bertjax.data.records.record_sets import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.interop import pretrained
 from bertjax.models import families

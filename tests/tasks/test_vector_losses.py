@@ -12,8 +12,8 @@ import pytest
 
 from bertjax import tasks
 from bertjax.common.errors import UserError
-from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder
-from bertjax.data.batches.mixed import MixedOrder, steps_of_each
+from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder
+from bertjax.data.loading.mixed import MixedOrder, steps_of_each
 from bertjax.distributed.mesh import GROUPS, make_mesh, put_batch
 from bertjax.interop import pretrained
 from bertjax.tasks import distillation, finetuning_run, text_sets, validate, vector_losses

@@ -10,7 +10,7 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.experiments import load
-from bertjax.data.batches.examples import Examples
+from bertjax.data.loading.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.tasks import embed, finetuning_run, judges, metrics, mining, nearest, searches, text_sets, validate
 from bertjax.tasks.mining import Choice

@@ -13,7 +13,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_whole, write_whole
 from bertjax.data.records import layouts
-from bertjax.data.records.faults import BLOCK, IO_THREADS
+from bertjax.data.records.integrity import BLOCK, IO_THREADS
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import read_tfrecords

@@ -8,7 +8,7 @@ import numpy as np
 
 from bertjax import objectives
 from bertjax.config.stages import Stage, config_in
-from bertjax.data.batches.additions import Addition
+from bertjax.data.loading.transforms import Addition
 from bertjax.distributed.mesh import Batch
 from bertjax.objectives import Objective
 from bertjax.text.tokenizer import Tokenizer

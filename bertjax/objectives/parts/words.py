@@ -180,7 +180,7 @@ def addition_of(predicted: Callable) -> Callable:
         return {"word_positions": positions, "word_ids": words, "word_weights": used.astype(np.float32)}
 
     def addition(config, stage, tokenizer):
-        from bertjax.data.batches.additions import Addition
+        from bertjax.data.loading.transforms import Addition
 
         return Addition(add)
 

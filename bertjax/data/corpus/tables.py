@@ -14,7 +14,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts, read_whole
-from bertjax.data.documents import fingerprints
+from bertjax.data.corpus import fingerprints
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -332,7 +332,7 @@ def read_tfds(path: str, split: str) -> list[Row]:
 
     Raises `UserError` if the dataset cannot be loaded.
     """
-    from bertjax.data.tf import untuned  # first: says if TensorFlow is not installed
+    from bertjax.data.tensorflow import untuned  # first: says if TensorFlow is not installed
 
     import tensorflow_datasets as tfds  # isort: skip
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from bertjax.data.batches.order import Order
-from bertjax.data.batches.readers import PREFETCH, READ_BUFFER, Part, UnreadableRecord, ranges, readable
+from bertjax.data.loading.order import Order
+from bertjax.data.loading.readers.interface import PREFETCH, READ_BUFFER, Part, UnreadableRecord, ranges, readable
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit

@@ -16,7 +16,7 @@ import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 
-from bertjax.data.batches.order import Span
+from bertjax.data.loading.order import Span
 
 READ_BUFFER = 1 << 20  # bytes
 PREFETCH = 4  # batches
@@ -31,7 +31,7 @@ class UnreadableRecord(Exception):
 def reader():
     """Returns the module that reads."""
     name = "tf_data" if importlib.util.find_spec("tensorflow") else "plain"
-    return importlib.import_module(f"{__name__}.{name}")
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 def readable(span: Span, lost: Mapping[str, tuple[range, ...]]) -> Iterator[Part]:

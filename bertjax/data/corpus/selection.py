@@ -19,9 +19,9 @@ from bertjax.common.files import replacing
 from bertjax.common.progress import Bar, phase
 from bertjax.common.workers import in_order
 from bertjax.config.lists import mixture_of
-from bertjax.data.documents import cleaning, corpus, reading, sentences
-from bertjax.data.documents.cleaning import Repeats
-from bertjax.data.documents.reading import Document
+from bertjax.data.corpus import cleaning, corpus, reading, sentences
+from bertjax.data.corpus.cleaning import Repeats
+from bertjax.data.corpus.reading import Document
 
 SPLITS = ("train", "heldout")
 SHOWN = 10  # how many documents that are no text are named in a group: the first ones

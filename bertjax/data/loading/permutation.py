@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.batches.additions import Addition, Arrays
-from bertjax.data.batches.masking import first_allowed
+from bertjax.data.loading.masking import first_allowed
+from bertjax.data.loading.transforms import Addition, Arrays
 from bertjax.text.tokenizer import Tokenizer
 
 

@@ -25,16 +25,16 @@ except ImportError:
 from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.common.sorting import ROWS, divide, merge
-from bertjax.data.documents import cleaning
-from bertjax.data.documents.cleaning import Repeats
-from bertjax.data.documents.corpus import Group
-from bertjax.data.documents.selection import Selection, check_not_empty, is_train
-from bertjax.data.preparation import blocks, shards, vocabulary
-from bertjax.data.preparation.blocks import Block
-from bertjax.data.preparation.counts import sample
-from bertjax.data.preparation.job import Job
-from bertjax.data.preparation.sequences import row_type
-from bertjax.data.preparation.shards import Shard
+from bertjax.data.corpus import cleaning
+from bertjax.data.corpus.cleaning import Repeats
+from bertjax.data.corpus.corpus import Group
+from bertjax.data.corpus.selection import Selection, check_not_empty, is_train
+from bertjax.data.preprocessing import blocks, shards, vocabulary
+from bertjax.data.preprocessing.blocks import Block
+from bertjax.data.preprocessing.job import Job
+from bertjax.data.preprocessing.rows import row_type
+from bertjax.data.preprocessing.shards import Shard
+from bertjax.data.preprocessing.word_counts import sample
 from bertjax.text.vocabulary_learning import COUNTED_LETTERS
 
 HASH_RANGES = 1024  # each is compared on one machine

@@ -13,12 +13,12 @@ import numpy as np
 
 from bertjax.common.files import write_whole
 from bertjax.common.sorting import write_run
-from bertjax.data.documents import sentences
-from bertjax.data.documents.corpus import Group
-from bertjax.data.documents.selection import Selected, Selection, check_not_empty, split_of
-from bertjax.data.preparation.instances import as_tokens
-from bertjax.data.preparation.job import Job, tokenizer_of
-from bertjax.data.preparation.sequences import make_rows, row_type
+from bertjax.data.corpus import sentences
+from bertjax.data.corpus.corpus import Group
+from bertjax.data.corpus.selection import Selected, Selection, check_not_empty, split_of
+from bertjax.data.preprocessing.job import Job, tokenizer_of
+from bertjax.data.preprocessing.rows import make_rows, row_type
+from bertjax.data.preprocessing.sequences import as_tokens
 from bertjax.text.tokenizer import Tokenizer
 
 BLOCK_CHARACTERS = 2_000_000

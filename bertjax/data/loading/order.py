@@ -21,9 +21,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from bertjax.common.errors import UserError
-from bertjax.data.batches import packing
-from bertjax.data.batches.packing import Arrangement, RowSize
-from bertjax.data.records import RecordSet
+from bertjax.data.loading import packing
+from bertjax.data.loading.packing import Arrangement, RowSize
+from bertjax.data.records.record_sets import RecordSet
 
 MAX_LANES = 64
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs

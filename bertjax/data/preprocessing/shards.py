@@ -12,11 +12,10 @@ from etils import epath
 
 from bertjax.common.files import persistently, write_whole
 from bertjax.common.sorting import ROWS, gather
-from bertjax.data import records
-from bertjax.data.documents.selection import SPLITS, is_train, split_of
-from bertjax.data.preparation.job import Job, RecordShape, tokenizer_of
-from bertjax.data.preparation.sequences import row_type
-from bertjax.data.records import lengths
+from bertjax.data.corpus.selection import SPLITS, is_train, split_of
+from bertjax.data.preprocessing.job import Job, RecordShape, tokenizer_of
+from bertjax.data.preprocessing.rows import row_type
+from bertjax.data.records import lengths, record_sets
 from bertjax.data.records.layouts import features_of
 
 SHARD_BYTES = 32 << 20  # most bytes of a shard's rows in memory; some 90 MB as records
@@ -35,7 +34,7 @@ class Shard(NamedTuple):
     @property
     def path(self) -> str:
         """Relative to the output folder."""
-        folder = records.set_folder(self.shape.length)
+        folder = record_sets.set_folder(self.shape.length)
         return f"{folder}/{self.part}-{self.index:05d}-of-{self.count:05d}.tfrecord"
 
 
@@ -74,7 +73,7 @@ def write_rows(shard: Shard, job: Job, rows: np.ndarray) -> dict[str, int]:
     path = epath.Path(job.output) / shard.path
     how = job.data["layout"], tokenizer_of(job).ends_with_cls and not job.data["stream"]
     parts = (features_of(rows[first : first + ROWS], *how) for first in range(0, len(rows), ROWS))
-    return {**lengths.write(path, rows["size"]), **records.write_records(path, parts)}
+    return {**lengths.write(path, rows["size"]), **record_sets.write_records(path, parts)}
 
 
 def sets_of(written: dict[Shard, dict], job: Job) -> dict:

@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 
-from bertjax.data.batches.masking import draw, mask_tokens, rules_of
-from bertjax.data.preparation.instances import Tokens, make_instances, of_documents, separated
-from bertjax.data.preparation.job import Job, RecordShape
+from bertjax.data.loading.masking import draw, mask_tokens, rules_of
+from bertjax.data.preprocessing.job import Job, RecordShape
+from bertjax.data.preprocessing.sequences import Tokens, make_instances, of_documents, separated
 from bertjax.data.records.layouts import number_type
 from bertjax.text.tokenizer import Tokenizer
 

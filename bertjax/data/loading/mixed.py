@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
+from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
 from bertjax.distributed.mesh import Batch, Rows
 
 

@@ -7,10 +7,10 @@ out + not used. Tokens: in the corpus = in the records of a length + cut.
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from bertjax.data.documents import cleaning, corpus, reading
-from bertjax.data.documents.corpus import Group
-from bertjax.data.documents.selection import SPLITS, skipped_files
-from bertjax.data.preparation.blocks import UNKNOWN
+from bertjax.data.corpus import cleaning, corpus, reading
+from bertjax.data.corpus.corpus import Group
+from bertjax.data.corpus.selection import SPLITS, skipped_files
+from bertjax.data.preprocessing.blocks import UNKNOWN
 
 STATISTICS = ("characters", "documents", "several_sentences", "sentences", "tokens")  # of the documents of each split
 LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled

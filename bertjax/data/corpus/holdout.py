@@ -12,8 +12,8 @@ from typing import Any
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.data.documents import fingerprints
-from bertjax.data.documents.tables import SUFFIXES, Row
+from bertjax.data.corpus import fingerprints
+from bertjax.data.corpus.tables import SUFFIXES, Row
 
 ONE_OF = 10  # one of ten examples is held out
 LEAST_NUMBERS = 3  # held-out examples that a correlation needs

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bertjax.data.batches import packing
-from bertjax.data.batches.packing import Arrangement, RowSize, first_in_row, numbers_in_row
+from bertjax.data.loading import packing
+from bertjax.data.loading.packing import Arrangement, RowSize, first_in_row, numbers_in_row
 from bertjax.distributed.mesh import Batch, Rows
 
 # Lengths that batches are padded to. Each costs a compilation; more lengths mean less padding.

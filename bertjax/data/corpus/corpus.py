@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bertjax.common.errors import UserError
-from bertjax.data.documents import python_docs, reading
-from bertjax.data.documents.reading import Document, File, Reading
+from bertjax.data.corpus import python_docs, reading
+from bertjax.data.corpus.reading import Document, File, Reading
 
 PORTION_BYTES = 512_000_000
 FILE_BYTES = 1 << 15  # a smaller file counts as so many in a portion: opening one costs as much, on gs:// far more
@@ -207,7 +207,7 @@ def _python_identity() -> str:
 
 def _load_tfds(source: str):
     """Returns the builder of a dataset that is on disk."""
-    import bertjax.data.tf  # noqa: F401  first: says if TensorFlow is not installed, keeps it off accelerators
+    import bertjax.data.tensorflow  # noqa: F401  first: says if TensorFlow is not installed, keeps it off accelerators
 
     import tensorflow_datasets as tfds  # isort: skip
 
@@ -228,7 +228,7 @@ def _tfds_identity(builder) -> tuple[str, int]:
 
 def _read_tfds(source: str, builder, how: Reading) -> Iterator[Document]:
     """Yields a feature of a dataset's train split, in file order."""
-    from bertjax.data.tf import elements
+    from bertjax.data.tensorflow import elements
 
     name, feature = source.removeprefix("tfds:"), how.text_column
     if feature not in builder.info.features:

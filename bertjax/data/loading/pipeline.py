@@ -13,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.common.errors import UserError
-from bertjax.data.batches.additions import FOLLOWING, Addition, added
-from bertjax.data.batches.order import Order, Span
-from bertjax.data.batches.packing import pack_pretraining
-from bertjax.data.batches.readers import UnreadableRecord, readable, reader
-from bertjax.data.records import RecordSet, faults
-from bertjax.data.records.faults import impossible
+from bertjax.data.loading.order import Order, Span
+from bertjax.data.loading.packing import pack_pretraining
+from bertjax.data.loading.readers.interface import UnreadableRecord, readable, reader
+from bertjax.data.loading.transforms import FOLLOWING, Addition, added
+from bertjax.data.records import integrity
+from bertjax.data.records.integrity import impossible
 from bertjax.data.records.layouts import Format
+from bertjax.data.records.record_sets import RecordSet
 from bertjax.distributed.mesh import Batch, Rows
 
 HELDOUT_DRAWS = 256  # rows whose random numbers are drawn together, whatever the batch size
@@ -212,7 +213,7 @@ def _find_lost(files: RecordSet, form: Format, spans: Iterator[Span], lost: dict
     """Adds to `lost` the records that cannot be read; whether there are any. Raises `UserError` if none may be lost."""
     counts, before = dict(zip(files.paths, files.counts)), len(lost)
     suspects = {path: counts[path] for path, _, _ in spans if path not in lost}
-    for path, numbers, fault in faults.find(suspects, form):
+    for path, numbers, fault in integrity.find(suspects, form):
         fault = f"{path}: record {numbers[0].start:,} {fault}"
         if files.on_corrupt == "stop":
             raise UserError(f"{fault}; copy or prepare the file again, or set config.data.on_corrupt=skip")

@@ -2,7 +2,7 @@
 
 import sentencex
 
-from bertjax.data.documents.reading import Document
+from bertjax.data.corpus.reading import Document
 
 MAX_SENTENCE_CHARACTERS = 100_000
 

@@ -9,7 +9,7 @@ import re
 import sysconfig
 from collections.abc import Iterator
 
-from bertjax.data.documents.reading import Document
+from bertjax.data.corpus.reading import Document
 
 # A string at the start of a file or after a line that ends in a colon. 18 times as fast as the ast module.
 DOCSTRING = re.compile(r'(?:\A|:[ \t]*(?:#[^\n]*)?\n)\s*[rRuU]?"""(.*?)"""', re.DOTALL)

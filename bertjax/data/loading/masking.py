@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.batches.additions import Addition, Arrays
+from bertjax.data.loading.transforms import Addition, Arrays
 from bertjax.text.tokenizer import Tokenizer
 
 # Lengths of spans, in words: geometric, cut off at 10; 3.8 on average (Joshi et al. 2020, section 3.1).

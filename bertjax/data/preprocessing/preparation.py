@@ -30,13 +30,13 @@ from bertjax.common.workers import in_order, worker_pool
 from bertjax.config.defaults import pretraining_config
 from bertjax.config.lists import corpus_sources, join_with_commas
 from bertjax.config.stages import stages_of
-from bertjax.data import records
-from bertjax.data.documents import cleaning, corpus
-from bertjax.data.documents.corpus import Group
-from bertjax.data.documents.selection import SPLITS, Selection, is_train, selection_of, with_repeats
-from bertjax.data.preparation import blocks, shards, summary, vocabulary
-from bertjax.data.preparation.job import UNFINISHED, Job, RecordShape
-from bertjax.data.preparation.sequences import row_type
+from bertjax.data.corpus import cleaning, corpus
+from bertjax.data.corpus.corpus import Group
+from bertjax.data.corpus.selection import SPLITS, Selection, is_train, selection_of, with_repeats
+from bertjax.data.preprocessing import blocks, shards, summary, vocabulary
+from bertjax.data.preprocessing.job import UNFINISHED, Job, RecordShape
+from bertjax.data.preprocessing.rows import row_type
+from bertjax.data.records import record_sets
 from bertjax.data.records.manifest import MANIFEST, write_manifest
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -189,7 +189,7 @@ def prepare_on_beam(
     config, output: epath.Path, groups: list[Group], selection: Selection, given: Tokenizer | None, options
 ) -> Prepared:
     """Prepares the records with Apache Beam."""
-    from bertjax.data.preparation import beam  # its import takes seconds
+    from bertjax.data.preprocessing import beam  # its import takes seconds
 
     work = output / UNFINISHED / "beam"
     if work.exists():
@@ -317,7 +317,7 @@ def write_all(
 ) -> dict:
     """Writes all shards; returns what each contains. `rows`, `paths`: as `spill_all` returns them."""
     for shape in job.shapes:
-        (epath.Path(job.output) / records.set_folder(shape.length)).mkdir(exist_ok=True)
+        (epath.Path(job.output) / record_sets.set_folder(shape.length)).mkdir(exist_ok=True)
     phase("shuffling the sequences and writing the records")
     few = {each: merge_until_few(found, row_type(each[1], job), pool, ahead) for each, found in paths.items()}
     wanted = shards.shards_of(job, rows)

@@ -14,7 +14,7 @@ import numpy as np
 
 from bertjax.common.errors import UserError
 from bertjax.common.sorting import gather, merge_until_few, write_run
-from bertjax.data.documents.reading import Document
+from bertjax.data.corpus.reading import Document
 from bertjax.text.words import MARKS, UNSPACED
 
 HASHED_CHARACTERS = 4_000_000  # characters hashed at a time

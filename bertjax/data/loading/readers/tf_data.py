@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from bertjax.data.batches.order import Order
-from bertjax.data.batches.readers import PREFETCH, READ_BUFFER, Part, UnreadableRecord, ranges, readable
+from bertjax.data.loading.order import Order
+from bertjax.data.loading.readers.interface import PREFETCH, READ_BUFFER, Part, UnreadableRecord, ranges, readable
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import NAMES_IN_BATCH, Format
-from bertjax.data.tf import elements, tf
+from bertjax.data.tensorflow import elements, tf
 from bertjax.distributed.mesh import Batch
 from bertjax.distributed.topology import available_cores
 

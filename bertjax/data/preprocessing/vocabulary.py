@@ -13,11 +13,11 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.progress import Bar, phase
 from bertjax.common.workers import in_order, worker_pool
-from bertjax.data.documents import cleaning, corpus, sentences
-from bertjax.data.documents.corpus import Group
-from bertjax.data.documents.selection import Selection, is_train, selection_of, with_repeats
-from bertjax.data.preparation.blocks import Block, read_blocks
-from bertjax.data.preparation.counts import Sample, WordCounts, sample
+from bertjax.data.corpus import cleaning, corpus, sentences
+from bertjax.data.corpus.corpus import Group
+from bertjax.data.corpus.selection import Selection, is_train, selection_of, with_repeats
+from bertjax.data.preprocessing.blocks import Block, read_blocks
+from bertjax.data.preprocessing.word_counts import Sample, WordCounts, sample
 from bertjax.models import families
 from bertjax.text import tokenizer, vocabulary_extension, vocabulary_learning
 from bertjax.text.tokenizer import Tokenizer

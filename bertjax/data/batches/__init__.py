@@ -1,1 +1,0 @@
-"""From records, or from a task's examples, to the batch of a step."""

@@ -1,1 +1,0 @@
-"""Where text and labelled data lie, how they are read, and which documents are used."""

@@ -1,0 +1,1 @@
+"""Records to the batch of a step: order, packing, masking, transforms."""

@@ -1,0 +1,1 @@
+"""Readers of records: with tf.data, and without TensorFlow."""

@@ -1,0 +1,1 @@
+"""Documents to records, in worker processes or on Beam."""
