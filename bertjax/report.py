@@ -83,8 +83,8 @@ def _checkpoint(path: str):
     from etils import epath
 
     from bertjax.interop import pretrained
-    from bertjax.training import checkpoint, workdir
-    from bertjax.training.sinks import jsonl
+    from bertjax.training.checkpoints import checkpoint, workdir
+    from bertjax.training.trackers import jsonl
 
     folder = epath.Path(path)
     is_run = (folder / jsonl.METRICS).exists() or (folder / workdir.RUNS).is_dir()

@@ -11,7 +11,7 @@ from bertjax import objectives
 from bertjax.config.defaults import named_stages, stage
 from bertjax.models import families
 from bertjax.tasks.launch import launch
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
 
 FOLDER = pathlib.Path(__file__).parent / "golden" / "curves"

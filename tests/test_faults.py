@@ -10,7 +10,7 @@ import pytest
 from bertjax.common import lock
 from bertjax.config import experiments
 from bertjax.data.preprocessing.preparation import prepare
-from bertjax.training import checkpoint
+from bertjax.training.checkpoints import checkpoint
 from tests.conftest import make_corpus
 from tests.processes import start
 from tests.test_commands import TINY, base

@@ -9,8 +9,8 @@ from etils.epath import gpath
 from bertjax.common import files
 from bertjax.common.errors import UserError
 from bertjax.data.preprocessing.preparation import prepare
-from bertjax.training.logging import MetricsWriter
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.monitoring.logging import MetricsWriter
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import tiny_config
 
 

@@ -15,9 +15,9 @@ import pytest
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
 from bertjax.tasks.launch import launch
-from bertjax.training import checkpoint
-from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.workdir import RunInfo, write_info
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.workdir import RunInfo, write_info
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import tiny_config
 from tests.processes import QUICK_TO_COMPILE, Process, environment_with
 from tests.processes import start as start_process
@@ -31,7 +31,7 @@ def config_file(records_folder, tmp_path_factory):
     config.log_every_steps, config.packing, config.eval.every_steps = 1, True, 10
     folder = tmp_path_factory.mktemp("experiment")
     write_info(folder, RunInfo(config), None)
-    program = "from bertjax.training.workdir import require_info\n\n"
+    program = "from bertjax.training.checkpoints.workdir import require_info\n\n"
     program += f"def get_config():\n    return require_info({str(folder)!r}).config\n"
     (folder / "tiny.py").write_text(program)
     return folder / "tiny.py"

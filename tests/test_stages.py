@@ -23,11 +23,11 @@ from bertjax.nn.ops.dropout import row_keys
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
-from bertjax.training import checkpoint
-from bertjax.training.schedules import schedule_of
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.workdir import require_info
+from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.step import make_program
-from bertjax.training.workdir import require_info
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import launch_and_stop, preparing_in_process, tiny_config
 from tests.tasks.conftest import on_one_device  # noqa: F401  a fixture
 

@@ -18,7 +18,8 @@ from bertjax.config import experiments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.models import families
 from bertjax.tasks import TASKS, validate
-from bertjax.training import optimizers, schedules, sinks
+from bertjax.training.optim import optimizers, schedules
+from bertjax.training.trackers import trackers
 from tests.pages import OTHERS, PAGES, ROOT, SITE, blocks_of, module_of, split_redirection
 from tests.processes import run
 from tests.reader import Reader, write_inputs
@@ -42,7 +43,14 @@ def reference():
 @pytest.fixture(autouse=True)
 def forgetting(monkeypatch):
     """What the files of a page register is gone after the test."""
-    kinds = (families.FAMILIES, objectives.OBJECTIVES, optimizers.OPTIMIZERS, schedules.SCHEDULES, sinks.SINKS, TASKS)
+    kinds = (
+        families.FAMILIES,
+        objectives.OBJECTIVES,
+        optimizers.OPTIMIZERS,
+        schedules.SCHEDULES,
+        trackers.SINKS,
+        TASKS,
+    )
     for kind in kinds:
         monkeypatch.setattr(kind, "registered", dict(kind.registered))
 
@@ -53,7 +61,9 @@ def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypat
     """With flags that it has, and a config that is valid but for data that is not here."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bertjax.training.sinks.validate", lambda config: None)  # packages of trackers may be missing
+    monkeypatch.setattr(
+        "bertjax.training.trackers.trackers.validate", lambda config: None
+    )  # packages of trackers may be missing
     for block in blocks_of(page):
         if "file" in block.notes:
             (tmp_path / block.notes["file"]).write_text(block.text)

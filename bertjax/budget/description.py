@@ -9,7 +9,7 @@ from bertjax.budget.choice import Text
 from bertjax.budget.steps import StepTimes, evaluations, manifest_of, reserve, unique_tokens
 from bertjax.common.progress import describe_bytes, duration
 from bertjax.config.stages import stages_of
-from bertjax.training.memory import least_bytes, memory_of_device
+from bertjax.training.monitoring.memory import least_bytes, memory_of_device
 from bertjax.training.run import Run
 from bertjax.training.step import Program
 

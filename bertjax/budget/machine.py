@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from bertjax.budget.choice import Machine
 from bertjax.distributed.mesh import compute_for
 from bertjax.distributed.topology import available_cores
-from bertjax.training.memory import memory_of_device
+from bertjax.training.monitoring.memory import memory_of_device
 
 MEASURED_SECONDS = 0.3
 SIZES = {"cpu": 768}  # rows and columns of the matrices, by platform

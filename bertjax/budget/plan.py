@@ -32,8 +32,8 @@ from bertjax.data.records.manifest import read_manifest
 from bertjax.data.records.record_sets import require_folder
 from bertjax.distributed import hosts
 from bertjax.text import tokenizer
-from bertjax.training import checkpoint
-from bertjax.training.memory import require_room
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.monitoring.memory import require_room
 from bertjax.training.run import Run
 from bertjax.training.step import Program, make_program
 

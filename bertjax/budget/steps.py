@@ -19,9 +19,9 @@ from bertjax.config.stages import Stage, parts_of, stages_of
 from bertjax.data.records.manifest import read_manifest
 from bertjax.distributed import hosts
 from bertjax.distributed.transfers import on_devices
+from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.recurrence import warmed_up
 from bertjax.training.run import Run
-from bertjax.training.schedules import schedule_of
 from bertjax.training.step import Program, put_hyperparameters
 
 MEASURED_SECONDS, MOST_MEASURED_STEPS = 4.0, 200

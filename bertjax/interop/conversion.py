@@ -18,9 +18,9 @@ from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_confi
 from bertjax.models import families
 from bertjax.models.heads import count_parameters
 from bertjax.models.library_fields.tables import defaults_of
-from bertjax.training import checkpoint, workdir
-from bertjax.training.checkpoint import Scores
-from bertjax.training.workdir import RunInfo
+from bertjax.training.checkpoints import checkpoint, workdir
+from bertjax.training.checkpoints.checkpoint import Scores
+from bertjax.training.checkpoints.workdir import RunInfo
 
 CARDED = ("huggingface", "sentence-transformers")  # formats with a model card
 SPACED = (

@@ -23,8 +23,8 @@ from bertjax.nn.ops import low_rank
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import SPACES, join_of
-from bertjax.training import checkpoint, workdir
-from bertjax.training.workdir import RunInfo
+from bertjax.training.checkpoints import checkpoint, workdir
+from bertjax.training.checkpoints.workdir import RunInfo
 
 FORMATS = ("bertjax", "huggingface", "tf1")  # formats of whole models
 WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpoint: "runs/mrpc@best", "runs/mrpc@75"

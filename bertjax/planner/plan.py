@@ -20,7 +20,7 @@ from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.planner.roofline import Roofline, roofline
 from bertjax.tasks.launch import kind_of
-from bertjax.training.memory import settings_that_save
+from bertjax.training.monitoring.memory import settings_that_save
 from bertjax.training.step import abstract_hyperparameters, make_program
 
 

@@ -6,7 +6,7 @@ import json
 from bertjax.distributed.gpus import GIB, Machines
 from bertjax.distributed.topology import Accelerator
 from bertjax.planner.plan import StagePlan
-from bertjax.training.memory import as_flags
+from bertjax.training.monitoring.memory import as_flags
 
 LEFT_OUT = {
     "tpu": """\

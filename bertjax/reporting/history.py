@@ -7,9 +7,9 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.files import read_json
-from bertjax.training.clocks import PARTS
-from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.workdir import RESULT, RUNS, Finished, require_info
+from bertjax.training.checkpoints.workdir import RESULT, RUNS, Finished, require_info
+from bertjax.training.monitoring.clocks import PARTS
+from bertjax.training.trackers.jsonl import read_metrics
 
 
 @dataclasses.dataclass(frozen=True)

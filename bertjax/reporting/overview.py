@@ -10,8 +10,8 @@ from bertjax.common import lock
 from bertjax.common.errors import UserError
 from bertjax.common.files import absolute
 from bertjax.models import families
-from bertjax.training.sinks.jsonl import METRICS, read_metrics
-from bertjax.training.workdir import CONFIG, REPORT, RESULT, RUNS, RunInfo, read_info
+from bertjax.training.checkpoints.workdir import CONFIG, REPORT, RESULT, RUNS, RunInfo, read_info
+from bertjax.training.trackers.jsonl import METRICS, read_metrics
 
 DEPTH = 4  # folders below the given one that are looked through
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds
@@ -95,7 +95,7 @@ def _row(workdir: epath.Path, within: epath.Path) -> Listed:
 
 def _step(workdir: epath.Path, lines: list[dict]) -> int:
     """Returns the last step that was logged, or the step of the last checkpoint if that is later."""
-    from bertjax.training import checkpoint
+    from bertjax.training.checkpoints import checkpoint
 
     return max([line["step"] for line in lines[-1:]] + checkpoint.steps(workdir)[-1:], default=0)
 

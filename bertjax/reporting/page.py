@@ -20,9 +20,9 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results
-from bertjax.training import checkpoint
-from bertjax.training.clocks import PARTS
-from bertjax.training.workdir import RUNS, Finished, read_commands, read_report, read_samples, require_info
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.workdir import RUNS, Finished, read_commands, read_report, read_samples, require_info
+from bertjax.training.monitoring.clocks import PARTS
 
 PAGE, PICTURE, ATTENTION = "report.html", "report.png", "report-attention.png"
 CHECKPOINTS = 10  # the last ones of a run are listed

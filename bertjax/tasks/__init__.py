@@ -43,7 +43,8 @@ def validate(config, with_data: bool = True, is_adopted: bool = False) -> None:
       is_adopted: with `adapt.model`, whether `config.model` is that of `init_checkpoint` by now.
     """
     from bertjax import objectives
-    from bertjax.training import optimizers, schedules, sinks
+    from bertjax.training.optim import optimizers, schedules
+    from bertjax.training.trackers import trackers
 
     if config.task == PRETRAINING:
         validate_pretraining(config, with_data)
@@ -57,5 +58,5 @@ def validate(config, with_data: bool = True, is_adopted: bool = False) -> None:
         validate_fine_tuning(config, with_data)
         task.validate(config)
     schedules.validate(config)
-    sinks.validate(config)
+    trackers.validate(config)
     optimizers.validate(config.optimizer)

@@ -17,7 +17,7 @@ from bertjax.tasks.pairs import encode_pairs, encode_windows
 from bertjax.tasks.table_summary import KEEPS_MORE, TableSummary
 from bertjax.tasks.targets import Target
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training import workdir
+from bertjax.training.checkpoints import workdir
 
 INPUTS = InputForm(range(1, 3), 'texts, or pairs as "A ||| B"')
 

@@ -26,7 +26,7 @@ from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor
 from bertjax.tasks.searches import Search
 from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training.checkpoint import Scores
+from bertjax.training.checkpoints.checkpoint import Scores
 
 SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3

@@ -26,11 +26,11 @@ from bertjax.tasks import distillation
 from bertjax.tasks.finetuning import Dataset, FineTuning, Split, count_steps
 from bertjax.tasks.output_layers import OutputLayer, predict
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training.checkpoint import Scores
+from bertjax.training.checkpoints.checkpoint import Scores
+from bertjax.training.checkpoints.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
 from bertjax.training.loop import Trained
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Kind, Run
-from bertjax.training.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
 
 # Turc et al. 2019 fine-tune models narrower than 512 with rates up to 3e-4.
 WIDE, NARROW_RATE = 512, 3e-4

@@ -13,7 +13,7 @@ from bertjax.distributed import hosts, liveness
 from bertjax.distributed.mesh import use_cpu_cores
 from bertjax.reporting import page
 from bertjax.tasks import finetuning_run, pretraining_run, sweep
-from bertjax.training import checkpoint
+from bertjax.training.checkpoints import checkpoint
 from bertjax.training.run import Kind, run
 
 

@@ -28,7 +28,7 @@ from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.table_summary import TableSummary
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import JOINS, TEXT, join_of, join_words, split_words
-from bertjax.training import workdir
+from bertjax.training.checkpoints import workdir
 
 INPUTS = InputForm(range(1, 2), "texts")
 DOCUMENT = "-DOCSTART-"

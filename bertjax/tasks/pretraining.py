@@ -44,7 +44,7 @@ from bertjax.tasks.pretraining_rows import (
 )
 from bertjax.tasks.pretraining_scores import divided, means_of, normalized, scores_of
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training.checkpoint import Scores
+from bertjax.training.checkpoints.checkpoint import Scores
 from bertjax.training.state import abstract_axes
 from bertjax.training.task import Recurrence
 

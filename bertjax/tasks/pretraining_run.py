@@ -32,14 +32,14 @@ from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training.checkpoint import Scores
+from bertjax.training.checkpoints.checkpoint import Scores
+from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry
 from bertjax.training.loop import Trained
-from bertjax.training.memory import memory_of
+from bertjax.training.monitoring.memory import memory_of
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Kind, Run
 from bertjax.training.state import abstract_axes
 from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
-from bertjax.training.workdir import RunInfo, tokenizer_entry
 from bertjax.validation import REMAT_POLICIES, require_memory
 
 # From how many steps unrolled layers pay. BERT-base on a v5e gains 12 ms a step, and compiles 100 s longer a stage; on

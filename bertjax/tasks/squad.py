@@ -26,7 +26,7 @@ from bertjax.tasks.squad_files import Question
 from bertjax.tasks.table_summary import TableSummary
 from bertjax.text.tokenizer import Encoding, Tokenizer
 from bertjax.text.words import whole_characters
-from bertjax.training import workdir
+from bertjax.training.checkpoints import workdir
 
 VERSIONS = ("v1.1", "v2.0")
 N_BEST, MAX_ANSWER_TOKENS = 20, 30

@@ -29,12 +29,8 @@ from bertjax.interop.pretrained import BEST_RUN
 from bertjax.tasks import finetuning_run
 from bertjax.tasks.finetuning import count_steps
 from bertjax.tasks.finetuning_run import Material
-from bertjax.training import checkpoint, optimizers
-from bertjax.training.divergence import Diverged
-from bertjax.training.run import Run
-from bertjax.training.run import run as run_one
-from bertjax.training.step import Program, make_program
-from bertjax.training.workdir import (
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.workdir import (
     CONFIG,
     RESULT,
     RUNS,
@@ -46,6 +42,11 @@ from bertjax.training.workdir import (
     refuse,
     require_info,
 )
+from bertjax.training.monitoring.divergence import Diverged
+from bertjax.training.optim import optimizers
+from bertjax.training.run import Run
+from bertjax.training.run import run as run_one
+from bertjax.training.step import Program, make_program
 
 SUMMARY = "sweep.md"
 ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # the table's last columns, in this order

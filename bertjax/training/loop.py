@@ -14,7 +14,7 @@ from bertjax.common.files import write_whole
 from bertjax.common.progress import Pace, phase
 from bertjax.distributed.topology import peak_flops
 from bertjax.distributed.transfers import STEPS_IN_FLIGHT, on_devices
-from bertjax.training.checkpoint import (
+from bertjax.training.checkpoints.checkpoint import (
     Checkpoints,
     Parent,
     Scores,
@@ -23,13 +23,13 @@ from bertjax.training.checkpoint import (
     is_resumable,
     restore_from,
 )
-from bertjax.training.clocks import Clocks, Watchdog, describe_wall
-from bertjax.training.divergence import Diverged, NonFinite
-from bertjax.training.logging import MetricsWriter, Progress
-from bertjax.training.memory import require_room
-from bertjax.training.profile import profiled
+from bertjax.training.monitoring.clocks import Clocks, Watchdog, describe_wall
+from bertjax.training.monitoring.divergence import Diverged, NonFinite
+from bertjax.training.monitoring.logging import MetricsWriter, Progress
+from bertjax.training.monitoring.memory import require_room
+from bertjax.training.monitoring.profile import profiled
+from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.recurrence import warmed_up
-from bertjax.training.schedules import schedule_of
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program, make_program, put_hyperparameters
 from bertjax.training.stop import saves_first, stop_signals

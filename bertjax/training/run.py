@@ -11,13 +11,8 @@ from jax.sharding import Mesh
 from bertjax.common.errors import UserError
 from bertjax.distributed.mesh import compute_for
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training import checkpoint
-from bertjax.training.loop import Trained, train
-from bertjax.training.memory import require_memory
-from bertjax.training.planning import Planning
-from bertjax.training.step import Program
-from bertjax.training.task import Task
-from bertjax.training.workdir import (
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.workdir import (
     Difference,
     RunInfo,
     delete_report,
@@ -29,6 +24,11 @@ from bertjax.training.workdir import (
     write_info,
     write_report,
 )
+from bertjax.training.loop import Trained, train
+from bertjax.training.monitoring.memory import require_memory
+from bertjax.training.planning import Planning
+from bertjax.training.step import Program
+from bertjax.training.task import Task
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from bertjax.distributed.mesh import batch_sharding, param_shardings, replicated, split_over_data
-from bertjax.training.optimizers.groups import matrices
+from bertjax.training.optim.groups import matrices
 
 LARGE = 1 << 20  # elements of an array that is worth splitting
 # Params that are not trained, by path: of an array that stacks layers, how many of these, its first ones; None: the

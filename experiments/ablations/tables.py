@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 from bertjax.reporting.history import read_history, read_results
-from bertjax.training import checkpoint
+from bertjax.training.checkpoints import checkpoint
 from experiments.ablations.scaled import COLUMNS, TASKS, Scale, cells
 
 DPI = 80

@@ -14,7 +14,7 @@ from absl import flags
 
 from bertjax import command
 from bertjax.common.files import read_json
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.trackers.jsonl import read_metrics
 
 CHECKPOINT = command.define_checkpoint_flag()
 DOMAIN = flags.DEFINE_string("domain", "pydoc", "Text of the domain, as data.corpus.")

@@ -113,8 +113,8 @@ def train_ours(config, dataset, workdir, mesh, program, initialize):
     """(scores, seconds a step, program); the median of what every ten steps took."""
     from bertjax.tasks import finetuning
     from bertjax.training.loop import train
-    from bertjax.training.sinks.jsonl import read_metrics
     from bertjax.training.step import make_program
+    from bertjax.training.trackers.jsonl import read_metrics
 
     task = finetuning.FineTuning(config, mesh, dataset)
     config.eval.every_steps = task.total_steps
@@ -178,7 +178,7 @@ def train_theirs(name: str, config, dataset, mesh):
 
     from bertjax.data.loading.examples import TrainingOrder
     from bertjax.tasks.finetuning import count_steps
-    from bertjax.training.schedules import make_schedule
+    from bertjax.training.optim.schedules import make_schedule
 
     torch.manual_seed(config.seed)
     model, train = make_theirs(name, config, dataset), dataset.train
@@ -289,7 +289,7 @@ def main() -> None:
 
     from bertjax.distributed.mesh import make_mesh, use_cpu_cores
     from bertjax.tasks import finetuning_run
-    from bertjax.training import workdir
+    from bertjax.training.checkpoints import workdir
 
     def keep(**result):
         results.append(result)

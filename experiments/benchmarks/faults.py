@@ -89,8 +89,8 @@ def finish(process) -> tuple[int, str, str]:
 def content_of(workdir: pathlib.Path) -> dict:
     """All params of all checkpoints, the scores, and the metrics but for times."""
     from bertjax.interop.pretrained import flattened
-    from bertjax.training import checkpoint
-    from bertjax.training.sinks.jsonl import read_metrics
+    from bertjax.training.checkpoints import checkpoint
+    from bertjax.training.trackers.jsonl import read_metrics
 
     timed, found = ("per_second", "wall/", "goodput/"), {}
     for run in [workdir, *sorted(workdir.glob("runs/*"))]:
@@ -206,8 +206,8 @@ def full(folder, rng) -> None:
 
 
 def haul(folder, rng) -> None:
-    from bertjax.training import checkpoint
-    from bertjax.training.sinks.jsonl import read_metrics
+    from bertjax.training.checkpoints import checkpoint
+    from bertjax.training.trackers.jsonl import read_metrics
 
     until, workdir, slopes, starts = time.monotonic() + 60 * MINUTES.value, folder / "haul", [], 0
     while (left := until - time.monotonic()) > 0:
@@ -252,7 +252,7 @@ def memory(folder, rng) -> None:
 
 def versions(folder, rng) -> None:
     """The largest relative difference of a metric of training or evaluation, against a run that was not stopped."""
-    from bertjax.training.sinks.jsonl import read_metrics
+    from bertjax.training.trackers.jsonl import read_metrics
 
     def metrics(workdir):
         lines = read_metrics(folder / workdir)

@@ -319,7 +319,7 @@ def make_replaced(folder):
     from bertjax import objectives
     from bertjax.distributed.mesh import make_mesh
     from bertjax.tasks.pretraining import Pretraining
-    from bertjax.training import checkpoint, workdir
+    from bertjax.training.checkpoints import checkpoint, workdir
 
     config, rng = tiny_config(), np.random.default_rng(0)
     objectives.learn(config, "50*replaced + generator", generator=dict(width=0.5, embeddings="disentangled"))
@@ -360,7 +360,7 @@ def resume(folder):
 
 def make_search(folder):
     """The folder of a search with two finished trials."""
-    from bertjax.training.checkpoint import Scores, write_scores
+    from bertjax.training.checkpoints.checkpoint import Scores, write_scores
 
     for trial, score in (("seed=0", 0.5), ("seed=1", 0.75)):
         make_checkpoint(folder / trial)

@@ -79,7 +79,7 @@ def measure_steps(records: pathlib.Path, length: int, batch_size: int) -> None:
     import jax
 
     from bertjax.distributed.mesh import put_batch
-    from bertjax.training.schedules import make_schedule
+    from bertjax.training.optim.schedules import make_schedule
     from bertjax.training.step import make_program, put_hyperparameters
 
     def rounds(packing: bool):

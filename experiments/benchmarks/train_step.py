@@ -140,7 +140,7 @@ class Ours:
         import jax
 
         from bertjax.distributed.mesh import make_mesh, use_cpu_cores
-        from bertjax.training.schedules import make_schedule
+        from bertjax.training.optim.schedules import make_schedule
         from bertjax.training.step import make_program, put_hyperparameters
 
         self.config, self.case = case.config(), case

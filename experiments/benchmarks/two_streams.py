@@ -59,7 +59,7 @@ def rounds(side: str, steps: int, arguments):
 
     from bertjax.distributed.mesh import make_mesh, put_batch
     from bertjax.tasks.pretraining import Pretraining
-    from bertjax.training.schedules import schedule_of
+    from bertjax.training.optim.schedules import schedule_of
     from bertjax.training.step import make_program, put_hyperparameters
 
     sizes = arguments.batch, arguments.length

@@ -275,7 +275,7 @@ def main() -> None:
     from bertjax.distributed.mesh import make_mesh, use_cpu_cores
     from bertjax.interop import conversion
     from bertjax.tasks import finetuning_run
-    from bertjax.training import workdir
+    from bertjax.training.checkpoints import workdir
 
     rows = [row for row in arguments.rows.split(",") if arguments.bert or not row.startswith("bert_")]
     with tempfile.TemporaryDirectory() as temporary:

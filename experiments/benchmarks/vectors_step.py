@@ -42,7 +42,7 @@ def rounds_of_ours(config):
 
     from bertjax.distributed.mesh import make_mesh, put_batch
     from bertjax.tasks import finetuning, finetuning_run
-    from bertjax.training.schedules import schedule_of
+    from bertjax.training.optim.schedules import schedule_of
     from bertjax.training.step import make_program, put_hyperparameters
 
     finetuning_run.adopt(config, None)

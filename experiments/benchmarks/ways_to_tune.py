@@ -150,7 +150,7 @@ def train_theirs(row: str, config, dataset, mesh):
 
     from bertjax.data.loading.examples import TrainingOrder
     from bertjax.tasks.finetuning import count_steps
-    from bertjax.training.schedules import make_schedule
+    from bertjax.training.optim.schedules import make_schedule
 
     torch.manual_seed(config.seed)
     model, train = make_theirs(row, config, dataset), dataset.train
@@ -203,7 +203,7 @@ def main() -> None:
 
     from bertjax.distributed.mesh import make_mesh, use_cpu_cores
     from bertjax.tasks import finetuning_run
-    from bertjax.training import workdir
+    from bertjax.training.checkpoints import workdir
 
     runs = arguments.output.with_suffix(".runs")  # the models of `all`, which teach
     with tempfile.TemporaryDirectory() as temporary:

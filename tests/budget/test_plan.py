@@ -19,7 +19,7 @@ from bertjax.config.stages import stages_of, total_steps
 from bertjax.data.corpus.selection import heldout_documents
 from bertjax.tasks import validate
 from bertjax.tasks.launch import launch
-from bertjax.training.workdir import require_info
+from bertjax.training.checkpoints.workdir import require_info
 from tests.conftest import make_corpus, tiny_config
 from tests.tasks.conftest import on_one_device  # noqa: F401
 

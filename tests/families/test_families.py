@@ -28,8 +28,8 @@ from bertjax.tasks.exported.straight import straight
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer, vocabulary_learning
-from bertjax.training import checkpoint, workdir
-from bertjax.training.schedules import schedule_of
+from bertjax.training.checkpoints import checkpoint, workdir
+from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import TOPICS, make_corpus, tiny_config
 from tests.families import own_family

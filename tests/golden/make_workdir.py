@@ -21,7 +21,7 @@ import numpy as np
 from bertjax.config.defaults import named_stages, stage
 from bertjax.tasks import validate
 from bertjax.tasks.launch import launch
-from bertjax.training import checkpoint
+from bertjax.training.checkpoints import checkpoint
 from tests.conftest import make_corpus, tiny_config
 
 

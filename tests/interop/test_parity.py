@@ -27,10 +27,10 @@ from bertjax.reporting import insight
 from bertjax.tasks import classification, finetuning, output_layers
 from bertjax.tasks.generation import Sampling, generate
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from bertjax.training import checkpoint
-from bertjax.training.schedules import make_schedule
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.workdir import RunInfo, write_info
+from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
-from bertjax.training.workdir import RunInfo, write_info
 from tests.conftest import make_corpus, one_device_mesh
 
 torch = pytest.importorskip("torch")

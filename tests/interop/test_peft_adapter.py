@@ -15,8 +15,8 @@ from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.model_config import Compute, Lora
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.models.heads import BertForSequenceClassification
-from bertjax.training import checkpoint
-from bertjax.training.workdir import RunInfo, write_info
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.workdir import RunInfo, write_info
 from tests.interop.test_golden import GOLDEN
 
 QUERY = "base_model.model.bert.encoder.layer.0.attention.self.query"

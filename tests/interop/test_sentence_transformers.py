@@ -27,9 +27,9 @@ from bertjax.models.roberta.config import RobertaConfig
 from bertjax.tasks import embed, finetuning, finetuning_run, sweep
 from bertjax.tasks.launch import launch
 from bertjax.text import vocabulary_learning
-from bertjax.training import checkpoint
-from bertjax.training.checkpoint import Scores
-from bertjax.training.workdir import RunInfo, tokenizer_entry, write_info
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.checkpoint import Scores
+from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry, write_info
 from tests.conftest import make_corpus
 from tests.families.test_modernbert import random_params
 from tests.golden import make_library_fields

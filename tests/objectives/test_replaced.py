@@ -27,10 +27,11 @@ from bertjax.tasks import pretraining_run
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import RowSize
-from bertjax.training import checkpoint, frozen
-from bertjax.training.checkpoint import Scores
-from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.workdir import RunInfo, write_info
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.checkpoint import Scores
+from bertjax.training.checkpoints.workdir import RunInfo, write_info
+from bertjax.training.optim import frozen
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import one_device_mesh, tiny_config
 from tests.interop.test_model_card import read_card
 from tests.markers import slow_case

@@ -23,7 +23,7 @@ from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_f
 from bertjax.tasks import finetuning_run
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows
-from bertjax.training.optimizers import make_optimizer
+from bertjax.training.optim.optimizers import make_optimizer
 from bertjax.training.state import abstract_axes, make_layout
 from experiments import embed, glue, small
 from tests.golden import make_hbm

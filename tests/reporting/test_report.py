@@ -23,9 +23,9 @@ from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history
 from bertjax.tasks import launch
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from bertjax.training import checkpoint, workdir
-from bertjax.training.checkpoint import Scores
-from bertjax.training.workdir import RunInfo, write_info
+from bertjax.training.checkpoints import checkpoint, workdir
+from bertjax.training.checkpoints.checkpoint import Scores
+from bertjax.training.checkpoints.workdir import RunInfo, write_info
 from tests.markers import slow_case
 
 PIECES = [*SPECIAL_PIECES, "ship", "boat", "the", "whale", "saw", "."]

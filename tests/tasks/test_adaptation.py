@@ -20,8 +20,8 @@ from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.tasks import adaptation, pretraining_run
 from bertjax.tasks.launch import launch
-from bertjax.training import checkpoint as checkpoints
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.checkpoints import checkpoint as checkpoints
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import make_corpus, one_device_mesh, preparing_in_process
 
 PIECES, FIRST = 6, 3

@@ -28,8 +28,8 @@ from bertjax.tasks import (
 )
 from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
 from bertjax.tasks.targets import labels_of
-from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.workdir import read_samples
+from bertjax.training.checkpoints.workdir import read_samples
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, one_device_mesh
 from tests.tasks.test_finetuning import quick, run, tokenizer
 

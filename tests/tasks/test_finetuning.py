@@ -27,11 +27,11 @@ from bertjax.tasks import classification, finetuning, finetuning_run, glue, outp
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from bertjax.training import checkpoint as checkpoints
-from bertjax.training import workdir as workdirs
-from bertjax.training.divergence import Diverged
+from bertjax.training.checkpoints import checkpoint as checkpoints
+from bertjax.training.checkpoints import workdir as workdirs
 from bertjax.training.loop import Trained
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.monitoring.divergence import Diverged
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, launch_and_stop, one_device_mesh
 from tests.markers import slow_case
 from tests.processes import ROOT

@@ -16,8 +16,8 @@ from bertjax.tasks import finetuning_run, metrics, ner, tag
 from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.text.words import join_of, join_words, split_words
-from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.workdir import RunInfo, differences, read_samples
+from bertjax.training.checkpoints.workdir import RunInfo, differences, read_samples
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, make_corpus
 from tests.tasks.test_classify import write_table
 from tests.tasks.test_finetuning import quick, run

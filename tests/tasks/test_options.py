@@ -22,8 +22,8 @@ from bertjax.tasks import classification, distillation, finetuning_run, metrics,
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from bertjax.training import checkpoint as checkpoints
-from bertjax.training.schedules import schedule_of
+from bertjax.training.checkpoints import checkpoint as checkpoints
+from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import TOPICS, launch_and_stop, one_device_mesh, tiny_config
 from tests.tasks.test_classify import LABELS, write_table, write_topics

@@ -30,9 +30,9 @@ from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import row_size
 from bertjax.tasks.pretraining_run import find_or_prepare, report
 from bertjax.text import tokenizer
-from bertjax.training.schedules import make_schedule
+from bertjax.training.checkpoints.workdir import differences, refuse
+from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import fits_in_memory, make_program, put_hyperparameters
-from bertjax.training.workdir import differences, refuse
 from experiments import features
 from tests.conftest import TOPICS, make_corpus, one_device_mesh, preparing_in_process, tiny_config
 from tests.markers import slow_case

@@ -14,8 +14,8 @@ from bertjax.interop import pretrained
 from bertjax.tasks import finetuning_run, metrics, pairs, squad, squad_files
 from bertjax.tasks.squad_files import Question
 from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece
-from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.workdir import read_samples
+from bertjax.training.checkpoints.workdir import read_samples
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, make_corpus
 from tests.tasks.test_finetuning import quick, run
 from tests.text.test_tokenizer import SIZE, learn

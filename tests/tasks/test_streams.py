@@ -35,11 +35,11 @@ from bertjax.tasks import fill_mask, generation, pretraining_run
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
-from bertjax.training import checkpoint
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.recurrence import warmed_up
-from bertjax.training.schedules import make_schedule
-from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.trackers.jsonl import read_metrics
 from tests import processes
 from tests.conftest import launch_and_stop, make_corpus, one_device_mesh, preparing_in_process
 from tests.tasks.test_finetuning import config_for as fine_tuning_config_for

@@ -8,7 +8,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.interop import conversion, pretrained
 from bertjax.tasks import swag
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS
 from tests.tasks.test_classify import write_table
 from tests.tasks.test_finetuning import quick, run

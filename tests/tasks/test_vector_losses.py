@@ -19,11 +19,11 @@ from bertjax.interop import pretrained
 from bertjax.tasks import distillation, finetuning_run, text_sets, validate, vector_losses
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.launch import launch
-from bertjax.training import checkpoint as checkpoints
-from bertjax.training.schedules import make_schedule
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.checkpoints import checkpoint as checkpoints
+from bertjax.training.checkpoints.workdir import write_info
+from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
-from bertjax.training.workdir import write_info
+from bertjax.training.trackers.jsonl import read_metrics
 from experiments import embed
 from tests.conftest import TOPICS
 from tests.tasks.test_classify import write_table

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bertjax.training import optimizers, schedules, sinks
-from bertjax.training.optimizers import groups
+from bertjax.training.optim import groups, optimizers, schedules
+from bertjax.training.trackers import trackers
 
 
 def momentum(config, axes):
@@ -55,11 +55,11 @@ def registered():
     """Registers the three, until the end of the block."""
     optimizers.register("momentum", momentum)
     schedules.register("sawtooth", sawtooth)
-    sinks.register("table", Table)
+    trackers.register("table", Table)
     yield
     del optimizers.OPTIMIZERS.registered["momentum"]
     del schedules.SCHEDULES.registered["sawtooth"]
-    del sinks.SINKS.registered["table"]
+    del trackers.SINKS.registered["table"]
 
 
 def used_in(config):

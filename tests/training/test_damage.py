@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.common import checksums
 from bertjax.common.errors import UserError
-from bertjax.training import checkpoint
+from bertjax.training.checkpoints import checkpoint
 from bertjax.training.loop import train
 from tests.training.toy import Toy, toy_config
 

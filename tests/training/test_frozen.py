@@ -14,7 +14,7 @@ from bertjax.config.defaults import param_group, param_groups
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.models import families
-from bertjax.training.schedules import schedule_of
+from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.families import own_family
 from tests.markers import slow_case

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from bertjax.common import progress
-from bertjax.training.logging import Progress
+from bertjax.training.monitoring.logging import Progress
 
 
 @pytest.fixture

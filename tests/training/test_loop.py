@@ -22,14 +22,14 @@ from bertjax.common.errors import UserError
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.distributed.rules import RULES
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.training import checkpoint
-from bertjax.training.clocks import PARTS
-from bertjax.training.logging import MetricsWriter
+from bertjax.training.checkpoints import checkpoint
 from bertjax.training.loop import train
-from bertjax.training.profile import profiled
-from bertjax.training.schedules import make_schedule
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.monitoring.clocks import PARTS
+from bertjax.training.monitoring.logging import MetricsWriter
+from bertjax.training.monitoring.profile import profiled
+from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import one_device_mesh, tiny_config
 from tests.training.toy import Toy, toy_config
 

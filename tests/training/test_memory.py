@@ -11,11 +11,11 @@ from bertjax.common.errors import UserError
 from bertjax.distributed.mesh import make_mesh
 from bertjax.tasks import finetuning_run, pretraining_run, validate
 from bertjax.tasks.launch import launch
-from bertjax.training import memory
 from bertjax.training import run as run_module
-from bertjax.training.memory import memory_of, require_memory, settings_that_save
+from bertjax.training.checkpoints.workdir import RunInfo
+from bertjax.training.monitoring import memory
+from bertjax.training.monitoring.memory import memory_of, require_memory, settings_that_save
 from bertjax.training.run import Kind, Run, run
-from bertjax.training.workdir import RunInfo
 from experiments import glue
 from tests.conftest import tiny_config
 

@@ -19,9 +19,9 @@ from bertjax.config.defaults import param_group, param_groups, pretraining_confi
 from bertjax.distributed.mesh import make_mesh
 from bertjax.models import families
 from bertjax.models.heads import BertForFeatureBasedTagging, BertForMaskedLM, BertForPreTraining
-from bertjax.training import optimizers
-from bertjax.training.optimizers import make_optimizer
-from bertjax.training.schedules import make_schedule
+from bertjax.training.optim import optimizers
+from bertjax.training.optim.optimizers import make_optimizer
+from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.state import abstract_axes, abstract_state, make_init, make_layout
 from tests.conftest import tiny_config
 from tests.markers import slow_case

@@ -13,9 +13,11 @@ from bertjax.reporting import curves, insight
 from bertjax.reporting.history import read_history
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.training import checkpoint, optimizers, sinks
+from bertjax.training.checkpoints import checkpoint
 from bertjax.training.loop import train
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.optim import optimizers
+from bertjax.training.trackers import trackers
+from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import launch_and_stop, tiny_config
 from tests.families import own_family
 from tests.objectives import own_objective
@@ -119,7 +121,7 @@ def test_tensorboard_leaves_out_what_a_resumed_run_writes_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for start, values in ((0, {2: 1.0, 4: 2.0, 6: 3.0}), (4, {6: 4.0, 8: 5.0})):
-        sink = sinks.SINKS.get("tensorboard")(tmp_path, start, toy_config())
+        sink = trackers.SINKS.get("tensorboard")(tmp_path, start, toy_config())
         for step, value in values.items():
             sink.write(step, {"train/loss": value})
         sink.close()

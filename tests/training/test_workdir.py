@@ -7,8 +7,8 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.text import tokenizer
-from bertjax.training import checkpoint, workdir
-from bertjax.training.workdir import RunInfo
+from bertjax.training.checkpoints import checkpoint, workdir
+from bertjax.training.checkpoints.workdir import RunInfo
 from tests.conftest import tiny_config
 
 

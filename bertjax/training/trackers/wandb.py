@@ -4,7 +4,7 @@ import os
 
 from etils import epath
 
-from bertjax.training.sinks.trackers import StepMetrics, Tracker
+from bertjax.training.trackers.remote import StepMetrics, Tracker
 
 PROJECT = "bertjax"
 KILLED, FAILED = 255, 1  # exit codes that it shows as such

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from bertjax.distributed.rules import stacked
-from bertjax.training.optimizers import groups
-from bertjax.training.optimizers.adam import scale_by_adam
+from bertjax.training.optim import groups
+from bertjax.training.optim.adam import scale_by_adam
 
 
 def lamb(config, axes) -> list[optax.GradientTransformation]:

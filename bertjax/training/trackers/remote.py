@@ -11,7 +11,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
-from bertjax.training.sinks.jsonl import METRICS, read_metrics
+from bertjax.training.trackers.jsonl import METRICS, read_metrics
 
 
 class _Sent(TypedDict):

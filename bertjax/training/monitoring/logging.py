@@ -13,9 +13,9 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
 from bertjax.common.progress import Pace, duration
-from bertjax.training.clocks import PARTS, shares
-from bertjax.training.sinks import SINKS, named
-from bertjax.training.sinks.jsonl import JsonLines, finite, read_metrics
+from bertjax.training.monitoring.clocks import PARTS, shares
+from bertjax.training.trackers.jsonl import JsonLines, finite, read_metrics
+from bertjax.training.trackers.trackers import SINKS, named
 
 MEASURED_SECONDS, DAY = 10.0, 86_400.0  # the seconds of training from which the time of a run is estimated
 UNREPORTED = "unreported_metrics_{}.json"

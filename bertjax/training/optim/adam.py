@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bertjax.training.optimizers import groups
+from bertjax.training.optim import groups
 
 
 def adam(config, axes) -> list[optax.GradientTransformation]:

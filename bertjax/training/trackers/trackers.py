@@ -37,9 +37,9 @@ SINKS: Registry[Factory] = Registry(
     "sink",
     "sinks",
     {
-        "tensorboard": "bertjax.training.sinks.tensorboard:TensorBoard",
-        "mlflow": "bertjax.training.sinks.mlflow:MLflow",
-        "wandb": "bertjax.training.sinks.wandb:WandB",
+        "tensorboard": "bertjax.training.trackers.tensorboard:TensorBoard",
+        "mlflow": "bertjax.training.trackers.mlflow:MLflow",
+        "wandb": "bertjax.training.trackers.wandb:WandB",
     },
     reserved=(ALWAYS,),
 )

@@ -6,7 +6,7 @@ import jax
 import optax.contrib
 
 from bertjax.distributed.rules import stacked
-from bertjax.training.optimizers import from_optax
+from bertjax.training.optim import from_optax
 
 
 def muon(config, axes) -> list:

@@ -13,7 +13,7 @@ import optax
 import optax.contrib
 
 from bertjax.common.errors import UserError
-from bertjax.training.optimizers import groups
+from bertjax.training.optim import groups
 
 DECAYS = ("weight_decay", "weight_decay_rate")  # arguments that are set to 0: weight decay is ours
 NO_OPTIONS = ("learning_rate", "adam_learning_rate", *DECAYS, "adam_weight_decay", "weight_decay_mask")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from bertjax.distributed.rules import stacked
-from bertjax.training.optimizers import groups
+from bertjax.training.optim import groups
 
 
 def stable_adamw(config, axes) -> list[optax.GradientTransformation]:

@@ -9,7 +9,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax.common.errors import UserError
-from bertjax.training.optimizers import groups
+from bertjax.training.optim import groups
 from bertjax.training.state import Frozen
 from bertjax.training.task import Task
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry
-from bertjax.training.optimizers import from_optax, groups
+from bertjax.training.optim import from_optax, groups
 
 Factory = Callable[..., Sequence[optax.GradientTransformation]]
 
@@ -22,7 +22,7 @@ OWN = ("adam", "lamb", "stable_adamw", "muon")
 OPTIMIZERS: Registry[Factory] = Registry(
     "optimizer",
     "optimizer.name",
-    {name: f"bertjax.training.optimizers.{name}:{name}" for name in OWN},
+    {name: f"bertjax.training.optim.{name}:{name}" for name in OWN},
     others=", or one of optax such as adamw or lion",
 )
 register = OPTIMIZERS.register

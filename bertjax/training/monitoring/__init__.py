@@ -1,0 +1,1 @@
+"""Clocks, printed metrics, the check of divergence, profiles, and the memory of a step."""

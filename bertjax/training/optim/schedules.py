@@ -1,0 +1,247 @@
+"""Learning rates: functions of the step, whose numbers are inputs of the compiled step, so that runs can share it."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.common.errors import UserError
+from bertjax.common.registry import Registry
+from bertjax.config.stages import Stage, config_in, stages_of
+
+WARM_UPS = ("warmup_steps", "warmup_tokens")
+
+
+class Schedule(Protocol):
+    """A `NamedTuple` of numbers. Whole ones become int32, others float32."""
+
+    def __call__(self, step: int | jax.Array) -> jax.Array:
+        """Returns the learning rate of a step. Steps count from 0."""
+
+
+class Linear(NamedTuple):
+    """Linear warm-up, then linear decay to 0, as in google-research/bert.
+
+    The decay counts from step 0 (optimization.create_optimizer), so the peak is never quite reached: right after
+    warm-up the rate is `peak * (1 - warmup_steps / total_steps)`.
+    """
+
+    peak: float
+    warmup_steps: int
+    total_steps: int
+
+    def __call__(self, step):
+        step = jnp.asarray(step, jnp.float32)
+        decayed = self.peak * (1 - jnp.minimum(step, self.total_steps) / self.total_steps)
+        return jnp.where(step < self.warmup_steps, self.peak * step / jnp.maximum(self.warmup_steps, 1), decayed)
+
+
+class Constant(NamedTuple):
+    """Linear warm-up, then the peak."""
+
+    peak: float
+    warmup_steps: int
+
+    def __call__(self, step):
+        return self.peak * _warmup(step, self.warmup_steps)
+
+
+class Cosine(NamedTuple):
+    """Linear warm-up, then half a period of a cosine from the peak to 0 (Loshchilov & Hutter 2017, equation 5)."""
+
+    peak: float
+    warmup_steps: int
+    total_steps: int
+
+    def __call__(self, step):
+        done = jnp.asarray(step, jnp.float32) - self.warmup_steps
+        decayed = 0.5 * (
+            1 + jnp.cos(jnp.pi * jnp.clip(done / jnp.maximum(self.total_steps - self.warmup_steps, 1), 0, 1))
+        )
+        return self.peak * _warmup(step, self.warmup_steps) * decayed
+
+
+class Plateau(NamedTuple):
+    """Linear warm-up, the peak, and in the last `decay_steps` a fall to `end` times the peak.
+
+    Of the share x of these steps, `1 - x ** power` of the way is left: power 0.5 is "1 - sqrt" (Hägele et al. 2024,
+    section 3.3).
+    """
+
+    peak: float
+    warmup_steps: int
+    decay_steps: int
+    total_steps: int
+    end: float
+    power: float
+
+    def __call__(self, step):
+        done = _decayed(step, self.total_steps, self.decay_steps) ** self.power
+        return self.peak * _warmup(step, self.warmup_steps) * (1 - (1 - self.end) * done)
+
+
+class CosinePlateau(NamedTuple):
+    """As `Plateau`, falling along half a period of a cosine."""
+
+    peak: float
+    warmup_steps: int
+    decay_steps: int
+    total_steps: int
+    end: float
+
+    def __call__(self, step):
+        done = 0.5 * (1 - jnp.cos(jnp.pi * _decayed(step, self.total_steps, self.decay_steps)))
+        return self.peak * _warmup(step, self.warmup_steps) * (1 - (1 - self.end) * done)
+
+
+def _decayed(step, total_steps, decay_steps):
+    """Rises from 0 to 1 in the last `decay_steps`."""
+    begin = total_steps - decay_steps
+    return jnp.clip((jnp.asarray(step, jnp.float32) - begin) / jnp.maximum(decay_steps, 1), 0, 1)
+
+
+class Trapezoid(NamedTuple):
+    """Linear warm-up, the peak, and linear decay to 0 in the last `decay_steps` (Zhai et al. 2022, section 3.5)."""
+
+    peak: float
+    warmup_steps: int
+    decay_steps: int
+    total_steps: int
+
+    def __call__(self, step):
+        left = (self.total_steps - jnp.asarray(step, jnp.float32)) / jnp.maximum(self.decay_steps, 1)
+        return self.peak * _warmup(step, self.warmup_steps) * jnp.clip(left, 0, 1)
+
+
+class InTurn(NamedTuple):
+    """A schedule for each stage, counted from its first step.
+
+    Attributes:
+      begins: first step of each stage but the first.
+    """
+
+    begins: tuple[int, ...]
+    schedules: tuple[Schedule, ...]
+
+    def __call__(self, step):
+        rate = self.schedules[0](step)
+        for begin, schedule in zip(self.begins, self.schedules[1:]):
+            rate = jnp.where(jnp.asarray(step) >= begin, schedule(jnp.asarray(step) - begin), rate)
+        return rate
+
+
+class ByTokens(NamedTuple):
+    """A schedule that counts tokens, in units of the tokens of the first step.
+
+    Attributes:
+      begins: first step of each part of the run but the first, in which a step has another number of tokens.
+      units: units of a step of each part; 1 in the first.
+    """
+
+    begins: tuple[int, ...]
+    units: tuple[float, ...]
+    schedule: Schedule
+
+    def __call__(self, step):
+        step = jnp.asarray(step, jnp.float32)
+        done = step
+        for begin, before, after in zip(self.begins, self.units, self.units[1:]):
+            done += (after - before) * jnp.maximum(step - begin, 0)
+        return self.schedule(done)
+
+
+def _warmup(step, warmup_steps):
+    """Rises from 0 to 1, which it is from step `warmup_steps` on."""
+    step = jnp.asarray(step, jnp.float32)
+    return jnp.where(step < warmup_steps, step / jnp.maximum(warmup_steps, 1), 1.0)
+
+
+# Factories: (config.optimizer, warm-up steps, all steps) -> schedule.
+SCHEDULES: Registry = Registry(
+    "schedule",
+    "optimizer.schedule",
+    {name: f"bertjax.training.optim.schedules:{name}" for name in ("linear", "constant", "cosine", "trapezoid")},
+)
+register = SCHEDULES.register
+
+
+def linear(config, warmup_steps: int, total_steps: int) -> Linear:
+    return Linear(config.learning_rate, warmup_steps, total_steps)
+
+
+def constant(config, warmup_steps: int, total_steps: int) -> Constant:
+    return Constant(config.learning_rate, warmup_steps)
+
+
+def cosine(config, warmup_steps: int, total_steps: int) -> Cosine:
+    return Cosine(config.learning_rate, warmup_steps, total_steps)
+
+
+def trapezoid(config, warmup_steps: int, total_steps: int) -> Trapezoid | Plateau | CosinePlateau:
+    steps = (config.learning_rate, warmup_steps, round(config.decay_proportion * total_steps), total_steps)
+    if config.decay == "cosine":
+        return CosinePlateau(*steps, config.decay_to)
+    if config.decay == "linear" and not config.decay_to:
+        return Trapezoid(*steps)
+    return Plateau(*steps, config.decay_to, {"linear": 1.0, "sqrt": 0.5}[config.decay])
+
+
+def validate(config) -> None:
+    """Raises `UserError` if a whole config, or one of its stages, names no schedule, or one that is none."""
+    for stage in [None, *(stages_of(config) if "stages" in config else ())]:
+        _validate((config if stage is None else config_in(config, stage)).optimizer)
+
+
+def _validate(config) -> None:
+    schedule = SCHEDULES.get(config.schedule)(config, 1, 2)
+    numbers = jax.tree.leaves(schedule)
+    if not callable(schedule) or not numbers or not all(isinstance(x, (int, float, np.number)) for x in numbers):
+        raise UserError(
+            f"config.optimizer.schedule = {config.schedule!r}: its factory returns {schedule!r:.60}, which is no "
+            f"NamedTuple of numbers that can be called with a step"
+        )
+
+
+def schedule_of(config, total_steps: int) -> Schedule:
+    """Makes the schedule of a whole config.
+
+    It spans all stages; if one changes the optimizer, each has its own, and only the first warms up unless others say
+    so.
+    """
+    stages = stages_of(config) if "stages" in config else []
+    if not any(name.startswith("optimizer.") for stage in stages for name in stage.changes):
+        return _of_stages(config.optimizer, stages, total_steps, config.optimizer.get("warmup_tokens", 0) > 0)
+    each = [list(parts) for _, parts in itertools.groupby(stages, key=lambda stage: stage.name)]
+    counts = [config.optimizer.warmup_tokens, *(stage.changes.get("optimizer.warmup_tokens", 0) for stage in stages)]
+    schedules = []
+    for parts in each:
+        own = config_in(config, parts[0]).optimizer.copy_and_resolve_references().unlock()
+        stated = [name for name in WARM_UPS if f"optimizer.{name}" in parts[0].changes]
+        if stated or parts is not each[0]:
+            own.update({name: 0 for name in WARM_UPS if name not in stated})
+        schedules.append(_of_stages(own, parts, sum(part.steps for part in parts), any(counts)))
+    return InTurn(tuple(parts[0].first_step for parts in each[1:]), tuple(schedules))
+
+
+def _of_stages(config, stages: Sequence[Stage], total_steps: int, by_tokens: bool) -> Schedule:
+    """Makes a schedule of `config.optimizer` for some stages, which counts tokens or steps."""
+    if not stages or not by_tokens:
+        return make_schedule(config, total_steps)
+    first, unit = stages[0].first_step, stages[0].tokens_per_step
+    units = tuple(stage.tokens_per_step / unit for stage in stages)
+    total = sum(stage.steps * size for stage, size in zip(stages, units))
+    warmup = config.warmup_tokens / unit or float(config.warmup_steps)
+    schedule = SCHEDULES.get(config.schedule)(config, warmup, total)
+    return ByTokens(tuple(stage.first_step - first for stage in stages[1:]), units, schedule)
+
+
+def make_schedule(config, total_steps: int) -> Schedule:
+    """Makes the schedule of `config.optimizer`, with its `warmup_steps` or a `warmup_proportion` of all steps."""
+    if "warmup_proportion" in config:
+        warmup_steps = int(config.warmup_proportion * total_steps)
+    else:
+        warmup_steps = config.warmup_steps
+    return SCHEDULES.get(config.schedule)(config, warmup_steps, total_steps)

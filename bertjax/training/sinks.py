@@ -1,0 +1,3 @@
+"""The old name of `bertjax.training.trackers.trackers`, for experiments and packages that import it."""
+
+from bertjax.training.trackers.trackers import *  # noqa: F403

@@ -1,0 +1,1 @@
+"""Trackers of metrics: metrics.jsonl, TensorBoard, MLflow, Weights & Biases."""
