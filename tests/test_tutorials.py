@@ -48,7 +48,7 @@ def forgetting(monkeypatch):
         objectives.OBJECTIVES,
         optimizers.OPTIMIZERS,
         schedules.SCHEDULES,
-        trackers.SINKS,
+        trackers.TRACKERS,
         TASKS,
     )
     for kind in kinds:

@@ -59,7 +59,7 @@ def registered():
     yield
     del optimizers.OPTIMIZERS.registered["momentum"]
     del schedules.SCHEDULES.registered["sawtooth"]
-    del trackers.SINKS.registered["table"]
+    del trackers.TRACKERS.registered["table"]
 
 
 def used_in(config):

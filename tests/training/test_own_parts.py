@@ -121,7 +121,7 @@ def test_tensorboard_leaves_out_what_a_resumed_run_writes_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for start, values in ((0, {2: 1.0, 4: 2.0, 6: 3.0}), (4, {6: 4.0, 8: 5.0})):
-        sink = trackers.SINKS.get("tensorboard")(tmp_path, start, toy_config())
+        sink = trackers.TRACKERS.get("tensorboard")(tmp_path, start, toy_config())
         for step, value in values.items():
             sink.write(step, {"train/loss": value})
         sink.close()

@@ -13,13 +13,13 @@ from bertjax.config import experiments
 from bertjax.training.loop import train
 from bertjax.training.trackers import trackers
 from bertjax.training.trackers.jsonl import JsonLines, read_metrics
-from bertjax.training.trackers.remote import Tracker
+from bertjax.training.trackers.remote import RemoteTracker
 from tests.conftest import tiny_config
 from tests.training.test_loop import stopped_run
 from tests.training.toy import Toy, toy_config
 
 
-class Kept(Tracker):
+class Kept(RemoteTracker):
     """A tracker that keeps what it gets, in this process; `down`: it cannot be reached."""
 
     name = package = "kept"
@@ -45,13 +45,13 @@ class Kept(Tracker):
 @pytest.fixture
 def kept(monkeypatch):
     """Registers the tracker; returns what it has, by run."""
-    monkeypatch.setitem(trackers.SINKS.registered, "kept", Kept)
+    monkeypatch.setitem(trackers.TRACKERS.registered, "kept", Kept)
     monkeypatch.setattr(Kept, "runs", {}, raising=False)
     monkeypatch.setattr(Kept, "down", False)
     return Kept.runs
 
 
-def written(folder, start: int, *numbers: tuple[int, dict], end=True, factory=Kept) -> Tracker:
+def written(folder, start: int, *numbers: tuple[int, dict], end=True, factory=Kept) -> RemoteTracker:
     """What a process writes that begins after a step, beside metrics.jsonl, as runs do."""
     folder = epath.Path(folder)
     both = [JsonLines(folder, start, None), factory(folder, start, toy_config())]
@@ -136,7 +136,7 @@ def test_mlflow_has_one_run_with_every_number_once(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "toys")
-    make, workdir = trackers.SINKS.get("mlflow"), tmp_path / "toy"
+    make, workdir = trackers.TRACKERS.get("mlflow"), tmp_path / "toy"
     written(workdir, 0, (2, {"train/loss": 3.0}), (4, {"train/loss": math.nan}), end=False, factory=make)
     written(workdir, 2, (4, {"train/loss": 2.0, "eval/ndcg@10": 0.5}), (6, {"train/loss": 1.0}), factory=make)
 
@@ -156,7 +156,7 @@ def test_mlflow_has_one_run_with_every_number_once(tmp_path, monkeypatch):
 def test_wandb_goes_on_in_one_run_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    make, workdir = trackers.SINKS.get("wandb"), tmp_path / "toy"
+    make, workdir = trackers.TRACKERS.get("wandb"), tmp_path / "toy"
     written(workdir, 0, (2, {"train/loss": 3.0}), (4, {"train/loss": 2.0}), factory=make)
     written(workdir, 2, (4, {"train/loss": 2.0}), (6, {"train/loss": 1.0}), factory=make)
     run = json.loads((workdir / "wandb.json").read_text())

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 
 from etils import epath
 
-from bertjax.training.trackers.remote import StepMetrics, Tracker
+from bertjax.training.trackers.remote import StepMetrics, RemoteTracker
 
 EXPERIMENT = "bertjax"
 PARAMS_AT_ONCE, LONGEST_PARAM = 100, 500  # MLflow's limits
 
 
-class MLflow(Tracker):
+class MLflow(RemoteTracker):
     """A run has the fields of the config as params, and metrics by their names, with `_` for what these cannot have."""
 
     name = package = "mlflow"

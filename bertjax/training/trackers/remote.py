@@ -1,4 +1,4 @@
-"""What the sinks that send numbers to a tracker of experiments have in common."""
+"""The base class of trackers that send metrics to a server: MLflow, Weights & Biases."""
 
 import abc
 import json
@@ -29,7 +29,7 @@ class StepMetrics(NamedTuple):
     metrics: Mapping[str, float]
 
 
-class Tracker(abc.ABC):
+class RemoteTracker(abc.ABC):
     """Sends numbers to a run of a tracker, in which a resumed run goes on; one that starts anew gets a new one.
 
     No tracker takes numbers back. So the steps that a resumed run makes again are not sent again; from the same
@@ -84,7 +84,7 @@ class Tracker(abc.ABC):
         self._fails, later = False, f"what it lacks is in {METRICS}, and is sent if the run goes on"
         self._send(later)
         try:
-            self.end(self._sent["run"], sys.exc_info()[0])  # the run's, which closes its sinks whatever happens
+            self.end(self._sent["run"], sys.exc_info()[0])  # the run's, which closes its trackers whatever happens
         except Exception as error:
             self._tell(error, later)
 

@@ -1,5 +1,8 @@
-"""Sinks: where the metrics of a run go, besides the terminal. `metrics.jsonl` always, others that `config.sinks`
-names."""
+"""Trackers: where the metrics of a run go, besides the terminal.
+
+Every run writes `metrics.jsonl`. `config.sinks` names more trackers. The config field and the group of entry points,
+`bertjax.sinks`, keep the older name.
+"""
 
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -12,10 +15,10 @@ from bertjax.common.registry import Registry
 from bertjax.config.lists import split_at_commas
 
 
-class Sink(Protocol):
+class Tracker(Protocol):
     """Receives numbers, on the first host only. It need not remember any: nothing comes twice.
 
-    A factory makes it: (workdir, start_step, config) -> sink. The run goes on after `start_step`, 0 for a new one; what
+    A factory makes it: (workdir, start_step, config) -> tracker. The run goes on after `start_step`, 0 for a new one; what
     an earlier process wrote of later steps is void, and will come again. A factory that needs a package which bertjax
     can do without names it as its `package`.
     """
@@ -30,10 +33,10 @@ class Sink(Protocol):
         """Stores what was written. The process ends."""
 
 
-Factory = Callable[[epath.Path, int, object], Sink]
+Factory = Callable[[epath.Path, int, object], Tracker]
 
 ALWAYS = "jsonl"  # the one that every run has, whether it is named or not
-SINKS: Registry[Factory] = Registry(
+TRACKERS: Registry[Factory] = Registry(
     "sink",
     "sinks",
     {
@@ -43,7 +46,7 @@ SINKS: Registry[Factory] = Registry(
     },
     reserved=(ALWAYS,),
 )
-register = SINKS.register
+register = TRACKERS.register
 
 
 def named(config) -> tuple[str, ...]:
@@ -53,9 +56,9 @@ def named(config) -> tuple[str, ...]:
 
 
 def validate(config) -> None:
-    """Raises `UserError` for a sink that there is not, or whose package is not installed."""
+    """Raises `UserError` if `config.sinks` names no tracker, or one whose package is not installed."""
     for name in named(config):
-        package = getattr(SINKS.get(name), "package", "")
+        package = getattr(TRACKERS.get(name), "package", "")
         found = importlib.util.find_spec(package) if package else None
         if package and (found is None or found.origin is None):  # a folder of this name is no package
             raise UserError(f"config.sinks = {name!r}: needs {package}: pip install 'bertjax[{name}]'")

@@ -4,13 +4,13 @@ import os
 
 from etils import epath
 
-from bertjax.training.trackers.remote import StepMetrics, Tracker
+from bertjax.training.trackers.remote import StepMetrics, RemoteTracker
 
 PROJECT = "bertjax"
 KILLED, FAILED = 255, 1  # exit codes that it shows as such
 
 
-class WandB(Tracker):
+class WandB(RemoteTracker):
     """A run has the config, and metrics by their names. Its files are in WORKDIR/wandb."""
 
     name = package = "wandb"
