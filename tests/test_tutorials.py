@@ -11,12 +11,12 @@ import types
 
 import pytest
 
-from bertjax import objectives
 from bertjax.__main__ import COMMANDS
 from bertjax.command import example_in
 from bertjax.config import experiments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.models import families
+from bertjax.objectives import parsing
 from bertjax.tasks import TASKS, validate
 from bertjax.training.optim import optimizers, schedules
 from bertjax.training.trackers import trackers
@@ -45,7 +45,7 @@ def forgetting(monkeypatch):
     """What the files of a page register is gone after the test."""
     kinds = (
         families.FAMILIES,
-        objectives.OBJECTIVES,
+        parsing.OBJECTIVES,
         optimizers.OPTIMIZERS,
         schedules.SCHEDULES,
         trackers.TRACKERS,

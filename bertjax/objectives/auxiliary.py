@@ -8,11 +8,11 @@ last layer's next words, which alone are evaluated, are those of `lm`. Write "lm
 import dataclasses
 import functools
 
-from bertjax import objectives
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig, field
-from bertjax.objectives import Objective, Plot
+from bertjax.objectives import parsing
 from bertjax.objectives.lm import OBJECTIVE as NEXT_WORDS
+from bertjax.objectives.parsing import Objective, Plot
 
 # Names of its output layers.
 LAYERS, LAST = "words_of_layers", "further_words"
@@ -72,7 +72,7 @@ def _flops(settings: AuxiliarySettings, config: BertConfig, row) -> int:
 
 
 def _validate(settings: AuxiliarySettings, config) -> None:
-    names = [term.name for term in objectives.of(config)]
+    names = [term.name for term in parsing.of(config)]
     remedy = "what the last layer predicts is missing: write 'lm + auxiliary'"
     require("lm" in names, "objective", config.objective, remedy)
     nothing = "with targets = 1 as well, nothing is predicted besides lm; choose more, or leave auxiliary out"

@@ -4,9 +4,9 @@ that rewrites it (ELECTRA; Clark et al. 2020, section 2). All tokens count, [CLS
 import math
 from collections.abc import Mapping
 
-from bertjax import objectives
 from bertjax.config.limits import require
-from bertjax.objectives import Objective, Plot
+from bertjax.objectives import parsing
+from bertjax.objectives.parsing import Objective, Plot
 
 
 def _heads(config, compute) -> dict:
@@ -69,7 +69,7 @@ def _flops(config, row) -> int:
 
 
 def _validate(config) -> None:
-    terms = objectives.of(config)
+    terms = parsing.of(config)
     remedy = "nothing replaces words: write '50*replaced + generator'"
     require(any(term.objective.rewrite for term in terms), "objective", config.objective, remedy)
     rises = (

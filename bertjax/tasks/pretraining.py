@@ -15,7 +15,6 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import objectives
 from bertjax.common.errors import UserError
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of, total_steps
@@ -30,9 +29,10 @@ from bertjax.distributed.transfers import fetched, on_devices
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM, cast_encoder
 from bertjax.nn.ops.dropout import fold_in, row_keys
-from bertjax.objectives import Term
-from bertjax.objectives.parts.additions import additions_of
-from bertjax.objectives.parts.model import PretrainingModel
+from bertjax.objectives import parsing
+from bertjax.objectives.parsing import Term
+from bertjax.objectives.parts.pretraining_model import PretrainingModel
+from bertjax.objectives.parts.transforms import additions_of
 from bertjax.tasks.adaptation import HeldOutText, only_pieces
 from bertjax.tasks.pretraining_rows import (
     abstract_arrays,
@@ -83,11 +83,11 @@ class Pretraining:
     ):
         self.config, self.mesh = config, mesh
         self._tokenizer, self._heldout_text = tokenizer, heldout_text
-        self.terms = objectives.of(config)
+        self.terms = parsing.of(config)
         self.model = self._make_model(self.terms)
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self._configs = [config_in(config, stage) for stage in self._stages]
-        self._terms_of_stages = objectives.of_stages(config)
+        self._terms_of_stages = parsing.of_stages(config)
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
         for stage, its in zip(self._stages, self._configs):
             if stage.batch_size % (its.microbatches * ways):
@@ -292,14 +292,14 @@ class Pretraining:
             family = families.of(config)
             forward = family.layer_flops(config, stage.length)
             forward += family.memory_flops(config, stage.length) if self.config.data.stream else 0
-            forward += sum(term.objective.flops(config, row) for term in objectives.of(own))
+            forward += sum(term.objective.flops(config, row) for term in parsing.of(own))
             total += 3 * steps * rows * forward
         return total
 
     def computing_as(self, config) -> "Pretraining":
         """Returns the same task with what another config says of how to compute, such as `remat`."""
         other = copy.copy(self)
-        other.config, other.terms = config, objectives.of(config)
+        other.config, other.terms = config, parsing.of(config)
         other._configs = [config_in(config, stage) for stage in self._stages]
         other.model = other._make_model(other.terms)
         for cached in ("eval_step", "new_eval_memory", "_eval_model", "_computing"):
@@ -317,7 +317,7 @@ class Pretraining:
         """The task of each stage: this one, or one with what the stage changes of the model."""
         own = self.config.model.to_dict(), self.terms
         return [
-            self if (each.model.to_dict(), objectives.of(each)) == own else self.computing_as(each)
+            self if (each.model.to_dict(), parsing.of(each)) == own else self.computing_as(each)
             for each in self._configs
         ]
 

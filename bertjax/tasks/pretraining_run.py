@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import objectives, tasks
+from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.common.progress import phase
 from bertjax.config.lists import corpus_sources
@@ -27,6 +27,7 @@ from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.kernels import triton
 from bertjax.nn.kernels.pallas import has_kernels
+from bertjax.objectives import parsing
 from bertjax.tasks import adaptation, fill_mask
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows
@@ -54,9 +55,9 @@ def _adopt(config, before: RunInfo | None) -> None:
     """
     if config.branch_from and not config.data.records:
         config.data.records = _records_of_parent(config.branch_from, before)
-    if before is not None and objectives.of(before.config) == objectives.of(config):
+    if before is not None and parsing.of(before.config) == parsing.of(config):
         config.objective = before.config.objective
-    objectives.add_all_settings(config)
+    parsing.add_all_settings(config)
     adopt_checkpoint(config, before)
 
 
@@ -164,7 +165,7 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
 
 def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     mesh = make_mesh(config)
-    objectives.validate_mesh(config, mesh)
+    parsing.validate_mesh(config, mesh)
     return _open_with(config, workdir, before, mesh, *find_or_prepare(config, workdir, is_new=before is None))
 
 
@@ -241,7 +242,7 @@ def _open_with(
 
 def _started(config, params: dict) -> dict:
     """Returns the params of `init_checkpoint` as training has them, see `Objective.start`."""
-    for term in objectives.of_stages(config):
+    for term in parsing.of_stages(config):
         params = term.objective.start(params)
     return params
 
@@ -274,7 +275,7 @@ def _adopt_for_plan(config) -> None:
 
 
 def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
-    objectives.validate_mesh(config, mesh)
+    parsing.validate_mesh(config, mesh)
     rows = packed_rows(config, mesh, real_tokens_share) if config.packing else None
     task = Pretraining(config, mesh, None, rows=rows)
     place = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated(mesh))
@@ -368,5 +369,5 @@ def report(config, scores: Scores | None) -> str:
     """Formats the held-out scores of what the config learns, each with its baseline."""
     if scores is None:
         return "no held-out data, so no scores"
-    terms = [term for term in objectives.of(config) if f"{term.name}_loss" in scores.scores]
+    terms = [term for term in parsing.of(config) if f"{term.name}_loss" in scores.scores]
     return "\n".join(line for term in terms for line in term.objective.report(term.name, scores.scores))

@@ -13,8 +13,8 @@ Hardware: cores: two CPU cores, 6 minutes a row (RESULTS.md)
 Paper:    none compares these at equal time; Al-Rfou et al. 2019 leave out each loss in turn
 """
 
-from bertjax import objectives
 from bertjax.config.defaults import named_stages, stage
+from bertjax.objectives import parsing
 from experiments.ablations.equal_time import Row, become_recurrent, length_of, most_masked, steps_of, table
 from experiments.ablations.scaled import Scale
 
@@ -41,7 +41,7 @@ def _next(config, scale: Scale) -> None:
 
 def _auxiliary(config, scale: Scale) -> None:
     _next(config, scale)
-    objectives.learn(config, "lm + auxiliary", auxiliary=dict(layers_until=0.5, targets=2, target_weight=0.5))
+    parsing.learn(config, "lm + auxiliary", auxiliary=dict(layers_until=0.5, targets=2, target_weight=0.5))
 
 
 def _recurrent(config, scale: Scale) -> None:

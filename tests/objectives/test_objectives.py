@@ -9,13 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import objectives, tasks
+from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import stages_of
 from bertjax.data.loading import transforms as additions_module
+from bertjax.objectives import parsing
 from bertjax.objectives.parts import words
-from bertjax.objectives.parts.additions import additions_of
+from bertjax.objectives.parts.transforms import additions_of
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
 from tests.conftest import one_device_mesh, tiny_config
@@ -28,10 +29,10 @@ pytestmark = pytest.mark.usefixtures("on_one_device")
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     for name in ("count", "twin"):
-        objectives.register(name, own_objective.OBJECTIVE)
+        parsing.register(name, own_objective.OBJECTIVE)
     yield
     for name in ("count", "twin"):
-        del objectives.OBJECTIVES.registered[name]
+        del parsing.OBJECTIVES.registered[name]
 
 
 def added_to(batch, additions):
@@ -42,7 +43,7 @@ def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
     def learnt(**fields):
         config = tiny_config()
         config.update_from_flattened_dict(fields)
-        return {term.name: term.weight for term in objectives.of(config)}
+        return {term.name: term.weight for term in parsing.of(config)}
 
     assert learnt() == {"mlm": 1, "nsp": 1}
     assert learnt(**{"data.next_sentence": "order"}) == {"mlm": 1, "sop": 1}
@@ -132,7 +133,7 @@ def test_eight_devices_and_microbatches_give_the_step_of_one_device(objective, s
     config = config_for(records_folder)
     config.optimizer.update(name="sgd", schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.0)
     config.update_from_flattened_dict(fields)
-    objectives.learn(config, objective, **settings)
+    parsing.learn(config, objective, **settings)
     several = copy.deepcopy(config)
     several.mesh.update(data=2, fsdp=2, tensor=2)
     several.microbatches = 2
@@ -180,7 +181,7 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
 
 def test_what_is_added_must_be_declared(records_folder, monkeypatch):
     undeclared = dataclasses.replace(own_objective.OBJECTIVE, adds={"count": ("sequence", np.float32)})
-    monkeypatch.setitem(objectives.OBJECTIVES.registered, "twin", undeclared)
+    monkeypatch.setitem(parsing.OBJECTIVES.registered, "twin", undeclared)
     task = task_for(records_folder, "twin + mlm")
     with pytest.raises(ValueError, match=r"objective twin: adds .*chosen_id.* to batches; its `adds` must say so"):
         next(task.batches(0))

@@ -4,11 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import objectives, tasks
+from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.interop import pretrained
 from bertjax.models import families
+from bertjax.objectives import parsing
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import read_history
 from bertjax.tasks.launch import launch
@@ -32,11 +33,11 @@ pytestmark = pytest.mark.usefixtures("on_one_device")
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     families.register("mixer", own_family.FAMILY)
-    objectives.register("count", own_objective.OBJECTIVE)
+    parsing.register("count", own_objective.OBJECTIVE)
     with own_parts.registered():
         yield
     del families.FAMILIES.registered["mixer"]
-    del objectives.OBJECTIVES.registered["count"]
+    del parsing.OBJECTIVES.registered["count"]
 
 
 def config_for(records, objective="count + mlm"):

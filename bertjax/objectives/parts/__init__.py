@@ -1,1 +1,1 @@
-"""What objectives are made of. Every module beside this folder is an objective."""
+"""Parts that several objectives share."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig
-from bertjax.objectives import Objective, Plot
+from bertjax.objectives.parsing import Objective, Plot
 
 
 def telling(title: str, pairs: str) -> Objective:
@@ -33,7 +33,7 @@ def _heads(config, compute) -> dict:
 
 
 def _loss(encoded, weights, keys):
-    from bertjax.objectives.parts.model import classified
+    from bertjax.objectives.parts.pretraining_model import classified
 
     del keys
     return classified(encoded.heads["next_sentence"](encoded.pooled()), encoded.batch["pair_labels"], weights)

@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.config.limits import require, value_of
 from bertjax.config.model_config import BertConfig
 from bertjax.models import families
-from bertjax.objectives import OF_WORDS, Objective, Plot, Statistics
+from bertjax.objectives.parsing import OF_WORDS, Objective, Plot, Statistics
 
 # Logits of more bytes than this are computed a part at a time, forwards and again backwards, so that they never exist
 # together: of 8,192 tokens of which 30 % are predicted, two sequences' would be a GiB. Twice the work takes its time.
@@ -71,7 +71,7 @@ def loss_of_words(encoded, weights, keys=None):
     import jax.numpy as jnp
 
     from bertjax.models.heads import word_logits
-    from bertjax.objectives.parts.model import classified, drawn, summed_in_parts
+    from bertjax.objectives.parts.pretraining_model import classified, drawn, summed_in_parts
 
     batch, encoder, head = encoded.batch, encoded.encoder, encoded.heads["masked_lm"]
     positions, words, size = batch["word_positions"], batch["word_ids"], head.config.padded_vocab_size

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.nn.encoder import stacked
 from bertjax.nn.heads import decoded
-from bertjax.objectives.parts.model import classified
+from bertjax.objectives.parts.pretraining_model import classified
 
 
 class WordsOfLayers(nn.Module):

@@ -15,13 +15,13 @@ import ml_collections
 import msgspec
 from etils import epath
 
-from bertjax import objectives
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, read_whole, write_whole
 from bertjax.config.defaults import common_config, pretraining_config
 from bertjax.config.limits import one_of
 from bertjax.config.model_config import fields_of
 from bertjax.models import families
+from bertjax.objectives import parsing
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import DTYPES, validate_model
@@ -140,7 +140,7 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
         validate_model(config)
         one_of(config, "dtype", DTYPES)
         families.config_of(config)  # no other fields
-        objectives.of_run(config)
+        parsing.of_run(config)
     except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
         if isinstance(error, UserError) and "config.model.family" in str(error):
             raise UserError(f"{path}: {error}") from None  # nobody has registered it

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from etils import epath
 
-from bertjax.training.trackers.remote import StepMetrics, RemoteTracker
+from bertjax.training.trackers.remote import RemoteTracker, StepMetrics
 
 EXPERIMENT = "bertjax"
 PARAMS_AT_ONCE, LONGEST_PARAM = 100, 500  # MLflow's limits

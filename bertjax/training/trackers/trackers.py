@@ -18,9 +18,9 @@ from bertjax.config.lists import split_at_commas
 class Tracker(Protocol):
     """Receives numbers, on the first host only. It need not remember any: nothing comes twice.
 
-    A factory makes it: (workdir, start_step, config) -> tracker. The run goes on after `start_step`, 0 for a new one; what
-    an earlier process wrote of later steps is void, and will come again. A factory that needs a package which bertjax
-    can do without names it as its `package`.
+    A factory makes it: (workdir, start_step, config) -> tracker. The run goes on after `start_step`, 0 for a new one.
+    Numbers of later steps that an earlier process wrote are void, and will come again. A factory that needs a package
+    which bertjax can do without names it as its `package`.
     """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -4,7 +4,7 @@ import os
 
 from etils import epath
 
-from bertjax.training.trackers.remote import StepMetrics, RemoteTracker
+from bertjax.training.trackers.remote import RemoteTracker, StepMetrics
 
 PROJECT = "bertjax"
 KILLED, FAILED = 255, 1  # exit codes that it shows as such

@@ -12,7 +12,7 @@ from bertjax.config.model_config import BertConfig, Compute
 from bertjax.models import families
 from bertjax.nn.ops.dropout import fold_in, random_bits
 from bertjax.nn.ops.recurrent_memory import Memory
-from bertjax.objectives import Term
+from bertjax.objectives.parsing import Term
 
 
 class EncodedBatch(NamedTuple):
