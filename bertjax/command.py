@@ -211,7 +211,7 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     """
     from bertjax import tasks
     from bertjax.interop import huggingface, pretrained
-    from bertjax.objectives import parsing
+    from bertjax.objectives.parsing import terms_of_run
     from bertjax.tasks.finetuning import SEPARATOR
     from bertjax.tasks.finetuning_run import NARROW_RATE, WIDE
 
@@ -223,7 +223,7 @@ def uses_of(checkpoint: str) -> list[list[str]]:
         if place.format == "peft" and not place.vectors:
             architecture = pretrained.class_of_adapter(place)
         task = tasks.of_checkpoint(settings.get("task", ""), architecture)
-        learnt = [term.name for term in parsing.of_run(settings)]
+        learnt = [term.name for term in terms_of_run(settings)]
         is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
     except UserError:  # such as a task that is not registered here
         return []

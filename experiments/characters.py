@@ -16,8 +16,8 @@ Paper:    bits per byte of enwik8's test set 1.06 (t64) and 1.11 (t12), each byt
           sequence has 255 before it on average
 """
 
-from bertjax.config import UserError, model_size, named_stages, pretraining_config, stage
 from bertjax import objectives
+from bertjax.config import UserError, model_size, named_stages, pretraining_config, stage
 
 SIZES = {"t64": "64-512-2", "t12": "12-512-2", "cores": "6-128-2"}
 

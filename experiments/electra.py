@@ -10,9 +10,9 @@ Hardware: not run at these sizes; theirs: small 4 days on a V100, base 4 days on
 Paper:    not comparable: other data and vocabularies; GLUE 79.9 and 85.1 on the dev sets (table 1)
 """
 
+from bertjax import objectives
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.models import model_fields
-from bertjax import objectives
 
 SIZES = {
     "small": dict(embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024),

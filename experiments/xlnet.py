@@ -12,9 +12,9 @@ Hardware: not run at any of these sizes
 Paper:    not comparable: other data and vocabularies
 """
 
+from bertjax import objectives
 from bertjax.config import model_size, named_stages, pretraining_config, stage
 from bertjax.models import model_fields
-from bertjax import objectives
 
 
 def get_config(size="base"):

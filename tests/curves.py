@@ -9,7 +9,7 @@ import pathlib
 
 from bertjax.config.defaults import named_stages, stage
 from bertjax.models import families
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import learn
 from bertjax.tasks.launch import launch
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
@@ -35,7 +35,7 @@ def _config(family: str, model: dict, stages=None, **fields):
 
 
 def _with_objective(config, objective: str, **settings):
-    parsing.learn(config, objective, **settings)
+    learn(config, objective, **settings)
     return config
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bertjax.models import families
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import terms_of_stages
+from bertjax.objectives.registry import OBJECTIVES
 from tests import curves
 from tests.tasks.conftest import on_one_device  # noqa: F401
 
@@ -26,5 +27,5 @@ def test_a_run_has_its_golden_curves(name, tmp_path, on_one_device):  # noqa: F8
 def test_every_family_and_every_objective_has_a_curve():
     ours = {name for name in families.FAMILIES.names() if name not in families.FAMILIES.registered}
     assert {config.model.family for config in CONFIGS.values()} == ours
-    learned = {term.name for config in CONFIGS.values() for term in parsing.of_stages(config)}
-    assert learned == {name for name in parsing.OBJECTIVES.names() if name not in parsing.OBJECTIVES.registered}
+    learned = {term.name for config in CONFIGS.values() for term in terms_of_stages(config)}
+    assert learned == {name for name in OBJECTIVES.names() if name not in OBJECTIVES.registered}

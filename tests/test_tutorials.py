@@ -16,7 +16,7 @@ from bertjax.command import example_in
 from bertjax.config import experiments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.models import families
-from bertjax.objectives import parsing
+from bertjax.objectives.registry import OBJECTIVES
 from bertjax.tasks import TASKS, validate
 from bertjax.training.optim import optimizers, schedules
 from bertjax.training.trackers import trackers
@@ -45,7 +45,7 @@ def forgetting(monkeypatch):
     """What the files of a page register is gone after the test."""
     kinds = (
         families.FAMILIES,
-        parsing.OBJECTIVES,
+        OBJECTIVES,
         optimizers.OPTIMIZERS,
         schedules.SCHEDULES,
         trackers.TRACKERS,

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from bertjax.common.errors import UserError
 from bertjax.config.stages import add_field, predictions_for
 from bertjax.models import families
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import add_settings
 
 _FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?", re.DOTALL)
 
@@ -243,7 +243,7 @@ def find_field(config: ConfigDict, path: str) -> Field:
             if keys[0] == "stages" and len(keys) > 2 and "stages" in config and key not in holder:
                 add_field(config, keys)
             if keys[0] == "objectives" and len(keys) > 1 and "stages" in config:
-                parsing.add_settings(config, str(keys[1]))
+                add_settings(config, str(keys[1]))
             if key not in holder:
                 raise UserError(f"{name} has no field {key!r}{_suggest(holder, str(key))}")
             name += f".{key}"

@@ -17,7 +17,7 @@ from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_confi
 from bertjax.models import families
 from bertjax.models.heads import count_parameters
 from bertjax.models.library_fields.tables import defaults_of
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import OF_WORDS, terms_of_run
 from bertjax.training.checkpoints import checkpoint, workdir
 from bertjax.training.checkpoints.checkpoint import Scores
 from bertjax.training.checkpoints.workdir import RunInfo
@@ -261,13 +261,13 @@ def _part_of(source: Pretrained, name: str) -> Pretrained:
             f"--part={name}: its embeddings have {config.embedding_size} numbers and its hidden states "
             f"{config.hidden_size}, which no model with model.family = {config.family!r} has elsewhere"
         )
-    settings.objective = parsing.OF_WORDS[families.of(config).words(config)]
+    settings.objective = OF_WORDS[families.of(config).words(config)]
     if "objectives" in settings:
         del settings["objectives"]
     for stage in settings.stages.values():
         if "objective" in stage:
             del stage["objective"]
-    terms = parsing.of_run(source.settings)
+    terms = terms_of_run(source.settings)
     others = tuple(f"{term.name}_" for term in terms if name not in term.objective.models(source.config))
     scores = {score: value for score, value in source.scores.items() if not score.startswith(others)}
     return dataclasses.replace(source, config=config, params=source.params[name], settings=settings, scores=scores)

@@ -13,7 +13,7 @@ from bertjax.config.model_config import BertConfig, dropout_fields
 from bertjax.config.stages import stages_of
 from bertjax.interop import hub, huggingface, sentence_transformers
 from bertjax.models import families
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import weights_of
 
 PIPELINE = """
 from transformers import pipeline
@@ -205,7 +205,7 @@ _LAYERS, _PARTS = ("keep_layers", "freeze_layers"), ("head", "lora", "distill")
 
 def _learnt(settings) -> dict:
     """What is learnt, with its weights and settings."""
-    weights = parsing.weights_of(settings)
+    weights = weights_of(settings)
     found = {"objective": " + ".join(name if x == 1 else f"{x:g}*{name}" for name, x in weights.items())}
     of_all = settings.get("objectives", {}).items()
     return found | {f"{name}.{field}": value for name, its in of_all for field, value in its.items()}

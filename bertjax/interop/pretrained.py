@@ -19,7 +19,7 @@ from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformer
 from bertjax.models import families
 from bertjax.models.library_fields import tables
 from bertjax.nn.ops import low_rank
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import terms_of_run
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import SPACES, join_of
@@ -74,7 +74,7 @@ class Pretrained:
     @property
     def parts(self) -> dict[str, BertConfig]:
         """Returns the models that a run has trained beside its own, by the names of their params."""
-        terms = parsing.of_run(self.settings)
+        terms = terms_of_run(self.settings)
         found = {name: each for term in terms for name, each in term.objective.models(self.config).items()}
         return {name: each for name, each in found.items() if name in self.params}
 
@@ -91,7 +91,7 @@ class Pretrained:
         is_other = self.architecture and not self.architecture.endswith("ForMaskedLM")
         if is_other or not _has_output_of_words(self.params, self.config):
             return False
-        learnt = (term.objective.heads(self.config, Compute()) for term in parsing.of_run(self.settings))
+        learnt = (term.objective.heads(self.config, Compute()) for term in terms_of_run(self.settings))
         return "objective" not in self.settings or any("masked_lm" in heads for heads in learnt)
 
     @property
@@ -291,7 +291,7 @@ def _predicts_number(info: RunInfo, params: dict) -> bool:
 
 def _finished(params: dict, config) -> dict:
     """Returns the params of a run as all but its training read them, see `Objective.finished`."""
-    for term in parsing.of_run(config):
+    for term in terms_of_run(config):
         params = term.objective.finished(params)
     return params
 

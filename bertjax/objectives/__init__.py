@@ -1,5 +1,7 @@
 """Objectives of pre-training: one module each."""
 
-from bertjax.objectives.parsing import Objective, Plot, Statistics, learn, register
+from bertjax.objectives.objective import Objective, Plot, Statistics
+from bertjax.objectives.parsing import learn
+from bertjax.objectives.registry import register
 
 __all__ = ["Objective", "Plot", "Statistics", "learn", "register"]

@@ -10,9 +10,9 @@ import functools
 
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig, field
-from bertjax.objectives import parsing
 from bertjax.objectives.lm import OBJECTIVE as NEXT_WORDS
-from bertjax.objectives.parsing import Objective, Plot
+from bertjax.objectives.objective import Objective, Plot
+from bertjax.objectives.parsing import parse_objective
 
 # Names of its output layers.
 LAYERS, LAST = "words_of_layers", "further_words"
@@ -72,7 +72,7 @@ def _flops(settings: AuxiliarySettings, config: BertConfig, row) -> int:
 
 
 def _validate(settings: AuxiliarySettings, config) -> None:
-    names = [term.name for term in parsing.of(config)]
+    names = [term.name for term in parse_objective(config)]
     remedy = "what the last layer predicts is missing: write 'lm + auxiliary'"
     require("lm" in names, "objective", config.objective, remedy)
     nothing = "with targets = 1 as well, nothing is predicted besides lm; choose more, or leave auxiliary out"

@@ -10,9 +10,9 @@ from bertjax.common.errors import UserError
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig, field
 from bertjax.models import families
-from bertjax.objectives import parsing
 from bertjax.objectives.mlm import OBJECTIVE as MASKED_WORDS
-from bertjax.objectives.parsing import Objective
+from bertjax.objectives.objective import Objective
+from bertjax.objectives.parsing import parse_objective
 from bertjax.objectives.parts import words
 
 NAME = "generator"  # also of its params
@@ -106,7 +106,7 @@ def _flops(settings: GeneratorSettings, config, row) -> int:
 
 def _validate(settings: GeneratorSettings, config) -> None:
     MASKED_WORDS.validate(config)
-    names = [term.name for term in parsing.of(config)]
+    names = [term.name for term in parse_objective(config)]
     remedy = "nothing would read the words of the generator: write '50*replaced + generator'"
     require("replaced" in names, "objective", config.objective, remedy)
     own = config_of(families.config_of(config), settings)

@@ -12,7 +12,7 @@ import numpy as np
 
 from bertjax.config.model_config import field
 from bertjax.models import families
-from bertjax.objectives.parsing import Objective
+from bertjax.objectives.objective import Objective
 from bertjax.objectives.parts.words import loss_of_words, predicting, validate_not_masked, words_of_rows
 
 TITLE = "permuted words"

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 
 from bertjax.config.limits import require
-from bertjax.objectives import parsing
-from bertjax.objectives.parsing import Objective, Plot
+from bertjax.objectives.objective import Objective, Plot
+from bertjax.objectives.parsing import parse_objective
 
 
 def _heads(config, compute) -> dict:
@@ -69,7 +69,7 @@ def _flops(config, row) -> int:
 
 
 def _validate(config) -> None:
-    terms = parsing.of(config)
+    terms = parse_objective(config)
     remedy = "nothing replaces words: write '50*replaced + generator'"
     require(any(term.objective.rewrite for term in terms), "objective", config.objective, remedy)
     rises = (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.objectives import parsing
+from bertjax.objectives.registry import OBJECTIVES
 from bertjax.reporting.history import History
 
 COLUMNS = 3
@@ -74,10 +74,10 @@ def _pretraining(histories: Iterable[History]) -> list[Panel]:
     """What the objectives of the runs plot, those of one title in one panel."""
     metrics = {name for history in histories for line in history.lines for name in line}
     panels: dict[tuple[str, str], Panel] = {}
-    for name in parsing.OBJECTIVES.names():
+    for name in OBJECTIVES.names():
         if not metrics & {f"train/{name}_loss", f"eval/{name}_loss"}:
             continue
-        for plot in parsing.OBJECTIVES.get(name).plots:
+        for plot in OBJECTIVES.get(name).plots:
             found = ((f"train/{name}_{plot.metric}",), (f"eval/{name}_{plot.metric}",))
             found += ((f"eval/{plot.baseline.format(name=name)}",),)
             for against in AGAINST if plot.is_main else AGAINST[:1]:

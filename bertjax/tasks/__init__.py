@@ -42,13 +42,13 @@ def validate(config, with_data: bool = True, is_adopted: bool = False) -> None:
       with_data: also require the location of the data.
       is_adopted: with `adapt.model`, whether `config.model` is that of `init_checkpoint` by now.
     """
-    from bertjax.objectives import parsing
+    from bertjax.objectives.validate import validate as validate_objectives
     from bertjax.training.optim import optimizers, schedules
     from bertjax.training.trackers import trackers
 
     if config.task == PRETRAINING:
         validate_pretraining(config, with_data)
-        parsing.validate(config, with_model=is_adopted or not config.adapt.model)
+        validate_objectives(config, with_model=is_adopted or not config.adapt.model)
         if config.recipe:
             from bertjax.budget import recipes
 

@@ -29,8 +29,8 @@ from bertjax.distributed.transfers import fetched, on_devices
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM, cast_encoder
 from bertjax.nn.ops.dropout import fold_in, row_keys
-from bertjax.objectives import parsing
-from bertjax.objectives.parsing import Term
+from bertjax.objectives.objective import Term
+from bertjax.objectives.parsing import parse_objective, terms_of_stages
 from bertjax.objectives.parts.pretraining_model import PretrainingModel
 from bertjax.objectives.parts.transforms import additions_of
 from bertjax.tasks.adaptation import HeldOutText, only_pieces
@@ -83,11 +83,11 @@ class Pretraining:
     ):
         self.config, self.mesh = config, mesh
         self._tokenizer, self._heldout_text = tokenizer, heldout_text
-        self.terms = parsing.of(config)
+        self.terms = parse_objective(config)
         self.model = self._make_model(self.terms)
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self._configs = [config_in(config, stage) for stage in self._stages]
-        self._terms_of_stages = parsing.of_stages(config)
+        self._terms_of_stages = terms_of_stages(config)
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
         for stage, its in zip(self._stages, self._configs):
             if stage.batch_size % (its.microbatches * ways):
@@ -292,14 +292,14 @@ class Pretraining:
             family = families.of(config)
             forward = family.layer_flops(config, stage.length)
             forward += family.memory_flops(config, stage.length) if self.config.data.stream else 0
-            forward += sum(term.objective.flops(config, row) for term in parsing.of(own))
+            forward += sum(term.objective.flops(config, row) for term in parse_objective(own))
             total += 3 * steps * rows * forward
         return total
 
     def computing_as(self, config) -> "Pretraining":
         """Returns the same task with what another config says of how to compute, such as `remat`."""
         other = copy.copy(self)
-        other.config, other.terms = config, parsing.of(config)
+        other.config, other.terms = config, parse_objective(config)
         other._configs = [config_in(config, stage) for stage in self._stages]
         other.model = other._make_model(other.terms)
         for cached in ("eval_step", "new_eval_memory", "_eval_model", "_computing"):
@@ -317,7 +317,7 @@ class Pretraining:
         """The task of each stage: this one, or one with what the stage changes of the model."""
         own = self.config.model.to_dict(), self.terms
         return [
-            self if (each.model.to_dict(), parsing.of(each)) == own else self.computing_as(each)
+            self if (each.model.to_dict(), parse_objective(each)) == own else self.computing_as(each)
             for each in self._configs
         ]
 

@@ -11,15 +11,15 @@ from bertjax.config.stages import config_in, stages_of
 from bertjax.data.loading.order import count_groups
 from bertjax.data.loading.packing import RowSize, whole
 from bertjax.distributed.mesh import batch_sharding
-from bertjax.objectives import parsing
-from bertjax.objectives.parsing import Term
+from bertjax.objectives.objective import Term
+from bertjax.objectives.parsing import parse_objective
 
 SEQUENCES_PER_ROW = 8  # most sequences in a row; see experiments/benchmarks/RESULTS.md
 
 
 def most_predictions(config, stage) -> int:
     """Returns how many words of a sequence are predicted, at most; 0: batches have none."""
-    for term in parsing.of(config):
+    for term in parse_objective(config):
         if term.objective.words_per_sequence:
             return term.objective.words_per_sequence(config, stage)
     return stage.max_predictions_per_seq if config.data.masking == "static" else 0  # in the records in any case
@@ -28,7 +28,7 @@ def most_predictions(config, stage) -> int:
 def row_size(config, stage) -> RowSize:
     """Returns what a row of packed sequences holds."""
     predictions = 0
-    for term in parsing.of(config):
+    for term in parse_objective(config):
         if term.objective.words_per_row:
             predictions = term.objective.words_per_row(config, stage, SEQUENCES_PER_ROW)
         elif term.objective.words_per_sequence:

@@ -27,7 +27,8 @@ from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.kernels import triton
 from bertjax.nn.kernels.pallas import has_kernels
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import add_all_settings, parse_objective, terms_of_stages
+from bertjax.objectives.validate import validate_mesh
 from bertjax.tasks import adaptation, fill_mask
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows
@@ -55,9 +56,9 @@ def _adopt(config, before: RunInfo | None) -> None:
     """
     if config.branch_from and not config.data.records:
         config.data.records = _records_of_parent(config.branch_from, before)
-    if before is not None and parsing.of(before.config) == parsing.of(config):
+    if before is not None and parse_objective(before.config) == parse_objective(config):
         config.objective = before.config.objective
-    parsing.add_all_settings(config)
+    add_all_settings(config)
     adopt_checkpoint(config, before)
 
 
@@ -165,7 +166,7 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
 
 def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     mesh = make_mesh(config)
-    parsing.validate_mesh(config, mesh)
+    validate_mesh(config, mesh)
     return _open_with(config, workdir, before, mesh, *find_or_prepare(config, workdir, is_new=before is None))
 
 
@@ -242,7 +243,7 @@ def _open_with(
 
 def _started(config, params: dict) -> dict:
     """Returns the params of `init_checkpoint` as training has them, see `Objective.start`."""
-    for term in parsing.of_stages(config):
+    for term in terms_of_stages(config):
         params = term.objective.start(params)
     return params
 
@@ -275,7 +276,7 @@ def _adopt_for_plan(config) -> None:
 
 
 def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
-    parsing.validate_mesh(config, mesh)
+    validate_mesh(config, mesh)
     rows = packed_rows(config, mesh, real_tokens_share) if config.packing else None
     task = Pretraining(config, mesh, None, rows=rows)
     place = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated(mesh))
@@ -369,5 +370,5 @@ def report(config, scores: Scores | None) -> str:
     """Formats the held-out scores of what the config learns, each with its baseline."""
     if scores is None:
         return "no held-out data, so no scores"
-    terms = [term for term in parsing.of(config) if f"{term.name}_loss" in scores.scores]
+    terms = [term for term in parse_objective(config) if f"{term.name}_loss" in scores.scores]
     return "\n".join(line for term in terms for line in term.objective.report(term.name, scores.scores))

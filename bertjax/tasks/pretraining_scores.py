@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from bertjax.objectives.parsing import Term
+from bertjax.objectives.objective import Term
 
 
 def divided(sequences: int, shares: Mapping[str, float]) -> dict[str, int]:

@@ -18,7 +18,7 @@ import bertjax.command  # noqa: F401  absl's own flags come with it, which are n
 from bertjax.__main__ import COMMANDS
 from bertjax.config import experiments
 from bertjax.models import families
-from bertjax.objectives import parsing
+from bertjax.objectives.registry import OBJECTIVES
 
 ROOT = pathlib.Path(__file__).parents[2]
 OTHERS = ("", "task", "model")  # no field; what the experiment decides; what the family says
@@ -250,8 +250,8 @@ def config_page() -> str:
             lines += ["What is not as in the table of bert:" if differing else "As bert's.", ""]
         lines += _table(differing, "model.") if differing else ()
     lines += ["", "## Settings of objectives", ""]
-    for name in parsing.OBJECTIVES.names():
-        settings = parsing.OBJECTIVES.get(name).settings
+    for name in OBJECTIVES.names():
+        settings = OBJECTIVES.get(name).settings
         if settings is not None:
             lines += [f"### {name}", "", *_table(dataclass_fields(settings), f"objectives.{name}.")]
     return "\n".join(lines) + "\n"

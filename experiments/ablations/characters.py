@@ -14,7 +14,7 @@ Paper:    none compares these at equal time; Al-Rfou et al. 2019 leave out each 
 """
 
 from bertjax.config.defaults import named_stages, stage
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import learn
 from experiments.ablations.equal_time import Row, become_recurrent, length_of, most_masked, steps_of, table
 from experiments.ablations.scaled import Scale
 
@@ -41,7 +41,7 @@ def _next(config, scale: Scale) -> None:
 
 def _auxiliary(config, scale: Scale) -> None:
     _next(config, scale)
-    parsing.learn(config, "lm + auxiliary", auxiliary=dict(layers_until=0.5, targets=2, target_weight=0.5))
+    learn(config, "lm + auxiliary", auxiliary=dict(layers_until=0.5, targets=2, target_weight=0.5))
 
 
 def _recurrent(config, scale: Scale) -> None:

@@ -17,7 +17,7 @@ Paper:    none compares these at equal time of two cores; ELECTRA against BERT a
           figure 2
 """
 
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import learn
 from experiments.ablations.equal_time import Row, become, become_recurrent, become_rotary, steps_of, table
 from experiments.ablations.scaled import Scale
 
@@ -39,7 +39,7 @@ def _replaced(config, scale: Scale) -> None:
     _masked(config, scale)
     config.data.masked_lm_split = (0.85, 0.0, 0.15)
     width = max(0.25, 1 / config.model.num_attention_heads)
-    parsing.learn(config, "50*replaced + generator", generator=dict(width=width))
+    learn(config, "50*replaced + generator", generator=dict(width=width))
 
 
 def _masked_rotary(config, scale: Scale) -> None:
@@ -56,7 +56,7 @@ def _permuted(config, scale: Scale) -> None:
     """XLNet's objective and form; masks have no part in it."""
     _masked(config, scale)
     become(config, "xlnet")
-    parsing.learn(config, "plm", plm=dict(k=6, max_span_words=5))
+    learn(config, "plm", plm=dict(k=6, max_span_words=5))
 
 
 def _recurrent(config, scale: Scale) -> None:

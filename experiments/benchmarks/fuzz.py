@@ -317,12 +317,12 @@ def make_replaced(folder):
     import numpy as np
 
     from bertjax.distributed.mesh import make_mesh
-    from bertjax.objectives import parsing
+    from bertjax.objectives.parsing import learn
     from bertjax.tasks.pretraining import Pretraining
     from bertjax.training.checkpoints import checkpoint, workdir
 
     config, rng = tiny_config(), np.random.default_rng(0)
-    parsing.learn(config, "50*replaced + generator", generator=dict(width=0.5, embeddings="disentangled"))
+    learn(config, "50*replaced + generator", generator=dict(width=0.5, embeddings="disentangled"))
     task = Pretraining(config, make_mesh(config, jax.devices()[:1]), None)
     shapes = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
     checkpoint.write_params(folder / "made", jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes))

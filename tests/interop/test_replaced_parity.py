@@ -11,7 +11,7 @@ from bertjax.config.defaults import named_stages, stage
 from bertjax.interop import huggingface
 from bertjax.models import families
 from bertjax.models.electra import huggingface as layout
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import learn
 from bertjax.objectives.parts.generator import joined
 from bertjax.tasks.pretraining import Pretraining
 from tests.conftest import one_device_mesh, tiny_config
@@ -30,7 +30,7 @@ TABLES = "electra.embeddings."  # how the names of what is shared begin
 def task_of(embeddings: str):
     config = tiny_config(records="unused")
     config.model = families.model_fields("electra", **SIZES)
-    parsing.learn(config, "50*replaced + generator", generator=dict(width=0.5, layers=0.5, embeddings=embeddings))
+    learn(config, "50*replaced + generator", generator=dict(width=0.5, layers=0.5, embeddings=embeddings))
     config.stages = named_stages(only=stage(1, 32, 5))
     return Pretraining(config, one_device_mesh(config), None)
 

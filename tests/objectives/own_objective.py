@@ -8,7 +8,7 @@ import numpy as np
 
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.data.loading.transforms import Addition
-from bertjax.objectives.parsing import Objective, Plot, Statistics
+from bertjax.objectives.objective import Objective, Plot, Statistics
 
 
 class Counter(nn.Module):

@@ -7,7 +7,8 @@ import pytest
 from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.interop import pretrained
-from bertjax.objectives import auxiliary, parsing
+from bertjax.objectives import auxiliary
+from bertjax.objectives.parsing import learn
 from bertjax.tasks import adaptation, pretraining_run
 from bertjax.tasks.pretraining import Pretraining
 from tests.conftest import one_device_mesh
@@ -22,7 +23,7 @@ def config_for(records="records", packing=True, **settings):
     config = configs()["transformer-auxiliary"]
     config.model.num_hidden_layers, config.packing, config.data.records = LAYERS, packing, str(records)
     config.stages.only.steps = STEPS
-    parsing.learn(config, "lm + auxiliary", auxiliary=settings)
+    learn(config, "lm + auxiliary", auxiliary=settings)
     return config
 
 

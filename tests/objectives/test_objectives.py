@@ -14,9 +14,10 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import stages_of
 from bertjax.data.loading import transforms as additions_module
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import learn, parse_objective
 from bertjax.objectives.parts import words
 from bertjax.objectives.parts.transforms import additions_of
+from bertjax.objectives.registry import OBJECTIVES, register
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
 from tests.conftest import one_device_mesh, tiny_config
@@ -29,10 +30,10 @@ pytestmark = pytest.mark.usefixtures("on_one_device")
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     for name in ("count", "twin"):
-        parsing.register(name, own_objective.OBJECTIVE)
+        register(name, own_objective.OBJECTIVE)
     yield
     for name in ("count", "twin"):
-        del parsing.OBJECTIVES.registered[name]
+        del OBJECTIVES.registered[name]
 
 
 def added_to(batch, additions):
@@ -43,7 +44,7 @@ def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
     def learnt(**fields):
         config = tiny_config()
         config.update_from_flattened_dict(fields)
-        return {term.name: term.weight for term in parsing.of(config)}
+        return {term.name: term.weight for term in parse_objective(config)}
 
     assert learnt() == {"mlm": 1, "nsp": 1}
     assert learnt(**{"data.next_sentence": "order"}) == {"mlm": 1, "sop": 1}
@@ -133,7 +134,7 @@ def test_eight_devices_and_microbatches_give_the_step_of_one_device(objective, s
     config = config_for(records_folder)
     config.optimizer.update(name="sgd", schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.0)
     config.update_from_flattened_dict(fields)
-    parsing.learn(config, objective, **settings)
+    learn(config, objective, **settings)
     several = copy.deepcopy(config)
     several.mesh.update(data=2, fsdp=2, tensor=2)
     several.microbatches = 2
@@ -181,7 +182,7 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
 
 def test_what_is_added_must_be_declared(records_folder, monkeypatch):
     undeclared = dataclasses.replace(own_objective.OBJECTIVE, adds={"count": ("sequence", np.float32)})
-    monkeypatch.setitem(parsing.OBJECTIVES.registered, "twin", undeclared)
+    monkeypatch.setitem(OBJECTIVES.registered, "twin", undeclared)
     task = task_for(records_folder, "twin + mlm")
     with pytest.raises(ValueError, match=r"objective twin: adds .*chosen_id.* to batches; its `adds` must say so"):
         next(task.batches(0))

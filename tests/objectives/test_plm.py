@@ -20,7 +20,8 @@ from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import Memory
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import learn
+from bertjax.objectives.registry import OBJECTIVES
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import XLNET
 from tests.conftest import preparing_in_process, tiny_config
@@ -39,7 +40,7 @@ def config_for(corpus="", records="", **settings):
     config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config.tokenizer.kind = "sentencepiece"
     config.data.masking = "dynamic"
-    parsing.learn(config, "plm", plm=settings)
+    learn(config, "plm", plm=settings)
     config.stages, config.unroll = named_stages(only=stage(6, 32, 8)), "no"
     return config
 
@@ -82,7 +83,7 @@ def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, has_mem
         memory = Memory(kept, filled[None]) if has_memory else None
         batch = dict(input_ids=ids, segments=segments, token_types=types, ranks=joined["ranks"], word_positions=places)
         batch = {name: jnp.asarray(x)[None] for name, x in batch.items()}
-        encode = parsing.OBJECTIVES.get("plm").encode
+        encode = OBJECTIVES.get("plm").encode
         return nn.apply(lambda encoder: encode(encoder, batch, None, memory)[1][0], XlnetModel(config))(params)
 
     changed = np.where(np.eye(length, dtype=bool), 5 + (joined["ids"] - 4) % (PIECES - 5), joined["ids"])

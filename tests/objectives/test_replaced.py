@@ -22,8 +22,10 @@ from bertjax.interop.pretrained import Pretrained, flattened
 from bertjax.models import families
 from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.heads import forward_flops
-from bertjax.objectives import parsing
-from bertjax.objectives.parts.pretraining_model import EncodedBatch, drawn
+from bertjax.objectives.encoded_batch import EncodedBatch
+from bertjax.objectives.parsing import learn, parse_objective
+from bertjax.objectives.parts.pretraining_model import drawn
+from bertjax.objectives.registry import OBJECTIVES
 from bertjax.tasks import pretraining_run
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
@@ -46,7 +48,7 @@ def config_for(records="unused", family="bert", steps=4, depth=2, **settings):
     config = tiny_config(records=records)
     config.model = families.model_fields(family, **SIZES, num_hidden_layers=depth)
     config.model.update({name: 0.0 for name in config.model if "dropout" in name})
-    parsing.learn(config, "50*replaced + generator", generator=dict(width=0.5) | settings)
+    learn(config, "50*replaced + generator", generator=dict(width=0.5) | settings)
     config.stages, config.eval.fill_masks = named_stages(only=stage(steps, 32, 5)), ()
     return config
 
@@ -118,7 +120,7 @@ def test_sizes_of_generators():
     def generator(family, embeddings="shared", width=0.5, layers=0.5, **fields):
         config = config_for("unused", family, embeddings=embeddings, width=width, layers=layers)
         config.model.update(fields)
-        (term,) = (term for term in parsing.of(config) if term.name == "generator")
+        (term,) = (term for term in parse_objective(config) if term.name == "generator")
         return term.objective.models(families.config_of(config))["generator"]
 
     def sizes(config):
@@ -148,7 +150,7 @@ def test_flops_are_those_of_both_models(records_folder):
 
 
 def test_equal_settings_make_equal_terms():
-    assert parsing.of(config_for()) == parsing.of(config_for()) != parsing.of(config_for(layers=0.5))
+    assert parse_objective(config_for()) == parse_objective(config_for()) != parse_objective(config_for(layers=0.5))
     base = experiments.from_arguments(["--config=base", "--config.objectives.generator.width=1/3",
                                       "--config.objective=50*replaced + generator"])[0]  # fmt: skip
     assert base.objectives.generator.to_dict() == dict(width=1 / 3, layers=1.0, embeddings="shared")
@@ -183,8 +185,8 @@ def test_what_cannot_be_learnt_is_said(fields, message):
 
 
 def test_two_that_rewrite_are_refused(monkeypatch):
-    twin = dataclasses.replace(parsing.OBJECTIVES.get("replaced"), rewrite=lambda *given: None)
-    monkeypatch.setitem(parsing.OBJECTIVES.registered, "twin", twin)
+    twin = dataclasses.replace(OBJECTIVES.get("replaced"), rewrite=lambda *given: None)
+    monkeypatch.setitem(OBJECTIVES.registered, "twin", twin)
     config = config_for()
     config.objective += " + twin"
     with pytest.raises(UserError, match="generator and twin both change what is read; leave one out"):
@@ -318,7 +320,7 @@ def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, c
     params, config = begun_with(run, width=1.0, embeddings=after)
     said = capsys.readouterr().out
     assert "left fresh" not in said and "not used" not in said
-    (term,) = (term for term in parsing.of(config) if term.name == "generator")
+    (term,) = (term for term in parse_objective(config) if term.name == "generator")
     found, expected = flattened(term.objective.finished(params)), flattened(pretrained.read(run).params)
     assert found.keys() == expected.keys()
     for name, x in expected.items():
@@ -444,7 +446,7 @@ def test_stages_may_leave_replaced_words(records_folder, tmp_path):
     losses = {f"{part}/{name}_loss" for part in ("train", "eval") for name in ("replaced", "generator", "nsp")}
     assert losses <= names[3] and not losses & names[5] and {"train/mlm_loss", "eval/mlm_loss"} <= names[5]
     for name in ("replaced", "generator"):
-        for plot in parsing.OBJECTIVES.get(name).plots:
+        for plot in OBJECTIVES.get(name).plots:
             drawn_names = {f"train/{name}_{plot.metric}", f"eval/{name}_{plot.metric}"}
             assert drawn_names | {f"eval/{plot.baseline.format(name=name)}"} <= names[3]
     assert pretrained.read(tmp_path).predicts_words

@@ -18,7 +18,7 @@ from bertjax.config.model_config import model_size
 from bertjax.config.stages import stages_of
 from bertjax.distributed.topology import GENERATIONS, accelerator
 from bertjax.models import families
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import learn
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.tasks import finetuning_run
@@ -115,7 +115,7 @@ def test_rows_that_go_on_have_their_memory_on_their_chips():
     config = tiny(data=2, fsdp=2)
     sizes = dict(vocab_size=256, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
     config.unlock().model = families.model_fields("transformer_xl", memory_length=16, **sizes)
-    parsing.learn(config.lock(), "lm")
+    learn(config.lock(), "lm")
     config.data.update(stream=True, next_sentence="none", masking="dynamic", dupe_factor=1, short_seq_prob=0.0)
     config.batch_size, config.eval.memory_length, config.eval.fill_masks = 8, 48, ()
     tasks.validate(config, with_data=False)

@@ -29,7 +29,8 @@ from bertjax.models.families import config_of
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import new_memory
-from bertjax.objectives import lm, parsing
+from bertjax.objectives import lm
+from bertjax.objectives.parsing import learn
 from bertjax.reporting import insight
 from bertjax.tasks import fill_mask, generation, pretraining_run
 from bertjax.tasks.launch import launch
@@ -88,7 +89,7 @@ def xlnet_config(records="unused"):
     given = dict(memory_length=MEMORY, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config.model = families.model_fields("xlnet", vocab_size=80, **SIZES | given | dict(num_hidden_layers=2))
     config.tokenizer.kind = "sentencepiece"
-    parsing.learn(config, "plm", plm=dict(k=4, max_span_words=2))
+    learn(config, "plm", plm=dict(k=4, max_span_words=2))
     tasks.validate(config.lock())
     return config
 

@@ -9,7 +9,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.interop import pretrained
 from bertjax.models import families
-from bertjax.objectives import parsing
+from bertjax.objectives.registry import OBJECTIVES, register
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import read_history
 from bertjax.tasks.launch import launch
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.usefixtures("on_one_device")
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     families.register("mixer", own_family.FAMILY)
-    parsing.register("count", own_objective.OBJECTIVE)
+    register("count", own_objective.OBJECTIVE)
     with own_parts.registered():
         yield
     del families.FAMILIES.registered["mixer"]
-    del parsing.OBJECTIVES.registered["count"]
+    del OBJECTIVES.registered["count"]
 
 
 def config_for(records, objective="count + mlm"):

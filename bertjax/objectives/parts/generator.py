@@ -8,7 +8,7 @@ import numpy as np
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.ops.dropout import fold_in
-from bertjax.objectives.parts.pretraining_model import EncodedBatch
+from bertjax.objectives.encoded_batch import EncodedBatch
 from bertjax.objectives.parts.words import loss_of_words
 
 DROPOUT_KEY = 1 << 17  # derives the keys of its dropout from a row's; lower numbers are the encoder's, and objectives'

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig
-from bertjax.objectives.parsing import Objective, Plot
+from bertjax.objectives.objective import Objective, Plot
 
 
 def telling(title: str, pairs: str) -> Objective:

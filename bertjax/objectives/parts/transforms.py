@@ -9,15 +9,15 @@ import numpy as np
 from bertjax.config.stages import Stage, config_in
 from bertjax.data.loading.transforms import Addition
 from bertjax.distributed.mesh import Batch
-from bertjax.objectives import parsing
-from bertjax.objectives.parsing import Objective
+from bertjax.objectives.objective import Objective
+from bertjax.objectives.parsing import parse_objective
 from bertjax.text.tokenizer import Tokenizer
 
 
 def additions_of(config, stage: Stage, tokenizer: Tokenizer | None) -> list[Addition]:
     """Returns what objectives add to the batches of a stage."""
     found, config = [], config_in(config, stage)
-    for name, _, objective in parsing.of(config):
+    for name, _, objective in parse_objective(config):
         if (addition := objective.addition(config, stage, tokenizer)) is not None:
             # Those of words have the random numbers without a seed, as when there were no others.
             seed = () if objective.words_per_sequence else (zlib.crc32(name.encode()),)

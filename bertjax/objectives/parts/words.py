@@ -10,7 +10,8 @@ import numpy as np
 from bertjax.config.limits import require, value_of
 from bertjax.config.model_config import BertConfig
 from bertjax.models import families
-from bertjax.objectives.parsing import OF_WORDS, Objective, Plot, Statistics
+from bertjax.objectives.objective import Objective, Plot, Statistics
+from bertjax.objectives.parsing import OF_WORDS
 
 # Logits of more bytes than this are computed a part at a time, forwards and again backwards, so that they never exist
 # together: of 8,192 tokens of which 30 % are predicted, two sequences' would be a GiB. Twice the work takes its time.

@@ -21,7 +21,7 @@ from bertjax.config.defaults import common_config, pretraining_config
 from bertjax.config.limits import one_of
 from bertjax.config.model_config import fields_of
 from bertjax.models import families
-from bertjax.objectives import parsing
+from bertjax.objectives.parsing import terms_of_run
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import DTYPES, validate_model
@@ -140,7 +140,7 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
         validate_model(config)
         one_of(config, "dtype", DTYPES)
         families.config_of(config)  # no other fields
-        parsing.of_run(config)
+        terms_of_run(config)
     except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
         if isinstance(error, UserError) and "config.model.family" in str(error):
             raise UserError(f"{path}: {error}") from None  # nobody has registered it
