@@ -11,8 +11,8 @@ __all__ = ["Answer", "Classified", "Filled", "Model", "Tagged", "UserError", "lo
 
 if TYPE_CHECKING:
     from bertjax.common.errors import UserError
+    from bertjax.inference.fill_mask import Filled
     from bertjax.library import Answer, Classified, Model, Tagged, load, prepare, train
-    from bertjax.tasks.fill_mask import Filled
 else:
 
     def __getattr__(name):

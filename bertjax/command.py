@@ -21,7 +21,7 @@ from absl import app, flags
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.distributed.topology import has_accelerator
-from bertjax.validation import DTYPES
+from bertjax.pretraining.validate import DTYPES
 
 BEGAN = time.monotonic()  # about when the process began: Python imports this module first
 flags.disclaim_key_flags()  # --config is listed in the --help of each command that defines it
@@ -209,11 +209,11 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     """Returns commands that use a checkpoint: `predict` with a text that fits, or `extract`; `convert`; and `serve`, or
     for a pre-trained run `main`, which fine-tunes it. Returns none for a path without a checkpoint, such as a search.
     """
-    from bertjax import tasks
+    from bertjax.finetuning.run import NARROW_RATE, WIDE
+    from bertjax.finetuning.task import SEPARATOR
+    from bertjax.inference import tasks
     from bertjax.interop import huggingface, pretrained
     from bertjax.objectives.parsing import terms_of_run
-    from bertjax.tasks.finetuning import SEPARATOR
-    from bertjax.tasks.finetuning_run import NARROW_RATE, WIDE
 
     try:
         place = pretrained.find(checkpoint)

@@ -34,9 +34,9 @@ flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 
 @ending_at_once()
 def main(arguments: list[str]) -> None:
-    from bertjax import tasks
     from bertjax.common.errors import UserError
     from bertjax.distributed.topology import accelerator
+    from bertjax.inference import tasks
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
@@ -50,9 +50,9 @@ def main(arguments: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")  # leave this machine's accelerators alone
     jax.config.update("jax_enable_compilation_cache", False)  # reading the cache needs the accelerator
 
+    from bertjax.launch.launch import kind_of
     from bertjax.planner import summary
     from bertjax.planner.plan import plan, settings_that_fit
-    from bertjax.tasks.launch import kind_of
 
     kind_of(config).planning.adopt(config)
 

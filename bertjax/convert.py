@@ -53,8 +53,8 @@ def main(arguments: list[str]) -> None:
         for flag in (_ARCHITECTURE, _LICENSE, _PART, _BASE, _PUSH, _PRIVATE):
             if flag.value:
                 raise UserError(f"--{flag.name}: not for --format={_FORMAT.value}")
+        from bertjax.export import onnx, stablehlo
         from bertjax.interop import pretrained
-        from bertjax.tasks.exported import onnx, stablehlo
 
         source = pretrained.read_with_tokenizer(_SOURCE.value)
         if _FORMAT.value == "onnx":

@@ -61,8 +61,9 @@ def main(arguments: list[str]) -> None:
 
 def score_data() -> None:
     from bertjax.common.errors import UserError
+    from bertjax.finetuning import run as finetuning_run
+    from bertjax.inference.tasks import of_checkpoint
     from bertjax.interop import pretrained
-    from bertjax.tasks import finetuning_run, of_checkpoint
 
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     task, name = of_checkpoint(source.settings.get("task", ""), source.architecture), source.settings.get("task", "")
@@ -90,9 +91,9 @@ def score_data() -> None:
 
 
 def compare_pairs() -> None:
+    from bertjax.inference import likelihood
+    from bertjax.inference.output_layers import words_model
     from bertjax.interop import pretrained
-    from bertjax.tasks import likelihood
-    from bertjax.tasks.output_layers import words_model
 
     pairs = likelihood.read_pairs(_PAIRS.value, _MOST.value)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)

@@ -86,8 +86,8 @@ def main(texts: list[str]) -> None:
     if _ID.value:
         next(column(_ID.value, "id"))
 
+    from bertjax.inference.tasks import of_checkpoint
     from bertjax.interop import pretrained
-    from bertjax.tasks import of_checkpoint
 
     command.keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
@@ -122,8 +122,8 @@ def write_vectors(source, task, all_texts) -> None:
     from etils import epath
 
     from bertjax.common.errors import UserError
+    from bertjax.inference import vectors
     from bertjax.nn.layer_pooling import check_layers
-    from bertjax.tasks import vectors
 
     if not _OUTPUT.value.endswith(vectors.SUFFIXES):
         raise UserError(f"--output={_OUTPUT.value}: must end in one of {', '.join(vectors.SUFFIXES)}")
@@ -146,9 +146,9 @@ def write_hidden_states(source, all_texts) -> None:
 
     from bertjax.common.errors import UserError
     from bertjax.distributed.mesh import compute_for
+    from bertjax.inference import hidden_states, vectors
     from bertjax.models import families
     from bertjax.nn.layer_pooling import check_layers
-    from bertjax.tasks import hidden_states, vectors
 
     if _OUTPUT.value.endswith(tuple(set(vectors.SUFFIXES) - {".npz"})):
         raise UserError(f"--output={_OUTPUT.value}: hidden states are written to an .npz; or give --pool=mean")

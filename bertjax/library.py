@@ -20,20 +20,20 @@ from etils import epath
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
-from bertjax import tasks
 from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.model_config import BertConfig
 from bertjax.distributed.mesh import compute_for
 from bertjax.distributed.topology import available_cores
+from bertjax.export import network
+from bertjax.finetuning.task import FineTuningTask
+from bertjax.inference import fill_mask, generation, tasks, vectors
+from bertjax.inference.fill_mask import Filled
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
-from bertjax.tasks import fill_mask, generation, network, vectors
-from bertjax.tasks.fill_mask import Filled
-from bertjax.tasks.finetuning import FineTuningTask
 from bertjax.text.tokenizer import Tokenizer
 
 Path = str | os.PathLike[str]
@@ -348,7 +348,7 @@ def train(config: Config, workdir: Path | None = None, overrides: Mapping[str, A
             raise UserError("workdir: name the folder of the run; a config by itself has no name")
         workdir = f"runs/{experiments.name(os.fspath(config))}"
 
-    from bertjax.tasks.launch import launch
+    from bertjax.launch.launch import launch
 
     launch(whole, workdir)
     return epath.Path(workdir)
@@ -375,10 +375,10 @@ def prepare(
 
     Raises `UserError` for mistakes in the config, and if the corpus has too few documents.
     """
-    from bertjax.budget import plan
     from bertjax.data.preprocessing import preparation
-    from bertjax.tasks.pretraining_run import adopt_checkpoint
-    from bertjax.validation import validate_pretraining
+    from bertjax.launch.budget import plan
+    from bertjax.pretraining.run import adopt_checkpoint
+    from bertjax.pretraining.validate import validate_pretraining
 
     whole = _config(config, overrides)
     validate_pretraining(whole)  # refuses tasks other than pre-training

@@ -22,11 +22,11 @@ def main(arguments: list[str]) -> None:
     with announced():
         import jax
 
-        from bertjax import tasks
+        from bertjax.inference import tasks
 
         tasks.validate(_CONFIG.value)
 
-        from bertjax.tasks.launch import launch
+        from bertjax.launch.launch import launch
 
         command.keep_compiled()
         workdir = _WORKDIR.value or f"runs/{command.experiment_name()}"

@@ -56,13 +56,14 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--output={_OUTPUT.value}: must end in one of {', '.join(SUFFIXES)}")
     choice = _choice()
 
+    from bertjax.embedding import datasets, mining, retrieval
+    from bertjax.embedding.task import similarity_of
+    from bertjax.inference.tasks import of_checkpoint
     from bertjax.interop import pretrained
-    from bertjax.tasks import mining, of_checkpoint, searches, text_sets
-    from bertjax.tasks.embed import similarity_of
 
     command.keep_compiled()
-    more = searches.read_documents(_CORPUS.value) if _CORPUS.value else ()
-    search = searches.merged(text_sets.read_training_search(_DATA.value, _FORM.value, _TEXTS.value), more)
+    more = retrieval.read_documents(_CORPUS.value) if _CORPUS.value else ()
+    search = retrieval.merged(datasets.read_training_search(_DATA.value, _FORM.value, _TEXTS.value), more)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     task = of_checkpoint(source.settings.get("task", ""), source.architecture)
     if task is None or task.vectors_of_search is None:
@@ -93,7 +94,7 @@ def main(arguments: list[str]) -> None:
 def _choice():
     """Returns the `mining.Choice` of the flags. Raises `UserError` if no document could be chosen."""
     from bertjax.common.errors import UserError
-    from bertjax.tasks.mining import Choice
+    from bertjax.embedding.mining import Choice
 
     first, last, negatives = _FIRST.value, _LAST.value, _NEGATIVES.value
     if first > last:

@@ -58,8 +58,8 @@ def main(texts: list[str]) -> None:
     if not texts and not is_table:
         raise UserError('no text: give one on the command line ("the [MASK] barked") or a file with --input')
 
+    from bertjax.inference.tasks import of_checkpoint
     from bertjax.interop import pretrained
-    from bertjax.tasks import of_checkpoint
 
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     task = of_checkpoint(source.settings.get("task", ""), source.architecture)
@@ -97,7 +97,7 @@ def _is_table(texts: list[str]) -> bool:
 
 
 def predict_table(task, source) -> None:
-    from bertjax.tasks import predicted_table
+    from bertjax.finetuning import predicted_table
 
     names = predicted_table.text_columns(task, source, _TEXT.value, _SECOND_TEXT.value)
     if _OUTPUT.value:
@@ -109,7 +109,7 @@ def predict_table(task, source) -> None:
 
 
 def fill_masks(source, texts: list[str]) -> None:
-    from bertjax.tasks import fill_mask
+    from bertjax.inference import fill_mask
 
     for filled in fill_mask.of_checkpoint(source, texts, _TOP_K.value or 5):
         if _JSON.value:
@@ -120,7 +120,7 @@ def fill_masks(source, texts: list[str]) -> None:
 
 
 def continue_texts(source, texts: list[str]) -> None:
-    from bertjax.tasks import generation
+    from bertjax.inference import generation
 
     sampling = generation.Sampling(_TEMPERATURE.value, _TOP_K.value or 0, _TOP_P.value)
     continued = generation.of_checkpoint(source, texts, _GENERATE.value, sampling, _SEED.value)

@@ -21,8 +21,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --input= and --output=")
 
     from bertjax.common.files import write_whole
+    from bertjax.inference.tasks import of_checkpoint
     from bertjax.interop import pretrained
-    from bertjax.tasks import of_checkpoint
 
     command.keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value)

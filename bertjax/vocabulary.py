@@ -22,12 +22,12 @@ flags.mark_flags_as_required(["config", "output"])
 def main(arguments: list[str]) -> None:
     import os
 
-    from bertjax.budget import plan
     from bertjax.common.errors import UserError
     from bertjax.data.preprocessing.vocabulary import learn_vocabulary
-    from bertjax.tasks import validate
-    from bertjax.tasks.pretraining_run import adopt_checkpoint
-    from bertjax.validation import validate_pretraining
+    from bertjax.inference.tasks import validate
+    from bertjax.launch.budget import plan
+    from bertjax.pretraining.run import adopt_checkpoint
+    from bertjax.pretraining.validate import validate_pretraining
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")

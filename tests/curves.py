@@ -8,9 +8,9 @@ import json
 import pathlib
 
 from bertjax.config.defaults import named_stages, stage
+from bertjax.launch.launch import launch
 from bertjax.models import families
 from bertjax.objectives.parsing import learn
-from bertjax.tasks.launch import launch
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
 

@@ -197,8 +197,10 @@ def _run(module: str) -> None:
     code = 1
     bertjax.data.loading.pipeline.reader = lambda: bertjax.data.loading.readers.plain
     if QUICK in os.environ:
-        bertjax.budget.plan.measure = lambda *_: bertjax.budget.plan.StepTimes(steps=1.0, evaluation=0.1, compiling=1.0)
-        bertjax.tasks.launch.draw = lambda workdir: None
+        bertjax.launch.budget.plan.measure = lambda *_: bertjax.launch.budget.plan.StepTimes(
+            steps=1.0, evaluation=0.1, compiling=1.0
+        )
+        bertjax.launch.launch.draw = lambda workdir: None
         bertjax.data.preprocessing.preparation.worker_pool = in_process_pool
         bertjax.data.preprocessing.vocabulary.worker_pool = in_process_pool
         parts = bertjax.config.stages.parts_of
@@ -227,14 +229,14 @@ if __name__ == "__main__":
     import jax
     import matplotlib.figure  # noqa: F401
 
-    import bertjax.budget.plan
     import bertjax.config.stages
     import bertjax.data.loading.pipeline
     import bertjax.data.loading.readers.plain
     import bertjax.data.preprocessing.preparation
     import bertjax.interop.pretrained
-    import bertjax.tasks.launch
-    import bertjax.tasks.pretraining
+    import bertjax.launch.budget.plan
+    import bertjax.launch.launch
+    import bertjax.pretraining.task
     import bertjax.training.run
 
     _run(_serve())

@@ -10,8 +10,9 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, dropout_fields, model_size
 from bertjax.config.stages import stages_of
+from bertjax.inference import bits_per_byte
+from bertjax.inference.tasks import validate
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.tasks import bits, validate
 from bertjax.text.tokenizer import SPECIAL_PIECES, Encoding, WordPiece
 from experiments.ablations import bits as bits_command
 from experiments.ablations import characters, scaled, successors, today
@@ -52,7 +53,11 @@ def test_the_same_words_are_hidden_whatever_the_pieces(letters, takes_space, len
     text = "the cat saw an old house ."
     hidden = [False, True, False, False, True, True, False]
     pieces = _Pieces(letters, takes_space)
-    found = [row for part in bits.halved(text, hidden, pieces, length) for row in bits.masked(*part, pieces)]
+    found = [
+        row
+        for part in bits_per_byte.halved(text, hidden, pieces, length)
+        for row in bits_per_byte.masked(*part, pieces)
+    ]
     assert sum(piece - 9 for _, _, pieces in found for piece in pieces) == len("cat" + "old" + "house")
     for ids, positions, pieces in found:
         assert [place for place, piece in enumerate(ids) if piece == 4] == positions and len(pieces) == len(positions)
@@ -61,10 +66,13 @@ def test_the_same_words_are_hidden_whatever_the_pieces(letters, takes_space, len
 
 def test_windows_have_whole_words_and_a_share_of_them_is_hidden():
     lines = ["word naïve " * 40, "short", "x" * 200 + " and more words " * 8]
-    texts = bits.windows(lines, 100, 48, 96)
+    texts = bits_per_byte.windows(lines, 100, 48, 96)
     assert all(48 <= len(text.encode()) + 1 <= 96 for text in texts) and texts
-    assert bits.windows(lines, 3, 48, 96) == bits.windows(lines, 3, 48, 96) and len(bits.windows(lines, 3, 48, 96)) == 3
-    hidden = bits.hidden_words(1000 * ["word naïve"], bits_command.may_hide)
+    assert (
+        bits_per_byte.windows(lines, 3, 48, 96) == bits_per_byte.windows(lines, 3, 48, 96)
+        and len(bits_per_byte.windows(lines, 3, 48, 96)) == 3
+    )
+    hidden = bits_per_byte.hidden_words(1000 * ["word naïve"], bits_command.may_hide)
     assert not any(second for _, second in hidden) and 120 < sum(first for first, _ in hidden) < 180
 
 
@@ -79,10 +87,10 @@ def test_the_bits_of_a_model_that_knows_nothing(causal):
     ids = np.zeros((1, 8), np.int32)
     shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids, ids)["params"])
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    hidden = bits.hidden_words(texts, bits_command.may_hide)
-    found = bits.bits_per_byte(model, params, words, texts, hidden, 20)
+    hidden = bits_per_byte.hidden_words(texts, bits_command.may_hide)
+    found = bits_per_byte.bits_per_byte(model, params, words, texts, hidden, 20)
     size = 6 * 12 * 14 - 14 if causal else 5 * sum(map(sum, hidden))
     assert found["words"] == (12 * 14 if causal else sum(map(sum, hidden))) and found["bytes"] == size > 50
     assert found["bits_per_byte"] == pytest.approx(found["words"] * np.log2(40) / size)
     with pytest.raises(UserError, match="0 windows of text have no word that could be hidden"):
-        bits.bits_per_byte(model, params, words, [], [], 20)
+        bits_per_byte.bits_per_byte(model, params, words, [], [], 20)

@@ -13,12 +13,12 @@ import time
 
 import pytest
 
-from bertjax import tasks
 from bertjax.__main__ import COMMANDS
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.distributed.topology import has_accelerator
-from bertjax.tasks.launch import launch
+from bertjax.inference import tasks
+from bertjax.launch.launch import launch
 from tests.conftest import make_corpus
 from tests.interop.test_golden import GOLDEN
 from tests.processes import QUICK, ROOT, environment_with, run, start

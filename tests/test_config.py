@@ -8,9 +8,9 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.inference.tasks import validate
 from bertjax.models import families
-from bertjax.tasks import validate
-from bertjax.validation import validate_pretraining
+from bertjax.pretraining.validate import validate_pretraining
 from tests.processes import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "configs"

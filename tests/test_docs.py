@@ -93,7 +93,7 @@ def named(tmp_path, monkeypatch):
 def test_examples_of_the_library_run(named, in_process, monkeypatch, capsys):
     """One after the other; what they train has been trained."""
     launched, names, page = [], {}, (ROOT / "docs" / "library.md").read_text()
-    monkeypatch.setattr("bertjax.tasks.launch.launch", lambda *given: launched.append(given))
+    monkeypatch.setattr("bertjax.launch.launch.launch", lambda *given: launched.append(given))
     for example in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(compile(example, "docs/library.md", "exec"), names)
     (tuned, folder), (trained, _) = launched

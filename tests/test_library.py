@@ -15,9 +15,9 @@ import bertjax
 from bertjax import library
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
+from bertjax.inference.generation import Sampling, generate
 from bertjax.interop import pretrained
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.tasks.generation import Sampling, generate
 from tests.interop.test_golden import GOLDEN
 from tests.processes import ROOT
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):
 def launched(monkeypatch):
     """(config, workdir) of each run that would be launched."""
     found = []
-    monkeypatch.setattr("bertjax.tasks.launch.launch", lambda *given: found.append(given))
+    monkeypatch.setattr("bertjax.launch.launch.launch", lambda *given: found.append(given))
     return found
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from etils import epath
 
-from bertjax.interop import huggingface, tokenizer_files
+from bertjax.interop import hf_tokenizer, huggingface
 from bertjax.models import families
 from bertjax.models.library_fields import tables
 from tests.golden import make_library_fields
@@ -37,5 +37,5 @@ def test_each_field_that_transformers_obeys_is_in_a_group(kind, tmp_path, monkey
 
 
 def test_each_field_of_a_tokenizer_is_in_a_group():
-    read = {*tokenizer_files.ONLY, *tokenizer_files.HARMLESS, *tokenizer_files._Settings.__annotations__}
+    read = {*hf_tokenizer.ONLY, *hf_tokenizer.HARMLESS, *hf_tokenizer._Settings.__annotations__}
     assert not tables.defaults_of("transformers", "tokenizer").keys() - read

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
@@ -17,11 +16,12 @@ from bertjax.data.loading.packing import RowSize
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.data.records.record_sets import RecordSet, mixed
 from bertjax.distributed.mesh import make_mesh
+from bertjax.inference import tasks
 from bertjax.interop import conversion, pretrained
+from bertjax.launch.launch import launch
 from bertjax.models import families
 from bertjax.nn.ops.dropout import row_keys
-from bertjax.tasks.launch import launch
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining.task import Pretraining
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import require_info

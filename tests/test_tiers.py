@@ -6,7 +6,7 @@
 import pytest
 
 from bertjax.__main__ import COMMANDS
-from bertjax.tasks import TASKS
+from bertjax.inference.tasks import TASKS
 
 TESTS_OF_COMMANDS = {
     "train": "tests/test_commands.py::test_main_goes_from_text_to_filled_masks",

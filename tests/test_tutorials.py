@@ -15,9 +15,9 @@ from bertjax.__main__ import COMMANDS
 from bertjax.command import example_in
 from bertjax.config import experiments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
+from bertjax.inference.tasks import TASKS, validate
 from bertjax.models import families
 from bertjax.objectives.registry import OBJECTIVES
-from bertjax.tasks import TASKS, validate
 from bertjax.training.optim import optimizers, schedules
 from bertjax.training.trackers import trackers
 from tests.pages import OTHERS, PAGES, ROOT, SITE, blocks_of, module_of, split_redirection

@@ -133,7 +133,8 @@ def pretraining_config() -> ml_collections.ConfigDict:
     config = common_config()
     config.task = "pretraining"
     # modern or bert: the model, the vocabulary and the stages are chosen from the text, the machine and the budget,
-    # except for `overrides` (see `bertjax.budget`). Empty: the model, the vocabulary and the stages of this config.
+    # except for `overrides` (see `bertjax.launch.budget`). Empty: the model, the vocabulary and the stages of this
+    # config.
     config.recipe = ""
     # What is learnt: one of mlm (masked words), lm (next words), bilm (both neighbours), plm (words in any order), nsp
     # (next sentence) and sop (sentence order), or a sum such as "mlm + 0.5*sop" or "50*replaced + generator" (ELECTRA).

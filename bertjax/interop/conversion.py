@@ -11,7 +11,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, require_new_folder, write_whole
 from bertjax.config.defaults import common_config
 from bertjax.data.records.manifest import read_manifest
-from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
+from bertjax.interop import hf_tokenizer, hub, huggingface, peft_adapter, sentence_transformers, tf1
 from bertjax.interop.model_card import model_card, name_of
 from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_config, read_tokenizer
 from bertjax.models import families
@@ -210,13 +210,13 @@ def _changes(source: epath.Path, output: epath.Path) -> Iterator[str]:
 
     Fields that have the default of transformers are left out: a folder without them has the same values.
     """
-    kinds = {huggingface.CONFIG: "", tokenizer_files.SETTINGS: "tokenizer"}
+    kinds = {huggingface.CONFIG: "", hf_tokenizer.SETTINGS: "tokenizer"}
     for name, kind in kinds.items():
         if not (source / name).exists() or not (output / name).exists():
             continue
         before, after = read_json(source / name), read_json(output / name)
         defaults = defaults_of("transformers", kind or before.get("model_type", "bert"))
-        defaults = tokenizer_files.FIXED | defaults if kind else defaults
+        defaults = hf_tokenizer.FIXED | defaults if kind else defaults
         for field, value in before.items():
             is_same = field in after and after[field] == value
             is_left_out = field not in after and (value in (None, {}, []) or defaults.get(field, ...) == value)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.interop import huggingface, peft_adapter, sentence_transformers, tokenizer_files
+from bertjax.interop import hf_tokenizer, huggingface, peft_adapter, sentence_transformers
 from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Unigram, WordPiece
 
 PREFIX = "hub:"
@@ -22,7 +22,7 @@ WEIGHTS = "*.safetensors"
 # copies of the weights for other libraries.
 _FILES = (
     huggingface.CONFIG, huggingface.WEIGHTS, "model-*-of-*.safetensors", f"{huggingface.WEIGHTS}.index.json",
-    tokenizer_files.JSON, tokenizer_files.SETTINGS, tokenizer_files.SPECIAL, tokenizer_files.ADDED,
+    hf_tokenizer.JSON, hf_tokenizer.SETTINGS, hf_tokenizer.SPECIAL, hf_tokenizer.ADDED,
     WordPiece.filename, SentencePiece.filename, Bytes.filename, BPE.older, "merges.txt", Unigram.older,
     sentence_transformers.ENCODER.format("*"), peft_adapter.CONFIG, peft_adapter.WEIGHTS,
 )  # fmt: skip

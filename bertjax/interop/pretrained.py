@@ -15,7 +15,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import inside, read_json, read_whole
 from bertjax.config.model_config import BertConfig, Compute, fields_of
 from bertjax.config.stages import config_after
-from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1, tokenizer_files
+from bertjax.interop import hf_tokenizer, hub, huggingface, peft_adapter, sentence_transformers, tf1
 from bertjax.models import families
 from bertjax.models.library_fields import tables
 from bertjax.nn.ops import low_rank
@@ -208,7 +208,7 @@ def _read(place: Place) -> Pretrained:
         known["settings"] = sentence_transformers.read_settings(place.vectors, config)
         params |= sentence_transformers.read_params(place.vectors, config)
     if place.format in ("huggingface", "peft"):
-        known["max_length"] = tokenizer_files.max_length(_with_tokenizer(place).folder)
+        known["max_length"] = hf_tokenizer.max_length(_with_tokenizer(place).folder)
     found = _read_tokenizer(place)
     if found is not None and found.vocab_size > config.vocab_size:
         raise UserError(
@@ -251,9 +251,9 @@ def _read_adapter(place: Place, config: BertConfig) -> tuple[dict, list[str], di
 
 def _max_length(place: Place) -> float | None:
     """Returns the length that the files of the tokenizer of an adapter state; None if they state none."""
-    if tokenizer_files.file_in(place.folder) is None and place.base and place.base.format == "huggingface":
-        return tokenizer_files.max_length(place.base.folder)
-    return tokenizer_files.max_length(place.folder)
+    if hf_tokenizer.file_in(place.folder) is None and place.base and place.base.format == "huggingface":
+        return hf_tokenizer.max_length(place.base.folder)
+    return hf_tokenizer.max_length(place.folder)
 
 
 def _open_adapter(place: Place) -> tuple[peft_adapter.Fields, dict[str, np.ndarray], dict]:
@@ -365,14 +365,14 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
 
 def _with_tokenizer(place: Place) -> Place:
     """Returns the place of a tokenizer: the base of an adapter, if the adapter has no tokenizer of its own."""
-    return place.base if place.base and tokenizer_files.file_in(place.folder) is None else place
+    return place.base if place.base and hf_tokenizer.file_in(place.folder) is None else place
 
 
 def _read_tokenizer(place: Place) -> Tokenizer | None:
     place = _with_tokenizer(place)
     if place.format == "bertjax":
         return workdir.load_tokenizer(place.folder, place.info)
-    found = tokenizer_files.read(place.folder)
+    found = hf_tokenizer.read(place.folder)
     if place.modules:
         sentence_transformers.check_tokenizer(place.modules, found)
     return found
@@ -464,7 +464,7 @@ def _tokenizer_file(place: Place) -> epath.Path:
     place = _with_tokenizer(place)
     if place.format == "bertjax":
         return place.folder / tokenizer.KINDS[place.info.tokenizer["kind"]].filename
-    return tokenizer_files.file_in(place.folder)
+    return hf_tokenizer.file_in(place.folder)
 
 
 def check_flags(config, used: Tokenizer, source: str) -> None:

@@ -15,7 +15,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import inside, read_json, write_whole
 from bertjax.config.model_config import BertConfig
-from bertjax.interop import huggingface, tokenizer_files
+from bertjax.interop import hf_tokenizer, huggingface
 from bertjax.models import families
 from bertjax.models.json_config import require
 from bertjax.models.library_fields.tables import check_fields, defaults_of
@@ -252,7 +252,7 @@ def read_classifier(
         )
     settings = {"activation_fn": supported.get(name, "")}
     if modules is None:
-        file = folder / tokenizer_files.SETTINGS
+        file = folder / hf_tokenizer.SETTINGS
         most = read_json(file).get("model_max_length") if file.is_file() else None
         settings["max_seq_length"] = _limited(file, "model_max_length", most, config)
     else:
@@ -349,7 +349,7 @@ def _max_seq_length(folder: Folder, config: BertConfig) -> int:
         if other := {key: x for key, x in given.items() if key not in HARMLESS} if isinstance(given, dict) else given:
             raise UserError(f"{path}: {name} {other!r} is not supported; supported: none; {remedy}")
     most = fields.get("max_seq_length")
-    if most is None and (settings := folder.encoder / tokenizer_files.SETTINGS).is_file():
+    if most is None and (settings := folder.encoder / hf_tokenizer.SETTINGS).is_file():
         most = read_json(settings).get("model_max_length")
     return _limited(path, "max_seq_length", most, config)
 
@@ -384,7 +384,7 @@ def check_tokenizer(folder: Folder, found: Tokenizer | None) -> None:
         raise UserError(
             _unsupported(folder.path, path, "do_lower_case true of a tokenizer that keeps capitals", "false")
         )
-    file = folder.encoder / tokenizer_files.JSON
+    file = folder.encoder / hf_tokenizer.JSON
     if found.cls_id == found.sep_id and file.is_file():  # GPT-2's; its class frames no text, and ours does
         from tokenizers import Tokenizer as Library
 

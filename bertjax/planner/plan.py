@@ -15,11 +15,11 @@ from bertjax.distributed.gpus import GIB, Machines
 from bertjax.distributed.mesh import make_mesh
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.topology import Accelerator
+from bertjax.launch.launch import kind_of
 from bertjax.models import families
 from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.planner.roofline import Roofline, roofline
-from bertjax.tasks.launch import kind_of
 from bertjax.training.monitoring.memory import settings_that_save
 from bertjax.training.step import abstract_hyperparameters, make_program
 

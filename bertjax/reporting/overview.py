@@ -112,7 +112,7 @@ def _model(info: RunInfo) -> str:
 
 
 def _total_steps(info: RunInfo) -> int | None:
-    from bertjax.tasks.launch import kind_of
+    from bertjax.launch.launch import kind_of
 
     return kind_of(info.config).total_steps(info.config, info)
 

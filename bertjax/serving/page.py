@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertjax.common.errors import UserError
+from bertjax.embedding.task import similarity_of
 from bertjax.library import Model
-from bertjax.tasks.embed import similarity_of
 
 MOST_PIECES = 128  # longer texts' attention is not shown
 EXAMPLES = {  # by method

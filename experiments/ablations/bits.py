@@ -1,7 +1,7 @@
 """Bits per byte: python -m experiments.ablations.bits --checkpoint=PATH --texts=A.txt.xz,B.txt.xz
 
-See `bertjax.tasks.bits`; the windows are so short that most have fewer than 30 pieces of a vocabulary of 8,192. Prints
-one JSON object.
+See `bertjax.inference.bits_per_byte`; the windows are so short that most have fewer than 30 pieces of a vocabulary of
+8,192. Prints one JSON object.
 
 Long texts by a model with a memory, which may be longer than in training, as Dai et al. 2019 evaluate:
 --cut=documents --windows=4000,8000 --most=50 --memory=512 --clamp=256
@@ -48,9 +48,9 @@ def main(arguments: list[str]) -> None:
     from bertjax.common.errors import UserError
     from bertjax.data.corpus.reading import Reading, read_lines
     from bertjax.distributed.mesh import compute_for
+    from bertjax.inference import bits_per_byte, likelihood
     from bertjax.interop import pretrained
     from bertjax.models.heads import BertForMaskedLM
-    from bertjax.tasks import bits, likelihood
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; the texts are given as --texts=FILE")
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
         lines = (line for _, line in read_lines(path, Reading()))
         if _CUT.value == "documents":
             lines = (" ".join(each) for has_words, each in itertools.groupby(lines, bool) if has_words)
-        texts += bits.windows(filter(None, lines), _MOST.value, *sizes)
+        texts += bits_per_byte.windows(filter(None, lines), _MOST.value, *sizes)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     if not source.predicts_words:
         raise UserError(source.no_words)
@@ -74,8 +74,10 @@ def main(arguments: list[str]) -> None:
             f"--{next(iter(given)).removesuffix('_length')}: {_CHECKPOINT.value} reads texts without a memory"
         )
     model = BertForMaskedLM(dataclasses.replace(source.config, **given), compute_for(source.dtype))
-    hidden = bits.hidden_words(texts, may_hide)
-    found = bits.bits_per_byte(model, jax.device_put(source.params), source.tokenizer, texts, hidden, _LENGTH.value)
+    hidden = bits_per_byte.hidden_words(texts, may_hide)
+    found = bits_per_byte.bits_per_byte(
+        model, jax.device_put(source.params), source.tokenizer, texts, hidden, _LENGTH.value
+    )
     print(json.dumps(found), flush=True)
 
 

@@ -23,7 +23,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bertjax.tasks import output_layers, validate
+from bertjax.inference import output_layers
+from bertjax.inference.tasks import validate
 from experiments import glue, ner, squad
 
 SST2_ROWS, CONLL_SENTENCES, SQUAD_QUESTIONS, SQUAD_DEV_QUESTIONS = 5000, 3000, 3000, 1000
@@ -93,7 +94,7 @@ def check_same_ids(name: str, config, dataset, weights: str) -> None:
     import transformers
 
     from bertjax.data.corpus.tables import column, read_table
-    from bertjax.tasks.glue import TASKS, find_folder
+    from bertjax.finetuning.tasks.glue import TASKS, find_folder
 
     if name not in TASKS:
         return
@@ -111,12 +112,12 @@ def check_same_ids(name: str, config, dataset, weights: str) -> None:
 
 def train_ours(config, dataset, workdir, mesh, program, initialize):
     """(scores, seconds a step, program); the median of what every ten steps took."""
-    from bertjax.tasks import finetuning
+    from bertjax.finetuning.task import FineTuning
     from bertjax.training.loop import train
     from bertjax.training.step import make_program
     from bertjax.training.trackers.jsonl import read_metrics
 
-    task = finetuning.FineTuning(config, mesh, dataset)
+    task = FineTuning(config, mesh, dataset)
     config.eval.every_steps = task.total_steps
     program = program or make_program(task, config, mesh)
     scores = train(task, config, workdir, mesh, initialize, program).scores.scores
@@ -141,9 +142,9 @@ def draw_output_layer(config, mesh, dataset) -> tuple[np.ndarray, np.ndarray]:
     import flax.linen as nn
     import jax
 
-    from bertjax.tasks import finetuning
+    from bertjax.finetuning.task import FineTuning
 
-    init_params = finetuning.FineTuning(config, mesh, dataset).init_params
+    init_params = FineTuning(config, mesh, dataset).init_params
     params = nn.meta.unbox(jax.jit(init_params)(jax.random.key(config.seed)))
     (head,) = (part for name, part in params.items() if name != "bert")
     return np.asarray(head["dense"]["kernel"]), np.asarray(head["dense"]["bias"])
@@ -177,7 +178,7 @@ def train_theirs(name: str, config, dataset, mesh):
     import torch
 
     from bertjax.data.loading.examples import TrainingOrder
-    from bertjax.tasks.finetuning import count_steps
+    from bertjax.finetuning.task import count_steps
     from bertjax.training.optim.schedules import make_schedule
 
     torch.manual_seed(config.seed)
@@ -288,7 +289,7 @@ def main() -> None:
     done = {(result["task"], result["seed"], result["by"]) for result in results}
 
     from bertjax.distributed.mesh import make_mesh, use_cpu_cores
-    from bertjax.tasks import finetuning_run
+    from bertjax.finetuning import run as finetuning_run
     from bertjax.training.checkpoints import workdir
 
     def keep(**result):

@@ -11,7 +11,7 @@ import pathlib
 
 import numpy as np
 
-from bertjax.tasks import ner, squad, squad_files
+from bertjax.finetuning.tasks import ner, squad, squad_files
 from bertjax.text import tokenizer
 
 

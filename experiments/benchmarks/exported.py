@@ -23,7 +23,7 @@ import onnxruntime
 import scipy.stats
 
 import bertjax
-from bertjax.tasks.exported import onnx, stablehlo
+from bertjax.export import onnx, stablehlo
 
 BATCH, ROUNDS = 32, 5
 Way = Callable[[np.ndarray], np.ndarray]  # ids [rows, length] -> outputs

@@ -40,7 +40,7 @@ PYTHON = flags.DEFINE_string("python", sys.executable, "Of `versions`.")
 
 EXPERIMENTS = """
 from experiments.benchmarks.fuzz import tiny_config
-from bertjax import experiment
+from bertjax.config import experiments
 
 
 def get_config(kind):
@@ -52,7 +52,7 @@ def get_config(kind):
         config.eval.update(every_steps=100 if kind == "pretraining" else 500)
         config.log_every_steps = 7 if kind == "pretraining" else 100
         return config
-    config = experiment.load("classify")
+    config = experiments.load("classify")
     config.data.path, config.init_checkpoint = "classify-csv", "checkpoint"
     config.update(batch_size=4, max_seq_length=16, epochs=40.0, log_every_steps=7)
     config.checkpoint.update(every_steps=10)

@@ -207,7 +207,7 @@ def make_records(folder):
 
 def train_on_records(folder):
     """As `bertjax.main` does until the first steps."""
-    from bertjax.tasks.pretraining_run import find_or_prepare
+    from bertjax.pretraining.run import find_or_prepare
 
     config = tiny_config()
     config.data.records = str(folder / "records")
@@ -318,7 +318,7 @@ def make_replaced(folder):
 
     from bertjax.distributed.mesh import make_mesh
     from bertjax.objectives.parsing import learn
-    from bertjax.tasks.pretraining import Pretraining
+    from bertjax.pretraining.task import Pretraining
     from bertjax.training.checkpoints import checkpoint, workdir
 
     config, rng = tiny_config(), np.random.default_rng(0)
@@ -339,7 +339,7 @@ def convert_both(folder):
 
 def make_run(folder):
     """A workdir of pre-training with two checkpoints."""
-    from bertjax.tasks.launch import launch
+    from bertjax.launch.launch import launch
 
     make_records(folder)
     config = tiny_config()
@@ -350,7 +350,7 @@ def make_run(folder):
 
 def resume(folder):
     """As `bertjax.main`."""
-    from bertjax.tasks.launch import launch
+    from bertjax.launch.launch import launch
 
     config = tiny_config()
     config.data.records = str(folder / "records")
@@ -377,8 +377,8 @@ def make_search(folder):
 def use_search(folder):
     from etils import epath
 
+    from bertjax.finetuning import sweep
     from bertjax.interop import pretrained
-    from bertjax.tasks import sweep
 
     pretrained.read(folder)
     sweep.keep_best(epath.Path(folder), "accuracy")
@@ -488,9 +488,9 @@ def _write(path, content):
 
 
 def load_tables(folder):
-    from bertjax import tasks
     from bertjax.common.errors import UserError
     from bertjax.config import experiments
+    from bertjax.inference import tasks
 
     last = None
     for case in sorted(folder.iterdir()):
@@ -513,8 +513,8 @@ def nothing(folder):
 
 def override(folder, rng):
     """Random overrides of any experiment, of pre-training and fine-tuning."""
-    from bertjax import tasks
     from bertjax.config import experiments
+    from bertjax.inference import tasks
 
     if rng is None:
         return
@@ -532,7 +532,7 @@ def override(folder, rng):
     config, _ = experiments.from_arguments(arguments)
     tasks.validate(config, with_data=rng.random() < 0.5)
     if config.get("sweep"):
-        from bertjax.tasks import sweep
+        from bertjax.finetuning import sweep
 
         sweep.trials(config)
 

@@ -20,12 +20,12 @@ from jax.sharding import SingleDeviceSharding
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.distributed.mesh import make_mesh
 from bertjax.distributed.topology import accelerator
+from bertjax.launch.launch import kind_of
 from bertjax.nn.attention import LayerNorm
 from bertjax.nn.kernels.gpu_attention import gpu_attention
 from bertjax.nn.ops.plain_attention import plain_attention
 from bertjax.planner.hlo import KINDS, HloModule, instruction_of
 from bertjax.planner.roofline import COLLECTIVES, roofline
-from bertjax.tasks.launch import kind_of
 from bertjax.training.step import abstract_hyperparameters, make_program
 
 CHIPS = ("a100-80", "h100", "l4")

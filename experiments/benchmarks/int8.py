@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import tasks
 from bertjax.distributed.mesh import compute_for, make_mesh, replicated
+from bertjax.inference import tasks
+from bertjax.inference.output_layers import Predictor
 from bertjax.interop import pretrained
 from bertjax.nn.ops import products
-from bertjax.tasks.output_layers import Predictor
 
 ROUNDS = 3
 

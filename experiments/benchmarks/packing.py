@@ -48,7 +48,7 @@ def make_task(records: pathlib.Path, length: int, batch_size: int, packing: bool
     import jax
 
     from bertjax.distributed.mesh import make_mesh
-    from bertjax.tasks.pretraining import Pretraining
+    from bertjax.pretraining.task import Pretraining
 
     config = make_config(length, batch_size, packing)
     return Pretraining(config, make_mesh(config, jax.devices()[:1]), records)

@@ -33,7 +33,7 @@ def longest_wait(records: str, seconds: float, steps_per_second: float, starts_a
     """Reads two stages; returns the longest wait in seconds."""
     time.sleep(starts_after)
     from bertjax.distributed.mesh import make_mesh
-    from bertjax.tasks.pretraining import Pretraining
+    from bertjax.pretraining.task import Pretraining
 
     config = experiments.load("quickstart")
     with config.unlocked():

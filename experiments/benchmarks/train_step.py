@@ -100,7 +100,7 @@ class Case:
         """The same sequences, those of all batches in rows that hold several."""
         from bertjax.config.stages import stages_of
         from bertjax.data.loading.packing import arrange, pack_pretraining
-        from bertjax.tasks.pretraining_rows import row_size
+        from bertjax.pretraining.batch_shapes import row_size
 
         batches, row = self.batches(), row_size(config, *stages_of(config))
         every = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
@@ -159,12 +159,12 @@ class Ours:
 
     def _task(self, rows: int):
         if self.case.kind != "finetuning":
-            from bertjax.tasks.pretraining import Pretraining
+            from bertjax.pretraining.task import Pretraining
 
             return Pretraining(self.config, self.mesh, records=None, rows=[rows])
         from bertjax.data.loading.examples import Examples
-        from bertjax.tasks.finetuning import Dataset, FineTuning
-        from bertjax.tasks.output_layers import classification
+        from bertjax.finetuning.task import Dataset, FineTuning
+        from bertjax.inference.output_layers import classification
 
         ids = [np.zeros(self.case.length, np.int32)] * self.case.sequences  # only their lengths are used
         examples = Examples(ids, ids, [0] * len(ids))

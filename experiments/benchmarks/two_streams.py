@@ -58,7 +58,7 @@ def rounds(side: str, steps: int, arguments):
     import jax
 
     from bertjax.distributed.mesh import make_mesh, put_batch
-    from bertjax.tasks.pretraining import Pretraining
+    from bertjax.pretraining.task import Pretraining
     from bertjax.training.optim.schedules import schedule_of
     from bertjax.training.step import make_program, put_hyperparameters
 

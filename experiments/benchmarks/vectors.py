@@ -27,7 +27,7 @@ import time
 
 import numpy as np
 
-from bertjax.tasks import validate
+from bertjax.inference.tasks import validate
 from experiments import embed
 from experiments.benchmarks.beside_transformers import parse, train_ours
 
@@ -120,7 +120,7 @@ def make_config(row: str, start: str, folder: pathlib.Path, seed: int):
 
 def scores_of(vectors_of, row: str, folder: pathlib.Path) -> dict[str, float]:
     """Returns the scores of a function from texts to vectors `[texts, width]`."""
-    from bertjax.tasks.metrics import spearman, unit
+    from bertjax.finetuning.metrics import spearman, unit
 
     pairs = read(folder / "stsb-dev.jsonl")
     first, second = (unit(vectors_of([pair[name] for pair in pairs])) for name in ("sentence1", "sentence2"))
@@ -154,7 +154,7 @@ def score_ours(path: str, row: str, folder: pathlib.Path) -> dict[str, float]:
 
 
 def embed_task():
-    from bertjax import tasks
+    from bertjax.inference import tasks
 
     return tasks.get("embed")
 
@@ -273,8 +273,8 @@ def main() -> None:
     done = {(result["row"], result["seed"], result["by"]) for result in results}
 
     from bertjax.distributed.mesh import make_mesh, use_cpu_cores
+    from bertjax.finetuning import run as finetuning_run
     from bertjax.interop import conversion
-    from bertjax.tasks import finetuning_run
     from bertjax.training.checkpoints import workdir
 
     rows = [row for row in arguments.rows.split(",") if arguments.bert or not row.startswith("bert_")]

@@ -41,13 +41,14 @@ def rounds_of_ours(config):
     import jax
 
     from bertjax.distributed.mesh import make_mesh, put_batch
-    from bertjax.tasks import finetuning, finetuning_run
+    from bertjax.finetuning import run as finetuning_run
+    from bertjax.finetuning.task import FineTuning
     from bertjax.training.optim.schedules import schedule_of
     from bertjax.training.step import make_program, put_hyperparameters
 
     finetuning_run.adopt(config, None)
     mesh, material = make_mesh(config), finetuning_run.load_material(config, None, None)
-    task = finetuning.FineTuning(config, mesh, material.dataset)
+    task = FineTuning(config, mesh, material.dataset)
     program = make_program(task, config, mesh)
     hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), mesh)
     params = material.initialize(program.init(jax.random.key(0)).params)
@@ -66,7 +67,7 @@ def rounds_of_theirs(config, folder: pathlib.Path):
     from sentence_transformers.base.sampler import DefaultBatchSampler
 
     from bertjax.data.loading.examples import TrainingOrder
-    from bertjax.tasks import finetuning_run
+    from bertjax.finetuning import run as finetuning_run
 
     finetuning_run.adopt(config, None)
     train = finetuning_run.load_material(config, None, None).dataset.train

@@ -21,7 +21,7 @@ import time
 
 import numpy as np
 
-from bertjax.tasks import validate
+from bertjax.inference.tasks import validate
 from experiments import classify
 from experiments.benchmarks.beside_transformers import draw_output_layer, parse, predict_theirs, train_ours
 
@@ -149,7 +149,7 @@ def train_theirs(row: str, config, dataset, mesh):
     import torch
 
     from bertjax.data.loading.examples import TrainingOrder
-    from bertjax.tasks.finetuning import count_steps
+    from bertjax.finetuning.task import count_steps
     from bertjax.training.optim.schedules import make_schedule
 
     torch.manual_seed(config.seed)
@@ -202,7 +202,7 @@ def main() -> None:
     done = {(result["row"], result["seed"], result["by"]) for result in results}
 
     from bertjax.distributed.mesh import make_mesh, use_cpu_cores
-    from bertjax.tasks import finetuning_run
+    from bertjax.finetuning import run as finetuning_run
     from bertjax.training.checkpoints import workdir
 
     runs = arguments.output.with_suffix(".runs")  # the models of `all`, which teach

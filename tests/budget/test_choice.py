@@ -6,8 +6,9 @@ import math
 import pytest
 from scipy.stats import binom
 
-from bertjax import budget
-from bertjax.budget.choice import (
+from bertjax.common.errors import UserError
+from bertjax.config import budget
+from bertjax.launch.budget.choice import (
     MOST_EPOCHS,
     MOST_PARAMS_PER_TOKEN,
     TOKENS_PER_PARAM,
@@ -19,7 +20,6 @@ from bertjax.budget.choice import (
     layer_params,
     speed,
 )
-from bertjax.common.errors import UserError
 
 ONE_CORE = Machine("cpu", "cpu", devices=1, cores=1, memory=8e9, flops=50e9)
 TWO_CORES = Machine("cpu", "cpu", devices=1, cores=2, memory=24e9, flops=100e9)

@@ -9,16 +9,15 @@ import types
 
 import pytest
 
-from bertjax import budget
-from bertjax.budget import plan, steps, survey
-from bertjax.budget.steps import StepTimes, fields_that_fit, scaled_stages
 from bertjax.common.errors import UserError
-from bertjax.config import experiments
+from bertjax.config import budget, experiments
 from bertjax.config.defaults import fine_tuning_config, named_stages, pretraining_config, stage
 from bertjax.config.stages import stages_of, total_steps
 from bertjax.data.corpus.selection import heldout_documents
-from bertjax.tasks import validate
-from bertjax.tasks.launch import launch
+from bertjax.inference.tasks import validate
+from bertjax.launch.budget import plan, steps, survey
+from bertjax.launch.budget.steps import StepTimes, fields_that_fit, scaled_stages
+from bertjax.launch.launch import launch
 from bertjax.training.checkpoints.workdir import require_info
 from tests.conftest import make_corpus, tiny_config
 from tests.tasks.conftest import on_one_device  # noqa: F401

@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.data.corpus import fingerprints, holdout
+from bertjax.inference import tasks
 from bertjax.interop.pretrained import Pretrained
 from experiments import classify, embed, tag
 from tests.tasks.test_finetuning import tokenizer

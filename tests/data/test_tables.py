@@ -8,11 +8,11 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.data.corpus.tables import cell, column, read_table, read_tfds
-from bertjax.tasks import ner, squad_files
+from bertjax.finetuning.tasks import ner, squad_files
+from bertjax.inference import tasks
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from tests.conftest import TOPICS
 

@@ -12,21 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import library, tasks
+from bertjax import library
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config, named_stages, stage
 from bertjax.config.model_config import Compute
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.distributed.rules import RULES
+from bertjax.export.inline_jaxpr import straight
+from bertjax.inference import tasks
 from bertjax.interop import conversion, huggingface, pretrained, tf1
+from bertjax.launch.launch import launch
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM, count_parameters, forward_flops
 from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.models.transformer_xl.family import FAMILY as TRANSFORMER_XL
 from bertjax.nn.kernels import pallas, triton
-from bertjax.tasks.exported.straight import straight
-from bertjax.tasks.launch import launch
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining.task import Pretraining
 from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.training.checkpoints import checkpoint, workdir
 from bertjax.training.optim.schedules import schedule_of

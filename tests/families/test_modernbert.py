@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.model_config import Compute
+from bertjax.inference import tasks
 from bertjax.interop import huggingface, pretrained
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.modernbert.config import ModernBertConfig

@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from bertjax.interop import huggingface, tokenizer_files
+from bertjax.finetuning.tasks import ner, squad
+from bertjax.inference import bits_per_byte, likelihood
+from bertjax.inference.fill_mask import fill_masks
+from bertjax.interop import hf_tokenizer, huggingface
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.tasks import bits, likelihood, ner, squad
-from bertjax.tasks.fill_mask import fill_masks
 from bertjax.text import vocabulary_learning
 from bertjax.text.tokenizer import XLNET
 from tests.conftest import make_corpus
@@ -75,7 +76,7 @@ def test_words_are_predicted_from_all_others_and_never_from_themselves(pieces):
     (filled,) = fill_masks(model, params, pieces, [text], top_k=PIECES)
     assert len(filled.masks) == 2
     np.testing.assert_allclose([sum(p for _, p in mask) for mask in filled.masks], 1, rtol=1e-4)
-    measured = bits.bits_per_byte(model, params, pieces, ["the ship found"], [[False, True, False]], 32)
+    measured = bits_per_byte.bits_per_byte(model, params, pieces, ["the ship found"], [[False, True, False]], 32)
     assert measured["words"] == 1 and measured["bits_per_byte"] > 0
 
 
@@ -95,7 +96,7 @@ def test_the_tokenizer_of_a_folder_is_read_without_its_sentencepiece_model(folde
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert settings["padding_side"] == "left"  # or transformers would pool padding
-    again = tokenizer_files.read(tmp_path)
+    again = hf_tokenizer.read(tmp_path)
     assert again.kind == "unigram" and again.special_ids == pieces.special_ids
     for text in ("the ship", "An anchor near the harbour."):
         (ids,), (others,) = again.encode_ids([text]), pieces.encode_ids([text])

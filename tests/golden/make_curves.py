@@ -48,7 +48,7 @@ def main() -> None:
     arguments = parser.parse_args()
     old, new = {}, {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertjax.tasks.pretraining_run.make_mesh", one_device_mesh)
+        patch.setattr("bertjax.pretraining.run.make_mesh", one_device_mesh)
         patch.setattr("bertjax.distributed.mesh.cpu_dtype", lambda: "float32")
         patch.setattr("bertjax.reporting.page.write", lambda *_: None)
         for name in arguments.names or configs:

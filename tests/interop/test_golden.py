@@ -19,12 +19,14 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.model_config import Compute
 from bertjax.data.records import layouts
+from bertjax.finetuning import classification
+from bertjax.finetuning.tasks import ner
+from bertjax.inference import fill_mask
 from bertjax.interop import conversion, huggingface, pretrained, tf1
 from bertjax.models.bert.huggingface import choose_architecture, huggingface_name, is_transposed
 from bertjax.models.bert.tf1_names import to_variables
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining, word_logits
-from bertjax.tasks import classification, fill_mask, ner
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining.task import Pretraining
 from bertjax.text.tokenizer import WordPiece
 from tests.conftest import one_device_mesh
 from tests.markers import slow_case

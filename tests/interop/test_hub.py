@@ -18,8 +18,8 @@ import bertjax
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import pretraining_config
+from bertjax.finetuning import run as finetuning_run
 from bertjax.interop import conversion, hub, pretrained
-from bertjax.tasks import finetuning_run
 from tests.interop.test_golden import GOLDEN
 from tests.interop.test_model_card import made_run, read_card
 from tests.processes import run

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bertjax.data.loading.examples import Examples
-from bertjax.tasks.judges import judged
-from bertjax.tasks.searches import Search
-from bertjax.tasks.text_sets import EncodedTexts, TextSet
+from bertjax.embedding.datasets import EncodedTexts, TextSet
+from bertjax.embedding.evaluators import judged
+from bertjax.embedding.retrieval import Search
 
 evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
 torch = pytest.importorskip("torch")

@@ -13,6 +13,10 @@ from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.model_config import BertConfig
 from bertjax.data.loading.examples import Examples
 from bertjax.distributed.mesh import put_batch
+from bertjax.finetuning import classification
+from bertjax.finetuning.task import Dataset, FineTuning
+from bertjax.inference import output_layers
+from bertjax.inference.generation import Sampling, generate
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.models import families
 from bertjax.models.bert.huggingface import huggingface_name, is_transposed
@@ -24,8 +28,6 @@ from bertjax.models.heads import (
     BertForTokenClassification,
 )
 from bertjax.reporting import insight
-from bertjax.tasks import classification, finetuning, output_layers
-from bertjax.tasks.generation import Sampling, generate
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
@@ -223,9 +225,7 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, head, tmp_path):
     labels = () if kind in ("regression", "spans") else ("a", "b", "c")
     output_layer = getattr(output_layers, kind)(*[3] * bool(labels))
     examples = random_examples(kind)
-    task = finetuning.FineTuning(
-        config, one_device_mesh(config), finetuning.Dataset(output_layer, labels, examples, (), "")
-    )
+    task = FineTuning(config, one_device_mesh(config), Dataset(output_layer, labels, examples, (), ""))
     program = make_program(task, config, task.mesh)
     state = program.init(jax.random.key(0))
     given = TINY, jax.device_get(state.params), None, output_layer.architecture

@@ -12,15 +12,15 @@ import safetensors.numpy
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.distributed.mesh import make_mesh
+from bertjax.inference import hidden_states
+from bertjax.inference.fill_mask import fill_masks
+from bertjax.inference.hidden_states import extract
 from bertjax.interop import huggingface, pretrained
 from bertjax.models.bert.model import BertModel
 from bertjax.models.families import model_fields
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS
-from bertjax.tasks import hidden_states
-from bertjax.tasks.fill_mask import fill_masks
-from bertjax.tasks.hidden_states import extract
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining.task import Pretraining
 from bertjax.training.step import make_program
 from tests.conftest import one_device_mesh
 from tests.interop.test_golden import GOLDEN, edit, only, same

@@ -13,7 +13,7 @@ from bertjax.models import families
 from bertjax.models.electra import huggingface as layout
 from bertjax.objectives.parsing import learn
 from bertjax.objectives.parts.generator import joined
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining.task import Pretraining
 from tests.conftest import one_device_mesh, tiny_config
 
 torch = pytest.importorskip("torch")

@@ -16,16 +16,19 @@ import bertjax
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.data.corpus import python_docs
+from bertjax.embedding import task as embed
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning import sweep
+from bertjax.finetuning.task import _init
 from bertjax.interop import conversion, pretrained
 from bertjax.interop import sentence_transformers as interop
+from bertjax.launch.launch import launch
 from bertjax.models import families
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.families import model_fields
 from bertjax.models.heads import SentenceEncoder
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.roberta.config import RobertaConfig
-from bertjax.tasks import embed, finetuning, finetuning_run, sweep
-from bertjax.tasks.launch import launch
 from bertjax.text import vocabulary_learning
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.checkpoint import Scores
@@ -409,7 +412,7 @@ def begun_from(config, workdir):
     """Adopts what the checkpoint of a config has; returns the run's first params."""
     finetuning_run.adopt(config, None)
     begun = finetuning_run.open_run(config, workdir, None)
-    return begun.initialize(nn.meta.unbox(finetuning._init(begun.task.model, jax.random.key(0))))
+    return begun.initialize(nn.meta.unbox(_init(begun.task.model, jax.random.key(0))))
 
 
 def test_fine_tuning_begins_with_a_folder_unless_the_config_says_otherwise(of_bert, data, tmp_path, capsys):

@@ -20,11 +20,11 @@ from bertjax import library
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import pretraining_config
 from bertjax.data.preprocessing.vocabulary import given_tokenizer
-from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
+from bertjax.finetuning.pairs import encode_pairs
+from bertjax.inference.fill_mask import fill_masks
+from bertjax.interop import conversion, hf_tokenizer, huggingface, pretrained
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.tasks.fill_mask import fill_masks
-from bertjax.tasks.pairs import encode_pairs
 from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.tokenizer import SPECIAL_PIECES, XLNET, WordPiece
 from bertjax.text.tokenizers.sentencepiece import _message as sentencepiece_proto
@@ -284,7 +284,7 @@ def texts_for(kind: str, name: str) -> list[str]:
 @pytest.mark.parametrize("name", FOLDERS)
 def test_ids_offsets_and_frames_are_transformers(name, tmp_path):
     theirs = FOLDERS[name](tmp_path)
-    ours = tokenizer_files.read(tmp_path)
+    ours = hf_tokenizer.read(tmp_path)
     texts = texts_for(ours.kind, name)
     plain = functools.partial(theirs, add_special_tokens=False, split_special_tokens=True)
     expected = plain(texts, return_offsets_mapping=True)
@@ -389,7 +389,7 @@ def test_masks_are_filled_as_by_transformers_and_the_folder_comes_back(name, mas
 
 def test_positions_are_counted_from_the_padding_of_the_tokenizer(tmp_path):
     xlm_r(tmp_path)
-    config, size = pretraining_config(), tokenizer_files.read(tmp_path).vocab_size
+    config, size = pretraining_config(), hf_tokenizer.read(tmp_path).vocab_size
     config.tokenizer.update(kind="unigram", path=str(tmp_path / "tokenizer.json"))
     config.model = families.model_fields("roberta", vocab_size=size)
     with pytest.raises(UserError, match=r"config.model.position_offset = 1: .* which is 1 in .*; set it to 2"):
@@ -403,7 +403,7 @@ def test_positions_are_counted_from_the_padding_of_the_tokenizer(tmp_path):
 
 def test_more_pieces_come_after_the_special_ones(tmp_path):
     mask_id = eurobert(tmp_path).mask_token_id
-    ours = tokenizer_files.read(tmp_path)
+    ours = hf_tokenizer.read(tmp_path)
     larger = extended(ours, {"shiphull": 9, "hullship": 7}, 5)
     assert larger.pieces[: ours.vocab_size] == ours.pieces and larger.special_ids == ours.special_ids
     larger.save(tmp_path)
@@ -435,20 +435,20 @@ def test_older_files_that_cannot_be_read_are_named(files, message, tmp_path):
         if content is not None:
             (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message) as error:
-        tokenizer_files.read(tmp_path)
+        hf_tokenizer.read(tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_a_run_reads_older_files_and_keeps_a_tokenizer_json(tmp_path):
     FOLDERS["older xlm-roberta"](tmp_path)
-    size = tokenizer_files.read(tmp_path).vocab_size
+    size = hf_tokenizer.read(tmp_path).vocab_size
     save_theirs(tmp_path, "xlm-roberta", "ForMaskedLM", vocab_size=size)
     config = pretraining_config()
     config.model = families.model_fields(**vars(dataclasses.replace(MODELS["xlm-roberta"][2], vocab_size=size)))
     config.init_checkpoint = str(tmp_path)
     pretrained.adopt(config)
     assert config.tokenizer.kind == "unigram" and config.tokenizer.path == str(tmp_path / "sentencepiece.bpe.model")
-    assert given_tokenizer(config).fingerprint == tokenizer_files.read(tmp_path).fingerprint
+    assert given_tokenizer(config).fingerprint == hf_tokenizer.read(tmp_path).fingerprint
     conversion.convert(tmp_path, tmp_path / "back", "huggingface")
-    ours = tokenizer_files.read(tmp_path / "back")
+    ours = hf_tokenizer.read(tmp_path / "back")
     assert from_folder(tmp_path / "back")("the ship").input_ids == ours.framed(ours.encode("the ship").ids)

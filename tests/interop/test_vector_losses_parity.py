@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bertjax.distributed.mesh import GROUPS
-from bertjax.tasks import vector_losses
-from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, SquaredError
+from bertjax.embedding import losses as our_losses
+from bertjax.inference.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, SquaredError
 
 torch = pytest.importorskip("torch")
 losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
@@ -56,7 +56,7 @@ def assert_same(texts: int, loss, labels, theirs, their_labels, widths=(), teach
 
 def settings(widths, **fields):
     given = dict(temperature=1 / SCALE, symmetric=False, margin=0.4) | fields
-    return vector_losses.of_settings(types.SimpleNamespace(**given), widths)
+    return our_losses.of_settings(types.SimpleNamespace(**given), widths)
 
 
 def numbers(texts: int):
@@ -86,7 +86,7 @@ def test_losses_are_theirs(case, widths):
 def test_a_teacher_is_learnt_as_theirs(what, widths):
     texts, cosine = 2 if what == "scores of pairs" else 4, torch.nn.functional.cosine_similarity
     teacher = vectors_of(texts, seed=1)
-    said, cosines = vector_losses.scores_of(teacher), cosine(*map(torch.tensor, (teacher[:, :1], teacher[:, 1:])), -1)
+    said, cosines = our_losses.scores_of(teacher), cosine(*map(torch.tensor, (teacher[:, :1], teacher[:, 1:])), -1)
     if what == "vectors":
         theirs, said, labels = losses.EmbedDistillLoss(Stub()), teacher, torch.tensor(teacher)
     elif what == "scores":

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.nn.ops.dropout import dropout, row_keys
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining.task import Pretraining
 from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 

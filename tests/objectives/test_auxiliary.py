@@ -4,13 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
+from bertjax.inference import tasks
 from bertjax.interop import pretrained
 from bertjax.objectives import auxiliary
 from bertjax.objectives.parsing import learn
-from bertjax.tasks import adaptation, pretraining_run
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining import adaptation
+from bertjax.pretraining import run as pretraining_run
+from bertjax.pretraining.task import Pretraining
 from tests.conftest import one_device_mesh
 from tests.curves import configs
 from tests.objectives.test_objectives import assert_as_planned, params_of

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.data.loading import pipeline
 from bertjax.data.loading.permutation import permutes
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.data.records.record_sets import find_records
+from bertjax.inference import tasks
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.xlnet.config import XlnetConfig

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.distributed.mesh import make_mesh
+from bertjax.inference import tasks
 from bertjax.interop import conversion, pretrained
 from bertjax.interop.pretrained import Pretrained, flattened
+from bertjax.launch.launch import launch
 from bertjax.models import families
 from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.heads import forward_flops
@@ -26,10 +27,9 @@ from bertjax.objectives.encoded_batch import EncodedBatch
 from bertjax.objectives.parsing import learn, parse_objective
 from bertjax.objectives.parts.pretraining_model import drawn
 from bertjax.objectives.registry import OBJECTIVES
-from bertjax.tasks import pretraining_run
-from bertjax.tasks.launch import launch
-from bertjax.tasks.pretraining import Pretraining
-from bertjax.tasks.pretraining_rows import RowSize
+from bertjax.pretraining import run as pretraining_run
+from bertjax.pretraining.batch_shapes import RowSize
+from bertjax.pretraining.task import Pretraining
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.checkpoint import Scores
 from bertjax.training.checkpoints.workdir import RunInfo, write_info

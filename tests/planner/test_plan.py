@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, Mesh
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.model_config import model_size
 from bertjax.config.stages import stages_of
 from bertjax.distributed.topology import GENERATIONS, accelerator
+from bertjax.finetuning import run as finetuning_run
+from bertjax.inference import tasks
 from bertjax.models import families
 from bertjax.objectives.parsing import learn
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
-from bertjax.tasks import finetuning_run
-from bertjax.tasks.pretraining import Pretraining
-from bertjax.tasks.pretraining_rows import packed_rows
+from bertjax.pretraining.batch_shapes import packed_rows
+from bertjax.pretraining.task import Pretraining
 from bertjax.training.optim.optimizers import make_optimizer
 from bertjax.training.state import abstract_axes, make_layout
 from experiments import embed, glue, small

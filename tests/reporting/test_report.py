@@ -18,10 +18,10 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.interop.pretrained import Pretrained
+from bertjax.launch import launch
 from bertjax.models import families
 from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history
-from bertjax.tasks import launch
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.checkpoints import checkpoint, workdir
 from bertjax.training.checkpoints.checkpoint import Scores

@@ -16,7 +16,7 @@ from bertjax.config.model_config import Compute
 from bertjax.distributed import topology
 from bertjax.distributed.mesh import _arrange, compute_on, local_rows, make_mesh, put_batch
 from bertjax.distributed.topology import peak_flops
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining.task import Pretraining
 from bertjax.training.step import make_program
 from tests.conftest import tiny_config
 

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 from bertjax.config.model_config import BertConfig
+from bertjax.finetuning import run as finetuning_run
 from bertjax.interop import huggingface
 from bertjax.models.heads import BertForPreTraining
-from bertjax.tasks import finetuning_run, pretraining_run
+from bertjax.pretraining import run as pretraining_run
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from tests.conftest import TOPICS, one_device_mesh
 

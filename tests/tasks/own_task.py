@@ -4,9 +4,9 @@ import numpy as np
 
 from bertjax.config.limits import require
 from bertjax.data.loading.examples import Examples
-from bertjax.tasks import output_layers
-from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
-from bertjax.tasks.pairs import encode_pairs
+from bertjax.finetuning.pairs import encode_pairs
+from bertjax.finetuning.task import Dataset, FineTuningTask, InputForm, Split
+from bertjax.inference import output_layers
 from tests.conftest import TOPICS
 
 WORDS = sorted(word for words in TOPICS.values() for word in words)

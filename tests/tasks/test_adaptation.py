@@ -8,18 +8,19 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of
 from bertjax.data.records.record_sets import RecordSet, mixed
+from bertjax.inference import tasks
 from bertjax.interop import pretrained
+from bertjax.launch.launch import launch
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.tasks import adaptation, pretraining_run
-from bertjax.tasks.launch import launch
+from bertjax.pretraining import adaptation
+from bertjax.pretraining import run as pretraining_run
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import make_corpus, one_device_mesh, preparing_in_process

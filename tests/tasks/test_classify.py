@@ -10,24 +10,19 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.data.corpus import tables
 from bertjax.data.loading.examples import Examples
+from bertjax.embedding import datasets
+from bertjax.finetuning import classification, metrics, predicted_table
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.targets import labels_of
+from bertjax.finetuning.task import FineTuning
+from bertjax.finetuning.tasks import classify
+from bertjax.inference import output_layers, tasks
+from bertjax.inference.losses import CrossEntropy, SigmoidCrossEntropy
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.tasks import (
-    classification,
-    classify,
-    finetuning,
-    finetuning_run,
-    metrics,
-    output_layers,
-    predicted_table,
-    text_sets,
-)
-from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
-from bertjax.tasks.targets import labels_of
 from bertjax.training.checkpoints.workdir import read_samples
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, one_device_mesh
@@ -154,8 +149,8 @@ def test_rows_and_tokens_of_a_table_add_up(tmp_path):
     config.data.windows = "mean"
     assert not any("truncated" in note for note in classify.load(config, tokenizer()).notes)
     (tmp_path / "train.txt").write_text("\n".join(["", *texts[:3]]))
-    sentences = text_sets.PAIRS | dict(path=f"{tmp_path}/train.txt", form="sentences")
-    found = text_sets.read(text_sets.Flagged("", **sentences))
+    sentences = datasets.PAIRS | dict(path=f"{tmp_path}/train.txt", form="sentences")
+    found = datasets.read(datasets.Flagged("", **sentences))
     assert len(found.texts) == 3 and found.skipped == {"empty": 1}
 
 
@@ -309,7 +304,7 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
 
     def task_of(dataset=dataset, **head):
         config.head.update(dict(class_weights="", label_smoothing=0.0), **head)
-        return finetuning.FineTuning(config, one_device_mesh(config), dataset)
+        return FineTuning(config, one_device_mesh(config), dataset)
 
     assert task_of(class_weights="sea=2")._loss.weights == (1, 1, 1, 2)
     given = np.array(dataset.train.labels)

@@ -20,8 +20,8 @@ from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import pretraining_config
 from bertjax.config.model_config import Compute
+from bertjax.export import onnx, stablehlo
 from bertjax.models import families
-from bertjax.tasks.exported import onnx, stablehlo
 from bertjax.text.words import whole_characters
 from tests.test_library import made
 

@@ -5,10 +5,11 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
+from bertjax.finetuning import metrics, sweep
+from bertjax.finetuning.tasks import features, ner
 from bertjax.interop import conversion, pretrained
 from bertjax.models.heads import BertForFeatureBasedTagging
 from bertjax.nn.layer_pooling import TABLE_7
-from bertjax.tasks import features, metrics, ner, sweep
 from experiments.features import get_config
 from tests.tasks.test_finetuning import run
 from tests.tasks.test_ner import conll

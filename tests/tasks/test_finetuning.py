@@ -15,17 +15,21 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.model_config import BertConfig
 from bertjax.data.loading.examples import Examples
+from bertjax.finetuning import classification, sweep
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.pairs import encode_pairs
+from bertjax.finetuning.task import FineTuning, check_indices
+from bertjax.finetuning.tasks import glue
+from bertjax.inference import output_layers, tasks
+from bertjax.inference.tasks import validate
 from bertjax.interop import conversion, pretrained
+from bertjax.launch.launch import launch
 from bertjax.reporting import page
-from bertjax.tasks import classification, finetuning, finetuning_run, glue, output_layers, sweep, validate
-from bertjax.tasks.launch import launch
-from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.checkpoints import workdir as workdirs
@@ -115,9 +119,9 @@ def test_a_finished_run_says_so(tuned, checkpoint, capsys):
 def test_what_no_table_has_a_row_for_is_named_before_it_is_nan(changes, message):
     model = BertConfig(vocab_size=100, type_vocab_size=1)
     fine = Examples([np.array([2, 5, 3])], [np.array([0, 0, 1])], np.array([2]))
-    finetuning.check_indices(fine, ("a", "b", "c"), model)
+    check_indices(fine, ("a", "b", "c"), model)
     with pytest.raises(UserError, match=message):
-        finetuning.check_indices(dataclasses.replace(fine, **changes), ("a", "b", "c"), model)
+        check_indices(dataclasses.replace(fine, **changes), ("a", "b", "c"), model)
 
 
 def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path, capsys):
@@ -337,7 +341,7 @@ def test_flops_are_exact_in_this_epoch_and_the_next_and_an_average_later(tuned, 
     finetuning_run.adopt(config, None)
     config.packing = packing
     dataset = glue.load(config, pretrained.read_tokenizer(checkpoint))
-    task = finetuning.FineTuning(config, one_device_mesh(config), dataset)
+    task = FineTuning(config, one_device_mesh(config), dataset)
     size = task._order.steps_per_epoch
     exact = [task.dataset.output_layer.flops(task.model, *task._order.shape(step)) for step in range(2 * size)]
     assert task.flops(0, 2 * size) == sum(exact) and task.flops(size - 3, size + 2) == sum(exact[size - 3 : size + 2])
@@ -394,7 +398,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     config.checkpoint.every_steps = 20
     validate(config)
     programs, starts = [], []
-    evaluate, batches, make_program = finetuning.FineTuning.evaluate, finetuning.FineTuning.batches, sweep.make_program
+    evaluate, batches, make_program = FineTuning.evaluate, FineTuning.batches, sweep.make_program
 
     def watched(self, start_step):
         starts.append(start_step)
@@ -406,9 +410,9 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
         return evaluate(self, *given)
 
     monkeypatch.setattr(sweep, "make_program", lambda *given: programs.append(make_program(*given)) or programs[-1])
-    monkeypatch.setattr(finetuning.FineTuning, "batches", watched)
+    monkeypatch.setattr(FineTuning, "batches", watched)
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning.FineTuning, "evaluate", stopped)
+        patch.setattr(FineTuning, "evaluate", stopped)
         with pytest.raises(KeyboardInterrupt):
             launch(config, tmp_path / "run")
     (program,) = programs
@@ -589,7 +593,7 @@ def trained(checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("own") / "run"
     config = own_config(checkpoint)
     config.checkpoint.every_steps = 6
-    launch_and_stop(finetuning.FineTuning, config, folder, step=20)
+    launch_and_stop(FineTuning, config, folder, step=20)
     assert checkpoints.steps(folder)[-1] == 18
     launch(own_config(checkpoint), folder)
     return folder
@@ -637,7 +641,7 @@ def test_more_epochs_extend_a_finished_run(trained, checkpoint, tmp_path, capsys
     launch(own_config(checkpoint), tmp_path / "run")
     assert capsys.readouterr().out.startswith("already finished: 48 steps")
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning.FineTuning, "evaluate", lambda *_: os.kill(os.getpid(), signal.SIGINT) or stop())
+        patch.setattr(FineTuning, "evaluate", lambda *_: os.kill(os.getpid(), signal.SIGINT) or stop())
         with pytest.raises(KeyboardInterrupt):
             extend()
     said = capsys.readouterr().out

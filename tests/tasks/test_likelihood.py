@@ -11,11 +11,11 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
+from bertjax.inference import bits_per_byte, likelihood
+from bertjax.inference.generation import Sampling, _choose, generate
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.transformer_xl.config import TransformerXLConfig
-from bertjax.tasks import bits, likelihood
-from bertjax.tasks.generation import Sampling, _choose, generate
 from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece
 from tests.conftest import make_corpus
 from tests.text.test_tokenizer import SIZE, learn
@@ -48,7 +48,7 @@ def test_bits_per_byte_hide_the_pieces_of_a_word_with_the_space_before_it(kind):
     made = Bytes() if kind == "bytes" else learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     text = "onion the rheco ship o"
     for number, word in enumerate(text.split()):
-        ((_, positions, pieces),) = bits.masked(text, [number == i for i in range(5)], made)
+        ((_, positions, pieces),) = bits_per_byte.masked(text, [number == i for i in range(5)], made)
         assert positions == list(range(positions[0], positions[0] + len(pieces)))
         letters = "".join(made.pieces[i] for i in pieces).replace("#", "").lstrip("\u2581\u0120")
         assert letters == word and (kind == "wordpiece" or made.pieces[pieces[0]][0] in "\u2581\u0120")
@@ -65,7 +65,7 @@ def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
     assert sum(len(text.split()) > 16 for text in texts) > 3
     longer = " ".join(texts[2:12])
     hidden = [[False] * len(longer.split(" "))]
-    scores = bits.bits_per_byte(parts, params, PIECES, [longer], hidden, 16)
+    scores = bits_per_byte.bits_per_byte(parts, params, PIECES, [longer], hidden, 16)
     (total,) = likelihood.log_likelihoods(parts, params, PIECES, [longer])
     size = len(longer.encode())
     assert scores["bytes"] == size > len(longer) and scores["words"] == len(longer.split(" "))

@@ -12,7 +12,7 @@ import scipy.special
 import scipy.stats
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
-from bertjax.tasks import metrics
+from bertjax.finetuning import metrics
 
 # Warnings of the others, about what is undefined.
 pytestmark = pytest.mark.filterwarnings("ignore")

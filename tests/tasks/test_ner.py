@@ -11,8 +11,10 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
+from bertjax.finetuning import metrics
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.tasks import ner, tag
 from bertjax.interop import pretrained
-from bertjax.tasks import finetuning_run, metrics, ner, tag
 from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.text.words import join_of, join_words, split_words

@@ -10,7 +10,7 @@ import pytest
 
 import bertjax
 from bertjax.common.errors import UserError
-from bertjax.tasks.exported import onnx
+from bertjax.export import onnx
 from tests.tasks.test_exported import OF_TEXTS, Reader, drawn, modern, states_of
 from tests.test_library import made
 

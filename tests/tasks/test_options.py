@@ -16,11 +16,14 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group, param_groups
 from bertjax.config.model_config import BertConfig
 from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.finetuning import classification, distillation, metrics, pairs
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.task import FineTuning
+from bertjax.inference import output_layers
+from bertjax.inference.tasks import validate
 from bertjax.interop import huggingface, pretrained, resizing
 from bertjax.models.modernbert.config import ModernBertConfig
-from bertjax.tasks import classification, distillation, finetuning_run, metrics, output_layers, pairs, validate
-from bertjax.tasks.finetuning import FineTuning
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining.task import Pretraining
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.optim.schedules import schedule_of

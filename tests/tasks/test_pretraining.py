@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.model_config import BertConfig
@@ -24,11 +23,14 @@ from bertjax.data.loading.pipeline import heldout_batches
 from bertjax.data.preprocessing import preparation
 from bertjax.data.records.record_sets import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.inference import fill_mask, output_layers, tasks
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining
-from bertjax.tasks import fill_mask, output_layers, pretraining, pretraining_run, pretraining_scores
-from bertjax.tasks.pretraining import Pretraining
-from bertjax.tasks.pretraining_rows import row_size
-from bertjax.tasks.pretraining_run import find_or_prepare, report
+from bertjax.pretraining import run as pretraining_run
+from bertjax.pretraining import task as pretraining
+from bertjax.pretraining.batch_shapes import row_size
+from bertjax.pretraining.run import find_or_prepare, report
+from bertjax.pretraining.scores import divided
+from bertjax.pretraining.task import Pretraining
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints.workdir import differences, refuse
 from bertjax.training.optim.schedules import make_schedule
@@ -152,7 +154,7 @@ def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, r
     assert abs(much - little) > 0.002
     np.testing.assert_allclose(scores["mlm_loss"], share * much + (1 - share) * little, rtol=1e-6)
     assert f"of {sources[1]}: loss {little:.3f}, accuracy" in report(config, found)
-    assert pretraining_scores.divided(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
+    assert divided(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
 
 
 def test_masks_are_filled_best_first(task, params, records_folder):

@@ -10,9 +10,11 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.experiments import load
+from bertjax.finetuning import metrics, pairs
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.tasks import squad, squad_files
+from bertjax.finetuning.tasks.squad_files import Question
 from bertjax.interop import pretrained
-from bertjax.tasks import finetuning_run, metrics, pairs, squad, squad_files
-from bertjax.tasks.squad_files import Question
 from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece
 from bertjax.training.checkpoints.workdir import read_samples
 from bertjax.training.trackers.jsonl import read_metrics

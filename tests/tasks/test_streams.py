@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.data.loading import pipeline
@@ -23,7 +22,9 @@ from bertjax.data.loading.packing import RowSize
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.data.records.record_sets import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.inference import fill_mask, generation, tasks
 from bertjax.interop import pretrained
+from bertjax.launch.launch import launch
 from bertjax.models import families
 from bertjax.models.families import config_of
 from bertjax.models.heads import BertForMaskedLM
@@ -31,10 +32,9 @@ from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import new_memory
 from bertjax.objectives import lm
 from bertjax.objectives.parsing import learn
+from bertjax.pretraining import run as pretraining_run
+from bertjax.pretraining.task import Pretraining
 from bertjax.reporting import insight
-from bertjax.tasks import fill_mask, generation, pretraining_run
-from bertjax.tasks.launch import launch
-from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.optim.schedules import make_schedule

@@ -6,8 +6,8 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
+from bertjax.finetuning.tasks import swag
 from bertjax.interop import conversion, pretrained
-from bertjax.tasks import swag
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS
 from tests.tasks.test_classify import write_table

@@ -10,15 +10,18 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder
 from bertjax.data.loading.mixed import MixedOrder, steps_of_each
 from bertjax.distributed.mesh import GROUPS, make_mesh, put_batch
+from bertjax.embedding import datasets, losses
+from bertjax.finetuning import distillation
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.task import FineTuning
+from bertjax.inference import tasks
+from bertjax.inference.tasks import validate
 from bertjax.interop import pretrained
-from bertjax.tasks import distillation, finetuning_run, text_sets, validate, vector_losses
-from bertjax.tasks.finetuning import FineTuning
-from bertjax.tasks.launch import launch
+from bertjax.launch.launch import launch
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.checkpoints.workdir import write_info
 from bertjax.training.optim.schedules import make_schedule
@@ -186,7 +189,7 @@ def test_what_is_the_same_text_is_no_negative():
         masked += 3 * 12 - 2 - sum(map(len, kept))
         expected.append((cross_entropy(query, positive, kept[0]) + cross_entropy(positive, query, kept[1])) / 2)
     batch = {"weights": np.ones(12, np.float32), "labels": words}
-    loss = vector_losses.InBatchNegatives(temperature=0.05, symmetric=True)
+    loss = losses.InBatchNegatives(temperature=0.05, symmetric=True)
     found, _ = jax.jit(jax.vmap(lambda v: loss(v, batch), axis_name=GROUPS))(vectors[words][None])
     assert masked > 100
     np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
@@ -296,7 +299,7 @@ def test_a_student_is_as_far_from_its_teacher_as_their_vectors_or_scores():
     ours, theirs = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, 6, 3, 8)))
     cosines = [(x[:, :1] * x[:, 1:]).sum(-1) for x in (ours, theirs)]
     scores = [x[:, :1] - x[:, 1:] for x in cosines]
-    loss = vector_losses.of_settings(embed.get_config().loss, ())
+    loss = losses.of_settings(embed.get_config().loss, ())
     np.testing.assert_allclose(loss.divergence(2 * ours, theirs, 1.0), 1 - (ours * theirs).sum(-1).mean(-1), atol=1e-6)
     expected = np.square(scores[0] - scores[1]).mean(-1)
     np.testing.assert_allclose(loss.divergence(ours, scores[1], 1.0), expected, atol=1e-6)
@@ -371,10 +374,10 @@ def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_pa
 def test_one_text_is_one_number(checkpoint):
     """With the prompt of its side: a query and a document of the same words are other inputs, if prompts differ."""
     tokenizer = pretrained.read(checkpoint).tokenizer
-    found = text_sets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])
+    found = datasets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])
     for document, expected in (("", [[0, 1], [1, 0], [0, 2]]), ("rose ", [[0, 1], [2, 3], [0, 4]])):
-        prompts = {text_sets.QUERY: "", text_sets.DOCUMENT: document}
-        encoded = text_sets.encode(found, "pairs", prompts, tokenizer, 16)
+        prompts = {datasets.QUERY: "", datasets.DOCUMENT: document}
+        encoded = datasets.encode(found, "pairs", prompts, tokenizer, 16)
         assert encoded.numbers.tolist() == expected and len(encoded.examples) == np.max(expected) + 1
-        labels = text_sets.training_examples(encoded, found.labels).labels
+        labels = datasets.training_examples(encoded, found.labels).labels
         assert labels.tolist() == [[0, 1], [1, 0], [0, 2]]  # what is no negative does not depend on prompts

@@ -9,10 +9,10 @@ import pyarrow.parquet
 import pytest
 
 from bertjax.common.errors import UserError
+from bertjax.inference import vectors
+from bertjax.inference.hidden_states import extract
 from bertjax.interop import conversion, pretrained
 from bertjax.models.bert.model import BertModel
-from bertjax.tasks import vectors
-from bertjax.tasks.hidden_states import extract
 from tests.conftest import TOPICS
 from tests.interop.test_golden import edit
 from tests.markers import slow_case

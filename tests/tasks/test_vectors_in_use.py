@@ -11,9 +11,13 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.experiments import load
 from bertjax.data.loading.examples import Examples
+from bertjax.embedding import datasets, evaluators, mining, neighbors, retrieval
+from bertjax.embedding import task as embed
+from bertjax.embedding.mining import Choice
+from bertjax.finetuning import metrics
+from bertjax.finetuning import run as finetuning_run
+from bertjax.inference.tasks import validate
 from bertjax.interop import pretrained
-from bertjax.tasks import embed, finetuning_run, judges, metrics, mining, nearest, searches, text_sets, validate
-from bertjax.tasks.mining import Choice
 from tests.conftest import TOPICS
 from tests.processes import ROOT
 from tests.processes import run as command
@@ -29,7 +33,7 @@ def search():
     rng = np.random.default_rng(0)
     relevant = [dict.fromkeys(rng.choice(80, rng.integers(1, 4), replace=False).tolist(), 1.0) for _ in range(QUERIES)]
     documents = [f"document {i}" for i in range(86)] + [f"query {i}" for i in range(0, QUERIES, 10)]
-    return searches.Search([f"query {i}" for i in range(QUERIES)], documents, relevant)
+    return retrieval.Search([f"query {i}" for i in range(QUERIES)], documents, relevant)
 
 
 @pytest.fixture
@@ -95,13 +99,13 @@ def test_the_table_is_training_data(search, vectors, tmp_path):
     mined = mining.mine(search, queries, documents, choice)
     for name in ("mined.jsonl", "mined.csv"):
         lines = list(mining.write(tmp_path / name, search, mined, choice))
-        source = text_sets.Source("data", str(tmp_path / name), "pairs", "anchor,positive,negative_1,negative_2", "")
+        source = datasets.Source("data", str(tmp_path / name), "pairs", "anchor,positive,negative_1,negative_2", "")
         rows = dict(mined.rows)
         expected = [
             (search.queries[query], *(search.documents[number] for number in (relevant, *rows[query])))
             for query in rows for relevant in search.relevant[query]
         ]  # fmt: skip
-        assert text_sets.read(source, "train").texts == expected
+        assert datasets.read(source, "train").texts == expected
         said = f"2 negatives for {len(rows)} of {QUERIES} queries: {len(expected)} rows in {tmp_path / name}"
         assert lines[0] == said
         assert "candidates have ranks from 1 to 20;" in lines[1] and "nearer than the margin allows" in lines[1]
@@ -136,8 +140,8 @@ def test_mining_warns_of_what_is_probably_a_mistake(search, vectors, tmp_path):
 
 
 def test_each_text_occurs_once_in_a_merged_search():
-    twice = searches.Search(["a", "a", "b"], ["x", "y", "x", "z"], [{0: 1.0}, {1: 2.0}, {2: 1.0}])
-    found = searches.merged(twice, ["z", "more", "more", "y"])
+    twice = retrieval.Search(["a", "a", "b"], ["x", "y", "x", "z"], [{0: 1.0}, {1: 2.0}, {2: 1.0}])
+    found = retrieval.merged(twice, ["z", "more", "more", "y"])
     assert set(found.texts) == {("a", "x"), ("a", "y"), ("b", "x")} and len(found.texts) == 3
     assert sorted(found.documents) == ["more", "x", "y", "z"] and list(found.queries) == ["a", "b"]
 
@@ -148,7 +152,7 @@ def test_each_text_occurs_once_in_a_merged_search():
 @pytest.fixture
 def small_blocks(monkeypatch):
     for name, size in (("QUERIES", 128), ("DOCUMENTS", 192), ("ROUND", 64)):
-        monkeypatch.setattr(nearest, name, size)
+        monkeypatch.setattr(neighbors, name, size)
 
 
 @pytest.mark.parametrize("k", [1, 20, 1000])  # fewer than a block has, and more than there are
@@ -158,7 +162,7 @@ def test_what_is_found_is_what_comparing_all_finds_with_equal_ones_in_their_orde
     queries, documents = (rng.choice([-1.0, 1.0], (count, 16)) for count in (301, 517))
     cosines = queries @ documents.T / 16
     order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
-    found = nearest.nearest(queries, documents, k)
+    found = neighbors.nearest(queries, documents, k)
     assert (found.numbers == order).all()
     np.testing.assert_array_equal(found.cosines, np.take_along_axis(cosines, order, 1))
 
@@ -185,18 +189,18 @@ ASKED = [{"_id": "q1", "text": "what sails?"}, {"_id": "q2", "text": "bread?"}, 
 
 
 def flagged(folder):
-    return text_sets.Flagged("", str(folder), "search", "", "")
+    return datasets.Flagged("", str(folder), "search", "", "")
 
 
 def test_a_search_is_read_as_beir_writes_it(tmp_path):
     qrels = dict(train=[("q2", "d1", 1)], dev=[("q3", "d2", 2), ("q1", "d10", 0), ("q2", "d1", 1), ("q2", "d2", -1)])
     folder = write_beir(tmp_path / "sea", CORPUS, ASKED, **qrels)
-    found = text_sets.read_search(flagged(folder), "dev")
+    found = datasets.read_search(flagged(folder), "dev")
     # Documents in the order of their ids, which are text; equal ones are two. The query without a document is none.
     assert found.documents == ["Bread is baked.", "Bread is baked.", "Ships They sail."]
     assert found.queries == ["what sails?", "bread?"] and found.relevant == [{2: 2.0}, {0: 1.0}]
-    assert text_sets.read(flagged(folder), "train").texts == [("bread?", "Bread is baked.")]
-    assert text_sets.read_search(flagged(folder / "qrels/dev.tsv"), "train") == found
+    assert datasets.read(flagged(folder), "train").texts == [("bread?", "Bread is baked.")]
+    assert datasets.read_search(flagged(folder / "qrels/dev.tsv"), "train") == found
     assert found.identical == [-1, -1] and "id of a document" not in found.describe("dev")
 
 
@@ -209,15 +213,15 @@ def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
     for ignore in (False, True):
         source = dataclasses.replace(flagged(folder), ignore_identical_ids=ignore)
         source.validate()
-        found = text_sets.read_search(source, "dev")
-        encoded = text_sets.EncodedTexts(Examples([], []), np.arange(5))
-        scores[ignore] = judges.judged(found, encoded)[0].score(list(vectors))["recall@1"]
+        found = datasets.read_search(source, "dev")
+        encoded = datasets.EncodedTexts(Examples([], []), np.arange(5))
+        scores[ignore] = evaluators.judged(found, encoded)[0].score(list(vectors))["recall@1"]
         assert "; 1 of 2 queries have the id of a document" in found.describe("dev")
     assert scores == {False: 0.5, True: 1.0}
-    mined = mining.mine(searches.merged(found), vectors[:2], vectors[[2, 3, 4]], Choice(2))
+    mined = mining.mine(retrieval.merged(found), vectors[:2], vectors[[2, 3, 4]], Choice(2))
     assert [query for query, _ in mined.rows] == [1]  # the first query has one document left
     with pytest.raises(UserError, match=r"^--ignore_identical_ids=True: is for form=search"):
-        text_sets.Flagged("", "x", **text_sets.PAIRS, ignore_identical_ids=True).validate()
+        datasets.Flagged("", "x", **datasets.PAIRS, ignore_identical_ids=True).validate()
 
 
 @pytest.mark.parametrize("corpus, queries, qrels, message", [
@@ -230,27 +234,27 @@ def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
 ])  # fmt: skip
 def test_what_is_wrong_in_a_search_is_named(corpus, queries, qrels, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        text_sets.read_search(flagged(write_beir(tmp_path, corpus, queries, dev=qrels)), "dev")
+        datasets.read_search(flagged(write_beir(tmp_path, corpus, queries, dev=qrels)), "dev")
 
 
 def test_files_that_a_folder_has_not_or_has_twice_are_named(tmp_path):
     folder = write_beir(tmp_path, CORPUS, ASKED, dev=[("q1", "d1", 1)], test=[("q2", "d1", 1)])
     with pytest.raises(UserError, match=r"^--data=.*: both qrels/test.tsv and qrels/dev.tsv in it; name the file$"):
-        text_sets.read_search(flagged(folder), "test", "dev")
+        datasets.read_search(flagged(folder), "test", "dev")
     with pytest.raises(UserError, match=r"^--data=.*: no qrels/train.tsv in it$"):
-        text_sets.read_search(flagged(folder), "train")
+        datasets.read_search(flagged(folder), "train")
     with pytest.raises(UserError, match=r"^--form=scored: choose one of pairs, squad, search$"):
-        text_sets.read_training_search(str(folder), "scored", "anchor,positive")
+        datasets.read_training_search(str(folder), "scored", "anchor,positive")
 
 
 def test_documents_are_lines_or_rows(tmp_path):
     (tmp_path / "some.txt").write_text("one\n\n two \n")
-    assert searches.read_documents(tmp_path / "some.txt") == ["one", "two"]
+    assert retrieval.read_documents(tmp_path / "some.txt") == ["one", "two"]
     write_beir(tmp_path, CORPUS, ASKED)
-    assert searches.read_documents(tmp_path / "corpus.jsonl")[0] == "Ships They sail."
+    assert retrieval.read_documents(tmp_path / "corpus.jsonl")[0] == "Ships They sail."
     (tmp_path / "none.txt").write_text("\n")
     with pytest.raises(UserError, match=r"none.txt: no text in it"):
-        searches.read_documents(tmp_path / "none.txt")
+        retrieval.read_documents(tmp_path / "none.txt")
 
 
 # A run.
@@ -325,7 +329,7 @@ def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     result = command("evaluate", f"--checkpoint={workdir}", *arguments, "--json", cwd=tmp_path)
     scores = json.loads(result.stdout)["scores"]
     assert scores.keys() == {"ndcg@10", "mrr@10", "recall@1", "recall@10", "ndcg@10_4"}, result.stderr
-    search = text_sets.read_training_search(f"{folder}/beir/qrels/test.tsv", "search", "")
+    search = datasets.read_training_search(f"{folder}/beir/qrels/test.tsv", "search", "")
     queries = embed.vectors_of(source, "ask : ")(search.queries)[0]
     documents = embed.vectors_of(source, "tell : ")(search.documents)[0]
     order = np.argsort(-(queries @ documents.T), axis=1, kind="stable")

@@ -21,7 +21,7 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.distributed.rules import RULES
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining.task import Pretraining
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.loop import train
 from bertjax.training.monitoring.clocks import PARTS
@@ -156,7 +156,7 @@ def test_training_runs_without_tensorflow(tmp_path):
     """The task, the loop, checkpoints and TensorBoard import neither TensorFlow nor PyArrow."""
     script = f"""
 import pathlib, sys
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.pretraining.task import Pretraining
 from bertjax.training.loop import train
 from tests.training.toy import Toy, toy_config
 

@@ -9,8 +9,10 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.distributed.mesh import make_mesh
-from bertjax.tasks import finetuning_run, pretraining_run, validate
-from bertjax.tasks.launch import launch
+from bertjax.finetuning import run as finetuning_run
+from bertjax.inference.tasks import validate
+from bertjax.launch.launch import launch
+from bertjax.pretraining import run as pretraining_run
 from bertjax.training import run as run_module
 from bertjax.training.checkpoints.workdir import RunInfo
 from bertjax.training.monitoring import memory

@@ -13,10 +13,10 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group, param_groups, pretraining_config
 from bertjax.distributed.mesh import make_mesh
+from bertjax.inference import tasks
 from bertjax.models import families
 from bertjax.models.heads import BertForFeatureBasedTagging, BertForMaskedLM, BertForPreTraining
 from bertjax.training.optim import optimizers

@@ -4,16 +4,16 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
+from bertjax.inference import tasks
 from bertjax.interop import pretrained
+from bertjax.launch.launch import launch
 from bertjax.models import families
 from bertjax.objectives.registry import OBJECTIVES, register
+from bertjax.pretraining.task import Pretraining
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import read_history
-from bertjax.tasks.launch import launch
-from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.loop import train
 from bertjax.training.optim import optimizers

@@ -7,9 +7,9 @@ import math
 import pytest
 from etils import epath
 
-from bertjax import tasks
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
+from bertjax.inference import tasks
 from bertjax.training.loop import train
 from bertjax.training.trackers import trackers
 from bertjax.training.trackers.jsonl import JsonLines, read_metrics

@@ -22,9 +22,9 @@ from bertjax.config.limits import one_of
 from bertjax.config.model_config import fields_of
 from bertjax.models import families
 from bertjax.objectives.parsing import terms_of_run
+from bertjax.pretraining.validate import DTYPES, validate_model
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import DTYPES, validate_model
 
 CONFIG, REPORT = "config.json", "report.txt"
 # The form of `CONFIG`, and of the checkpoints beside it. One more when an earlier version would read them wrongly.

@@ -12,10 +12,10 @@ from bertjax.common.errors import UserError
 from bertjax.config.stages import config_in, stages_of
 from bertjax.distributed.gpus import GIB
 from bertjax.distributed.topology import host_memory
+from bertjax.pretraining.validate import REMAT_POLICIES
 from bertjax.training.planning import Planning
 from bertjax.training.step import Program, abstract_hyperparameters, fits_in_memory, make_program
 from bertjax.training.task import Task
-from bertjax.validation import REMAT_POLICIES
 
 
 def settings_that_save(config) -> Iterator[dict]:

@@ -1,0 +1,1 @@
+"""Training of sentence embeddings: datasets, losses, retrieval, hard negatives."""

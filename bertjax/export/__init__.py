@@ -1,0 +1,1 @@
+"""Checkpoints as programs that need no bertjax: StableHLO and ONNX."""

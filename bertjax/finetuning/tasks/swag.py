@@ -1,0 +1,103 @@
+"""SWAG: choosing the correct one of four endings (Devlin et al. 2019, section 4.4)."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from etils import epath
+
+from bertjax.common.errors import UserError
+from bertjax.data.corpus.tables import TFDS, Row, column, read_table, read_tfds
+from bertjax.data.loading.examples import Examples
+from bertjax.finetuning import metrics
+from bertjax.finetuning.contamination import seen_in_training
+from bertjax.finetuning.pairs import encode_pairs
+from bertjax.finetuning.table_summary import TableSummary
+from bertjax.finetuning.task import Dataset, FineTuningTask, InputForm, Split
+from bertjax.inference import output_layers
+from bertjax.interop.pretrained import Pretrained
+from bertjax.text.tokenizer import Tokenizer
+
+ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+
+
+def load(config, tokenizer: Tokenizer) -> Dataset:
+    """Loads train.csv and val.csv of the folder. Raises `UserError` for missing or invalid files."""
+    splits, notes, texts = [], [], []
+    for name, split in (("train.csv", "train"), ("val.csv", "validation")):
+        rows = _read(config.data.path, name, split)
+        choices = [(column(row, "sent1"), _endings(row)) for row in rows]
+        examples, lost = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
+        splits.append(examples)
+        texts.append([(sentence, *endings) for sentence, endings in choices])
+        which = "training" if split == "train" else "dev"
+        summary = TableSummary(which, len(rows), examples, tokenizer, parts=2, lost=lost.tolist())
+        notes += summary.lines(config.max_seq_length)
+    train, dev = splits
+
+    def score(logits: list[np.ndarray]) -> dict[str, float]:
+        return {"accuracy": metrics.accuracy(dev.labels, np.stack(logits)[..., 0].argmax(-1))}
+
+    notes += seen_in_training(texts[0], ("dev examples", texts[1]))
+    baseline = float(np.bincount(dev.labels).max() / len(dev))
+    return Dataset(output_layers.choice(), (), train, (Split(dev, score),), "accuracy", tuple(notes), baseline)
+
+
+def _endings(row: Row) -> list[str]:
+    beginning = column(row, "sent2")
+    return [f"{beginning} {column(row, name)}" for name in ENDINGS]
+
+
+def _label(row: Row) -> int:
+    text = column(row, "label").strip()
+    if text not in ("0", "1", "2", "3"):
+        raise UserError(f"{row.where}: unknown label {text!r}; expected one of 0, 1, 2, 3")
+    return int(text)
+
+
+def _read(folder: str, name: str, split: str) -> list[Row]:
+    """Reads a file, or a split of e.g. "tfds:huggingface:swag/regular", which has the same column names."""
+    if folder.startswith(TFDS):
+        return read_tfds(folder, split)
+    path = epath.Path(folder) / name
+    if not path.exists():
+        raise UserError(f"config.data.path = {folder!r}: no {name} in it")
+    return read_table(path)[0]
+
+
+def encode(
+    choices: Sequence[tuple[str, Sequence[str]]],
+    labels: Sequence[int] | None,
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+) -> tuple[Examples, np.ndarray]:
+    """Encodes (sentence, endings) pairs; returns the examples and `[examples]`: how many tokens each example loses.
+
+    All must have the same number of endings.
+    """
+    count = len(choices[0][1])
+    firsts = [sentence for sentence, _ in choices for _ in range(count)]
+    seconds = [ending for _, endings in choices for ending in endings]
+    input_ids, token_types, lost = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
+    examples = Examples(input_ids, token_types, None if labels is None else np.array(labels), choices=count)
+    return examples, np.reshape(lost, (-1, count)).sum(1)
+
+
+def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
+    """Yields, per sentence, the index `choice` of the best ending, the `probabilities` of all, and `cut` if truncated.
+
+    All sentences must have the same number of endings.
+    """
+    choices = [(sentence, endings) for sentence, *endings in texts]
+    examples, lost = encode(choices, None, source.tokenizer, source.max_seq_length)
+    for scores, count in zip(output_layers.predict(output_layers.choice(), source, examples), lost):
+        more = {"cut": True} if count else {}
+        yield {"choice": int(scores.argmax()), "probabilities": metrics.softmax(scores[:, 0]).tolist(), **more}
+
+
+TASK = FineTuningTask(
+    architecture="BertForMultipleChoice",
+    inputs=InputForm(range(3, 100), '"sentence ||| ending ||| ending ..."'),
+    load=load,
+    predict=predict,
+    output_layer=lambda source: output_layers.choice(),
+)

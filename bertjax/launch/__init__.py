@@ -1,0 +1,1 @@
+"""Starts a run of any kind on all hosts."""

@@ -1,0 +1,1 @@
+"""Plans a run for `config.budget`."""

@@ -1,0 +1,71 @@
+"""Launches a config on all hosts: pre-training, fine-tuning, or a search over fine-tuning runs."""
+
+import functools
+import time
+
+import jax
+from etils import epath
+
+from bertjax.common import lock
+from bertjax.distributed import hosts, liveness
+from bertjax.distributed.mesh import use_cpu_cores
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning import sweep
+from bertjax.inference import tasks
+from bertjax.launch.budget import plan
+from bertjax.pretraining import run as pretraining_run
+from bertjax.reporting import page
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.run import Kind, run
+
+
+def launch(config, workdir: epath.PathLike, began: float | None = None) -> None:
+    """Trains a validated config in `workdir` and prints the report; a finished run only prints its report.
+
+    Args:
+      began: when the command began, by `time.monotonic`; None: now.
+    """
+    began = time.monotonic() if began is None else began
+    workdir, is_search = epath.Path(workdir), bool(config.get("sweep"))
+    hosts.join(config.hosts_timeout)
+    with liveness.ending_together():
+        use_cpu_cores(config)  # before anything asks JAX for its devices
+        hosts.check_shared(workdir)
+        with hosts.on_first(lock.held(workdir, "--workdir")):
+            if is_search:
+                sweep.run(config, workdir)
+                draw(workdir)
+            else:
+                sweep.refuse_search(workdir)
+                config = plan.begin(config, workdir, began)
+                fit = functools.partial(plan.fit, workdir=workdir, began=began)
+                trained = run(kind_of(config), config, workdir, fit, began=began)
+                if trained is not None or not (workdir / page.PAGE).exists():
+                    draw(workdir)
+            if jax.process_index() == 0:
+                print(written_by(config, workdir), flush=True)
+    hosts.leave()
+
+
+def kind_of(config) -> Kind:
+    return pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning_run.KIND
+
+
+def draw(workdir: epath.Path) -> None:
+    """Writes the page about a run, if that can be done: the run has ended well, whatever fails here."""
+    if jax.process_index() == 0:
+        try:
+            page.write(workdir, [workdir])
+        except Exception as error:
+            print(f"{workdir / page.PAGE}: not drawn ({error})", flush=True)
+
+
+def written_by(config, workdir: epath.Path) -> str:
+    """Returns a line with the names of the files that a finished run has written."""
+    files = [workdir / page.PAGE]
+    if config.get("sweep"):
+        files.append(workdir / sweep.SUMMARY)
+    else:
+        best = checkpoint.best_step(workdir) if config.task != tasks.PRETRAINING else None
+        files.append(workdir / checkpoint.FOLDER / str(best or checkpoint.steps(workdir)[-1]))
+    return f"the run is in {workdir}; see {' and '.join(str(file) for file in files if file.exists())}"

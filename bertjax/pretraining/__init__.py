@@ -1,0 +1,1 @@
+"""Pre-training: the task, its run, its scores, adaptation of checkpoints."""
