@@ -24,7 +24,7 @@ setuptools.setup(
     packages=[*setuptools.find_packages(include=["bertjax", "bertjax.*"]), "bertjax.experiments"],
     package_dir={"bertjax.experiments": "experiments"},  # without benchmarks/ and ablations/
     package_data={"bertjax": ["py.typed", "models/library_fields/*.json"]},
-    entry_points={"console_scripts": ["bertjax = bertjax.__main__:main"]},
+    entry_points={"console_scripts": ["bertjax = bertjax.cli.commands:main"]},
     python_requires=">=3.11",
     keywords="BERT ModernBERT ELECTRA encoder pre-training fine-tuning embeddings JAX Flax TPU",
     classifiers=[

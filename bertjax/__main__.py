@@ -1,51 +1,6 @@
-"""The command `bertjax`, also `python -m bertjax`. Each subcommand runs a module as `python -m bertjax.MODULE` does.
+"""`python -m bertjax` is the command `bertjax`."""
 
-Imports only the module of the subcommand.
-"""
-
-import runpy
-import sys
-
-from bertjax import __version__
-
-COMMANDS = {  # name: (module, what it does)
-    "train": ("main", "pre-trains or fine-tunes BERT as configured by an experiment"),
-    "prepare": ("prepare", "converts a corpus to pre-masked TFRecords"),
-    "vocabulary": ("vocabulary", "learns a vocabulary from a corpus"),
-    "compile": ("compile", "compiles an experiment for TPUs or GPUs that are not there: memory, time, cost"),
-    "predict": ("predict", "fills masks, or applies a fine-tuned model to texts"),
-    "evaluate": ("evaluate", "scores a checkpoint on labelled data, or by minimal pairs of sentences"),
-    "serve": ("serve", "serves a checkpoint over HTTP, with a page to try it"),
-    "mine": ("mine", "finds hard negatives for the training of vectors of texts"),
-    "extract": ("extract", "writes vectors, or hidden states, of texts"),
-    "submit": ("submit", "writes a benchmark's submission file"),
-    "runs": ("runs", "lists the runs in folders: how far they are, their loss, whether they run"),
-    "report": ("report", "draws runs over each other, and what a checkpoint has learnt"),
-    "convert": ("convert", "converts a checkpoint to or from Hugging Face's or Google's format"),
-}
-
-
-def main() -> None:
-    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if name in ("-h", "-help", "--help", "help"):
-        lines = [f"  {command:<12}{what}" for command, (_, what) in COMMANDS.items()]
-        last = "COMMAND --help lists the flags of a command. --version prints the version of bertjax."
-        lines = ["usage: bertjax COMMAND [--flag=VALUE ...]", "", *lines, "", last]
-        print("\n".join(lines), flush=True)
-    elif name == "--version":
-        print(f"bertjax {__version__}", flush=True)
-    elif name in COMMANDS:
-        del sys.argv[1]
-        # As __main__, because absl reads its docstring and flags.
-        runpy.run_module(f"bertjax.{COMMANDS[name][0]}", run_name="__main__", alter_sys=True)
-    else:
-        import difflib
-
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        guess = f"did you mean {close[0]}? There are" if close else "there are"
-        print(f"error: bertjax has no command {name!r}; {guess} {', '.join(COMMANDS)}", file=sys.stderr)
-        sys.exit(1)
-
+from bertjax.cli.commands import main
 
 if __name__ == "__main__":
     main()

@@ -1,38 +1,6 @@
-"""Converts a corpus to TFRecords: python -m bertjax.prepare --config=base --config.data.corpus=texts/ --output=records
+"""`python -m bertjax.prepare` is `bertjax prepare`."""
 
-Writes the records of every stage of the config, the tokenizer, and manifest.json. The same config gives the same bytes
-for any number of workers. A run that was killed goes on where it was when it is started again. Train on them with
---config.data.records=records.
-
-On a cluster (which has --workers of its own, and starts anew), with Apache Beam's flags after --:
-python -m bertjax.prepare --config=base --output=gs://... --runner=DataflowRunner -- --project=... --region=...
-"""
-
-from absl import flags
-
-from bertjax import command
-from bertjax.distributed.topology import available_cores
-
-_CONFIG = command.define_config_flag()
-_OUTPUT = flags.DEFINE_string("output", None, "Folder for the records; must not contain finished records.")
-_WORKERS = flags.DEFINE_integer("workers", available_cores(), "Number of parallel processes; by default one a core.")
-_RUNNER = flags.DEFINE_string("runner", None, "Run with Apache Beam: DirectRunner, DataflowRunner, FlinkRunner, ...")
-flags.mark_flags_as_required(["config", "output"])
-
-
-def main(arguments: list[str]) -> None:
-    from bertjax.common.errors import UserError
-    from bertjax.library import prepare
-
-    for argument in arguments:
-        if not (_RUNNER.value and argument.startswith("--")):
-            raise UserError(f"unexpected argument {argument!r}; settings are given as --name=value")
-    beam_options = [f"--runner={_RUNNER.value}", *arguments] if _RUNNER.value else None
-    prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value, beam_options=beam_options)
-    print(f"records, tokenizer and manifest written to {_OUTPUT.value}", flush=True)
-    records, workdir = f"--config.data.records={_OUTPUT.value}", f"--workdir=runs/{command.experiment_name()}"
-    command.print_next(command.module("main", *command.config_arguments(), records, workdir))
-
+import runpy
 
 if __name__ == "__main__":
-    command.run(main)
+    runpy.run_module("bertjax.cli.prepare", run_name="__main__", alter_sys=True)

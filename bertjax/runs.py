@@ -1,21 +1,6 @@
-"""Lists runs: python -m bertjax.runs [FOLDER...]
+"""`python -m bertjax.runs` is `bertjax runs`."""
 
-Shows of each run within the folders, by default runs/: what it trains, how far it is, its last loss and evaluation, and
-whether it is running, stopped or finished. A search is one line; its trials are listed when its own folder is named.
-"""
-
-from bertjax import command
-
-
-def main(folders: list[str]) -> None:
-    from bertjax.common.errors import UserError
-    from bertjax.reporting import overview
-
-    rows = overview.rows(folders or ["runs"])
-    if not rows:
-        raise UserError(f"no runs in {', '.join(folders or ['runs'])}")
-    print(overview.table(rows))
-
+import runpy
 
 if __name__ == "__main__":
-    command.run(main)
+    runpy.run_module("bertjax.cli.runs", run_name="__main__", alter_sys=True)

@@ -1,39 +1,6 @@
-"""Predicts a benchmark's test set: python -m bertjax.submit --checkpoint=runs/mrpc --input=test.tsv --output=MRPC.tsv
+"""`python -m bertjax.submit` is `bertjax submit`."""
 
-The checkpoint is the workdir of a run on the benchmark's training set, the input is the benchmark's test file, and the
-output is the file that its server expects.
-"""
-
-from absl import flags
-
-from bertjax import command
-
-_CHECKPOINT = command.define_checkpoint_flag()
-_INPUT = flags.DEFINE_string("input", None, "The test file, as the benchmark distributes it.")
-_OUTPUT = flags.DEFINE_string("output", None, "The file to write.")
-flags.mark_flags_as_required(["checkpoint", "input", "output"])
-
-
-def main(arguments: list[str]) -> None:
-    from bertjax.common.errors import UserError
-
-    if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --input= and --output=")
-
-    from bertjax.common.files import write_whole
-    from bertjax.inference.tasks import of_checkpoint
-    from bertjax.interop import pretrained
-
-    command.keep_compiled()
-    source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
-    task = of_checkpoint(source.settings.get("task", ""), architecture="")
-    if task is None or task.submission is None:
-        raise UserError(f"{source.path}: must be the workdir of a run on a benchmark that takes submissions")
-    content, note = task.submission(source, _INPUT.value)
-    write_whole(_OUTPUT.value, content)
-    print(f"{note} in {_OUTPUT.value}", flush=True)
-    command.print_next(*command.uses_of(_CHECKPOINT.value))
-
+import runpy
 
 if __name__ == "__main__":
-    command.run(main)
+    runpy.run_module("bertjax.cli.submit", run_name="__main__", alter_sys=True)

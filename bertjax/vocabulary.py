@@ -1,50 +1,6 @@
-"""Learns a vocabulary from a corpus: python -m bertjax.vocabulary --config=base \\
---config.data.corpus=texts/ --output=vocabulary
+"""`python -m bertjax.vocabulary` is `bertjax vocabulary`."""
 
-Learns `config.model.vocab_size` pieces from `config.data.corpus` and writes vocabulary/vocab.txt, or
-vocabulary/tokenizer.model with --config.tokenizer.kind=sentencepiece. Use it with --config.tokenizer.path=FILE. The
-same config gives the same vocabulary for any number of workers.
-"""
-
-from absl import flags
-
-from bertjax import command
-from bertjax.distributed.topology import available_cores
-
-_CONFIG = command.define_config_flag()
-_OUTPUT = flags.DEFINE_string("output", None, "Folder for the vocabulary.")
-_WORKERS = flags.DEFINE_integer(
-    "workers", available_cores(), "Number of parallel processes; by default one a core.", lower_bound=1
-)
-flags.mark_flags_as_required(["config", "output"])
-
-
-def main(arguments: list[str]) -> None:
-    import os
-
-    from bertjax.common.errors import UserError
-    from bertjax.data.preprocessing.vocabulary import learn_vocabulary
-    from bertjax.inference.tasks import validate
-    from bertjax.launch.budget import plan
-    from bertjax.pretraining.run import adopt_checkpoint
-    from bertjax.pretraining.validate import validate_pretraining
-
-    if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
-    validate_pretraining(_CONFIG.value)  # refuses tasks other than pre-training
-    validate(_CONFIG.value)
-    config = plan.with_sizes(_CONFIG.value)
-    adopt_checkpoint(config)
-    learnt = learn_vocabulary(config, _WORKERS.value)
-    learnt.save(_OUTPUT.value)
-    path = os.path.join(_OUTPUT.value, learnt.filename)
-    print(f"learnt {learnt.vocab_size} pieces, written to {path}", flush=True)
-    arguments = [*command.config_arguments(), f"--config.tokenizer.path={path}"]
-    command.print_next(
-        command.module("prepare", *arguments, f"--output={os.path.join(_OUTPUT.value, 'records')}"),
-        command.module("main", *arguments, f"--workdir=runs/{command.experiment_name()}"),
-    )
-
+import runpy
 
 if __name__ == "__main__":
-    command.run(main)
+    runpy.run_module("bertjax.cli.vocabulary", run_name="__main__", alter_sys=True)

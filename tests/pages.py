@@ -20,7 +20,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from bertjax.__main__ import COMMANDS
+from bertjax.cli.commands import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[1]
 SITE = ROOT / "docs" / "site"  # what makes the site; no pages

@@ -12,8 +12,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bertjax import __main__, __version__
-from bertjax.command import lines
+from bertjax import __version__
+from bertjax.cli import commands
+from bertjax.cli.flags import lines
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from experiments.benchmarks import installs
@@ -204,7 +205,7 @@ def test_an_experiment_imports_the_modules_beside_it(tmp_path):
 def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch):
     program = "import sys; from bertjax import __main__; __main__.main(); print(*sys.modules, file=sys.stderr)"
     listed, version = (command(sys.executable, "-c", program, *more, cwd=ROOT) for more in ([], ["--version"]))
-    assert [line.split()[0] for line in listed.stdout.splitlines() if line[:2] == "  "] == list(__main__.COMMANDS)
+    assert [line.split()[0] for line in listed.stdout.splitlines() if line[:2] == "  "] == list(commands.COMMANDS)
     assert version.stdout == f"bertjax {__version__}\n"
     for each in (listed, version):
         assert not {"absl", "ml_collections", "numpy", "jax", "tensorflow"} & set(each.stderr.split())
@@ -212,7 +213,7 @@ def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch
 
     monkeypatch.setattr(sys, "argv", ["bertjax", "trian"])
     with pytest.raises(SystemExit) as stop:
-        __main__.main()
+        commands.main()
     assert stop.value.code == 1
     assert capsys.readouterr().err.startswith("error: bertjax has no command 'trian'; did you mean train? There are ")
 

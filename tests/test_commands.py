@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from bertjax.__main__ import COMMANDS
+from bertjax.cli.commands import COMMANDS
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.distributed.topology import has_accelerator

@@ -5,7 +5,7 @@
 
 import pytest
 
-from bertjax.__main__ import COMMANDS
+from bertjax.cli.commands import COMMANDS
 from bertjax.inference.tasks import TASKS
 
 TESTS_OF_COMMANDS = {

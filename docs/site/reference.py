@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from absl import flags
 
-import bertjax.command  # noqa: F401  absl's own flags come with it, which are nobody's here
-from bertjax.__main__ import COMMANDS
+import bertjax.cli.flags  # noqa: F401  absl's own flags come with it, which are nobody's here
+from bertjax.cli.commands import COMMANDS
 from bertjax.config import experiments
 from bertjax.models import families
 from bertjax.objectives.registry import OBJECTIVES
@@ -44,7 +44,7 @@ def flags_of(module: str) -> tuple[str, list[flags.Flag]]:
         delattr(flags.FLAGS, name)
     before = set(flags.FLAGS)
     try:
-        names = runpy.run_module(f"bertjax.{module}")
+        names = runpy.run_module(f"bertjax.cli.{'train' if module == 'main' else module}")
         own = [flags.FLAGS[name] for name in flags.FLAGS if name not in before]
     finally:
         for name in set(flags.FLAGS) - before:

@@ -13,7 +13,7 @@ from collections.abc import Container
 
 from absl import flags
 
-from bertjax import command
+from bertjax.cli import flags as command
 from bertjax.common.errors import UserError
 from bertjax.distributed.topology import available_cores
 from experiments.ablations import tables

@@ -14,7 +14,7 @@ import re
 
 from absl import flags
 
-from bertjax import command
+from bertjax.cli import flags as command
 from experiments.ablations.equal_time import WINDOW_BYTES
 
 # Words that are hidden: every vocabulary has their letters.

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 from absl import flags
 
-from bertjax import command
+from bertjax.cli import flags as command
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, read_json, write_whole
 from bertjax.config.lists import join_with_commas

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 from absl import flags
 
-from bertjax import command
+from bertjax.cli import flags as command
 from bertjax.common.files import read_json
 from bertjax.training.trackers.jsonl import read_metrics
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from absl import flags
 
-from bertjax import command
+from bertjax.cli import flags as command
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import pretraining_config
 from bertjax.data.corpus import sentences

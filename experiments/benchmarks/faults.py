@@ -29,7 +29,7 @@ import time
 import numpy as np
 from absl import flags
 
-from bertjax import command
+from bertjax.cli import flags as command
 from bertjax.common.errors import UserError
 from experiments.benchmarks import fuzz
 

@@ -16,7 +16,7 @@ import time
 import numpy as np
 from absl import flags
 
-from bertjax import command
+from bertjax.cli import flags as command
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.model_config import model_size
 

@@ -18,7 +18,7 @@ import time
 
 from absl import flags
 
-from bertjax import command
+from bertjax.cli import flags as command
 from bertjax.config import experiments
 from bertjax.distributed.topology import available_cores
 

@@ -306,7 +306,9 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
 def note_command(workdir: epath.PathLike) -> None:
     """Appends the date and the command of this process to `COMMANDS`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    program = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else sys.argv[:1]
+    name = spec.name.removesuffix(".__main__") if spec else ""
+    # `bertjax train` and `python -m bertjax.main` run this module.
+    program = ["python", "-m", "bertjax.main" if name == "bertjax.cli.train" else name] if name else sys.argv[:1]
     path, date = epath.Path(workdir) / COMMANDS, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     command = shlex.join([*program, *sys.argv[1:]]).replace("\n", " ").encode(errors="backslashreplace")
     write_whole(path, (read_whole(path) if path.exists() else b"") + f"{date}\t".encode() + command + b"\n")

@@ -1,0 +1,75 @@
+"""Converts a checkpoint: python -m bertjax.convert --source=runs/mine --output=for-transformers --format=huggingface
+
+Source and output are a run's workdir, a Hugging Face folder, one of sentence-transformers (of what makes vectors), or
+Google's bert_model.ckpt. A folder of Hugging Face or sentence-transformers that is made of a run gets a model card,
+README.md, with data, recipe and scores. --push=USER/NAME pushes the folder to the hub as well.
+
+--format=stablehlo writes what the model computes as programs that need jax, numpy and flatbuffers only, with a loader,
+load.py; --format=onnx as a file for ONNX Runtime, with config and tokenizer as transformers has them; --int8 one in 8
+bits, too.
+"""
+
+from absl import flags
+
+from bertjax.cli import flags as command
+
+_SOURCE = flags.DEFINE_string(
+    "source",
+    None,
+    "A run's workdir, a folder of Hugging Face or sentence-transformers, hub:NAME[@REVISION], or bert_model.ckpt.",
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder to write; must be new or empty.")
+_FORMAT = flags.DEFINE_enum(
+    "format",
+    None,
+    ["bertjax", "huggingface", "sentence-transformers", "tf1", "peft", "stablehlo", "onnx"],
+    "Format to write.",
+)
+_ARCHITECTURE = flags.DEFINE_string(
+    "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
+)
+_LICENSE = flags.DEFINE_string("license", "", "The model's license, for the model card: apache-2.0, ...")
+_PART = flags.DEFINE_string("part", "", "A model that the run has trained beside its own, to write in its place.")
+_BASE = flags.DEFINE_string(
+    "base", "", "For peft: the base's name on the hub, if init_checkpoint is a folder: USER/NAME[@REVISION]."
+)
+_PUSH = flags.DEFINE_string("push", "", "USER/NAME on the Hugging Face hub, where the folder is pushed as well.")
+_PRIVATE = flags.DEFINE_bool("private", False, "With --push: only you see the model, if the repository is new.")
+_INT8 = flags.DEFINE_bool("int8", False, "With --format=onnx: writes model_int8.onnx as well, a quarter of the size.")
+flags.mark_flags_as_required(["source", "output", "format"])
+
+
+def main(arguments: list[str]) -> None:
+    from bertjax.common.errors import UserError
+    from bertjax.common.files import require_new_folder
+
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; use --source=, --output= and --format=")
+
+    if _INT8.value and _FORMAT.value != "onnx":
+        raise UserError("--int8: only for --format=onnx")
+    require_new_folder(_OUTPUT.value)  # before a model is read, which can take minutes
+    if _FORMAT.value in ("stablehlo", "onnx"):
+        for flag in (_ARCHITECTURE, _LICENSE, _PART, _BASE, _PUSH, _PRIVATE):
+            if flag.value:
+                raise UserError(f"--{flag.name}: not for --format={_FORMAT.value}")
+        from bertjax.export import onnx, stablehlo
+        from bertjax.interop import pretrained
+
+        source = pretrained.read_with_tokenizer(_SOURCE.value)
+        if _FORMAT.value == "onnx":
+            print(onnx.write(_OUTPUT.value, source, _INT8.value), flush=True)
+        else:
+            print(stablehlo.write(_OUTPUT.value, source), flush=True)
+        return
+
+    from bertjax.interop import conversion
+
+    given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value, _PART.value)
+    print(conversion.convert(*given, _PUSH.value, _PRIVATE.value, _BASE.value), flush=True)
+    if _FORMAT.value != "peft":  # an adapter alone is not a model
+        command.print_next(*command.uses_of(_OUTPUT.value))
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,115 @@
+"""Evaluates a checkpoint, without training: python -m bertjax.evaluate --checkpoint=runs/mine --data=test.csv
+
+With a fine-tuned run, --data is a labelled file like its dev set; prints the same scores, with the thresholds that the
+dev set decided. With any checkpoint that makes vectors of texts, --form, --texts and --label describe --data, as
+config.data does in a run: --data=BEIR/scifact --form=search. With a pre-trained checkpoint, --pairs are minimal pairs:
+each line of the file is an object with a `good` and a `bad` sentence and perhaps its `paradigm` and `phenomenon`, as in
+BLiMP (Warstadt et al. 2020), whose own files are read as well. Prints the share of pairs whose good sentence has the
+higher likelihood; a model that fills masks has a pseudo-log-likelihood instead. Chance is 50 %. --checkpoint takes any
+checkpoint that bertjax.predict takes.
+"""
+
+import json
+import sys
+
+from absl import flags
+
+from bertjax.cli import flags as command
+from bertjax.training.stop import ending_at_once
+
+_CHECKPOINT = command.define_checkpoint_flag()
+_DTYPE = command.define_dtype_flag()
+_DATA = flags.DEFINE_string("data", None, "A labelled file like the dev set of the run; of vectors, also its folder.")
+_READING = [
+    flags.DEFINE_string("form", None, "Of vectors: what the examples of --data are, as config.data.form."),
+    flags.DEFINE_string("texts", None, "Of vectors: the columns of the texts, as config.data.texts."),
+    flags.DEFINE_string("label", None, "Of vectors: the column of the score or label, as config.data.label."),
+    flags.DEFINE_string("widths", None, "Of vectors: judges their first so many numbers as well, such as 256,64."),
+    flags.DEFINE_bool(
+        "ignore_identical_ids",
+        None,
+        "Of --form=search: no query finds the document with its id, as for BEIR's ArguAna.",
+    ),
+]
+_PAIRS = flags.DEFINE_string("pairs", None, "The .jsonl file with the pairs; .gz, .xz or .zst may follow.")
+_MOST = flags.DEFINE_integer("most", 0, "Only the first so many pairs of each paradigm; 0: all.", lower_bound=0)
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object; of pairs also with the shares of the paradigms.")
+flags.mark_flag_as_required("checkpoint")
+
+
+@ending_at_once()
+def main(arguments: list[str]) -> None:
+    from etils import epath
+
+    from bertjax.common.errors import UserError
+
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; give --data=FILE or --pairs=FILE")
+    if bool(_DATA.value) == bool(_PAIRS.value):
+        raise UserError("give one of --data=FILE, labelled examples, and --pairs=FILE, minimal pairs")
+    if _MOST.value and _DATA.value:
+        raise UserError(f"--most={_MOST.value}: is for --pairs; leave it out")
+    for flag in _READING:
+        if flag.value is not None and _PAIRS.value:
+            raise UserError(f"--{flag.name}={flag.value}: is for --data; leave it out")
+    given = _DATA if _DATA.value else _PAIRS
+    if not (epath.Path(given.value).is_file() or (_DATA.value and epath.Path(given.value).is_dir())):
+        raise UserError(f"--{given.name}: no file {given.value!r}")
+    command.keep_compiled()
+    score_data() if _DATA.value else compare_pairs()
+
+
+def score_data() -> None:
+    from bertjax.common.errors import UserError
+    from bertjax.finetuning import run as finetuning_run
+    from bertjax.inference.tasks import of_checkpoint
+    from bertjax.interop import pretrained
+
+    source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
+    task, name = of_checkpoint(source.settings.get("task", ""), source.architecture), source.settings.get("task", "")
+    if task is None or not (name or task.reading):
+        raise UserError(
+            f"{source.path}: must be the workdir of a run that classifies or tags texts, or answers questions, or have "
+            f"vectors of texts; only that says how --data is read"
+        )
+    if task.labelled is None:
+        raise UserError(
+            f"{source.path}: its task {name!r} does not say how a labelled file is read (FineTuningTask.labelled)"
+        )
+    said = {flag.name: flag.value for flag in _READING if flag.value is not None}
+    if wrong := next((flag for flag in said if flag not in task.reading), None):
+        raise UserError(f"--{wrong}={said[wrong]}: is for checkpoints with vectors of texts; leave it out")
+    output_layer, split = task.labelled(source, _DATA.value, **said)
+    if split.note:
+        print(split.note, file=sys.stderr, flush=True)
+    scores = finetuning_run.score(source, output_layer, split)
+    if _JSON.value:
+        print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
+    else:
+        print(finetuning_run.report(scores, _DATA.value), flush=True)
+        command.print_next(*command.uses_of(_CHECKPOINT.value))
+
+
+def compare_pairs() -> None:
+    from bertjax.inference import likelihood
+    from bertjax.inference.output_layers import words_model
+    from bertjax.interop import pretrained
+
+    pairs = likelihood.read_pairs(_PAIRS.value, _MOST.value)
+    source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
+    is_right = likelihood.compare(*words_model(source), source.tokenizer, pairs)
+    share = sum(is_right) / len(pairs)
+    phenomena, paradigms = (likelihood.shares(pairs, is_right, by) for by in ("phenomenon", "paradigm"))
+    if _JSON.value:
+        by_name = {name: share for name, (share, _) in paradigms.items()}
+        print(json.dumps({"share": share, "pairs": len(pairs), "paradigms": by_name}, ensure_ascii=False), flush=True)
+        return
+    groups = phenomena if len(phenomena) > 1 else paradigms
+    for name, (part, count) in sorted(groups.items()) if len(groups) > 1 else ():
+        print(f"{name:<44} {part:6.1%} of {count:,}")
+    print(f"the good sentence is more likely in {share:.1%} of {len(pairs):,} pairs (chance: 50 %)", flush=True)
+    command.print_next(*command.uses_of(_CHECKPOINT.value))
+
+
+if __name__ == "__main__":
+    command.run(main)

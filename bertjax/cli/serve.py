@@ -1,0 +1,55 @@
+"""Serves a checkpoint over HTTP: python -m bertjax.serve --checkpoint=runs/mine
+
+POST /METHOD with {"texts": [...]} (/answer with {"questions": [{"question": ..., "context": ...}]}) gives
+{"results": [...]}. GET / is a page to try it, /health says which methods the checkpoint has learnt, /metrics is for
+Prometheus. Requests that wait are computed together. SIGTERM and Ctrl-C end the server once it has answered what it has
+accepted, or after --grace seconds. Anyone who reaches the port may ask: put it behind a proxy that knows who may. Needs
+the extra serve.
+"""
+
+from absl import flags
+
+from bertjax.cli import flags as command
+
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "As --checkpoint of bertjax.predict.")
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen on; 0.0.0.0: all.")
+_PORT = flags.DEFINE_integer("port", 8000, "The port; 0: any that is free.")
+_DTYPE = flags.DEFINE_string("dtype", None, "Type to compute in, as config.dtype; that of the run unless given.")
+_BATCH = flags.DEFINE_integer("batch", 32, "Texts that are computed together.")
+_MOST_TEXTS = flags.DEFINE_integer("max_texts", 256, "Texts of a request.")
+_MOST_CHARACTERS = flags.DEFINE_integer("max_characters", 100_000, "Characters of all texts of a request.")
+_MOST_WAITING = flags.DEFINE_integer("max_waiting", 4096, "Texts that may wait; further requests are refused (503).")
+_GRACE = flags.DEFINE_integer("grace", 60, "Seconds that accepted requests have once the server is told to end.")
+flags.mark_flag_as_required("checkpoint")
+
+
+def main(arguments: list[str]) -> None:
+    from bertjax.common.errors import UserError
+
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --name=value")
+    for flag in (_BATCH, _MOST_TEXTS, _MOST_CHARACTERS, _MOST_WAITING, _GRACE):
+        if flag.value < 1:
+            raise UserError(f"--{flag.name}={flag.value}: must be at least 1")
+    if _BATCH.value & (_BATCH.value - 1):
+        raise UserError(f"--batch={_BATCH.value}: must be a power of two, as what is computed together is")
+    if _MOST_WAITING.value < _MOST_TEXTS.value:
+        raise UserError(f"--max_waiting={_MOST_WAITING.value}: a request may have {_MOST_TEXTS.value}; increase it")
+    if not 0 <= _PORT.value < 1 << 16:
+        raise UserError(f"--port={_PORT.value}: must be from 0 to 65535")
+    try:
+        from bertjax.serving import http
+    except ModuleNotFoundError as error:
+        if error.name not in ("aiohttp", "prometheus_client"):
+            raise
+        raise UserError(f"serving needs {error.name}, which is not installed: pip install 'bertjax[serve]'") from None
+    from bertjax import library
+
+    command.keep_compiled()
+    limits = http.Limits(_MOST_TEXTS.value, _MOST_CHARACTERS.value, _BATCH.value, _MOST_WAITING.value)
+    server = http.Server(library.load(_CHECKPOINT.value, _DTYPE.value), limits)
+    http.run(server, _HOST.value, _PORT.value, _GRACE.value)
+
+
+if __name__ == "__main__":
+    command.run(main)
