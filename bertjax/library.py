@@ -32,6 +32,8 @@ from bertjax.inference import fill_mask, generation, tasks, vectors
 from bertjax.inference.fill_mask import Filled
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
+from bertjax.launch.overrides import find_field, note_overrides
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
 from bertjax.text.tokenizer import Tokenizer
@@ -342,15 +344,16 @@ def train(config: Config, workdir: Path | None = None, overrides: Mapping[str, A
     Raises `UserError` for mistakes in the config, and for a workdir with another run.
     """
     whole = _config(config, overrides)
-    tasks.validate(whole)
+    validate(whole)
     if workdir is None:
         if isinstance(config, ConfigDict):
             raise UserError("workdir: name the folder of the run; a config by itself has no name")
         workdir = f"runs/{experiments.name(os.fspath(config))}"
 
-    from bertjax.launch.launch import launch
+    from bertjax.launch.start import launch
+    from bertjax.reporting.page import draw
 
-    launch(whole, workdir)
+    launch(whole, workdir, draw=draw)
     return epath.Path(workdir)
 
 
@@ -382,7 +385,7 @@ def prepare(
 
     whole = _config(config, overrides)
     validate_pretraining(whole)  # refuses tasks other than pre-training
-    tasks.validate(whole)
+    validate(whole)
     whole = plan.with_sizes(whole)
     adopt_checkpoint(whole)
     preparation.prepare(whole, output, available_cores() if workers is None else workers, beam_options)
@@ -398,10 +401,10 @@ def _config(given: Config, overrides: Mapping[str, Any]) -> ConfigDict:
     width = config.get("model", {}).get("hidden_size")
     for name, value in overrides.items():
         try:
-            experiments.find_field(config, name).set(value)
+            find_field(config, name).set(value)
         except UserError as error:
             raise UserError(f"{name} = {value!r}: {error}") from None
-    experiments.note_overrides(config, overrides, width)
+    note_overrides(config, overrides, width)
     return config
 
 

@@ -8,7 +8,7 @@ Hardware: any; RESULTS.md has runs on one and two CPU cores
 Paper:    not comparable: other data, sizes and vocabularies
 """
 
-from bertjax.launch.budget.recipes import recipe_config
+from bertjax.launch.recipes import recipe_config
 
 
 def get_config(recipe="modern"):

@@ -271,7 +271,7 @@ def records_folder(corpus_file, built_once):
 @pytest.fixture(scope="session")
 def pretrained(corpus_file, built_once):
     """Returns `pretrained(name)`: the workdir of a run of ten steps with the config `tests.curves.configs()[name]`."""
-    from bertjax.launch.launch import launch
+    from bertjax.launch.start import launch
     from tests.curves import configs
 
     def build(name, folder):
@@ -291,7 +291,7 @@ def one_device_mesh(config):
 
 def launch_and_stop(task_class, config, workdir, step: int) -> None:
     """Launches a run that Ctrl-C stops before the batch of `step`."""
-    from bertjax.launch.launch import launch
+    from bertjax.launch.start import launch
 
     batches = task_class.batches
 

@@ -8,7 +8,7 @@ import json
 import pathlib
 
 from bertjax.config.defaults import named_stages, stage
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
 from bertjax.models import families
 from bertjax.objectives.parsing import learn
 from bertjax.training.trackers.jsonl import read_metrics

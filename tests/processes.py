@@ -200,7 +200,7 @@ def _run(module: str) -> None:
         bertjax.launch.budget.plan.measure = lambda *_: bertjax.launch.budget.plan.StepTimes(
             steps=1.0, evaluation=0.1, compiling=1.0
         )
-        bertjax.launch.launch.draw = lambda workdir: None
+        bertjax.reporting.page.draw = lambda workdir: None
         bertjax.data.preprocessing.preparation.worker_pool = in_process_pool
         bertjax.data.preprocessing.vocabulary.worker_pool = in_process_pool
         parts = bertjax.config.stages.parts_of
@@ -235,8 +235,9 @@ if __name__ == "__main__":
     import bertjax.data.preprocessing.preparation
     import bertjax.interop.pretrained
     import bertjax.launch.budget.plan
-    import bertjax.launch.launch
+    import bertjax.launch.start
     import bertjax.pretraining.task
+    import bertjax.reporting.page
     import bertjax.training.run
 
     _run(_serve())

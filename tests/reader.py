@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from bertjax.config import experiments
+from bertjax.cli.overrides import from_arguments
 from bertjax.config.defaults import pretraining_config
 from bertjax.interop import huggingface
 from bertjax.models.distilbert.config import DistilBertConfig
@@ -114,7 +114,7 @@ def _needs(words: list[str]) -> Iterator[str]:
 
 def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
     """Returns flags that shorten the run of these arguments to seconds. Stages of one step do not run, see `QUICK`."""
-    config, _ = experiments.from_arguments(arguments)
+    config, _ = from_arguments(arguments)
     microbatches = min(config.microbatches, 2)
     small = dict(batch_size=16 * microbatches, microbatches=microbatches, log_every_steps=1, kernels="no")
     if config.sinks == pretraining_config().sinks:

@@ -15,8 +15,10 @@ from packaging.utils import canonicalize_name
 from bertjax import __version__
 from bertjax.cli import commands
 from bertjax.cli.flags import lines
+from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
+from bertjax.launch.overrides import find_field
 from experiments.benchmarks import installs
 from tests.processes import ROOT
 
@@ -46,7 +48,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def parse(*arguments):
-    return experiments.from_arguments(["bertjax", *arguments])
+    return from_arguments(["bertjax", *arguments])
 
 
 @pytest.mark.parametrize("arguments, path, value", [
@@ -75,7 +77,7 @@ def parse(*arguments):
 def test_an_override_is_read_as_its_field_is(mine, arguments, path, value):
     for order in (["--config=mine.py", *arguments], [*arguments, "--config", "mine.py"]):
         config, rest = parse(*order, "text", "--", "--config.batch_size=many")
-        field = experiments.find_field(config, path)
+        field = find_field(config, path)
         assert field.value == value and type(field.value) is type(value)
         assert "--config=mine.py" in rest or rest[1:3] == ["--config", "mine.py"]
         assert rest[-3:] == ["text", "--", "--config.batch_size=many"]

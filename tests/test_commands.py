@@ -14,11 +14,11 @@ import time
 import pytest
 
 from bertjax.cli.commands import COMMANDS
+from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
-from bertjax.config import experiments
 from bertjax.distributed.topology import has_accelerator
-from bertjax.inference import tasks
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from tests.conftest import make_corpus
 from tests.interop.test_golden import GOLDEN
 from tests.processes import QUICK, ROOT, environment_with, run, start
@@ -330,9 +330,9 @@ def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     records = str(trained[0] / "run/records")
     arguments = [f"--config.{setting.replace('RECORDS', records)}" for setting in settings]
-    config, _ = experiments.from_arguments(["bertjax", *base(*TINY, *arguments)])
+    config, _ = from_arguments(["bertjax", *base(*TINY, *arguments)])
     with pytest.raises(UserError) as error:
-        tasks.validate(config)
+        validate(config)
         launch(config, tmp_path / "run")
     assert message in str(error.value) and "\n" not in str(error.value)
 

@@ -5,10 +5,10 @@ import importlib
 import json
 
 import pytest
+from bertjax.launch.validate import validate
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
-from bertjax.inference.tasks import validate
 from bertjax.models import families
 from bertjax.pretraining.validate import validate_pretraining
 from tests.processes import ROOT

@@ -7,9 +7,10 @@ import re
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.config.experiments import find_field, load
+from bertjax.config.experiments import load
 from bertjax.config.model_config import BertConfig
 from bertjax.interop import huggingface
+from bertjax.launch.overrides import find_field
 from bertjax.models.heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.text import vocabulary_learning
 from bertjax.text.tokenizer import WordPiece
@@ -93,7 +94,7 @@ def named(tmp_path, monkeypatch):
 def test_examples_of_the_library_run(named, in_process, monkeypatch, capsys):
     """One after the other; what they train has been trained."""
     launched, names, page = [], {}, (ROOT / "docs" / "library.md").read_text()
-    monkeypatch.setattr("bertjax.launch.launch.launch", lambda *given: launched.append(given))
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, draw: launched.append(given))
     for example in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(compile(example, "docs/library.md", "exec"), names)
     (tuned, folder), (trained, _) = launched

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from bertjax.cli.overrides import from_arguments
 from bertjax.common import lock
-from bertjax.config import experiments
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.training.checkpoints import checkpoint
 from tests.conftest import make_corpus
@@ -79,6 +79,6 @@ def test_a_corpus_may_have_a_comma_in_its_name(tmp_path, monkeypatch, in_process
     for seed, name in enumerate(("a,b.txt", "c.txt")):
         (tmp_path / name).write_text(make_corpus(30, seed))
     arguments = base(r"--config.data.corpus=a\,b.txt,c.txt", *TINY)
-    config, _ = experiments.from_arguments(["bertjax", *arguments])
+    config, _ = from_arguments(["bertjax", *arguments])
     manifest = prepare(config, tmp_path / "out")
     assert manifest["sources"].keys() == {"a,b.txt", "c.txt"}

@@ -136,7 +136,7 @@ def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):
 def launched(monkeypatch):
     """(config, workdir) of each run that would be launched."""
     found = []
-    monkeypatch.setattr("bertjax.launch.launch.launch", lambda *given: found.append(given))
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, draw: found.append(given))
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
 from bertjax.training.trackers.jsonl import read_metrics

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
@@ -16,9 +17,9 @@ from bertjax.data.loading.packing import RowSize
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.data.records.record_sets import RecordSet, mixed
 from bertjax.distributed.mesh import make_mesh
-from bertjax.inference import tasks
 from bertjax.interop import conversion, pretrained
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.nn.ops.dropout import row_keys
 from bertjax.pretraining.task import Pretraining
@@ -67,7 +68,7 @@ def modern_config(records, stages=THREE, **fields):
     config.batch_size = 8
     config.update(fields)
     config.lock()
-    tasks.validate(config)
+    validate(config)
     return config
 
 
@@ -258,7 +259,7 @@ def falling(records, steps, parent=None):
     config.optimizer.update(schedule="trapezoid", decay_proportion=(steps - 8) / steps, decay="sqrt")
     if parent is not None:
         config.branch_from, config.data.records = f"{parent}@8", ""
-        tasks.validate(config)  # which needs no corpus
+        validate(config)  # which needs no corpus
     return config.lock()
 
 
@@ -362,21 +363,21 @@ def test_masks_of_records_cannot_change():
     config = tiny_config("x").unlock()
     config.stages = named_stages(only=stage(4, 32, 10, data=dict(masked_lm_prob=0.1)))
     with pytest.raises(UserError, match=r"masks of records stay what they are; set data.masking=dynamic"):
-        tasks.validate(config)
+        validate(config)
 
 
 def test_flags_change_a_stage():
     changes = "decay.batch_size=512 decay.model.local_rope_theta=5e4 decay.optimizer.decay_to=.1 "
     changes += "pretraining.tokens=1e12 context.data.masked_lm_split=(.5,.25,.25)"
     flags = [f"--config.stages.{change}" for change in changes.split()]
-    config, _ = experiments.from_arguments(["--config=modern:17m", "--config.data.corpus=x", *flags])
-    tasks.validate(config)
+    config, _ = from_arguments(["--config=modern:17m", "--config.data.corpus=x", *flags])
+    validate(config)
     last = stages_of(config)[-1]
     assert (last.batch_size, last.changes["model.local_rope_theta"]) == (512, 5e4)
     assert config_in(config, last).optimizer.decay_to == 0.1
     for wrong in ("stages.decay.seed", "stages.decay.model.hidden_size", "stages.nowhere.steps"):
         with pytest.raises(UserError, match="has no field"):
-            experiments.from_arguments(["--config=modern:17m", f"--config.{wrong}=1"])
+            from_arguments(["--config=modern:17m", f"--config.{wrong}=1"])
 
 
 # Sources that are mixed when they are read.
@@ -412,7 +413,7 @@ def two_stages(folder, records="", **changes):
 def test_a_mixture_changes_between_stages(two_sources):
     folder, manifest = two_sources
     config = two_stages(folder, folder / "records")
-    tasks.validate(config)
+    validate(config)
     task = task_of(config, folder / "records")
     sea, land = set(range(5, 8)), set(range(8, 11))
     shares = []
@@ -447,7 +448,7 @@ def test_mixtures_that_cannot_be_are_named(two_sources):
         config = two_stages(folder, records).unlock()
         config.update_from_flattened_dict(fields)
         with pytest.raises(UserError, match=message):
-            launch(config, folder / "run") if records else tasks.validate(config)
+            launch(config, folder / "run") if records else validate(config)
 
     message = r"data.mixture = .*: 'sky.txt' is no source of the text, which has .*sea.txt"
     mistaken(message, **{"stages.end.data.mixture": "sky.txt=2"})

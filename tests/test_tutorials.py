@@ -13,9 +13,10 @@ import pytest
 
 from bertjax.cli.commands import COMMANDS
 from bertjax.cli.flags import example_in
-from bertjax.config import experiments
+from bertjax.cli.overrides import from_arguments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
-from bertjax.inference.tasks import TASKS, validate
+from bertjax.inference.tasks import TASKS
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.objectives.registry import OBJECTIVES
 from bertjax.training.optim import optimizers, schedules
@@ -94,7 +95,7 @@ def _given(flags, arguments):
     """Returns the names of the flags that are given; parses their values, and those of the config."""
     known = {flag.name: flag for flag in flags}
     if "config" in known:
-        config, arguments = experiments.from_arguments(arguments)
+        config, arguments = from_arguments(arguments)
         validate(config, with_data=False)
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     given = [argument[2:].partition("=") for argument in own if argument.startswith("--")]

@@ -36,12 +36,12 @@ flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 def main(arguments: list[str]) -> None:
     from bertjax.common.errors import UserError
     from bertjax.distributed.topology import accelerator
-    from bertjax.inference import tasks
+    from bertjax.launch.validate import validate
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     config = _CONFIG.value
-    tasks.validate(config, with_data=False)
+    validate(config, with_data=False)
     target = accelerator(_TOPOLOGY.value, _SLICES.value, _HOSTS.value)
     shares = real_tokens_share(config)
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")  # leave this machine's accelerators alone
     jax.config.update("jax_enable_compilation_cache", False)  # reading the cache needs the accelerator
 
-    from bertjax.launch.launch import kind_of
+    from bertjax.launch.start import kind_of
     from bertjax.planner import summary
     from bertjax.planner.plan import plan, settings_that_fit
 

@@ -18,10 +18,12 @@ from logging import getLogger
 import ml_collections
 from absl import app, flags
 
+from bertjax.cli.overrides import MissingExperiment, from_arguments
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
+from bertjax.config.limits import DTYPES
 from bertjax.distributed.topology import has_accelerator
-from bertjax.pretraining.validate import DTYPES
+from bertjax.launch.overrides import find_field
 
 BEGAN = time.monotonic()  # about when the process began: Python imports this module first
 flags.disclaim_key_flags()  # --config is listed in the --help of each command that defines it
@@ -200,7 +202,7 @@ def config_arguments() -> list[str]:
     for argument in itertools.takewhile(lambda word: word != "--", arguments):
         name, has_value, _ = argument.lstrip("-").partition("=")
         if argument.startswith("-") and name.split(".")[0] in ("config", "noconfig"):
-            is_switch = "." in name and experiments.find_field(_config.value, name.partition(".")[2]).kind is bool
+            is_switch = "." in name and find_field(_config.value, name.partition(".")[2]).kind is bool
             kept += [argument] if has_value or is_switch else [argument, next(arguments, "")]
     return kept
 
@@ -298,12 +300,12 @@ def _parse(argv: list[str]) -> list[str]:
     try:
         argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
         if "config" in flags.FLAGS:
-            _config.value, argv = experiments.from_arguments(argv)
+            _config.value, argv = from_arguments(argv)
         return flags.FLAGS(argv)
     except (UserError, flags.Error) as error:
         message = " ".join(str(error).split())
         if missing := _MISSING.findall(message):
             message = f"{', '.join(missing)}: {'is' if len(missing) == 1 else 'are'} missing"
-        if missing or isinstance(error, experiments.MissingExperiment):
+        if missing or isinstance(error, MissingExperiment):
             message += f"; an example of the command: {example_in(sys.modules['__main__'].__doc__)}"
         raise UserError(message) from None

@@ -22,15 +22,16 @@ def main(arguments: list[str]) -> None:
     with announced():
         import jax
 
-        from bertjax.inference import tasks
+        from bertjax.launch.validate import validate
 
-        tasks.validate(_CONFIG.value)
+        validate(_CONFIG.value)
 
-        from bertjax.launch.launch import launch
+        from bertjax.launch.start import launch
+        from bertjax.reporting.page import draw
 
         command.keep_compiled()
         workdir = _WORKDIR.value or f"runs/{command.experiment_name()}"
-        launch(_CONFIG.value, workdir, command.BEGAN)
+        launch(_CONFIG.value, workdir, command.BEGAN, draw)
         if jax.process_index() == 0:
             command.print_next(*command.uses_of(workdir))
 

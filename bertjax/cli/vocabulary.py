@@ -24,8 +24,8 @@ def main(arguments: list[str]) -> None:
 
     from bertjax.common.errors import UserError
     from bertjax.data.preprocessing.vocabulary import learn_vocabulary
-    from bertjax.inference.tasks import validate
     from bertjax.launch.budget import plan
+    from bertjax.launch.validate import validate
     from bertjax.pretraining.run import adopt_checkpoint
     from bertjax.pretraining.validate import validate_pretraining
 

@@ -1,11 +1,4 @@
-"""A budget of time or tokens: chooses the sizes of a run and its number of steps, so that the run takes its budget.
-
-`choice` computes the sizes of a model and its training from a text, a machine and a budget; it reads nothing. `survey`
-reads at most 64 MB of a corpus. `machine` measures how fast this machine multiplies. `steps` measures training steps
-and computes their number. `plan` uses these modules: before the text is prepared, it chooses the sizes (only for
-configs with a `recipe`), and before training, it sets the number of steps. It stores the numbers in the workdir, in
-`plan.json` and in the config. `description` formats the plan.
-"""
+"""Parses `config.budget`, the time or the number of tokens that a run may take."""
 
 import dataclasses
 import math

@@ -2,25 +2,16 @@
 
 A stage of `config.stages` has a length, and steps or tokens. It may also have a `batch_size`, `microbatches`, an
 `objective`, and sections `data`, `model` and `optimizer` with fields that may change while a model is trained, see
-`changeable`. All else is as the config says.
+`pretraining.stage_fields.changeable`. All else is as the config says.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
 
-from bertjax.config.model_config import fields_of
-from bertjax.models import families
-
 REQUIRED = ("steps", "length", "max_predictions_per_seq")  # fields of a stage
-SHARED = ("batch_size", "microbatches", "objective")
-OF_DATA = ("masked_lm_prob", "masked_lm_split", "mixture")
-OF_OPTIMIZER = (
-    "learning_rate", "schedule", "warmup_steps", "warmup_tokens", "decay_proportion", "decay", "decay_to",
-)  # fmt: skip
 OPTIONAL = {"tokens": 0.0, "ramp_from": 0, "ramp_tokens": 0.0}
 MOST_BATCH_SIZES = 64  # a batch that grows has at most; each compiles the step again
 
@@ -113,34 +104,6 @@ def changes_of(stage: ml_collections.ConfigDict) -> dict[str, Any]:
         elif name not in (*REQUIRED, *OPTIONAL):
             found[name] = value
     return found
-
-
-def changeable(config: ml_collections.ConfigDict) -> list[str]:
-    """Returns the fields that a stage may change: those that decide neither params nor records."""
-    models = families.configs_that_may_be(config)
-    dropout = [name for model in models for name in fields_of(model, "") if "dropout" in name]
-    behaviour = [name for model in models for name in fields_of(model, "behaviour", "choice")]
-    left_out = ("max_position_embeddings", "memory_length", "classifier_dropout")
-    of_model = dict.fromkeys(name for name in [*behaviour, *dropout] if name not in left_out)
-    sections = {"data": OF_DATA, "optimizer": OF_OPTIMIZER, "model": of_model}
-    return [*SHARED, *(f"{section}.{name}" for section, names in sections.items() for name in names)]
-
-
-def add_field(config: ml_collections.ConfigDict, keys: Sequence[str]) -> None:
-    """Adds a field that a stage may have, such as `("stages", "long", "data", "masked_lm_prob")`, with the config's own
-    value, if it is one."""
-    _, name, *path = keys
-    stage, field = config.stages.get(name), ".".join(map(str, path))
-    with config.unlocked():
-        if stage is not None and field in OPTIONAL:
-            stage[field] = OPTIONAL[field]
-        elif stage is not None and field in changeable(config):
-            *section, last = path
-            theirs = config[section[0]] if section else config
-            value = theirs[last] if last in theirs else families.default_of(last)  # an adopted model may have it
-            if section and section[0] not in stage:
-                stage[section[0]] = ml_collections.ConfigDict()
-            (stage[section[0]] if section else stage)[last] = value
 
 
 def config_in(config: ml_collections.ConfigDict, stage: Stage) -> ml_collections.ConfigDict:

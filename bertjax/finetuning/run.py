@@ -20,17 +20,18 @@ from bertjax.data.loading.examples import steps_per_epoch
 from bertjax.distributed.mesh import Batch, batch_sharding, make_mesh
 from bertjax.finetuning import distillation
 from bertjax.finetuning.task import Dataset, FineTuning, Split, count_steps
+from bertjax.finetuning.validate import validate
 from bertjax.inference import tasks
 from bertjax.inference.output_layers import OutputLayer, predict
 from bertjax.interop import pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training.checkpoints.checkpoint import Scores
 from bertjax.training.checkpoints.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
 from bertjax.training.loop import Trained
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Kind, Run
+from bertjax.training.scores import Scores
 
 # Turc et al. 2019 fine-tune models narrower than 512 with rates up to 3e-4.
 WIDE, NARROW_RATE = 512, 3e-4
@@ -62,7 +63,7 @@ def adopt(config, before: RunInfo | None, with_data: bool = True) -> None:
     else:  # does not need `init_checkpoint`, which may be gone
         task.adopt(config, before.config)
         pretrained.adopt_model(config, families.config_of(before.config), "the run in this workdir")
-    tasks.validate(config, with_data)  # now that the model is known
+    validate(config, with_data)  # now that the model is known
 
 
 def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Material:

@@ -27,6 +27,7 @@ from bertjax.distributed.mesh import make_mesh
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.run import Material
 from bertjax.finetuning.task import count_steps
+from bertjax.finetuning.validate import validate
 from bertjax.inference import tasks
 from bertjax.interop.pretrained import BEST_RUN
 from bertjax.training.checkpoints import checkpoint
@@ -125,7 +126,7 @@ def trials(config) -> list[tuple[dict, object]]:
     """Returns (settings, config) of all trials of a search. Raises `UserError` if one is invalid."""
     planned = [(settings, _with(config, settings)) for settings in parse(config)]
     for _, trial in planned:
-        tasks.validate(trial)
+        validate(trial)
     return planned
 
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
-from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
+from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, count_steps
 from bertjax.data.loading.mixed import MixedOrder, Share, steps_of_each
 from bertjax.distributed.mesh import Batch, compute_on, local_rows
 from bertjax.inference import losses
@@ -25,7 +25,7 @@ from bertjax.models import families
 from bertjax.models.heads import cast_encoder
 from bertjax.nn.ops import low_rank
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training.checkpoints.checkpoint import Scores
+from bertjax.training.scores import Scores
 
 SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
@@ -180,11 +180,6 @@ class Dataset:
     def count(self, batch_size: int) -> int:
         """Returns the training examples of an epoch; of several sets those of whole batches."""
         return batch_size * sum(self.steps_of_sets(batch_size)) if self.others else len(self.train)
-
-
-def count_steps(config, train_examples: int) -> int:
-    """Returns the total steps of a run. The last batch of an epoch may be smaller, as in transformers' Trainer."""
-    return max(1, round(config.epochs * steps_per_epoch(train_examples, config.batch_size)))
 
 
 def check_indices(examples: Examples, labels: Sequence[str], model: BertConfig) -> None:

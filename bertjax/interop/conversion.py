@@ -11,7 +11,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, require_new_folder, write_whole
 from bertjax.config.defaults import common_config
 from bertjax.data.records.manifest import read_manifest
-from bertjax.interop import hf_tokenizer, hub, huggingface, peft_adapter, sentence_transformers, tf1
+from bertjax.interop import hf_tokenizer, hub, huggingface, peft_writer, sentence_transformers, tf1
 from bertjax.interop.model_card import model_card, name_of
 from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_config, read_tokenizer
 from bertjax.models import families
@@ -19,8 +19,8 @@ from bertjax.models.heads import count_parameters
 from bertjax.models.library_fields.tables import defaults_of
 from bertjax.objectives.parsing import OF_WORDS, terms_of_run
 from bertjax.training.checkpoints import checkpoint, workdir
-from bertjax.training.checkpoints.checkpoint import Scores
 from bertjax.training.checkpoints.workdir import RunInfo
+from bertjax.training.scores import Scores
 
 CARDED = ("huggingface", "sentence-transformers")  # formats with a model card
 SPACED = (
@@ -178,7 +178,7 @@ def _write_adapter(output: epath.Path, source: Pretrained, push: str, base: str)
         )
     has_words = not repository and _is_extended(started_from, source.config.vocab_size)
     named = repository or (name_of(WHICH.sub(r"\1", started_from)), "")
-    size = peft_adapter.write(output, source, architecture, *named, has_words)
+    size = peft_writer.write(output, source, architecture, *named, has_words)
     parts = [f"{source.format} -> peft: an adapter for {architecture}, {size:,} numbers in {output}"]
     if not repository:
         parts.append(

@@ -13,7 +13,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import note
 from bertjax.models import families
 from bertjax.models.library_fields import tables
-from bertjax.pretraining.validate import validate_model
+from bertjax.models.validate import validate_model
 
 T = TypeVar("T")
 # Activations: name in transformers -> our name.

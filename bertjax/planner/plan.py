@@ -15,7 +15,7 @@ from bertjax.distributed.gpus import GIB, Machines
 from bertjax.distributed.mesh import make_mesh
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.topology import Accelerator
-from bertjax.launch.launch import kind_of
+from bertjax.launch.start import kind_of
 from bertjax.models import families
 from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds

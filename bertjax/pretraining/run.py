@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
 from bertjax.common.progress import phase
+from bertjax.config.limits import REMAT_POLICIES
 from bertjax.config.lists import corpus_sources
 from bertjax.config.model_config import BertConfig, fields_of
 from bertjax.config.stages import Stage, config_after, stages_of, steps_for, total_steps
@@ -21,7 +22,7 @@ from bertjax.data.records.record_sets import require_folder
 from bertjax.distributed import hosts
 from bertjax.distributed.mesh import local_copy, make_mesh, replicated
 from bertjax.distributed.topology import available_cores
-from bertjax.inference import fill_mask, tasks
+from bertjax.inference import fill_mask
 from bertjax.interop import pretrained, resizing
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
@@ -32,15 +33,15 @@ from bertjax.objectives.validate import validate_mesh
 from bertjax.pretraining import adaptation
 from bertjax.pretraining.batch_shapes import packed_rows
 from bertjax.pretraining.task import Pretraining
-from bertjax.pretraining.validate import REMAT_POLICIES, require_memory
+from bertjax.pretraining.validate import require_memory, validate
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training.checkpoints.checkpoint import Scores
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry
 from bertjax.training.loop import Trained
 from bertjax.training.monitoring.memory import memory_of
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Kind, Run
+from bertjax.training.scores import Scores
 from bertjax.training.state import abstract_axes
 from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
 
@@ -75,7 +76,7 @@ def adopt_checkpoint(config, before: RunInfo | None = None) -> None:
             _extend_model(config)
         _check_stages(config)
         require_memory(config)
-        tasks.validate(config, with_data=False, is_adopted=True)  # now that the model is known
+        validate(config, with_data=False, is_adopted=True)  # now that the model is known
     elif before is None:
         pretrained.adopt(config)
     else:  # does not need `init_checkpoint`, which may be gone

@@ -44,7 +44,7 @@ from bertjax.pretraining.batch_shapes import (
 )
 from bertjax.pretraining.scores import divided, means_of, normalized, scores_of
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training.checkpoints.checkpoint import Scores
+from bertjax.training.scores import Scores
 from bertjax.training.state import abstract_axes
 from bertjax.training.task import Recurrence
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import ml_collections
 
 from bertjax.config.limits import AT_LEAST_ZERO, require, value_of, within
-from bertjax.config.stages import MOST_BATCH_SIZES, changeable, changes_of, parts_of, ramp_of, total_steps
+from bertjax.config.stages import MOST_BATCH_SIZES, changes_of, parts_of, ramp_of, total_steps
 from bertjax.models import families
+from bertjax.pretraining.stage_fields import changeable
 
 STAGE_LIMITS = {
     "steps": AT_LEAST_ZERO,

@@ -9,6 +9,8 @@ from etils import epath
 from bertjax.common import lock
 from bertjax.common.errors import UserError
 from bertjax.common.files import absolute
+from bertjax.config import stages
+from bertjax.data.loading.examples import count_steps
 from bertjax.models import families
 from bertjax.training.checkpoints.workdir import CONFIG, REPORT, RESULT, RUNS, RunInfo, read_info
 from bertjax.training.trackers.jsonl import METRICS, read_metrics
@@ -112,9 +114,11 @@ def _model(info: RunInfo) -> str:
 
 
 def _total_steps(info: RunInfo) -> int | None:
-    from bertjax.launch.launch import kind_of
-
-    return kind_of(info.config).total_steps(info.config, info)
+    if info.total_steps:
+        return info.total_steps
+    if "stages" in info.config:
+        return stages.total_steps(info.config)
+    return count_steps(info.config, info.train_examples) if info.train_examples else None
 
 
 def _last(lines: list[dict], metric: str) -> str:

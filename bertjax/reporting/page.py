@@ -9,6 +9,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import jax
 import ml_collections
 import numpy as np
 from etils import epath
@@ -21,10 +22,18 @@ from bertjax.models import families
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results
 from bertjax.training.checkpoints import checkpoint
-from bertjax.training.checkpoints.workdir import RUNS, Finished, read_commands, read_report, read_samples, require_info
+from bertjax.training.checkpoints.workdir import (
+    PAGE,
+    RUNS,
+    Finished,
+    read_commands,
+    read_report,
+    read_samples,
+    require_info,
+)
 from bertjax.training.monitoring.clocks import PARTS
 
-PAGE, PICTURE, ATTENTION = "report.html", "report.png", "report-attention.png"
+PICTURE, ATTENTION = "report.png", "report-attention.png"
 CHECKPOINTS = 10  # the last ones of a run are listed
 SCORES = 6  # so many are shown of a run, a search or a checkpoint
 TEXT = "text"  # the class of a table whose cells are words
@@ -88,6 +97,18 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
     page += f'<meta http-equiv="refresh" content="{refreshed:g}">' if refreshed else ""
     write_whole(folder / PAGE, f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
     return folder / PAGE
+
+
+def draw(workdir: epath.Path) -> None:
+    """Writes the page about a run that has ended, on the first host.
+
+    An error is printed and not raised: the run has ended well, whatever fails here.
+    """
+    if jax.process_index() == 0:
+        try:
+            write(workdir, [workdir])
+        except Exception as error:
+            print(f"{workdir / PAGE}: not drawn ({error})", flush=True)
 
 
 def _named(workdirs: Sequence[epath.PathLike]) -> dict[str, epath.Path]:

@@ -17,7 +17,6 @@ from bertjax.distributed.transfers import STEPS_IN_FLIGHT, on_devices
 from bertjax.training.checkpoints.checkpoint import (
     Checkpoints,
     Parent,
-    Scores,
     check_resumable,
     has_stopped,
     is_resumable,
@@ -30,6 +29,7 @@ from bertjax.training.monitoring.memory import require_room
 from bertjax.training.monitoring.profile import profiled
 from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.recurrence import warmed_up
+from bertjax.training.scores import Scores
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program, make_program, put_hyperparameters
 from bertjax.training.stop import saves_first, stop_signals

@@ -163,7 +163,7 @@ def run(
         """Writes `config.json` only once the state has been restored or initialized."""
         if jax.process_index() == 0:
             delete_report(workdir)  # the report of the run before it was extended
-            write_info(workdir, opened.info, opened.tokenizer)
+            write_info(workdir, dataclasses.replace(opened.info, total_steps=opened.task.total_steps), opened.tokenizer)
             note_command(workdir)
         say(f"training in {workdir}" + (f", from step {step}" if step else ""))
         if opened.config.dtype == "auto" and compute_for("auto").casts_factors:

@@ -6,7 +6,7 @@ Xu et al. 2020). A step starts by gathering the params and ends by reduce-scatte
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import flax
@@ -18,12 +18,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from bertjax.distributed.mesh import batch_sharding, param_shardings, replicated, split_over_data
+from bertjax.training.optim.frozen import Frozen
 from bertjax.training.optim.groups import matrices
 
 LARGE = 1 << 20  # elements of an array that is worth splitting
-# Params that are not trained, by path: of an array that stacks layers, how many of these, its first ones; None: the
-# whole array.
-Frozen = Mapping[tuple[str, ...], int | None]
+
+
 NOTHING: Frozen = types.MappingProxyType({})
 
 

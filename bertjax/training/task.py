@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 
 from bertjax.distributed.mesh import Batch
-from bertjax.training.checkpoints.checkpoint import Scores
+from bertjax.training.scores import Scores
 
 
 class Recurrence(NamedTuple):

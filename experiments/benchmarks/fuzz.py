@@ -339,7 +339,7 @@ def convert_both(folder):
 
 def make_run(folder):
     """A workdir of pre-training with two checkpoints."""
-    from bertjax.launch.launch import launch
+    from bertjax.launch.start import launch
 
     make_records(folder)
     config = tiny_config()
@@ -350,7 +350,7 @@ def make_run(folder):
 
 def resume(folder):
     """As `bertjax.main`."""
-    from bertjax.launch.launch import launch
+    from bertjax.launch.start import launch
 
     config = tiny_config()
     config.data.records = str(folder / "records")
@@ -360,7 +360,8 @@ def resume(folder):
 
 def make_search(folder):
     """The folder of a search with two finished trials."""
-    from bertjax.training.checkpoints.checkpoint import Scores, write_scores
+    from bertjax.training.checkpoints.checkpoint import write_scores
+    from bertjax.training.scores import Scores
 
     for trial, score in (("seed=0", 0.5), ("seed=1", 0.75)):
         make_checkpoint(folder / trial)
@@ -491,6 +492,7 @@ def load_tables(folder):
     from bertjax.common.errors import UserError
     from bertjax.config import experiments
     from bertjax.inference import tasks
+    from bertjax.launch.validate import validate
 
     last = None
     for case in sorted(folder.iterdir()):
@@ -499,7 +501,7 @@ def load_tables(folder):
         config.data.path, config.max_seq_length = str(case), 128
         config.init_checkpoint = "x"
         try:
-            tasks.validate(config)
+            validate(config)
             tasks.get(config.task).load(config, wordpiece())
         except UserError as error:
             last = error
@@ -513,8 +515,9 @@ def nothing(folder):
 
 def override(folder, rng):
     """Random overrides of any experiment, of pre-training and fine-tuning."""
+    from bertjax.cli.overrides import from_arguments
     from bertjax.config import experiments
-    from bertjax.inference import tasks
+    from bertjax.launch.validate import validate
 
     if rng is None:
         return
@@ -529,8 +532,8 @@ def override(folder, rng):
         if rng.random() < 0.1:
             field = field[: rng.randrange(1, len(field))]
         arguments.append(f"--{field}={value}" if rng.random() < 0.9 else f"--no{field}")
-    config, _ = experiments.from_arguments(arguments)
-    tasks.validate(config, with_data=rng.random() < 0.5)
+    config, _ = from_arguments(arguments)
+    validate(config, with_data=rng.random() < 0.5)
     if config.get("sweep"):
         from bertjax.finetuning import sweep
 

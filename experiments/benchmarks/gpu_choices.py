@@ -20,7 +20,7 @@ from jax.sharding import SingleDeviceSharding
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.distributed.mesh import make_mesh
 from bertjax.distributed.topology import accelerator
-from bertjax.launch.launch import kind_of
+from bertjax.launch.start import kind_of
 from bertjax.nn.attention import LayerNorm
 from bertjax.nn.kernels.gpu_attention import gpu_attention
 from bertjax.nn.ops.plain_attention import plain_attention

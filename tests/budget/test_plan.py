@@ -9,22 +9,23 @@ import types
 
 import pytest
 
+from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
 from bertjax.config import budget, experiments
 from bertjax.config.defaults import fine_tuning_config, named_stages, pretraining_config, stage
 from bertjax.config.stages import stages_of, total_steps
 from bertjax.data.corpus.selection import heldout_documents
-from bertjax.inference.tasks import validate
 from bertjax.launch.budget import plan, steps, survey
 from bertjax.launch.budget.steps import StepTimes, fields_that_fit, scaled_stages
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.training.checkpoints.workdir import require_info
 from tests.conftest import make_corpus, tiny_config
 from tests.tasks.conftest import on_one_device  # noqa: F401
 
 
 def config_of(*arguments):
-    return experiments.from_arguments(["command", *arguments])[0]
+    return from_arguments(["command", *arguments])[0]
 
 
 def surveyed(tmp_path, content, name="text.txt", **fields):

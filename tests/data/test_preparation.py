@@ -12,7 +12,6 @@ import pytest
 
 from bertjax.common import sorting
 from bertjax.common.errors import UserError
-from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
 from bertjax.data.corpus import corpus, selection, sentences
 from bertjax.data.loading.pipeline import heldout_batches
@@ -20,6 +19,7 @@ from bertjax.data.preprocessing import blocks, preparation, shards, vocabulary
 from bertjax.data.preprocessing.word_counts import PARTS, WordCounts, sample
 from bertjax.data.records import record_sets
 from bertjax.data.records.manifest import read_manifest
+from bertjax.launch.overrides import find_field
 from bertjax.text import tokenizer, vocabulary_learning
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
 
@@ -157,7 +157,7 @@ def test_corpora_that_cannot_serve(tmp_path, in_process, text, options, message)
     (tmp_path / "text.txt").write_text(text)
     config = with_vocabulary(tiny_config(tmp_path / "text.txt"), tmp_path, "the", "one")
     for name, value in options.items():
-        experiments.find_field(config, name).set(value)
+        find_field(config, name).set(value)
     with pytest.raises(UserError, match=message):
         preparation.prepare(config, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()

@@ -81,7 +81,7 @@ def test_ctrl_c_in_a_callback_of_pythons_is_not_lost():
     """What a `__del__` raises, Python prints and drops."""
     script = """
 import os, signal, sys, time
-from bertjax import command
+from bertjax.cli import flags as command
 
 class Interrupted:
     def __del__(self):

@@ -21,7 +21,8 @@ from bertjax.distributed.rules import RULES
 from bertjax.export.inline_jaxpr import straight
 from bertjax.inference import tasks
 from bertjax.interop import conversion, huggingface, pretrained, tf1
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM, count_parameters, forward_flops
 from bertjax.models.transformer_xl.config import TransformerXLConfig
@@ -177,7 +178,7 @@ def test_flops_are_those_of_the_matrix_products(family):
 
 def params_and_loss_after_a_step(config, devices, records):
     """Returns the params after a step of gradient descent from random params, and the loss."""
-    tasks.validate(config)
+    validate(config)
     mesh, rng = make_mesh(config, jax.devices()[:devices]), np.random.default_rng(0)
     task = Pretraining(config, mesh, records, tokenizer=tokenizer.load("wordpiece", records / "vocab.txt"))
     program = make_program(task, config, mesh)
@@ -271,7 +272,7 @@ def test_a_mistake_in_the_config_is_one_line(family, field, value, message):
     config = config_for(family)
     config.update_from_flattened_dict({field: value})
     with pytest.raises(UserError, match=message) as error:
-        tasks.validate(config)
+        validate(config)
     assert "\n" not in str(error.value)
 
 
@@ -376,7 +377,7 @@ def test_a_classifier_learns_predicts_and_is_converted(family, run_of, reviews, 
     config.update(dict(batch_size=16, max_seq_length=32, epochs=8.0, dtype="float32", unroll="no", log_every_steps=99))
     config.update(dict(packing=families.FAMILIES.get(family).packs))
     config.optimizer.learning_rate, config.eval.every_steps = 1e-2, 99
-    tasks.validate(config)
+    validate(config)
     launch(config, tmp_path / "tuned")
     tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
     texts = [(" ".join(TOPICS[topic][:5]),) for topic in LABELS]

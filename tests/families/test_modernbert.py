@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
-from bertjax.config import experiments
 from bertjax.config.model_config import Compute
-from bertjax.inference import tasks
 from bertjax.interop import huggingface, pretrained
+from bertjax.launch.validate import validate
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.modernbert.family import FAMILY
@@ -117,10 +117,10 @@ def test_initial_values_are_smaller_where_matrices_put_out():
 def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
     def adopted(*flags, checkpoint=folder):
         arguments = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=x", *flags]
-        config, _ = experiments.from_arguments(arguments)
-        tasks.validate(config)
+        config, _ = from_arguments(arguments)
+        validate(config)
         pretrained.adopt_model(config, pretrained.read_config(checkpoint), "there")
-        tasks.validate(config)
+        validate(config)
         return config.model
 
     found = adopted("--config.model.classifier_pooling=mean", "--config.model.classifier_dropout=0.2")
@@ -138,4 +138,4 @@ def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
             adopted(f"--config.model.{flag}")
         assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"config.model has no field 'classifier_pooling'"):  # its family is known
-        experiments.from_arguments(["--config=base", "--config.model.classifier_pooling=mean"])
+        from_arguments(["--config=base", "--config.model.classifier_pooling=mean"])

@@ -19,8 +19,8 @@ import flax.traverse_util
 import numpy as np
 
 from bertjax.config.defaults import named_stages, stage
-from bertjax.inference.tasks import validate
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.training.checkpoints import checkpoint
 from tests.conftest import make_corpus, tiny_config
 

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from bertjax.config.model_config import BertConfig, Compute, Lora
-from bertjax.interop import huggingface, peft_adapter
+from bertjax.interop import huggingface, peft_writer
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.models.heads import BertForSequenceClassification, BertForTokenClassification
@@ -132,7 +132,7 @@ def test_an_adapter_is_loaded_by_peft_onto_the_model_that_it_began_with(tmp_path
     for name, each in (("before", before), ("whole", whole)):
         huggingface.write(tmp_path / name, config, each, None, architecture, names)
     (tmp_path / "adapter").mkdir()
-    peft_adapter.write(tmp_path / "adapter", source, architecture)
+    peft_writer.write(tmp_path / "adapter", source, architecture)
     theirs = getattr(transformers, architecture)
     load = functools.partial(theirs.from_pretrained, attn_implementation="eager")
     adapted = peft.PeftModel.from_pretrained(load(tmp_path / "before"), tmp_path / "adapter")

@@ -11,8 +11,8 @@ from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.experiments import load
 from bertjax.interop import conversion, pretrained
 from bertjax.training.checkpoints import checkpoint
-from bertjax.training.checkpoints.checkpoint import Scores
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
+from bertjax.training.scores import Scores
 from tests.interop.test_golden import GOLDEN
 
 

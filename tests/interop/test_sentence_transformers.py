@@ -22,7 +22,7 @@ from bertjax.finetuning import sweep
 from bertjax.finetuning.task import _init
 from bertjax.interop import conversion, pretrained
 from bertjax.interop import sentence_transformers as interop
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
 from bertjax.models import families
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.families import model_fields
@@ -31,8 +31,8 @@ from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.roberta.config import RobertaConfig
 from bertjax.text import vocabulary_learning
 from bertjax.training.checkpoints import checkpoint
-from bertjax.training.checkpoints.checkpoint import Scores
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry, write_info
+from bertjax.training.scores import Scores
 from tests.conftest import make_corpus
 from tests.families.test_modernbert import random_params
 from tests.golden import make_library_fields

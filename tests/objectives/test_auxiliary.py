@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
+from bertjax.launch.validate import validate
 
 from bertjax.common.errors import UserError
-from bertjax.inference import tasks
 from bertjax.interop import pretrained
 from bertjax.objectives import auxiliary
 from bertjax.objectives.parsing import learn
@@ -36,7 +36,7 @@ def run(request):
 
 def task_for(records=None, **fields):
     config = config_for(records or "records", **fields)
-    tasks.validate(config)
+    validate(config)
     return Pretraining(config, one_device_mesh(config), records)
 
 
@@ -132,5 +132,5 @@ def test_what_cannot_be_learnt_is_said(fields, message):
     config = config_for()
     config.update_from_flattened_dict(fields)
     with pytest.raises(UserError, match=message) as error:
-        tasks.validate(config)
+        validate(config)
     assert "\n" not in str(error.value)

@@ -8,12 +8,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from bertjax.launch.validate import validate
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import stages_of
 from bertjax.data.loading import transforms as additions_module
-from bertjax.inference import tasks
 from bertjax.objectives.parsing import learn, parse_objective
 from bertjax.objectives.parts import words
 from bertjax.objectives.parts.transforms import additions_of
@@ -73,7 +73,7 @@ def test_what_cannot_be_learnt_is_said(objective, message):
     config = tiny_config("corpus")
     config.objective, config.eval.fill_masks = objective, ("a [MASK]",)
     with pytest.raises(UserError, match=message):
-        tasks.validate(config)
+        validate(config)
 
 
 def config_for(records="unused", objective="count + mlm", **fields):
@@ -82,7 +82,7 @@ def config_for(records="unused", objective="count + mlm", **fields):
     config.objective, config.stages = objective, named_stages(only=stage(10, 32, 5))
     config.eval.fill_masks = ()
     config.update_from_flattened_dict(fields)
-    tasks.validate(config)
+    validate(config)
     return config
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bertjax.launch.validate import validate
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
@@ -14,7 +15,6 @@ from bertjax.data.loading import pipeline
 from bertjax.data.loading.permutation import permutes
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.data.records.record_sets import find_records
-from bertjax.inference import tasks
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.xlnet.config import XlnetConfig
@@ -135,5 +135,5 @@ def test_mistakes_are_named(field, value, message):
     with config.unlocked():
         config.update_from_flattened_dict({field: value})
     with pytest.raises(UserError, match=message) as error:
-        tasks.validate(config)
+        validate(config)
     assert "\n" not in str(error.value)

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
-from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.distributed.mesh import make_mesh
-from bertjax.inference import tasks
 from bertjax.interop import conversion, pretrained
 from bertjax.interop.pretrained import Pretrained, flattened
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.heads import forward_flops
@@ -31,9 +31,9 @@ from bertjax.pretraining import run as pretraining_run
 from bertjax.pretraining.batch_shapes import RowSize
 from bertjax.pretraining.task import Pretraining
 from bertjax.training.checkpoints import checkpoint
-from bertjax.training.checkpoints.checkpoint import Scores
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
 from bertjax.training.optim import frozen
+from bertjax.training.scores import Scores
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import one_device_mesh, tiny_config
 from tests.interop.test_model_card import read_card
@@ -99,7 +99,7 @@ def rewritten(task, params, batch, keys):
 def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
     config = config_for(records_folder, depth=1)
     config.packing, config.stages = True, named_stages(only=stage(4, 64, 10))
-    tasks.validate(config)
+    validate(config)
     task = Pretraining(config, one_device_mesh(config), records_folder)
     batch = next(task.batches(0))
     assert_as_planned(task, batch)
@@ -151,7 +151,7 @@ def test_flops_are_those_of_both_models(records_folder):
 
 def test_equal_settings_make_equal_terms():
     assert parse_objective(config_for()) == parse_objective(config_for()) != parse_objective(config_for(layers=0.5))
-    base = experiments.from_arguments(["--config=base", "--config.objectives.generator.width=1/3",
+    base = from_arguments(["--config=base", "--config.objectives.generator.width=1/3",
                                       "--config.objective=50*replaced + generator"])[0]  # fmt: skip
     assert base.objectives.generator.to_dict() == dict(width=1 / 3, layers=1.0, embeddings="shared")
     assert "objectives" not in pretraining_config()
@@ -180,7 +180,7 @@ def test_what_cannot_be_learnt_is_said(fields, message):
     with config.unlocked():
         config.update_from_flattened_dict({name: fields[name] for name in fields.keys() - settings.keys()})
     with pytest.raises(UserError, match=message) as error:
-        tasks.validate(config)
+        validate(config)
     assert "\n" not in str(error.value)
 
 
@@ -190,7 +190,7 @@ def test_two_that_rewrite_are_refused(monkeypatch):
     config = config_for()
     config.objective += " + twin"
     with pytest.raises(UserError, match="generator and twin both change what is read; leave one out"):
-        tasks.validate(config)
+        validate(config)
 
 
 TABLE = "bert/embeddings/word/embedding"
@@ -203,7 +203,7 @@ def shapes_of(task):
 def made_run(folder, *given, step=4, scores=(), **settings):
     """Makes a run with random params; returns its folder and the params."""
     config = config_for(*given, **settings)
-    tasks.validate(config)
+    validate(config)
     params = params_of(task_of(config), deviation=1.0)
     checkpoint.write_params(folder, params)
     (folder / "checkpoints/0").rename(folder / f"checkpoints/{step}")
@@ -238,9 +238,9 @@ def test_disentangled_embeddings_are_learnt_in_all_stages():
         config.update(of_run)
         config.stages = named_stages(short=stage(4, 32, 5, **of_short), long=stage(4, 64, 10, **of_long))
         with pytest.raises(UserError, match=message):
-            tasks.validate(config)
+            validate(config)
     config.objectives.generator.embeddings = "shared"
-    tasks.validate(config)
+    validate(config)
 
 
 # Checkpoints.
@@ -306,7 +306,7 @@ def begun_with(run, **settings):
     """The params that a run begins with, from those of another; what is left fresh is 0."""
     config = config_for(**settings)
     config.init_checkpoint = str(run)
-    tasks.validate(config)
+    validate(config)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes_of(task_of(config)))
     return pretrained.initialize(zeros, run, start=functools.partial(pretraining_run._started, config)), config
 
@@ -402,7 +402,7 @@ def test_a_mesh_must_divide_the_generator_too(monkeypatch, tmp_path, axes):
     config.model.update(num_attention_heads=4, hidden_size=24)
     config.mesh.update(axes)
     monkeypatch.setattr(pretraining_run, "make_mesh", lambda config: make_mesh(config, jax.devices()[:4]))
-    tasks.validate(config)
+    validate(config)
     what, axis = ("num_attention_heads = 1", "tensor") if "tensor" in axes else ("hidden_size = 6", "fsdp")
     message = f"objectives.generator: the generator has {what}: must be a multiple of the 4 devices along mesh.{axis},"
     with pytest.raises(UserError, match=message):
@@ -415,7 +415,7 @@ def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
         config = config_for(width=width)
         config.model = families.model_fields("bert")
         config.init_checkpoint, config.adapt.model = str(disentangled[0]), True
-        tasks.validate(config)
+        validate(config)
         pretraining_run.KIND.adopt(config, None)
         return config
 
@@ -426,9 +426,9 @@ def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
     config.objective = "lm"  # for a checkpoint that sees earlier tokens only
     config.data.update(next_sentence="none", masking="dynamic")
     del config.unlock()["objectives"]
-    tasks.validate(config)
+    validate(config)
     with pytest.raises(UserError, match="learns words as mlm, not as lm"):
-        tasks.validate(config, is_adopted=True)
+        validate(config, is_adopted=True)
 
 
 @pytest.mark.slow
@@ -439,7 +439,7 @@ def test_stages_may_leave_replaced_words(records_folder, tmp_path):
     config.stages = named_stages(short=stage(3, 32, 5), long=stage(2, 64, 10, objective="mlm"))
     config.eval.update(every_steps=3, max_sequences=16)
     config.checkpoint.every_steps, config.log_every_steps = 3, 1
-    tasks.validate(config)
+    validate(config)
     launch(config, tmp_path)
     lines = read_metrics(tmp_path)
     names = {step: {name for line in lines if line["step"] == step for name in line} for step in (3, 5)}

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from bertjax.launch.validate import validate
 from jax.sharding import AbstractMesh, Mesh
 
 from bertjax.common.errors import UserError
@@ -17,7 +18,6 @@ from bertjax.config.model_config import model_size
 from bertjax.config.stages import stages_of
 from bertjax.distributed.topology import GENERATIONS, accelerator
 from bertjax.finetuning import run as finetuning_run
-from bertjax.inference import tasks
 from bertjax.models import families
 from bertjax.objectives.parsing import learn
 from bertjax.planner import hlo, summary
@@ -118,7 +118,7 @@ def test_rows_that_go_on_have_their_memory_on_their_chips():
     learn(config.lock(), "lm")
     config.data.update(stream=True, next_sentence="none", masking="dynamic", dupe_factor=1, short_seq_prob=0.0)
     config.batch_size, config.eval.memory_length, config.eval.fill_masks = 8, 48, ()
-    tasks.validate(config, with_data=False)
+    validate(config, with_data=False)
     (result,) = plan(config, accelerator("v5litepod-4"))
     assert result.fits and result.rows == 8 and 0 < result.estimated_mfu < 1
     assert result.memory_bytes == 2 * 16 * 32 * 2 + 2 * 4  # bfloat16, and how many are there

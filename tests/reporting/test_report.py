@@ -18,14 +18,13 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.interop.pretrained import Pretrained
-from bertjax.launch import launch
 from bertjax.models import families
 from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.checkpoints import checkpoint, workdir
-from bertjax.training.checkpoints.checkpoint import Scores
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
+from bertjax.training.scores import Scores
 from tests.markers import slow_case
 
 PIECES = [*SPECIAL_PIECES, "ship", "boat", "the", "whale", "saw", "."]
@@ -291,5 +290,5 @@ def test_a_damaged_line_costs_no_more_than_itself(tmp_path):
 
 
 def test_a_page_that_cannot_be_drawn_does_not_fail_a_run(tmp_path, capsys):
-    launch.draw(tmp_path)
+    page.draw(tmp_path)
     assert f"{tmp_path}/report.html: not drawn (no {tmp_path}/config.json" in capsys.readouterr().out

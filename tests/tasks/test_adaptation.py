@@ -8,15 +8,16 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of
 from bertjax.data.records.record_sets import RecordSet, mixed
-from bertjax.inference import tasks
 from bertjax.interop import pretrained
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.pretraining import adaptation
@@ -62,7 +63,7 @@ def adapted(checkpoint, corpus_file, tmp_path_factory):
 def two_sources(checkpoint, corpus_file, folder):
     general = folder / "general.txt"
     config = adapting(checkpoint, f"{corpus_file},{general}", **{"data.mixture": f"{general}=25%"})
-    tasks.validate(config)
+    validate(config)
     return config
 
 
@@ -150,7 +151,7 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
     config = adapting(checkpoint, corpus_file, **fields)
     first = stage(3, 16, 3, objective="lm", model=dict(causal=True))
     config.stages = named_stages(first=first, second=stage(3, 32, 5), third=stage(1, 32, 5, objective="2*mlm"))
-    tasks.validate(config)
+    validate(config)
     launch(config, tmp_path)
     metrics = {m["step"]: m for m in read_metrics(tmp_path) if "train/loss" in m}
     assert ["train/lm_loss" in metrics[step] for step in (1, 3, 4, 6)] == [True, True, False, False]
@@ -161,7 +162,7 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
     assert not pretrained.read_config(tmp_path).causal and pretrained.read_config(f"{tmp_path}@3").causal
     with pytest.raises(UserError, match=r"config.objective = 'lm': a model with these fields .* learns words as"):
         config.stages.first.model.causal = False
-        tasks.validate(config, is_adopted=True)
+        validate(config, is_adopted=True)
 
 
 @pytest.mark.slow
@@ -173,8 +174,8 @@ def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint,
 
     def adopted(source, *flags):
         flags = [*flags, f"--config.data.corpus={corpus_file}", f"--config.init_checkpoint={source}"]
-        config, _ = experiments.from_arguments(["--config=adapt", "--config.adapt.positions=9000", *flags])
-        tasks.validate(config)
+        config, _ = from_arguments(["--config=adapt", "--config.adapt.positions=9000", *flags])
+        validate(config)
         pretraining_run.adopt_checkpoint(config)
         return families.config_of(config_in(config, stages_of(config)[0]))
 
@@ -223,5 +224,5 @@ def test_a_mistake_is_one_line(fields, message, checkpoint, corpus_file, tmp_pat
     given = {name: x.format(corpus=corpus_file) if isinstance(x, str) else x for name, x in fields.items()}
     config = adapting(checkpoint, corpus_file, **given)
     with pytest.raises(UserError, match=message):
-        tasks.validate(config)
+        validate(config)
         launch(config, tmp_path)

@@ -9,6 +9,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from bertjax.launch.validate import validate
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
@@ -205,7 +206,7 @@ def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
 ])  # fmt: skip
 def test_settings_that_cannot_be(fields, message):
     with pytest.raises(UserError, match=message):
-        tasks.validate(config_for("folder", **fields))
+        validate(config_for("folder", **fields))
 
 
 # Labels of which each text has one; numbers.
@@ -324,7 +325,7 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
         task_of(numbers, class_weights="balanced")
     config.head.label_smoothing = 1.0
     with pytest.raises(UserError, match=r"config.head.label_smoothing = 1.0: must be at least 0 and below 1"):
-        tasks.validate(config)
+        validate(config)
 
 
 def test_classes_that_are_not_there_weigh_one():

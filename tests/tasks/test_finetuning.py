@@ -26,15 +26,16 @@ from bertjax.finetuning.pairs import encode_pairs
 from bertjax.finetuning.task import FineTuning, check_indices
 from bertjax.finetuning.tasks import glue
 from bertjax.inference import output_layers, tasks
-from bertjax.inference.tasks import validate
 from bertjax.interop import conversion, pretrained
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.reporting import page
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.checkpoints import workdir as workdirs
 from bertjax.training.loop import Trained
 from bertjax.training.monitoring.divergence import Diverged
+from bertjax.training.scores import Scores
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, launch_and_stop, one_device_mesh
 from tests.markers import slow_case
@@ -473,7 +474,7 @@ def test_another_search_goes_on_with_the_trials_that_are_there(checkpoint, tmp_p
 
 
 def scored(score, metric="accuracy"):
-    scores = checkpoints.Scores({metric: score}, score)
+    scores = Scores({metric: score}, score)
     return Trained(None, scores, 1, scores)
 
 
@@ -496,7 +497,7 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
 
 def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(checkpoint, tmp_path, monkeypatch):
     """Such as the correlation of predictions that are all the same."""
-    scores = checkpoints.Scores({"accuracy": None}, None)
+    scores = Scores({"accuracy": None}, None)
     monkeypatch.setattr(sweep, "run_one", lambda *_, **more: Trained(None, scores, None, None))
     write_sst2(tmp_path, train=48)
     launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
@@ -583,7 +584,7 @@ def own_config(checkpoint, **fields):
     fields = dict(batch_size=32, epochs=6.0, max_seq_length=16, log_every_steps=4) | fields
     config = quick(fine_tuning_config("letter", letter="s"), "made up", checkpoint, **fields)
     config.checkpoint.keep = 3
-    tasks.validate(config)
+    validate(config)
     return config
 
 
@@ -610,7 +611,7 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
     first = steps[0]
     for step in (first, steps[-1]):
         score = 2.0 if step == first else 0.0
-        checkpoints.write_scores(tmp_path / "run", step, checkpoints.Scores({"accuracy": score}, score, decided={}))
+        checkpoints.write_scores(tmp_path / "run", step, Scores({"accuracy": score}, score, decided={}))
     assert len(steps) > 1 and pretrained.read(trained).path == f"{trained}@{best}"
     for path, step in (("run", first), ("run@best", first), ("run@latest", steps[-1]), (f"run@{steps[-1]}", steps[-1])):
         assert pretrained.find(tmp_path / path).step == step

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from bertjax.launch.validate import validate
 from flax.traverse_util import flatten_dict
 
 from bertjax.common.errors import UserError
@@ -20,7 +21,6 @@ from bertjax.finetuning import classification, distillation, metrics, pairs
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.task import FineTuning
 from bertjax.inference import output_layers
-from bertjax.inference.tasks import validate
 from bertjax.interop import huggingface, pretrained, resizing
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.pretraining.task import Pretraining

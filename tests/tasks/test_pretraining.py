@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from bertjax.launch.validate import validate
 from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
@@ -23,7 +24,7 @@ from bertjax.data.loading.pipeline import heldout_batches
 from bertjax.data.preprocessing import preparation
 from bertjax.data.records.record_sets import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
-from bertjax.inference import fill_mask, output_layers, tasks
+from bertjax.inference import fill_mask, output_layers
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.pretraining import run as pretraining_run
 from bertjax.pretraining import task as pretraining
@@ -505,4 +506,4 @@ def test_what_cannot_be_packed_is_refused():
     config = features.get_config()
     config.packing = True
     with pytest.raises(UserError, match=r"config.packing = True: a BiLSTM .* reads whole rows"):
-        tasks.validate(config, with_data=False)
+        validate(config, with_data=False)

@@ -24,7 +24,8 @@ from bertjax.data.records.record_sets import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.inference import fill_mask, generation, tasks
 from bertjax.interop import pretrained
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.families import config_of
 from bertjax.models.heads import BertForMaskedLM
@@ -90,7 +91,7 @@ def xlnet_config(records="unused"):
     config.model = families.model_fields("xlnet", vocab_size=80, **SIZES | given | dict(num_hidden_layers=2))
     config.tokenizer.kind = "sentencepiece"
     learn(config, "plm", plm=dict(k=4, max_span_words=2))
-    tasks.validate(config.lock())
+    validate(config.lock())
     return config
 
 
@@ -397,4 +398,4 @@ def test_what_cannot_go_on_is_told(fields, message):
         section, _, name = field.rpartition(".")
         (config[section] if section else config)[name] = value
     with pytest.raises(UserError, match=f"^{re.escape(message)}.*$"):
-        tasks.validate(config.lock())
+        validate(config.lock())

@@ -19,9 +19,9 @@ from bertjax.finetuning import distillation
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.task import FineTuning
 from bertjax.inference import tasks
-from bertjax.inference.tasks import validate
 from bertjax.interop import pretrained
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.checkpoints.workdir import write_info
 from bertjax.training.optim.schedules import make_schedule

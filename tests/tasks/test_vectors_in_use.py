@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from bertjax.launch.validate import validate
 
 from bertjax.common.errors import UserError
 from bertjax.config.experiments import load
@@ -16,7 +17,6 @@ from bertjax.embedding import task as embed
 from bertjax.embedding.mining import Choice
 from bertjax.finetuning import metrics
 from bertjax.finetuning import run as finetuning_run
-from bertjax.inference.tasks import validate
 from bertjax.interop import pretrained
 from tests.conftest import TOPICS
 from tests.processes import ROOT

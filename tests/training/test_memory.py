@@ -10,8 +10,8 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.distributed.mesh import make_mesh
 from bertjax.finetuning import run as finetuning_run
-from bertjax.inference.tasks import validate
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.pretraining import run as pretraining_run
 from bertjax.training import run as run_module
 from bertjax.training.checkpoints.workdir import RunInfo

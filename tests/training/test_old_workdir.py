@@ -8,7 +8,7 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.interop import conversion, pretrained
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
 from bertjax.training.checkpoints import checkpoint
 from tests.conftest import FOLDER, make_corpus
 from tests.golden.make_workdir import config_of

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from bertjax.launch.validate import validate
 from jax.sharding import PartitionSpec
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group, param_groups, pretraining_config
 from bertjax.distributed.mesh import make_mesh
-from bertjax.inference import tasks
 from bertjax.models import families
 from bertjax.models.heads import BertForFeatureBasedTagging, BertForMaskedLM, BertForPreTraining
 from bertjax.training.optim import optimizers
@@ -350,4 +350,4 @@ def test_optimizers_that_cannot_be_are_refused(fields, message):
     for field, value in fields.items():
         config.optimizer[field] = value
     with pytest.raises(UserError, match=message):
-        tasks.validate(config)
+        validate(config)

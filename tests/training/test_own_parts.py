@@ -6,9 +6,9 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
-from bertjax.inference import tasks
 from bertjax.interop import pretrained
-from bertjax.launch.launch import launch
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.objectives.registry import OBJECTIVES, register
 from bertjax.pretraining.task import Pretraining
@@ -45,7 +45,7 @@ def config_for(records, objective="count + mlm"):
     fields = {name: value for name, value in config.model.items() if name != "family"}
     config.model = families.model_fields("mixer", **fields | dict(hidden_size=16, mixing_act="relu"))
     config.objective, config.stages = objective, named_stages(only=stage(10, 32, 5))
-    tasks.validate(config)
+    validate(config)
     return config
 
 

@@ -7,9 +7,9 @@ import math
 import pytest
 from etils import epath
 
+from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
-from bertjax.config import experiments
-from bertjax.inference import tasks
+from bertjax.launch.validate import validate
 from bertjax.training.loop import train
 from bertjax.training.trackers import trackers
 from bertjax.training.trackers.jsonl import JsonLines, read_metrics
@@ -116,18 +116,18 @@ def test_a_tracker_that_fails_stops_no_run_and_gets_all_later(kept, tmp_path, ca
 
 
 def test_names_of_sinks(monkeypatch):
-    config, _ = experiments.from_arguments(
+    config, _ = from_arguments(
         ["", "--config=quickstart", "--config.sinks=jsonl,tensorboard,mlflow", "--config.sinks=wandb"]
     )
     assert trackers.named(config) == ("tensorboard", "mlflow", "wandb")
     config = tiny_config("text.txt")
     config.sinks = ("jsonl, mlfow",)
     with pytest.raises(UserError, match=r"config.sinks = 'mlfow': choose one of jsonl, tensorboard, mlflow, wandb"):
-        tasks.validate(config)
+        validate(config)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config.sinks = ("wandb",)
     with pytest.raises(UserError, match=r"config.sinks = 'wandb': needs wandb: pip install 'bertjax\[wandb\]'"):
-        tasks.validate(config)
+        validate(config)
 
 
 @pytest.mark.extra_packages

@@ -9,6 +9,7 @@ from bertjax.config.defaults import fine_tuning_config
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints import checkpoint, workdir
 from bertjax.training.checkpoints.workdir import RunInfo
+from bertjax.training.scores import Scores
 from tests.conftest import tiny_config
 
 
@@ -108,7 +109,7 @@ def test_a_workdir_in_a_bucket_stays_there():
 
 
 def test_scores_are_kept_beside_their_checkpoint(tmp_path):
-    scores = checkpoint.Scores({"f1": 0.5, "other": float("nan")}, 0.5, "here", {"threshold": -1.5})
+    scores = Scores({"f1": 0.5, "other": float("nan")}, 0.5, "here", {"threshold": -1.5})
     checkpoint.write_scores(tmp_path, 7, scores)
     assert checkpoint.read_scores(tmp_path, 7).decided == {"threshold": -1.5}
     assert json.loads((tmp_path / "checkpoints/7/scores.json").read_text())["scores"] == {"f1": 0.5, "other": None}

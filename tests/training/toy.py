@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.distributed.mesh import local_rows
-from bertjax.training.checkpoints.checkpoint import Scores
+from bertjax.training.scores import Scores
 from tests.conftest import one_device_mesh, tiny_config
 
 

@@ -187,6 +187,11 @@ def steps_per_epoch(examples: int, batch_size: int) -> int:
     return math.ceil(examples / batch_size)
 
 
+def count_steps(config, train_examples: int) -> int:
+    """Returns the steps of fine-tuning. The last batch of an epoch may be smaller, as in transformers' Trainer."""
+    return max(1, round(config.epochs * steps_per_epoch(train_examples, config.batch_size)))
+
+
 class TrainingOrder:
     """Assigns examples to the batches of training.
 

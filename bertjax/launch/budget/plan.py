@@ -19,15 +19,15 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
 from bertjax.common.progress import describe_bytes, duration, phase
-from bertjax.config import budget, experiments
+from bertjax.config import budget
 from bertjax.config.defaults import stage
 from bertjax.config.lists import corpus_sources
 from bertjax.config.stages import predictions_for, stages_of
 from bertjax.data.records.manifest import read_manifest
 from bertjax.data.records.record_sets import require_folder
 from bertjax.distributed import hosts
-from bertjax.inference import tasks
-from bertjax.launch.budget import choice, machine, recipes, survey
+from bertjax.launch import recipes
+from bertjax.launch.budget import choice, machine, survey
 from bertjax.launch.budget.choice import Sizes, Text
 from bertjax.launch.budget.description import lines_of_data, lines_of_run, lines_of_text
 from bertjax.launch.budget.steps import (
@@ -39,6 +39,8 @@ from bertjax.launch.budget.steps import (
     in_units,
     measure,
 )
+from bertjax.launch.overrides import find_field
+from bertjax.launch.validate import validate
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.monitoring.memory import require_room
@@ -91,7 +93,7 @@ def begin(config, workdir: epath.Path, began: float) -> ml_collections.ConfigDic
         plan = _read(workdir)
     if plan is not None:
         apply(config, plan["fields"])
-        tasks.validate(config)
+        validate(config)
         if jax.process_index() == 0 and plan["is_fitted"]:
             note = f"the numbers are those of {(workdir if _fitted(workdir) else parent) / PLAN}"
             if config.budget and plan["budget"] != config.budget:
@@ -115,7 +117,7 @@ def with_sizes(config) -> ml_collections.ConfigDict:
         return config
     config = recipes.prepared(config)
     apply(config, _with_sizes(config, time.monotonic(), prepares=False)["fields"])
-    tasks.validate(config)
+    validate(config)
     return config
 
 
@@ -126,14 +128,14 @@ def _chosen(config, workdir: epath.Path, began: float) -> Iterator[None]:
     if before is None or before["asked"] != _asked(config):
         plan = _with_sizes(config, began)
         apply(chosen := copy.deepcopy(config), plan["fields"])
-        tasks.validate(chosen)
+        validate(chosen)
         _write(workdir, plan)
     yield
 
 
 def _asked(config) -> dict[str, Any]:
     """Returns the budget, the recipe and the fields that the user has set, with the types of JSON."""
-    fields = {name: experiments.find_field(config, name).value for name in config.overrides}
+    fields = {name: find_field(config, name).value for name in config.overrides}
     return json.loads(json.dumps({"budget": config.budget, "recipe": config.get("recipe", ""), **fields}))
 
 
@@ -159,7 +161,7 @@ def _write(workdir: epath.Path, plan: Plan) -> None:
 
 def apply(config, fields: dict[str, Any]) -> None:
     """Sets fields of a config, but for those that the user has set."""
-    set_by_user = {name: experiments.find_field(config, name).value for name in config.overrides}
+    set_by_user = {name: find_field(config, name).value for name in config.overrides}
     with config.unlocked():
         for name, value in fields.items():
             section, _, last = name.rpartition(".")
@@ -170,7 +172,7 @@ def apply(config, fields: dict[str, Any]) -> None:
                 value = tuple(value)
             holder[last] = value
     for name, value in set_by_user.items():
-        experiments.find_field(config, name).set(value)
+        find_field(config, name).set(value)
 
 
 # The sizes.
@@ -326,7 +328,7 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
     first, fields = opened.task, fields_that_fit(opened, workdir, spent, measured, elapsed)
     is_traced_anew = fields.get("adapt.new_pieces_first", 0) > 0  # a constant of the compiled step
     apply(config, fields)
-    tasks.validate(config, with_data=False)
+    validate(config, with_data=False)
     opened = opened.reopen(config)
     if jax.process_index() == 0:
         factor = opened.task.flops(0, opened.task.total_steps) / first.flops(0, first.total_steps)

@@ -18,17 +18,18 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, read_whole, write_whole
 from bertjax.config.defaults import common_config, pretraining_config
-from bertjax.config.limits import one_of
+from bertjax.config.limits import DTYPES, one_of
 from bertjax.config.model_config import fields_of
 from bertjax.models import families
+from bertjax.models.validate import validate_model
 from bertjax.objectives.parsing import terms_of_run
-from bertjax.pretraining.validate import DTYPES, validate_model
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, REPORT = "config.json", "report.txt"
 # The form of `CONFIG`, and of the checkpoints beside it. One more when an earlier version would read them wrongly.
 FORMAT = 1
+PAGE = "report.html"  # the page about a run
 COMMANDS = "commands.txt"  # a line for each start of training: its date, a tab, the command
 SAMPLES = "dev_samples.json"  # a few examples of the dev set with the predictions of the best checkpoint
 SAMPLED, LONGEST = 10, 500  # how many examples, and characters of each text
@@ -52,6 +53,7 @@ class RunInfo:
       problem_type: what transformers calls the problem of a classifier whose rows do not say it.
       tokenizer: `kind`, `lowercase` and `fingerprint` of the run's tokenizer; None if there is none, or not known yet.
       train_examples: number of training examples of fine-tuning, which determines the total steps; 0 if unknown.
+      total_steps: the updates of the whole run; 0 if unknown, such as in runs of older versions.
       fingerprints: the fingerprints of the run's data, by the names of files or records; None if they are not known, or
         not yet.
     """
@@ -63,6 +65,7 @@ class RunInfo:
     train_examples: int = 0
     fingerprints: dict[str, str] | None = None
     problem_type: str = ""
+    total_steps: int = 0
 
 
 class Difference(NamedTuple):
@@ -91,6 +94,7 @@ class _Beside(TypedDict, total=False):
     labels: tuple[str, ...]
     problem_type: str
     train_examples: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    total_steps: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     used_tokenizer: _UsedTokenizer
     fingerprints: dict[str, str]
 
@@ -168,6 +172,8 @@ def write_info(workdir: epath.PathLike, info: RunInfo, tokenizer: Tokenizer | No
         content["problem_type"] = info.problem_type
     if info.train_examples:
         content["train_examples"] = info.train_examples
+    if info.total_steps:
+        content["total_steps"] = info.total_steps
     if info.fingerprints:
         content["fingerprints"] = info.fingerprints
     if tokenizer is not None:

@@ -9,10 +9,10 @@ import jax
 from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
+from bertjax.config.limits import REMAT_POLICIES
 from bertjax.config.stages import config_in, stages_of
 from bertjax.distributed.gpus import GIB
 from bertjax.distributed.topology import host_memory
-from bertjax.pretraining.validate import REMAT_POLICIES
 from bertjax.training.planning import Planning
 from bertjax.training.step import Program, abstract_hyperparameters, fits_in_memory, make_program
 from bertjax.training.task import Task

@@ -4,14 +4,19 @@ the rates of the layers that are.
 Frozen params have no gradient, which the norm of the gradients would count, no moments and no weight decay.
 """
 
+from collections.abc import Mapping
+
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax.common.errors import UserError
 from bertjax.training.optim import groups
-from bertjax.training.state import Frozen
 from bertjax.training.task import Task
+
+# Params that are not trained, by path: of an array that stacks layers, how many of these, its first ones; None: the
+# whole array.
+Frozen = Mapping[tuple[str, ...], int | None]
 
 
 def find(task: Task, config, params: dict) -> Frozen:

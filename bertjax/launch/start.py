@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections.abc import Callable
 
 import jax
 from etils import epath
@@ -14,16 +15,22 @@ from bertjax.finetuning import sweep
 from bertjax.inference import tasks
 from bertjax.launch.budget import plan
 from bertjax.pretraining import run as pretraining_run
-from bertjax.reporting import page
 from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.workdir import PAGE
 from bertjax.training.run import Kind, run
 
 
-def launch(config, workdir: epath.PathLike, began: float | None = None) -> None:
+def launch(
+    config,
+    workdir: epath.PathLike,
+    began: float | None = None,
+    draw: Callable[[epath.Path], None] = lambda workdir: None,
+) -> None:
     """Trains a validated config in `workdir` and prints the report; a finished run only prints its report.
 
     Args:
       began: when the command began, by `time.monotonic`; None: now.
+      draw: writes the page about a run that has ended, such as `reporting.page.draw`. It raises nothing.
     """
     began = time.monotonic() if began is None else began
     workdir, is_search = epath.Path(workdir), bool(config.get("sweep"))
@@ -40,7 +47,7 @@ def launch(config, workdir: epath.PathLike, began: float | None = None) -> None:
                 config = plan.begin(config, workdir, began)
                 fit = functools.partial(plan.fit, workdir=workdir, began=began)
                 trained = run(kind_of(config), config, workdir, fit, began=began)
-                if trained is not None or not (workdir / page.PAGE).exists():
+                if trained is not None or not (workdir / PAGE).exists():
                     draw(workdir)
             if jax.process_index() == 0:
                 print(written_by(config, workdir), flush=True)
@@ -51,18 +58,9 @@ def kind_of(config) -> Kind:
     return pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning_run.KIND
 
 
-def draw(workdir: epath.Path) -> None:
-    """Writes the page about a run, if that can be done: the run has ended well, whatever fails here."""
-    if jax.process_index() == 0:
-        try:
-            page.write(workdir, [workdir])
-        except Exception as error:
-            print(f"{workdir / page.PAGE}: not drawn ({error})", flush=True)
-
-
 def written_by(config, workdir: epath.Path) -> str:
     """Returns a line with the names of the files that a finished run has written."""
-    files = [workdir / page.PAGE]
+    files = [workdir / PAGE]
     if config.get("sweep"):
         files.append(workdir / sweep.SUMMARY)
     else:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import ml_collections
 
 from bertjax.common.errors import UserError
-from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.stages import predictions_for
+from bertjax.launch.overrides import find_field
 from bertjax.models import families
 
 NO_CHOICE = ("budget", "overrides", "recipe")  # fields of a config that are neither chosen nor kept
@@ -61,7 +61,7 @@ def prepared(config) -> ml_collections.ConfigDict:
     copy = recipe_config(config.recipe) if config.recipe != made_with else config.copy_and_resolve_references().lock()
     try:
         for name in sorted(names) if copy.model.family != config.model.family else ():
-            experiments.find_field(copy, name).set(experiments.find_field(config, name).value)
+            find_field(copy, name).set(find_field(config, name).value)
     except UserError as error:
         raise UserError(f"config.recipe = {config.recipe!r}: {error}") from None
     with copy.unlocked():

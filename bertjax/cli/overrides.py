@@ -1,0 +1,74 @@
+"""Parses the config and its overrides from the command line.
+
+An override is `--config.data.dupe_factor=5` or `--config.stages.short.steps=100`; the type of the field decides how its
+value is parsed. Every mistake raises a `UserError` that quotes the argument and names the remedy.
+
+Not `ml_collections.config_flags`: it reports a misspelt field as an AttributeError or a KeyError, a wrong value in the
+words of absl, and a mistake in an experiment's file with a traceback through its own code, so that turning these into
+our one line takes as much code as reading the flags, and experiments by name would come on top.
+"""
+
+import re
+
+from ml_collections import ConfigDict
+
+from bertjax.common.errors import UserError
+from bertjax.config.experiments import load, shipped
+from bertjax.config.fields import quoted
+from bertjax.launch.overrides import find_field, note_overrides
+
+_FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?", re.DOTALL)
+
+
+class MissingExperiment(UserError):
+    """The command line names no experiment."""
+
+
+def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
+    """Returns the config that `--config` and the overrides in `argv` specify, and `argv` without the overrides."""
+    argv, texts = _split_at_dashes(argv)
+    config, rest, overridden = load(_experiment(argv)), [], set()
+    width = config.get("model", {}).get("hidden_size")
+    arguments = iter(argv)
+    for argument in arguments:
+        match = _FLAG.fullmatch(argument)
+        if not match or not match["field"]:
+            rest.append(argument)
+            continue
+        value = match["value"]
+        try:
+            field = find_field(config, match["field"])
+            if match["no"] and (value is not None or field.kind is not bool):
+                raise UserError(f"--no is for fields that are True or False; write --{field.name}=VALUE")
+            if value is None and field.kind is bool:
+                value = str(not match["no"])
+            elif value is None:
+                value = next(arguments, "--")
+                if value.startswith("--"):
+                    raise UserError(f"a value is missing, such as --{field.name}={quoted(field.value)}")
+                argument += f" {value}"
+            parsed = field.parse(value)
+            if field.kind is tuple and field.name in overridden:  # repeated overrides of a tuple append to it
+                parsed = field.value + parsed
+            field.set(parsed)
+        except UserError as error:
+            raise UserError(" ".join(f"{argument}: {error}".split())) from None
+        overridden.add(field.name)
+    note_overrides(config, (name.removeprefix("config.") for name in overridden), width)
+    return config, rest + texts
+
+
+def _split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:
+    end = argv.index("--") if "--" in argv else len(argv)
+    return argv[:end], argv[end:]
+
+
+def _experiment(argv: list[str]) -> str:
+    """Returns the value of the last `--config`."""
+    found = None
+    for argument, following in zip(argv, [*argv[1:], ""]):
+        if (match := _FLAG.fullmatch(argument)) and not match["field"] and not match["no"]:
+            found = following if match["value"] is None else match["value"]
+    if not found or found.startswith("--"):
+        raise MissingExperiment(f"--config: name an experiment ({', '.join(shipped())}) or the path of a Python file")
+    return found

@@ -1,0 +1,142 @@
+"""Finds a field of a config by its dotted name, and parses its value from text."""
+
+import ast
+import dataclasses
+import difflib
+import fractions
+from collections.abc import Iterable
+
+from ml_collections import ConfigDict
+
+from bertjax.common.errors import UserError
+
+
+@dataclasses.dataclass
+class Field:
+    """One value of a config: `holder[key]`, with full name `name` and type `kind`."""
+
+    name: str
+    holder: ConfigDict
+    key: str
+    kind: type
+
+    @property
+    def value(self):
+        return self.holder[self.key]
+
+    def set(self, value) -> None:
+        """Raises `UserError` if the value is of another type, or if the field cannot be changed."""
+        if self.name == "config.task":
+            raise UserError("an experiment is for one task; choose another --config")
+        try:
+            self.holder[self.key] = value
+        except (TypeError, ValueError) as error:
+            raise UserError(" ".join(str(error).split())) from None
+
+    def parse(self, text: str):
+        """Parses `text` as a value of the field's type. Raises `UserError` if it is invalid."""
+        if self.kind in (str, int, float, bool):
+            return {str: str, int: _integer, float: _float, bool: _boolean}[self.kind](text)
+        if self.kind is not tuple:  # such as data.corpus, which is a string or a list
+            return _literal(text)
+        parsed = _literal(text)
+        if isinstance(parsed, str) and text.startswith(("(", "['", '["')):
+            raise UserError(f"not a tuple; write --{self.name}={quoted(self.value)}")
+        parsed = tuple(parsed) if isinstance(parsed, tuple | list) else (parsed,)
+        if self.value and not all(isinstance(item, type(self.value[0])) for item in parsed):
+            raise UserError(f"a tuple of {type(self.value[0]).__name__}; write --{self.name}={quoted(self.value)}")
+        return parsed
+
+
+def find_field(config: ConfigDict, path: str) -> Field:
+    """Finds the field at `path`, such as "data.dupe_factor". Raises `UserError` with the existing fields."""
+    keys = path_keys(path)
+    holder, value, name = None, config, "config"
+    for key in keys:
+        holder = value
+        if isinstance(holder, ConfigDict):
+            if key not in holder:
+                raise UserError(f"{name} has no field {key!r}{suggest(holder, str(key))}")
+            name += f".{key}"
+        elif isinstance(holder, tuple | list):
+            if not (isinstance(key, int) and -len(holder) <= key < len(holder)):
+                choice = f"{name}[0]" + (f" to {name}[{len(holder) - 1}]" if len(holder) > 1 else "")
+                raise UserError(f"there is no {name}[{key!r}]; {name} has {len(holder)} entries: {choice}")
+            name += f"[{key}]"
+        else:
+            raise UserError(f"{name} has no fields: it is the value {holder!r}")
+        value = holder[key]
+    if isinstance(value, ConfigDict):
+        raise UserError(f"{name} is a section: set one of its fields, {', '.join(value)}")
+    if isinstance(value, tuple | list) and any(isinstance(item, ConfigDict) for item in value):
+        raise UserError(f"{name} has sections: set a field of one, {name}[0].FIELD: {', '.join(value[0])}")
+    if not isinstance(holder, ConfigDict):
+        raise UserError(f"set all of {name.rpartition('[')[0]} at once")
+    return Field(name, holder, keys[-1], holder.get_type(keys[-1]))
+
+
+def path_keys(path: str) -> list[str | int]:
+    """Returns ["stages", "short", "steps"] for "stages.short.steps". Raises `UserError` if `path` names no field."""
+    try:
+        return _keys_of(ast.parse(path, mode="eval").body)
+    except (SyntaxError, ValueError):
+        example = "--config.model.vocab_size=8000"
+        raise UserError(f"not the name of a field; an override looks like {example}") from None
+
+
+def _keys_of(node: ast.expr) -> list[str | int]:
+    """Returns the names in an expression such as stages.short.steps; indices of tuples are integers."""
+    match node:
+        case ast.Name(name):
+            return [name]
+        case ast.Attribute(inner, name):
+            return [*_keys_of(inner), name]
+        case ast.Subscript(inner, index):
+            return [*_keys_of(inner), ast.literal_eval(index)]
+    raise ValueError(node)
+
+
+def suggest(names: Iterable[str], wrong: str) -> str:
+    """Suggests names close to `wrong`, and lists the others."""
+    close = difflib.get_close_matches(wrong, list(names), cutoff=0.7)
+    others = [name for name in names if name not in close]
+    if not close:
+        return f"; there are {', '.join(others)}"
+    etc = ", ..." if len(others) > 10 else ""
+    return f"; did you mean {' or '.join(close)}? There are also {', '.join(others[:10])}{etc}"
+
+
+def quoted(value) -> str:
+    return f'"{value}"' if isinstance(value, tuple) else str(value)
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        remedy = f"; write {int(float(text))}" if float(text).is_integer() else ""
+    except ValueError:
+        remedy = ""
+    raise UserError(f"not a whole number (int){remedy}")
+
+
+def _float(text: str) -> float:
+    try:
+        return float(fractions.Fraction(text)) if "/" in text else float(text)
+    except (ValueError, ZeroDivisionError):
+        raise UserError("not a number (float), such as 0.005, 1e-4 or 1/200") from None
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "t", "1", "false", "f", "0"):
+        raise UserError("neither True nor False")
+    return text.lower() in ("true", "t", "1")
+
+
+def _literal(text: str):
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text

@@ -1,0 +1,23 @@
+"""Checks the config of a run of any kind."""
+
+from bertjax.inference import tasks
+from bertjax.pretraining import validate as pretraining
+
+
+def validate(config, with_data: bool = True, is_adopted: bool = False) -> None:
+    """Checks a config without touching files or devices. Raises `UserError` with field, value and remedy.
+
+    Args:
+      with_data: also require the location of the data.
+      is_adopted: with `adapt.model`, whether `config.model` already is the model of `init_checkpoint`.
+    """
+    if config.task == tasks.PRETRAINING:
+        pretraining.validate(config, with_data, is_adopted)
+        if config.recipe:
+            from bertjax.launch import recipes
+
+            recipes.prepared(config)
+    else:
+        from bertjax.finetuning import validate as finetuning  # imports JAX
+
+        finetuning.validate(config, with_data)
