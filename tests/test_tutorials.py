@@ -11,8 +11,8 @@ import types
 
 import pytest
 
+from bertjax.cli.app import example_in
 from bertjax.cli.commands import COMMANDS
-from bertjax.cli.flags import example_in
 from bertjax.cli.overrides import from_arguments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.inference.tasks import TASKS

@@ -10,10 +10,11 @@ import sys
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
+from bertjax.cli.flags import define_config_flag
 from bertjax.training.stop import ending_at_once
 
-_CONFIG = command.define_config_flag()
+_CONFIG = define_config_flag()
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
@@ -88,4 +89,4 @@ def real_tokens_share(config) -> list[float]:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

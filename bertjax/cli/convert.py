@@ -11,7 +11,8 @@ bits, too.
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
+from bertjax.cli.next_commands import print_next, uses_of
 
 _SOURCE = flags.DEFINE_string(
     "source",
@@ -68,8 +69,8 @@ def main(arguments: list[str]) -> None:
     given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value, _PART.value)
     print(conversion.convert(*given, _PUSH.value, _PRIVATE.value, _BASE.value), flush=True)
     if _FORMAT.value != "peft":  # an adapter alone is not a model
-        command.print_next(*command.uses_of(_OUTPUT.value))
+        print_next(*uses_of(_OUTPUT.value))
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

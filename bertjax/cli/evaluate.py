@@ -14,11 +14,13 @@ import sys
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
+from bertjax.cli.next_commands import print_next, uses_of
 from bertjax.training.stop import ending_at_once
 
-_CHECKPOINT = command.define_checkpoint_flag()
-_DTYPE = command.define_dtype_flag()
+_CHECKPOINT = define_checkpoint_flag()
+_DTYPE = define_dtype_flag()
 _DATA = flags.DEFINE_string("data", None, "A labelled file like the dev set of the run; of vectors, also its folder.")
 _READING = [
     flags.DEFINE_string("form", None, "Of vectors: what the examples of --data are, as config.data.form."),
@@ -55,7 +57,7 @@ def main(arguments: list[str]) -> None:
     given = _DATA if _DATA.value else _PAIRS
     if not (epath.Path(given.value).is_file() or (_DATA.value and epath.Path(given.value).is_dir())):
         raise UserError(f"--{given.name}: no file {given.value!r}")
-    command.keep_compiled()
+    keep_compiled()
     score_data() if _DATA.value else compare_pairs()
 
 
@@ -87,7 +89,7 @@ def score_data() -> None:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:
         print(finetuning_run.report(scores, _DATA.value), flush=True)
-        command.print_next(*command.uses_of(_CHECKPOINT.value))
+        print_next(*uses_of(_CHECKPOINT.value))
 
 
 def compare_pairs() -> None:
@@ -108,8 +110,8 @@ def compare_pairs() -> None:
     for name, (part, count) in sorted(groups.items()) if len(groups) > 1 else ():
         print(f"{name:<44} {part:6.1%} of {count:,}")
     print(f"the good sentence is more likely in {share:.1%} of {len(pairs):,} pairs (chance: 50 %)", flush=True)
-    command.print_next(*command.uses_of(_CHECKPOINT.value))
+    print_next(*uses_of(_CHECKPOINT.value))
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

@@ -19,11 +19,13 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, input_lines
+from bertjax.cli.next_commands import print_next
 from bertjax.training.stop import ending_at_once
 
-_CHECKPOINT = command.define_checkpoint_flag()
-_DTYPE = command.define_dtype_flag()
+_CHECKPOINT = define_checkpoint_flag()
+_DTYPE = define_dtype_flag()
 _INPUT = flags.DEFINE_string(
     "input",
     None,
@@ -79,7 +81,7 @@ def main(texts: list[str]) -> None:
             yield from column(_TEXTS.value or "text", "texts")
             return
         yield from texts
-        yield from command.lines(_INPUT.value)  # also empty ones: text i of the output is line i of the input
+        yield from input_lines(_INPUT.value)  # also empty ones: text i of the output is line i of the input
 
     if next(all_texts(), None) is None:
         raise UserError("no text: give one on the command line or a file with --input")
@@ -89,7 +91,7 @@ def main(texts: list[str]) -> None:
     from bertjax.inference.tasks import of_checkpoint
     from bertjax.interop import pretrained
 
-    command.keep_compiled()
+    keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     task = None
     with contextlib.suppress(UserError):  # a task that is not registered here: its hidden states are all that is known
@@ -173,8 +175,8 @@ def print_reading() -> None:
         program = f"import numpy; print({{name: x.shape for name, x in numpy.load({path!r}).items()}})"
     else:
         program = f"import numpy; print(numpy.load({path!r}, mmap_mode='r'))"
-    command.print_next(["python", "-c", program])
+    print_next(["python", "-c", program])
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

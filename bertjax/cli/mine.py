@@ -14,11 +14,13 @@ import sys
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
+from bertjax.cli.next_commands import print_next, python_command
 from bertjax.training.stop import ending_at_once
 
-_CHECKPOINT = command.define_checkpoint_flag()
-_DTYPE = command.define_dtype_flag()
+_CHECKPOINT = define_checkpoint_flag()
+_DTYPE = define_dtype_flag()
 _DATA = flags.DEFINE_string("data", None, "A file of queries and documents, or a folder with such a train file.")
 _FORM = flags.DEFINE_string("form", "pairs", "What the examples of --data are, as config.data.form.")
 _TEXTS = flags.DEFINE_string("texts", "anchor,positive", "The columns of its texts, as config.data.texts.")
@@ -61,7 +63,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.inference.tasks import of_checkpoint
     from bertjax.interop import pretrained
 
-    command.keep_compiled()
+    keep_compiled()
     more = retrieval.read_documents(_CORPUS.value) if _CORPUS.value else ()
     search = retrieval.merged(datasets.read_training_search(_DATA.value, _FORM.value, _TEXTS.value), more)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
@@ -88,7 +90,7 @@ def main(arguments: list[str]) -> None:
     if _FORM.value == "pairs" and dev != train and dev.is_file():  # comparable with the scores of the checkpoint
         data += [f"--config.data.dev.path={dev}", f"--config.data.dev.texts={_TEXTS.value}"]
     data.append("--workdir=runs/mined")
-    command.print_next(command.module("main", "--config=embed", f"--config.init_checkpoint={_CHECKPOINT.value}", *data))
+    print_next(python_command("main", "--config=embed", f"--config.init_checkpoint={_CHECKPOINT.value}", *data))
 
 
 def _choice():
@@ -116,4 +118,4 @@ def _choice():
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

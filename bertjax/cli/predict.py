@@ -14,11 +14,13 @@ import json
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, input_lines
+from bertjax.cli.next_commands import print_next, uses_of
 from bertjax.training.stop import ending_at_once
 
-_CHECKPOINT = command.define_checkpoint_flag()
-_DTYPE = command.define_dtype_flag()
+_CHECKPOINT = define_checkpoint_flag()
+_DTYPE = define_dtype_flag()
 _INPUT = flags.DEFINE_string(
     "input",
     None,
@@ -46,7 +48,7 @@ flags.mark_flag_as_required("checkpoint")
 def main(texts: list[str]) -> None:
     from bertjax.common.errors import UserError
 
-    command.keep_compiled()
+    keep_compiled()
     for flag in (_TEMPERATURE, _TOP_P, _SEED):
         if flag.present and not _GENERATE.value:
             raise UserError(f"--{flag.name}={flag.value}: give --generate=N as well; nothing else draws pieces")
@@ -54,7 +56,7 @@ def main(texts: list[str]) -> None:
         raise UserError(f"--dtype={_DTYPE.value}: --generate computes in float32; leave it out")
     is_table = _is_table(texts)
     if not is_table:
-        texts = texts + [line for line in command.lines(_INPUT.value) if line.strip()]
+        texts = texts + [line for line in input_lines(_INPUT.value) if line.strip()]
     if not texts and not is_table:
         raise UserError('no text: give one on the command line ("the [MASK] barked") or a file with --input')
 
@@ -102,7 +104,7 @@ def predict_table(task, source) -> None:
     names = predicted_table.text_columns(task, source, _TEXT.value, _SECOND_TEXT.value)
     if _OUTPUT.value:
         print(predicted_table.write(_OUTPUT.value, task, source, _INPUT.value, names), flush=True)
-        command.print_next(*command.uses_of(_CHECKPOINT.value)[1:])
+        print_next(*uses_of(_CHECKPOINT.value)[1:])
         return
     for row in predicted_table.predicted(task, source, _INPUT.value, names):
         print(json.dumps(predicted_table.with_columns(*row), ensure_ascii=False), flush=True)
@@ -129,4 +131,4 @@ def continue_texts(source, texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

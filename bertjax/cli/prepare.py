@@ -10,10 +10,12 @@ python -m bertjax.prepare --config=base --output=gs://... --runner=DataflowRunne
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
+from bertjax.cli.flags import config_arguments, define_config_flag, experiment_name
+from bertjax.cli.next_commands import print_next, python_command
 from bertjax.distributed.topology import available_cores
 
-_CONFIG = command.define_config_flag()
+_CONFIG = define_config_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the records; must not contain finished records.")
 _WORKERS = flags.DEFINE_integer("workers", available_cores(), "Number of parallel processes; by default one a core.")
 _RUNNER = flags.DEFINE_string("runner", None, "Run with Apache Beam: DirectRunner, DataflowRunner, FlinkRunner, ...")
@@ -30,9 +32,9 @@ def main(arguments: list[str]) -> None:
     beam_options = [f"--runner={_RUNNER.value}", *arguments] if _RUNNER.value else None
     prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value, beam_options=beam_options)
     print(f"records, tokenizer and manifest written to {_OUTPUT.value}", flush=True)
-    records, workdir = f"--config.data.records={_OUTPUT.value}", f"--workdir=runs/{command.experiment_name()}"
-    command.print_next(command.module("main", *command.config_arguments(), records, workdir))
+    records, workdir = f"--config.data.records={_OUTPUT.value}", f"--workdir=runs/{experiment_name()}"
+    print_next(python_command("main", *config_arguments(), records, workdir))
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

@@ -10,7 +10,8 @@ WORKDIR@STEP looks into that checkpoint; a Hugging Face folder or Google's bert_
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
+from bertjax.cli.next_commands import print_next, python_command, uses_of
 
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write to; by default the workdir, if there is only one.")
 _TEXT = flags.DEFINE_string("text", "the man went to the store to buy a bottle of milk .", "To draw the attention of.")
@@ -51,7 +52,7 @@ def main(workdirs: list[str]) -> None:
     if not (_OUTPUT.value or runs):
         raise UserError(f"--output: say in which folder to write about {workdirs[0]}")
     print(page.write(_OUTPUT.value or runs[0], runs, source, _TEXT.value, _WORDS.value), flush=True)
-    command.print_next(*(command.uses_of(workdirs[0]) if source else [command.module("runs", *workdirs)]))
+    print_next(*(uses_of(workdirs[0]) if source else [python_command("runs", *workdirs)]))
 
 
 def _watch(folder: str, workdirs: list[str], seconds: float) -> None:
@@ -92,4 +93,4 @@ def _checkpoint(path: str):
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

@@ -4,7 +4,7 @@ Shows of each run within the folders, by default runs/: what it trains, how far 
 whether it is running, stopped or finished. A search is one line; its trials are listed when its own folder is named.
 """
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
 
 
 def main(folders: list[str]) -> None:
@@ -18,4 +18,4 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

@@ -9,7 +9,7 @@ the extra serve.
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import keep_compiled, run_command
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "As --checkpoint of bertjax.predict.")
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen on; 0.0.0.0: all.")
@@ -45,11 +45,11 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"serving needs {error.name}, which is not installed: pip install 'bertjax[serve]'") from None
     from bertjax import library
 
-    command.keep_compiled()
+    keep_compiled()
     limits = http.Limits(_MOST_TEXTS.value, _MOST_CHARACTERS.value, _BATCH.value, _MOST_WAITING.value)
     server = http.Server(library.load(_CHECKPOINT.value, _DTYPE.value), limits)
     http.run(server, _HOST.value, _PORT.value, _GRACE.value)
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

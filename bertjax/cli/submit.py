@@ -6,9 +6,11 @@ output is the file that its server expects.
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.flags import define_checkpoint_flag
+from bertjax.cli.next_commands import print_next, uses_of
 
-_CHECKPOINT = command.define_checkpoint_flag()
+_CHECKPOINT = define_checkpoint_flag()
 _INPUT = flags.DEFINE_string("input", None, "The test file, as the benchmark distributes it.")
 _OUTPUT = flags.DEFINE_string("output", None, "The file to write.")
 flags.mark_flags_as_required(["checkpoint", "input", "output"])
@@ -24,7 +26,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.inference.tasks import of_checkpoint
     from bertjax.interop import pretrained
 
-    command.keep_compiled()
+    keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     task = of_checkpoint(source.settings.get("task", ""), architecture="")
     if task is None or task.submission is None:
@@ -32,8 +34,8 @@ def main(arguments: list[str]) -> None:
     content, note = task.submission(source, _INPUT.value)
     write_whole(_OUTPUT.value, content)
     print(f"{note} in {_OUTPUT.value}", flush=True)
-    command.print_next(*command.uses_of(_CHECKPOINT.value))
+    print_next(*uses_of(_CHECKPOINT.value))
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

@@ -6,9 +6,11 @@ vocabulary are prepared from the corpus. The same command resumes a run that was
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import BEGAN, keep_compiled, run_command
+from bertjax.cli.flags import define_config_flag, experiment_name
+from bertjax.cli.next_commands import print_next, uses_of
 
-_CONFIG = command.define_config_flag()
+_CONFIG = define_config_flag()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; by default runs/EXPERIMENT.")
 flags.mark_flag_as_required("config")
 
@@ -29,12 +31,12 @@ def main(arguments: list[str]) -> None:
         from bertjax.launch.start import launch
         from bertjax.reporting.page import draw
 
-        command.keep_compiled()
-        workdir = _WORKDIR.value or f"runs/{command.experiment_name()}"
-        launch(_CONFIG.value, workdir, command.BEGAN, draw)
+        keep_compiled()
+        workdir = _WORKDIR.value or f"runs/{experiment_name()}"
+        launch(_CONFIG.value, workdir, BEGAN, draw)
         if jax.process_index() == 0:
-            command.print_next(*command.uses_of(workdir))
+            print_next(*uses_of(workdir))
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

@@ -8,10 +8,12 @@ same config gives the same vocabulary for any number of workers.
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
+from bertjax.cli.flags import config_arguments, define_config_flag, experiment_name
+from bertjax.cli.next_commands import print_next, python_command
 from bertjax.distributed.topology import available_cores
 
-_CONFIG = command.define_config_flag()
+_CONFIG = define_config_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the vocabulary.")
 _WORKERS = flags.DEFINE_integer(
     "workers", available_cores(), "Number of parallel processes; by default one a core.", lower_bound=1
@@ -39,12 +41,12 @@ def main(arguments: list[str]) -> None:
     learnt.save(_OUTPUT.value)
     path = os.path.join(_OUTPUT.value, learnt.filename)
     print(f"learnt {learnt.vocab_size} pieces, written to {path}", flush=True)
-    arguments = [*command.config_arguments(), f"--config.tokenizer.path={path}"]
-    command.print_next(
-        command.module("prepare", *arguments, f"--output={os.path.join(_OUTPUT.value, 'records')}"),
-        command.module("main", *arguments, f"--workdir=runs/{command.experiment_name()}"),
+    arguments = [*config_arguments(), f"--config.tokenizer.path={path}"]
+    print_next(
+        python_command("prepare", *arguments, f"--output={os.path.join(_OUTPUT.value, 'records')}"),
+        python_command("main", *arguments, f"--workdir=runs/{experiment_name()}"),
     )
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

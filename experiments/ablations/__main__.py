@@ -13,7 +13,7 @@ from collections.abc import Container
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
 from bertjax.common.errors import UserError
 from bertjax.distributed.topology import available_cores
 from experiments.ablations import tables
@@ -61,4 +61,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

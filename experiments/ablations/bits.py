@@ -14,13 +14,14 @@ import re
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.flags import define_checkpoint_flag
 from experiments.ablations.equal_time import WINDOW_BYTES
 
 # Words that are hidden: every vocabulary has their letters.
 PLAIN = re.compile(r"[A-Za-z0-9.,;:'()!?-]{1,40}")
 
-_CHECKPOINT = command.define_checkpoint_flag()
+_CHECKPOINT = define_checkpoint_flag()
 _TEXTS = flags.DEFINE_list("texts", None, "Files with held-out text, a paragraph a line.")
 _LENGTH = flags.DEFINE_integer("length", 32, "Tokens of the longest sequence; longer windows are halved.")
 _WINDOWS = flags.DEFINE_list("windows", [str(size) for size in WINDOW_BYTES], "Bytes of the shortest and the longest.")
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> None:
     sizes = [int(size) for size in _WINDOWS.value if size.isdecimal()]
     if len(sizes) != 2 or not 0 < sizes[0] <= sizes[1]:
         raise UserError(f"--windows={','.join(_WINDOWS.value)}: two numbers of bytes, such as 48,96")
-    command.keep_compiled()
+    keep_compiled()
     texts = []
     for path in _TEXTS.value:
         lines = (line for _, line in read_lines(path, Reading()))
@@ -82,4 +83,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, read_json, write_whole
 from bertjax.config.lists import join_with_commas
@@ -302,4 +302,4 @@ def _run(race: Race) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

@@ -12,11 +12,12 @@ import sys
 import numpy as np
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
+from bertjax.cli.flags import define_checkpoint_flag
 from bertjax.common.files import read_json
 from bertjax.training.trackers.jsonl import read_metrics
 
-CHECKPOINT = command.define_checkpoint_flag()
+CHECKPOINT = define_checkpoint_flag()
 DOMAIN = flags.DEFINE_string("domain", "pydoc", "Text of the domain, as data.corpus.")
 GENERAL = flags.DEFINE_string("general", None, "General text, a fifth of what is read.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", "runs/adaptation", "Folder of all runs.")
@@ -62,4 +63,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import pretraining_config
 from bertjax.data.corpus import sentences
@@ -321,4 +321,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

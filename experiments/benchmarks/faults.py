@@ -29,7 +29,7 @@ import time
 import numpy as np
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
 from bertjax.common.errors import UserError
 from experiments.benchmarks import fuzz
 
@@ -301,4 +301,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

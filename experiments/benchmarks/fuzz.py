@@ -27,7 +27,7 @@ from absl import flags
 from hypothesis import HealthCheck, Phase, given, settings, strategies
 from hypothesis import seed as seeded
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
 
 INPUTS = flags.DEFINE_integer("inputs", 10_000, "Of all doors together.")
 DOORS = flags.DEFINE_list("doors", [], "Names of doors; by default all.")
@@ -705,4 +705,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

@@ -16,7 +16,7 @@ import time
 import numpy as np
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.model_config import model_size
 
@@ -127,4 +127,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

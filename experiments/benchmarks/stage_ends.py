@@ -18,7 +18,7 @@ import time
 
 from absl import flags
 
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
 from bertjax.config import experiments
 from bertjax.distributed.topology import available_cores
 
@@ -67,4 +67,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    run_command(main)

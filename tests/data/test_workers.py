@@ -81,7 +81,7 @@ def test_ctrl_c_in_a_callback_of_pythons_is_not_lost():
     """What a `__del__` raises, Python prints and drops."""
     script = """
 import os, signal, sys, time
-from bertjax.cli import flags as command
+from bertjax.cli.app import run_command
 
 class Interrupted:
     def __del__(self):
@@ -92,7 +92,7 @@ def main(_):
     Interrupted()
     time.sleep(60)
 
-command.run(main)
+run_command(main)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
