@@ -23,7 +23,7 @@ from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text import tokenizer
 from tests.conftest import TOPICS, make_corpus
-from tests.families.test_modernbert import random_params
+from tests.models.test_modernbert import random_params
 from tests.pages import OTHERS, PAGES, ROOT, blocks_of, module_of, split_redirection
 from tests.processes import QUICK, run
 

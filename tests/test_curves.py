@@ -10,7 +10,7 @@ from bertjax.models import families
 from bertjax.objectives.parsing import terms_of_stages
 from bertjax.objectives.registry import OBJECTIVES
 from tests import curves
-from tests.tasks.conftest import on_one_device  # noqa: F401
+from tests.checkpoints import on_one_device  # noqa: F401
 
 CONFIGS = curves.configs()
 

@@ -15,7 +15,7 @@ from bertjax.models.heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.text import vocabulary_learning
 from bertjax.text.tokenizer import WordPiece
 from tests.conftest import make_corpus
-from tests.families.test_modernbert import random_params
+from tests.models.test_modernbert import random_params
 from tests.pages import PAGES, ROOT
 
 

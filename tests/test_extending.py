@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from tests.checkpoints import checkpoint  # noqa: F401
 from tests.pages import PAGES, ROOT
 from tests.reader import Reader, write_inputs
-from tests.tasks.conftest import checkpoint  # noqa: F401
 from tests.test_tutorials import forgetting  # noqa: F401
 
 EXTENDING = [page for page in PAGES if page.parent.name == "extending"]

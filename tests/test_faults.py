@@ -11,9 +11,9 @@ from bertjax.cli.overrides import from_arguments
 from bertjax.common import lock
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.training.checkpoints import checkpoint
+from tests.cli.test_commands import TINY, base
 from tests.conftest import make_corpus
 from tests.processes import start
-from tests.test_commands import TINY, base
 
 ENDLESS = [
     "--config.stages.long.steps=100000", "--config.checkpoint.every_steps=5", "--config.log_every_steps=1",

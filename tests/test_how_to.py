@@ -5,9 +5,9 @@ Runs whose checkpoint no other command reads end where training would begin; the
 
 import pytest
 
+from tests.checkpoints import checkpoint  # noqa: F401
 from tests.pages import OTHERS, blocks_of
 from tests.reader import HOW_TO, Reader, read_by_others, write_inputs, write_published, writers
-from tests.tasks.conftest import checkpoint  # noqa: F401
 
 
 def has_commands_to_run(page):

@@ -168,7 +168,7 @@ def test_all_hosts_wait_for_the_first_and_have_its_number():
 
 
 def test_a_host_that_cannot_be_reached_is_named(config_file, tmp_path):
-    """Which of several hosts are missing: tests/sharding/test_hosts.py."""
+    """Which of several hosts are missing: tests/distributed/test_hosts.py."""
     arguments = (f"--config={config_file}", f"--workdir={tmp_path}", "--config.hosts_timeout=1")
     ((code, stdout, stderr),) = finish(start(2, *arguments, numbers=(1,)))
     assert (code, stdout) == (1, "") and stderr.count("\n") == 1

@@ -9,29 +9,31 @@ from bertjax.cli.commands import COMMANDS
 from bertjax.inference.tasks import TASKS
 
 TESTS_OF_COMMANDS = {
-    "train": "tests/test_commands.py::test_main_goes_from_text_to_filled_masks",
-    "prepare": "tests/test_commands.py::test_prepare_and_vocabulary_make_what_main_trains_on",
-    "vocabulary": "tests/test_commands.py::test_prepare_and_vocabulary_make_what_main_trains_on",
+    "train": "tests/cli/test_commands.py::test_main_goes_from_text_to_filled_masks",
+    "prepare": "tests/cli/test_commands.py::test_prepare_and_vocabulary_make_what_main_trains_on",
+    "vocabulary": "tests/cli/test_commands.py::test_prepare_and_vocabulary_make_what_main_trains_on",
     "compile": "tests/planner/test_plan.py::test_the_command_prints_a_list_for_machines",
-    "predict": "tests/test_commands.py::test_predict_fills_masks_as_text_and_as_json",
-    "evaluate": "tests/test_commands.py::test_evaluate_counts_minimal_pairs",
+    "predict": "tests/cli/test_commands.py::test_predict_fills_masks_as_text_and_as_json",
+    "evaluate": "tests/cli/test_commands.py::test_evaluate_counts_minimal_pairs",
     "serve": "tests/serving/test_serving.py::test_what_was_accepted_is_answered_after_sigterm",
-    "mine": "tests/tasks/test_vectors_in_use.py::test_negatives_are_mined_with_a_checkpoint_and_learnt_from",
-    "extract": "tests/tasks/test_vectors.py::test_the_command_writes_vectors_of_a_table",
-    "submit": "tests/tasks/test_finetuning.py::test_predict_prints_json_lines_and_writes_submissions",
+    "mine": "tests/embedding/test_retrieval.py::test_negatives_are_mined_with_a_checkpoint_and_learnt_from",
+    "extract": "tests/inference/test_vectors.py::test_the_command_writes_vectors_of_a_table",
+    "submit": "tests/finetuning/test_finetuning.py::test_predict_prints_json_lines_and_writes_submissions",
     "runs": "tests/reporting/test_overview.py::test_runs_are_listed_with_their_state",
-    "report": "tests/test_commands.py::test_report_looks_into_a_run",
-    "convert": "tests/test_commands.py::test_convert_there_and_back_and_predict_from_it",
+    "report": "tests/cli/test_commands.py::test_report_looks_into_a_run",
+    "convert": "tests/cli/test_commands.py::test_convert_there_and_back_and_predict_from_it",
 }
 TESTS_OF_TASKS = {
-    "glue": "tests/tasks/test_finetuning.py::test_a_task_is_learnt_and_scored",
-    "classify": "tests/tasks/test_classify.py::test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set",
-    "squad": "tests/tasks/test_squad.py::test_a_tiny_run_writes_predictions",
-    "ner": "tests/tasks/test_ner.py::test_a_tiny_run_learns_tags",
-    "tag": "tests/tasks/test_ner.py::test_a_tiny_run_learns_tags",
-    "swag": "tests/tasks/test_swag.py::test_a_tiny_run_learns_to_choose",
-    "features": "tests/tasks/test_features.py::test_rows_of_the_table_in_one_run_which_learns_the_lstm_only",
-    "embed": "tests/tasks/test_vectors_in_use.py::test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds",
+    "glue": "tests/finetuning/test_finetuning.py::test_a_task_is_learnt_and_scored",
+    "classify": (
+        "tests/finetuning/test_classify.py::test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set"
+    ),
+    "squad": "tests/finetuning/test_squad.py::test_a_tiny_run_writes_predictions",
+    "ner": "tests/finetuning/test_ner.py::test_a_tiny_run_learns_tags",
+    "tag": "tests/finetuning/test_ner.py::test_a_tiny_run_learns_tags",
+    "swag": "tests/finetuning/test_swag.py::test_a_tiny_run_learns_to_choose",
+    "features": "tests/finetuning/test_features.py::test_rows_of_the_table_in_one_run_which_learns_the_lstm_only",
+    "embed": "tests/embedding/test_retrieval.py::test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds",
 }
 
 

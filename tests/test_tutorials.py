@@ -21,10 +21,10 @@ from bertjax.models import families
 from bertjax.objectives.registry import OBJECTIVES
 from bertjax.training.optim import optimizers, schedules
 from bertjax.training.trackers import trackers
+from tests.checkpoints import checkpoint  # noqa: F401
 from tests.pages import OTHERS, PAGES, ROOT, SITE, blocks_of, module_of, split_redirection
 from tests.processes import run
 from tests.reader import Reader, write_inputs
-from tests.tasks.conftest import checkpoint  # noqa: F401
 
 TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
 FAQ = ROOT / "docs" / "faq.md"

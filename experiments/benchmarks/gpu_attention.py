@@ -1,4 +1,4 @@
-"""The time of attention's kernels on a GPU beside that of other ways. What they compute: tests/model/test_gpu_kernels.
+"""The time of attention's kernels on a GPU beside that of other ways. What they compute: tests/nn/test_gpu_kernels.
 
 Command:  python -m experiments.benchmarks.gpu_attention
 Measures: milliseconds of the forward pass and of both, for our kernels, XLA's products (`plain_attention`,

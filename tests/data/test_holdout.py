@@ -12,7 +12,7 @@ from bertjax.data.corpus import fingerprints, holdout
 from bertjax.inference import tasks
 from bertjax.interop.pretrained import Pretrained
 from experiments import classify, embed, tag
-from tests.tasks.test_finetuning import tokenizer
+from tests.finetuning.test_finetuning import tokenizer
 
 STARS = ["1"] * 60 + ["2"] * 30 + ["3"] * 9 + ["rare"]
 

@@ -33,11 +33,11 @@ from bertjax.text import vocabulary_learning
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry, write_info
 from bertjax.training.scores import Scores
+from tests.checkpoints import on_one_device  # noqa: F401
 from tests.conftest import make_corpus
-from tests.families.test_modernbert import random_params
 from tests.golden import make_library_fields
 from tests.interop.test_golden import GOLDEN, edit
-from tests.tasks.conftest import on_one_device  # noqa: F401
+from tests.models.test_modernbert import random_params
 from tests.text.test_tokenizer import HARD
 
 torch = pytest.importorskip("torch")

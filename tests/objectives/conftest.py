@@ -1,1 +1,1 @@
-from tests.tasks.conftest import on_one_device  # noqa: F401
+from tests.checkpoints import on_one_device  # noqa: F401

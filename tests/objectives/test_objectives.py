@@ -8,12 +8,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from bertjax.launch.validate import validate
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import stages_of
 from bertjax.data.loading import transforms as additions_module
+from bertjax.launch.validate import validate
 from bertjax.objectives.parsing import learn, parse_objective
 from bertjax.objectives.parts import words
 from bertjax.objectives.parts.transforms import additions_of
@@ -21,7 +21,7 @@ from bertjax.objectives.registry import OBJECTIVES, register
 from bertjax.pretraining.task import Pretraining
 from bertjax.text import tokenizer
 from tests.conftest import one_device_mesh, tiny_config
-from tests.families.test_families import params_and_loss_after_a_step
+from tests.models.test_families import params_and_loss_after_a_step
 from tests.objectives import own_objective
 
 pytestmark = pytest.mark.usefixtures("on_one_device")

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bertjax.launch.validate import validate
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
@@ -15,6 +14,7 @@ from bertjax.data.loading import pipeline
 from bertjax.data.loading.permutation import permutes
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.data.records.record_sets import find_records
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.xlnet.config import XlnetConfig
@@ -25,7 +25,7 @@ from bertjax.objectives.registry import OBJECTIVES
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import XLNET
 from tests.conftest import preparing_in_process, tiny_config
-from tests.families.test_modernbert import random_params
+from tests.models.test_modernbert import random_params
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 PIECES = 83  # the corpus gives as many

@@ -16,8 +16,8 @@ from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.models import families
 from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
-from tests.families import own_family
 from tests.markers import slow_case
+from tests.models import own_family
 from tests.training.toy import Toy, toy_config
 
 TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_size=16, max_position_embeddings=16)

@@ -19,10 +19,10 @@ from bertjax.training.loop import train
 from bertjax.training.optim import optimizers
 from bertjax.training.trackers import trackers
 from bertjax.training.trackers.jsonl import read_metrics
+from tests.checkpoints import on_one_device  # noqa: F401
 from tests.conftest import launch_and_stop, tiny_config
-from tests.families import own_family
+from tests.models import own_family
 from tests.objectives import own_objective
-from tests.tasks.conftest import on_one_device  # noqa: F401
 from tests.training import own_parts
 from tests.training.test_loop import leaves, stopped_run
 from tests.training.toy import Toy, toy_config

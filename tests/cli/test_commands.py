@@ -1,0 +1,356 @@
+"""The commands as a stranger uses them: from text to filled masks, and what happens when something is wrong."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bertjax.cli.commands import COMMANDS
+from bertjax.cli.overrides import from_arguments
+from bertjax.common.errors import UserError
+from bertjax.distributed.topology import has_accelerator
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
+from tests.checkpoints import on_one_device  # noqa: F401  a fixture
+from tests.conftest import make_corpus
+from tests.interop.test_golden import GOLDEN
+from tests.processes import QUICK, ROOT, environment_with, run, start
+
+SETTINGS = """
+    data.heldout_fraction=0.15 data.dupe_factor=2 model.vocab_size=150 model.hidden_size=16 model.num_attention_heads=2
+    model.num_hidden_layers=1 model.intermediate_size=32 batch_size=16 mesh.data=1 unroll=no stages.short.steps=6
+    stages.short.length=32 stages.long.steps=4 stages.long.length=64 stages.long.max_predictions_per_seq=10
+    log_every_steps=2 eval.max_sequences=32
+"""
+TINY = [f"--config.{setting}" for setting in SETTINGS.split()]  # train in seconds
+
+
+def base(*arguments):
+    return [f"--config={ROOT / 'experiments' / 'base.py'}", *arguments]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder in which `main` went from text to a finished run."""
+    folder = tmp_path_factory.mktemp("stranger")
+    (folder / "text.txt").write_text(make_corpus(80))
+    result = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder, fresh=True)
+    assert result.returncode == 0, result.stderr
+    return folder, result
+
+
+def test_main_goes_from_text_to_filled_masks(trained):
+    folder, result = trained
+    assert "held-out masked words: loss" in result.stdout and "unigram baseline" in result.stdout
+    assert "the man went to the [MASK] to buy a [MASK] of milk" in result.stdout
+    assert "step 10/10 loss" in result.stdout
+    assert "config.optimizer.warmup_steps = 10000: the 10 steps end before the warm-up does" in result.stdout
+    assert re.search(r"^converting the text to sequences of 32 and 64 tokens$.*^step 1/10$", result.stdout, re.S | re.M)
+    assert result.stdout.endswith("the run is in run; see run/report.html and run/checkpoints/10\n")
+    predict, convert, _ = proposals(result)
+    assert predict[2:] == [
+        "bertjax.predict",
+        "--checkpoint=run",
+        "the man went to the [MASK] to buy a [MASK] of milk .",
+    ]
+    assert convert[2:] == ["bertjax.convert", "--source=run", "--output=run-huggingface", "--format=huggingface"]
+    names = {path.name for path in (folder / "run").iterdir()}
+    assert names >= {"config.json", "vocab.txt", "records", "checkpoints", "metrics.jsonl", "tensorboard", "report.txt"}
+    assert names >= {"report.html", "report.png"}
+    assert not list((folder / "run").rglob("*.partial"))
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_not_trained_again(trained):
+    """Also with other settings, which are named."""
+    folder, result = trained
+    arguments = base("--config.data.corpus=text.txt", "--workdir=run", *TINY)
+    again = run("main", *arguments, cwd=folder)
+    assert again.returncode == 0 and again.stdout.startswith("already finished: 10 steps")
+    assert again.stdout.split("\n")[1:] == result.stdout.split("\n")[-len(again.stdout.split("\n")) + 1 :]
+    other = run("main", *arguments, "--config.seed=5", cwd=folder)
+    assert "this run was trained with other settings: seed = 5 (was 0)" in other.stdout
+    refused = run("main", *arguments, "--config.model.num_hidden_layers=3", cwd=folder)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: config.model.num_hidden_layers = 3: run holds a run with 1")
+
+
+def test_predict_fills_masks_as_text_and_as_json(trained):
+    folder, _ = trained
+    (folder / "texts.txt").write_text("the [MASK] saw the [MASK] .\n\na [MASK]\n")
+    plain = run("predict", "--checkpoint=run", "--top_k=3", "the [MASK] stayed .", cwd=folder)
+    assert plain.returncode == 0, plain.stderr
+    first, second = plain.stdout.splitlines()
+    assert first == "the [MASK] stayed ." and second.startswith("  [MASK] 1: ") and second.count("%") == 3
+    result = run("predict", "--checkpoint=run", "--json", "--input=texts.txt", cwd=folder)
+    objects = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [len(o["masks"]) for o in objects] == [2, 1]
+    assert len(objects[0]["masks"][0]) == 5 and 0 < objects[0]["masks"][0][0]["probability"] <= 1
+
+
+def test_evaluate_counts_minimal_pairs(trained):
+    folder, _ = trained
+    lines = [
+        {"good": f"the ship saw the {word} .", "bad": f"ship the saw {word} the .", "paradigm": f"x{i % 2}"}
+        for i, word in enumerate("ab cd")
+    ]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = "--checkpoint=run", "--pairs=pairs.jsonl"
+    plain = run("evaluate", *arguments, cwd=folder)
+    assert plain.returncode == 0 and "% of 3" in plain.stdout and "in 5 pairs" not in plain.stdout, plain.stderr
+    assert "of 5 pairs (chance: 50 %)" in plain.stdout
+    scores = json.loads(run("evaluate", *arguments, "--most=1", "--json", cwd=folder).stdout)
+    assert scores["pairs"] == 2 and scores["paradigms"].keys() == {"x0", "x1"}
+    assert scores["share"] == sum(scores["paradigms"].values()) / 2
+    missing = run("evaluate", "--checkpoint=run", "--pairs=none.jsonl", cwd=folder)
+    assert missing.returncode == 1 and missing.stderr == "error: --pairs: no file 'none.jsonl'\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(has_accelerator(), reason="there JAX looks for it")
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="pip install -e '.[aot]'")
+def test_jax_is_not_asked_for_a_tpu_where_there_is_none(trained):
+    """Nor does libtpu print its errors before a command's own output."""
+    folder, _ = trained
+    environment = {name: value for name, value in environment_with().items() if name != "JAX_PLATFORMS"}
+    command = [sys.executable, "-m", "bertjax.predict", "--checkpoint=run", "the [MASK] stayed ."]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and result.stdout.startswith("the [MASK] stayed .")
+    assert result.stderr == ""
+
+
+def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
+    folder, _ = trained
+    corpus = f"--config.data.corpus={folder}/text.txt"
+    learnt = run("vocabulary", *base(corpus, "--output=words", *TINY), cwd=tmp_path)
+    assert learnt.returncode == 0 and "learnt 150 pieces, written to words/vocab.txt" in learnt.stdout, learnt.stderr
+    assert (tmp_path / "words" / "vocab.txt").read_text() == (folder / "run" / "vocab.txt").read_text()
+    words = "--config.tokenizer.path=words/vocab.txt"
+    arguments = base(corpus, words, "--output=out", "--workers=1", *TINY)
+    prepared = run("prepare", *arguments, cwd=tmp_path, fresh=True)
+    assert prepared.returncode == 0 and prepared.stdout.endswith("written to out\n"), prepared.stderr
+    ours, its = tmp_path / "out", folder / "run" / "records"
+    files = [path.relative_to(its) for path in its.rglob("*.tfrecord")]
+    assert files and all((ours / f).read_bytes() == (its / f).read_bytes() for f in files)
+
+    # The commands that are proposed are those with which a user would go on.
+    kept = base(corpus, *TINY)
+    proposed = [[*kept, words, "--output=words/records"], [*kept, words, "--workdir=runs/base"]]
+    assert [command[3:] for command in proposals(learnt)] == proposed
+    (training,) = proposals(prepared)
+    assert training[2] == "bertjax.main" and training[-2:] == ["--config.data.records=out", "--workdir=runs/base"]
+    tried = run("main", *training[3:], cwd=tmp_path, **{QUICK: "untrained"})
+    assert tried.returncode == 0, tried.stderr
+
+
+def proposals(result):
+    """The words of the commands that a command proposes at its end."""
+    _, _, lines = result.stderr.rpartition("next:\n")
+    return [shlex.split(line) for line in lines.splitlines()]
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
+    folder, _ = trained
+    arguments = base(f"--config.data.records={folder}/run/records", "--workdir=stopped", *TINY,
+                     "--config.stages.short.steps=100000", "--config.log_every_steps=1")  # fmt: skip
+    process = start("main", *arguments, cwd=tmp_path, fresh=True)
+    while "\nstep 3/" not in process.stdout:
+        assert process.poll() is None, process.describe()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130, process.describe()
+    errors = process.stderr
+    said = re.fullmatch(
+        r"stopping: saving step (\d+) first\nstopped at step (\d+); the same .*\n", errors
+    )  # no TensorFlow's
+    assert said and int(said[2]) - int(said[1]) in (0, 1), errors
+    steps = sorted(int(path.name) for path in (tmp_path / "stopped" / "checkpoints").iterdir())
+    assert steps and 3 <= steps[-1] < 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_prepare_stops_at_once_and_keeps_what_is_finished(number, tmp_path):
+    (tmp_path / "text.txt").write_text(20 * make_corpus(2_000))
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]))
+    arguments = base("--config.data.corpus=text.txt", "--output=out", "--workers=2", *TINY)
+    arguments += ["--config.model.vocab_size=6", "--config.tokenizer.path=vocab.txt", "--config.data.dupe_factor=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bertjax.prepare", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=tmp_path, env=environment_with(), start_new_session=True,
+    )  # fmt: skip
+    while not list((tmp_path / "out").glob("unfinished/*/[!c]*")):  # beside corpus-...: the workers are at work
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    _, errors = process.communicate(timeout=300)  # closed by all who hold it: no worker is left
+    assert process.returncode == 130 and errors in ("interrupted\n", "terminated\n")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"vocab.txt", "unfinished"}
+
+
+def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
+    folder, _ = trained
+    run_folder = folder / "run"
+    ways = (run_folder, "hf", "huggingface"), ("hf", "google", "tf1"), ("google", "b", "bertjax")
+    for source, output, form in ways:
+        result = run("convert", f"--source={source}", f"--output={output}", f"--format={form}", cwd=tmp_path)
+        assert result.returncode == 0 and f"-> {form}: " in result.stdout, result.stderr
+        assert proposals(result)[0][2:] == ["bertjax.predict", f"--checkpoint={output}", "the [MASK]"]
+    text = "the [MASK] saw the ship ."
+    before, after = (run("predict", f"--checkpoint={path}", text, cwd=tmp_path) for path in (run_folder, "b"))
+    assert before.stdout == after.stdout and "[MASK] 1: " in after.stdout, after.stderr
+    again = run("convert", "--source=hf", "--output=hf", "--format=tf1", cwd=tmp_path)
+    assert again.returncode != 0 and "error: --output=hf: exists and is not empty" in again.stderr
+
+
+@pytest.mark.slow
+def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
+    folder, _ = trained
+    assert run("convert", f"--source={folder}/run", "--output=hf", "--format=huggingface", cwd=tmp_path).returncode == 0
+    arguments = base(f"--config.data.records={folder}/run/records", "--config.init_checkpoint=hf", "--workdir=w", *TINY)
+    first = run("main", *arguments, cwd=tmp_path, **{QUICK: "yes"})
+    assert "started from hf (huggingface): 26 of 26 arrays loaded" in first.stdout, first.stderr
+    shutil.rmtree(tmp_path / "hf")
+    longer = run("main", *arguments, "--config.stages.long.steps=5", cwd=tmp_path, **{QUICK: "yes"})
+    assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
+
+
+def test_report_looks_into_a_run(trained, tmp_path):
+    folder, _ = trained
+    result = run("report", "run@10", f"--output={tmp_path}", "--text=the ship saw the oven .", cwd=folder)
+    assert result.returncode == 0 and result.stdout == f"{tmp_path}/report.html\n", result.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert "Attention, head by head" in page and "Nearest word embeddings" in page and page.count("<img") == 2
+    assert "Thin lines: training" in page
+    own = (folder / "run/report.html").read_text()
+    assert "Attention, head by head" not in own and '<a href="checkpoints/10">run@10</a>' in own
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "name the workdirs of one or more runs"),
+        (["run", "run"], "--output: say in which folder to write about several runs"),
+        (["run", "run", "--output=x", "--text=a"], "--text: of one run only; of 2 runs, their curves are drawn"),
+        (["nowhere"], "no checkpoint in 'nowhere': give the workdir of a run, a Hugging Face folder (config.json and "
+         "model.safetensors), an adapter of PEFT, hub:NAME for one of the hub, or Google's bert_model.ckpt"),
+        (["run", "nowhere", "--output=x"], "no nowhere/config.json: 'nowhere' is not the workdir of a run"),
+        (["run@7"], "run@7: no such checkpoint; there are 10"),
+        ([str(GOLDEN)], f"--output: say in which folder to write about {GOLDEN}"),
+        (["."], ".: no run, and runs/ in it has no finished trial of a search"),
+        ([".", "--words=a"], "--words: . has no checkpoint to look into; a search's are in runs/"),
+    ],
+)  # fmt: skip
+def test_report_refuses_what_it_cannot_draw(trained, arguments, message):
+    folder, _ = trained
+    (folder / "runs").mkdir(exist_ok=True)
+    result = run("report", *arguments, cwd=folder)
+    assert result.returncode == 1 and result.stderr == f"error: {message}\n"
+
+
+# Forks for each module, so that Python starts once; each fork prints the packages that the help of a command imports.
+HELPS = """
+import os, runpy, sys
+for module in sys.argv[1:]:
+    if (pid := os.fork()) == 0:
+        sys.argv = [module, "--help"]
+        try:
+            runpy.run_module(f"bertjax.{module}", run_name="__main__", alter_sys=True)
+        finally:
+            print("IMPORTED", module, *{name.partition(".")[0] for name in sys.modules}, flush=True)
+            os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.slow
+def test_help_imports_no_more_than_it_needs(tmp_path):
+    """So that it answers at once."""
+    modules = sorted({module for module, _ in COMMANDS.values()})
+    command = [sys.executable, "-c", HELPS, *modules]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment_with())
+    assert all(f"python -m bertjax.{module}" in result.stdout for module in modules)
+    lines = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("IMPORTED")]
+    assert [module for module, *_ in lines] == modules
+    for module, *imported in lines:
+        assert not {"jax", "flax", "optax", "orbax", "tensorflow", "scipy"} & {*imported} and "absl" in imported, module
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "--config"),
+        (["--config=one.txt"], "error: --config=one.txt: not Python: line 1: invalid syntax"),
+        (base("--workdirr=x"), "workdirr"),
+        (base("train", "--config.data.corpus=x.txt"), "error: unexpected argument 'train'"),
+        (base("--config.mesh.data=7", "--config.data.corpus=x"), "does not multiply to the 1 devices"),
+    ],
+)
+def test_mistakes_get_one_clear_line(arguments, message, tmp_path):
+    (tmp_path / "one.txt").write_text("One document of one line.\n")
+    result = run("main", *arguments, cwd=tmp_path)
+    assert result.returncode != 0 and message in result.stderr
+    assert "Traceback" not in result.stderr and result.stderr.count("error:") <= 1
+
+
+def test_missing_flags_are_named_with_an_example_of_the_command(tmp_path):
+    missing, no_experiment = run("submit", "--input=x", cwd=tmp_path), run("main", cwd=tmp_path)
+    assert missing.returncode == no_experiment.returncode == 1
+    assert missing.stderr == (
+        "error: --checkpoint, --output: are missing; an example of the command: python -m bertjax.submit "
+        "--checkpoint=runs/mrpc --input=test.tsv --output=MRPC.tsv\n"
+    )
+    assert no_experiment.stderr.endswith("; an example of the command: python -m bertjax.main --config=quickstart\n")
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (["data.records=RECORDS", f"eval.fill_masks=('the [MASK]{' x' * 600}',)"],
+         "tokens, more than the model's 512 positions"),
+        (["data.records=nowhere"], "config.data.records: no folder 'nowhere'"),
+        (["data.corpus=nowhere.txt"], "data.corpus: no file or folder 'nowhere.txt'"),
+        (["data.corpus=empty.txt"], "data.corpus: 'empty.txt' contains no text"),
+        (["data.corpus=one.txt", "tokenizer.path=empty.txt"], "the vocabulary empty.txt is empty"),
+        (["data.corpus=one.txt", "model.vocab_size=30522"], "config.model.vocab_size = 30522: this corpus gives"),
+    ],
+)  # fmt: skip
+def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, monkeypatch, in_process, on_one_device):  # noqa: F811
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "one.txt").write_text("One document of one line.\n")
+    monkeypatch.chdir(tmp_path)
+    records = str(trained[0] / "run/records")
+    arguments = [f"--config.{setting.replace('RECORDS', records)}" for setting in settings]
+    config, _ = from_arguments(["bertjax", *base(*TINY, *arguments)])
+    with pytest.raises(UserError) as error:
+        validate(config)
+        launch(config, tmp_path / "run")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--checkpoint=nowhere", "a [MASK]"], "no checkpoint in 'nowhere'"),
+        (["--checkpoint=run"], "no text: give one"),
+        (["--checkpoint=run", "a [MASK]", "no mask here"], "no [MASK] in 'no mask here'"),
+        (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
+        (["a [MASK]"], "--checkpoint"),
+        (["--checkpoint=run", "--top_p=0.5", "a [MASK]"], "--top_p=0.5: give --generate=N as well"),
+        (["--checkpoint=run", "--generate=5", "a"], "only a left-to-right model (model.causal) continues a text"),
+    ],
+)
+def test_predict_refuses_what_it_cannot_do(trained, arguments, message):
+    folder, _ = trained
+    result = run("predict", *arguments, cwd=folder)
+    assert result.returncode != 0 and message in result.stderr and "Traceback" not in result.stderr
+    assert not result.stdout  # nothing is half done

@@ -1,0 +1,383 @@
+"""Training of vectors: microbatches, devices and packing change nothing; several sets, teachers, resume, bad input."""
+
+import dataclasses
+import functools
+import itertools
+import random
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from bertjax.common.errors import UserError
+from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder
+from bertjax.data.loading.mixed import MixedOrder, steps_of_each
+from bertjax.distributed.mesh import GROUPS, make_mesh, put_batch
+from bertjax.embedding import datasets, losses
+from bertjax.finetuning import distillation
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.task import FineTuning
+from bertjax.inference import tasks
+from bertjax.interop import pretrained
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
+from bertjax.training.checkpoints import checkpoint as checkpoints
+from bertjax.training.checkpoints.workdir import write_info
+from bertjax.training.optim.schedules import make_schedule
+from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.trackers.jsonl import read_metrics
+from experiments import embed
+from tests.conftest import TOPICS
+from tests.finetuning.test_classify import write_table
+
+FORMS = {
+    "pairs": dict(texts="query,positive,negative"),
+    "scored": dict(texts="one,other", label="score"),
+    "labelled": dict(texts="one,other", label="same"),
+    "sentences": dict(texts="query"),
+}
+
+
+def rows_of(count: int, seed: int) -> list[dict]:
+    """Texts about a topic, of which every fourth query or positive has been before; and pairs, some about the same."""
+    rng, rows = random.Random(seed), []
+
+    def text(topic):
+        return " ".join(rng.choices(TOPICS[topic], k=rng.randint(2, 6)))
+
+    for i in range(count):
+        (topic, other), is_same = rng.sample(sorted(TOPICS), 2), rng.random() < 0.5
+        row = {"query": text(topic), "positive": text(topic), "negative": text(other), "one": text(topic)}
+        row |= {"other": text(topic if is_same else other), "same": int(is_same), "score": is_same + rng.random() / 2}
+        row |= {name: rows[-1][name] for name, every in (("query", 4), ("positive", 3)) if rows and i % every == 0}
+        rows.append(row)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts")
+    for name, count in (("train", 42), ("dev", 30)):
+        write_table(path / f"{name}.jsonl", rows_of(count, count))
+    return path
+
+
+def config_for(folder, checkpoint, form="pairs", **fields):
+    config = embed.get_config()
+    config.data.update(path=str(folder), form=form, **FORMS[form])
+    config.data.dev.update(form="scored", **FORMS["scored"])
+    config.init_checkpoint = str(checkpoint)
+    config.update(dict(batch_size=16, max_seq_length=16, log_every_steps=1, keep_layers=1, dtype="float32"))
+    config.optimizer.learning_rate = 3e-3
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+def task_of(config, tmp_path, devices=1):
+    finetuning_run.adopt(config, None)
+    material = finetuning_run.load_material(config, tmp_path, None)
+    return FineTuning(config, make_mesh(config, jax.devices()[:devices]), material.dataset)
+
+
+# The whole step.
+
+
+def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
+    """The gradient of a batch that is not full, with dropout, and the metrics."""
+    config.mesh.update(data=data, fsdp=fsdp, tensor=1)
+    config.microbatches, config.packing = microbatches, False
+    config.optimizer.update(name="sgd", warmup_proportion=0.0, learning_rate=1.0, weight_decay=0.0, max_grad_norm=1e9)
+    task = task_of(config, tmp_path, data * fsdp)
+    program = make_program(task, config, task.mesh)
+    hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 1000), task.mesh)
+    state = program.init(jax.random.key(0))
+    before = jax.device_get(state.params)
+    batch = min(itertools.islice(task.batches(0), 3), key=lambda batch: batch["weights"].sum())
+    assert batch["weights"].sum() == 10  # of 16 places
+    state, metrics = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
+    return jax.tree.map(np.subtract, before, jax.device_get(state.params)), jax.device_get(metrics)
+
+
+@pytest.mark.slow
+def test_microbatches_and_devices_change_neither_loss_nor_gradient(folder, checkpoint, tmp_path):
+    fields = {"loss.symmetric": True, "loss.widths": "8"}
+    expected, metrics = gradient_of(config_for(folder, checkpoint, **fields), tmp_path)
+    found, again = gradient_of(config_for(folder, checkpoint, **fields), tmp_path, 2, 2, 2)
+    assert metrics["loss"] > 1 and metrics["grad_norm"] > 0.1
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), expected, found)
+    for name in ("loss", "accuracy", "grad_norm"):
+        np.testing.assert_allclose(again[name], metrics[name], rtol=1e-4, err_msg=name)
+
+
+def packed(examples):
+    """All of them in one packed batch, in which some places have no example."""
+    return next(PackedOrder(examples, len(examples), 0, 64, 1).batches(range(1), np.arange))
+
+
+@pytest.fixture(scope="module")
+def encode(folder, checkpoint, tmp_path_factory):
+    """Returns the vectors of a batch of any form; compiled once for each shape."""
+    task = task_of(config_for(folder, checkpoint), tmp_path_factory.mktemp("encode"))
+    params = nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
+    compiled = jax.jit(task.outputs)
+
+    def vectors_of(batch, keys=None):
+        return compiled(params, {name: x for name, x in batch.items() if name not in NO_INPUTS}, keys)
+
+    return vectors_of
+
+
+NO_INPUTS = ("labels", "weights", "dropout_rows")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["pairs", "scored", "labelled"])
+def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
+    form, encode, folder, checkpoint, tmp_path
+):
+    task = task_of(config_for(folder, checkpoint, form, **{"data.texts": "one,other"}), tmp_path)
+    examples = task.dataset.train
+    whole, missing = np.arange(42), np.array([*range(20), -1, *range(20, 42), -1])
+    batches = [(packed(examples), 1), (examples.batch(whole, 16), 1), (examples.batch(missing, 16), 4)]
+    several = batches[0][0]
+    assert several["segments"].max() > 2 * examples.choices and (several["weights"] == 0).any()
+
+    def loss(vectors, batch, groups):
+        parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), (vectors, task.normalize(batch)))
+        return jax.vmap(lambda *given: task.loss_of_outputs(*given)[0], axis_name=GROUPS)(*parts).sum()
+
+    found = []
+    for batch, groups in batches:
+        vectors, there = encode(batch), batch["weights"] > 0
+        value, gradient = jax.jit(jax.value_and_grad(loss), static_argnums=2)(vectors, batch, groups)
+        order = np.argsort(np.asarray(vectors)[there][..., 0].sum(1))
+        found.append((value, *(np.asarray(x)[there][order] for x in (vectors, gradient))))
+        assert not np.asarray(gradient)[~there].any()
+    for other in found[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found[0], other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_sentence_and_itself_differ_by_dropout(is_packed, encode, folder, checkpoint, tmp_path):
+    examples = task_of(config_for(folder, checkpoint, "sentences"), tmp_path).dataset.train
+    batch = packed(examples) if is_packed else examples.batch(np.arange(len(examples)), 16)
+    for keys, differs in ((jax.random.split(jax.random.key(1), len(batch["input_ids"])), True), (None, False)):
+        vectors = np.asarray(encode(batch, keys))[batch["weights"] > 0]
+        assert vectors.shape == (42, 2, 32)
+        distances = np.abs(vectors[:, 0] - vectors[:, 1]).max(-1)
+        assert (distances > 1e-3).all() if differs else (distances < 1e-5).all()
+
+
+def test_what_is_the_same_text_is_no_negative():
+    """The loss beside NumPy's, which leaves out candidates one by one."""
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 5, (12, 3))  # of few texts, so that all kinds of duplicates are there
+    vectors = rng.normal(size=(5, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    logits = vectors @ vectors.T / 0.05
+
+    def cross_entropy(own, right, others):
+        return np.log(np.exp([logits[own, other] for other in (right, *others)]).sum()) - logits[own, right]
+
+    expected, masked = [], 0
+    for i, (query, positive, _) in enumerate(words):
+        others = [words[j, 1] for j in range(12) if j != i and words[j, 0] != query] + list(words[:, 2])
+        queries = [words[j, 0] for j in range(12) if j != i and words[j, 1] != positive]
+        kept = [[text for text in found if text not in (query, positive)] for found in (others, queries)]
+        masked += 3 * 12 - 2 - sum(map(len, kept))
+        expected.append((cross_entropy(query, positive, kept[0]) + cross_entropy(positive, query, kept[1])) / 2)
+    batch = {"weights": np.ones(12, np.float32), "labels": words}
+    loss = losses.InBatchNegatives(temperature=0.05, symmetric=True)
+    found, _ = jax.jit(jax.vmap(lambda v: loss(v, batch), axis_name=GROUPS))(vectors[words][None])
+    assert masked > 100
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
+
+
+# Several sets.
+
+
+def examples_of(count: int, name: int) -> Examples:
+    """Sequences that say which they are."""
+    ids = [np.array([name, i, *[7] * (i % 5)], np.int32) for i in range(count)]
+    return Examples(ids, [np.zeros_like(x) for x in ids])
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_every_batch_is_of_one_set_and_each_is_used_as_often_as_it_weighs(is_packed):
+    sizes, weights, size = (40, 24, 64), (1.0, 2.0, 0.5), 8
+    sets = [examples_of(count, name) for name, count in enumerate(sizes, 1)]
+    orders = [PackedOrder(x, size, 0, 64, 1) if is_packed else TrainingOrder(x, size, 0, 64) for x in sets]
+    order = MixedOrder(orders, steps_of_each(sizes, weights, size), seed=0)
+    steps = order.steps_per_epoch
+    assert steps == 5 + 6 + 4
+    batches = list(order.batches(range(2 * steps), np.arange))
+
+    def read(batch):
+        """The set and the number of each example."""
+        if not is_packed:
+            return [tuple(ids[:2]) for ids in batch["input_ids"][batch["weights"] > 0]]
+        rows, numbers = np.nonzero(batch["weights"])
+        return [tuple(batch["input_ids"][r, (s := batch["first_tokens"][r, n]) : s + 2]) for r, n in zip(rows, numbers)]
+
+    found = [read(batch) for batch in batches]
+    assert all(len({name for name, _ in each}) == 1 for each in found)
+    for epoch in range(2):
+        used = list(itertools.chain(*found[epoch * steps : (epoch + 1) * steps]))
+        counts = {name: [used.count((name, i)) for i in range(count)] for name, count in enumerate(sizes, 1)}
+        assert set(counts[1]) == {1} and set(counts[2]) == {2} and sum(counts[3]) == 32
+    of_third = [each for each in itertools.chain(*found) if each[0] == 3]
+    assert len(set(of_third)) == len(of_third) == 64  # half in each epoch
+    names = [each[0][0] for each in found]
+    assert names[:steps] != names[steps:] and names != sorted(names)
+    for start in (7, 20):
+        again = itertools.islice(order.batches(range(start, 2 * steps), np.arange), 3)
+        assert [read(batch) for batch in again] == found[start : start + 3]
+
+
+def mixed(folder, checkpoint, **fields):
+    config = config_for(folder, checkpoint, **{"epochs": 2.0} | fields).unlock()
+    config.data.sets.similar = embed.text_set(str(folder), "scored", FORMS["scored"]["texts"], "score", weight=2.0)
+    validate(config.lock())
+    return config
+
+
+@pytest.mark.slow
+def test_a_run_on_several_sets_learns(folder, checkpoint, tmp_path):
+    launch(mixed(folder, checkpoint), tmp_path)
+    lines = read_metrics(tmp_path)
+    scores = [line["eval/spearman"] for line in lines if "eval/spearman" in line]
+    assert lines[-1]["step"] == 2 * (3 + 6) and scores[-1] > 0.5
+
+
+# A teacher.
+
+
+@pytest.fixture(scope="module")
+def teacher(folder, checkpoint, tmp_path_factory):
+    """A workdir with the vectors of the checkpoint, and with prompts."""
+    workdir = tmp_path_factory.mktemp("teacher")
+    config = config_for(folder, checkpoint, **{"data.query_prompt": "ship ", "data.document_prompt": "sail "})
+    finetuning_run.adopt(config, None)
+    opened = finetuning_run.open_run(config, workdir, None)
+    write_info(workdir, opened.info, opened.tokenizer)
+    checkpoints.write_params(workdir, {"bert": pretrained.read(checkpoint).params["bert"]})
+    return workdir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["vectors", "scores"])
+def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folder, checkpoint, tmp_path):
+    fields = {"distill.teacher": str(teacher), "distill.what": what}
+    config = (config_for if what == "scores" else mixed)(folder, checkpoint, **fields)
+    finetuning_run.adopt(config, None)
+    dataset = finetuning_run.load_material(config, tmp_path, None).dataset
+    source, row = pretrained.read(teacher), rows_of(42, 42)[3]
+    # `predict` writes the query's prompt before all texts.
+    prompted = dataclasses.replace(source, settings=source.settings.copy_and_resolve_references().unlock())
+    prompted.settings.data.query_prompt = ""
+    texts = ["ship " + row["query"], "sail " + row["positive"], "sail " + row["negative"]]
+    vectors = np.array([each["vector"] for each in tasks.get("embed").predict(prompted, [(text,) for text in texts])])
+    cosines = vectors[1:] @ vectors[0]
+    expected = vectors if what == "vectors" else cosines[:1] - cosines[1:]
+    np.testing.assert_allclose(dataset.train.teacher_logits[3], expected, atol=1e-5)
+    for examples in dataset.sets:
+        assert len(examples.teacher_logits) == len(examples)
+    in_rows = packed(dataset.train)
+    assert in_rows["teacher_logits"].shape == (*in_rows["weights"].shape, *expected.shape)
+    # Another form of a set has other prompts: the teacher computes its logits anew.
+    path = tmp_path / distillation.FILE
+    key, forms = str(np.load(path)["key"]), dataset.forms
+    assert len(distillation._read(path, key, forms)) == sum(map(len, dataset.sets)) and len(forms) == len(dataset.sets)
+    assert distillation._read(path, key, (*forms[:-1], "other")) is None
+    assert distillation._read(path, "other", forms) is None
+
+
+def test_a_student_is_as_far_from_its_teacher_as_their_vectors_or_scores():
+    rng = np.random.default_rng(0)
+    ours, theirs = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, 6, 3, 8)))
+    cosines = [(x[:, :1] * x[:, 1:]).sum(-1) for x in (ours, theirs)]
+    scores = [x[:, :1] - x[:, 1:] for x in cosines]
+    loss = losses.of_settings(embed.get_config().loss, ())
+    np.testing.assert_allclose(loss.divergence(2 * ours, theirs, 1.0), 1 - (ours * theirs).sum(-1).mean(-1), atol=1e-6)
+    expected = np.square(scores[0] - scores[1]).mean(-1)
+    np.testing.assert_allclose(loss.divergence(ours, scores[1], 1.0), expected, atol=1e-6)
+
+
+# Mistakes.
+
+SCORED, LABELLED, SENTENCES = (
+    {f"data.{name}": x for name, x in (FORMS[form] | {"form": form}).items()}
+    for form in ("scored", "labelled", "sentences")
+)
+TEACHER = {"distill.teacher": "{teacher}"}
+
+
+@pytest.mark.parametrize("fields, message", [
+    ({"batch_size": 1}, r"config.batch_size = 1: an example is compared with others: at least 2"),
+    ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 is more than the 32 numbers of a vector"),
+    ({"loss.widths": "8,a"}, r"config.loss.widths = '8,a': write widths such as 256,128,64"),
+    ({"loss.temperature": 0.0}, r"config.loss.temperature = 0.0: must be above 0"),
+    ({"data.form": "pair"}, r"config.data.form = 'pair': choose one of pairs, scored"),
+    ({"data.texts": "query"}, r"config.data.texts = 'query': pairs need two columns or more: query, positive, neg"),
+    ({"data.dev.texts": ""}, r"config.data.texts = 'query,positive,negative': scored pairs have two texts"),
+    ({"data.dev.label": "query"}, r"dev.jsonl:1: query is '.*', expected a number"),
+    ({"data.dev.path": "nowhere"}, r"config.data.dev.path = 'nowhere': no such file or folder"),
+    ({"data.path": "{folder}/train.jsonl"}, r"config.data.dev.path = '': data.dev has another form"),
+    ({"data.texts": "query,document"}, r"train.jsonl:1: no column 'document'; there are query, positive, negative"),
+    ({"data.texts": "query,empty"}, r"train.jsonl:1: empty is empty; each example needs all of its 2 texts"),
+    (SCORED | {"data.label": "one"}, r":1: one is '.*', expected a number"),
+    (SCORED | {"data.label": "constant"}, r"train.jsonl: all scores, in column 'constant', are 3: nothing can be"),
+    (LABELLED | {"data.label": "score"}, r"score is .*, expected 1 or 0: .* degrees of it are form=scored"),
+    ({"distill.what": "scores"}, r"config.distill.what = 'scores': there is no teacher"),
+    ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores"),
+    ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no vectors of texts \(BertFor.*\)"),
+    (TEACHER | {"head.dense": 8}, r"its vectors have 32 numbers, those of this model 8; set head.dense=32, or "),
+    (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have the same score by any teacher; set distill.what=v"),
+    (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: divides logits, .*; leave it out"),
+])  # fmt: skip
+def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
+    rows = [row | {"empty": "", "constant": 3} for row in rows_of(20, 0)]
+    write_table(tmp_path / "train.jsonl", rows)
+    write_table(tmp_path / "dev.jsonl", rows)
+    named = dict(folder=tmp_path, checkpoint=checkpoint, teacher=teacher)
+    fields = {name: x.format(**named) if isinstance(x, str) else x for name, x in fields.items()}
+    with pytest.raises(UserError, match=message) as found:
+        config = config_for(tmp_path, checkpoint, **fields)
+        validate(config)
+        task_of(config, tmp_path)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("fields, message", [
+    (dict(form="scores"), r".form = 'scores': choose one of"),
+    (dict(weight=0.0), r".weight = 0.0: must be above 0; or leave the set out"),
+    (dict(path="{empty}"), r".path = '.*': no train.csv, train.tsv, train.jsonl in it"),
+    (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; there are query, positive, negative, one, other"),
+    (dict(path="{empty}/one.csv"), r".path = '.*': one example in it; it is compared with oth"),
+    (dict(form="squad"), r".path = '.*': no train-v1.1.json, train-v2.0.json in it"),
+    ("train.csv", r" = 'train.csv': write text_set\(path, ...\)"),
+])  # fmt: skip
+def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_path):
+    config = config_for(folder, checkpoint).unlock()
+    write_table(tmp_path / "one.csv", rows_of(1, 0))
+    if isinstance(fields, dict):
+        given = dict(path=str(folder), texts="query,positive") | fields
+        fields = embed.text_set(**given | {"path": given["path"].format(empty=tmp_path)})
+    config.data.sets.more = fields
+    with pytest.raises(UserError, match="config.data.sets.more" + message if message[0] in ". " else message):
+        validate(config)
+        task_of(config, tmp_path)
+
+
+def test_one_text_is_one_number(checkpoint):
+    """With the prompt of its side: a query and a document of the same words are other inputs, if prompts differ."""
+    tokenizer = pretrained.read(checkpoint).tokenizer
+    found = datasets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])
+    for document, expected in (("", [[0, 1], [1, 0], [0, 2]]), ("rose ", [[0, 1], [2, 3], [0, 4]])):
+        prompts = {datasets.QUERY: "", datasets.DOCUMENT: document}
+        encoded = datasets.encode(found, "pairs", prompts, tokenizer, 16)
+        assert encoded.numbers.tolist() == expected and len(encoded.examples) == np.max(expected) + 1
+        labels = datasets.training_examples(encoded, found.labels).labels
+        assert labels.tolist() == [[0, 1], [1, 0], [0, 2]]  # what is no negative does not depend on prompts

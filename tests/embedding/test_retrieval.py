@@ -1,0 +1,408 @@
+"""Queries, nearest documents and hard negatives; a run of the task embed, and the commands that use its vectors."""
+
+import dataclasses
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+
+from bertjax.common.errors import UserError
+from bertjax.config.experiments import load
+from bertjax.data.loading.examples import Examples
+from bertjax.embedding import datasets, evaluators, mining, neighbors, retrieval
+from bertjax.embedding import task as embed
+from bertjax.embedding.mining import Choice
+from bertjax.finetuning import metrics
+from bertjax.finetuning import run as finetuning_run
+from bertjax.interop import pretrained
+from bertjax.launch.validate import validate
+from tests.conftest import TOPICS
+from tests.finetuning.test_classify import write_table
+from tests.finetuning.test_finetuning import run
+from tests.processes import ROOT
+from tests.processes import run as command
+
+QUERIES, DOCUMENTS = 40, 90
+
+
+@pytest.fixture
+def search():
+    """Queries with one to three relevant documents; the text of each tenth one is a document as well."""
+    rng = np.random.default_rng(0)
+    relevant = [dict.fromkeys(rng.choice(80, rng.integers(1, 4), replace=False).tolist(), 1.0) for _ in range(QUERIES)]
+    documents = [f"document {i}" for i in range(86)] + [f"query {i}" for i in range(0, QUERIES, 10)]
+    return retrieval.Search([f"query {i}" for i in range(QUERIES)], documents, relevant)
+
+
+@pytest.fixture
+def vectors():
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(QUERIES, 8)).astype(np.float32), rng.normal(size=(DOCUMENTS, 8)).astype(np.float32)
+
+
+CHOICES = [
+    Choice(),
+    Choice(3, first=5, last=20),
+    Choice(2, last=500, margin=0.1),
+    Choice(2, first=3, margin=0.3, is_share=True),
+    Choice(4, last=30, most=0.6, least=0.1),
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_negatives_are_the_nearest_that_may_be_some(choice, search, vectors):
+    mined = mining.mine(search, *vectors, choice)
+    cosines = metrics.unit(vectors[0]) @ metrics.unit(vectors[1]).T
+    expected, candidates, dropped, inverted = [], 0, 0, 0
+    for query in range(QUERIES):
+        own = cosines[query, list(search.relevant[query])].min()
+        others = [
+            number for number in np.argsort(-cosines[query]).tolist()
+            if number not in search.relevant[query] and search.documents[number] != search.queries[query]
+        ][choice.first - 1 : choice.last]  # fmt: skip
+        limit = own - choice.margin * abs(own) if choice.is_share else own - choice.margin
+        left = [i for i in others if choice.least <= cosines[query, i] <= min(limit, choice.most)]
+        candidates, dropped = candidates + len(others), dropped + len(others) - len(left)
+        if len(left) >= choice.negatives:
+            expected.append((query, left[: choice.negatives]))
+            inverted += cosines[query, left[0]] > own
+    assert mined.inverted == inverted and (inverted > 0) == (choice.margin <= 0)
+    assert mined.rows == expected and 0 < len(expected)
+    assert mined.candidates == candidates and mined.dropped.total() == dropped
+    assert (dropped > 0) == (choice not in CHOICES[:2])
+    near, far = zip(*[(cosines[q, list(search.relevant[q])].mean(), cosines[q, found].mean()) for q, found in expected])
+    assert mined.cosines == pytest.approx((np.mean(near), np.mean(far)), abs=1e-5)
+
+
+def test_negatives_are_drawn_by_a_seed_from_all_that_may_be_some(search, vectors):
+    def drawn(seed, queries=slice(None)):
+        return dict(mining.mine(search, *vectors, Choice(2, first=2, last=11, seed=seed)).rows)
+
+    may_be = dict(mining.mine(search, *vectors, Choice(10, first=2, last=11)).rows)
+    found = [drawn(seed) for seed in range(40)]
+    assert found[3] == drawn(3) and found[3] != found[4]
+    for query, all_of_it in may_be.items():
+        seen = {number for each in found for number in each[query]}
+        assert seen == set(all_of_it)
+        places = [[all_of_it.index(number) for number in each[query]] for each in found]
+        assert all(first < second for first, second in places)
+
+
+def test_the_table_is_training_data(search, vectors, tmp_path):
+    # Documents are near their queries, but for those of the first one: none is far enough below.
+    queries, documents = vectors
+    for query in reversed(range(QUERIES)):
+        documents[list(search.relevant[query])] = queries[query] if query else -queries[query]
+    choice = Choice(2, last=20, margin=0.1)
+    mined = mining.mine(search, queries, documents, choice)
+    for name in ("mined.jsonl", "mined.csv"):
+        lines = list(mining.write(tmp_path / name, search, mined, choice))
+        source = datasets.Source("data", str(tmp_path / name), "pairs", "anchor,positive,negative_1,negative_2", "")
+        rows = dict(mined.rows)
+        expected = [
+            (search.queries[query], *(search.documents[number] for number in (relevant, *rows[query])))
+            for query in rows for relevant in search.relevant[query]
+        ]  # fmt: skip
+        assert datasets.read(source, "train").texts == expected
+        said = f"2 negatives for {len(rows)} of {QUERIES} queries: {len(expected)} rows in {tmp_path / name}"
+        assert lines[0] == said
+        assert "candidates have ranks from 1 to 20;" in lines[1] and "nearer than the margin allows" in lines[1]
+        assert lines[2] == f"{QUERIES - len(rows)} queries were dropped: they have fewer than 2 negatives"
+        assert 0 not in rows and len(rows) < QUERIES and len(lines) == 4
+    strict = Choice(2, margin=5.0)
+    none = mining.mine(search, queries, documents, strict)
+    reason = (
+        "none of 40 queries has 2 negatives: .* were nearer than the margin allows; lower --margin, or raise --last"
+    )
+    with pytest.raises(UserError, match=reason):
+        list(mining.write(tmp_path / "none.csv", search, none, strict))
+    assert not list(tmp_path.glob("none*"))
+
+
+def test_mining_warns_of_what_is_probably_a_mistake(search, vectors, tmp_path):
+    def lines(choice):
+        mined = mining.mine(search, *vectors, choice)
+        found = list(mining.write(tmp_path / "mined.csv", search, mined, choice))
+        return len(mined.rows), [line for line in found if line.startswith("warning: ")]
+
+    for choice, why in (
+        (Choice(last=500, margin=1.1), "dropped candidates were nearer than the margin allows; lower"),
+        (Choice(last=9, most=0.45), "dropped candidates were above the highest cosine; raise --max_score"),
+        (Choice(DOCUMENTS - 1, last=DOCUMENTS), "there are too few documents; name more documents with --corpus"),
+    ):
+        rows, (dropped, *_) = lines(choice)
+        assert dropped.startswith(f"warning: {QUERIES - rows} of {QUERIES} queries were dropped: ") and why in dropped
+    rows, (inverted,) = lines(Choice())
+    assert re.match(rf"warning: \d+ of {rows} queries have a negative that is nearer than .*; --margin=0 ", inverted)
+    assert rows == QUERIES and not lines(Choice(last=500, margin=0.0))[1]
+
+
+def test_each_text_occurs_once_in_a_merged_search():
+    twice = retrieval.Search(["a", "a", "b"], ["x", "y", "x", "z"], [{0: 1.0}, {1: 2.0}, {2: 1.0}])
+    found = retrieval.merged(twice, ["z", "more", "more", "y"])
+    assert set(found.texts) == {("a", "x"), ("a", "y"), ("b", "x")} and len(found.texts) == 3
+    assert sorted(found.documents) == ["more", "x", "y", "z"] and list(found.queries) == ["a", "b"]
+
+
+# Exact nearest neighbours in blocks.
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    for name, size in (("QUERIES", 128), ("DOCUMENTS", 192), ("ROUND", 64)):
+        monkeypatch.setattr(neighbors, name, size)
+
+
+@pytest.mark.parametrize("k", [1, 20, 1000])  # fewer than a block has, and more than there are
+def test_what_is_found_is_what_comparing_all_finds_with_equal_ones_in_their_order(k, small_blocks):
+    rng = np.random.default_rng(0)
+    # Cosines are multiples of 1/8, and exact: hundreds are equal.
+    queries, documents = (rng.choice([-1.0, 1.0], (count, 16)) for count in (301, 517))
+    cosines = queries @ documents.T / 16
+    order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
+    found = neighbors.nearest(queries, documents, k)
+    assert (found.numbers == order).all()
+    np.testing.assert_array_equal(found.cosines, np.take_along_axis(cosines, order, 1))
+
+
+# BEIR's layout.
+
+
+def write_beir(folder, corpus, queries, **qrels):
+    (folder / "qrels").mkdir(parents=True, exist_ok=True)
+    for name, rows in (("corpus", corpus), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, rows in qrels.items():
+        lines = ["query-id\tcorpus-id\tscore", *("\t".join(map(str, row)) for row in rows)]
+        (folder / "qrels" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+CORPUS = [
+    {"_id": "d2", "title": "Ships", "text": "They sail."},
+    {"_id": "d10", "title": "", "text": "Bread is baked."},
+    {"_id": "d1", "text": "Bread is baked."},
+]
+ASKED = [{"_id": "q1", "text": "what sails?"}, {"_id": "q2", "text": "bread?"}, {"_id": "q3", "text": "what sails?"}]
+
+
+def flagged(folder):
+    return datasets.Flagged("", str(folder), "search", "", "")
+
+
+def test_a_search_is_read_as_beir_writes_it(tmp_path):
+    qrels = dict(train=[("q2", "d1", 1)], dev=[("q3", "d2", 2), ("q1", "d10", 0), ("q2", "d1", 1), ("q2", "d2", -1)])
+    folder = write_beir(tmp_path / "sea", CORPUS, ASKED, **qrels)
+    found = datasets.read_search(flagged(folder), "dev")
+    # Documents in the order of their ids, which are text; equal ones are two. The query without a document is none.
+    assert found.documents == ["Bread is baked.", "Bread is baked.", "Ships They sail."]
+    assert found.queries == ["what sails?", "bread?"] and found.relevant == [{2: 2.0}, {0: 1.0}]
+    assert datasets.read(flagged(folder), "train").texts == [("bread?", "Bread is baked.")]
+    assert datasets.read_search(flagged(folder / "qrels/dev.tsv"), "train") == found
+    assert found.identical == [-1, -1] and "id of a document" not in found.describe("dev")
+
+
+def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
+    """As in BEIR's ArguAna: the document with the id of the query is the query."""
+    asked = [{"_id": "d2", "text": "Ships sail."}, {"_id": "q", "text": "bread?"}]
+    folder = write_beir(tmp_path, CORPUS, asked, dev=[("d2", "d1", 1), ("q", "d10", 1)])
+    vectors, scores = np.eye(5, 4, dtype=np.float32)[[2, 1, 0, 1, 2]], {}  # queries, then d1, d10 and d2
+    vectors[2] += vectors[0] / 2  # the second best of the first query
+    for ignore in (False, True):
+        source = dataclasses.replace(flagged(folder), ignore_identical_ids=ignore)
+        source.validate()
+        found = datasets.read_search(source, "dev")
+        encoded = datasets.EncodedTexts(Examples([], []), np.arange(5))
+        scores[ignore] = evaluators.judged(found, encoded)[0].score(list(vectors))["recall@1"]
+        assert "; 1 of 2 queries have the id of a document" in found.describe("dev")
+    assert scores == {False: 0.5, True: 1.0}
+    mined = mining.mine(retrieval.merged(found), vectors[:2], vectors[[2, 3, 4]], Choice(2))
+    assert [query for query, _ in mined.rows] == [1]  # the first query has one document left
+    with pytest.raises(UserError, match=r"^--ignore_identical_ids=True: is for form=search"):
+        datasets.Flagged("", "x", **datasets.PAIRS, ignore_identical_ids=True).validate()
+
+
+@pytest.mark.parametrize("corpus, queries, qrels, message", [
+    (CORPUS, ASKED, [("q1", "d3", 1)], r"dev.tsv:2: 'd3', which is relevant to query 'q1', is not in .*/corpus"),
+    (CORPUS, ASKED, [("q1", "d1", 1), ("q9", "d1", 1)], r"dev.tsv:3: no query 'q9' in .*queries.jsonl"),
+    (CORPUS, ASKED, [("q1", "d1", 0)], r"dev.tsv: no score is above 0, so that no query has a relevant document"),
+    ([], ASKED, [("q1", "d1", 1)], r"corpus.jsonl: no example in it"),
+    (CORPUS * 2, ASKED, [("q1", "d1", 1)], r"corpus.jsonl:4: a second text with the _id 'd2'"),
+    ([{"_id": "d1", "body": "x"}], ASKED, [("q1", "d1", 1)], r"corpus.jsonl:1: no column 'text'; there are _id"),
+])  # fmt: skip
+def test_what_is_wrong_in_a_search_is_named(corpus, queries, qrels, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        datasets.read_search(flagged(write_beir(tmp_path, corpus, queries, dev=qrels)), "dev")
+
+
+def test_files_that_a_folder_has_not_or_has_twice_are_named(tmp_path):
+    folder = write_beir(tmp_path, CORPUS, ASKED, dev=[("q1", "d1", 1)], test=[("q2", "d1", 1)])
+    with pytest.raises(UserError, match=r"^--data=.*: both qrels/test.tsv and qrels/dev.tsv in it; name the file$"):
+        datasets.read_search(flagged(folder), "test", "dev")
+    with pytest.raises(UserError, match=r"^--data=.*: no qrels/train.tsv in it$"):
+        datasets.read_search(flagged(folder), "train")
+    with pytest.raises(UserError, match=r"^--form=scored: choose one of pairs, squad, search$"):
+        datasets.read_training_search(str(folder), "scored", "anchor,positive")
+
+
+def test_documents_are_lines_or_rows(tmp_path):
+    (tmp_path / "some.txt").write_text("one\n\n two \n")
+    assert retrieval.read_documents(tmp_path / "some.txt") == ["one", "two"]
+    write_beir(tmp_path, CORPUS, ASKED)
+    assert retrieval.read_documents(tmp_path / "corpus.jsonl")[0] == "Ships They sail."
+    (tmp_path / "none.txt").write_text("\n")
+    with pytest.raises(UserError, match=r"none.txt: no text in it"):
+        retrieval.read_documents(tmp_path / "none.txt")
+
+
+# A run.
+
+
+def sentence(rng, topic):
+    return " ".join(rng.choices(TOPICS[topic], k=5))
+
+
+def labelled_pairs(count, seed):
+    """Pairs of texts about one topic, 1, or two, 0."""
+    rng, rows = random.Random(seed), []
+    for _ in range(count):
+        label = rng.randint(0, 1)
+        topic, other = rng.sample(sorted(TOPICS), 2)
+        rows.append({"a": sentence(rng, topic), "b": sentence(rng, topic if label else other), "label": label})
+    return rows
+
+
+def config_for(checkpoint, **data):
+    config = load(str(ROOT / "experiments/embed.py"))
+    config.init_checkpoint, config.max_seq_length, config.batch_size = str(checkpoint), 32, 16
+    config.data.update(data)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint, tmp_path_factory):
+    """(folder with labelled pairs, and what is looked for in BEIR's layout, workdir of a finished run on the pairs)."""
+    folder = tmp_path_factory.mktemp("vectors")
+    write_table(folder / "train.csv", labelled_pairs(160, 0))
+    write_table(folder / "dev.csv", labelled_pairs(60, 1))
+    rng = random.Random(2)
+    corpus = [{"_id": f"d{i:02}", "text": sentence(rng, sorted(TOPICS)[i % 4])} for i in range(40)]
+    queries = [{"_id": f"q{i}", "text": sentence(rng, sorted(TOPICS)[i % 4])} for i in range(12)]
+    qrels = [(f"q{i}", f"d{j:02}", 1) for i in range(12) for j in (i % 4, i % 4 + 4)]
+    write_beir(folder / "beir", corpus, queries, test=qrels, train=qrels)
+    config = config_for(checkpoint, path=str(folder), form="labelled", texts="a,b")
+    config.loss.widths, config.epochs = "8", 2.0
+    config.data.query_prompt, config.data.document_prompt = "ask : ", "tell : "
+    run(config, folder / "run")
+    return folder, folder / "run"
+
+
+def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tmp_path):
+    folder, workdir = trained
+    source = pretrained.read(workdir)
+    assert source.scores.keys() == {"average_precision", "accuracy", "f1", "average_precision_8"}
+    assert source.decided.keys() == {"accuracy_threshold", "f1_threshold"} and source.scores["accuracy"] > 0.6
+    given = ("evaluate", f"--checkpoint={workdir}", "--json", "--dtype=float32")
+    result = command(*given, f"--data={folder}/dev.csv", cwd=tmp_path)
+    again = {"scores": pytest.approx(source.scores), "decided": source.decided}
+    assert json.loads(result.stdout) == again, result.stderr
+    # Other columns are named by flags, and the thresholds stay those of the dev set, whatever would be the best here.
+    rows = labelled_pairs(60, 5)
+    cosines = [each["cosine"] for each in embed.predict(source, [(row["a"], row["b"]) for row in rows])]
+    odd = [{"c": row["a"], "d": row["b"], "same": int(cosine > 0.95)} for row, cosine in zip(rows, cosines)]
+    write_table(tmp_path / "odd.csv", odd)
+    result = command(*given, "--data=odd.csv", "--texts=c,d", "--label=same", "--widths=", cwd=tmp_path)
+    found = json.loads(result.stdout)
+    predicted = np.array(cosines) >= source.decided["accuracy_threshold"]
+    assert found["scores"].keys() == {"average_precision", "accuracy", "f1"} and found["decided"] == source.decided
+    assert found["scores"]["average_precision"] == pytest.approx(1)
+    assert found["scores"]["accuracy"] == metrics.accuracy([row["same"] for row in odd], predicted) < 1
+
+
+@pytest.mark.slow
+def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
+    folder, workdir = trained
+    source = pretrained.read(workdir)
+    arguments = (f"--data={folder}/beir", "--form=search", "--widths=4", "--dtype=float32")
+    result = command("evaluate", f"--checkpoint={workdir}", *arguments, "--json", cwd=tmp_path)
+    scores = json.loads(result.stdout)["scores"]
+    assert scores.keys() == {"ndcg@10", "mrr@10", "recall@1", "recall@10", "ndcg@10_4"}, result.stderr
+    search = datasets.read_training_search(f"{folder}/beir/qrels/test.tsv", "search", "")
+    queries = embed.vectors_of(source, "ask : ")(search.queries)[0]
+    documents = embed.vectors_of(source, "tell : ")(search.documents)[0]
+    order = np.argsort(-(queries @ documents.T), axis=1, kind="stable")
+    found = [[number in relevant for number in row[:10].tolist()] for row, relevant in zip(order, search.relevant)]
+    assert scores["recall@10"] == pytest.approx(np.sum(found) / 24) and scores["recall@10"] < 1
+    assert scores["recall@1"] == pytest.approx(np.sum(found, 0)[0] / 24)
+
+
+def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoint, tmp_path):
+    folder, workdir = trained
+    (tmp_path / "more.txt").write_text("the whale\nthe soup\n")
+    given = ("mine", f"--checkpoint={workdir}", f"--data={folder}/beir", "--form=search", "--output=mined.jsonl")
+    result = command(*given, "--corpus=more.txt", "--negatives=2", "--first=2", "--last=8", cwd=tmp_path)
+    assert "computing the vectors of 12 queries and " in result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "2 negatives for 12 of 12 queries: 24 rows in mined.jsonl", result.stderr
+    assert lines[1] == "84 candidates have ranks from 2 to 8" and lines[-1].startswith("mean cosines: ")
+    assert "--config.data.path=mined.jsonl --config.data.texts=anchor,positive,negative_1,negative_2" in result.stderr
+    mined = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
+    assert list(mined[0]) == ["anchor", "positive", "negative_1", "negative_2"]
+    data = dict(path=str(tmp_path / "mined.jsonl"), texts="anchor,positive,negative_1,negative_2")
+    config = config_for(checkpoint, **data)
+    config.data.dev.update(path=f"{folder}/beir/qrels/test.tsv", form="search")
+    validate(config)
+    dataset = embed.load(config, pretrained.read_tokenizer(checkpoint))
+    assert dataset.metric == "ndcg@10" and len(dataset.train) == 24
+    for name in ("train.csv", "dev.csv"):  # the next command judges by the dev set beside the training set
+        write_table(tmp_path / name, [{name: row[name] for name in ("anchor", "positive")} for row in mined])
+    again = command("mine", given[1], "--data=train.csv", "--output=again.jsonl", cwd=tmp_path)
+    assert "--config.data.dev.path=dev.csv --config.data.dev.texts=anchor,positive --work" in again.stderr, again.stderr
+    assert "12 dev queries for 40 documents: 52 texts" in dataset.notes
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--negatives=9", "--first=4", "--last=11"], "--negatives=9: ranks 4 to 11 hold 8; set --last"),
+    (["--first=4", "--last=3"], "--first=4: must not be above --last=3"),
+    (["--margin=much"], "--margin=much: write a number, such as 0.1, or a share, such as 5%"),
+    (["--min_score=0.5", "--max_score=0.4"], "--min_score=0.5: must not be above --max_score=0.4"),
+    (["--output=mined.txt"], "--output=mined.txt: must end in one of .csv, .tsv, .jsonl"),
+    (["--data=nowhere"], "--data=nowhere: no such file or folder"),
+])  # fmt: skip
+def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, message, tmp_path):
+    given = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")
+    result = command("mine", *given, *arguments, cwd=tmp_path)
+    assert result.returncode == 1 and result.stderr == f"error: {message}\n"
+
+
+@pytest.mark.parametrize("said, message", [
+    (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of a vector$"),
+    (dict(label="score"), r"dev.csv:2: no column 'score'; there are a, b, label$"),
+])  # fmt: skip
+def test_sets_that_cannot_be_judged_by_are_refused(said, message, trained):
+    folder, workdir = trained
+    with pytest.raises(UserError, match=message):
+        embed.labelled(pretrained.read(workdir), f"{folder}/dev.csv", **said)
+
+
+def test_what_has_no_vectors_says_so(checkpoint, trained, tmp_path):
+    folder, _ = trained
+    data = f"--data={folder}/beir/qrels/test.tsv", "--form=search"
+    result = command("mine", f"--checkpoint={checkpoint}", *data, "--output=mined.csv", cwd=tmp_path)
+    assert result.returncode == 1 and "must have vectors of texts: the workdir of a run" in result.stderr
+
+
+def test_sentences_are_no_dev_set(checkpoint, trained):
+    config = config_for(checkpoint, path=str(trained[0]), form="sentences", texts="a")
+    with pytest.raises(UserError, match=r"^config.data.dev.form = 'sentences': texts by themselves judge nothing; set"):
+        validate(config)
+
+
+def test_thresholds_that_no_dev_set_has_decided_are_tuned_on_the_file(trained):
+    folder, workdir = trained
+    source = pretrained.read(workdir)
+    bare = dataclasses.replace(source, decided={})
+    scores = finetuning_run.score(bare, *embed.labelled(bare, f"{folder}/dev.csv"))
+    assert scores.decided == pytest.approx(source.decided) and scores.scores == pytest.approx(source.scores)

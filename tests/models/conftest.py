@@ -1,0 +1,1 @@
+from tests.checkpoints import on_one_device  # noqa: F401

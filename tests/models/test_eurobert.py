@@ -1,0 +1,38 @@
+"""EuroBERT: its stacked matrices, and tied embeddings. `test_families.py` compares its kernels."""
+
+import dataclasses
+
+import flax.linen as nn
+
+from bertjax.distributed.rules import stacked
+from bertjax.interop import conversion, huggingface, pretrained
+from bertjax.models.eurobert.config import EuroBertConfig
+from bertjax.models.heads import BertForMaskedLM
+from tests.models.test_families import abstract_params
+from tests.models.test_modernbert import random_params
+
+TINY = EuroBertConfig(
+    vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    intermediate_size=48, max_position_embeddings=64,
+)  # fmt: skip
+
+
+def test_matrices_that_are_stacked_are_known_to_optimizers():
+    """Keys and values of all layers, and both halves of a gate, are matrices of their own; tables are no kernels."""
+    axes = nn.get_partition_spec({"params": abstract_params(TINY)})["params"]
+    layers = axes["bert"]["encoder"]["layers"]
+    found = {name: stacked(layers["attention"][name]["kernel"]) for name in ("query", "key_value", "output")}
+    assert found == {"query": [0], "key_value": [0, 2], "output": [0]}
+    assert stacked(layers["input"]["kernel"]) == [0, 2] and stacked(layers["output"]["kernel"]) == [0]
+    assert axes["masked_lm"]["decoder"]["embedding"] == axes["bert"]["embeddings"]["word"]["embedding"]
+
+
+def test_one_whose_words_are_tied_predicts_them(tmp_path):
+    config = dataclasses.replace(TINY, tie_word_embeddings=True)
+    params = random_params(BertForMaskedLM(config), config)
+    assert {*params} == {"bert"}
+    huggingface.write(tmp_path / "there", config, params, None)
+    source = pretrained.read(tmp_path / "there")
+    assert source.predicts_words and source.architecture == "BertForMaskedLM" and source.config == config
+    conversion.convert(tmp_path / "there", tmp_path / "encoder", "huggingface", "EuroBertModel")
+    assert not pretrained.read(tmp_path / "encoder").predicts_words

@@ -1,0 +1,536 @@
+"""The contract of every family: steps on eight devices, packed rows, FLOPs, kernels, conversion, tuning, bad input."""
+
+import dataclasses
+import functools
+import json
+import math
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax import library
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import fine_tuning_config, named_stages, stage
+from bertjax.config.model_config import Compute
+from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.distributed.rules import RULES
+from bertjax.export.inline_jaxpr import straight
+from bertjax.inference import tasks
+from bertjax.interop import conversion, huggingface, pretrained, tf1
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
+from bertjax.models import families
+from bertjax.models.heads import BertForMaskedLM, count_parameters, forward_flops
+from bertjax.models.transformer_xl.config import TransformerXLConfig
+from bertjax.models.transformer_xl.family import FAMILY as TRANSFORMER_XL
+from bertjax.nn.kernels import pallas, triton
+from bertjax.pretraining.task import Pretraining
+from bertjax.text import tokenizer, vocabulary_learning
+from bertjax.training.checkpoints import checkpoint, workdir
+from bertjax.training.optim.schedules import schedule_of
+from bertjax.training.step import make_program, put_hyperparameters
+from tests.conftest import TOPICS, make_corpus, tiny_config
+from tests.markers import slow_case
+from tests.models import own_family
+from tests.models.test_modernbert import random_params
+from tests.nn.reference import packed
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+SIZES = dict(
+    vocab_size=150, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+    max_position_embeddings=64,
+)  # fmt: skip
+FAMILIES = {
+    "bert": {}, "roberta": {}, "distilbert": {}, "electra": dict(embedding_size=8), "lstms": {}, "xlnet": {},
+    "modernbert": dict(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=16),
+    "eurobert": dict(num_key_value_heads=2, head_dim=8), "transformer_xl": dict(memory_length=8),
+    "mixer": dict(mixing_act="relu"),
+}  # fmt: skip
+WRITTEN = [name for name in FAMILIES if name not in ("lstms", "transformer_xl", "mixer")]  # by transformers as well
+LABELS = {"sea": "1", "court": "0"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    families.register("mixer", own_family.FAMILY)
+    yield
+    del families.FAMILIES.registered["mixer"]
+
+
+def test_every_family_has_the_contract():
+    assert {*families.FAMILIES.names()} == FAMILIES.keys()
+    assert {name for name in FAMILIES if families.FAMILIES.get(name).huggingface} == {*WRITTEN}
+
+
+def model_config(family, **fields):
+    return families.FAMILIES.get(family).config(**{"family": family, **SIZES, **FAMILIES[family], **fields})
+
+
+def config_for(family, records="unused", **fields):
+    config = tiny_config(records=records)
+    config.model = families.model_fields(family, **{**SIZES, **FAMILIES[family]})
+    config.model.update({name: 0.0 for name in config.model if "dropout" in name})
+    config.data.update(masking="dynamic", next_sentence="none")
+    config.eval.fill_masks, config.stages = (), named_stages(only=stage(10, 64, 10))
+    config.optimizer.update(name="sgd", schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.0)
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+def abstract_params(config):
+    ids = jnp.zeros((1, 8), jnp.int32)
+    return jax.eval_shape(BertForMaskedLM(config).init, jax.random.key(0), *[ids] * 4)["params"]
+
+
+# Costs.
+
+ENWIK8 = dict(
+    vocab_size=204, hidden_size=512, num_hidden_layers=12, num_attention_heads=8, intermediate_size=2048,
+    memory_length=512,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("family, fields, count", [
+    ("modernbert", dict(num_hidden_layers=22, hidden_size=768, num_attention_heads=12, intermediate_size=1152),
+     149_655_232),
+    ("modernbert", dict(num_hidden_layers=28, hidden_size=1024, num_attention_heads=16, intermediate_size=2624),
+     395_881_664),
+    ("distilbert", {}, 66_985_530),
+    ("electra", {}, 13_546_682),
+    ("electra", dict(embedding_size=768), 33_740_602),  # the generator of the base size
+    ("eurobert", dict(tie_word_embeddings=True), 211_766_016),
+    ("eurobert", {}, 211_766_016 + 128_256 * 768),  # with an output layer of its own
+    ("eurobert", dict(hidden_size=1152, num_hidden_layers=26, num_attention_heads=18, num_key_value_heads=6,
+                      intermediate_size=4096, tie_word_embeddings=True), 607_874_688),
+    ("eurobert", dict(hidden_size=2304, num_hidden_layers=32, num_attention_heads=18, num_key_value_heads=6,
+                      head_dim=128, intermediate_size=6144, tie_word_embeddings=True), 2_107_590_912),
+    ("xlnet", dict(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072),
+     116_718_336 + 32_000),  # the encoder, and the bias of the output layer
+    ("xlnet", dict(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
+     360_268_800 + 32_000),
+    ("transformer_xl", {}, 151_106_305),  # 151 and 41 million in tables 1 and 2 of the paper
+    ("transformer_xl", ENWIK8, 41_055_436),
+])  # fmt: skip
+def test_published_sizes(family, fields, count):
+    config = families.FAMILIES.get(family).config(**fields)
+    assert count_parameters(nn.meta.unbox(abstract_params(config)), config) == count
+
+
+@pytest.mark.parametrize("untie_biases", [False, True])
+def test_params_of_a_transformer_xl_show_the_config_and_their_layers(untie_biases):
+    config = TransformerXLConfig(**ENWIK8 | dict(untie_biases=untie_biases))
+    params = nn.meta.unbox(abstract_params(config))
+    shown = TRANSFORMER_XL.shown(params)
+    assert all(getattr(config, name) in values for name, values in shown.items()) and len(shown) == 7
+    path = ("encoder", "layers", "biases", "content") if untie_biases else ("encoder", "biases", "content")
+    assert ("biases" in params["bert"]["encoder"]["layers"]) == untie_biases
+    numbers = TRANSFORMER_XL.layer_numbers(config, path)
+    np.testing.assert_array_equal(numbers, 1 + np.arange(12) if untie_biases else 0)
+
+
+def matrix_products(config, rows, length, words, new_memory=None) -> int:
+    """Returns the FLOPs of all matrix products of a forward pass, from the traced program."""
+    ids, places = (jax.ShapeDtypeStruct((rows, size), jnp.int32) for size in (length, words))
+    memory = [jax.eval_shape(lambda: new_memory(config, rows, jnp.float32))] if new_memory else []
+    leaves, tree = jax.tree.flatten((nn.meta.unbox(abstract_params(config)), ids, places, memory))
+
+    def predict(*leaves):
+        params, ids, places, memory = jax.tree.unflatten(tree, leaves)
+        inputs = ids, jnp.ones_like(ids), jnp.zeros_like(ids), places, *memory
+        method = "remember" if memory else "__call__"
+        return jax.tree.leaves(BertForMaskedLM(config).apply({"params": params}, *inputs, method=method))
+
+    total = 0
+    for equation in straight(predict, *leaves).jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            sizes = [equation.invars[0].aval.shape[axis] for axis in contracted]
+            total += 2 * math.prod((*equation.outvars[0].aval.shape, *sizes))
+    return total
+
+
+@pytest.mark.parametrize("family", ["bert", *map(slow_case, sorted(FAMILIES.keys() - {"bert"}))])
+def test_flops_are_those_of_the_matrix_products(family):
+    """Compares the FLOPs of one more row: Transformer-XL and XLNet project the distances once for all rows.
+
+    XLNet's formula leaves out the product with two segment vectors.
+    """
+    own = dict(global_attn_every_n_layers=1) if family == "modernbert" else {}  # within windows, blocks have padding
+    config, length, words = model_config(family, max_position_embeddings=24, **own), 24, 6
+    expected = forward_flops(config, 1, length, words, pooled=0)
+    if query_flops := families.FAMILIES.get(family).query_flops:
+        expected += query_flops(config, length, words)
+    traced = matrix_products(config, 2, length, words) - matrix_products(config, 1, length, words)
+    assert expected <= traced < 1.005 * expected and (traced == expected or family == "xlnet")
+    if family == "transformer_xl":
+        own = families.FAMILIES.get(family)
+        two, one = (matrix_products(config, rows, length, words, own.new_memory) for rows in (2, 1))
+        assert two - one == expected + own.memory_flops(config, length)
+
+
+# Training.
+
+
+def params_and_loss_after_a_step(config, devices, records):
+    """Returns the params after a step of gradient descent from random params, and the loss."""
+    validate(config)
+    mesh, rng = make_mesh(config, jax.devices()[:devices]), np.random.default_rng(0)
+    task = Pretraining(config, mesh, records, tokenizer=tokenizer.load("wordpiece", records / "vocab.txt"))
+    program = make_program(task, config, mesh)
+
+    def value(path, x):  # large enough for attention to matter
+        return (rng.normal(0, 0.3, x.shape) + ("scale" in jax.tree_util.keystr(path[-1:]))).astype(x.dtype)
+
+    state = jax.device_put(jax.tree_util.tree_map_with_path(value, program.state), program.layout.state)
+    recipe = put_hyperparameters(0, schedule_of(config, 10), mesh)
+    batch = next(task.batches(0))
+    assert not config.packing or batch["segments"].max() > 1
+    state, metrics = program.train_step(state, put_batch(batch, mesh), recipe)
+    return jax.device_get((state.params, metrics["loss"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["modernbert", "eurobert", "xlnet", "transformer_xl", "lstms"])  # not BERT's layers
+def test_packed_rows_on_eight_devices_give_the_step_of_padded_rows_on_one(family, records_folder):
+    """Rows of families that cannot pack stay padded."""
+    one = config_for(family, records_folder)
+    eight = config_for(family, records_folder, packing=families.FAMILIES.get(family).packs, remat="full")
+    eight.mesh.update(data=2, fsdp=2, tensor=2)
+    expected, loss = params_and_loss_after_a_step(one, 1, records_folder)
+    params, sharded_loss = params_and_loss_after_a_step(eight, 8, records_folder)
+    np.testing.assert_allclose(sharded_loss, loss, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), params, expected)
+
+
+WIDE = dict(
+    vocab_size=300, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+    max_position_embeddings=160,
+)  # fmt: skip
+GROUPED = dict(hidden_size=128, num_hidden_layers=1, num_key_value_heads=2, head_dim=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family, fields, chip", [
+    ("eurobert", GROUPED, pallas.EMULATED), ("eurobert", GROUPED, triton.EMULATED),
+    ("modernbert", dict(global_attn_every_n_layers=2, local_attention=32), pallas.EMULATED),
+])  # fmt: skip
+def test_kernels_give_the_same_on_any_mesh(family, fields, chip):
+    """Compares states and gradients of the plain path on one device with the kernels' on eight devices."""
+    config = families.FAMILIES.get(family).config(**WIDE | fields)
+    ids, segments = np.random.default_rng(0).integers(0, 300, (4, 160)), packed(4, 160)
+    plain = families.FAMILIES.get(family).model(config, Compute())
+    params = {"params": random_params(BertForMaskedLM(config), config)["bert"]}
+
+    def loss(params, model):
+        states = model.apply(params, ids, segments, ids, method="encode")
+        return jnp.square(states).sum() + states[:, :, ::7].sum(), states
+
+    differentiate = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    (_, expected), of_params = differentiate(params, plain)
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
+        (_, computed), of_same = differentiate(params, dataclasses.replace(plain, compute=Compute(chip=chip)))
+    np.testing.assert_allclose(computed, expected, atol=2e-5)
+    for a, b in zip(jax.tree.leaves(of_params), jax.tree.leaves(of_same), strict=True):
+        np.testing.assert_allclose(b, a, atol=2e-5 * max(1.0, np.abs(a).max()))
+
+
+@pytest.mark.parametrize("family, fields, mesh, message", [
+    ("electra", dict(embedding_size=15), dict(fsdp=2),
+     "config.model.embedding_size = 15: must be a multiple of the 2 devices"),
+    ("eurobert", dict(num_attention_heads=4), dict(tensor=4),
+     "num_key_value_heads = 2: must be a multiple of the 4 devices"),
+])  # fmt: skip
+def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, message):
+    config = config_for(family)
+    config.mesh.update(mesh)
+    config.model.update(fields)
+    with pytest.raises(UserError, match=message):
+        make_mesh(config)
+
+
+@pytest.mark.parametrize("family, field, value, message", [
+    ("modernbert", "model.local_attention", 7, "config.model.local_attention = 7: must be even"),
+    ("modernbert", "model.global_rope_theta", 0.0, "config.model.global_rope_theta = 0.0: must be above 0"),
+    ("modernbert", "model.global_attn_every_n_layers", 0, "global_attn_every_n_layers = 0: must be at least 1"),
+    ("modernbert", "model.num_attention_heads", 16, "makes heads of 1, which rotary positions cannot halve"),
+    ("eurobert", "model.num_key_value_heads", 3, "num_key_value_heads = 3: must divide model.num_attention_heads = 2"),
+    ("eurobert", "model.head_dim", 7, "config.model.head_dim = 7: must be even: rotary positions halve it"),
+    ("eurobert", "model.rope_theta", 0.0, "config.model.rope_theta = 0.0: must be above 0"),
+    ("mixer", "model.mixing_act", "tanh", "config.model.mixing_act = 'tanh': choose one of gelu, relu"),
+    ("mixer", "packing", True, "config.packing = True: model.family = 'mixer' reads whole rows, which sequences"),
+    ("bert", "model.family", "mixr", "'mixr': choose one of bert, distilbert, .*, roberta, .*, xlnet, mixer"),
+    ("bert", "model.family", "modernbert",
+     "config.model.family = 'modernbert': its models do not have the fields of this config, such as .*; begin with"),
+])  # fmt: skip
+def test_a_mistake_in_the_config_is_one_line(family, field, value, message):
+    config = config_for(family)
+    config.update_from_flattened_dict({field: value})
+    with pytest.raises(UserError, match=message) as error:
+        validate(config)
+    assert "\n" not in str(error.value)
+
+
+# Checkpoints.
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """Returns a function from the name of a family to the workdir of a run that has random params."""
+    words = vocabulary_learning.count_words("sentencepiece", make_corpus(80).split("\n"))
+
+    @functools.cache
+    def make(family):
+        folder, config = tmp_path_factory.mktemp("runs") / family, config_for(family)
+        special = families.FAMILIES.get(family).special_pieces
+        pieces = vocabulary_learning.learn("sentencepiece", words, 83, special=special)
+        config.model.vocab_size, config.tokenizer.kind = pieces.vocab_size, "sentencepiece"
+        model = families.config_of(config)
+        checkpoint.write_params(folder, random_params(BertForMaskedLM(model), model))
+        workdir.write_info(folder, workdir.RunInfo(config.lock(), tokenizer=workdir.tokenizer_entry(pieces)), pieces)
+        return folder
+
+    return make
+
+
+def assert_equal(found, expected):
+    """Compares two checkpoints with their tokenizers."""
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    assert found.labels == expected.labels
+    for text in ("the ship", "An anchor near the harbour."):
+        (ids,), (others,) = found.tokenizer.encode_ids([text]), expected.tokenizer.encode_ids([text])
+        assert found.tokenizer.framed(ids, ids) == expected.tokenizer.framed(others, others)
+
+
+@pytest.mark.parametrize("family", ["roberta", *map(slow_case, sorted(FAMILIES.keys() - {"roberta"}))])
+def test_a_run_is_converted_and_comes_back(family, run_of, tmp_path):
+    source = pretrained.read_with_tokenizer(run_of(family))
+    assert source.predicts_words and source.config.family == family
+    conversion.convert(run_of(family), tmp_path / "bertjax", "bertjax")
+    assert_equal(ours := pretrained.read_with_tokenizer(tmp_path / "bertjax"), source)
+    assert ours.config == source.config
+    if family in WRITTEN:
+        conversion.convert(run_of(family), tmp_path / "huggingface", "huggingface")
+        assert_equal(theirs := pretrained.read_with_tokenizer(tmp_path / "huggingface"), source)
+        lost = dict(max_position_embeddings=512) if family == "xlnet" else {}  # XLNet has no table of positions
+        assert theirs.config == dataclasses.replace(source.config, **lost) and theirs.predicts_words
+    else:
+        with pytest.raises(UserError, match=f"a model with model.family = '{family}' has no place in --format=hugg"):
+            conversion.convert(run_of(family), tmp_path / "huggingface", "huggingface")
+    if family != "bert":
+        with pytest.raises(UserError, match=f"model.family = '{family}'"):
+            tf1.check_form(source.config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_each_default_gives_a_result_or_a_line_with_a_remedy(family, run_of, tmp_path):
+    model = library.load(run_of(family))
+    kernel = np.eye(model.config.hidden_size, 3, dtype=np.float32)
+    params = {**model.params, "classifier": {"dense": {"kernel": kernel, "bias": kernel[0]}}}
+    changes = dict(params=params, labels=("O", "B-X", "I-X"), architecture="BertForTokenClassification")
+    tagger = library.Model(dataclasses.replace(model.source, **changes))
+    assert model.embed("the ship", pool="mean").shape == (1, model.config.hidden_size)
+    if family != "modernbert":  # whose taggers have one more layer
+        assert len(tagger.tag("the ship saw")[0]["tags"]) == 3
+    uses = [functools.partial(conversion.convert, run_of(family), tmp_path / to, to) for to in pretrained.FORMATS]
+    uses += [lambda: model.embed("the ship"), lambda: model.fill_mask("the [MASK]"), lambda: model.generate("the", 1)]
+    lines = []
+    for use in uses:
+        try:
+            assert use()
+        except UserError as error:
+            lines.append(str(error))
+    kept = (
+        "--format=huggingface and --format=bertjax keep it" if family in WRITTEN else "only --format=bertjax keeps it"
+    )
+    for line in lines:
+        assert "\n" not in line
+        assert re.search(f"there are .*embed, encode|pool='mean' makes|; {kept}$", line), line
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    """Returns a folder with the files of SST-2, whose labels follow from the topics."""
+    folder = tmp_path_factory.mktemp("reviews") / "SST-2"
+    folder.mkdir()
+    for name, count in (("train", 96), ("dev", 16)):
+        rng = np.random.default_rng(count)
+        topics = [("sea", "court")[number % 2] for number in range(count)]
+        lines = [f"{' '.join(rng.choice(TOPICS[topic], 4))}\t{LABELS[topic]}" for topic in topics]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines, ""]))
+    return folder.parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family", ["electra", "modernbert", "eurobert", "xlnet"]
+)  # BERT: tests/finetuning/test_finetuning.py
+def test_a_classifier_learns_predicts_and_is_converted(family, run_of, reviews, tmp_path):
+    config = fine_tuning_config("glue", name="sst2")
+    config.data.path, config.init_checkpoint = str(reviews), str(run_of(family))
+    config.update(dict(batch_size=16, max_seq_length=32, epochs=8.0, dtype="float32", unroll="no", log_every_steps=99))
+    config.update(dict(packing=families.FAMILIES.get(family).packs))
+    config.optimizer.learning_rate, config.eval.every_steps = 1e-2, 99
+    validate(config)
+    launch(config, tmp_path / "tuned")
+    tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
+    texts = [(" ".join(TOPICS[topic][:5]),) for topic in LABELS]
+    predictions = list(tasks.get("glue").predict(tuned, texts))
+    assert [each["label"] for each in predictions] == [*LABELS.values()]
+    to = "huggingface" if family in WRITTEN else "bertjax"
+    assert "left out" not in conversion.convert(tmp_path / "tuned", tmp_path / "converted", to)
+    assert_equal(converted := pretrained.read_with_tokenizer(tmp_path / "converted"), tuned)
+    assert converted.architecture == tuned.architecture == "BertForSequenceClassification"
+    if family in WRITTEN:
+        card = (tmp_path / "converted/README.md").read_text()
+        fields = json.loads((tmp_path / "converted/config.json").read_text())
+        assert "text-classification" in card and f'"{fields["model_type"]}", "bertjax"]' in card
+        assert fields["architectures"][0].endswith("ForSequenceClassification")
+
+
+# Folders of transformers.
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Returns a function from the name of a family to a folder with random params, as transformers writes it."""
+
+    @functools.cache
+    def make(family):
+        folder, config = tmp_path_factory.mktemp("folders") / family, model_config(family)
+        huggingface.write(folder, config, random_params(BertForMaskedLM(config), config), None)
+        return folder
+
+    return make
+
+
+def with_fields(folder, changed: dict, copy):
+    """Copies the folder, with other fields in config.json; a field of `...` is left out."""
+    copy.mkdir()
+    for path in folder.iterdir():
+        (copy / path.name).symlink_to(path)
+    fields = json.loads((folder / "config.json").read_text()) | changed
+    (copy / "config.json").unlink()
+    (copy / "config.json").write_text(json.dumps({name: x for name, x in fields.items() if x is not ...}))
+    return copy
+
+
+ROPE = "rope_parameters"
+
+
+@pytest.mark.parametrize("family, changed, message", [
+    ("modernbert", {"layer_types": ["full_attention"] * 5}, "layer_types has 5 types, but there are 2 layers"),
+    ("modernbert", {"layer_types": ["sliding_attention"] * 2}, "layer_types must be full_attention in every n-th"),
+    ("modernbert", {ROPE: [1]}, r"rope_parameters \[1\] must have an object for each type of layer"),
+    ("modernbert", {ROPE: {"full_attention": 5}}, "rope_parameters.full_attention 5 must be an object"),
+    ("modernbert", {ROPE: {"full_attention": {"rope_type": "yarn"}}}, "rope_type 'yarn' is not supported"),
+    ("modernbert", {ROPE: {"full_attention": {"rope_theta": 0.0}}}, "global_rope_theta = 0.0: must be above 0"),
+    ("modernbert", {ROPE: {"rope_type": "default"}}, "rope_parameters .* must have an object for each type of layer"),
+    ("modernbert", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "rope_scaling.rope_type 'linear' is not"),
+    ("modernbert", {"rope_scaling": {"factor": 4.0}}, "rope_scaling.factor 4.0 is not supported; supported: rope_type"),
+    ("modernbert", {"layer_types": ["full_attention", "conv"]}, r"layer_types \[.*\] must be a list of full_attention"),
+    ("modernbert", {"layer_types": 2}, "layer_types 2 must be a list of full_attention and sliding_attention"),
+    ("modernbert", {"sliding_window": None}, "sliding_window is None, which is not a valid int"),
+    ("modernbert", {"head_dim": [4]}, r"head_dim \[4\] is not supported; supported: 8"),
+    ("modernbert", {"mlp_bias": True}, "mlp_bias True is not supported; supported: False"),
+    ("modernbert", {"mlp_dropout": 0.1}, "mlp_dropout 0.1 is not supported; supported: 0.0"),
+    ("modernbert", {"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),
+    ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling = 'max': choose one of cls, mean"),
+    ("modernbert", {"hidden_size": "wide"}, "hidden_size is 'wide', which is not a valid int"),
+    ("modernbert", {"vocab_size": 151}, "tok_embeddings.weight has shape .*, but its config says"),
+    ("eurobert", {"rope_theta": ..., ROPE: ...}, "rope_theta is missing; the config of such a model needs it"),
+    ("eurobert", {ROPE: {"rope_type": "yarn"}}, "rope_type 'yarn' is not supported; supported: 'default'"),
+    ("eurobert", {ROPE: [1]}, r"rope_parameters \[1\] must be an object"),
+    ("eurobert", {"rope_scaling": {"type": "linear"}}, "rope_scaling.type 'linear' is not supported"),
+    ("eurobert", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: 'silu'"),
+    ("eurobert", {"attention_bias": True}, "attention_bias True is not supported; supported: False"),
+    ("eurobert", {"attention_dropout": 0.1}, "attention_dropout 0.1 is not supported; supported: 0.0"),
+    ("eurobert", {"classifier_pooling": "cls"}, "classifier_pooling = 'cls': choose one of bos, mean, late"),
+    ("eurobert", {"num_key_value_heads": 1}, "self_attn.k_proj.weight has shape .*, but its config says"),
+    ("eurobert", {"tie_word_embeddings": True},
+     "lm_head.weight is not model.embed_tokens.weight, although config.json has"),
+    ("distilbert", {"hidden_size": 64}, "hidden_size is 64, but dim is 16; delete hidden_size"),
+    ("distilbert", {"per_layer_config": {"0": {}}}, "per_layer_config .* is not supported; supported: None"),
+    ("distilbert", {"architectures": 5}, "config.json: damaged, or not what belongs there"),
+    ("distilbert", {"model_type": ["distilbert"]}, r"model_type \['distilbert'\] is another architecture"),
+    ("distilbert", {"model_type": ..., "architectures": ["DistilBertModel"]},
+     "model_type is missing; set it to 'distilbert', the type of DistilBertModel"),
+    ("roberta", {"model_type": ..., "architectures": ["XLMRobertaModel"]}, "model_type is missing; set it to 'xlm-rob"),
+    ("distilbert", {"dim": ...}, "config.json: dim is missing; the config of such a model needs it"),
+    ("distilbert", {"n_layers": "six"}, "config.json: n_layers is 'six', which is not a valid int"),
+    ("distilbert", {"dim": 33}, "config.json: dim = 33: must be a multiple of n_heads = 2"),
+    ("distilbert", {"qa_dropout": 1.0}, "config.json: qa_dropout = 1.0: must be at least 0 and below 1"),
+    ("distilbert", {"activation": "silu"}, "config.json: activation 'silu' is not supported; supported: gelu"),
+    ("distilbert", {"quantization_config": {}}, "config.json: quantization_config {} is not supported"),
+    ("distilbert", {"hidden_dim": 65}, "layer_0/intermediate/dense/kernel has shape"),
+    ("roberta", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' is not supported"),
+    ("roberta", {"auto_map": {"AutoModel": "mine.Roberta"}}, "auto_map .* is not supported; supported: None"),
+    ("roberta", {"is_decoder": True}, "is_decoder True is not supported; supported: False"),
+    ("roberta", {"pad_token_id": 300}, "max_position_embeddings is 65, of which pad_token_id leaves none"),
+    ("roberta", {"pad_token_id": None}, "pad_token_id is None, which positions are counted from"),
+    ("roberta", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
+    ("electra", {"embedding_size": ...}, "config.json: embedding_size is missing"),
+    ("electra", {"embedding_size": 24}, r"word_embeddings has shape \(150, 8\), but its config says \(150, 24\)"),
+    ("electra", {"hidden_act": "relu"}, "config.json: hidden_act 'relu' is not supported; supported: 'gelu'"),
+    ("electra", {"architectures": ["ElectraForMultipleChoice"], "summary_type": "mean"},
+     "config.json: summary_type 'mean' is not supported; supported: 'first'"),
+    ("xlnet", {"attn_type": "uni"}, "attn_type 'uni' is not supported; supported: 'bi'"),
+    ("xlnet", {"clamp_len": 64}, "clamp_len 64 is not supported; supported: -1"),
+    ("xlnet", {"d_head": 4}, "d_head 4 is not supported; supported: d_model / n_head"),
+    ("xlnet", {"n_layer": 0}, "n_layer = 0: must be at least 1"),
+    ("xlnet", {"d_inner": None}, "d_inner is None, which is not a valid int"),
+    ("xlnet", {"architectures": ["XLNetForSequenceClassification"], "summary_type": "mean"},
+     "summary_type 'mean' is not"),
+])  # fmt: skip
+def test_a_folder_with_an_unsupported_model_is_one_line(family, changed, message, folder_of, tmp_path):
+    with pytest.raises(UserError, match=message) as error:
+        pretrained.read(with_fields(folder_of(family), changed, tmp_path / "copy"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("family, changed, expected", [
+    ("modernbert", {"layer_types": ..., ROPE: ..., "global_attn_every_n_layers": 2, "global_rope_theta": 1000.0,
+                    "local_rope_theta": 77.0}, dict(global_rope_theta=1000.0, local_rope_theta=77.0)),
+    ("modernbert", {"layer_types": ["full_attention", "sliding_attention"], "global_attn_every_n_layers": ...,
+                    "global_rope_theta": ..., "local_rope_theta": ..., ROPE: {
+                        "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                        "sliding_attention": {"rope_type": "default", "rope_theta": 77.0}}},
+     dict(global_rope_theta=1000.0, local_rope_theta=77.0)),
+    ("modernbert", {"rope_scaling": {"type": "default", "rope_theta": 9}},
+     dict(global_rope_theta=9.0, local_rope_theta=9.0)),
+    ("modernbert", {ROPE: {"full_attention": {"rope_theta": 7.0}}, "local_rope_theta": ...},
+     dict(global_rope_theta=7.0)),
+    ("modernbert", {"sliding_window": 3}, dict(local_attention=6)),
+    ("modernbert", {"layer_norm_eps": 0.5, "position_embedding_type": "sans_pos"}, {}),  # transformers reads norm_eps
+    ("roberta", {"layer_norm_eps": ...}, dict(layer_norm_eps=1e-12)),  # the default of transformers
+    ("distilbert", {"dim": ..., "hidden_size": 16}, {}),
+    ("eurobert", {"rope_theta": ..., ROPE: {"rope_type": "default", "rope_theta": 9}}, dict(rope_theta=9.0)),
+    ("eurobert", {"rope_scaling": {"rope_theta": 5.0}}, dict(rope_theta=5.0)),
+    ("eurobert", {"auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "bos_token": "x"}, {}),
+    ("eurobert", {"rope_theta": 250000, ROPE: ..., "head_dim": ...}, {}),  # as the published configs
+    ("eurobert", {"classifier_pooling": ..., "clf_pooling": "mean"}, dict(classifier_pooling="mean")),
+])  # fmt: skip
+def test_every_form_of_a_config_is_read(family, changed, expected, folder_of, tmp_path):
+    config = pretrained.read(with_fields(folder_of(family), changed, tmp_path / "copy")).config
+    assert config == model_config(family, **expected)
+    assert all(isinstance(getattr(config, name), float) for name in vars(config) if "rope_theta" in name)
+
+
+@pytest.mark.parametrize("family, fields, message", [
+    ("bert", dict(causal=True), r"model.causal = True"), ("bert", dict(positions="none"), r"model.positions = 'none'"),
+    ("bert", dict(norm="pre"), r"model.norm = 'pre'"), ("distilbert", dict(norm="pre"), r"model.norm = 'pre'"),
+    ("electra", dict(norm="pre"), r"model.norm = 'pre'"),
+    ("modernbert", dict(glu=False), r"model.glu = False"),
+])  # fmt: skip
+def test_a_model_that_transformers_does_not_have_is_refused(family, fields, message):
+    with pytest.raises(UserError, match=message):
+        huggingface.check_form(model_config(family, **fields))
+    if family == "bert":
+        with pytest.raises(UserError, match=message):
+            tf1.check_form(model_config(family, **fields))

@@ -1,0 +1,401 @@
+"""A stream of text, whose rows go on in the next step with a memory: its order, the state, resuming, its use."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import re
+import shutil
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.common.errors import UserError
+from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.data.loading import pipeline
+from bertjax.data.loading.order import Order
+from bertjax.data.loading.packing import RowSize
+from bertjax.data.preprocessing.preparation import prepare
+from bertjax.data.records.record_sets import find_records
+from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.inference import fill_mask, generation, tasks
+from bertjax.interop import pretrained
+from bertjax.launch.start import launch
+from bertjax.launch.validate import validate
+from bertjax.models import families
+from bertjax.models.families import config_of
+from bertjax.models.heads import BertForMaskedLM
+from bertjax.models.xlnet.model import XlnetModel
+from bertjax.nn.ops.recurrent_memory import new_memory
+from bertjax.objectives import lm
+from bertjax.objectives.parsing import learn
+from bertjax.pretraining import run as pretraining_run
+from bertjax.pretraining.task import Pretraining
+from bertjax.reporting import insight
+from bertjax.text import tokenizer
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.optim.schedules import make_schedule
+from bertjax.training.recurrence import warmed_up
+from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.trackers.jsonl import read_metrics
+from tests import processes
+from tests.conftest import launch_and_stop, make_corpus, one_device_mesh, preparing_in_process
+from tests.finetuning.test_finetuning import config_for as fine_tuning_config_for
+from tests.finetuning.test_finetuning import write_sst2
+
+LENGTH, MEMORY, ROWS, HIDDEN = 16, 24, 8, 16  # the memory reaches back into the row before the last
+TEXT = make_corpus(14)
+SIZES = dict(num_hidden_layers=1, hidden_size=HIDDEN, num_attention_heads=2, intermediate_size=16)
+
+
+def stream_config(records="unused", **fields):
+    config = pretraining_config().unlock()
+    config.model = families.model_fields("transformer_xl", vocab_size=261, memory_length=MEMORY, **SIZES)
+    config.tokenizer.kind = "bytes"
+    config.data.update(records=str(records), next_sentence="none", masking="dynamic", heldout_fraction=0.2)
+    config.data.update(dupe_factor=1, short_seq_prob=0.0, stream=True)
+    config.stages = named_stages(only=stage(6, LENGTH, 3))
+    config.batch_size, config.dtype, config.log_every_steps, config.unroll = ROWS, "float32", 1, "no"
+    config.optimizer.update(learning_rate=1e-2, warmup_steps=0, bias_correction=True, schedule="constant")
+    config.eval.update(every_steps=6, max_sequences=30, fill_masks=())
+    config.checkpoint.every_steps = 3
+    config.update_from_flattened_dict(fields)
+    return config.lock()
+
+
+@pytest.fixture(scope="session")
+def text_file(built_once):
+    return built_once("stream-text", lambda folder: (folder / "text.txt").write_text(TEXT)) / "text.txt"
+
+
+def prepare_text(config, text_file, folder):
+    config = config.copy_and_resolve_references().unlock()
+    config.data.update(records="", corpus=str(text_file))
+    with preparing_in_process():
+        prepare(config, folder)
+
+
+@pytest.fixture(scope="session")
+def records(built_once, text_file):
+    return built_once("stream", functools.partial(prepare_text, stream_config(), text_file))
+
+
+def xlnet_config(records="unused"):
+    """A stream that an XLNet reads, with pieces of its own."""
+    config = stream_config(records).unlock()
+    given = dict(memory_length=MEMORY, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config.model = families.model_fields("xlnet", vocab_size=80, **SIZES | given | dict(num_hidden_layers=2))
+    config.tokenizer.kind = "sentencepiece"
+    learn(config, "plm", plm=dict(k=4, max_span_words=2))
+    validate(config.lock())
+    return config
+
+
+@pytest.fixture(scope="session")
+def xlnet_records(built_once, text_file):
+    return built_once("stream-xlnet", functools.partial(prepare_text, xlnet_config(), text_file))
+
+
+def two_stages(records):
+    """A run of two stages, in which each device has two rows. Its memory is emptied where the second stage begins."""
+    fields = {"mesh.data": 2, "mesh.fsdp": 2, "checkpoint.every_steps": 1, "checkpoint.keep": 9, "eval.every_steps": 5}
+    config = stream_config(records, **fields).unlock()
+    config.stages = named_stages(first=stage(2, LENGTH, 3), then=stage(3, LENGTH, 3))
+    return config.lock()
+
+
+@pytest.fixture(scope="session")
+def straight(records, built_once):
+    """The workdir of a run of two stages that was never stopped."""
+
+    def build(folder):
+        with four_devices():
+            launch(two_stages(records), folder)
+
+    return built_once("stream-run", build)
+
+
+@contextlib.contextmanager
+def four_devices():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining_run, "make_mesh", lambda config: make_mesh(config, jax.devices()[:4]))
+        yield
+
+
+def rows_of(records, split):
+    """The arrays of all records, in their order."""
+    files = find_records(records, LENGTH, 3, split)
+    batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=1, max_sequences=files.total))
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_records_are_the_text_in_its_order(records, xlnet_records, kind):
+    """Each document is framed, whether a sequence ends there or not; all are in one segment."""
+    folder = records if kind == "bytes" else xlnet_records
+    pieces = tokenizer.load(kind, folder / tokenizer.KINDS[kind].filename, True)
+    rows = rows_of(folder, "train")
+    assert (rows["segments"] == 1).all() and (rows["token_types"] == 0).all()
+    text, place, found = "".join(map(chr, rows["input_ids"].ravel())), 0, 0
+    for document in TEXT.strip().split("\n\n"):
+        ids = [token for line in pieces.encode_ids(document.split("\n")) for token in line]
+        own = "".join(map(chr, pieces.framed(ids)))
+        if (at := text.find(own, place)) >= 0:
+            assert at == place  # nothing is between it and the document before
+            place, found = at + len(own), found + 1
+    assert found == 9 and len(text) - place < 1000  # the tenth is cut where no whole sequence is left
+
+
+def batches_of(order, start=0, rows=np.arange):
+    given = dict(start=start, rows=rows, additions=[lm.OBJECTIVE.addition(stream_config(), None, None)])
+    return pipeline.train_batches(order, 3, **given)
+
+
+def test_a_row_goes_on_where_it_ended(records):
+    """Through two epochs, from any step, for any number of hosts."""
+    files, ids = find_records(records, LENGTH, 3, "train"), rows_of(records, "train")["input_ids"]
+    order = Order(files, ROWS, 0, RowSize(LENGTH, 1), is_stream=True)
+    starts = [row * len(ids) // ROWS for row in range(ROWS + 1)]
+    steps = 2 * max(np.diff(starts)) + 1
+    whole = list(itertools.islice(batches_of(order), steps))
+    for row in range(ROWS):
+        own = ids[starts[row] : starts[row + 1]]
+        found = np.array([batch["input_ids"][row] for batch in whole])
+        np.testing.assert_array_equal(found, own[np.arange(steps) % len(own)])
+        goes_on = [batch["goes_on"][row] for batch in whole]
+        np.testing.assert_array_equal(goes_on, np.arange(steps) % len(own) > 0)
+        flat = own.ravel()
+        predicted = np.array([batch["word_ids"][row] for batch in whole[: len(own)]]).ravel()
+        weights = np.array([batch["word_weights"][row] for batch in whole[: len(own)]]).ravel()
+        np.testing.assert_array_equal(predicted[:-1], flat[1:])  # also the first token of the step after
+        assert weights[:-1].all() and not weights[-1]
+    entered = next(batches_of(order, steps - 3))
+    halves = [next(batches_of(order, steps - 3, lambda count, half=half: np.arange(4) + 4 * half)) for half in (0, 1)]
+    for name, x in whole[steps - 3].items():
+        np.testing.assert_array_equal(entered[name], x)
+        np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), x)
+
+
+def test_held_out_text_is_read_once_side_by_side(records):
+    files, ids = find_records(records, LENGTH, 3, "heldout"), rows_of(records, "heldout")["input_ids"]
+    given = dict(additions=[lm.OBJECTIVE.addition(stream_config(), None, None)], is_stream=True)
+    batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=ROWS, max_sequences=21, **given))
+    rows = [np.concatenate([b["input_ids"][row][b["segments"][row] > 0] for b in batches]) for row in range(ROWS)]
+    np.testing.assert_array_equal(np.concatenate(rows), ids[:21].ravel())
+    assert sum(b["word_weights"].sum() for b in batches) == 21 * LENGTH - ROWS  # all but the last of each row
+    assert [b["goes_on"].tolist() for b in batches] == [[0] * ROWS, [1] * ROWS, [1] * ROWS]
+    few = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=ROWS, max_sequences=3, **given))
+    assert len(few) == 1 and few[0]["sequence_weights"].sum() == 3
+
+
+def after_three_steps(records, devices=1, change=lambda step, batch: batch, **fields):
+    """Returns the state, and the losses and the filled memory of each step."""
+    config = stream_config(records, **{"optimizer.skip_nonfinite": 2}, **fields)
+    mesh = make_mesh(config, jax.devices()[:devices])
+    task = Pretraining(config, mesh, records)
+    program, losses, filled = make_program(task, config, mesh), [], []
+    state, hyper = program.init(jax.random.key(0)), put_hyperparameters(0, make_schedule(config.optimizer, 3), mesh)
+    for step, batch in enumerate(itertools.islice(task.batches(0), 3)):
+        state, metrics = program.train_step(state, put_batch(change(step, batch), mesh), hyper)
+        losses.append(float(metrics["loss"]))
+        filled.append(int(state.memory.filled.max()))
+    return state, losses, filled
+
+
+@pytest.mark.slow
+def test_any_mesh_and_number_of_microbatches_gives_the_same(records):
+    state, losses, _ = after_three_steps(records, 4, **{"mesh.data": 2, "mesh.fsdp": 2, "microbatches": 2})
+    expected, expected_losses, filled = after_three_steps(records)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for found, theirs in zip(jax.tree.leaves(state.memory), jax.tree.leaves(expected.memory)):
+        np.testing.assert_allclose(found, theirs, atol=1e-3)  # Adam's first steps have the size of a gradient's sign
+    assert state.memory.states.addressable_shards[0].data.shape[0] == 2  # each device has its own rows only
+    # The memory of the step before one that is skipped is not of the text before the next step.
+    weights = {1: np.nan}
+    state, _, of_skipped = after_three_steps(
+        records, change=lambda step, batch: batch | {"word_weights": batch["word_weights"] * weights.get(step, 1)}
+    )
+    assert filled == [LENGTH, MEMORY, MEMORY] and of_skipped == [LENGTH, 0, LENGTH]
+    assert np.isfinite(jax.tree.leaves(state.params)[0]).all()
+
+
+@pytest.mark.slow
+def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
+    """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
+    config = xlnet_config(xlnet_records)
+    pieces = tokenizer.load("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
+    task = Pretraining(config, one_device_mesh(config), xlnet_records, tokenizer=pieces)
+    program = make_program(task, config, task.mesh)
+    state, model = program.init(jax.random.key(0)), XlnetModel(config_of(config))
+    params = {"params": jax.device_get(state.params["bert"])}
+    first, second = itertools.islice(task.batches(0), 2)
+    hyper = put_hyperparameters(0, make_schedule(config.optimizer, 6), task.mesh)
+    state, metrics = program.train_step(state, put_batch(first, task.mesh), hyper)
+    assert "plm_loss" in metrics and state.memory.filled.tolist() == [LENGTH] * ROWS
+
+    @jax.jit
+    def read(batch, memory):
+        given = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
+        see_all = np.ones((1, 1, LENGTH), bool)
+        return model.apply(params, *given, see_all, memory=memory, method="encode_permuted")
+
+    inputs = first["input_ids"], first["segments"], first["token_types"]
+    states = model.apply(params, *inputs, every_layer=True, method="encode")
+    _, _, memory = read(first, new_memory(ROWS, 2, MEMORY, HIDDEN, jnp.float32))
+    np.testing.assert_allclose(memory.states[:, :, -LENGTH:], np.moveaxis(states[:-1], 0, 1), atol=1e-5)
+    goes_on = np.arange(ROWS) % 2
+    behind, (_, alone, _) = read(second, memory.where(goes_on)), read(second, None)
+    same = np.abs(behind[1] - alone).max((1, 2)) < 1e-5
+    assert same.tolist() == (goes_on == 0).tolist()
+    assert behind[2].filled.tolist() == np.where(goes_on, MEMORY, LENGTH).tolist()
+
+
+def assert_same(workdir, other, step):
+    for name in ("params", "memory"):
+        a, b = (jax.tree.leaves(checkpoint._read(folder, step, name, None)) for folder in (workdir, other))
+        assert all(map(np.array_equal, a, b)), name
+
+
+@pytest.mark.slow
+def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_path):
+    filled = [int(jax.tree.leaves(checkpoint._read(straight, i, "memory", None))[0].min()) for i in range(1, 6)]
+    assert filled == [LENGTH, MEMORY, LENGTH, MEMORY, MEMORY]
+    workdir = shutil.copytree(straight, tmp_path / "run")
+    for step in ("4", "5"):
+        shutil.rmtree(workdir / checkpoint.FOLDER / step)
+    with four_devices():
+        launch(two_stages(records), workdir)
+    assert_same(workdir, straight, 5)
+    assert checkpoint.read_scores(workdir, 5).scores == checkpoint.read_scores(straight, 5).scores
+
+
+@pytest.mark.slow
+def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys):
+    """By a branch with other rows; a branch with the same rows has the memory of the checkpoint."""
+    config = two_stages("").unlock()
+    config.branch_from = f"{straight}@3"
+    with four_devices():
+        launch(config, tmp_path / "same")
+        assert "reads steps" not in capsys.readouterr().out
+        config.batch_size = 4
+        launch_and_stop(Pretraining, config, tmp_path / "rows", 4)
+    assert "the checkpoint has no memory of these rows: reads steps 2 to 3 again" in capsys.readouterr().out
+    assert_same(tmp_path / "same", straight, 5)
+
+
+@pytest.mark.slow
+def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
+    """What its params make of all steps from the first on, or of so many that the rest cannot be seen."""
+    config = stream_config(records, **{"model.hidden_dropout_prob": 0.0, "model.num_hidden_layers": 2}).unlock()
+    config.stages = named_stages(first=stage(6, LENGTH, 3), then=stage(3, LENGTH, 3))
+    task, mesh = Pretraining(config, one_device_mesh(config), records), one_device_mesh(config)
+    program, said = make_program(task, config, mesh), []
+    config.optimizer.learning_rate = 0.0  # training reads with the params that it began with
+    state, hyper = program.init(jax.random.key(1)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
+
+    def warm(step):
+        return warmed_up(task, program, program.init(jax.random.key(1)), mesh, step, said.append).memory
+
+    for batch in itertools.islice(task.batches(0), 6):
+        state, _ = program.train_step(state, put_batch(batch, mesh), hyper)
+    assert task.recurrence.reach == 4  # two layers, each of which sees into the second row before
+    found = warm(6)
+    assert said == ["the checkpoint has no memory of these rows: reads steps 3 to 6 again to fill it"]
+    np.testing.assert_array_equal(found.filled, state.memory.filled)
+    np.testing.assert_allclose(found.states, state.memory.states, atol=1e-5)
+    assert warm(7).filled.tolist() == [LENGTH] * ROWS  # of the step before, and not of the stage before
+    monkeypatch.setattr(Pretraining, "recurrence", task.recurrence._replace(reach=3))
+    assert np.abs(warm(6).states - state.memory.states).max() > 1e-3
+
+
+# In use.
+
+
+def random_params(task):
+    """Random params whose attention differs from place to place."""
+    params = jax.jit(task.init_params)(jax.random.key(3))
+    return jax.tree.map(lambda x: 20 * np.asarray(x) if x.ndim > 1 else x, nn.meta.unbox(params))
+
+
+@pytest.mark.slow
+def test_held_out_text_is_read_with_a_memory_of_its_own(records):
+    """A memory that holds all tokens before a row gives the scores of one long row, at distances up to a limit."""
+
+    def task_of(**fields):
+        config = stream_config(records, **{name.replace("_", ".", 1): value for name, value in fields.items()})
+        return Pretraining(config, one_device_mesh(config), records)
+
+    files, task = find_records(records, LENGTH, 3, "heldout"), task_of()
+    given = dict(additions=[lm.OBJECTIVE.addition(task.config, None, None)], is_stream=True)
+    batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=8, max_sequences=30, **given))
+    names = [name for name, x in batches[0].items() if x.ndim > 1]
+    whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in names}
+    params, scores = random_params(task), {}
+    places = np.broadcast_to(np.arange(whole["input_ids"].shape[1]), whole["input_ids"].shape)
+    for limit in (0, 20):
+        model = BertForMaskedLM(dataclasses.replace(config_of(task.config), clamp_length=limit))
+        inputs = whole["input_ids"], whole["segments"], whole["token_types"], places
+        logits = jax.jit(model.apply)({"params": params}, *inputs)
+        losses = -np.take_along_axis(jax.nn.log_softmax(logits[..., :261]), whole["word_ids"][..., None], -1)[..., 0]
+        scores[limit] = task_of(eval_memory_length=500, eval_clamp_length=limit).evaluate(params, 1).scores
+        expected = (losses * whole["word_weights"]).sum() / whole["word_weights"].sum()
+        np.testing.assert_allclose(scores[limit]["lm_loss"], expected, rtol=1e-4)
+    assert abs(scores[0]["lm_loss"] - scores[20]["lm_loss"]) > 1e-3
+    assert abs(task.evaluate(params, 1).scores["lm_loss"] - scores[0]["lm_loss"]) > 1e-3
+    assert task_of(microbatches=4).evaluate(params, 1).scores == task.evaluate(params, 1).scores
+
+
+@pytest.mark.slow
+def test_a_left_to_right_model_of_bytes_from_text_to_text(straight, tmp_path):
+    (scores,) = [line for line in read_metrics(straight) if "eval/lm_loss" in line]
+    assert scores.keys() >= {"eval/unigram_loss", "eval/lm_accuracy", "eval/lm_majority"}
+    assert scores["eval/lm_loss"] < 5.4 < np.log(261) and "eval/mlm_loss" not in scores  # of bytes equally likely
+    assert (straight / "report.txt").read_text().startswith("held-out next words: loss")
+
+    source, said = pretrained.read(straight), "The ship"
+    given = BertForMaskedLM(source.config), source.params, source.tokenizer
+    found = generation.generate(*given, said, 20, generation.Sampling(0.8, 50, 0.9), seed=3)
+    assert found.startswith(said) and len(said) < len(found) <= len(said) + 20
+    for text in (said, "a [MASK]"):
+        refused = r"only a model that was trained with masks fills a .*; --generate=N continues a text"
+        with pytest.raises(UserError, match=refused):
+            next(fill_mask.fill_masks(*given, [text]))
+    flags = ("--generate=20", "--temperature=0.8", "--top_k=50", "--top_p=0.9", "--seed=3", "--json")
+    predicted = processes.run("predict", f"--checkpoint={straight}", *flags, said, cwd=tmp_path)
+    assert json.loads(predicted.stdout) == {"text": said, "continued": found}, predicted.stderr
+
+
+@pytest.mark.slow
+def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
+    _, shown = insight.attention(pretrained.read_with_tokenizer(straight), "the ship")
+    assert not np.triu(shown, 1).any() and np.tril(shown, -1).any()  # it sees what comes before, and nothing else
+    write_sst2(tmp_path, train=32, dev=16)
+    launch(fine_tuning_config_for(tmp_path, straight, epochs=1.0, packing=True), tmp_path / "tuned")
+    tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
+    assert tuned.config.memory_length == MEMORY and tuned.config.family == "transformer_xl"
+    (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
+    assert found["label"] in ("0", "1")
+
+
+@pytest.mark.parametrize("fields, message", [
+    ({"packing": True}, "config.packing = True: rows that go on in the next step (data.stream) are full"),
+    ({"eval.clamp_length": -1}, "config.eval.clamp_length = -1: must be at least 0"),
+    ({"data.stream": False, "eval.memory_length": 9}, "config.eval.memory_length = 9: is of rows that go on"),
+    ({"model.memory_length": 0}, "config.model.memory_length = 0: must be at least 1"),
+    ({"data.dupe_factor": 2}, "config.data.dupe_factor = 2: a stream of text is cut into whole sequences, once"),
+    ({"data.masking": "static"}, "config.data.masking = 'static': "),
+    ({"objective": "mlm"}, "config.data.stream = True: mlm reads sequences by themselves, not text that goes on"),
+    ({"stages": named_stages(only=stage(6, LENGTH, 3, batch_size=4))}, "config.stages.only.batch_size = 4: rows"),
+    ({"model": pretraining_config().model}, "config.data.stream = True: model.family = 'bert' has no memory"),
+])  # fmt: skip
+def test_what_cannot_go_on_is_told(fields, message):
+    config = stream_config().copy_and_resolve_references().unlock()
+    for field, value in fields.items():
+        section, _, name = field.rpartition(".")
+        (config[section] if section else config)[name] = value
+    with pytest.raises(UserError, match=f"^{re.escape(message)}.*$"):
+        validate(config.lock())
