@@ -1,4 +1,4 @@
-"""bertjax as a library: what the commands do, as functions. `import bertjax` has them, and imports this on first use.
+"""The public Python API: `load`, `train` and `prepare`. `import bertjax` imports this module on first use.
 
 `load` reads a checkpoint as a `Model`, which does what `bertjax.predict` and `bertjax.extract` do, and has the network
 as a pure function; `train` and `prepare` do what the commands of these names do.

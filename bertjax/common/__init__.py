@@ -1,1 +1,3 @@
-"""Code that every room uses: registry, files, locks, workers, progress bars, sorting, checksums."""
+"""Code that every room uses: the registry, `UserError`, files, locks, worker processes, progress bars, sorting,
+checksums.
+"""

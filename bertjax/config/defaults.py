@@ -1,8 +1,8 @@
 """Default configs of pre-training and fine-tuning.
 
 A config is a locked `ml_collections.ConfigDict`, so that a misspelt field is an error. An experiment starts from
-`pretraining_config()` or `fine_tuning_config()` and sets only what differs. `tasks.validate` checks it before any file
-or device is touched.
+`pretraining_config()` or `fine_tuning_config()` and sets only what differs. `launch.validate` checks it before any
+file or device is touched.
 """
 
 import dataclasses

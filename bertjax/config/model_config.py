@@ -102,7 +102,7 @@ def padded(vocab_size: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Which kernels have low-rank updates, see `model.low_rank`; fields as in `config.lora`."""
+    """Which kernels have low-rank updates, see `nn.ops.low_rank`; fields as in `config.lora`."""
 
     rank: int
     alpha: float

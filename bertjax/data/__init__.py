@@ -1,6 +1,5 @@
-"""From text to batches, in four rooms.
+"""From text to batches: the text (`corpus`), its records (`preprocessing`, `records`), and their batches (`loading`).
 
-corpus: documents and labelled data. preprocessing: documents to records. records: the file format. loading: records to
-the batch of a step, packed and masked. preprocessing uses the three other rooms, loading uses records. TensorFlow is
-imported by `bertjax.data.tensorflow` only, and only where it is used.
+`preprocessing` imports the three others, since it masks; `loading` imports `records`. TensorFlow is imported by
+`bertjax.data.tensorflow` only, and only where it is used.
 """

@@ -1,1 +1,1 @@
-"""Training of sentence embeddings: datasets, losses, retrieval, hard negatives."""
+"""Training of sentence embeddings: datasets, losses, retrieval, evaluators, hard negatives."""

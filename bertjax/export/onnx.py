@@ -34,8 +34,8 @@ def write(output: epath.PathLike, source: Pretrained, has_int8: bool = False) ->
 
     Its inputs are those of transformers' class that the network uses, its outputs have that class's names, or are
     `sentence_embedding`. `has_int8`: writes model_int8.onnx beside it as well, with the weights of matrix products
-    and embeddings in 8 bits; activations are quantized as they come. Raises `UserError` as `exported.new_folder` and
-    `exported.check` do, and for a network that ONNX has no program for.
+    and embeddings in 8 bits; activations are quantized as they come. Raises `UserError` as `outputs.new_folder` and
+    `outputs.check` do, and for a network that ONNX has no program for.
     """
     if "://" in str(output):
         raise UserError(f"--output={output}: ONNX's tools write local files only; name a local folder")

@@ -66,7 +66,7 @@ def write(output: epath.PathLike, source: Pretrained) -> str:
     """Writes the programs of a checkpoint to a folder; returns a summary in a line.
 
     They compute in float32, on any device, what `bertjax.Model.apply` does, for any number of rows; each has a length
-    of its own. Raises `UserError` as `exported.new_folder` and `exported.check` do.
+    of its own. Raises `UserError` as `outputs.new_folder` and `outputs.check` do.
     """
     with new_folder(output) as folder:
         count, longest = _write(folder, source)

@@ -58,8 +58,8 @@ class InputForm:
 class FineTuningTask:
     """A fine-tuning task: everything that the package needs to know about it.
 
-    Each task module in `tasks/` defines one as `TASK`. Register your own with `tasks.register`, or as an entry point of
-    the group "bertjax.tasks".
+    Each module in `finetuning/tasks/` defines one as `TASK`. Register your own with `finetuning.register`, or as an
+    entry point of the group "bertjax.tasks".
 
     Args:
       architecture: the transformers class with the same output layer.

@@ -36,7 +36,7 @@ def extract(
     Args:
       model: an encoder, of any family.
       texts: those with more tokens than the model has positions are cut.
-      layers: one of `layer_choice.WITHOUT_WEIGHTS`; the model must have enough layers.
+      layers: one of `layer_pooling.WITHOUT_WEIGHTS`; the model must have enough layers.
     """
     longest = model.config.max_position_embeddings
     room = longest - len(tokenizer.framed(()))

@@ -90,7 +90,7 @@ def pooled(source: Pretrained, layers: str, pool: str) -> Vectors:
     """Returns the vectors that pooling makes of hidden states, of any encoder.
 
     Args:
-      layers: one of `layer_choice.WITHOUT_WEIGHTS`; the model must have enough layers.
+      layers: one of `layer_pooling.WITHOUT_WEIGHTS`; the model must have enough layers.
       pool: mean, cls or last, see `segments.pool_states`.
     """
 

@@ -14,7 +14,7 @@ NO_CHOICE = ("budget", "overrides", "recipe")  # fields of a config that are nei
 
 
 def recipe_config(recipe: str) -> ml_collections.ConfigDict:
-    """Returns the config of a recipe, with sizes that `budget.plan` replaces.
+    """Returns the config of a recipe, with sizes that `launch.budget.plan` replaces.
 
     modern: ModernBERT with packed sequences, 30 % of the tokens masked anew in each epoch, and a learning rate that is
     constant after its warm-up and falls in the last fifth (Warner et al. 2024; Weller et al. 2025). bert: BERT with

@@ -31,7 +31,7 @@ class Family:
     """What the package asks about a family.
 
     Args:
-      model: (config, compute) -> the encoder, a `model.encoder_model.EncoderModel` or a module with its methods.
+      model: (config, compute) -> the encoder, a `nn.encoder_model.EncoderModel` or a module with its methods.
       words: config -> how it can learn words. masked: it fills in those that are hidden; next: each token sees those
         before it, and predicts the next; neighbours: some states see those before, others those after; permuted: it
         predicts words from any others that it is shown, see `EncoderModel.encode_permuted`.
@@ -45,20 +45,22 @@ class Family:
         to show.
       new_cache: (config, batch, tokens, dtype) -> an empty cache, with which the encoder's `decode` continues a text;
         None if it cannot.
-      new_memory: (config, rows, dtype) -> what rows remember that have read nothing, a `model.recurrence.Memory`, with
-        which the encoder's `encode`, or if words are permuted `encode_permuted`, returns what they then remember: the
-        last `memory_length` states of each layer, a field of the config; None if its models have no memory.
+      new_memory: (config, rows, dtype) -> the memory of rows that have read nothing, a
+        `nn.ops.recurrent_memory.Memory`. With it, the encoder's `encode`, or `encode_permuted` if words are permuted,
+        returns the memory of the rows afterwards: the last `memory_length` states of each layer, a field of the config.
+        None if its models have no memory.
       memory_flops: (config, tokens of a row) -> what a full memory adds to `layer_flops`.
       word_embeddings: path of the word embeddings among the params of the encoder.
       is_cast: path of a param -> whether the compute type may replace its float32 without changing a result.
       model_types: the `model_type`s in config.json of Hugging Face's folders whose models are of this family.
-      huggingface: the module that reads and writes them, with the functions of `families.bert.huggingface`.
+      huggingface: the module that reads and writes them, with the functions of `models.bert.huggingface`.
       layer_numbers: (config, path of a param of the encoder) -> the number of the layer that it is of, from 1 on, or
         `[layers]`, ascending, of those that an array stacks on its first axis; 0 before the layers, None after them.
       start: params of a checkpoint -> those that another run starts from.
       projected: (config, size) -> the config of a model like it, whose embeddings have this size and are projected to
         that of hidden states; None: there is none.
-      special_pieces: the names of these in a SentencePiece model that is learnt for it, see `text.learning.learn`.
+      special_pieces: the names of these in a SentencePiece model that is learnt for it, see
+        `text.vocabulary_learning.learn`.
       packs: whether several sequences can share a row, each as a segment with positions of its own.
       has_kernels: whether its attention runs as a kernel on chips that have one.
       config: a frozen dataclass of `config.field`s, which say their limits. Names are those of `BertConfig` where the
@@ -102,7 +104,7 @@ def value_at(params: Mapping, path: Sequence[str]):
 
 
 def shown_by_embeddings(params: dict) -> dict[str, Sequence]:
-    """Returns what the params of a model with `model.encoder.Embeddings` show of its config, see `Family.shown`."""
+    """Returns what the params of a model with `nn.encoder.Embeddings` show of its config, see `Family.shown`."""
     embeddings = params["bert"]["embeddings"]
     rows, hidden = embeddings["word"]["embedding"].shape
     if "projection" in embeddings:

@@ -82,7 +82,7 @@ class EncoderModel(nn.Module):
           places: `[batch, predictions]`.
           seen: `[batch, length or 1, length]` booleans: which tokens each place sees. Hidden states see their own
             tokens as well, those that predict do not.
-          memory: a `model.recurrence.Memory` of tokens before these, which all see; None: there are none.
+          memory: a `nn.ops.recurrent_memory.Memory` of tokens before these, which all see; None: there are none.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Objectives of pre-training: one module each."""
+"""Objectives of pre-training: one module each, and the model that learns a sum of them."""
 
 from bertjax.objectives.objective import Objective, Plot, Statistics
 from bertjax.objectives.parsing import learn

@@ -1,1 +1,1 @@
-"""Pre-training: the task, its run, its scores, adaptation of checkpoints."""
+"""Pre-training: its task, its run, its scores, and the adaptation of a checkpoint to new text."""

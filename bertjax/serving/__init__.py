@@ -1,2 +1,1 @@
-"""A checkpoint behind HTTP: `batches` computes what many requests ask for together, `http` talks to them, `page` is for
-people."""
+"""A checkpoint behind HTTP, with a page to try it."""

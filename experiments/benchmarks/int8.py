@@ -33,7 +33,7 @@ def quantized(x, axis: int):
 
 
 def project(x, kernel, compute, outputs_first: bool = False):
-    """As `model.products.project`."""
+    """As `nn.ops.products.project`."""
     axis = kernel.ndim - 1 if outputs_first else 0
     (x, of_rows), (kernel, of_columns) = quantized(x, -1), quantized(kernel, axis)
     product = jnp.tensordot(x, kernel, (-1, axis), preferred_element_type=jnp.int32)

@@ -18,7 +18,7 @@ def row_type(shape: RecordShape, job: Job) -> np.dtype:
         ("ids", number, (shape.length,)),
         ("size", number),  # number of tokens
         ("first_size", number),  # tokens in [CLS] A [SEP], or in A [SEP]
-        ("label", number),  # see `instances.Instance`
+        ("label", number),  # see `sequences.Instance`
     ]
     if job.data["masking"] == "static":
         fields += [

@@ -17,7 +17,7 @@ ARCHITECTURE = "BertForFeatureBasedTagging"  # transformers has no such class
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
-    """Loads the files of `tasks.ner`. Raises `UserError` for missing or invalid files."""
+    """Loads the files of `finetuning.tasks.ner`. Raises `UserError` for missing or invalid files."""
     dataset = ner.load(config, tokenizer)
     return dataclasses.replace(dataset, output_layer=tagging(len(dataset.labels)))
 

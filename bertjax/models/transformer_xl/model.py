@@ -59,7 +59,7 @@ class TransformerXLModel(EncoderModel):
         return hidden if memory is None else (hidden, memory)
 
     def decode(self, input_ids, positions, cache: Cache):
-        """As `families.bert.model.BertModel.decode`. A token sees as many before it as the memory has."""
+        """As `models.bert.model.BertModel.decode`. A token sees as many before it as the memory has."""
         return self.encoder(self.embeddings(input_ids), positions, cache=cache)
 
     def pool(self, hidden, segments, first_tokens):

@@ -26,7 +26,7 @@ def predicting(title: str, words: str, validate: Callable = lambda config: None,
     """Returns an objective that predicts the words at `word_positions`.
 
     Args:
-      words: how the family must be able to learn words, see `families.Family`.
+      words: how the family must be able to learn words, see `models.family.Family`.
       validate: what else it checks of a config.
       own: fields of `Objective` in which these objectives differ.
     """

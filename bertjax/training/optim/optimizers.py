@@ -1,7 +1,7 @@
 """Makes the optimizer of a config: gradients are clipped, and an optimizer that is found by name makes updates of them.
 
 An optimizer is a factory: (config.optimizer, axes) -> optax's transformations, one after the other. `axes` are the
-logical axes of all params (see `sharding.rules`), by which it can tell the matrices that are stacked in one array.
+logical axes of all params (see `distributed.rules`), by which it can tell the matrices that are stacked in one array.
 Their `update` gets the step's `learning_rate` as well, and what the last one returns is added to the params.
 """
 
