@@ -17,7 +17,7 @@ from bertjax.data.corpus.tables import SUFFIXES, Row, column, read_table, read_t
 from bertjax.data.loading.examples import Examples
 from bertjax.embedding import retrieval
 from bertjax.embedding.retrieval import Search
-from bertjax.finetuning.pairs import encode_pairs
+from bertjax.finetuning.encoding import encode_pairs
 from bertjax.finetuning.targets import Number
 from bertjax.finetuning.tasks import squad, squad_files
 from bertjax.text.tokenizer import Tokenizer

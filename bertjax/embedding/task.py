@@ -23,7 +23,7 @@ from bertjax.embedding.datasets import ANY, DOCUMENT, FORMS, JUDGES, QUERY, WITH
 from bertjax.embedding.retrieval import Search
 from bertjax.finetuning import metrics
 from bertjax.finetuning.contamination import seen_in_training
-from bertjax.finetuning.pairs import encode_pairs
+from bertjax.finetuning.encoding import encode_pairs
 from bertjax.finetuning.table_summary import TableSummary
 from bertjax.finetuning.task import Dataset, FineTuningTask, InputForm, Split
 from bertjax.inference import output_layers

@@ -10,7 +10,7 @@ from bertjax.data.corpus.tables import Row, column
 from bertjax.data.loading.examples import Examples
 from bertjax.finetuning import targets
 from bertjax.finetuning.contamination import seen_in_training
-from bertjax.finetuning.pairs import encode_pairs, encode_windows
+from bertjax.finetuning.encoding import encode_pairs, encode_windows
 from bertjax.finetuning.table_summary import KEEPS_MORE, TableSummary
 from bertjax.finetuning.targets import Target
 from bertjax.finetuning.task import SEPARATOR, Dataset, InputForm, Split

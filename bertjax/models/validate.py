@@ -17,7 +17,7 @@ def validate_model(config) -> None:
         raise UserError(
             f"config.model.family = {config.model.family!r}: its models do not have the fields of this config, such as "
             f"{min(different)}; begin with an experiment of the family, or set config.model = "
-            f"families.model_fields({config.model.family!r}) in one"
+            f"bertjax.models.model_fields({config.model.family!r}) in one"
         )
     for known in known_fields:
         within(f"model.{known.name}", config.model[known.name], **known.metadata)

@@ -17,8 +17,8 @@ from bertjax.nn.kernels.gpu_norm import can_norm_on_gpu, gpu_add_norm, gpu_norm,
 from bertjax.nn.kernels.pallas import LANES, has_kernels, on_one_device, parts_along
 from bertjax.nn.ops import low_rank
 from bertjax.nn.ops.dropout import dropout, fold_in
+from bertjax.nn.ops.matmul import project
 from bertjax.nn.ops.plain_attention import Cache, cached_attention, plain_attention
-from bertjax.nn.ops.products import project
 from bertjax.nn.ops.tiles import tile_of
 
 

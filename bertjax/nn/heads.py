@@ -9,7 +9,7 @@ from bertjax.config.model_config import BertConfig, Compute
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import ACTIVATIONS, Embedding
 from bertjax.nn.ops.dropout import dropout, fold_in
-from bertjax.nn.ops.products import project
+from bertjax.nn.ops.matmul import project
 
 
 class Pooler(nn.Module):

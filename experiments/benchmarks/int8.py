@@ -21,7 +21,7 @@ from bertjax.distributed.mesh import compute_for, make_mesh, replicated
 from bertjax.inference import tasks
 from bertjax.inference.output_layers import Predictor
 from bertjax.interop import pretrained
-from bertjax.nn.ops import products
+from bertjax.nn.ops import matmul
 
 ROUNDS = 3
 
@@ -33,7 +33,7 @@ def quantized(x, axis: int):
 
 
 def project(x, kernel, compute, outputs_first: bool = False):
-    """As `nn.ops.products.project`."""
+    """As `nn.ops.matmul.project`."""
     axis = kernel.ndim - 1 if outputs_first else 0
     (x, of_rows), (kernel, of_columns) = quantized(x, -1), quantized(kernel, axis)
     product = jnp.tensordot(x, kernel, (-1, axis), preferred_element_type=jnp.int32)
@@ -50,7 +50,7 @@ def measured(dataset, source, dtype: str):
         model, output_layer.pooled, mesh, source.settings.batch_size, output_layer.packs_rows_of(model)
     )
     params, seconds = jax.device_put(source.params, replicated(mesh)), []
-    with mock.patch("bertjax.nn.attention.project", project if dtype == "int8" else products.project):
+    with mock.patch("bertjax.nn.attention.project", project if dtype == "int8" else matmul.project):
         for _ in range(1 + ROUNDS):
             began = time.perf_counter()
             found = [predictor(params, split.examples) for split in dataset.dev]

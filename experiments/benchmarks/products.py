@@ -5,7 +5,7 @@ Each pair of a form and a type is compiled once and timed in alternating rounds,
   x w   forwards                             [tokens, inputs] [inputs, outputs]
   g wT  the gradient of x                    [tokens, outputs] [inputs, outputs] transposed
   xT g  the gradient of w                    [tokens, inputs] transposed, [tokens, outputs]
-  ours  that gradient as `nn.ops.products` computes it from float32 arrays
+  ours  that gradient as `nn.ops.matmul` computes it from float32 arrays
 
 Command:  python -m experiments.benchmarks.products
 Needs:    for the comparison, pip install torch
@@ -43,7 +43,7 @@ def ours(shape, dtype: str, product: str) -> dict:
     import jax.numpy as jnp
 
     from bertjax.config.model_config import Compute
-    from bertjax.nn.ops.products import project
+    from bertjax.nn.ops.matmul import project
 
     arrays = factors(shape, dtype)
 

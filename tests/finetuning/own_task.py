@@ -4,7 +4,7 @@ import numpy as np
 
 from bertjax.config.limits import require
 from bertjax.data.loading.examples import Examples
-from bertjax.finetuning.pairs import encode_pairs
+from bertjax.finetuning.encoding import encode_pairs
 from bertjax.finetuning.task import Dataset, FineTuningTask, InputForm, Split
 from bertjax.inference import output_layers
 from tests.conftest import TOPICS

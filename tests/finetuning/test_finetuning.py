@@ -22,7 +22,7 @@ from bertjax.config.model_config import BertConfig
 from bertjax.data.loading.examples import Examples
 from bertjax.finetuning import classification, sweep
 from bertjax.finetuning import run as finetuning_run
-from bertjax.finetuning.pairs import encode_pairs
+from bertjax.finetuning.encoding import encode_pairs
 from bertjax.finetuning.task import FineTuning, check_indices
 from bertjax.finetuning.tasks import glue
 from bertjax.inference import output_layers, tasks

@@ -16,7 +16,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group, param_groups
 from bertjax.config.model_config import BertConfig
 from bertjax.distributed.mesh import make_mesh, put_batch
-from bertjax.finetuning import classification, distillation, metrics, pairs
+from bertjax.finetuning import classification, distillation, encoding, metrics
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.task import FineTuning
 from bertjax.inference import output_layers
@@ -43,8 +43,8 @@ PIECES = WordPiece([*SPECIAL_PIECES, *"abcdefghijklmnopqrstuvwxyz"], lowercase=T
 @pytest.mark.parametrize("stride", [1, 3, 5, 100])
 def test_windows_have_all_of_a_text(stride):
     texts = [" ".join("abcdefghijklmnopqrstuvwxyz"[:length]) for length in (1, 6, 7, 20, 26)]
-    ids, types, owners, lost = pairs.encode_windows(PIECES, texts, None, 8, stride)
-    short, short_types, _ = pairs.encode_pairs(PIECES, texts[:2], None, 8)
+    ids, types, owners, lost = encoding.encode_windows(PIECES, texts, None, 8, stride)
+    short, short_types, _ = encoding.encode_pairs(PIECES, texts[:2], None, 8)
     assert not any(lost) and owners.tolist()[:3] == [0, 1, 2] and sorted(owners) == owners.tolist()
     for which in (0, 1):
         np.testing.assert_array_equal(ids[which], short[which])
@@ -58,7 +58,9 @@ def test_windows_have_all_of_a_text(stride):
 
 
 def test_all_windows_of_a_pair_have_its_first_text():
-    ids, types, owners, lost = pairs.encode_windows(PIECES, ["a b", "a b c d e f"], ["c d e f g h i j", "x y z"], 9, 2)
+    ids, types, owners, lost = encoding.encode_windows(
+        PIECES, ["a b", "a b c d e f"], ["c d e f g h i j", "x y z"], 9, 2
+    )
     decoded = [PIECES.decode(each) for each in ids]
     expected = [*(f"[CLS] a b [SEP] {window} [SEP]" for window in ("c d e f", "e f g h", "g h i j"))]
     assert decoded == [*expected, "[CLS] a b c [SEP] x y z [SEP]"]
@@ -92,7 +94,7 @@ def test_what_truncation_loses_is_learnt_in_windows(late, checkpoint, tmp_path):
     run(config, tmp_path)
     source = pretrained.read(tmp_path)
     accuracy = source.scores["accuracy"]
-    cut, _, _ = pairs.encode_pairs(source.tokenizer, [row["text"] for row in dev], None, 16)
+    cut, _, _ = encoding.encode_pairs(source.tokenizer, [row["text"] for row in dev], None, 16)
     assert accuracy > 0.9 and len({tuple(ids) for ids in cut}) == 1  # truncated, all texts are the same
     found = list(classification.predict(source, [(row["text"],) for row in dev]))
     right = [each["label"] == row["topics"] for each, row in zip(found, dev)]

@@ -10,7 +10,7 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.experiments import load
-from bertjax.finetuning import metrics, pairs
+from bertjax.finetuning import encoding, metrics
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.tasks import squad, squad_files
 from bertjax.finetuning.tasks.squad_files import Question
@@ -72,7 +72,7 @@ def test_every_label_is_the_answer_in_the_text(pieces):
 
 def test_windows_cover_every_token_and_each_is_best_once(pieces):
     for tokens in (1, 5, 16, 17, 40, 100):
-        starts = pairs.window_starts(tokens, room=16, stride=7)
+        starts = encoding.window_starts(tokens, room=16, stride=7)
         covered = np.zeros(tokens, int)
         for start in starts:
             covered[start : start + 16] += 1

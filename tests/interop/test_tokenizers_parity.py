@@ -20,7 +20,7 @@ from bertjax import library
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import pretraining_config
 from bertjax.data.preprocessing.vocabulary import given_tokenizer
-from bertjax.finetuning.pairs import encode_pairs
+from bertjax.finetuning.encoding import encode_pairs
 from bertjax.inference.fill_mask import fill_masks
 from bertjax.interop import conversion, hf_tokenizer, huggingface, pretrained
 from bertjax.models import families

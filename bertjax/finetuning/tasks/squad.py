@@ -18,7 +18,7 @@ from bertjax.data.corpus.tables import TFDS
 from bertjax.data.loading.examples import Examples
 from bertjax.finetuning import metrics
 from bertjax.finetuning.contamination import seen_in_training
-from bertjax.finetuning.pairs import window_starts
+from bertjax.finetuning.encoding import window_starts
 from bertjax.finetuning.table_summary import TableSummary
 from bertjax.finetuning.task import Dataset, FineTuningTask, InputForm, Split
 from bertjax.finetuning.tasks import squad_files

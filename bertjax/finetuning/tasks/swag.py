@@ -10,7 +10,7 @@ from bertjax.data.corpus.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.data.loading.examples import Examples
 from bertjax.finetuning import metrics
 from bertjax.finetuning.contamination import seen_in_training
-from bertjax.finetuning.pairs import encode_pairs
+from bertjax.finetuning.encoding import encode_pairs
 from bertjax.finetuning.table_summary import TableSummary
 from bertjax.finetuning.task import Dataset, FineTuningTask, InputForm, Split
 from bertjax.inference import output_layers

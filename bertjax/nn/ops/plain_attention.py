@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
 from bertjax.nn.ops.dropout import dropout
-from bertjax.nn.ops.products import multiply
+from bertjax.nn.ops.matmul import multiply
 from bertjax.nn.ops.tiles import Tile, each_tile
 
 

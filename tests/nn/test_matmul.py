@@ -11,7 +11,7 @@ import pytest
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.models.heads import BertForPreTraining
 from bertjax.nn.ops.dropout import row_keys
-from bertjax.nn.ops.products import multiply, project
+from bertjax.nn.ops.matmul import multiply, project
 from tests.nn.reference import random_params
 
 ON_CPU = Compute("float32", "bfloat16", chip="cpu")
