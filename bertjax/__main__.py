@@ -1,5 +1,4 @@
-"""`python -m bertjax` is the command `bertjax`."""
-
+# `python -m bertjax` is the command `bertjax`.
 from bertjax.cli.commands import main
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""`python -m bertjax.compile` is `bertjax compile`."""
-
+# `python -m bertjax.compile` is `bertjax compile`.
 import runpy
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""`python -m bertjax.convert` is `bertjax convert`."""
-
+# `python -m bertjax.convert` is `bertjax convert`.
 import runpy
 
 if __name__ == "__main__":

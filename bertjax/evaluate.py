@@ -1,5 +1,4 @@
-"""`python -m bertjax.evaluate` is `bertjax evaluate`."""
-
+# `python -m bertjax.evaluate` is `bertjax evaluate`.
 import runpy
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""`python -m bertjax.extract` is `bertjax extract`."""
-
+# `python -m bertjax.extract` is `bertjax extract`.
 import runpy
 
 if __name__ == "__main__":

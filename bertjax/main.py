@@ -1,5 +1,4 @@
-"""`python -m bertjax.main` is `bertjax train`."""
-
+# `python -m bertjax.main` is `bertjax train`.
 import runpy
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""`python -m bertjax.mine` is `bertjax mine`."""
-
+# `python -m bertjax.mine` is `bertjax mine`.
 import runpy
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""`python -m bertjax.predict` is `bertjax predict`."""
-
+# `python -m bertjax.predict` is `bertjax predict`.
 import runpy
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""`python -m bertjax.prepare` is `bertjax prepare`."""
-
+# `python -m bertjax.prepare` is `bertjax prepare`.
 import runpy
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""`python -m bertjax.report` is `bertjax report`."""
-
+# `python -m bertjax.report` is `bertjax report`.
 import runpy
 
 if __name__ == "__main__":

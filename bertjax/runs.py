@@ -1,5 +1,4 @@
-"""`python -m bertjax.runs` is `bertjax runs`."""
-
+# `python -m bertjax.runs` is `bertjax runs`.
 import runpy
 
 if __name__ == "__main__":

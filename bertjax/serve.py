@@ -1,5 +1,4 @@
-"""`python -m bertjax.serve` is `bertjax serve`."""
-
+# `python -m bertjax.serve` is `bertjax serve`.
 import runpy
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""`python -m bertjax.submit` is `bertjax submit`."""
-
+# `python -m bertjax.submit` is `bertjax submit`.
 import runpy
 
 if __name__ == "__main__":

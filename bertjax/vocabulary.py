@@ -1,5 +1,4 @@
-"""`python -m bertjax.vocabulary` is `bertjax vocabulary`."""
-
+# `python -m bertjax.vocabulary` is `bertjax vocabulary`.
 import runpy
 
 if __name__ == "__main__":

@@ -1,9 +1,16 @@
 """The smallest task, family, objective, optimizer, schedule and sink: what docs/extending/ shows is trained with."""
 
+import pkgutil
 import sys
 
 import pytest
 
+from bertjax.inference.tasks import TASKS
+from bertjax.models.families import FAMILIES
+from bertjax.objectives.registry import OBJECTIVES
+from bertjax.training.optim.optimizers import OPTIMIZERS
+from bertjax.training.optim.schedules import SCHEDULES
+from bertjax.training.trackers.trackers import TRACKERS
 from tests.checkpoints import checkpoint  # noqa: F401
 from tests.pages import PAGES, ROOT
 from tests.reader import Reader, write_inputs
@@ -27,3 +34,19 @@ def test_there_is_a_page_for_each_kind_with_an_entry_point():
     table = (ROOT / "docs/extending.md").read_text()
     assert {page.stem for page in EXTENDING} == {"task", "family", "objective", "optimizer", "sink"}
     assert all(f"(extending/{page.name}" in table for page in EXTENDING)
+
+
+def test_the_page_names_the_groups_and_the_functions_of_the_registries():
+    """Each row of the table has the group of entry points of a registry, and its `register`."""
+    rows = [line.split("|") for line in (ROOT / "docs/extending.md").read_text().splitlines() if "register` |" in line]
+    registries = (TASKS, FAMILIES, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS)
+    assert [row[3].strip(" `") for row in rows] == [registry.group for registry in registries]
+    for row, registry in zip(rows, registries):
+        assert pkgutil.resolve_name(row[2].strip(" `").replace(".register", ":register")) == registry.register
+
+
+@pytest.mark.parametrize("registry", [TASKS, FAMILIES, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS])
+def test_each_name_of_a_registry_loads(registry):
+    """A helper module beside objectives or families is none of them."""
+    for name in registry.names():
+        assert registry.get(name) is not None

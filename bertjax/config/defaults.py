@@ -20,8 +20,9 @@ def stage(steps: int, length: int, max_predictions_per_seq: int, **changes) -> m
 
     Args:
       changes: `tokens=1e9` instead of steps, which are 0 then. Fields that differ in this stage, such as
-        `batch_size=64` and `data=dict(masked_lm_prob=0.15)`; `stages.changeable` lists them. A batch that grows to its
-        size: `ramp_from=64, ramp_tokens=1e9` begins with 64 sequences, and has 128, 192, ... in as many steps each.
+        `batch_size=64` and `data=dict(masked_lm_prob=0.15)`; `pretraining.stage_fields.changeable` lists them. A batch
+        that grows to its size: `ramp_from=64, ramp_tokens=1e9` begins with 64 sequences, and has 128, 192, ... in as
+        many steps each.
     """
     for name in ("tokens", "ramp_tokens"):
         if isinstance(changes.get(name), int):
@@ -201,7 +202,7 @@ def pretraining_config() -> ml_collections.ConfigDict:
             min_words=0,  # a document has
             max_symbols=1.0,  # share of characters that are neither letters, marks, digits nor spaces, in a document
             duplicate_documents=False,  # all but the first of documents with the same text
-            near_duplicates=False,  # documents that resemble an earlier one (MinHash, see data/documents/cleaning.py)
+            near_duplicates=False,  # documents that resemble an earlier one (MinHash, see data/corpus/cleaning.py)
             max_line_documents=0,  # a line that more documents than this have is left out of all of them; 0: none is
         )
     )

@@ -56,7 +56,7 @@ def word_logits(encoder: nn.Module, head: MaskedLanguageModelHead, hidden, posit
 
 class BertForPreTraining(nn.Module):
     """BERT with the heads of `mlm` and `nsp`, as Google and transformers have it. Training composes its own model of
-    the heads that are learnt (`objectives.parts.model`); with both, its params are these.
+    the heads that are learnt (`objectives.parts.pretraining_model`); with both, its params are these.
     """
 
     config: BertConfig

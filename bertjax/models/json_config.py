@@ -32,7 +32,7 @@ ONLY = {
 }
 # Fields of transformers' config.json that change no prediction, in any family.
 HARMLESS = frozenset({
-    # `interop.huggingface` and `interop.tokenizer_files` read them; the tensors of a classifier have its rows.
+    # `interop.huggingface` and `interop.hf_tokenizer` read them; the tensors of a classifier have its rows.
     "architectures", "id2label", "label2id", "model_type", "num_labels", "problem_type", "tokenizer_class",
     # Names and versions.
     "_commit_hash", "_name_or_path", "model_name", "name_or_path", "transformers_version",

@@ -10,7 +10,6 @@ from bertjax.common import lock
 from bertjax.common.errors import UserError
 from bertjax.common.files import absolute
 from bertjax.config import stages
-from bertjax.data.loading.examples import count_steps
 from bertjax.models import families
 from bertjax.training.checkpoints.workdir import CONFIG, REPORT, RESULT, RUNS, RunInfo, read_info
 from bertjax.training.trackers.jsonl import METRICS, read_metrics
@@ -118,7 +117,11 @@ def _total_steps(info: RunInfo) -> int | None:
         return info.total_steps
     if "stages" in info.config:
         return stages.total_steps(info.config)
-    return count_steps(info.config, info.train_examples) if info.train_examples else None
+    if not info.train_examples:
+        return None
+    from bertjax.data.loading.examples import count_steps  # imports JAX
+
+    return count_steps(info.config, info.train_examples)
 
 
 def _last(lines: list[dict], metric: str) -> str:

@@ -20,7 +20,7 @@ def extended(tokenizer: Tokenizer, words: Mapping[str, int], pieces: int) -> Tok
     ids.
 
     Args:
-      words: the result of `learning.count_words`, whose order does not matter.
+      words: the result of `vocabulary_learning.count_words`, whose order does not matter.
 
     Raises `UserError` if the words do not yield that many pieces, or the tokenizer cannot have more.
     """

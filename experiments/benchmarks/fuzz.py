@@ -351,11 +351,12 @@ def make_run(folder):
 def resume(folder):
     """As `bertjax.main`."""
     from bertjax.launch.start import launch
+    from bertjax.reporting.page import draw
 
     config = tiny_config()
     config.data.records = str(folder / "records")
     config.checkpoint.every_steps = 1
-    launch(config, folder / "run")
+    launch(config, folder / "run", draw=draw)
 
 
 def make_search(folder):

@@ -50,7 +50,7 @@ class Selection:
 
     Attributes:
       data: `config.data`, as a dict.
-      weights: the weights of the sources that are used, see `config.mixture_of`.
+      weights: the weights of the sources that are used, see `config.lists.mixture_of`.
       repeats: what `cleaning` found to repeat in the corpus.
     """
 

@@ -137,7 +137,7 @@ class Tokenizer(abc.ABC):
         """Says what keeps this tokenizer from having more pieces; empty if nothing does."""
         return ""
 
-    # What `text.extension` needs of the kinds whose `extends` is True.
+    # What `text.vocabulary_extension` needs of the kinds whose `extends` is True.
 
     def units(self, word: str) -> list[list[str]]:
         """Returns the pieces of a word that follows another one, in the units that no piece reaches across. What is

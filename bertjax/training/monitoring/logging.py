@@ -1,4 +1,4 @@
-"""Logs the metrics of a run: a progress bar or lines on stdout, and numbers to its sinks."""
+"""Logs the metrics of a run: a progress bar or lines on stdout, and numbers to its trackers."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class _Unreported(TypedDict):
 
 
 class MetricsWriter:
-    """Writes metrics, and the seconds that they took, to the sinks of a run.
+    """Writes metrics, and the seconds that they took, to the trackers of a run.
 
     A resumed run does not write anything twice, such as the evaluation at `start_step`.
 
@@ -52,7 +52,7 @@ class MetricsWriter:
                 path.unlink(missing_ok=True)
         self._there = {(line["step"], name) for line in kept for name in line}
         makers = (JsonLines, *map(TRACKERS.get, named(config)))
-        self._sinks = [make(workdir, start_step, config) for make in makers]
+        self._trackers = [make(workdir, start_step, config) for make in makers]
 
     def write_wall(self, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """Writes metrics with the seconds since the last line, by `PARTS`."""
@@ -94,17 +94,17 @@ class MetricsWriter:
     def write(self, step: int, metrics: dict[str, float]) -> None:
         if all((step, name) in self._there for name in metrics):
             return
-        for sink in self._sinks:
-            sink.write(step, metrics)
+        for tracker in self._trackers:
+            tracker.write(step, metrics)
 
     def flush(self) -> None:
         """Stores all that was written, so that a resumed run finds it."""
-        for sink in self._sinks:
-            sink.flush()
+        for tracker in self._trackers:
+            tracker.flush()
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 class Progress:

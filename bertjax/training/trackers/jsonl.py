@@ -29,7 +29,7 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 
 class JsonLines:
-    """The sink that every run has. Drops the lines that are void."""
+    """The tracker that every run has. Drops the lines that are void."""
 
     def __init__(self, workdir: epath.Path, start_step: int, config):
         del config
