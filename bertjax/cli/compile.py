@@ -12,7 +12,7 @@ from absl import flags
 
 from bertjax.cli.app import run_command
 from bertjax.cli.flags import define_config_flag
-from bertjax.training.stop import ending_at_once
+from bertjax.training.signals import ending_at_once
 
 _CONFIG = define_config_flag()
 _TOPOLOGY = flags.DEFINE_string(

@@ -17,7 +17,7 @@ from absl import flags
 from bertjax.cli.app import keep_compiled, run_command
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
 from bertjax.cli.next_commands import print_next, uses_of
-from bertjax.training.stop import ending_at_once
+from bertjax.training.signals import ending_at_once
 
 _CHECKPOINT = define_checkpoint_flag()
 _DTYPE = define_dtype_flag()

@@ -17,7 +17,7 @@ flags.mark_flag_as_required("config")
 
 def main(arguments: list[str]) -> None:
     from bertjax.common.errors import UserError
-    from bertjax.training.stop import announced
+    from bertjax.training.signals import announced
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")

@@ -17,7 +17,7 @@ from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.limits import one_of, require, value_of
 from bertjax.data.corpus import holdout
 from bertjax.data.loading.examples import Examples
-from bertjax.data.loading.mixed import Share
+from bertjax.data.loading.mixture import Share
 from bertjax.embedding import datasets, evaluators, losses
 from bertjax.embedding.datasets import ANY, DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, EncodedTexts, Source, TextSet
 from bertjax.embedding.retrieval import Search

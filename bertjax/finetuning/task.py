@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, count_steps
-from bertjax.data.loading.mixed import MixedOrder, Share, steps_of_each
+from bertjax.data.loading.mixture import MixedOrder, Share, steps_of_each
 from bertjax.distributed.mesh import Batch, compute_on, local_rows
 from bertjax.inference import losses
 from bertjax.inference.output_layers import OutputLayer, apply, make_predictor

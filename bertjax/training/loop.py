@@ -30,9 +30,9 @@ from bertjax.training.monitoring.profile import profiled
 from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.recurrence import warmed_up
 from bertjax.training.scores import Scores
+from bertjax.training.signals import saves_first, stop_signals
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program, make_program, put_hyperparameters
-from bertjax.training.stop import saves_first, stop_signals
 from bertjax.training.task import Task
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder
-from bertjax.data.loading.mixed import MixedOrder, steps_of_each
+from bertjax.data.loading.mixture import MixedOrder, steps_of_each
 from bertjax.distributed.mesh import GROUPS, make_mesh, put_batch
 from bertjax.embedding import datasets, losses
 from bertjax.finetuning import distillation

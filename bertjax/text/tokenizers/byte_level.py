@@ -11,7 +11,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
-from bertjax.text.tokenizers import json_file, older_files
+from bertjax.text.tokenizers import json_file, legacy_files
 from bertjax.text.tokenizers.from_json import FromJson
 from bertjax.text.tokenizers.interface import SPECIAL_PIECES, Encoding, Joined, Tokenizer, read_file
 
@@ -120,7 +120,7 @@ class BPE(FromJson, ByteLevel):
 
     @staticmethod
     def _of_older(path: epath.Path) -> bytes:
-        return older_files.bpe_json(path)
+        return legacy_files.bpe_json(path)
 
     @staticmethod
     def _check(path, found: json_file.TokenizerJson) -> None:

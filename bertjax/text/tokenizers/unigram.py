@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.text.tokenizers import json_file, older_files
+from bertjax.text.tokenizers import json_file, legacy_files
 from bertjax.text.tokenizers.from_json import FromJson
 from bertjax.text.tokenizers.interface import Encoding, Joined
 from bertjax.text.tokenizers.sentencepiece import SPACE, score_of_new
@@ -21,7 +21,7 @@ class Unigram(FromJson):
 
     kind = "unigram"
     space = SPACE
-    older = ("sentencepiece.bpe.model", older_files.XLNET_MODEL)
+    older = ("sentencepiece.bpe.model", legacy_files.XLNET_MODEL)
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
@@ -50,7 +50,7 @@ class Unigram(FromJson):
 
     @staticmethod
     def _of_older(path: epath.Path) -> bytes:
-        return older_files.unigram_json(path)
+        return legacy_files.unigram_json(path)
 
     @staticmethod
     def _check(path, found: json_file.TokenizerJson) -> None:

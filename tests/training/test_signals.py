@@ -9,10 +9,10 @@ import pytest
 
 HELD = """
 import hashlib
-from bertjax.training import stop
-stop.GRACE = 0.1
-with stop.announced():
-    stop.saves_first({work!r})
+from bertjax.training import signals
+signals.GRACE = 0.1
+with signals.announced():
+    signals.saves_first({work!r})
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})  # no handler is called meanwhile
 """
@@ -20,8 +20,8 @@ with stop.announced():
 
 AT_ONCE = """
 import hashlib
-from bertjax.training import stop
-with stop.ending_at_once():
+from bertjax.training import signals
+with signals.ending_at_once():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
 """
