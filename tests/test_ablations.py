@@ -6,12 +6,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from bertjax.launch.validate import validate
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, dropout_fields, model_size
 from bertjax.config.stages import stages_of
 from bertjax.inference import bits_per_byte
+from bertjax.launch.validate import validate
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text.tokenizer import SPECIAL_PIECES, Encoding, WordPiece
 from experiments.ablations import bits as bits_command

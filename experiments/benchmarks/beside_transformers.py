@@ -22,9 +22,9 @@ import types
 from collections.abc import Mapping
 
 import numpy as np
-from bertjax.launch.validate import validate
 
 from bertjax.inference import output_layers
+from bertjax.launch.validate import validate
 from experiments import glue, ner, squad
 
 SST2_ROWS, CONLL_SENTENCES, SQUAD_QUESTIONS, SQUAD_DEV_QUESTIONS = 5000, 3000, 3000, 1000

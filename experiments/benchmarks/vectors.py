@@ -26,8 +26,8 @@ import tempfile
 import time
 
 import numpy as np
-from bertjax.launch.validate import validate
 
+from bertjax.launch.validate import validate
 from experiments import embed
 from experiments.benchmarks.beside_transformers import parse, train_ours
 

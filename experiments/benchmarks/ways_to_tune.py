@@ -20,8 +20,8 @@ import tempfile
 import time
 
 import numpy as np
-from bertjax.launch.validate import validate
 
+from bertjax.launch.validate import validate
 from experiments import classify
 from experiments.benchmarks.beside_transformers import draw_output_layer, parse, predict_theirs, train_ours
 

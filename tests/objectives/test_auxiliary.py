@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from bertjax.launch.validate import validate
 
 from bertjax.common.errors import UserError
 from bertjax.interop import pretrained
+from bertjax.launch.validate import validate
 from bertjax.objectives import auxiliary
 from bertjax.objectives.parsing import learn
 from bertjax.pretraining import adaptation

@@ -9,7 +9,6 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from bertjax.launch.validate import validate
 from jax.sharding import AbstractMesh, Mesh
 
 from bertjax.common.errors import UserError
@@ -18,6 +17,7 @@ from bertjax.config.model_config import model_size
 from bertjax.config.stages import stages_of
 from bertjax.distributed.topology import GENERATIONS, accelerator
 from bertjax.finetuning import run as finetuning_run
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.objectives.parsing import learn
 from bertjax.planner import hlo, summary

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from bertjax.launch.validate import validate
 from jax.sharding import PartitionSpec
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group, param_groups, pretraining_config
 from bertjax.distributed.mesh import make_mesh
+from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.heads import BertForFeatureBasedTagging, BertForMaskedLM, BertForPreTraining
 from bertjax.training.optim import optimizers
