@@ -1,7 +1,8 @@
 """Makes workdir.tar.gz: a run that was stopped at step 5 of 8, as main was on 2026-11-25 (f00deda), and its end.
 
-    git worktree add /tmp/then f00deda && cp tests/golden/make_workdir.py /tmp/then/tests/golden/ && cd /tmp/then
-    PYTHONPATH=. python -m tests.golden.make_workdir FILE
+    git worktree add /tmp/then f00deda
+    git show aa44ff2:tests/golden/make_workdir.py > /tmp/then/tests/golden/make_workdir.py  # older imports
+    cd /tmp/then && PYTHONPATH=. python -m tests.golden.make_workdir FILE
 
 In it: `run`, the workdir, and `end.npz`, the params that the same code had after step 8, by their paths. Where a
 change means to have other dropout masks, `python -m tests.golden.make_workdir FILE end` writes the `end.npz` that they
