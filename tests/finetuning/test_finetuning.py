@@ -420,7 +420,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     assert program.train_step._cache_size() == 1  # of two runs
     worse, best = (tmp_path / f"run/runs/learning_rate={rate},epochs=5" for rate in ("1e-08", "0.003"))
     assert checkpoints.steps(best)[-1] == 60 and not (best / sweep.RESULT).exists()
-    launch(config, tmp_path / "run")
+    launch(config, tmp_path / "run", draw=page.draw)
     assert starts == [0, 0, 60] and read_metrics(best)[-1]["step"] == 60  # each trial once
 
     results = [json.loads((folder / sweep.RESULT).read_text()) for folder in (worse, best)]
