@@ -83,7 +83,7 @@ setuptools.setup(
             "datasets>=3",
             "filelock>=3.12",
             "hypothesis>=6",
-            "import-linter>=2.9",  # and grimp, the graph of imports
+            "import-linter>=2.17",  # and grimp, the graph of imports
             "ipykernel>=6.29",
             "mypy>=1.18",
             "nbclient>=0.10",

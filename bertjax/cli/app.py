@@ -109,7 +109,7 @@ def _full(error: BaseException) -> str:
 
 
 def _output() -> str:
-    """Returns what the command writes to, as far as its flags say that."""
+    """Returns the value of --workdir or --output; "output" if the command has neither."""
     named = (flags.FLAGS[name].value for name in ("workdir", "output") if name in flags.FLAGS)
     return next(filter(None, named), "output")
 

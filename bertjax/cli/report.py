@@ -1,7 +1,7 @@
 """Draws runs on one page: python -m bertjax.report WORKDIR... --output=FOLDER
 
 Loss and accuracy against steps, tokens and hours, learning rate, gradient norm and throughput, of all runs over each
-other; of searches, means and standard deviations. Of a single run also what its checkpoint has learnt: the attention of
+other; of searches, means and standard deviations. The page of a single run also has the attention of its checkpoint to
 --text, head by head, and the neighbours of word embeddings. Writes report.html, with its pictures, and report.png.
 WORKDIR@STEP looks into that checkpoint; a Hugging Face folder or Google's bert_model.ckpt has no curves, but this.
 

@@ -103,8 +103,11 @@ def head_of(architecture: str, fields: Mapping) -> str:
 
 
 def split_class(architecture: str, layout: ModuleType) -> tuple[str, str]:
-    """Returns the model that a class of transformers is of, as people write it, and the rest of the class's name, or of
-    that of BERT's class with the same output layer, if that has another."""
+    """Splits the name of a class of transformers into the model and the output layer.
+
+    Returns the name of the model as people write it, such as "XLM-RoBERTa", and the rest of the name of the class. If
+    the class of BERT with the same output layer has another rest, returns the rest of BERT's class.
+    """
     prefix = next(prefix for prefix in layout.CLASSES if architecture.startswith(prefix))
     kind = architecture.removeprefix(prefix)
     return layout.CLASSES[prefix], getattr(layout, "KINDS_OF_BERT", {}).get(kind, kind)
@@ -157,7 +160,7 @@ def _pickled(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndar
         )
     try:
         state = torch.load(local.__fspath__(), "cpu", weights_only=True, mmap=zipfile.is_zipfile(local))
-    except pickle.UnpicklingError:  # which says how to open it nevertheless
+    except pickle.UnpicklingError:  # The message of the exception recommends an unsafe way to open the file.
         raise UserError(
             f"{path}: damaged, or more than tensors, which could run code; if you trust it, {CONVERT}"
         ) from None

@@ -55,6 +55,7 @@ def imports_of_rooms(modules: Imports) -> Imports:
 
 
 def rooms_of(module: str) -> list[str]:
+    """Returns the room of a module in a list, which is empty for `bertjax`."""
     return module.split(".")[1:2]
 
 
