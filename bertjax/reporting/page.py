@@ -19,6 +19,7 @@ from bertjax.common.files import absolute, write_whole
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
+from bertjax.models.family import ExposesAttention
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results
 from bertjax.training.checkpoints import checkpoint
@@ -238,7 +239,7 @@ def _mean(scores: Sequence[float | None]) -> str:
 
 def _of_checkpoint(folder: epath.Path, source: Pretrained, text: str, words: Sequence[str]) -> str:
     parts = []
-    if families.of(source.config).attention:
+    if isinstance(families.family_of(source.config), ExposesAttention):
         picture = _png(insight.draw(*insight.attention(source, text)), DPI_OF_ATTENTION)
         write_whole(folder / ATTENTION, picture)
         said = html.escape(f"{source.path}; rows attend, columns are attended to: {text}")

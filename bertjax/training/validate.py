@@ -46,7 +46,7 @@ def validate_shared_fields(config, limits: Mapping[str, Mapping]) -> None:
     _validate_numbers(config)
     family = families.FAMILIES.get(config.model.family)
     whole = f"model.family = {config.model.family!r} reads whole rows, which sequences cannot share; set False"
-    require(not config.packing or family.packs, "packing", config.packing, whole)
+    require(not config.packing or family.supports_packing, "packing", config.packing, whole)
     family.validate(config)
 
 

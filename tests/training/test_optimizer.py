@@ -282,7 +282,9 @@ def matrices_of_modernbert(tree):
 def test_muon_takes_the_matrices_of_a_stack_one_by_one(family, layers, matrices):
     """As optax's takes a matrix by itself; embeddings and the output layers are Adam's."""
     sizes = dict(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=24)
-    boxed = abstract_params(BertForMaskedLM(families.FAMILIES.get(family).config(**sizes, num_hidden_layers=layers)))
+    boxed = abstract_params(
+        BertForMaskedLM(families.FAMILIES.get(family).config_class(**sizes, num_hidden_layers=layers))
+    )
     params = jax.tree.map(lambda x: np.zeros(x.shape), nn.meta.unbox(boxed))
     rng = np.random.default_rng(0)
     gradient = jax.tree.map(lambda x: np.float32(1e-3 * rng.normal(size=x.shape)), params)

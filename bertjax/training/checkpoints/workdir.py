@@ -212,7 +212,8 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
     fixed = {"task", "branch_from", "distill.teacher", "freeze_layers", "keep_layers", *identity}
     fixed |= {"optimizer.name", "optimizer.options"}
     old, new = _leaves(before.config), _leaves(now.config)
-    may_change = {f"model.{name}" for name in fields_of(families.FAMILIES.get(before.config.model.family).config, "")}
+    config_class = families.FAMILIES.get(before.config.model.family).config_class
+    may_change = {f"model.{name}" for name in fields_of(config_class, "")}
     one, other = map(_frozen_groups, (before.config, now.config))
     found = []
     for field in dict.fromkeys((*new, *old)):
