@@ -43,7 +43,7 @@ from bertjax.training.checkpoints.workdir import (
     refuse,
     require_info,
 )
-from bertjax.training.monitoring.divergence import Diverged
+from bertjax.training.hooks.divergence import Diverged
 from bertjax.training.optim import optimizers
 from bertjax.training.run import Run
 from bertjax.training.run import run as run_one

@@ -33,8 +33,8 @@ from bertjax.reporting import page
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.checkpoints import workdir as workdirs
+from bertjax.training.hooks.divergence import Diverged
 from bertjax.training.loop import Trained
-from bertjax.training.monitoring.divergence import Diverged
 from bertjax.training.scores import Scores
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, launch_and_stop, one_device_mesh

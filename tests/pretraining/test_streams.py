@@ -38,8 +38,8 @@ from bertjax.pretraining.task import Pretraining
 from bertjax.reporting import insight
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints import checkpoint
+from bertjax.training.hooks.recurrent_memory import fill_memory
 from bertjax.training.optim.schedules import make_schedule
-from bertjax.training.recurrence import warmed_up
 from bertjax.training.step import make_program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
 from tests import processes
@@ -298,7 +298,7 @@ def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
     state, hyper = program.init(jax.random.key(1)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
 
     def warm(step):
-        return warmed_up(task, program, program.init(jax.random.key(1)), mesh, step, said.append).memory
+        return fill_memory(task, program, program.init(jax.random.key(1)), mesh, step, said.append).memory
 
     for batch in itertools.islice(task.batches(0), 6):
         state, _ = program.train_step(state, put_batch(batch, mesh), hyper)

@@ -12,7 +12,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
-from bertjax.common.progress import Pace, duration
+from bertjax.common.progress import Pace, duration, print_line
 from bertjax.training.monitoring.clocks import PARTS, shares
 from bertjax.training.trackers.jsonl import JsonLines, finite, read_metrics
 from bertjax.training.trackers.trackers import TRACKERS, named
@@ -150,7 +150,7 @@ class Progress:
             self._names_budget = False
             expected = self._seconds_left(self._started, done, seconds)
             if expected > DAY:
-                self.say(
+                print_line(
                     f"this run will take about {duration(expected)} on this machine; for a run of 8 hours, set "
                     f"--config.budget=8h and another --workdir"
                 )
@@ -183,10 +183,6 @@ class Progress:
     def _seconds_left(self, mark: tuple[int, float], done: int, seconds: float) -> float:
         before, then = mark
         return (seconds - then) * self._flops(done, self._total) / self._flops(before, done)
-
-    def say(self, text: str) -> None:
-        """Prints a line, above the bar."""
-        tqdm.tqdm.write(text, file=sys.stdout) if self._bar is not None else print(text, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
