@@ -161,7 +161,7 @@ def train(
             say(f"evaluating step {step} (compiles first)")
             compiled.add("evaluation")
         with clocks.waiting("evaluation"):
-            found = task.evaluate(program.gather(state.evaluated), step, after_batch)
+            found = task.evaluate(program.gather(state.eval_params), step, after_batch)
             if found is not None and is_first:
                 for name, content in task.files().items() if checkpoints.would_be_best(step, found) else ():
                     write_whole(workdir / name, content)
@@ -286,7 +286,7 @@ def _restore_or_initialize(
         phase(f"initializing {count:,} parameters")
     state = program.init(jax.random.key(config.seed))
     if start is None:
-        return 0, state if initialize is None else state.begin_with(initialize(state.params))
+        return 0, state if initialize is None else state.with_initial_params(initialize(state.params))
     # The end of a trial, whose last checkpoint has params only.
     return start, checkpoints.restore(start, program.state, params_only=True).replace(
         step=state.step + start, opt_state=state.opt_state, memory=state.memory
