@@ -15,8 +15,7 @@ from jax.sharding import Mesh
 from bertjax.distributed.mesh import GROUPS, batch_sharding, compiler_options, replicated
 from bertjax.distributed.rules import RULES_WITHIN_DATA
 from bertjax.nn.ops.dropout import row_keys
-from bertjax.training.optim.frozen import find as find_frozen
-from bertjax.training.optim.frozen import layer_factors
+from bertjax.training.optim.frozen import find_frozen, layer_factors
 from bertjax.training.optim.optimizers import make_optimizer
 from bertjax.training.optim.schedules import Schedule, schedule_of
 from bertjax.training.state import (
