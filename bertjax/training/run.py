@@ -15,11 +15,11 @@ from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import (
     Difference,
     RunInfo,
+    append_command,
     delete_report,
     differences,
-    note_command,
+    raise_if_fatal,
     read_report,
-    refuse,
     require_info,
     write_info,
     write_report,
@@ -112,7 +112,7 @@ def run(
         config.branch_from = before.config.branch_from
     origin, its_workdir = (require_info(parent.workdir), parent.workdir) if parent else (before, workdir)
     if origin is not None and origin.config.task != config.task:
-        refuse(its_workdir, [Difference("task", origin.config.task, config.task, is_fatal=True)])
+        raise_if_fatal(its_workdir, [Difference("task", origin.config.task, config.task, is_fatal=True)])
     if origin is not None:
         _keep_sizes(config, origin)
     kind.adopt(config, origin)
@@ -124,7 +124,7 @@ def run(
         for field, old, new, is_fatal in found if parent else ():
             if is_fatal:
                 raise UserError(f"config.branch_from = {config.branch_from!r}: {field} is {old!r} there, here {new!r}")
-        refuse(its_workdir, found)
+        raise_if_fatal(its_workdir, found)
         return found
 
     changed = changes(RunInfo(config))
@@ -164,7 +164,7 @@ def run(
         if jax.process_index() == 0:
             delete_report(workdir)  # the report of the run before it was extended
             write_info(workdir, dataclasses.replace(opened.info, total_steps=opened.task.total_steps), opened.tokenizer)
-            note_command(workdir)
+            append_command(workdir)
         say(f"training in {workdir}" + (f", from step {step}" if step else ""))
         if opened.config.dtype == "auto" and compute_for("auto").casts_factors:
             say("dtype = 'auto': products take bfloat16, which this processor multiplies faster than float32")
