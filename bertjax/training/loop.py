@@ -200,7 +200,7 @@ def _restore_or_initialize(
         phase(f"initializing {count:,} parameters")
     state = program.init(jax.random.key(config.seed))
     if start is None:
-        return 0, state if initialize is None else state.begin_with(initialize(state.params))
+        return 0, state if initialize is None else state.with_initial_params(initialize(state.params))
     # The end of a trial, whose last checkpoint has params only.
     return start, checkpoints.restore(start, program.state, params_only=True).replace(
         step=state.step + start, opt_state=state.opt_state, memory=state.memory

@@ -16,11 +16,11 @@ from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import (
     Difference,
     RunInfo,
+    append_command,
     delete_report,
     differences,
-    note_command,
+    raise_if_fatal,
     read_report,
-    refuse,
     require_info,
     write_info,
     write_report,
@@ -179,7 +179,7 @@ class _EarlierRun:
             for field, old, new, is_fatal in changes:
                 if is_fatal:
                     raise UserError(f"config.branch_from = {branch!r}: {field} is {old!r} there, here {new!r}")
-        refuse(self.workdir, changes)
+        raise_if_fatal(self.workdir, changes)
         return changes
 
 
@@ -196,7 +196,7 @@ def _find_earlier_run(kind: Kind, config, workdir: epath.Path) -> _EarlierRun:
     origin_workdir = parent.workdir if parent else workdir
     if origin is not None:
         if origin.config.task != config.task:
-            refuse(origin_workdir, [Difference("task", origin.config.task, config.task, is_fatal=True)])
+            raise_if_fatal(origin_workdir, [Difference("task", origin.config.task, config.task, is_fatal=True)])
         _keep_sizes(config, origin)
     kind.adopt(config, origin)
     return _EarlierRun(config, origin_workdir, resumed, step, origin, parent)
@@ -245,7 +245,7 @@ class _BeginWorkdir(Hook):
         if run.is_first_host:
             delete_report(run.workdir)  # the report of the run before it was extended
             write_info(run.workdir, dataclasses.replace(opened.info, total_steps=run.total_steps), opened.tokenizer)
-            note_command(run.workdir)
+            append_command(run.workdir)
         run.print(f"training in {run.workdir}" + (f", from step {run.start_step}" if run.start_step else ""))
         if run.config.dtype == "auto" and compute_for("auto").casts_factors:
             run.print("dtype = 'auto': products take bfloat16, which this processor multiplies faster than float32")
