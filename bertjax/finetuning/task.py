@@ -231,6 +231,52 @@ class FineTuningEvaluator(Evaluator):
         return files
 
 
+class FineTuningLoss:
+    """The `training.task.Loss` of a task.
+
+    Attributes:
+      model: the encoder and the output layer.
+      layer: the description of the output layer.
+      compare: (outputs, batch) -> the loss of each label, and whether each prediction is correct.
+    """
+
+    def __init__(self, model: nn.Module, layer: OutputLayer, compare: Callable) -> None:
+        self.model, self.layer, self.compare = model, layer, compare
+        self.couples_rows = layer.couples
+
+    def normalize(self, batch: dict) -> dict:
+        """Returns the batch with normalized `weights` and `loss_weights`."""
+        weights, total = batch["weights"], losses.counted(self.compare, batch).sum()
+        return {
+            **batch,
+            "weights": weights / jnp.maximum(weights.sum(), 1),
+            "loss_weights": weights / jnp.where(total > 0, total, 1),
+        }
+
+    def cast(self, params: dict) -> dict:
+        """Casts the params of the encoder to the types that the model computes with."""
+        return cast_encoder(params, self.model.compute.dtype)
+
+    def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
+        """Returns the loss and the metrics, see `Loss.__call__`."""
+        return self.loss_of_outputs(self.outputs(params, batch, dropout_keys), batch)
+
+    def outputs(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
+        """Returns the outputs of the output layer `[rows, ...]`."""
+        return apply(self.model, self.layer.pooled, params, batch, dropout_keys)
+
+    def loss_of_outputs(self, outputs: jax.Array, batch: dict) -> tuple[jax.Array, dict]:
+        """Returns the loss and the metrics of outputs."""
+        label_losses, correct = self.compare(outputs, batch)
+        tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
+        padding = batch["segments"].size - tokens
+        return (batch["loss_weights"] * label_losses).sum(), {
+            "accuracy": (batch["weights"] * correct).sum(),
+            "tokens": tokens,
+            "padding": padding,
+        }
+
+
 class FineTuning:
     """The `Task` of a dataset. `config` is validated, with the model of the checkpoint."""
 
@@ -245,12 +291,13 @@ class FineTuning:
         self.model = layer.model(families.config_of(config), head, compute=compute)
         if self.lora:
             self._check_updates()
-        self._loss = layer.loss_with_settings(config, dataset.labels, dataset.train)
+        compare = layer.loss_with_settings(config, dataset.labels, dataset.train)
         if dataset.train.teacher_logits is not None:
-            self._loss = losses.Distilled(self._loss, config.distill.temperature, config.distill.weight)
+            compare = losses.Distilled(compare, config.distill.temperature, config.distill.weight)
+        self.loss = FineTuningLoss(self.model, layer, compare)
         if config.packing and not layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
-        self.couples_rows, self.recurrence = layer.couples, None
+        self.recurrence = None
         self.total_steps = count_steps(config, dataset.count(config.batch_size))
         self._order = self._make_order()
         self._predict = make_predictor(
@@ -295,39 +342,11 @@ class FineTuning:
         steps = range(start_step, self.total_steps)
         yield from self._order.batches(steps, functools.partial(local_rows, self.mesh))
 
-    def normalize(self, batch: dict) -> dict:
-        weights, total = batch["weights"], losses.counted(self._loss, batch).sum()
-        return {
-            **batch,
-            "weights": weights / jnp.maximum(weights.sum(), 1),
-            "loss_weights": weights / jnp.where(total > 0, total, 1),
-        }
-
-    def cast(self, params):
-        return cast_encoder(params, self.model.compute.dtype)
-
-    def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
-        return self.loss_of_outputs(self.outputs(params, batch, dropout_keys), batch)
-
-    def outputs(self, params, batch: dict, dropout_keys=None) -> jax.Array:
-        return apply(self.model, self.dataset.output_layer.pooled, params, batch, dropout_keys)
-
-    def loss_of_outputs(self, outputs, batch: dict) -> tuple[jax.Array, dict]:
-        each, correct = self._loss(outputs, batch)
-        weights = batch["weights"]
-        tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
-        padding = batch["segments"].size - tokens
-        return (batch["loss_weights"] * each).sum(), {
-            "accuracy": (weights * correct).sum(),
-            "tokens": tokens,
-            "padding": padding,
-        }
-
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:
         return updates
 
-    def at(self, step: int) -> tuple["FineTuning", ml_collections.ConfigDict]:
-        return self, self.config
+    def at(self, step: int) -> tuple[FineTuningLoss, ml_collections.ConfigDict]:
+        return self.loss, self.config
 
     def flops(self, start: int, stop: int) -> int:
         if start >= stop:

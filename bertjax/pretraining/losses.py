@@ -51,7 +51,7 @@ class StageLoss:
         """Casts the parameters of the encoder to the types that the loss computes with."""
         return cast_encoder(params, self.model.compute.dtype)
 
-    def loss(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
+    def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
         """Returns the loss and the metrics, sums over the rows, and as `memory` the recurrent memory.
 
         Args:

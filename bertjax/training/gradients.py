@@ -42,7 +42,7 @@ class GradientFunction:
 
     def _of_rows(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
         def loss_of(trainable: dict) -> tuple[jax.Array, dict]:
-            return self.loss.loss(merge_trainable(params, trainable, self.frozen), batch, keys)
+            return self.loss(merge_trainable(params, trainable, self.frozen), batch, keys)
 
         trainable = trainable_params(params, self.frozen)
         (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)

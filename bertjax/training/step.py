@@ -274,7 +274,7 @@ def _make_remember(layout: Layout, mesh: Mesh) -> Callable[[Loss, TrainState, di
     def remember(loss: Loss, state: TrainState, batch: dict) -> TrainState:
         params = _gathered(loss, state, layout, mesh)
         batch, _ = _inputs(loss, state, batch)
-        memory = _in_groups(lambda params, part: loss.loss(params, part, None)[1]["memory"], mesh, params, batch)
+        memory = _in_groups(lambda params, part: loss(params, part, None)[1]["memory"], mesh, params, batch)
         return state.replace(memory=_of_rows(memory))
 
     return remember

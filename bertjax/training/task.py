@@ -27,8 +27,8 @@ class Loss(Protocol):
     """The loss of a training step. Losses that compare equal share compiled programs, so that a loss is hashable.
 
     Attributes:
-      couples_rows: whether the loss of a row depends on other rows of the batch, as in a contrastive loss. Then
-        `loss` is `loss_of_outputs` of `outputs`. These call `jax.lax.all_gather(..., mesh.GROUPS)` for the rows of
+      couples_rows: whether the loss of a row depends on other rows of the batch, as in a contrastive loss. Then the
+        loss is `loss_of_outputs` of `outputs`. These call `jax.lax.all_gather(..., mesh.GROUPS)` for the rows of
         other groups of devices.
     """
 
@@ -40,9 +40,9 @@ class Loss(Protocol):
         """Returns the global batch with weights such that the losses of its microbatches sum to its loss."""
 
     def cast(self, params: dict) -> dict:
-        """Casts params to the types that `loss` and evaluation compute with, before the params are gathered."""
+        """Casts params to the types that the loss and evaluation compute with, before the params are gathered."""
 
-    def loss(self, params: dict, batch: dict, dropout_keys: jax.Array | None) -> tuple[jax.Array, dict]:
+    def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None) -> tuple[jax.Array, dict]:
         """Returns the loss and the metrics, all sums over rows. Two metrics are `tokens` and `padding`.
 
         With recurrence the batch has the `memory` of its rows, and the metrics have the `memory` after it.

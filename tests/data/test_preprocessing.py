@@ -14,14 +14,13 @@ from bertjax.common import sorting
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.data.corpus import corpus, selection, sentences
-from bertjax.data.loading.pipeline import heldout_batches
 from bertjax.data.preprocessing import blocks, preparation, shards, vocabulary
 from bertjax.data.preprocessing.word_counts import PARTS, WordCounts, sample
 from bertjax.data.records import record_sets
 from bertjax.data.records.manifest import read_manifest
 from bertjax.launch.overrides import find_field
 from bertjax.text import tokenizer, vocabulary_learning
-from tests.conftest import make_corpus, preparing_in_process, tiny_config
+from tests.conftest import heldout_batches, make_corpus, preparing_in_process, tiny_config
 
 
 def digest(folder):

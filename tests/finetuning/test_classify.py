@@ -307,9 +307,9 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
         config.head.update(dict(class_weights="", label_smoothing=0.0), **head)
         return FineTuning(config, one_device_mesh(config), dataset)
 
-    assert task_of(class_weights="sea=2")._loss.weights == (1, 1, 1, 2)
+    assert task_of(class_weights="sea=2").loss.compare.weights == (1, 1, 1, 2)
     given = np.array(dataset.train.labels)
-    assert task_of(class_weights="balanced")._loss.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
+    assert task_of(class_weights="balanced").loss.compare.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
     for text, message in (
         ("earth=2", r" = 'earth=2': 'earth' is no label of the training data, which has court,"),
         ("sea", r" = 'sea': write LABEL=WEIGHT,\.\.\., with weights of at least 0"),

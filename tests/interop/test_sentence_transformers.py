@@ -412,7 +412,7 @@ def begun_from(config, workdir):
     """Adopts what the checkpoint of a config has; returns the run's first params."""
     finetuning_run.adopt(config, None)
     begun = finetuning_run.open_run(config, workdir, None)
-    return begun.initialize(nn.meta.unbox(_init(begun.task.model, jax.random.key(0))))
+    return begun.initialize(nn.meta.unbox(_init(begun.task.loss.model, jax.random.key(0))))
 
 
 def test_fine_tuning_begins_with_a_folder_unless_the_config_says_otherwise(of_bert, data, tmp_path, capsys):

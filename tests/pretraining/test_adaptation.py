@@ -122,7 +122,7 @@ def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp
     inputs = (ids, np.ones_like(ids), np.zeros_like(ids), np.tile(np.arange(40), (2, 1)))
     ours, theirs = (
         jax.jit(BertForMaskedLM(config).apply)({"params": params}, *inputs)
-        for config, params in ((opened.task.model.config, new), (before.config, before.params))
+        for config, params in ((opened.task.loss.model.config, new), (before.config, before.params))
     )
     size = before.tokenizer.vocab_size
     if how == "repeat":

@@ -38,11 +38,13 @@ class SeededTransform(NamedTuple):
       transform: the transform.
       seed: numbers that separate the random numbers of one transform from the random numbers of another.
       adds: the arrays that the transform may add; None: any.
+      owner: the name of the objective.
     """
 
     transform: BatchTransform
     seed: tuple[int, ...] = ()
     adds: BatchSpec | None = None
+    owner: str = ""
 
 
 def transformed(
@@ -62,19 +64,19 @@ def transformed(
       ValueError: if a transform adds an array that it does not declare, or with another type.
     """
     result, length = dict(batch), batch["input_ids"].shape[1]
-    for transform, transform_seed, adds in transforms:
+    for transform, transform_seed, adds, owner in transforms:
         draws = _draws(transform, places, block, [*seed, *transform_seed], length)
         arrays = transform(batch, draws)
         if adds is not None:
-            _check(arrays, adds)
+            _check(owner, arrays, adds)
         result |= arrays
     return result
 
 
-def _check(arrays: Batch, adds: BatchSpec) -> None:
+def _check(owner: str, arrays: Batch, adds: BatchSpec) -> None:
     types = {name: np.dtype(array.dtype) for name, array in adds.items()} | {"input_ids": np.dtype(np.int32)}
     if wrong := {name: str(values.dtype) for name, values in arrays.items() if types.get(name) != values.dtype}:
-        raise ValueError(f"the transform adds {wrong} to batches, which its objective's `batch_spec` does not declare")
+        raise ValueError(f"objective {owner}: its transform adds {wrong} to batches; declare these in `batch_spec`")
 
 
 def _draws(transform: BatchTransform, places: np.ndarray, block: int, seed: list[int], length: int) -> Batch:

@@ -18,5 +18,5 @@ def transforms_of(config: ConfigDict, stage: Stage, tokenizer: Tokenizer | None)
         if (transform := objective.transform(config, stage, tokenizer)) is not None:
             # The transform of a word objective has no seed of its own, as in the first versions.
             seed = () if isinstance(objective, WordObjective) else (zlib.crc32(name.encode()),)
-            transforms.append(SeededTransform(transform, seed, objective.batch_spec(config, stage)))
+            transforms.append(SeededTransform(transform, seed, objective.batch_spec(config, stage), name))
     return transforms
