@@ -8,8 +8,7 @@ A run config is the whole config of a run. A model config is `config.model` as a
 
 import contextlib
 import dataclasses
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 import numpy as np
@@ -18,6 +17,9 @@ from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry, own_in_folders
 from bertjax.config.model_config import ModelConfig
 from bertjax.models.family import HuggingFaceFamily, LmType, ModelFamily
+
+if TYPE_CHECKING:
+    from bertjax.models.huggingface_format import HuggingFaceFormat
 
 FAMILIES: Registry[ModelFamily] = Registry(
     "family",
@@ -117,8 +119,8 @@ def by_model_type() -> dict[str, HuggingFaceFamily]:
     }
 
 
-def huggingface_of(config: ModelConfig) -> ModuleType:
-    """Returns the module that reads and writes folders of transformers for the family of a model config.
+def huggingface_of(config: ModelConfig) -> "HuggingFaceFormat":
+    """Returns the format of the folders of transformers for the family of a model config.
 
     Raises:
       UserError: if transformers does not have the family.

@@ -7,7 +7,6 @@ A family is a subclass of `ModelFamily` and of the classes of its abilities. Cal
 import abc
 import re
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ from bertjax.config.model_config import BertConfig, Compute
 if TYPE_CHECKING:
     import jax
 
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
     from bertjax.nn.ops.plain_attention import Cache
     from bertjax.nn.ops.recurrent_memory import Memory
@@ -241,8 +241,8 @@ class HuggingFaceFamily(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def huggingface(self) -> ModuleType:
-        """The module that reads and writes the folders, with the functions of `models.bert.huggingface`."""
+    def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders: an object that reads and writes them."""
 
 
 class NamesSpecialPieces(abc.ABC):

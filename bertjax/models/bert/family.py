@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import BertConfig, Compute
@@ -20,6 +19,7 @@ from bertjax.models.family import (
 if TYPE_CHECKING:
     import jax
 
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -79,10 +79,10 @@ class BertFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
         return electra(**shared | {"embedding_size": size})
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.bert import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        from bertjax.models.bert.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = BertFamily()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -39,7 +40,7 @@ HARMLESS = (
     "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_proj_to_labels", "summary_type",
     "summary_use_proj",
 )  # fmt: skip
-FORM = {"causal": True, "norm": "pre", "output": "plain"}
+FORM: dict[str, Any] = {"causal": True, "norm": "pre", "output": "plain"}
 CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants of the attention mask, in older files
 
 

@@ -1,7 +1,6 @@
 """DistilBERT (Sanh et al. 2019): BERT without token types. Only classifiers of texts have a pooler, a dense layer with
 ReLU."""
 
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import Compute
@@ -10,6 +9,7 @@ from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.family import HuggingFaceFamily
 
 if TYPE_CHECKING:
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -25,10 +25,10 @@ class DistilBertFamily(BertLayersFamily, HuggingFaceFamily):
         return DistilBertModel(config, compute)
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.distilbert import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        from bertjax.models.distilbert.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = DistilBertFamily()

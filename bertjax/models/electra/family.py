@@ -6,7 +6,6 @@ Only classifiers of texts have a pooler, a dense layer with GELU. A discriminato
 
 import dataclasses
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import Compute
@@ -15,6 +14,7 @@ from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.family import HuggingFaceFamily, ProjectsEmbeddings, projection_flops
 
 if TYPE_CHECKING:
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -41,10 +41,10 @@ class ElectraFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
         return dataclasses.replace(config, embedding_size=size)
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.electra import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        from bertjax.models.electra.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = ElectraFamily()

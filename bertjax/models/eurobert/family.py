@@ -5,7 +5,6 @@ and there are no biases.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import ml_collections
@@ -18,6 +17,7 @@ from bertjax.models.family import ExposesAttention, HuggingFaceFamily, ModelFami
 if TYPE_CHECKING:
     import jax
 
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -71,10 +71,10 @@ class EuroBertFamily(ModelFamily, ExposesAttention, HuggingFaceFamily):
         return attention_probabilities(config, params, ids, segments)
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.eurobert import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        from bertjax.models.eurobert.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = EuroBertFamily()

@@ -4,7 +4,6 @@ There are few biases. Two of three layers attend within a window.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import ml_collections
@@ -26,6 +25,7 @@ from bertjax.models.modernbert.config import ModernBertConfig, ProjectedModernBe
 if TYPE_CHECKING:
     import jax
 
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -107,10 +107,10 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
         return params | {"bert": params["bert"] | {"pooler": head}}
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.modernbert import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        from bertjax.models.modernbert.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = ModernBertFamily()

@@ -4,7 +4,6 @@ XLM-R and CamemBERT are RoBERTas for other languages.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import Compute
@@ -13,6 +12,7 @@ from bertjax.models.family import HuggingFaceFamily
 from bertjax.models.roberta.config import RobertaConfig
 
 if TYPE_CHECKING:
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -35,10 +35,10 @@ class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
         return fields | {"max_position_embeddings": range(rows, 0, -1)}
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.roberta import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        from bertjax.models.roberta.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = RobertaFamily()

@@ -2,7 +2,6 @@
 order. [CLS] comes last."""
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import Compute
@@ -22,6 +21,7 @@ from bertjax.text.tokenizer import XLNET
 if TYPE_CHECKING:
     import jax
 
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -78,10 +78,10 @@ class XlnetFamily(ModelFamily, Recurrent, QueryStream, ExposesAttention, NamesSp
         return attention_probabilities(config, params, ids, segments, token_types)
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.xlnet import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        from bertjax.models.xlnet.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = XlnetFamily()
