@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import ml_collections
 
@@ -36,14 +36,64 @@ def dropout_fields(model: ml_collections.ConfigDict) -> list[str]:
 
 
 class ModelConfig:
-    """What the parts of a model read of its config besides fields. A family says what is otherwise in its models."""
+    """The base class of the model configs of all families. `nn/` reads these attributes.
 
-    position_offset: ClassVar[int] = 0  # rows of the table of positions before that of the first token
-    bias: ClassVar[bool] = True  # dense layers and norms have one
-    output_init_scale: ClassVar[float] = 1.0  # scales the initial values of matrices that add to the residual sum
-    tie_word_embeddings: ClassVar[bool] = True  # words are predicted with the embeddings
-    attention_output_dropout: ClassVar[bool] = True  # what attention adds has the dropout of all sums
-    spans_dropout_prob: ClassVar[float] = 0.0  # dropout before the output layer for spans: run_squad.create_model's
+    A property has the value of most families. The config of another family overrides the property by a field.
+    """
+
+    attention_output_dropout: ClassVar[bool] = True  # dropout of the sum of attention and its input
+
+    if TYPE_CHECKING:  # Each family has these attributes, as fields or as constants.
+
+        @property
+        def family(self) -> str: ...
+        @property
+        def vocab_size(self) -> int: ...
+        @property
+        def hidden_size(self) -> int: ...
+        @property
+        def num_hidden_layers(self) -> int: ...
+        @property
+        def num_attention_heads(self) -> int: ...
+        @property
+        def intermediate_size(self) -> int: ...
+        @property
+        def max_position_embeddings(self) -> int: ...
+        @property
+        def type_vocab_size(self) -> int: ...
+        @property
+        def hidden_act(self) -> str: ...
+        @property
+        def hidden_dropout_prob(self) -> float: ...
+        @property
+        def initializer_range(self) -> float: ...
+        @property
+        def output(self) -> str: ...
+
+    @property
+    def position_offset(self) -> int:
+        """Rows of the table of positions before the row of the first token."""
+        return 0
+
+    @property
+    def bias(self) -> bool:
+        """Whether dense layers and norms have a bias."""
+        return True
+
+    @property
+    def output_init_scale(self) -> float:
+        """A factor of the initial values of matrices that add to the residual sum."""
+        return 1.0
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """Whether the output layer for words uses the word embeddings."""
+        return True
+
+    @property
+    def spans_dropout_prob(self) -> float:
+        """The dropout before the output layer for spans; 0 as in run_squad.create_model."""
+        return 0.0
 
     @property
     def pooled_dropout_prob(self) -> float:

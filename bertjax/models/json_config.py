@@ -1,10 +1,10 @@
-"""A model's config from the fields of a JSON file of somebody else's."""
+"""Model configs from the fields of JSON files that other libraries write."""
 
 import dataclasses
 import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import ml_collections
 from etils import epath
@@ -20,7 +20,7 @@ T = TypeVar("T")
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu"}
 
 # Fields of transformers' config.json that have one supported value in all families.
-ONLY = {
+ONLY: dict[str, Any] = {
     "auto_map": None,  # code beside the weights, which is another architecture
     "configuration_files": None,  # another config.json
     "is_encoder_decoder": False,
@@ -79,39 +79,45 @@ ELSEWHERE = frozenset({
 
 def build(
     path: epath.Path,
-    config: type[T],
-    fields: Mapping,
+    config_class: type[T],
+    fields: Mapping[str, Any],
     required: Collection[str],
     own: Collection[str],
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> T:
-    """Builds a config. Raises `UserError` if a field is missing or has an invalid value.
+    """Returns a model config.
 
     Args:
-      config: its class.
-      fields: by our names; those that the class does not have are passed over.
-      required: those that must be given.
-      own: fields of the class that such a file does not have.
-      names: {field: what the file calls it}, for messages.
+      path: the file, for messages.
+      config_class: the class of the config.
+      fields: values by our names. Names that are not fields of the class are ignored.
+      required: fields without a default.
+      own: fields of the class that the file does not contain.
+      names: {our name: the name in the file} where the two differ, for messages.
+
+    Raises:
+      UserError: if a field is missing or has an invalid value.
     """
-    known = {field.name: field for field in dataclasses.fields(config) if field.name not in own}
+    known = {field.name: field for field in dataclasses.fields(cast(Any, config_class)) if field.name not in own}
     for name in required:
         if name not in fields:
             raise UserError(f"{path}: {names.get(name, name)} is missing; the config of such a model needs it")
+    values = {}
     for name, field in known.items():
-        value, numbers = fields.get(name, field.default), (int, float) if field.type is float else (field.type,)
-        if type(value) not in numbers:
-            kind = field.type.__name__
-            raise UserError(f"{path}: {names.get(name, name)} is {value!r}, which is not a valid {kind}")
-    found = config(**{name: known[name].type(fields[name]) for name in known if name in fields})
-    whole = ml_collections.ConfigDict(dict(model=dataclasses.asdict(found), stages={}, adapt=dict(model=False)))
+        kind, value = cast(type, field.type), fields.get(name, field.default)
+        if type(value) not in ((int, float) if kind is float else (kind,)):
+            raise UserError(f"{path}: {names.get(name, name)} is {value!r}, which is not a valid {kind.__name__}")
+        if name in fields:
+            values[name] = kind(value)
+    config: Any = config_class(**values)
+    run_config = ml_collections.ConfigDict(dict(model=dataclasses.asdict(config), stages={}, adapt=dict(model=False)))
     try:
-        validate_model(whole)
-        families.FAMILIES.get(found.family).validate(whole)
+        validate_model(run_config)
+        families.family_of(config).validate(run_config)
     except UserError as error:
-        said = re.sub(r"(?:config\.)?model\.(\w+)", lambda field: names.get(field[1], field[1]), str(error))
-        raise UserError(f"{path}: {said}") from None
-    return found
+        message = re.sub(r"(?:config\.)?model\.(\w+)", lambda field: names.get(field[1], field[1]), str(error))
+        raise UserError(f"{path}: {message}") from None
+    return config
 
 
 def read_fields(
@@ -211,8 +217,17 @@ def rope_theta(path: epath.Path, name: str, rope: Any) -> Any:
 
 
 def activation(path: epath.Path, fields: Mapping, name: str) -> str:
-    """Returns our name of an activation. Raises `UserError` for one that we do not have."""
-    given = fields.get(name, "gelu")
-    if not isinstance(given, str) or given not in ACTIVATIONS:
-        raise UserError(f"{path}: {name} {given!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[given]
+    """Returns our name of the activation in a field of config.json.
+
+    Args:
+      path: the file, for messages.
+      fields: the content of the file.
+      name: the field.
+
+    Raises:
+      UserError: for an activation that bertjax does not have.
+    """
+    value = fields.get(name, "gelu")
+    if not isinstance(value, str) or value not in ACTIVATIONS:
+        raise UserError(f"{path}: {name} {value!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[value]

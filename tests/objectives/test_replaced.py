@@ -22,7 +22,7 @@ from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.electra.config import ElectraConfig
-from bertjax.models.heads import forward_flops
+from bertjax.models.heads import model_flops
 from bertjax.objectives.encoded_batch import EncodedBatch
 from bertjax.objectives.parsing import learn, parse_objective
 from bertjax.objectives.parts.pretraining_model import drawn
@@ -145,7 +145,7 @@ def test_flops_are_those_of_both_models(records_folder):
     alone = Pretraining(alone, task.mesh, records_folder)
     own = task.terms[1].objective.models(task.model.config)["generator"]
     head, of_words = 2 * 32 * (32 * 32 + 32), alone.terms[0].objective.flops(alone.model.config, RowSize(32, 1, 5))
-    expected = 3 * (forward_flops(own, 16, 32, 5, pooled=0) + 16 * (head - of_words))
+    expected = 3 * (model_flops(own, 16, 32, 5, pooled=0) + 16 * (head - of_words))
     assert task.flops(0, 1) - alone.flops(0, 1) == expected
 
 

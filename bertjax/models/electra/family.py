@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bertjax.config.model_config import Compute
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.models.bert.family import BertLayersFamily
 from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.family import HuggingFaceFamily, ProjectsEmbeddings, projection_flops
@@ -29,7 +29,7 @@ class ElectraFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
 
         return ElectraModel(config, compute)
 
-    def forward_flops(self, config: ElectraConfig, length: int) -> int:
+    def forward_flops(self, config: BertConfig, length: int) -> int:
         return projection_flops(config, length) + super().forward_flops(config, length)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:

@@ -49,7 +49,7 @@ class ElectraFormat(bert.BertLayersFormat):
 
     def to_fields(self, config: ElectraConfig) -> dict[str, Any]:
         fields = {name: value for name, value in vars(config).items() if name not in bert.OWN_FIELDS}
-        return {"model_type": "electra", **fields, "hidden_act": config.hidden_act}
+        return {"model_type": "electra", **fields, "hidden_act": ElectraConfig.hidden_act}
 
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: ElectraConfig, source: str

@@ -82,7 +82,7 @@ def loss_of_words(encoded, weights, keys=None):
         return found, None if keys is None else drawn(logits, keys, first * size)
 
     is_small = positions.size * 4 * size <= MOST_BYTES
-    if is_small or encoder.is_initializing() or len(list(encoder.readers(encoded.hidden, positions))) > 1:
+    if is_small or encoder.is_initializing() or len(list(encoder.prediction_states(encoded.hidden, positions))) > 1:
         return read(word_logits(encoder, head, encoded.hidden, positions), words, weights)
     module, variables = head.unbind()  # which the loop can call
     table, rows = encoder.word_embeddings(), len(positions)
