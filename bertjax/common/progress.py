@@ -15,6 +15,14 @@ def phase(text: str, file: TextIO | None = None) -> None:
     print(text, file=file, flush=True)
 
 
+def print_line(text: str) -> None:
+    """Prints a line to stdout, above a progress bar if there is one."""
+    if sys.stdout.isatty():
+        tqdm.tqdm.write(text, file=sys.stdout)
+    else:
+        print(text, flush=True)
+
+
 class Pace:
     """Decides when to print a line: at least every 10 seconds in the first minute, and then every minute."""
 

@@ -120,6 +120,7 @@ def common_config() -> ml_collections.ConfigDict:
     )
     config.log_every_steps = 100
     config.sinks = ("tensorboard",)  # where metrics go, besides WORKDIR/metrics.jsonl: also mlflow and wandb
+    config.hooks = ()  # names of hooks that a user has registered (`bertjax.training.hooks`)
     config.watchdog = 10.0  # logs what a step waited for that took so many times as long as the median; 0: none
     config.profile = ""  # START:STOP writes a trace of these steps, both included, to WORKDIR/profile
     # patience: a run ends after so many evaluations in a row without a better score than before; 0: it does not.

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 import jax
 from jax.sharding import Mesh
 
-from bertjax.distributed.mesh import Batch, put_batch
+from bertjax.distributed.mesh import put_batch
 
 STEPS_IN_FLIGHT = 2  # steps that the host may run ahead of the devices
 
 
-def on_devices(batches: Iterator[Batch], mesh: Mesh) -> Iterator[dict]:
+def on_devices(batches: Iterator[dict], mesh: Mesh) -> Iterator[dict]:
     """Copies this host's rows of batches to the devices, one step ahead of their use."""
     ahead = collections.deque()
     with contextlib.closing(batches):

@@ -15,9 +15,10 @@ from bertjax.common.progress import phase
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig
 from bertjax.config.stages import Stage
+from bertjax.data.batch import Batch
 from bertjax.data.corpus import fingerprints
 from bertjax.data.loading.examples import steps_per_epoch
-from bertjax.distributed.mesh import Batch, batch_sharding, make_mesh
+from bertjax.distributed.mesh import batch_sharding, make_mesh
 from bertjax.finetuning import distillation
 from bertjax.finetuning.task import Dataset, FineTuning, Split, count_steps
 from bertjax.finetuning.validate import validate

@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
+from bertjax.data.batch import Batch
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, count_steps
 from bertjax.data.loading.mixture import MixedOrder, Share, steps_of_each
-from bertjax.distributed.mesh import Batch, compute_on, local_rows
+from bertjax.distributed.mesh import compute_on, local_rows
 from bertjax.inference import losses
 from bertjax.inference.output_layers import OutputLayer, apply, make_predictor
 from bertjax.inference.vectors import Vectors
@@ -25,6 +26,7 @@ from bertjax.models import families
 from bertjax.models.heads import cast_encoder
 from bertjax.nn.ops import low_rank
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.training.evaluator import Evaluator
 from bertjax.training.scores import Scores
 
 SEPARATOR = " ||| "  # between the parts of an input text
@@ -203,6 +205,32 @@ def _init(model: nn.Module, key) -> dict:
     return model.init(key, ids, ids, ids)["params"]
 
 
+class FineTuningEvaluator(Evaluator):
+    """Scores predictions for the dev splits of a dataset."""
+
+    def __init__(self, dataset: Dataset, predict: Callable) -> None:
+        self._dataset, self._predict = dataset, predict
+        self._outputs: list = []  # of the last evaluation, per dev split
+
+    def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:
+        """Returns the scores of all dev splits, see `Evaluator.run`."""
+        scores, decided, self._outputs = {}, {}, []
+        for split in self._dataset.dev:
+            outputs = split.read(self._predict(params, split.examples, after_batch))
+            scores |= split.score(outputs)
+            decided |= split.decide(outputs)
+            self._outputs.append(outputs)
+        measured_on = f"{sum(len(split.examples) for split in self._dataset.dev)} dev examples"
+        return Scores(scores, scores[self._dataset.metric], measured_on, decided)
+
+    def files(self) -> dict[str, str]:
+        """Returns the predictions of the last evaluation."""
+        files = {}
+        for split, outputs in zip(self._dataset.dev, self._outputs):
+            files |= split.files(outputs)
+        return files
+
+
 class FineTuning:
     """The `Task` of a dataset. `config` is validated, with the model of the checkpoint."""
 
@@ -228,8 +256,8 @@ class FineTuning:
         self._predict = make_predictor(
             self.model, layer.pooled, mesh, config.batch_size // config.microbatches, config.packing
         )
+        self.evaluator = FineTuningEvaluator(dataset, self._predict)
         self._shapes = functools.lru_cache(2)(self._shapes)
-        self._outputs: list = []  # outputs of the last evaluation, per dev split
 
     def _make_order(self) -> PackedOrder | TrainingOrder | MixedOrder:
         config, dataset, ways = self.config, self.dataset, self.mesh.shape["data"] * self.mesh.shape["fsdp"]
@@ -260,7 +288,7 @@ class FineTuning:
         found = (nn.meta.unbox(jax.eval_shape(functools.partial(_init, model), jax.random.key(0))) for model in models)
         low_rank.check_targets(self.lora, *found)
 
-    def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
+    def layer_ids(self, path: tuple[str, ...]) -> np.ndarray | None:
         return families.layer_ids(self.model.config, path)
 
     def batches(self, start_step: int) -> Iterator[Batch]:
@@ -295,24 +323,8 @@ class FineTuning:
             "padding": padding,
         }
 
-    def limited(self, updates, step):
+    def mask_updates(self, updates: dict, step: jax.Array) -> dict:
         return updates
-
-    def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:
-        scores, decided, self._outputs = {}, {}, []
-        for split in self.dataset.dev:
-            outputs = split.read(self._predict(params, split.examples, after_batch))
-            scores |= split.score(outputs)
-            decided |= split.decide(outputs)
-            self._outputs.append(outputs)
-        measured_on = f"{sum(len(split.examples) for split in self.dataset.dev)} dev examples"
-        return Scores(scores, scores[self.dataset.metric], measured_on, decided)
-
-    def files(self) -> dict[str, str]:
-        named = {}
-        for split, outputs in zip(self.dataset.dev, self._outputs):
-            named |= split.files(outputs)
-        return named
 
     def at(self, step: int) -> tuple["FineTuning", ml_collections.ConfigDict]:
         return self, self.config

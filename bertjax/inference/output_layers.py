@@ -13,9 +13,10 @@ from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, Compute
+from bertjax.data.batch import Batch
 from bertjax.data.loading.examples import Examples, evaluation_batches, packed_evaluation
 from bertjax.data.loading.packing import numbers_in_row
-from bertjax.distributed.mesh import Batch, Rows, compute_for, local_rows, replicated
+from bertjax.distributed.mesh import Rows, compute_for, local_rows, replicated
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.transfers import fetched, on_devices
 from bertjax.inference import losses

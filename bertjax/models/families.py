@@ -16,7 +16,7 @@ import numpy as np
 from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry, own_in_folders
 from bertjax.config.model_config import ModelConfig
-from bertjax.models.family import HuggingFaceFamily, LmType, ModelFamily
+from bertjax.models.family import HuggingFaceFamily, LmType, ModelFamily, Recurrent
 
 if TYPE_CHECKING:
     from bertjax.models.huggingface_format import HuggingFaceFormat
@@ -117,6 +117,18 @@ def by_model_type() -> dict[str, HuggingFaceFamily]:
         if isinstance(family, HuggingFaceFamily)
         for model_type in family.model_types
     }
+
+
+def recurrent_family_of(config: ModelConfig) -> Recurrent:
+    """Returns the family of a model config that has a recurrent memory.
+
+    Raises:
+      UserError: if the family has no recurrent memory.
+    """
+    family = family_of(config)
+    if not isinstance(family, Recurrent):
+        raise UserError(f"model.family = {config.family!r}: has no recurrent memory; set data.stream=False")
+    return family
 
 
 def huggingface_of(config: ModelConfig) -> "HuggingFaceFormat":

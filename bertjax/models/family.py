@@ -5,6 +5,7 @@ A family is a subclass of `ModelFamily` and of the classes of its abilities. Cal
 """
 
 import abc
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -185,6 +186,17 @@ class Recurrent:
 
         return new_memory(rows, config.num_hidden_layers, config.memory_length, config.hidden_size, dtype)
 
+    def memory_reach(self, config: Any, length: int) -> int:
+        """Returns the number of steps after which the memory does not depend on earlier steps.
+
+        The memory of a layer depends on the memory of the layer below, which reaches as far back again.
+
+        Args:
+          config: the model config.
+          length: tokens of the row, in the stage with the shortest rows.
+        """
+        return config.num_hidden_layers * math.ceil(config.memory_length / length)
+
     def memory_flops(self, config: Any, length: int) -> int:
         """Returns the FLOPs that a full memory adds to `forward_flops`.
 
@@ -200,7 +212,7 @@ class Recurrent:
         return 2 * config.num_hidden_layers * (keys_and_values + attention)
 
 
-class QueryStream(abc.ABC):
+class TwoStreamAttention(abc.ABC):
     """An ability: predict tokens with a second stream of states, by the method `encode_permuted` of the encoder."""
 
     @abc.abstractmethod

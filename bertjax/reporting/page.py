@@ -26,7 +26,7 @@ from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import (
     PAGE,
     RUNS,
-    Finished,
+    TrialResult,
     read_commands,
     read_report,
     read_samples,
@@ -207,7 +207,7 @@ def _checkpoints(folder: epath.Path, workdirs: Mapping[str, epath.Path]) -> list
     return rows
 
 
-def _grouped(name: str, results: Mapping[epath.Path, Finished]) -> dict[str, dict[epath.Path, Finished]]:
+def _grouped(name: str, results: Mapping[epath.Path, TrialResult]) -> dict[str, dict[epath.Path, TrialResult]]:
     """Returns the trials of a search, with their results, by its name and their settings without the seed."""
     groups = {}
     for trial, result in results.items():
@@ -216,7 +216,7 @@ def _grouped(name: str, results: Mapping[epath.Path, Finished]) -> dict[str, dic
     return groups
 
 
-def _of_groups(groups: Mapping[str, Mapping[epath.Path, Finished]]) -> str:
+def _of_groups(groups: Mapping[str, Mapping[epath.Path, TrialResult]]) -> str:
     """A row for each setting of each search, with mean and standard deviation over its seeds."""
     results = {title: list(found.values()) for title, found in groups.items()}
     metrics = list(dict.fromkeys(name for found in results.values() for result in found for name in result["scores"]))

@@ -35,8 +35,12 @@ _now = _Situation()
 
 
 def saves_first(work: str) -> None:
-    """Sets the work that a signal waits for, such as "saving step 45 first"; "": a signal stops the run at once."""
-    _now.unsaved = work
+    """Sets the work that a signal waits for, such as "saving step 45 first"; "": a signal stops the run at once.
+
+    Several hosts agree on a step after the signal, so that only "" has an effect there.
+    """
+    if _now.is_alone or not work:
+        _now.unsaved = work
 
 
 @contextlib.contextmanager
@@ -177,8 +181,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
     # With several hosts, JAX handles SIGTERM itself, outside of Python.
     numbers = (signal.SIGINT,) if several else SIGNALS
     if several:
-        saves_first("all hosts save the same step first")
-        _now.is_alone = False
+        _now.unsaved, _now.is_alone = "all hosts save the same step first", False
     try:
         before = {number: signal.signal(number, note) for number in numbers}
     except ValueError:  # not in the main thread, where signals cannot be handled

@@ -33,8 +33,8 @@ from bertjax.reporting import page
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.checkpoints import workdir as workdirs
+from bertjax.training.hooks.divergence import Diverged
 from bertjax.training.loop import Trained
-from bertjax.training.monitoring.divergence import Diverged
 from bertjax.training.scores import Scores
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, launch_and_stop, one_device_mesh
@@ -624,7 +624,7 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
         pretrained.read(tmp_path / "run@9")
     for step in steps:
         (tmp_path / f"run/checkpoints/{step}/scores.json").unlink(missing_ok=True)
-    with pytest.raises(UserError, match=r"run@best: none of its checkpoints has a score; use @latest"):
+    with pytest.raises(UserError, match=r"run@best: no checkpoint has a score; use @latest"):
         pretrained.read(tmp_path / "run@best")
     with pytest.raises(UserError, match=r"@best needs the workdir of a run, but '.*nowhere' is not one"):
         pretrained.read(tmp_path / "nowhere@best")

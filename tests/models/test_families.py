@@ -264,7 +264,7 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("eurobert", "model.head_dim", 7, "config.model.head_dim = 7: must be even: rotary positions halve it"),
     ("eurobert", "model.rope_theta", 0.0, "config.model.rope_theta = 0.0: must be above 0"),
     ("mixer", "model.mixing_act", "tanh", "config.model.mixing_act = 'tanh': choose one of gelu, relu"),
-    ("mixer", "packing", True, "config.packing = True: model.family = 'mixer' reads whole rows, which sequences"),
+    ("mixer", "packing", True, "config.packing = True: model.family = 'mixer' does not support packed rows"),
     ("bert", "model.family", "mixr", "'mixr': choose one of bert, distilbert, .*, roberta, .*, xlnet, mixer"),
     ("bert", "model.family", "modernbert",
      "config.model.family = 'modernbert': its models do not have the fields of this config, such as .*; begin with"),

@@ -390,7 +390,7 @@ def test_the_difference_belongs_to_the_embeddings():
     assert all(x == 0.25 for path, x in factors.items() if path[:2] == ("generator", "difference"))
     assert all(x == 1 for path, x in factors.items() if path[:2] in (("generator", "bert"), ("generator", "masked_lm")))
     config.freeze_layers = 1
-    found = frozen.find(task, config, params)
+    found = frozen.find_frozen(task, config, params)
     whole = {path[:3] for path, rows in found.items() if rows is None}
     assert {path[:2] for path in whole} == {("bert", "embeddings"), ("generator", "difference")}
     assert {path[:2] for path in found} - {path[:2] for path in whole} == {("bert", "encoder")}

@@ -38,8 +38,8 @@ from bertjax.pretraining.task import Pretraining
 from bertjax.reporting import insight
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints import checkpoint
+from bertjax.training.hooks.recurrent_memory import fill_memory
 from bertjax.training.optim.schedules import make_schedule
-from bertjax.training.recurrence import warmed_up
 from bertjax.training.step import make_program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
 from tests import processes
@@ -256,13 +256,13 @@ def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
 
 def assert_same(workdir, other, step):
     for name in ("params", "memory"):
-        a, b = (jax.tree.leaves(checkpoint._read(folder, step, name, None)) for folder in (workdir, other))
+        a, b = (jax.tree.leaves(checkpoint._read_item(folder, step, name, None)) for folder in (workdir, other))
         assert all(map(np.array_equal, a, b)), name
 
 
 @pytest.mark.slow
 def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_path):
-    filled = [int(jax.tree.leaves(checkpoint._read(straight, i, "memory", None))[0].min()) for i in range(1, 6)]
+    filled = [int(jax.tree.leaves(checkpoint._read_item(straight, i, "memory", None))[0].min()) for i in range(1, 6)]
     assert filled == [LENGTH, MEMORY, LENGTH, MEMORY, MEMORY]
     workdir = shutil.copytree(straight, tmp_path / "run")
     for step in ("4", "5"):
@@ -298,7 +298,7 @@ def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
     state, hyper = program.init(jax.random.key(1)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
 
     def warm(step):
-        return warmed_up(task, program, program.init(jax.random.key(1)), mesh, step, said.append).memory
+        return fill_memory(task, program, program.init(jax.random.key(1)), mesh, step, said.append).memory
 
     for batch in itertools.islice(task.batches(0), 6):
         state, _ = program.train_step(state, put_batch(batch, mesh), hyper)

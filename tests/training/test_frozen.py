@@ -87,7 +87,7 @@ class Layered(Toy):
             "classifier": {"kernel": named(normal(self.hidden, 1), "embed", None), "bias": jnp.zeros(1)},
         }
 
-    def layer_numbers(self, path):
+    def layer_ids(self, path):
         return families.layer_ids(BertConfig(num_hidden_layers=self.layers), path)
 
     def loss(self, params, batch, dropout_keys=None):
@@ -196,7 +196,7 @@ def test_devices_change_nothing_of_it():
 @pytest.mark.parametrize("changes, message", [
     (dict(freeze_layers=4), "config.freeze_layers = 4: the model has 3 layers"),
     (dict(still="."), "config.optimizer.groups: their learning rates of 0 leave nothing to train"),
-    (dict(still="gamma"), "config.optimizer.groups.still.params = 'gamma': no param has this in its name"),
+    (dict(still="gamma"), "config.optimizer.groups.still.params = 'gamma': matches the name of no param"),
 ])  # fmt: skip
 def test_what_cannot_be_frozen_is_refused(changes, message):
     config = config_for()

@@ -335,10 +335,10 @@ def test_moments_lie_where_their_own_shapes_say(name, options, count):
     (dict(name="lbfgs"), r"config.optimizer.name = 'lbfgs': cannot be used with options '', a gradient and"),
     (dict(name="lion", options="b3=1"), r"config.optimizer.options = 'b3=1': 'b3=1' is not understood; write NAME=VALUE"
                                         r"; lion has b1, b2, mu_dtype, mask"),
-    (dict(options="b1=0.5"), r"config.optimizer.options = 'b1=0.5': adam takes none; it has the fields of"),
+    (dict(options="b1=0.5"), r"config.optimizer.options = 'b1=0.5': adam has no options; set the fields of"),
     (dict(schedule="wave"), r"config.optimizer.schedule = 'wave': choose one of linear, constant, cosine, trapezoid"),
     (dict(decay_proportion=0.0), r"config.optimizer.decay_proportion = 0.0: must be above 0 and at most 1"),
-    (dict(groups=param_groups(a=param_group("("))), r"config.optimizer.groups.a.params = '\(': no regular expression"),
+    (dict(groups=param_groups(a=param_group("("))), r"optimizer.groups.a.params = '\(': not a regular expression"),
     (dict(groups=param_groups(a="b")), r"optimizer.groups.a = 'b': write param_groups\(a=param_group\(PATTERN"),
     (dict(groups=param_groups(a=param_group(5))), r"optimizer.groups.a = .*: write param_groups\(a=param_group\("),
     (dict(name="muon", options="ns_coeffs=3"), r"optimizer.name = 'muon': cannot be used with options 'ns_coeffs=3'"),

@@ -35,7 +35,7 @@ class Toy:
     def is_frozen(self, path):
         return False
 
-    def layer_numbers(self, path):
+    def layer_ids(self, path):
         return None
 
     def batches(self, start_step):

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.data.batch import Batch
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
-from bertjax.distributed.mesh import Batch, Rows
+from bertjax.distributed.mesh import Rows
 
 
 class Share(NamedTuple):

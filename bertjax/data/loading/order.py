@@ -21,8 +21,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from bertjax.common.errors import UserError
+from bertjax.data.batch import RowSize
 from bertjax.data.loading import packing
-from bertjax.data.loading.packing import Arrangement, RowSize
+from bertjax.data.loading.packing import Arrangement
 from bertjax.data.records.record_sets import RecordSet
 
 MAX_LANES = 64
@@ -135,8 +136,11 @@ class Order:
         lengths = np.concatenate([self._lengths(lane, window) for lane in lanes])
         return packing.arrange(lengths, self.group_size, self.row, rng)
 
-    def goes_on(self, rows: np.ndarray, step: int) -> np.ndarray:
-        """Returns whether some rows of a stream go on from the step before, and do not begin at their ranges' start."""
+    def continues(self, rows: np.ndarray, step: int) -> np.ndarray:
+        """Returns whether each of these rows of a stream continues the row of the step before, booleans `[rows]`.
+
+        A row that begins its range of the records anew does not continue.
+        """
         sizes = np.array([len(self.lane_range(row)) for row in rows])
         return (step > 0) & ((self.sequences_before // self.lanes + step) % sizes > 0)
 

@@ -131,7 +131,7 @@ def impossible(batch: Mapping[str, np.ndarray], form: Format) -> dict[int, str]:
     }
     found = {}
     for name, limit in limits.items():
-        given = batch.get(layouts.NAMES_IN_BATCH[name], np.zeros(0, np.int32))
+        given = batch.get(layouts.ARRAY_OF_FEATURE[name], np.zeros(0, np.int32))
         if limit and given.view(np.uint32).max(initial=0) >= limit:  # as which negative numbers are large ones
             values = given.reshape(len(given), -1)
             wrong = (values < 0) | (values >= limit)

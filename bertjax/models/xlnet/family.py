@@ -11,8 +11,8 @@ from bertjax.models.family import (
     LmType,
     ModelFamily,
     NamesSpecialPieces,
-    QueryStream,
     Recurrent,
+    TwoStreamAttention,
     possible_vocab_sizes,
 )
 from bertjax.models.xlnet.config import XlnetConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bertjax.nn.encoder_model import EncoderModel
 
 
-class XlnetFamily(ModelFamily, Recurrent, QueryStream, ExposesAttention, NamesSpecialPieces, HuggingFaceFamily):
+class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, NamesSpecialPieces, HuggingFaceFamily):
     """XLNet."""
 
     config_class = XlnetConfig

@@ -1,15 +1,12 @@
-"""Where the wall time of a run goes, and which of its steps stall."""
+"""Where the wall time of a run goes."""
 
-import collections
 import contextlib
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 
 PARTS = ("steps", "evaluation", "checkpoints", "data", "compile", "start", "restart")
 TITLES = {"data": "waiting for data", "compile": "compiling", "start": "start-up"}
 WITHIN_STEPS = ("devices",)  # what steps wait for, besides data and checkpoints
-STALL_SECONDS = 1.0  # what is shorter is no stall, however short the other steps are
 
 
 class Clocks:
@@ -72,30 +69,3 @@ def describe_wall(seconds: Mapping[str, float]) -> str:
     """Formats "wall time: 83.1% steps, 4.2% evaluation, ..., 3.1% start-up"; with "restart" only after a restart."""
     found = {name: share for name, share in shares(seconds).items() if share or name != "restart"}
     return "wall time: " + ", ".join(f"{share:.1%} {TITLES.get(name, name)}" for name, share in found.items())
-
-
-class Watchdog:
-    """Notices steps that take `factor` times as long as the median of the last 100; 0: none."""
-
-    def __init__(self, factor: float):
-        self._factor, self._recent = factor, collections.deque(maxlen=100)
-
-    def check(self, step: int, waits: Mapping[str, float], host: str = "") -> str:
-        """Returns a sentence about a slow step, or "".
-
-        Args:
-          waits: the result of `Clocks.step`. Neither evaluation nor compiling belongs to a step.
-          host: the name of this host, if there are several.
-        """
-        seconds = sum(waits.values()) - waits["evaluation"] - waits["compile"]
-        median = statistics.median(self._recent) if len(self._recent) >= 10 else seconds
-        self._recent.append(seconds)
-        if not self._factor or seconds < max(self._factor * median, STALL_SECONDS):
-            return ""
-        devices = "waiting for the devices or other hosts" if host else "waiting for the devices"
-        causes = dict(data="waiting for data", devices=devices, checkpoints="saving a checkpoint")
-        causes["others"] = "other work of this process"
-        parts = sorted(((waits[name], cause) for name, cause in causes.items()), reverse=True)
-        told = [f"{cause} took {time:.1f} s" for time, cause in parts if time > 0.1 * seconds]
-        where = f" on {host}" if host else ""
-        return f"Step {step} was slow{where} ({seconds:.1f} s, usually {median:.1f} s): {', '.join(told)}."

@@ -12,10 +12,10 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
-from bertjax.common.progress import Pace, duration
+from bertjax.common.progress import Pace, duration, print_line
 from bertjax.training.monitoring.clocks import PARTS, shares
 from bertjax.training.trackers.jsonl import JsonLines, finite, read_metrics
-from bertjax.training.trackers.trackers import TRACKERS, named
+from bertjax.training.trackers.trackers import TRACKERS, tracker_names
 
 MEASURED_SECONDS, DAY = 10.0, 86_400.0  # the seconds of training from which the time of a run is estimated
 UNREPORTED = "unreported_metrics_{}.json"
@@ -51,7 +51,7 @@ class MetricsWriter:
             if path.name != UNREPORTED.format(start_step):
                 path.unlink(missing_ok=True)
         self._there = {(line["step"], name) for line in kept for name in line}
-        makers = (JsonLines, *map(TRACKERS.get, named(config)))
+        makers = (JsonLines, *map(TRACKERS.get, tracker_names(config)))
         self._trackers = [make(workdir, start_step, config) for make in makers]
 
     def write_wall(self, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:
@@ -150,7 +150,7 @@ class Progress:
             self._names_budget = False
             expected = self._seconds_left(self._started, done, seconds)
             if expected > DAY:
-                self.say(
+                print_line(
                     f"this run will take about {duration(expected)} on this machine; for a run of 8 hours, set "
                     f"--config.budget=8h and another --workdir"
                 )
@@ -183,10 +183,6 @@ class Progress:
     def _seconds_left(self, mark: tuple[int, float], done: int, seconds: float) -> float:
         before, then = mark
         return (seconds - then) * self._flops(done, self._total) / self._flops(before, done)
-
-    def say(self, text: str) -> None:
-        """Prints a line, above the bar."""
-        tqdm.tqdm.write(text, file=sys.stdout) if self._bar is not None else print(text, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from bertjax.data.batch import Batch
 from bertjax.data.loading.order import Order
 from bertjax.data.loading.readers.interface import PREFETCH, READ_BUFFER, Part, UnreadableRecord, ranges, readable
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import Damaged, Places, read_together
-from bertjax.distributed.mesh import Batch
 
 PARSED_TOGETHER, TOKENS_TOGETHER = 2048, 1 << 19  # records, and tokens of all: about, at most
 STEPS_TOGETHER = 8  # at most

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from bertjax.data.batch import Batch
 from bertjax.data.loading.order import Order
 from bertjax.data.loading.readers.interface import PREFETCH, READ_BUFFER, Part, UnreadableRecord, ranges, readable
 from bertjax.data.records import layouts
-from bertjax.data.records.layouts import NAMES_IN_BATCH, Format
+from bertjax.data.records.layouts import ARRAY_OF_FEATURE, Format
 from bertjax.data.tensorflow import elements, tf
-from bertjax.distributed.mesh import Batch
 from bertjax.distributed.topology import available_cores
 
 _UNREADABLE = (
@@ -96,7 +96,7 @@ def _read(parts: Callable[..., Iterator[Part]], form: Format, *arguments):
 def _parse(serialized, form: Format):
     """As `layouts.parse`, inside tf.data."""
     found = (_parse_compact if form.layout == "compact" else _parse_google)(serialized, form)
-    batch = {NAMES_IN_BATCH[name]: values for name, values in found.items()}
+    batch = {ARRAY_OF_FEATURE[name]: values for name, values in found.items()}
     return {**batch, "sequence_weights": tf.cast(batch["segments"][:, 0], tf.float32)}
 
 

@@ -1,0 +1,168 @@
+"""The base class of hooks, and the run that their methods receive."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bertjax.common.progress import print_line
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+    from etils import epath
+    from jax.sharding import Mesh
+    from ml_collections import ConfigDict
+
+    from bertjax.training.checkpoints.checkpoint import Checkpoints
+    from bertjax.training.monitoring.clocks import Clocks
+    from bertjax.training.optim.schedules import Schedule
+    from bertjax.training.scores import Scores
+    from bertjax.training.state import TrainState
+    from bertjax.training.step import Program
+    from bertjax.training.task import Task
+
+
+@dataclasses.dataclass(eq=False)
+class TrainingRun:
+    """A run during training. The loop updates it, and hooks read it.
+
+    Attributes:
+      config: the config of the run.
+      workdir: the folder of the run.
+      mesh: the devices.
+      task: the task that is trained.
+      state: the state after the last update. The next step donates its arrays: copy arrays that a hook keeps.
+      start_step: the number of updates before this process, 0 in a new run.
+      is_first_host: whether this host writes the files of the run.
+      program: the compiled functions.
+      schedule: the learning rate by step.
+      checkpoints: the checkpoints of the run.
+      clocks: the clocks of this process.
+      hooks: the hooks of the run, in the order in which the loop calls them.
+      scores: the scores of the last evaluation; None before it.
+      step: the number of the step that runs or has run last, counted from 1; `start_step` before the first step.
+      step_config: the config of this step. Stages of pre-training change it.
+      is_stopping: whether a signal stops the run after this step.
+      stops_now: () -> whether a signal stops the run now. All hosts must call it equally often.
+    """
+
+    config: "ConfigDict"
+    workdir: "epath.Path"
+    mesh: "Mesh"
+    task: "Task"
+    state: "TrainState"
+    start_step: int
+    is_first_host: bool
+    program: "Program"
+    schedule: "Schedule"
+    checkpoints: "Checkpoints"
+    clocks: "Clocks"
+    hooks: Sequence["Hook"] = ()
+    scores: "Scores | None" = None
+    step: int = dataclasses.field(init=False)
+    step_config: "ConfigDict" = dataclasses.field(init=False)
+    is_stopping: bool = False
+    stops_now: Callable[[], bool] = lambda: False
+    _saves: bool = False
+    _evaluates: bool = False
+    _ends: bool = False
+
+    def __post_init__(self) -> None:
+        self.step, self.step_config = self.start_step, self.config
+
+    @property
+    def total_steps(self) -> int:
+        """The number of updates of the whole run."""
+        return self.task.total_steps
+
+    @property
+    def is_last_step(self) -> bool:
+        """Whether training ends after this step."""
+        return self._ends or self.step == self.total_steps
+
+    @property
+    def is_evaluation_due(self) -> bool:
+        """Whether the model is evaluated at the end of this step."""
+        is_regular = self.step > 0 and self.step % self.config.eval.every_steps == 0
+        return self._evaluates or self.is_last_step or is_regular
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether a checkpoint is saved at the end of this step. Every step that is evaluated is saved."""
+        return self._saves or self.is_evaluation_due or self.step % self.config.checkpoint.every_steps == 0
+
+    def print(self, text: str) -> None:
+        """Prints a line on the first host, above the progress bar."""
+        if self.is_first_host:
+            print_line(text)
+
+    def save(self) -> None:
+        """Requests a checkpoint at the end of this step. All hosts must call it at the same step."""
+        self._saves = True
+
+    def evaluate(self) -> None:
+        """Requests a checkpoint and an evaluation at the end of this step. All hosts must call it at the same step."""
+        self._evaluates = True
+
+    def end(self) -> None:
+        """Ends training after this step, with a checkpoint and an evaluation.
+
+        All hosts must call it at the same step. The same command resumes the run.
+        """
+        self._ends = True
+
+    def finish_step(self) -> None:
+        """Forgets the requests of a step. The loop calls it."""
+        self._saves = self._evaluates = False
+
+
+class Hook:
+    """Code that the training loop calls. A subclass overrides the methods that it needs; all others do nothing.
+
+    All hosts call the hooks of a run, in the same order: first the hooks of a user, then the built-in hooks. A method
+    that all hosts must call together, such as `run.save`, must not depend on `run.is_first_host`.
+
+    An exception in a hook stops the run as any other error does: nothing is saved, the other hooks receive the error in
+    `on_end`, and the same command resumes from the last checkpoint. The time in a hook counts as time of the steps.
+    """
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Begins the work of the hook. The state is restored or initialized, and no step has run.
+
+        A hook may replace `run.state`.
+        """
+
+    def before_step(self, run: TrainingRun) -> None:
+        """Precedes step `run.step`, for which the next batch is not read yet."""
+
+    def on_batch(self, run: TrainingRun, batch: Mapping[str, "jax.Array"]) -> None:
+        """Receives the batch of step `run.step`, in arrays on the devices, before the step runs."""
+
+    def on_step(self, run: TrainingRun, metrics: Mapping[str, "jax.Array"]) -> None:
+        """Follows step `run.step`, before it is reported, saved or evaluated.
+
+        Args:
+          run: the run, in which `run.state` is the new state.
+          metrics: the metrics of this step, as scalars on the devices. Reading one waits until the devices have
+            finished the step, so that they have no work meanwhile; `on_metrics` receives the same numbers later.
+        """
+
+    def on_metrics(self, run: TrainingRun, metrics: Mapping[int, Mapping[str, "np.ndarray"]]) -> None:
+        """Receives the metrics of all steps since the last call, by step, as scalars on the host.
+
+        The loop calls it every `config.log_every_steps` steps, and before each checkpoint.
+        """
+
+    def on_save(self, run: TrainingRun) -> None:
+        """Follows the copy of the state for the checkpoint of step `run.step`, which is written in the background."""
+
+    def on_evaluation(self, run: TrainingRun, scores: "Scores") -> None:
+        """Receives the scores of step `run.step`, before they are printed and stored."""
+
+    def on_end(self, run: TrainingRun, error: BaseException | None) -> None:
+        """Ends the work of the hook, in any case if its `on_start` has returned. Hooks end in the reverse order.
+
+        Args:
+          run: the run, with its last state and scores.
+          error: the exception that ends training, such as `KeyboardInterrupt`; None if training has finished.
+        """
