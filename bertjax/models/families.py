@@ -1,6 +1,6 @@
 """The registry of model families, and functions that use the family of a config.
 
-`config.model.family` is the name of a family. A folder beside this module is a family if it contains a module `family`.
+`config.model.family` is the name of a family. A folder of this package is a family if it contains a module `family`.
 The registry imports this module without JAX; methods of the family import JAX when they are called.
 
 A run config is the whole config of a run. A model config is `config.model` as a frozen dataclass of the family.

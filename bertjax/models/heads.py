@@ -33,6 +33,7 @@ class BertForMaskedLM(nn.Module):
     compute: Compute = Compute()
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
 
@@ -104,6 +105,7 @@ class BertForPreTraining(nn.Module):
     compute: Compute = Compute()
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
         self.next_sentence = NextSentenceHead(self.config)
@@ -140,6 +142,7 @@ class BertForSequenceClassification(nn.Module):
     lstm_layers: int = 1
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels, self.config.pooled_dropout_prob)
         if self.lstm_size:
@@ -171,7 +174,7 @@ def _token_states(
     positions: jax.Array | None,
     dropout_keys: jax.Array | None,
 ) -> jax.Array:
-    """Returns the states `[batch, length, width]` that a model classifies: of the BiLSTM, or of the encoder."""
+    """Returns the states of the BiLSTM, or of the encoder, `[batch, length, width]`."""
     hidden = model.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
     if model.lstm_size:
         return model.lstm(hidden, segments, dropout_keys)
@@ -188,6 +191,7 @@ class BertForTokenClassification(nn.Module):
     lstm_layers: int = 1
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels, self.config.hidden_dropout_prob)
         if self.lstm_size:
@@ -218,6 +222,7 @@ class BertForQuestionAnswering(nn.Module):
     lstm_layers: int = 1
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.spans = Classifier(self.config, 2, self.config.spans_dropout_prob)
         if self.lstm_size:
@@ -258,6 +263,7 @@ class SentenceEncoder(nn.Module):
     truncate_dim: int = 0
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         if self.dense:
             size = (self.config.hidden_size,)
@@ -302,6 +308,7 @@ class PooledStates(nn.Module):
     pooling: str
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
 
     def __call__(
@@ -319,7 +326,7 @@ class PooledStates(nn.Module):
 
 
 def unit(vectors: jax.Array) -> jax.Array:
-    """Returns vectors `[..., width]` of length 1. A vector of zeros is returned as it is; its gradient is finite."""
+    """Returns vectors `[..., width]` of length 1. A vector of zeros stays zero, and its gradient is finite."""
     return vectors * jax.lax.rsqrt(jnp.maximum(jnp.square(vectors).sum(-1, keepdims=True), 1e-24))
 
 
@@ -343,6 +350,7 @@ class BertForFeatureBasedTagging(nn.Module):
     lstm_layers: int = 2
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
         self.classifier = Classifier(self.config, self.labels, self.config.hidden_dropout_prob)

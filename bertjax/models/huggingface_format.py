@@ -35,7 +35,7 @@ class HuggingFaceFormat(abc.ABC):
     @property
     @abc.abstractmethod
     def architectures(self) -> Mapping[str, tuple[str, ...]]:
-        """The classes: {name of the class: its parts besides the encoder}."""
+        """{class of transformers: its parts}."""
 
     @abc.abstractmethod
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gel
 
 # Fields of transformers' config.json that have one supported value in all families.
 ONLY: dict[str, Any] = {
-    "auto_map": None,  # code beside the weights, which is another architecture
+    "auto_map": None,  # code that replaces the architecture
     "configuration_files": None,  # another config.json
     "is_encoder_decoder": False,
     "per_layer_config": None,
@@ -30,17 +30,17 @@ ONLY: dict[str, Any] = {
     "tie_last_hidden_states": None,
     "transformers_weights": None,  # other weights
 }
-# Fields of transformers' config.json that change no prediction, in any family.
+# Fields of transformers' config.json that change no prediction in any family.
 HARMLESS = frozenset({
     # `interop.huggingface` and `interop.hf_tokenizer` read them; the tensors of a classifier have its rows.
     "architectures", "id2label", "label2id", "model_type", "num_labels", "problem_type", "tokenizer_class",
     # Names and versions.
     "_commit_hash", "_name_or_path", "model_name", "name_or_path", "transformers_version",
-    # How transformers computes a prediction, and in which type.
+    # How transformers computes a prediction, and the dtype.
     "_attn_implementation", "_experts_implementation", "attn_implementation", "chunk_size_feed_forward",
     "distributed_config", "dtype", "experts_implementation", "fusion_config", "gradient_checkpointing", "torch_dtype",
     "use_cache",
-    # Other outputs of a class of transformers, besides a prediction.
+    # Outputs of a class of transformers that are not predictions.
     "function_to_apply", "output_attentions", "output_hidden_states", "return_dict",
     # Initial values, and dropout in training.
     "classifier_dropout", "hidden_dropout", "init_std", "initializer_factor", "initializer_range",
@@ -162,6 +162,7 @@ def field_names(
     """Returns {our name: the name in config.json} of the fields of a config that config.json contains.
 
     Args:
+      config_class: the class of the config.
       own: fields that config.json does not contain.
       names: {our name: the name in config.json} where the two differ.
     """
@@ -170,7 +171,16 @@ def field_names(
 
 
 def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:
-    """Raises `UserError` if a field has another value than the only one that is supported."""
+    """Checks fields with one supported value.
+
+    Args:
+      path: the file, for messages.
+      fields: the content of the file.
+      expected: {field: the only supported value}.
+
+    Raises:
+      UserError: if a field has another value.
+    """
     for name, value in expected.items():
         if fields.get(name, value) != value:
             raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {value!r}")
@@ -179,7 +189,13 @@ def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:
 def with_aliases(path: epath.Path, fields: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
     """Returns fields of a config.json without the aliases that transformers accepts, such as hidden_size for dim.
 
-    Raises `UserError` if a field and its alias have two values.
+    Args:
+      path: the file, for messages.
+      fields: the content of the file.
+      aliases: {alias: the name of the field}.
+
+    Raises:
+      UserError: if a field and its alias have two values.
     """
     result = {name: value for name, value in fields.items() if name not in aliases}
     for alias, name in aliases.items():
@@ -189,19 +205,21 @@ def with_aliases(path: epath.Path, fields: Mapping[str, Any], aliases: Mapping[s
 
 
 def head_size(fields: Mapping[str, Any]) -> int | None:
-    """Returns hidden_size / num_attention_heads; None if they are no numbers."""
+    """Returns hidden_size / num_attention_heads; None if a field is not a number."""
     hidden, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
     return hidden // heads if type(hidden) is int and type(heads) is int and heads > 0 else None
 
 
 def rope_theta(path: epath.Path, name: str, rope: Any) -> Any:
-    """Returns the base of rotary angles in an object of config.json; None if it contains no base.
+    """Returns the base of rotary angles in an object of config.json; None if the object contains no base.
 
     Args:
-      name: the name of the field with the object, for messages: rope_scaling, or one of rope_parameters.
+      path: the file, for messages.
+      name: the name of the field with the object, for messages: rope_scaling, or a field of rope_parameters.
       rope: the object, or None.
 
-    Raises `UserError` if the angles are scaled.
+    Raises:
+      UserError: if the angles are scaled.
     """
     if rope is None:
         return None

@@ -22,8 +22,8 @@ class Tensor(NamedTuple):
       names: the names of the tensors.
       param_shape: the shape of the param, without the axis that stacks several tensors.
       tensor_shape: the shape of each tensor.
-      inputs_first: whether a matrix has the inputs on the first axis, as the param has. PyTorch's linear layers have
-        the outputs first.
+      inputs_first: whether a matrix has the inputs on the first axis, like the param. PyTorch's linear layers have the
+        outputs first.
     """
 
     names: tuple[str, ...]
@@ -94,13 +94,13 @@ class TableFormat(HuggingFaceFormat):
 
         Args:
           config: the model config.
-          parts: the parts besides the encoder.
-          labels: labels of the classifier among the parts; 0 if there is none.
+          parts: the parts of the model, without the encoder.
+          labels: the number of labels; 0 if no part is a classifier.
         """
 
     @abc.abstractmethod
     def parts_in(self, named: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
-        """Returns the parts besides the encoder that a checkpoint contains.
+        """Returns the parts of a checkpoint, without the encoder.
 
         Args:
           named: {name: tensor}.
@@ -108,7 +108,7 @@ class TableFormat(HuggingFaceFormat):
         """
 
     def parts_of(self, params: Mapping, config: Any) -> set[str]:
-        """Returns the parts besides the encoder that a class needs and that params can provide."""
+        """Returns the parts of params, as classes name them."""
         return parts_of(params)
 
     def stack_layers(self, params: dict, config: Any) -> dict:
@@ -143,6 +143,7 @@ class TableFormat(HuggingFaceFormat):
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: Any, source: str
     ) -> tuple[dict, list[str], str]:
+        """Converts tensors to params, see `HuggingFaceFormat.read_params`."""
         named = {WRAPPERS.sub("", name): tensor for name, tensor in tensors}
         if self.words not in named:  # the encoder alone
             named = {f"{self._prefix}{name}": tensor for name, tensor in named.items()}
@@ -157,12 +158,14 @@ class TableFormat(HuggingFaceFormat):
         return params, ignored, wordless
 
     def choose_architecture(self, params: dict, config: Any, stated: str = "") -> str:
+        """Returns the class for params, see `HuggingFaceFormat.choose_architecture`."""
         beginning, parts = next(iter(self.classes)), self.parts_of(params, config)
         stated = beginning + stated.removeprefix(beginning).removeprefix("Bert")
         fitting = [name for name, needed in self.architectures.items() if parts >= set(needed)]
         return stated if stated in fitting else max(fitting, key=lambda name: len(self.architectures[name]))
 
     def to_tensors(self, params: dict, config: Any, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
+        """Converts params to tensors, see `HuggingFaceFormat.to_tensors`."""
         parts = self.architectures[architecture]
         check_parts(architecture, parts, self.parts_of(params, config), self.choose_architecture(params, config))
         labels = [params[part]["dense"]["bias"].shape[0] for part in parts if part in ("classifier", "spans")]
@@ -252,7 +255,7 @@ def _has_rows(path: tuple) -> bool:
 
 
 def parts_of(params: Mapping) -> set[str]:
-    """Returns the parts of params besides the encoder: output layers, and the pooler."""
+    """Returns the parts of params, without the encoder: output layers, and the pooler."""
     return {*params, *(("pooler",) if "pooler" in params["bert"] else ())} - {"bert"}
 
 

@@ -23,6 +23,7 @@ class EncoderModel(nn.Module):
     compute: Compute = Compute()
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.embeddings = self.make_embeddings()
         self.encoder = self.make_layers()
         self.pooler = self.make_pooler()
@@ -189,11 +190,13 @@ class RotaryModel(EncoderModel):
     def embed(
         self, input_ids: jax.Array, token_types: jax.Array, positions: jax.Array, dropout_keys: jax.Array | None
     ) -> jax.Array:
+        """Returns the embeddings of token ids `[batch, length, hidden]`."""
         return self.embeddings(input_ids)
 
     def apply_layers(
         self, x: jax.Array, positions: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None, every_layer: bool
     ) -> jax.Array:
+        """Returns the hidden states after the layers."""
         return self.encoder(x, positions, segments, dropout_keys, every_layer=every_layer)
 
 

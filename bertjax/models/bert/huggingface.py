@@ -20,7 +20,7 @@ REQUIRED = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings",
 )  # fmt: skip
-# The parts besides the encoder of each kind of class. A kind is the rest of a class name after the name of the model.
+# The parts of each kind of class. A kind is the rest of a class name after the name of the model.
 KINDS = {
     "Model": ("pooler",),
     "ForMaskedLM": ("masked_lm",),
@@ -32,7 +32,7 @@ KINDS = {
     "ForTokenClassification": ("classifier",),
 }
 KINDS_WITHOUT_PAIRS = {kind: parts for kind, parts in KINDS.items() if "next_sentence" not in parts}
-# Our parts besides the encoder, and the beginning of the names of Google's variables.
+# {part: the beginning of the names of Google's variables}
 VARIABLES = {
     "pooler": "bert/pooler/",
     "masked_lm": "cls/predictions/",
@@ -62,7 +62,7 @@ class BertLayersFormat(HuggingFaceFormat):
     """The base class for families with the modules of BERT, under other names.
 
     Attributes:
-      kinds: {kind of class: its parts besides the encoder}.
+      kinds: {kind of class: its parts}.
       names: {part of a tensor name in BERT: the replacement}, applied one after the other.
       names_of_kind: {kind of class: replacements that are applied before `names`}.
     """
@@ -75,6 +75,7 @@ class BertLayersFormat(HuggingFaceFormat):
 
     @property
     def architectures(self) -> Mapping[str, tuple[str, ...]]:
+        """The classes, see `HuggingFaceFormat.architectures`."""
         return {f"{model}{kind}": parts for model in self.classes for kind, parts in self.kinds.items()}
 
     def class_prefix(self, config: Any) -> str:
@@ -89,6 +90,7 @@ class BertLayersFormat(HuggingFaceFormat):
         return name
 
     def check_form(self, config: BertConfig) -> None:
+        """Checks that transformers has a class for a model, see `HuggingFaceFormat.check_form`."""
         for name in fields_of(BertConfig, "form", "choice"):
             if (value := getattr(config, name)) != getattr(type(config), name):
                 raise UserError(f"model.{name} = {value!r}")
@@ -98,8 +100,8 @@ class BertLayersFormat(HuggingFaceFormat):
     ) -> tuple[dict, list[str], str]:
         """Converts tensors to params, see `HuggingFaceFormat.read_params`.
 
-        A LayerNorm may have `gamma` and `beta`, weights may be in half precision, and there may be a copy of the tied
-        decoder. A decoder that is not tied is ignored, with the other params that predict words.
+        A LayerNorm may have `gamma` and `beta`, weights may be in half precision, and a file may contain a copy of the
+        tied decoder. A decoder that is not tied is ignored, with the other params that predict words.
         """
         variables, decoder, ignored = self._sort(tensors, config, source)
         weight, bias = (self.name_of(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS))
@@ -165,6 +167,7 @@ class BertLayersFormat(HuggingFaceFormat):
         return prefix + max(ranks, key=lambda kind: ranks[kind], default="Model")  # the first kind in a tie
 
     def to_tensors(self, params: dict, config: Any, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
+        """Converts params to tensors, see `HuggingFaceFormat.to_tensors`."""
         kind = kind_of(architecture)
         parts = self.kinds[kind]
         needed = parts if kind != "Model" else ()  # transformers accepts an encoder without a pooler
@@ -196,6 +199,7 @@ class BertFormat(BertLayersFormat):
     kinds: ClassVar = KINDS
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> BertConfig:
+        """Returns the model config of BERT or GPT-2, see `HuggingFaceFormat.read_config`."""
         if fields.get("model_type") == "gpt2":
             return dataclasses.replace(bert_config(path, gpt2.read_fields(path, fields)), **gpt2.FORM)
         names = json_config.field_names(BertConfig, OWN_FIELDS)
@@ -203,12 +207,14 @@ class BertFormat(BertLayersFormat):
         return bert_config(path, values | {"hidden_act": json_config.activation(path, fields, "hidden_act")})
 
     def to_fields(self, config: BertConfig) -> dict[str, Any]:
+        """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
         fields = {name: value for name, value in vars(config).items() if name not in OWN_FIELDS}
         return {"model_type": "bert", **fields, "position_embedding_type": "absolute"}
 
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: BertConfig, source: str
     ) -> tuple[dict, list[str], str]:
+        """Converts tensors of BERT or GPT-2 to params, see `HuggingFaceFormat.read_params`."""
         if fields.get("model_type") == "gpt2":
             return *gpt2.to_params(dict(tensors), fields, config, source), ""
         return super().read_params(tensors, fields, config, source)

@@ -21,14 +21,17 @@ class BertModel(EncoderModel):
     config: BertConfig
 
     def make_layers(self) -> nn.Module:
+        """Returns the layers."""
         return Encoder(self.config, self.compute)
 
     def apply_layers(
         self, x: jax.Array, positions: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None, every_layer: bool
     ) -> jax.Array:
+        """Returns the hidden states after the layers."""
         return self.encoder(x, segments, dropout_keys, positions, every_layer=every_layer)
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
+        """Returns the pooled output of the first token, or of the last token of a causal model."""
         return self.pooler(hidden, last_tokens(segments, first_tokens) if self.config.causal else first_tokens)
 
     def decode(self, input_ids: jax.Array, positions: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:

@@ -1,5 +1,7 @@
-"""DistilBERT (Sanh et al. 2019): BERT without token types. Only classifiers of texts have a pooler, a dense layer with
-ReLU."""
+"""DistilBERT (Sanh et al. 2019): BERT without token types.
+
+Only classifiers of texts have a pooler, a dense layer with ReLU.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -20,12 +22,14 @@ class DistilBertFamily(BertLayersFamily, HuggingFaceFamily):
     model_types = ("distilbert",)
 
     def build(self, config: DistilBertConfig, compute: Compute) -> "EncoderModel":
+        """Returns the encoder, a `DistilBertModel`."""
         from bertjax.models.distilbert.model import DistilBertModel
 
         return DistilBertModel(config, compute)
 
     @property
     def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders of transformers."""
         from bertjax.models.distilbert.huggingface import FORMAT
 
         return FORMAT

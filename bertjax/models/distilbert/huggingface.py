@@ -50,6 +50,7 @@ class DistilBertFormat(bert.BertLayersFormat):
     }
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> DistilBertConfig:
+        """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         fields = json_config.with_aliases(path, fields, ALIASES)
         names = json_config.field_names(DistilBertConfig, bert.OWN_FIELDS, NAMES)
         also = (*HARMLESS, *ALIASES)
@@ -58,6 +59,7 @@ class DistilBertFormat(bert.BertLayersFormat):
         return json_config.build(path, DistilBertConfig, values, bert.REQUIRED, bert.OWN_FIELDS, NAMES)
 
     def to_fields(self, config: DistilBertConfig) -> dict[str, Any]:
+        """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
         fields = {NAMES.get(name, name): value for name, value in vars(config).items() if name not in bert.OWN_FIELDS}
         return {"model_type": "distilbert", **fields, "sinusoidal_pos_embds": False}
 

@@ -10,4 +10,5 @@ class DistilBertModel(BertModel):
     """BERT with a ReLU in the pooler, the `pre_classifier` of transformers."""
 
     def make_pooler(self) -> nn.Module:
+        """Returns the pooler."""
         return Pooler(self.config, self.compute, nn.relu)

@@ -25,23 +25,28 @@ class ElectraFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
     model_types = ("electra",)
 
     def build(self, config: ElectraConfig, compute: Compute) -> "EncoderModel":
+        """Returns the encoder, an `ElectraModel`."""
         from bertjax.models.electra.model import ElectraModel
 
         return ElectraModel(config, compute)
 
     def forward_flops(self, config: BertConfig, length: int) -> int:
+        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
         return projection_flops(config, length) + super().forward_flops(config, length)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
         fields = super().infer_config(params)
         size = params["bert"]["embeddings"]["word"]["embedding"].shape[1:]
         return None if fields is None else fields | {"embedding_size": size}
 
     def with_embedding_size(self, config: ElectraConfig, size: int) -> ElectraConfig:
+        """Returns the config with another embedding size."""
         return dataclasses.replace(config, embedding_size=size)
 
     @property
     def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders of transformers."""
         from bertjax.models.electra.huggingface import FORMAT
 
         return FORMAT

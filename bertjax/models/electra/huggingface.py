@@ -42,18 +42,21 @@ class ElectraFormat(bert.BertLayersFormat):
     }
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> ElectraConfig:
+        """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         chooses = "ForMultipleChoice" in str(fields.get("architectures"))
         names, only = json_config.field_names(ElectraConfig, bert.OWN_FIELDS), ONLY | (SUMMARY if chooses else {})
         values = json_config.read_fields(path, fields, "electra", names, only, required=REQUIRED, also=SUMMARY)
         return json_config.build(path, ElectraConfig, values, REQUIRED, bert.OWN_FIELDS)
 
     def to_fields(self, config: ElectraConfig) -> dict[str, Any]:
+        """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
         fields = {name: value for name, value in vars(config).items() if name not in bert.OWN_FIELDS}
         return {"model_type": "electra", **fields, "hidden_act": ElectraConfig.hidden_act}
 
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: ElectraConfig, source: str
     ) -> tuple[dict, list[str], str]:
+        """Converts tensors to params, with the output layer of a discriminator."""
         head: dict[str, np.ndarray] = {}
         params, ignored, wordless = super().read_params(_without_head(tensors, head), fields, config, source)
         if head:
@@ -69,6 +72,7 @@ class ElectraFormat(bert.BertLayersFormat):
     def to_tensors(
         self, params: dict, config: ElectraConfig, architecture: str
     ) -> tuple[dict[str, np.ndarray], list[str]]:
+        """Converts params to tensors, with the output layer of a discriminator."""
         named, left_out = super().to_tensors(params, config, architecture)
         if architecture != DISCRIMINATOR:
             return named, left_out

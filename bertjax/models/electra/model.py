@@ -11,4 +11,5 @@ class ElectraModel(RobertaModel):
     """RoBERTa with a GELU in the pooler, as in the ElectraClassificationHead of transformers."""
 
     def make_pooler(self) -> nn.Module:
+        """Returns the pooler."""
         return Pooler(self.config, self.compute, ACTIVATIONS["gelu"])

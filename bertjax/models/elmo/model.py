@@ -19,6 +19,7 @@ class LstmsModel(EncoderModel):
     config: BertConfig
 
     def make_layers(self) -> nn.Module:
+        """Returns the layers."""
         return TwoWayLSTMs(self.config, self.compute)
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:

@@ -28,7 +28,7 @@ class EuroBertConfig(ModelConfig):
     # The pooled output of a text. bos, mean: a dense layer of the first state, or of the mean state; late: the mean of
     # the dense layer of all states.
     classifier_pooling: str = field("late", choices=("bos", "mean", "late"))
-    tie_word_embeddings: bool = field(False, "form")  # False: the output layer for words has a table of its own
+    tie_word_embeddings: bool = field(False, "form")  # False: the output layer for words has another table
     family: str = field("eurobert", "form")
 
     output: ClassVar[str] = "plain"
@@ -38,4 +38,5 @@ class EuroBertConfig(ModelConfig):
 
     @property
     def head_size(self) -> int:
+        """The size of a head."""
         return self.head_dim

@@ -20,7 +20,7 @@ READ = ("clf_pooling", "pretraining_tp", "rope_parameters", "rope_scaling")
 
 
 class EuroBertFormat(tensors.TableFormat):
-    """Folders of EuroBERT, as transformers writes them, and as they were published with code beside the weights."""
+    """Folders of EuroBERT, as transformers writes them, and as published with code for older versions."""
 
     classes: ClassVar = {"EuroBert": "EuroBERT"}
     inputs = ("input_ids", "attention_mask")
@@ -30,7 +30,7 @@ class EuroBertFormat(tensors.TableFormat):
         "eos_token_id": "sep",
         "mask_token_id": "mask",
     }
-    # Only the code beside the published weights has a class for question answering.
+    # The published code also has a class for question answering, which transformers does not have.
     architectures: ClassVar = {
         "EuroBertModel": (),
         "EuroBertForMaskedLM": ("masked_lm",),
@@ -41,8 +41,9 @@ class EuroBertFormat(tensors.TableFormat):
     words, decoder = "model.embed_tokens.weight", "lm_head.weight"
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> EuroBertConfig:
+        """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         names = json_config.field_names(EuroBertConfig, OWN_FIELDS)
-        if "classifier_pooling" not in fields and "clf_pooling" in fields:  # the name in the code beside the weights
+        if "classifier_pooling" not in fields and "clf_pooling" in fields:  # the name in the published code
             names["classifier_pooling"] = "clf_pooling"
         values = json_config.read_fields(
             path, _without_code(fields), "eurobert", names, ONLY, required=REQUIRED, also=READ
@@ -60,6 +61,7 @@ class EuroBertFormat(tensors.TableFormat):
         return {"model_type": "eurobert", **fields, **ONLY, "rope_parameters": rope}
 
     def table(self, config: EuroBertConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
+        """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
         queries, keys = (config.num_attention_heads, config.head_dim), (config.num_key_value_heads, config.head_dim)
         table = tensors.TensorTable()
@@ -84,6 +86,7 @@ class EuroBertFormat(tensors.TableFormat):
         return table
 
     def parts_in(self, named: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
+        """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
         names = {"masked_lm": self.decoder, "pooler": "dense.weight", "classifier": "classifier.weight"}
         return [part for part, name in names.items() if name in named]
 

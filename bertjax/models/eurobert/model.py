@@ -25,12 +25,15 @@ class EuroBertModel(RotaryModel):
     compute: Compute = Compute()
 
     def make_embeddings(self) -> nn.Module:
+        """Returns the embeddings."""
         return WordEmbeddings(self.config, self.compute)
 
     def make_layers(self) -> nn.Module:
+        """Returns the layers."""
         return EuroBertEncoder(self.config, self.compute)
 
     def make_pooler(self) -> nn.Module:
+        """Returns the pooler."""
         return EuroBertPooler(self.config, self.compute)
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
@@ -55,9 +58,11 @@ class WordEmbeddings(nn.Module):
     compute: Compute
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
+        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
         return self.word(input_ids)
 
 
@@ -69,6 +74,7 @@ class EuroBertPooler(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> jax.Array:
+        """Returns the activated dense layer of hidden states, of the same shape."""
         size = (self.config.hidden_size,)
         return ACTIVATIONS["gelu"](Dense(self.config, self.compute, size, size, ("embed", None), name="dense")(hidden))
 

@@ -8,13 +8,16 @@ from bertjax.config.model_config import ModelConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class ModernBertConfig(ModelConfig):
-    """The architecture of a ModernBERT. Fields are named as BERT's, or else as in Hugging Face's config.json."""
+    """The architecture of a ModernBERT.
+
+    Fields that BERT has as well have the same names. Other fields have the names of Hugging Face's config.json.
+    """
 
     vocab_size: int = size(50368)
     hidden_size: int = size(768)
     num_hidden_layers: int = size(22, most=1000)
     num_attention_heads: int = size(12)
-    intermediate_size: int = size(1152)  # width of the gated product, half of what is projected to
+    intermediate_size: int = size(1152)  # the width after the gate; the input projection is twice as wide
     hidden_act: str = field("gelu", "behaviour", choices=("gelu", "gelu_new", "relu"))
     attention_output_dropout_prob: float = field(0.1, least=0, below=1)  # there is no other dropout in the encoder
     classifier_dropout: float = field(0.0, least=0, below=1)
@@ -29,7 +32,9 @@ class ModernBertConfig(ModelConfig):
     local_rope_theta: float = field(10_000.0, "behaviour", above=0)
     classifier_pooling: str = field("cls", choices=("cls", "mean"))  # the pooled state: of [CLS], or the mean
     glu: bool = field(True, "form")  # False: the activation alone, as in BERT
-    bias: bool = field(False, "form")  # of dense layers and norms; output layers for words and classes always have one
+    bias: bool = field(
+        False, "form"
+    )  # of dense layers and norms; output layers for words and classes always have a bias
     family: str = field("modernbert", "form")
 
     output: ClassVar[str] = "transform"

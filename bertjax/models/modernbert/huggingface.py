@@ -50,6 +50,7 @@ class ModernBertFormat(tensors.TableFormat):
     words, decoder = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> ModernBertConfig:
+        """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         bias, names = fields.get("norm_bias", False), json_config.field_names(ModernBertConfig, OWN_FIELDS, NAMES)
         only = ONLY | dict.fromkeys(BIASES, bias)
         values = json_config.read_fields(path, fields, "modernbert", names, only, required=REQUIRED, also=READ)
@@ -83,10 +84,12 @@ class ModernBertFormat(tensors.TableFormat):
         }
 
     def check_form(self, config: ModernBertConfig) -> None:
+        """Checks that transformers has a class for a model, see `HuggingFaceFormat.check_form`."""
         if not config.glu:
             raise UserError("model.glu = False")
 
     def table(self, config: ModernBertConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
+        """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, heads = config.hidden_size, (config.num_attention_heads, config.head_size)
         size, inner, bias, table = (hidden,), (config.intermediate_size,), config.bias, tensors.TensorTable()
         table.rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
@@ -117,6 +120,7 @@ class ModernBertFormat(tensors.TableFormat):
         table.norm((*path, "norm"), "head.norm", config.hidden_size, config.bias)
 
     def parts_in(self, named: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
+        """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
         parts = ["masked_lm"] if "decoder.bias" in named else []
         if "classifier.weight" in named:
             answers = any("QuestionAnswering" in name for name in fields.get("architectures") or ())
@@ -143,6 +147,7 @@ class ModernBertFormat(tensors.TableFormat):
         return params | {"bert": bert | {"encoder": encoder}}
 
     def unstack_layers(self, params: dict, config: ModernBertConfig) -> dict:
+        """Returns params with the layers at the paths of a table."""
         from bertjax.models.modernbert.model import layers_of
 
         layers = layers_of(params["bert"]["encoder"], config)

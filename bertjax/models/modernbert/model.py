@@ -28,12 +28,15 @@ class ModernBertModel(RotaryModel):
     compute: Compute = Compute()
 
     def make_embeddings(self) -> nn.Module:
+        """Returns the embeddings."""
         return ModernBertEmbeddings(self.config, self.compute)
 
     def make_layers(self) -> nn.Module:
+        """Returns the layers."""
         return ModernBertEncoder(self.config, self.compute)
 
     def make_pooler(self) -> nn.Module:
+        """Returns the pooler."""
         return Head(self.config, self.compute)
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
@@ -47,6 +50,7 @@ class ModernBertModel(RotaryModel):
         return pooled[:, 0] if first_tokens is None else pooled
 
     def token_states(self, hidden: jax.Array) -> jax.Array:
+        """Returns the states that a classifier of tokens reads `[batch, length, hidden]`: the output of the pooler."""
         return self.pooler(hidden)
 
 
@@ -57,6 +61,7 @@ class ModernBertEmbeddings(nn.Module):
     compute: Compute
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
         size, hidden = self.config.embedding_size, self.config.hidden_size
         self.norm = LayerNorm(self.config, self.compute, self.config.bias, size)
@@ -65,6 +70,7 @@ class ModernBertEmbeddings(nn.Module):
             self.projection = Dense(self.config, self.compute, (size,), (hidden,), axes, self.config.bias)
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
+        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
         x = self.norm(self.word(input_ids))
         return x if self.config.embedding_size == self.config.hidden_size else self.projection(x)
 
@@ -77,6 +83,7 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> jax.Array:
+        """Returns the output of the head, of the same shape as `hidden`."""
         config, size = self.config, hidden.shape[-1:]
         scale = config.output_init_scale
         x = Dense(config, self.compute, size, size, ("embed", None), config.bias, scale, name="dense")(hidden)

@@ -23,11 +23,13 @@ class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
     model_types = ("roberta", "xlm-roberta", "camembert")
 
     def build(self, config: RobertaConfig, compute: Compute) -> "EncoderModel":
+        """Returns the encoder, a `RobertaModel`."""
         from bertjax.models.roberta.model import RobertaModel
 
         return RobertaModel(config, compute)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
         fields = super().infer_config(params)
         if fields is None or "max_position_embeddings" not in fields:
             return fields
@@ -36,6 +38,7 @@ class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
 
     @property
     def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders of transformers."""
         from bertjax.models.roberta.huggingface import FORMAT
 
         return FORMAT

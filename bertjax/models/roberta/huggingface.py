@@ -31,9 +31,11 @@ class RobertaFormat(bert.BertLayersFormat):
     }
 
     def class_prefix(self, config: RobertaConfig) -> str:
+        """Returns the beginning of the class names for the variant of a config."""
         return {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}[config.variant]
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> RobertaConfig:
+        """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         variant = fields.get("model_type", "roberta")
         names = json_config.field_names(RobertaConfig, OWN_FIELDS)
         values = json_config.read_fields(path, fields, variant, names, bert.ONLY, required=bert.REQUIRED)

@@ -18,8 +18,9 @@ class RobertaModel(BertModel):
         dropout_keys: jax.Array | None = None,
         first_tokens: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
+        """Returns hidden states and the pooled output, see `EncoderModel.__call__`."""
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        # The keys of the classifier, with a site of their own: the dropout of the classifier folds in no site.
+        # The classifier uses the same keys without a site.
         keys = fold_in(fold_in(dropout_keys, self.config.num_hidden_layers + 1), 0)
         dropped = dropout(hidden, self.config.pooled_dropout_prob, keys)
         return hidden, self.pool(dropped, segments, first_tokens)

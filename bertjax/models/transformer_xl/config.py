@@ -10,7 +10,7 @@ from bertjax.config.model_config import ModelConfig, field, size
 class TransformerXLConfig(ModelConfig):
     """The architecture of a Transformer-XL, by default of the base model for WikiText-103.
 
-    Fields that BERT has as well have the same names.
+    Fields have the names of BERT, if BERT has them.
     """
 
     vocab_size: int = size(267735)

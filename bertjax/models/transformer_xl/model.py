@@ -37,9 +37,11 @@ class TransformerXLModel(EncoderModel):
     compute: Compute = Compute()
 
     def make_embeddings(self) -> nn.Module:
+        """Returns the embeddings."""
         return ScaledEmbeddings(self.config, self.compute)
 
     def make_layers(self) -> nn.Module:
+        """Returns the layers."""
         return TransformerXLEncoder(self.config, self.compute)
 
     def encode(
@@ -68,6 +70,7 @@ class TransformerXLModel(EncoderModel):
         return self.encoder(self.embeddings(input_ids), positions, cache=cache)
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
+        """Returns the pooled output of the last token of each example."""
         return self.pooler(hidden, last_tokens(segments, first_tokens))
 
 
@@ -78,9 +81,11 @@ class ScaledEmbeddings(nn.Module):
     compute: Compute
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
 
     def __call__(self, input_ids: jax.Array, dropout_keys: jax.Array | None = None) -> jax.Array:
+        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
         config = self.config
         return dropout(self.word(input_ids) * config.embedding_size**0.5, config.hidden_dropout_prob, dropout_keys)
 
@@ -211,5 +216,5 @@ def attention_probabilities(
 
 
 def _clamped(config: TransformerXLConfig, apart: jax.Array) -> jax.Array:
-    """Returns distances with the limit `clamp_length`, if there is one."""
+    """Returns distances of at most `clamp_length`, if the limit is not 0."""
     return jnp.minimum(apart, config.clamp_length) if config.clamp_length else apart

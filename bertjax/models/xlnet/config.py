@@ -8,7 +8,7 @@ from bertjax.config.model_config import ModelConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class XlnetConfig(ModelConfig):
-    """The architecture of an XLNet, by default of base. Fields are named as BERT's."""
+    """The architecture of an XLNet, by default of base. Fields have the names of BERT."""
 
     vocab_size: int = size(32000)
     hidden_size: int = size(768)

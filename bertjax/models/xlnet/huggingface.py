@@ -56,6 +56,7 @@ class XlnetFormat(tensors.TableFormat):
     classifiers = ("logits_proj", "classifier")
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> XlnetConfig:
+        """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         is_pooled = any(str(name).endswith(POOLED) for name in fields.get("architectures") or ())
         fields = json_config.with_aliases(path, fields, ALIASES)
         names, only = json_config.field_names(XlnetConfig, OWN_FIELDS, NAMES), ONLY | (SUMMARY if is_pooled else {})
@@ -76,6 +77,7 @@ class XlnetFormat(tensors.TableFormat):
         return {"model_type": "xlnet", **fields, **memory, **ONLY, **summary}
 
     def table(self, config: XlnetConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
+        """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
         by_head = (config.num_attention_heads, config.head_size)
         projection = hidden, *by_head  # the shape of all projections, but the output has outputs first
@@ -111,6 +113,7 @@ class XlnetFormat(tensors.TableFormat):
         return table
 
     def parts_in(self, named: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
+        """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
         names = {
             "masked_lm": ("lm_loss.bias",),
             "pooler": ("sequence_summary.summary.weight",),

@@ -50,9 +50,11 @@ class XlnetModel(EncoderModel):
     compute: Compute = Compute()
 
     def make_embeddings(self) -> nn.Module:
+        """Returns the embeddings."""
         return XlnetEmbeddings(self.config, self.compute)
 
     def make_layers(self) -> nn.Module:
+        """Returns the layers."""
         return XlnetEncoder(self.config, self.compute)
 
     def __call__(
@@ -78,6 +80,7 @@ class XlnetModel(EncoderModel):
         *,
         every_layer: bool = False,
     ) -> jax.Array:
+        """Returns hidden states, see `EncoderModel.encode`."""
         return self.encode_streams(input_ids, segments, token_types, dropout_keys, every_layer=every_layer)[0]
 
     def encode_words(
@@ -105,6 +108,7 @@ class XlnetModel(EncoderModel):
         dropout_keys: jax.Array | None = None,
         memory: Memory | None = None,
     ) -> tuple[jax.Array, jax.Array, Memory | None]:
+        """Returns the states of both streams, see `EncoderModel.encode_permuted`."""
         inputs = input_ids, segments, token_types, dropout_keys
         hidden, queries, memory = self.encode_streams(*inputs, seen=seen, places=places, memory=memory)
         return hidden, self._dropped(queries, dropout_keys, 1), memory
@@ -160,6 +164,7 @@ class XlnetModel(EncoderModel):
         return outputs[0], outputs[1] if places is not None else None, next_memory
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
+        """Returns the pooled output of the last token of each example."""
         return self.pooler(hidden, last_tokens(segments, first_tokens))
 
     def _dropped(self, hidden: jax.Array, dropout_keys: jax.Array | None, site: int) -> jax.Array:
@@ -175,11 +180,13 @@ class XlnetEmbeddings(nn.Module):
     compute: Compute
 
     def setup(self) -> None:
+        """Builds the submodules."""
         self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
         init = nn.initializers.truncated_normal(self.config.initializer_range)
         self.query = self.param("query", nn.with_logical_partitioning(init, ("embed",)), (self.config.hidden_size,))
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
+        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
         return self.word(input_ids)
 
 
@@ -202,7 +209,7 @@ class XlnetEncoder(nn.Module):
         """Returns the streams after the last layer, and the `last_states` of each layer, or None.
 
         Args:
-          streams: the hidden states `[batch, length, hidden]`, and the second stream, if there is one.
+          streams: the hidden states `[batch, length, hidden]`, and optionally the second stream.
           views: the view of each stream.
           memory: `[layers, batch, memory, hidden]`, or None.
           dropout_keys: `[batch]`, or None.

@@ -70,6 +70,6 @@ def last_states(memory: jax.Array, states: jax.Array) -> jax.Array:
       states: the states of the row that the layer read, `[rows, length, hidden]`.
 
     Returns:
-      The last states of both, `[rows, memory, hidden]`.
+      The last states of the two arrays, `[rows, memory, hidden]`.
     """
     return jax.lax.stop_gradient(jnp.concatenate([memory, states], axis=1)[:, -memory.shape[1] :])
