@@ -38,7 +38,8 @@ class EuroBertFormat(tensors.TableFormat):
         "EuroBertForTokenClassification": ("classifier",),
     }
     model_name = "a EuroBERT"
-    words, decoder = "model.embed_tokens.weight", "lm_head.weight"
+    words = "model.embed_tokens.weight"
+    decoder = "lm_head.weight"
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> EuroBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""

@@ -47,7 +47,8 @@ class ModernBertFormat(tensors.TableFormat):
         "ModernBertForQuestionAnswering": ("pooler", "spans"),
     }
     model_name = "a ModernBERT"
-    words, decoder = "model.embeddings.tok_embeddings.weight", "decoder.weight"
+    words = "model.embeddings.tok_embeddings.weight"
+    decoder = "decoder.weight"
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> ModernBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""

@@ -52,7 +52,8 @@ class XlnetFormat(tensors.TableFormat):
     aliases: ClassVar = ALIASES
     kinds_of_bert: ClassVar = {"LMHeadModel": "ForMaskedLM", "ForQuestionAnsweringSimple": "ForQuestionAnswering"}
     model_name = "an XLNet"
-    words, decoder = "transformer.word_embedding.weight", "lm_loss.weight"
+    words = "transformer.word_embedding.weight"
+    decoder = "lm_loss.weight"
     classifiers = ("logits_proj", "classifier")
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> XlnetConfig:
