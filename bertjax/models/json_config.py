@@ -82,7 +82,7 @@ def build(
     config_class: type[T],
     fields: Mapping[str, Any],
     required: Collection[str],
-    own: Collection[str],
+    absent: Collection[str],
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> T:
     """Returns a model config.
@@ -92,13 +92,13 @@ def build(
       config_class: the class of the config.
       fields: values by our names. Names that are not fields of the class are ignored.
       required: fields without a default.
-      own: fields of the class that the file does not contain.
+      absent: fields of the class that the file does not contain.
       names: {our name: the name in the file} where the two differ, for messages.
 
     Raises:
       UserError: if a field is missing or has an invalid value.
     """
-    known = {field.name: field for field in dataclasses.fields(cast(Any, config_class)) if field.name not in own}
+    known = {field.name: field for field in dataclasses.fields(cast(Any, config_class)) if field.name not in absent}
     for name in required:
         if name not in fields:
             raise UserError(f"{path}: {names.get(name, name)} is missing; the config of such a model needs it")
@@ -157,17 +157,17 @@ def read_fields(
 
 
 def field_names(
-    config_class: type, own: Collection[str], names: Mapping[str, str] = MappingProxyType({})
+    config_class: type, absent: Collection[str], names: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
     """Returns {our name: the name in config.json} of the fields of a config that config.json contains.
 
     Args:
       config_class: the class of the config.
-      own: fields that config.json does not contain.
+      absent: fields that config.json does not contain.
       names: {our name: the name in config.json} where the two differ.
     """
     fields = (field.name for field in dataclasses.fields(config_class))
-    return {name: names.get(name, name) for name in fields if name not in own}
+    return {name: names.get(name, name) for name in fields if name not in absent}
 
 
 def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:

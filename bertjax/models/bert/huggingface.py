@@ -132,7 +132,7 @@ class BertLayersFormat(HuggingFaceFormat):
         decoder_names = {self.name_of(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS)}
         variables: dict[str, np.ndarray] = {}
         decoder: dict[str, np.ndarray] = {}
-        others = []
+        ignored = []
         for name, tensor in tensors:
             plain = WRAPPERS.sub("", name)
             plain = plain.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
@@ -147,8 +147,8 @@ class BertLayersFormat(HuggingFaceFormat):
             elif plain in decoder_names:
                 decoder[plain] = tensor.astype(np.float32)
             elif not plain.endswith("embeddings.position_ids"):  # a constant: 0, 1, 2, ...
-                others.append(name)
-        return variables, decoder, others
+                ignored.append(name)
+        return variables, decoder, ignored
 
     def choose_architecture(self, params: dict, config: Any, stated: str = "") -> str:
         """Returns the class for params, see `HuggingFaceFormat.choose_architecture`.
