@@ -31,7 +31,7 @@ from bertjax.inference.output_layers import OutputLayer
 from bertjax.inference.vectors import Vectors
 from bertjax.interop.pretrained import Pretrained
 from bertjax.interop.sentence_transformers import ARCHITECTURE, PACKAGE, SETTINGS
-from bertjax.models.heads import SentenceEncoder, forward_flops
+from bertjax.models.heads import SentenceEncoder, model_flops
 from bertjax.text.tokenizer import Tokenizer
 
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
@@ -46,7 +46,7 @@ def output_layer() -> OutputLayer:
 
     def flops(model: SentenceEncoder, sequences: int, length: int) -> int:
         dense = 2 * sequences * model.config.hidden_size * model.dense
-        return 3 * (forward_flops(model.config, sequences, length, 0, pooled=0) + dense)
+        return 3 * (model_flops(model.config, sequences, length, 0, pooled=0) + dense)
 
     how = dict(flops=flops, packs=True, couples=True, pooled=True)
     return OutputLayer(ARCHITECTURE, SentenceEncoder, None, loss_of=_loss_of, **how)

@@ -162,7 +162,7 @@ def _remembering(model: BertForMaskedLM, params, batch, words, memory):
     """The log-probability of the word after each position, and what the memory then is."""
     positions = jnp.broadcast_to(jnp.arange(words.shape[1]), words.shape)
     given = dict(**batch, masked_positions=positions, memory=memory)
-    logits, memory = model.apply({"params": params}, **given, method="remember")
+    logits, memory = model.apply({"params": params}, **given, method="predict_with_memory")
     return _of_words(model, logits, words), memory
 
 

@@ -28,8 +28,8 @@ from bertjax.models.heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    forward_flops,
     lstm_flops,
+    model_flops,
 )
 from bertjax.nn.ops.dropout import fold_in
 
@@ -60,7 +60,7 @@ class OutputLayer:
     loss: Callable[[jax.Array, dict], tuple[jax.Array, jax.Array]] | None
     frozen: tuple[str, ...] = ()
     flops: Callable[[nn.Module, int, int], int] = lambda model, sequences, length: (
-        3 * (forward_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
+        3 * (model_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
     )
     packs: bool = False
     couples: bool = False

@@ -93,8 +93,8 @@ def _convert(
     if to == "sentence-transformers":
         _require_vectors(pretrained)
     layout = families.huggingface_of(pretrained.config) if to in ("peft", *CARDED) else None
-    if architecture and architecture not in layout.ARCHITECTURES:
-        known = ", ".join(layout.ARCHITECTURES)
+    if architecture and architecture not in layout.architectures:
+        known = ", ".join(layout.architectures)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
     manifest = _manifest(pretrained, find(source).folder) if to in CARDED else None
     # Other formats have no class for the model on top of BERT.

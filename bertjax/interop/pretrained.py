@@ -281,7 +281,7 @@ def _config_json(base: Place) -> dict:
         raise UserError(f"{base}: a model with {error} is no base of an adapter of PEFT") from None
     layout = families.huggingface_of(config)
     kind = (base.info.architecture if base.info else "").removeprefix(huggingface.OURS)
-    names = [name for name in layout.ARCHITECTURES if kind and name.endswith(kind)]
+    names = [name for name in layout.architectures if kind and name.endswith(kind)]
     return {"architectures": names[:1], "tie_word_embeddings": config.tie_word_embeddings, **layout.to_fields(config)}
 
 

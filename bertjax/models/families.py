@@ -1,6 +1,6 @@
 """The registry of model families, and functions that use the family of a config.
 
-`config.model.family` is the name of a family. A folder beside this module is a family if it contains a module `family`.
+`config.model.family` is the name of a family. A folder of this package is a family if it contains a module `family`.
 The registry imports this module without JAX; methods of the family import JAX when they are called.
 
 A run config is the whole config of a run. A model config is `config.model` as a frozen dataclass of the family.
@@ -8,8 +8,7 @@ A run config is the whole config of a run. A model config is `config.model` as a
 
 import contextlib
 import dataclasses
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 import numpy as np
@@ -18,6 +17,9 @@ from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry, own_in_folders
 from bertjax.config.model_config import ModelConfig
 from bertjax.models.family import HuggingFaceFamily, LmType, ModelFamily, Recurrent
+
+if TYPE_CHECKING:
+    from bertjax.models.huggingface_format import HuggingFaceFormat
 
 FAMILIES: Registry[ModelFamily] = Registry(
     "family",
@@ -129,8 +131,8 @@ def recurrent_family_of(config: ModelConfig) -> Recurrent:
     return family
 
 
-def huggingface_of(config: ModelConfig) -> ModuleType:
-    """Returns the module that reads and writes folders of transformers for the family of a model config.
+def huggingface_of(config: ModelConfig) -> "HuggingFaceFormat":
+    """Returns the format of the folders of transformers for the family of a model config.
 
     Raises:
       UserError: if transformers does not have the family.

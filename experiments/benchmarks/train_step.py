@@ -239,9 +239,9 @@ class Theirs:
         ours = case.config().model
         if ours.family == "modernbert":
             from bertjax.models import families
-            from bertjax.models.modernbert.huggingface import to_fields
+            from bertjax.models.modernbert.huggingface import FORMAT
 
-            fields = to_fields(families.config_of(case.config())) | dict(pad_token_id=0, sparse_prediction=True)
+            fields = FORMAT.to_fields(families.config_of(case.config())) | dict(pad_token_id=0, sparse_prediction=True)
             config = transformers.ModernBertConfig(**fields, attn_implementation="sdpa")
             return transformers.ModernBertForMaskedLM(config)
         model = ours.to_dict()

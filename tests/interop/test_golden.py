@@ -23,7 +23,7 @@ from bertjax.finetuning import classification
 from bertjax.finetuning.tasks import ner
 from bertjax.inference import fill_mask
 from bertjax.interop import conversion, huggingface, pretrained, tf1
-from bertjax.models.bert.huggingface import choose_architecture, huggingface_name, is_transposed
+from bertjax.models.bert.huggingface import FORMAT, huggingface_name, is_transposed
 from bertjax.models.bert.tf1_names import to_variables
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining, word_logits
 from bertjax.text.tokenizer import WordPiece
@@ -264,7 +264,7 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
     rows = 1 if stated == "BertForMultipleChoice" else 2
     head = {"dense": {"kernel": np.ones((32, rows), np.float32), "bias": np.zeros(rows, np.float32)}}
     params = only(golden.params | {"classifier": head, "spans": head}, *parts)
-    architecture = choose_architecture(params, golden.config, stated)
+    architecture = FORMAT.choose_architecture(params, golden.config, stated)
     assert architecture in chosen.split()
     dropped = huggingface.write(tmp_path, golden.config, params, None, architecture)
     assert left_out is None or sorted(dropped) == list(left_out)

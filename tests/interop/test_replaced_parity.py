@@ -8,7 +8,7 @@ import pytest
 from bertjax.config.defaults import named_stages, stage
 from bertjax.interop import huggingface
 from bertjax.models import families
-from bertjax.models.electra import huggingface as layout
+from bertjax.models.electra.huggingface import FORMAT
 from bertjax.objectives.generator import Generator
 from bertjax.objectives.parsing import learn
 from bertjax.objectives.parts.generator import separate_params
@@ -130,8 +130,8 @@ def test_losses_and_gradients_are_transformers(embeddings, tmp_path):
     if embeddings == "disentangled":  # the tables have the gradient of the generator only
         ours = ours | {"embeddings": ours["embeddings"] | of_difference}
     tensors = {
-        "ForPreTraining": layout.to_tensors(gradient | {"bert": ours}, encoder_config, "ElectraForPreTraining")[0],
-        "ForMaskedLM": layout.to_tensors(whole, own, "ElectraForMaskedLM")[0],
+        "ForPreTraining": FORMAT.to_tensors(gradient | {"bert": ours}, encoder_config, "ElectraForPreTraining")[0],
+        "ForMaskedLM": FORMAT.to_tensors(whole, own, "ElectraForMaskedLM")[0],
     }
     for kind, named in tensors.items():
         assert named.keys() == expected[kind].keys()

@@ -25,7 +25,7 @@ from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.family import HuggingFaceFamily, TwoStreamAttention
-from bertjax.models.heads import BertForMaskedLM, count_parameters, forward_flops
+from bertjax.models.heads import BertForMaskedLM, count_parameters, model_flops
 from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.models.transformer_xl.family import FAMILY as TRANSFORMER_XL
 from bertjax.nn.kernels import pallas, triton
@@ -142,7 +142,7 @@ def matrix_products(config, rows, length, words, new_memory=None) -> int:
     def predict(*leaves):
         params, ids, places, memory = jax.tree.unflatten(tree, leaves)
         inputs = ids, jnp.ones_like(ids), jnp.zeros_like(ids), places, *memory
-        method = "remember" if memory else "__call__"
+        method = "predict_with_memory" if memory else "__call__"
         return jax.tree.leaves(BertForMaskedLM(config).apply({"params": params}, *inputs, method=method))
 
     total = 0
@@ -162,7 +162,7 @@ def test_flops_are_those_of_the_matrix_products(family):
     """
     own = dict(global_attn_every_n_layers=1) if family == "modernbert" else {}  # within windows, blocks have padding
     config, length, words = model_config(family, max_position_embeddings=24, **own), 24, 6
-    expected = forward_flops(config, 1, length, words, pooled=0)
+    expected = model_flops(config, 1, length, words, pooled=0)
     if isinstance(families.FAMILIES.get(family), TwoStreamAttention):
         expected += families.FAMILIES.get(family).query_flops(config, length, words)
     traced = matrix_products(config, 2, length, words) - matrix_products(config, 1, length, words)

@@ -22,7 +22,7 @@ from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.electra.config import ElectraConfig
-from bertjax.models.heads import forward_flops
+from bertjax.models.heads import model_flops
 from bertjax.objectives.encoded_batch import EncodedBatch
 from bertjax.objectives.generator import Generator
 from bertjax.objectives.parsing import learn, parse_objective
@@ -147,7 +147,7 @@ def test_flops_are_those_of_both_models(records_folder):
         2 * 32 * (32 * 32 + 32),
         alone.loss.terms[0].objective.flops(alone.loss.model.config, RowSize(32, 1, 5)),
     )
-    expected = 3 * (forward_flops(own, 16, 32, 5, pooled=0) + 16 * (head - of_words))
+    expected = 3 * (model_flops(own, 16, 32, 5, pooled=0) + 16 * (head - of_words))
     assert task.flops(0, 1) - alone.flops(0, 1) == expected
 
 

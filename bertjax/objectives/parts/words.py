@@ -178,7 +178,7 @@ def loss_of_words(
         return sums, None if keys is None else sample(logits, keys, first * size)
 
     is_small = positions.size * 4 * size <= MOST_BYTES
-    if is_small or encoder.is_initializing() or len(list(encoder.readers(encoded.hidden, positions))) > 1:
+    if is_small or encoder.is_initializing() or len(list(encoder.prediction_states(encoded.hidden, positions))) > 1:
         return read(word_logits(encoder, head, encoded.hidden, positions), words, weights)
     module, variables = head.unbind()  # the loop cannot call a bound module
     table, rows = encoder.word_embeddings(), len(positions)
