@@ -44,6 +44,7 @@ from bertjax.training.checkpoints.workdir import (
     require_info,
 )
 from bertjax.training.hooks.divergence import Diverged
+from bertjax.training.hooks.hook import Hook
 from bertjax.training.optim import optimizers
 from bertjax.training.run import Run
 from bertjax.training.run import run as run_one
@@ -145,8 +146,8 @@ def refuse_search(workdir: epath.Path) -> None:
         raise UserError(f"{workdir}: holds a search, and this is a single run; choose another --workdir")
 
 
-def run(config, workdir: epath.Path) -> None:
-    """Runs the trials that have not finished, prints the table and writes it to `sweep.md`.
+def run(config, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
+    """Runs the trials that have not finished, prints the table and writes it to `sweep.md`. All trials call the hooks.
 
     Repeats a failed trial with up to `config.restarts` other seeds; failed trials stay in the table.
     """
@@ -173,7 +174,7 @@ def run(config, workdir: epath.Path) -> None:
         if result is None:
             if is_first:
                 print(f"trial {name_of(settings)} ({len(queue)} remaining)", flush=True)
-            result = _run_trial(trial, trial_workdir, settings, material, programs)
+            result = _run_trial(trial, trial_workdir, settings, material, programs, hooks)
         results.append(result)
         hosts.wait_for_all("trial done")  # before its checkpoints may be deleted
         if is_first:
@@ -190,7 +191,9 @@ def run(config, workdir: epath.Path) -> None:
         print(summary, end="", flush=True)
 
 
-def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, programs: dict) -> Result:
+def _run_trial(
+    trial, workdir: epath.Path, settings: dict, material: Material, programs: dict, hooks: Sequence[Hook]
+) -> Result:
     """Runs a trial and writes its result. `programs` holds the programs of earlier trials, by compiled-in fields."""
 
     def with_program(opened: Run) -> tuple[Run, Program]:
@@ -209,7 +212,7 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     opened = functools.partial(finetuning_run.open_run, material=material)
     kind = dataclasses.replace(finetuning_run.KIND, adopt=lambda *_: None, open=opened)  # the search has adopted
     try:
-        trained = run_one(kind, trial, workdir, with_program, is_trial=True)
+        trained = run_one(kind, trial, workdir, with_program, is_trial=True, hooks=hooks)
         if trained is not None:
             scores = trained.best or trained.scores
         else:  # training had finished, but the result was not written

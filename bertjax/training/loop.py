@@ -117,62 +117,40 @@ def train(
     return Trained(run.state, run.scores, best_step, checkpoints.scores(best_step))
 
 
-def _end(hook: Hook, run: TrainingRun, kind, error: BaseException | None, traceback) -> None:
+def _end(hook: Hook, run: TrainingRun, kind: object, error: BaseException | None, traceback: object) -> None:
+    """Calls `on_end`, as a function for `ExitStack.push`."""
+    del kind, traceback
     hook.on_end(run, error)
 
 
 def _run_steps(run: TrainingRun, evaluation: Evaluation, compiles: bool) -> None:
     """Runs the steps from `run.start_step` on, and calls the hooks. `compiles`: the program is not compiled yet."""
-    task, start, clocks = run.task, run.start_step, run.clocks
-    hyperparameters = put_hyperparameters(run.config.seed, run.schedule, run.mesh)
-    compiled: set = set()  # the compiled functions of steps, each with the shapes of a batch
-    losses: collections.deque[jax.Array] = collections.deque()  # of steps that the devices may still compute
-    with (
-        signals.stop_signals() as run.stops_now,
-        contextlib.closing(on_devices(task.batches(start), run.mesh)) as batches,
-    ):
+    run_step = _StepRunner(run, compiles)
+    read_ahead = contextlib.closing(on_devices(run.task.batches(run.start_step), run.mesh))
+    with signals.stop_signals() as run.stops_now, read_ahead as batches:
         run.print("reading the first batch")
         is_saved = run.checkpoints.latest_step() is not None
-        clocks.start_steps(resumes=is_saved)
+        run.clocks.start_steps(resumes=is_saved)
         if is_saved:
             evaluation.catch_up(run)
         if has_stopped(run.scores, run.config.eval.patience):
             return
-        for step in range(start + 1, task.total_steps + 1):
-            # Get a batch.
+        for step in range(run.start_step + 1, run.total_steps + 1):
             run.step = step
             for hook in run.hooks:
                 hook.before_step(run)
-            with clocks.waiting("data"):
+            with run.clocks.waiting("data"):
                 batch = next(batches)
             for hook in run.hooks:
                 hook.on_batch(run, batch)
 
-            # Run the step.
-            stage_task, run.step_config = task.at(step - 1)
-            train_step = run.program.step_of(stage_task, run.step_config)
-            shapes = (train_step, *(x.shape for x in jax.tree.leaves(batch)))
-            is_new = shapes not in compiled
-            if compiles and is_new:
-                run.print("compiling the training step (usually 10-60 s)")
-                if step > start + 1:
-                    signals.saves_first(f"saving step {step} after its compilation")
-            with (
-                jax.transfer_guard("disallow"),  # No implicit transfers to or from the host.
-                clocks.waiting("compile") if is_new else contextlib.nullcontext(),
-            ):
-                run.state, metrics = train_step(run.state, batch, hyperparameters)
-            compiled.add(shapes)
+            metrics = run_step(batch)
             signals.saves_first(f"saving step {step} first")
-            losses.append(metrics["loss"])
-            if len(losses) > (STEPS_IN_FLIGHT if step > start + 1 else 0):  # The end of the first step is printed.
-                with clocks.waiting("devices"):
-                    losses.popleft().block_until_ready()
+            run_step.wait()
             run.is_stopping = run.stops_now()
             if not run.is_stopping:
                 signals.saves_first(f"saving step {step + 1} first")
 
-            # Call the hooks.
             for hook in run.hooks:
                 hook.on_step(run, metrics)
             if run.is_stopping:
@@ -180,6 +158,43 @@ def _run_steps(run: TrainingRun, evaluation: Evaluation, compiles: bool) -> None
             if run.is_last_step:
                 return
             run.finish_step()
+
+
+class _StepRunner:
+    """Runs the steps of a run on the devices, while the host goes up to `STEPS_IN_FLIGHT` steps ahead."""
+
+    def __init__(self, run: TrainingRun, compiles: bool):
+        self._run, self._compiles = run, compiles
+        self._hyperparameters = put_hyperparameters(run.config.seed, run.schedule, run.mesh)
+        self._compiled: set[tuple] = set()  # compiled functions, each with the shapes of a batch
+        self._losses: collections.deque[jax.Array] = collections.deque()  # of steps that the devices may still run
+
+    def __call__(self, batch: dict) -> dict:
+        """Starts step `run.step`, sets `run.state` to its result, and returns its metrics."""
+        run, is_first_step = self._run, self._run.step == self._run.start_step + 1
+        stage_task, run.step_config = run.task.at(run.step - 1)
+        train_step = run.program.step_of(stage_task, run.step_config)
+        shapes = (train_step, *(x.shape for x in jax.tree.leaves(batch)))
+        is_compiled = shapes in self._compiled
+        if self._compiles and not is_compiled:
+            run.print("compiling the training step (usually 10-60 s)")
+            if not is_first_step:
+                signals.saves_first(f"saving step {run.step} after its compilation")
+        with (
+            jax.transfer_guard("disallow"),  # No implicit transfers to or from the host.
+            contextlib.nullcontext() if is_compiled else run.clocks.waiting("compile"),
+        ):
+            run.state, metrics = train_step(run.state, batch, self._hyperparameters)
+        self._compiled.add(shapes)
+        self._losses.append(metrics["loss"])
+        return metrics
+
+    def wait(self) -> None:
+        """Waits until at most `STEPS_IN_FLIGHT` steps are left; after the first step, whose end is printed, none."""
+        in_flight = STEPS_IN_FLIGHT if self._run.step > self._run.start_step + 1 else 0
+        if len(self._losses) > in_flight:
+            with self._run.clocks.waiting("devices"):
+                self._losses.popleft().block_until_ready()
 
 
 def _restore_or_initialize(

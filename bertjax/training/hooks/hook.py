@@ -68,6 +68,7 @@ class TrainingRun:
     _ends: bool = False
 
     def __post_init__(self) -> None:
+        """Sets the fields that change with each step to their values before the first step."""
         self.step, self.step_config = self.start_step, self.config
 
     @property
@@ -147,7 +148,7 @@ class Hook:
             finished the step, so that they have no work meanwhile; `on_metrics` receives the same numbers later.
         """
 
-    def on_metrics(self, run: TrainingRun, metrics: Mapping[int, Mapping[str, "np.ndarray"]]) -> None:
+    def on_metrics(self, run: TrainingRun, metrics: Mapping[int, Mapping[str, "np.float32"]]) -> None:
         """Receives the metrics of all steps since the last call, by step, as scalars on the host.
 
         The loop calls it every `config.log_every_steps` steps, and before each checkpoint.

@@ -20,15 +20,14 @@ class ReportMetrics(Hook):
     All hosts fetch the metrics of all steps, and call `Hook.on_metrics`; the first host prints and writes the means.
     """
 
-    def __init__(self) -> None:
-        self._pending: list[Mapping[str, jax.Array]] = []  # metrics since the last report, still on the devices
-        self._unreported: list[Mapping[str, np.ndarray]] = []  # of an earlier process, since its last report
-        self._sequences = 0  # since the last report
-        self._writer: MetricsWriter | None = None  # None on other hosts than the first, as is the next
-        self._progress: Progress | None = None
+    _writer: MetricsWriter | None = None  # only on the first host
+    _progress: Progress | None = None  # only on the first host
 
     def on_start(self, run: TrainingRun) -> None:
         """Opens the trackers and the progress bar."""
+        self._pending: list[Mapping[str, jax.Array]] = []  # metrics since the last report, still on the devices
+        self._unreported: list[Mapping[str, np.float32]] = []  # metrics of an earlier process, since its last report
+        self._sequences = 0  # since the last report
         if run.is_first_host:
             self._writer = MetricsWriter(run.workdir, run.start_step, run.config)
             is_new = run.start_step == 0 and not run.config.get("budget")
@@ -76,7 +75,7 @@ class ReportMetrics(Hook):
             seconds_left = run.task.flops(run.step, run.total_steps) / flops_per_second
             self._progress.report(run.step, run.clocks.training(), means, seconds_left)
 
-    def _fetch(self, run: TrainingRun) -> list[Mapping[str, np.ndarray]]:
+    def _fetch(self, run: TrainingRun) -> list[Mapping[str, np.float32]]:
         """Fetches the metrics of the pending steps, of which the current step is the last."""
         with run.clocks.waiting("devices"):
             fetched = jax.device_get(self._pending)
