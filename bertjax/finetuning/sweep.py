@@ -6,7 +6,6 @@ this trial keeps its checkpoint.
 
 import copy
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -191,6 +190,19 @@ def run(config, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
         print(summary, end="", flush=True)
 
 
+class _TrialKind(finetuning_run.FineTuningKind):
+    """A trial of a search, which has read the data and adopted the fields of `init_checkpoint`."""
+
+    def __init__(self, material: Material):
+        self._material = material
+
+    def adopt(self, config: ml_collections.ConfigDict, info: RunInfo | None) -> None:
+        pass
+
+    def open(self, config: ml_collections.ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
+        return finetuning_run.open_run(config, workdir, info, self._material)
+
+
 def _run_trial(
     trial, workdir: epath.Path, settings: dict, material: Material, programs: dict, hooks: Sequence[Hook]
 ) -> Result:
@@ -209,10 +221,8 @@ def _run_trial(
     steps = count_steps(trial, dataset.count(trial.batch_size))
     if not trial.eval.patience:
         trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
-    opened = functools.partial(finetuning_run.open_run, material=material)
-    kind = dataclasses.replace(finetuning_run.KIND, adopt=lambda *_: None, open=opened)  # the search has adopted
     try:
-        trained = run_one(kind, trial, workdir, with_program, is_trial=True, hooks=hooks)
+        trained = run_one(_TrialKind(material), trial, workdir, with_program, is_trial=True, hooks=hooks)
         if trained is not None:
             scores = trained.best or trained.scores
         else:  # training had finished, but the result was not written

@@ -19,7 +19,7 @@ from bertjax.pretraining import run as pretraining_run
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import PAGE
 from bertjax.training.hooks.hook import Hook
-from bertjax.training.run import Kind, run
+from bertjax.training.run import RunKind, run
 
 
 def launch(
@@ -60,7 +60,7 @@ def launch(
     hosts.leave()
 
 
-def kind_of(config: ConfigDict) -> Kind:
+def kind_of(config: ConfigDict) -> RunKind:
     """Returns the kind of run that trains the task of a config."""
     return pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning_run.KIND
 

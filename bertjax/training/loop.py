@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 from etils import epath
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from bertjax.common.progress import phase
 from bertjax.distributed.transfers import STEPS_IN_FLIGHT, on_devices
@@ -50,7 +51,7 @@ class Trained(NamedTuple):
 
 def train(
     task: Task,
-    config,
+    config: ConfigDict,
     workdir: epath.PathLike,
     mesh: Mesh,
     initialize: Callable[[dict], dict] | None = None,
@@ -198,9 +199,15 @@ class _StepRunner:
 
 
 def _restore_or_initialize(
-    task: Task, config, workdir, program: Program, checkpoints: Checkpoints, initialize, parent: Parent | None
-):
-    """Returns the start step and the state: restored, from the parent, or initialized."""
+    task: Task,
+    config: ConfigDict,
+    workdir: epath.PathLike,
+    program: Program,
+    checkpoints: Checkpoints,
+    initialize: Callable[[dict], dict] | None,
+    parent: Parent | None,
+) -> tuple[int, TrainState]:
+    """Returns the start step and the state, which is restored, read from the parent, or initialized."""
     start, is_first = checkpoints.latest_step(), jax.process_index() == 0
     if start is not None:
         check_resumable(workdir, start, task.total_steps)
@@ -216,7 +223,6 @@ def _restore_or_initialize(
     state = program.init(jax.random.key(config.seed))
     if start is None:
         return 0, state if initialize is None else state.begin_with(initialize(state.params))
-    # The end of a trial, whose last checkpoint has params only.
-    return start, checkpoints.restore(start, program.state, params_only=True).replace(
-        step=state.step + start, opt_state=state.opt_state, memory=state.memory
-    )
+    # The last checkpoint of a trial has params only.
+    saved = checkpoints.restore(start, program.state, params_only=True)
+    return start, TrainState(state.step + start, saved.params, state.opt_state, saved.average, state.memory)

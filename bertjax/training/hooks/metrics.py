@@ -1,6 +1,7 @@
 """Reports the metrics of a run: prints them, and writes them to its trackers."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -92,7 +93,7 @@ class ReportMetrics(Hook):
     def on_evaluation(self, run: TrainingRun, scores: Scores) -> None:
         """Prints and writes the scores."""
         if self._writer:
-            values = {**scores.scores, **scores.decided}
+            values: dict[str, Any] = {**scores.scores, **scores.decided}
             self._writer.write(run.step, {f"eval/{name}": value for name, value in values.items()})
             run.print(f"step {run.step} eval: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items()))
 

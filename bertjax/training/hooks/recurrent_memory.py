@@ -39,9 +39,11 @@ def fill_memory(
       step: the number of updates of the state.
       say: prints a line.
     """
-    first = max(0, step - task.recurrence.reach)
-    new = jax.jit(task.recurrence.new_memory, out_shardings=program.layout.state.memory)
-    state = state.replace(memory=new())
+    recurrence = task.recurrence
+    assert recurrence is not None
+    first = max(0, step - recurrence.reach)
+    new = jax.jit(recurrence.new_memory, out_shardings=program.layout.state.memory)
+    state = state.replace(memory=new())  # type: ignore[attr-defined]
     if first == step:
         return state
     say(f"the checkpoint has no memory of these rows: reads steps {first + 1:,} to {step:,} again to fill it")
