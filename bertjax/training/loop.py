@@ -62,10 +62,10 @@ def train(
     resumable_at_end: bool = True,
     began: float | None = None,
 ) -> Trained:
-    """Trains to `task.total_steps`, from the latest checkpoint in `workdir` if there is one.
+    """Trains to `task.total_steps`, and resumes from the latest checkpoint in `workdir`.
 
-    Training ends before that if `config.eval.patience` evaluations in a row were no better than the evaluations before
-    them, or if a hook calls `run.end`. Ctrl-C and SIGTERM save a checkpoint.
+    Training ends early after `config.eval.patience` evaluations in a row without a better score, or if a hook calls
+    `run.end`. Ctrl-C and SIGTERM save a checkpoint.
 
     Args:
       task: the task.
@@ -74,7 +74,7 @@ def train(
       mesh: the devices.
       initialize: (random params) -> initial params of a new run.
       program: a program to reuse instead of compiling.
-      parent: the checkpoint of another run from which a new run branches off.
+      parent: the checkpoint of another run; a new run begins with its state.
       hooks: hooks that are called before the hooks of the config.
       resumable_at_end: saves the optimizer state with the last checkpoint too, so that training can be extended.
       began: when the run began in this process, by `time.monotonic`; None: now.
@@ -125,7 +125,7 @@ def _end(hook: Hook, run: TrainingRun, kind: object, error: BaseException | None
 
 
 def _run_steps(run: TrainingRun, evaluation: Evaluation, compiles: bool) -> None:
-    """Runs the steps from `run.start_step` on, and calls the hooks. `compiles`: the program is not compiled yet."""
+    """Runs the steps after `run.start_step`, and calls the hooks. `compiles`: the program is not compiled yet."""
     run_step = _StepRunner(run, compiles)
     read_ahead = contextlib.closing(on_devices(run.task.batches(run.start_step), run.mesh))
     with signals.stop_signals() as run.stops_now, read_ahead as batches:
@@ -168,7 +168,8 @@ class _StepRunner:
         self._run, self._compiles = run, compiles
         self._hyperparameters = put_hyperparameters(run.config.seed, run.schedule, run.mesh)
         self._compiled: set[tuple] = set()  # compiled functions, each with the shapes of a batch
-        self._losses: collections.deque[jax.Array] = collections.deque()  # of steps that the devices may still run
+        # The losses of steps that the devices may still run.
+        self._losses: collections.deque[jax.Array] = collections.deque()
 
     def __call__(self, batch: dict) -> dict:
         """Starts step `run.step`, sets `run.state` to its result, and returns its metrics."""

@@ -43,7 +43,7 @@ class Run:
       mesh: the devices.
       task: the task.
       info: the content of `config.json` in the workdir.
-      tokenizer: the tokenizer; None if the model has none.
+      tokenizer: the tokenizer, which may be missing.
       initialize: (random params) -> initial params of a new run; None keeps the random params.
       notes: lines to print before training.
       report: (result of `train`) -> text of the report. All hosts call it, and the first host prints it.
@@ -62,7 +62,7 @@ class Run:
 
 
 class RunKind(abc.ABC):
-    """Pre-training or fine-tuning. A subclass has the parts in which they differ.
+    """Pre-training or fine-tuning. The methods are the parts of a run that differ between both.
 
     Attributes:
       planning: the functions for the planner.
@@ -89,7 +89,7 @@ class RunKind(abc.ABC):
 
     @abc.abstractmethod
     def open(self, config: ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
-        """Reads the data and makes the task. `info`: of the run to resume, or None."""
+        """Reads the data and makes the task. `info`: the info of the run to resume, or None."""
 
     @abc.abstractmethod
     def changes_of_data(self, config: ConfigDict, workdir: epath.Path, info: RunInfo) -> list[str]:
@@ -105,7 +105,7 @@ def run(
     began: float | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Trained | None:
-    """Trains a validated config in `workdir`, resuming an earlier run if there is one, and prints the report.
+    """Trains a validated config in `workdir`, resumes an earlier run in this folder, and prints the report.
 
     Args:
       kind: pre-training or fine-tuning.
@@ -169,12 +169,12 @@ def _print_first(*lines: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _EarlierRun:
-    """The run that a workdir holds, or the parent from which a new run branches off.
+    """The run that a workdir holds, or the parent of a new run.
 
     Attributes:
       workdir: the folder of the earlier run.
       info: the content of its `config.json`.
-      step: the step from which training continues.
+      step: the step of its latest checkpoint, or of the checkpoint that the new run begins with.
       is_parent: whether the run is the parent.
     """
 
@@ -193,7 +193,7 @@ def _find_earlier_run(config: ConfigDict, workdir: epath.Path) -> _EarlierRun | 
     if step is not None:
         earlier = _EarlierRun(workdir, require_info(workdir), step, is_parent=False)
         if branch.endswith("@latest"):
-            config.branch_from = earlier.info.config.branch_from  # the step at which the run branched off
+            config.branch_from = earlier.info.config.branch_from  # names the step instead of the latest one
     elif branch:
         parent = checkpoint.find_parent(branch)
         config.branch_from = f"{parent.workdir}@{parent.step}"
@@ -248,7 +248,7 @@ def _print_if_finished(kind: RunKind, config: ConfigDict, earlier: _EarlierRun, 
         _print_first(f"this run was trained with other settings: {settings}. For a new run choose another --workdir")
     if jax.process_index() == 0 and (news := kind.changes_of_data(config, workdir, earlier.info)):
         _print_first(
-            f"the data is no longer that of this run: {'; '.join(news)}. For a new run choose another --workdir"
+            f"the data is no longer the data of this run: {'; '.join(news)}. For a new run choose another --workdir"
         )
     return True
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-# Counts the sync points of all runs in this process. JAX makes the hosts agree on a sync point at which they stop.
+# Counts the sync points of all runs in this process. JAX makes the hosts stop at the same sync point.
 _sync_points = itertools.count(1)
 
 GRACE = 2.0  # seconds until the thread ends a process that does not react, if the process would lose no work
@@ -113,7 +113,7 @@ def ending_at_once() -> Iterator[None]:
     thread.start()
     try:
         yield
-    except KeyboardInterrupt as error:  # It may come from within JAX: Python may then crash at its exit.
+    except KeyboardInterrupt as error:  # If JAX was interrupted, Python may crash at its exit.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         _end(str(error) or lines[signal.SIGINT])
@@ -166,7 +166,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
     Yields:
       A function that returns whether to stop. All hosts call it once after each step.
     """
-    import jax  # The import takes seconds, in which `announced` listens already.
+    import jax  # The import takes seconds, while `announced` listens already.
     from jax.experimental import multihost_utils
 
     received: list[int] = []

@@ -33,7 +33,7 @@ def sawtooth(config, warmup_steps: int, total_steps: int) -> Sawtooth:
 
 
 class Table:
-    """A text file with a line for each number. A resumed run says from where on the lines above are void."""
+    """A text file with a line for each number. A resumed run notes its start step: earlier lines after it are void."""
 
     def __init__(self, workdir, start_step, config):
         self._path = workdir / "table.txt"

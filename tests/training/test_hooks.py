@@ -1,4 +1,4 @@
-"""Hooks of a user: by name and as objects, what they may request, and what happens when they fail."""
+"""Hooks of a user: named or passed as objects, their requests, and their errors."""
 
 import jax
 import pytest
@@ -14,7 +14,7 @@ from tests.training.toy import Toy, toy_config
 
 @pytest.fixture
 def run(toy_program, tmp_path):  # noqa: F811
-    """(objects, **fields of the config) -> the task and what `train` returns, in the test's folder."""
+    """(objects, **fields of the config) -> the task and the result of `train`, in the test's folder."""
 
     def run(objects, **fields):
         task = Toy(config := toy_config(**fields))
@@ -50,7 +50,7 @@ def registered():
 def test_a_hook_is_named_in_the_config_or_given_as_an_object(run, registered):
     run([Noted("given")], hooks=("noted,",), eval=dict(every_steps=10))
     assert Noted.calls[:4] == [("given", 1), ("named", 1), ("given", 2), ("named", 2)]
-    assert Noted.calls[-2:] == [("named", None), ("given", None)]  # they end in the reverse order
+    assert Noted.calls[-2:] == [("named", None), ("given", None)]  # Hooks end in the reverse order.
 
 
 def test_an_object_that_is_no_hook_is_refused():

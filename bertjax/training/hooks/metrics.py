@@ -36,7 +36,7 @@ class ReportMetrics(Hook):
             self._unreported = self._writer.unreported(run.start_step)
 
     def on_batch(self, run: TrainingRun, batch: Mapping[str, jax.Array]) -> None:
-        """Starts the clock of the steps, once the first batch is there."""
+        """Starts the clock of the steps when the first batch has been read."""
         del batch
         if self._progress and run.step == run.start_step + 1:
             self._progress.start(run.clocks.training())
@@ -77,7 +77,7 @@ class ReportMetrics(Hook):
             self._progress.report(run.step, run.clocks.training(), means, seconds_left)
 
     def _fetch(self, run: TrainingRun) -> list[Mapping[str, np.float32]]:
-        """Fetches the metrics of the pending steps, of which the current step is the last."""
+        """Fetches the metrics of the pending steps. The current step is the last pending step."""
         with run.clocks.waiting("devices"):
             fetched = jax.device_get(self._pending)
         self._pending = []

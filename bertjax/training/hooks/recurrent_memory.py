@@ -28,7 +28,7 @@ def fill_memory(
 ) -> TrainState:
     """Returns the state of a step with a recurrent memory, which the params of the state compute.
 
-    The model reads the batches before the step again, as far back as the memory reaches. The memory differs from the
+    The model reads the batches of earlier steps again, up to the reach of the memory. The memory differs from the
     memory during training, which was computed with dropout and with the params of each step.
 
     Args:

@@ -18,7 +18,7 @@ from bertjax.training.monitoring.clocks import PARTS, shares
 from bertjax.training.trackers.jsonl import JsonLines, finite, read_metrics
 from bertjax.training.trackers.trackers import TRACKERS, named
 
-MEASURED_SECONDS = 10.0  # The time of a run is estimated after so much training.
+MEASURED_SECONDS = 10.0  # seconds of training before the time of a run is estimated
 DAY = 86_400.0  # in seconds
 UNREPORTED = "unreported_metrics_{}.json"
 
@@ -44,7 +44,7 @@ class MetricsWriter:
 
         Args:
           workdir: the folder of the run.
-          start_step: the step from which the run is resumed, 0 for a new run.
+          start_step: the step of the checkpoint that the run resumes, 0 for a new run.
           config: the config of the run.
         """
         workdir = self._workdir = epath.Path(workdir)
@@ -88,7 +88,7 @@ class MetricsWriter:
         """Writes the numbers of the next line to a file, which the resumed run reads: `unreported`.
 
         Args:
-          step: the step after which the run stops.
+          step: the last step of this process.
           metrics: the metrics of each step since the last line.
           seconds: the seconds since the last line, by `PARTS`.
         """
@@ -104,7 +104,7 @@ class MetricsWriter:
             if path.exists():
                 kept = read_json(path, _Unreported)
         except UserError as error:
-            print(f"{error}; going on without", flush=True)
+            print(f"{error}; the run continues without it", flush=True)
             return []
         for part in PARTS:
             self._carried[part] += kept["wall"].get(part, 0.0)
@@ -144,7 +144,7 @@ class Progress:
         Args:
           total_steps: the number of steps of the run.
           start_step: the number of steps that earlier processes have done.
-          flops: (start, stop) -> the FLOPs of steps `start` to `stop - 1`, from which the time left is estimated.
+          flops: (start, stop) -> the FLOPs of steps `start` to `stop - 1`, to estimate the time left.
           names_budget: prints once how to shorten a run that would take more than a day.
         """
         self._total, self._flops, self._names_budget = total_steps, flops, names_budget
@@ -161,7 +161,7 @@ class Progress:
             )
 
     def start(self, seconds: float) -> None:
-        """Starts the clock of the steps once the first batch is there. `seconds`: of training until now."""
+        """Starts the clock of the steps when the first batch has been read. `seconds`: of training until now."""
         self._started = self._marked = (self._started[0], seconds)
         self._pace = Pace()
 

@@ -92,7 +92,7 @@ def _least_tokens(config: ConfigDict) -> float:
 def require_room(config: ConfigDict, program: Program) -> None:
     """Raises `UserError` if a step certainly needs more memory than a device has.
 
-    On a CPU, the system would kill the process. The error names the first setting with which the lower bound fits.
+    On a CPU, the system would kill the process. The error names the first setting whose lower bound fits.
     """
     device = jax.local_devices()[0]
     needed, has = least_bytes(config, program), memory_of_device(device)
@@ -148,7 +148,7 @@ def require_memory(error: Exception, config: ConfigDict, task: Task, mesh: Mesh,
 
 
 def _fits(config: ConfigDict, settings: Mapping[str, Any], mesh: Mesh, limit: int, planning: Planning) -> bool:
-    """Compiles the steps of all stages with some settings, and returns whether they fit in so many bytes."""
+    """Compiles the steps of all stages with some settings, and returns whether they need at most `limit` bytes."""
     print(f"a step runs out of memory; compiling it with {as_flags(settings)}", flush=True)
     config = copy.deepcopy(config)
     config.update(settings)
