@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import numbers
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, cast
 
 import jax
@@ -38,6 +38,8 @@ from bertjax.models import families
 from bertjax.models.family import Decodes
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.training.hooks.hook import Hook
+from bertjax.training.hooks.registry import check_hooks
 
 Path = str | os.PathLike[str]
 Config: TypeAlias = str | os.PathLike[str] | ConfigDict  # the name of an experiment, a Python file, or a config itself
@@ -331,7 +333,9 @@ def _silence() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def train(config: Config, workdir: Path | None = None, overrides: Mapping[str, Any] = {}) -> epath.Path:
+def train(
+    config: Config, workdir: Path | None = None, overrides: Mapping[str, Any] = {}, hooks: Sequence[Hook] = ()
+) -> epath.Path:
     """Pre-trains, fine-tunes or searches as a config says, resuming an earlier run in `workdir`; returns the workdir.
 
     It prints what `bertjax.main` prints. Ctrl-C saves a checkpoint and raises `KeyboardInterrupt`.
@@ -341,9 +345,11 @@ def train(config: Config, workdir: Path | None = None, overrides: Mapping[str, A
         changed.
       workdir: the folder of the run; runs/NAME unless given, where a config has a name.
       overrides: {field: value}, such as {"stages.short.steps": 100}.
+      hooks: objects that the training loop calls, see `bertjax.training.hooks.Hook`. A search calls them in each trial.
 
     Raises `UserError` for mistakes in the config, and for a workdir with another run.
     """
+    check_hooks(hooks)
     whole = _config(config, overrides)
     validate(whole)
     if workdir is None:
@@ -354,7 +360,7 @@ def train(config: Config, workdir: Path | None = None, overrides: Mapping[str, A
     from bertjax.launch.start import launch
     from bertjax.reporting.page import draw
 
-    launch(whole, workdir, draw=draw)
+    launch(whole, workdir, draw=draw, hooks=hooks)
     return epath.Path(workdir)
 
 

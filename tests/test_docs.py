@@ -94,7 +94,7 @@ def named(tmp_path, monkeypatch):
 def test_examples_of_the_library_run(named, in_process, monkeypatch, capsys):
     """One after the other; what they train has been trained."""
     launched, names, page = [], {}, (ROOT / "docs" / "library.md").read_text()
-    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, draw: launched.append(given))
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, draw, hooks: launched.append(given))
     for example in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(compile(example, "docs/library.md", "exec"), names)
     (tuned, folder), (trained, _) = launched

@@ -1,4 +1,4 @@
-"""The smallest task, family, objective, optimizer, schedule and sink: what docs/extending/ shows is trained with."""
+"""The smallest example of each page in docs/extending/ is trained with."""
 
 import pkgutil
 import sys
@@ -8,6 +8,7 @@ import pytest
 from bertjax.inference.tasks import TASKS
 from bertjax.models.families import FAMILIES
 from bertjax.objectives.registry import OBJECTIVES
+from bertjax.training.hooks.registry import HOOKS
 from bertjax.training.optim.optimizers import OPTIMIZERS
 from bertjax.training.optim.schedules import SCHEDULES
 from bertjax.training.trackers.trackers import TRACKERS
@@ -33,7 +34,7 @@ def test_the_smallest_example_of_a_page_is_trained_with(page, checkpoint, record
 
 def test_there_is_a_page_for_each_kind_with_an_entry_point():
     table = (ROOT / "docs/extending.md").read_text()
-    assert {page.stem for page in EXTENDING} == {"task", "family", "objective", "optimizer", "sink"}
+    assert {page.stem for page in EXTENDING} == {"task", "family", "objective", "optimizer", "sink", "hook"}
     assert all(f"(extending/{page.name}" in table for page in EXTENDING)
 
 
@@ -48,13 +49,13 @@ def test_the_smallest_example_is_short(name, most):
 def test_the_page_names_the_groups_and_the_functions_of_the_registries():
     """Each row of the table has the group of entry points of a registry, and its `register`."""
     rows = [line.split("|") for line in (ROOT / "docs/extending.md").read_text().splitlines() if "register` |" in line]
-    registries = (TASKS, FAMILIES, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS)
+    registries = (TASKS, FAMILIES, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS, HOOKS)
     assert [row[3].strip(" `") for row in rows] == [registry.group for registry in registries]
     for row, registry in zip(rows, registries):
         assert pkgutil.resolve_name(row[2].strip(" `").replace(".register", ":register")) == registry.register
 
 
-@pytest.mark.parametrize("registry", [TASKS, FAMILIES, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS])
+@pytest.mark.parametrize("registry", [TASKS, FAMILIES, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS, HOOKS])
 def test_each_name_of_a_registry_loads(registry):
     """A helper module beside objectives or families is none of them."""
     for name in registry.names():

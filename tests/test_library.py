@@ -136,7 +136,7 @@ def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):
 def launched(monkeypatch):
     """(config, workdir) of each run that would be launched."""
     found = []
-    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, draw: found.append(given))
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, draw, hooks: found.append(given))
     return found
 
 
@@ -165,6 +165,8 @@ def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
     (("quickstart", "w", {"batch_size": "many"}), "batch_size = 'many': "),
     (("quickstart", "w", {"batch_size": 0}), "config.batch_size = 0: must be at least 1"),
     (("quickstart", "w", {"task": "squad"}), "task = 'squad': an experiment is for one task"),
+    (("quickstart", "w", {}, ["print"]), "hooks[0] = 'print': must be an instance of bertjax.training.hooks.Hook"),
+    (("quickstart", "w", {"hooks": ("h,",)}), "config.hooks = 'h': the registered hooks are none; call "),
     (("classify",), "config.data.path = '': say where the data is"),
     ((experiments.load("quickstart"),), "workdir: name the folder of the run"),
 ])  # fmt: skip

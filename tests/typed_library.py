@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 import bertjax
 from bertjax.config.model_config import BertConfig
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.training.hooks import Hook
 
 
 def use(path: str) -> None:
@@ -28,5 +29,6 @@ def use(path: str) -> None:
     bertjax.laod  # type: ignore[attr-defined]  # noqa: B018
     model.fill_mask(3)  # type: ignore[arg-type]
     model.answer("Who?")  # type: ignore[call-arg]
-    bertjax.train("quickstart", "runs/quickstart", {"seed": 1})
+    bertjax.train("quickstart", "runs/quickstart", {"seed": 1}, hooks=[Hook()])
+    bertjax.train("quickstart", hooks=[print])  # type: ignore[list-item]
     bertjax.prepare("base", "records", workers=2)

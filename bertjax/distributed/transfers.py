@@ -1,10 +1,12 @@
-"""Streams between host and devices: batches arrive ahead of their use, results are fetched behind it."""
+"""Copies batches to the devices before they are used, and results to the host after more work has started."""
 
 import collections
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from bertjax.distributed.mesh import put_batch
@@ -12,10 +14,18 @@ from bertjax.distributed.mesh import put_batch
 STEPS_IN_FLIGHT = 2  # steps that the host may run ahead of the devices
 
 
-def on_devices(batches: Iterator[dict], mesh: Mesh) -> Iterator[dict]:
-    """Copies this host's rows of batches to the devices, one step ahead of their use."""
-    ahead = collections.deque()
-    with contextlib.closing(batches):
+def on_devices(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Generator[dict[str, jax.Array]]:
+    """Copies this host's rows of batches to the devices, one step ahead of their use.
+
+    Args:
+      batches: this host's rows of each batch. Closing the result closes them.
+      mesh: the devices.
+
+    Yields:
+      The whole batches, in arrays on all devices.
+    """
+    ahead: collections.deque[dict[str, jax.Array]] = collections.deque()
+    with contextlib.closing(batches):  # type: ignore[type-var]
         for batch in batches:
             ahead.append(put_batch(batch, mesh))
             if len(ahead) > 1:
@@ -23,9 +33,16 @@ def on_devices(batches: Iterator[dict], mesh: Mesh) -> Iterator[dict]:
         yield from ahead
 
 
-def fetched(results: Iterable) -> Iterator:
-    """Fetches results in order, the first once `STEPS_IN_FLIGHT` more are under way, so that no device waits for us."""
-    in_flight = collections.deque()
+def fetched(results: Iterable[Any]) -> Iterator[Any]:
+    """Fetches results in order, each after `STEPS_IN_FLIGHT` more have started, so that no device waits for the host.
+
+    Args:
+      results: trees of arrays on the devices, which start to be computed when they are read.
+
+    Yields:
+      The trees, with arrays on the host.
+    """
+    in_flight: collections.deque[Any] = collections.deque()
     for result in results:
         in_flight.append(result)
         if len(in_flight) > STEPS_IN_FLIGHT:

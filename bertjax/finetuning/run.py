@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.common.progress import phase
@@ -31,7 +32,7 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
 from bertjax.training.loop import Trained
 from bertjax.training.planning import Planned, PlannedStage, Planning
-from bertjax.training.run import Kind, Run
+from bertjax.training.run import Run, RunKind
 from bertjax.training.scores import Scores
 
 # Turc et al. 2019 fine-tune models narrower than 512 with rates up to 3e-4.
@@ -175,14 +176,28 @@ def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
     return Planned(task, [PlannedStage(stage, rows, abstract(batch), evaluate, (abstract(evaluated),))])
 
 
-KIND = Kind(
-    identity=lambda config: tasks.get(config.task).identity,
-    adopt=adopt,
-    total_steps=_total_steps,
-    open=open_run,
-    changes_of_data=_changes_of_data,
-    planning=Planning(_adopt_for_plan, lambda config, *_: [config], _planned),
-)
+class FineTuningKind(RunKind):
+    """Fine-tuning, as `training.run` executes it."""
+
+    planning = Planning(_adopt_for_plan, lambda config, *_: [config], _planned)
+
+    def identity(self, config: ConfigDict) -> tuple[str, ...]:
+        return tasks.get(config.task).identity
+
+    def adopt(self, config: ConfigDict, info: RunInfo | None) -> None:
+        adopt(config, info)
+
+    def total_steps(self, config: ConfigDict, info: RunInfo | None) -> int | None:
+        return _total_steps(config, info)
+
+    def open(self, config: ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
+        return open_run(config, workdir, info)
+
+    def changes_of_data(self, config: ConfigDict, workdir: epath.Path, info: RunInfo) -> list[str]:
+        return _changes_of_data(config, workdir, info)
+
+
+KIND = FineTuningKind()
 
 
 def score(source: Pretrained, output_layer: OutputLayer, split: Split) -> Scores:

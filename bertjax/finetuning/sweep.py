@@ -6,7 +6,6 @@ this trial keeps its checkpoint.
 
 import copy
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -44,6 +43,7 @@ from bertjax.training.checkpoints.workdir import (
     require_info,
 )
 from bertjax.training.hooks.divergence import Diverged
+from bertjax.training.hooks.hook import Hook
 from bertjax.training.optim import optimizers
 from bertjax.training.run import Run
 from bertjax.training.run import run as run_one
@@ -145,8 +145,8 @@ def refuse_search(workdir: epath.Path) -> None:
         raise UserError(f"{workdir}: holds a search, and this is a single run; choose another --workdir")
 
 
-def run(config, workdir: epath.Path) -> None:
-    """Runs the trials that have not finished, prints the table and writes it to `sweep.md`.
+def run(config, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
+    """Runs the trials that have not finished, prints the table and writes it to `sweep.md`. All trials call the hooks.
 
     Repeats a failed trial with up to `config.restarts` other seeds; failed trials stay in the table.
     """
@@ -173,7 +173,7 @@ def run(config, workdir: epath.Path) -> None:
         if result is None:
             if is_first:
                 print(f"trial {name_of(settings)} ({len(queue)} remaining)", flush=True)
-            result = _run_trial(trial, trial_workdir, settings, material, programs)
+            result = _run_trial(trial, trial_workdir, settings, material, programs, hooks)
         results.append(result)
         hosts.wait_for_all("trial done")  # before its checkpoints may be deleted
         if is_first:
@@ -190,7 +190,22 @@ def run(config, workdir: epath.Path) -> None:
         print(summary, end="", flush=True)
 
 
-def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, programs: dict) -> Result:
+class _TrialKind(finetuning_run.FineTuningKind):
+    """A trial of a search, which has read the data and adopted the fields of `init_checkpoint`."""
+
+    def __init__(self, material: Material):
+        self._material = material
+
+    def adopt(self, config: ml_collections.ConfigDict, info: RunInfo | None) -> None:
+        pass
+
+    def open(self, config: ml_collections.ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
+        return finetuning_run.open_run(config, workdir, info, self._material)
+
+
+def _run_trial(
+    trial, workdir: epath.Path, settings: dict, material: Material, programs: dict, hooks: Sequence[Hook]
+) -> Result:
     """Runs a trial and writes its result. `programs` holds the programs of earlier trials, by compiled-in fields."""
 
     def with_program(opened: Run) -> tuple[Run, Program]:
@@ -206,10 +221,8 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     steps = count_steps(trial, dataset.count(trial.batch_size))
     if not trial.eval.patience:
         trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
-    opened = functools.partial(finetuning_run.open_run, material=material)
-    kind = dataclasses.replace(finetuning_run.KIND, adopt=lambda *_: None, open=opened)  # the search has adopted
     try:
-        trained = run_one(kind, trial, workdir, with_program, is_trial=True)
+        trained = run_one(_TrialKind(material), trial, workdir, with_program, is_trial=True, hooks=hooks)
         if trained is not None:
             scores = trained.best or trained.scores
         else:  # training had finished, but the result was not written

@@ -2,10 +2,11 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common import lock
 from bertjax.distributed import hosts, liveness
@@ -17,36 +18,41 @@ from bertjax.launch.budget import plan
 from bertjax.pretraining import run as pretraining_run
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import PAGE
-from bertjax.training.run import Kind, run
+from bertjax.training.hooks.hook import Hook
+from bertjax.training.run import RunKind, run
 
 
 def launch(
-    config,
+    config: ConfigDict,
     workdir: epath.PathLike,
     began: float | None = None,
     draw: Callable[[epath.Path], None] = lambda workdir: None,
+    hooks: Sequence[Hook] = (),
 ) -> None:
     """Trains a validated config in `workdir` and prints the report; a finished run only prints its report.
 
     Args:
+      config: the validated config.
+      workdir: the folder of the run.
       began: when the command began, by `time.monotonic`; None: now.
       draw: writes the page about a run that has ended, such as `reporting.page.draw`. It raises nothing.
+      hooks: hooks of the run, or of each trial of a search, that are called before the hooks of the config.
     """
     began = time.monotonic() if began is None else began
     workdir, is_search = epath.Path(workdir), bool(config.get("sweep"))
     hosts.join(config.hosts_timeout)
     with liveness.ending_together():
-        use_cpu_cores(config)  # before anything asks JAX for its devices
+        use_cpu_cores(config)  # Must come before JAX lists its devices.
         hosts.check_shared(workdir)
         with hosts.on_first(lock.held(workdir, "--workdir")):
             if is_search:
-                sweep.run(config, workdir)
+                sweep.run(config, workdir, hooks)
                 draw(workdir)
             else:
                 sweep.refuse_search(workdir)
                 config = plan.begin(config, workdir, began)
                 fit = functools.partial(plan.fit, workdir=workdir, began=began)
-                trained = run(kind_of(config), config, workdir, fit, began=began)
+                trained = run(kind_of(config), config, workdir, fit, began=began, hooks=hooks)
                 if trained is not None or not (workdir / PAGE).exists():
                     draw(workdir)
             if jax.process_index() == 0:
@@ -54,11 +60,12 @@ def launch(
     hosts.leave()
 
 
-def kind_of(config) -> Kind:
+def kind_of(config: ConfigDict) -> RunKind:
+    """Returns the kind of run that trains the task of a config."""
     return pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning_run.KIND
 
 
-def written_by(config, workdir: epath.Path) -> str:
+def written_by(config: ConfigDict, workdir: epath.Path) -> str:
     """Returns a line with the names of the files that a finished run has written."""
     files = [workdir / PAGE]
     if config.get("sweep"):

@@ -1,4 +1,4 @@
-"""Pre-training as a `Kind` of run: finds or prepares its records, chooses how to compute, and reports at the end."""
+"""Pre-training as a `RunKind`: finds or prepares its records, chooses how to compute, and reports at the end."""
 
 import copy
 import functools
@@ -42,7 +42,7 @@ from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry
 from bertjax.training.loop import Trained
 from bertjax.training.monitoring.memory import memory_of
 from bertjax.training.planning import Planned, PlannedStage, Planning
-from bertjax.training.run import Kind, Run
+from bertjax.training.run import Run, RunKind
 from bertjax.training.scores import Scores
 from bertjax.training.state import abstract_axes
 from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
@@ -326,14 +326,26 @@ def _planned(config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float])
     return Planned(task, stages)
 
 
-KIND = Kind(
-    identity=lambda config: ("objective", "data.next_sentence"),
-    adopt=_adopt,
-    total_steps=lambda config, before: total_steps(config),
-    open=_open,
-    changes_of_data=_changes_of_data,
-    planning=Planning(_adopt_for_plan, ways_to_compute, _planned),
-)
+class _PretrainingKind(RunKind):
+    planning = Planning(_adopt_for_plan, ways_to_compute, _planned)
+
+    def identity(self, config: ConfigDict) -> tuple[str, ...]:
+        return ("objective", "data.next_sentence")
+
+    def adopt(self, config: ConfigDict, info: RunInfo | None) -> None:
+        _adopt(config, info)
+
+    def total_steps(self, config: ConfigDict, info: RunInfo | None) -> int:
+        return total_steps(config)
+
+    def open(self, config: ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
+        return _open(config, workdir, info)
+
+    def changes_of_data(self, config: ConfigDict, workdir: epath.Path, info: RunInfo) -> list[str]:
+        return _changes_of_data(config, workdir, info)
+
+
+KIND = _PretrainingKind()
 
 
 def find_or_prepare(config, workdir: epath.Path, is_new: bool = True) -> tuple[epath.Path, Tokenizer]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 from etils import epath
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from bertjax.common.progress import phase
 from bertjax.distributed.transfers import STEPS_IN_FLIGHT, on_devices
@@ -50,7 +51,7 @@ class Trained(NamedTuple):
 
 def train(
     task: Task,
-    config,
+    config: ConfigDict,
     workdir: epath.PathLike,
     mesh: Mesh,
     initialize: Callable[[dict], dict] | None = None,
@@ -61,10 +62,10 @@ def train(
     resumable_at_end: bool = True,
     began: float | None = None,
 ) -> Trained:
-    """Trains to `task.total_steps`, from the latest checkpoint in `workdir` if there is one.
+    """Trains to `task.total_steps`, and resumes from the latest checkpoint in `workdir`.
 
-    Training ends before that if `config.eval.patience` evaluations in a row were no better than the evaluations before
-    them, or if a hook calls `run.end`. Ctrl-C and SIGTERM save a checkpoint.
+    Training ends early after `config.eval.patience` evaluations in a row without a better score, or if a hook calls
+    `run.end`. Ctrl-C and SIGTERM save a checkpoint.
 
     Args:
       task: the task.
@@ -73,7 +74,7 @@ def train(
       mesh: the devices.
       initialize: (random params) -> initial params of a new run.
       program: a program to reuse instead of compiling.
-      parent: the checkpoint of another run from which a new run branches off.
+      parent: the checkpoint of another run; a new run begins with its state.
       hooks: hooks that are called before the hooks of the config.
       resumable_at_end: saves the optimizer state with the last checkpoint too, so that training can be extended.
       began: when the run began in this process, by `time.monotonic`; None: now.
@@ -117,62 +118,40 @@ def train(
     return Trained(run.state, run.scores, best_step, checkpoints.scores(best_step))
 
 
-def _end(hook: Hook, run: TrainingRun, kind, error: BaseException | None, traceback) -> None:
+def _end(hook: Hook, run: TrainingRun, kind: object, error: BaseException | None, traceback: object) -> None:
+    """Calls `on_end`, as a function for `ExitStack.push`."""
+    del kind, traceback
     hook.on_end(run, error)
 
 
 def _run_steps(run: TrainingRun, evaluation: Evaluation, compiles: bool) -> None:
-    """Runs the steps from `run.start_step` on, and calls the hooks. `compiles`: the program is not compiled yet."""
-    task, start, clocks = run.task, run.start_step, run.clocks
-    hyperparameters = put_hyperparameters(run.config.seed, run.schedule, run.mesh)
-    compiled: set = set()  # the compiled functions of steps, each with the shapes of a batch
-    losses: collections.deque[jax.Array] = collections.deque()  # of steps that the devices may still compute
-    with (
-        signals.stop_signals() as run.stops_now,
-        contextlib.closing(on_devices(task.batches(start), run.mesh)) as batches,
-    ):
+    """Runs the steps after `run.start_step`, and calls the hooks. `compiles`: the program is not compiled yet."""
+    run_step = _StepRunner(run, compiles)
+    read_ahead = contextlib.closing(on_devices(run.task.batches(run.start_step), run.mesh))
+    with signals.stop_signals() as run.stops_now, read_ahead as batches:
         run.print("reading the first batch")
         is_saved = run.checkpoints.latest_step() is not None
-        clocks.start_steps(resumes=is_saved)
+        run.clocks.start_steps(resumes=is_saved)
         if is_saved:
             evaluation.catch_up(run)
         if has_stopped(run.scores, run.config.eval.patience):
             return
-        for step in range(start + 1, task.total_steps + 1):
-            # Get a batch.
+        for step in range(run.start_step + 1, run.total_steps + 1):
             run.step = step
             for hook in run.hooks:
                 hook.before_step(run)
-            with clocks.waiting("data"):
+            with run.clocks.waiting("data"):
                 batch = next(batches)
             for hook in run.hooks:
                 hook.on_batch(run, batch)
 
-            # Run the step.
-            stage_task, run.step_config = task.at(step - 1)
-            train_step = run.program.step_of(stage_task, run.step_config)
-            shapes = (train_step, *(x.shape for x in jax.tree.leaves(batch)))
-            is_new = shapes not in compiled
-            if compiles and is_new:
-                run.print("compiling the training step (usually 10-60 s)")
-                if step > start + 1:
-                    signals.saves_first(f"saving step {step} after its compilation")
-            with (
-                jax.transfer_guard("disallow"),  # No implicit transfers to or from the host.
-                clocks.waiting("compile") if is_new else contextlib.nullcontext(),
-            ):
-                run.state, metrics = train_step(run.state, batch, hyperparameters)
-            compiled.add(shapes)
+            metrics = run_step(batch)
             signals.saves_first(f"saving step {step} first")
-            losses.append(metrics["loss"])
-            if len(losses) > (STEPS_IN_FLIGHT if step > start + 1 else 0):  # The end of the first step is printed.
-                with clocks.waiting("devices"):
-                    losses.popleft().block_until_ready()
+            run_step.wait()
             run.is_stopping = run.stops_now()
             if not run.is_stopping:
                 signals.saves_first(f"saving step {step + 1} first")
 
-            # Call the hooks.
             for hook in run.hooks:
                 hook.on_step(run, metrics)
             if run.is_stopping:
@@ -182,10 +161,54 @@ def _run_steps(run: TrainingRun, evaluation: Evaluation, compiles: bool) -> None
             run.finish_step()
 
 
+class _StepRunner:
+    """Runs the steps of a run on the devices, while the host goes up to `STEPS_IN_FLIGHT` steps ahead."""
+
+    def __init__(self, run: TrainingRun, compiles: bool):
+        self._run, self._compiles = run, compiles
+        self._hyperparameters = put_hyperparameters(run.config.seed, run.schedule, run.mesh)
+        self._compiled: set[tuple] = set()  # compiled functions, each with the shapes of a batch
+        # The losses of steps that the devices may still run.
+        self._losses: collections.deque[jax.Array] = collections.deque()
+
+    def __call__(self, batch: dict) -> dict:
+        """Starts step `run.step`, sets `run.state` to its result, and returns its metrics."""
+        run, is_first_step = self._run, self._run.step == self._run.start_step + 1
+        stage_task, run.step_config = run.task.at(run.step - 1)
+        train_step = run.program.step_of(stage_task, run.step_config)
+        shapes = (train_step, *(x.shape for x in jax.tree.leaves(batch)))
+        is_compiled = shapes in self._compiled
+        if self._compiles and not is_compiled:
+            run.print("compiling the training step (usually 10-60 s)")
+            if not is_first_step:
+                signals.saves_first(f"saving step {run.step} after its compilation")
+        with (
+            jax.transfer_guard("disallow"),  # No implicit transfers to or from the host.
+            contextlib.nullcontext() if is_compiled else run.clocks.waiting("compile"),
+        ):
+            run.state, metrics = train_step(run.state, batch, self._hyperparameters)
+        self._compiled.add(shapes)
+        self._losses.append(metrics["loss"])
+        return metrics
+
+    def wait(self) -> None:
+        """Waits until at most `STEPS_IN_FLIGHT` steps are left; after the first step, whose end is printed, none."""
+        in_flight = STEPS_IN_FLIGHT if self._run.step > self._run.start_step + 1 else 0
+        if len(self._losses) > in_flight:
+            with self._run.clocks.waiting("devices"):
+                self._losses.popleft().block_until_ready()
+
+
 def _restore_or_initialize(
-    task: Task, config, workdir, program: Program, checkpoints: Checkpoints, initialize, parent: Parent | None
-):
-    """Returns the start step and the state: restored, from the parent, or initialized."""
+    task: Task,
+    config: ConfigDict,
+    workdir: epath.PathLike,
+    program: Program,
+    checkpoints: Checkpoints,
+    initialize: Callable[[dict], dict] | None,
+    parent: Parent | None,
+) -> tuple[int, TrainState]:
+    """Returns the start step and the state, which is restored, read from the parent, or initialized."""
     start, is_first = checkpoints.latest_step(), jax.process_index() == 0
     if start is not None:
         check_resumable(workdir, start, task.total_steps)
@@ -201,7 +224,6 @@ def _restore_or_initialize(
     state = program.init(jax.random.key(config.seed))
     if start is None:
         return 0, state if initialize is None else state.with_initial_params(initialize(state.params))
-    # The end of a trial, whose last checkpoint has params only.
-    return start, checkpoints.restore(start, program.state, params_only=True).replace(
-        step=state.step + start, opt_state=state.opt_state, memory=state.memory
-    )
+    # The last checkpoint of a trial has params only.
+    saved = checkpoints.restore(start, program.state, params_only=True)
+    return start, TrainState(state.step + start, saved.params, state.opt_state, saved.average, state.memory)

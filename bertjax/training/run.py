@@ -1,5 +1,6 @@
 """Executes a run, from config to report: pre-training, fine-tuning, or a trial of a search."""
 
+import abc
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -38,57 +39,73 @@ class Run:
     """A run that is ready to train.
 
     Args:
-      config: complete, with the fields that the data and the checkpoint determine.
-      info: is written beside the checkpoints.
+      config: the complete config, with the fields that the data and the checkpoint determine.
+      mesh: the devices.
+      task: the task.
+      info: the content of `config.json` in the workdir.
+      tokenizer: the tokenizer, which may be missing.
       initialize: (random params) -> initial params of a new run; None keeps the random params.
       notes: lines to print before training.
-      report: (result of `train`) -> text of the report. All hosts call it; the first prints it.
+      report: (result of `train`) -> text of the report. All hosts call it, and the first host prints it.
       reopen: (config) -> this run with another number of steps, on the same data.
     """
 
-    config: object
+    config: ConfigDict
     mesh: Mesh
     task: Task
     info: RunInfo
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     initialize: Callable[[dict], dict] | None
     notes: list[str]
     report: Callable[[Trained], str]
-    reopen: Callable[[object], "Run"]
+    reopen: Callable[[ConfigDict], "Run"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """The functions in which pre-training and fine-tuning differ. `info` is that of the run to resume, or None;
-    for `adopt` and `total_steps` it is the parent's if a run branches off.
+class RunKind(abc.ABC):
+    """Pre-training or fine-tuning. The methods are the parts of a run that differ between both.
 
-    Args:
-      identity: (config) -> names of the fields that identify the task.
-      adopt: (config, info) sets the config fields that `info` or else `config.init_checkpoint` determines.
-      total_steps: (config, info) -> total steps; None if unknown before the data is read.
-      open: (config, workdir, info) -> the run.
-      changes_of_data: (config, workdir, info) -> what has changed of the data of a finished run, as far as it is there.
-      planning: what the planner asks.
+    Attributes:
+      planning: the functions for the planner.
     """
 
-    identity: Callable[[object], tuple[str, ...]]
-    adopt: Callable[[object, RunInfo | None], None]
-    total_steps: Callable[[object, RunInfo | None], int | None]
-    open: Callable[[object, epath.Path, RunInfo | None], Run]
-    changes_of_data: Callable[[object, epath.Path, RunInfo], list[str]]
     planning: Planning
+
+    @abc.abstractmethod
+    def identity(self, config: ConfigDict) -> tuple[str, ...]:
+        """Returns the names of the fields that identify the task. A resumed run cannot change them."""
+
+    @abc.abstractmethod
+    def adopt(self, config: ConfigDict, info: RunInfo | None) -> None:
+        """Sets the config fields that an earlier run or `config.init_checkpoint` determines.
+
+        Args:
+          config: the config to change.
+          info: the info of the run to resume or of the parent; None for a new run.
+        """
+
+    @abc.abstractmethod
+    def total_steps(self, config: ConfigDict, info: RunInfo | None) -> int | None:
+        """Returns the number of steps; None if it is unknown before the data is read. `info`: as in `adopt`."""
+
+    @abc.abstractmethod
+    def open(self, config: ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
+        """Reads the data and makes the task. `info`: the info of the run to resume, or None."""
+
+    @abc.abstractmethod
+    def changes_of_data(self, config: ConfigDict, workdir: epath.Path, info: RunInfo) -> list[str]:
+        """Returns clauses about data that has changed since a run finished. Missing data counts as unchanged."""
 
 
 def run(
-    kind: Kind,
-    config,
+    kind: RunKind,
+    config: ConfigDict,
     workdir: epath.Path,
     fit: Callable[[Run], tuple[Run, Program | None]] = lambda run: (run, None),
     is_trial: bool = False,
     began: float | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Trained | None:
-    """Trains a validated config in `workdir`, resuming an earlier run if there is one, and prints the report.
+    """Trains a validated config in `workdir`, resumes an earlier run in this folder, and prints the report.
 
     Args:
       kind: pre-training or fine-tuning.
@@ -106,21 +123,23 @@ def run(
       UserError: the workdir holds an incompatible run, or a step runs out of memory.
     """
     began = time.monotonic() if began is None else began
-    earlier = _find_earlier_run(kind, config, workdir)
-    changes = earlier.changes(kind, RunInfo(config))
-    if earlier.resumed is not None:
-        if _print_if_finished(kind, config, workdir, earlier, changes):
-            return None
-    elif earlier.parent is not None:
+    earlier = _find_earlier_run(config, workdir)
+    resumed = None if earlier is None or earlier.is_parent else earlier.info
+    kind.adopt(config, None if earlier is None else earlier.info)
+    changes = _changes(kind, config, earlier, RunInfo(config))
+    if earlier is not None and earlier.is_parent:
         _check_branch(kind, config, earlier)
+    elif earlier is not None and _print_if_finished(kind, config, earlier, changes):
+        return None
 
-    opened, program = fit(kind.open(config, workdir, earlier.resumed))
-    changes = earlier.changes(kind, opened.info)
+    opened, program = fit(kind.open(config, workdir, resumed))
+    changes = _changes(kind, config, earlier, opened.info)
     _print_first(*opened.notes)
-    if earlier.parent:
-        _print_first(f"branching off from {earlier.parent.workdir}, step {earlier.parent.step}")
+    parent = checkpoint.Parent(earlier.workdir, earlier.step) if earlier and earlier.is_parent else None
+    if parent:
+        _print_first(f"branching off from {parent.workdir}, step {parent.step}")
     if changes:
-        verb = "resuming" if earlier.resumed else "branching off"
+        verb = "branching off" if parent else "resuming"
         _print_first(f"{verb} with changed settings: {'; '.join(map(str, changes))}")
     try:
         trained = train(
@@ -130,7 +149,7 @@ def run(
             opened.mesh,
             opened.initialize,
             program,
-            earlier.parent,
+            parent,
             hooks=(_BeginWorkdir(opened), *hooks),
             resumable_at_end=not is_trial,
             began=began,
@@ -150,86 +169,86 @@ def _print_first(*lines: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _EarlierRun:
-    """The run that a workdir holds, or the run from which a new run branches off.
+    """The run that a workdir holds, or the parent of a new run.
 
     Attributes:
-      config: the config of this run.
-      workdir: the folder of the earlier run; if there is none, of this run.
-      resumed: the info of the run to resume.
-      resumed_step: the step of its latest checkpoint.
-      origin: `resumed`, or the info of the parent.
-      parent: the checkpoint of the parent.
+      workdir: the folder of the earlier run.
+      info: the content of its `config.json`.
+      step: the step of its latest checkpoint, or of the checkpoint that the new run begins with.
+      is_parent: whether the run is the parent.
     """
 
-    config: ConfigDict
     workdir: epath.Path
-    resumed: RunInfo | None
-    resumed_step: int | None
-    origin: RunInfo | None
-    parent: checkpoint.Parent | None
-
-    def changes(self, kind: Kind, info: RunInfo) -> list[Difference]:
-        """Returns the differences from the earlier run. Raises `UserError` if one prevents resuming or branching."""
-        if self.origin is None:
-            return []
-        changes = differences(self.origin, info, kind.identity(self.config))
-        if self.parent:
-            branch = self.config.branch_from
-            changes = [change for change in changes if change.field != "branch_from"]
-            for field, old, new, is_fatal in changes:
-                if is_fatal:
-                    raise UserError(f"config.branch_from = {branch!r}: {field} is {old!r} there, here {new!r}")
-        raise_if_fatal(self.workdir, changes)
-        return changes
+    info: RunInfo
+    step: int
+    is_parent: bool
 
 
-def _find_earlier_run(kind: Kind, config, workdir: epath.Path) -> _EarlierRun:
-    """Finds the run to resume or the parent, and sets the config fields that it determines."""
-    step, parent = checkpoint.latest_intact_step(workdir), None
-    resumed = origin = require_info(workdir) if step is not None else None
-    if resumed is None and config.get("branch_from"):
-        parent = checkpoint.find_parent(config.branch_from)
+def _find_earlier_run(config: ConfigDict, workdir: epath.Path) -> _EarlierRun | None:
+    """Finds the run to resume, or else the parent; None for a new run. Sets the config fields that it determines.
+
+    Raises `UserError` if it trained another task.
+    """
+    step, branch = checkpoint.latest_intact_step(workdir), config.get("branch_from", "")
+    if step is not None:
+        earlier = _EarlierRun(workdir, require_info(workdir), step, is_parent=False)
+        if branch.endswith("@latest"):
+            config.branch_from = earlier.info.config.branch_from  # names the step instead of the latest one
+    elif branch:
+        parent = checkpoint.find_parent(branch)
         config.branch_from = f"{parent.workdir}@{parent.step}"
-        origin = require_info(parent.workdir)
-    elif resumed is not None and config.get("branch_from", "").endswith("@latest"):
-        config.branch_from = resumed.config.branch_from  # the step at which the run branched off
-    origin_workdir = parent.workdir if parent else workdir
-    if origin is not None:
-        if origin.config.task != config.task:
-            raise_if_fatal(origin_workdir, [Difference("task", origin.config.task, config.task, is_fatal=True)])
-        _keep_sizes(config, origin)
-    kind.adopt(config, origin)
-    return _EarlierRun(config, origin_workdir, resumed, step, origin, parent)
+        earlier = _EarlierRun(parent.workdir, require_info(parent.workdir), parent.step, is_parent=True)
+    else:
+        return None
+    if (task := earlier.info.config.task) != config.task:
+        raise_if_fatal(earlier.workdir, [Difference("task", task, config.task, is_fatal=True)])
+    _keep_sizes(config, earlier.info)
+    return earlier
 
 
-def _check_branch(kind: Kind, config, earlier: _EarlierRun) -> None:
+def _changes(kind: RunKind, config: ConfigDict, earlier: _EarlierRun | None, info: RunInfo) -> list[Difference]:
+    """Returns the differences from an earlier run. Raises `UserError` if one prevents resuming or branching off."""
+    if earlier is None:
+        return []
+    changes = differences(earlier.info, info, kind.identity(config))
+    if earlier.is_parent:
+        branch = config.branch_from
+        changes = [change for change in changes if change.field != "branch_from"]
+        for field, old, new, is_fatal in changes:
+            if is_fatal:
+                raise UserError(f"config.branch_from = {branch!r}: {field} is {old!r} there, here {new!r}")
+    raise_if_fatal(earlier.workdir, changes)
+    return changes
+
+
+def _check_branch(kind: RunKind, config: ConfigDict, parent: _EarlierRun) -> None:
     """Raises `UserError` if the parent has done all steps of this config."""
-    total = kind.total_steps(config, earlier.origin)
-    if earlier.parent.step >= total:
+    total = kind.total_steps(config, parent.info)
+    if total is not None and parent.step >= total:
         raise UserError(
             f"config.branch_from = {config.branch_from!r}: the stages of this config end at step {total}; add steps"
         )
 
 
-def _print_if_finished(kind: Kind, config, workdir: epath.Path, earlier: _EarlierRun, changes: list) -> bool:
+def _print_if_finished(kind: RunKind, config: ConfigDict, earlier: _EarlierRun, changes: list[Difference]) -> bool:
     """Prints the report of a run that has finished. Returns whether it has.
 
     Raises `UserError` if training cannot resume from the latest checkpoint.
     """
-    step, total = earlier.resumed_step, kind.total_steps(config, earlier.resumed)
+    workdir, step, total = earlier.workdir, earlier.step, kind.total_steps(config, earlier.info)
     checkpoint.check_resumable(workdir, step, total)
     has_stopped = checkpoint.has_stopped(checkpoint.read_scores(workdir, step), config.eval.patience)
-    report = read_report(workdir)
-    if report is None or not (step == total or has_stopped):
+    report = read_report(workdir) if step == total or has_stopped else None
+    if report is None:
         return False
     steps = f"{total} steps" if step == total else f"{step} of {total} steps"
     _print_first(f"already finished: {steps}, in {workdir}", report)
     if changes:
         settings = "; ".join(map(str, changes))
         _print_first(f"this run was trained with other settings: {settings}. For a new run choose another --workdir")
-    if jax.process_index() == 0 and (news := kind.changes_of_data(config, workdir, earlier.resumed)):
+    if jax.process_index() == 0 and (news := kind.changes_of_data(config, workdir, earlier.info)):
         _print_first(
-            f"the data is no longer that of this run: {'; '.join(news)}. For a new run choose another --workdir"
+            f"the data is no longer the data of this run: {'; '.join(news)}. For a new run choose another --workdir"
         )
     return True
 
@@ -243,7 +262,7 @@ class _BeginWorkdir(Hook):
     def on_start(self, run: TrainingRun) -> None:
         opened = self._opened
         if run.is_first_host:
-            delete_report(run.workdir)  # the report of the run before it was extended
+            delete_report(run.workdir)  # The run may be extended after its report.
             write_info(run.workdir, dataclasses.replace(opened.info, total_steps=run.total_steps), opened.tokenizer)
             append_command(run.workdir)
         run.print(f"training in {run.workdir}" + (f", from step {run.start_step}" if run.start_step else ""))
@@ -258,7 +277,7 @@ def _report(opened: Run, workdir: epath.Path, trained: Trained) -> None:
     text, step, total = opened.report(trained), int(trained.state.step), opened.task.total_steps
     if step < total:
         text += f"\nstopped early, at step {step} of {total}"
-        if checkpoint.has_stopped(trained.scores, opened.config.eval.patience):
+        if trained.scores and checkpoint.has_stopped(trained.scores, opened.config.eval.patience):
             waited = trained.scores.waited
             evaluations = "1 evaluation" if waited == 1 else f"{waited} evaluations"
             text += f": {evaluations} without a better score"
@@ -267,8 +286,8 @@ def _report(opened: Run, workdir: epath.Path, trained: Trained) -> None:
     _print_first(text)
 
 
-def _keep_sizes(config, origin: RunInfo) -> None:
-    """Sets the sizes that follow the width to those of an earlier run of this width, unless the user has set them.
+def _keep_sizes(config: ConfigDict, origin: RunInfo) -> None:
+    """Keeps the sizes of an earlier run of the same width that follow the width, unless the user has set them.
 
     In older runs, these sizes did not follow the width.
     """

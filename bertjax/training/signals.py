@@ -1,7 +1,7 @@
 """Stops all hosts after the same step on Ctrl-C or SIGTERM, which a TPU VM receives before preemption.
 
-Python calls its signal handlers between two bytecodes: not while C++ code compiles a step, for a minute. The command
-`train` therefore listens to signals in a thread too, which answers at once (`announced`).
+Python calls its signal handlers between two bytecodes, and not while C++ code compiles a step for a minute. In the
+command `train`, a thread also listens to signals, and answers at once (`announced`).
 """
 
 import contextlib
@@ -13,21 +13,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 
-# Counts the steps of all runs in this process; JAX makes the hosts agree on one of them to stop after.
-_asked = itertools.count(1)
+# Counts the sync points of all runs in this process. JAX makes the hosts stop at the same sync point.
+_sync_points = itertools.count(1)
 
-GRACE = 2.0  # seconds until the thread ends a process that does not react, and would lose nothing
-REACTION = 0.5  # the same, of a command that cannot continue
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+GRACE = 2.0  # seconds until the thread ends a process that does not react, if the process would lose no work
+REACTION = 0.5  # the same in `ending_at_once`
+SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Situation:
-    """The effect of a signal that comes now."""
+    """The effect of a signal that arrives now."""
 
-    unsaved = ""  # the work that is saved before the run stops, as part of a line; "": there is none
-    is_stopping = False  # whether `KeyboardInterrupt` was raised because of a signal
-    is_compiling = False  # whether it was raised within JAX, after which Python may crash while it ends
+    unsaved = ""  # the work that is saved before the run stops, as part of a line; "": no work
+    is_stopping = False  # whether a signal has raised `KeyboardInterrupt`
+    is_compiling = False  # whether `KeyboardInterrupt` was raised within JAX: Python may then crash at its exit
     is_alone = True  # whether the run has a single host
 
 
@@ -45,19 +46,19 @@ def saves_first(work: str) -> None:
 
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
-    """Context manager of a command: Ctrl-C and SIGTERM print a line at once, whatever the main thread does.
+    """Context manager of a command: Ctrl-C and SIGTERM print a line at once, also while the main thread is busy.
 
-    Ends the process if there is nothing to save and the main thread does not react, and on the third Ctrl-C.
+    The third Ctrl-C ends the process. If there is nothing to save and the main thread does not react, the first does.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     handlers = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
 
-    def note(number, frame):
+    def note(number: int, frame: FrameType | None) -> None:
         _now.is_stopping = True
-        handlers[number](number, frame)  # raises `KeyboardInterrupt`
+        handlers[number](number, frame)  # Raises `KeyboardInterrupt`.
 
-    for number in handlers:  # not those that are ignored, as in the background of a shell
+    for number in handlers:  # without ignored signals, as in the background of a shell
         signal.signal(number, note)
     before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     thread = threading.Thread(target=_listen, args=(receiver,), daemon=True)
@@ -73,7 +74,7 @@ def announced() -> Iterator[None]:
         for number, handler in handlers.items():
             if signal.getsignal(number) is note:
                 signal.signal(number, handler)
-        sender.close()  # ends the thread, once it has answered
+        sender.close()  # The thread answers signals that it has received, and ends.
         thread.join(1)
 
 
@@ -81,17 +82,19 @@ def announced() -> Iterator[None]:
 def ending_at_once() -> Iterator[None]:
     """Context manager of a command that has nothing to save: Ctrl-C and SIGTERM print a line and end the process.
 
-    `KeyboardInterrupt` is raised first, so that unfinished files are deleted. If Python cannot call its handlers, such
-    as while C++ code compiles, the process ends after `REACTION` seconds. The third signal ends it at once.
+    The signal raises `KeyboardInterrupt` first, so that unfinished files are deleted. If Python cannot call its
+    handlers, such as while C++ code compiles, the process ends after `REACTION` seconds. The third signal ends it at
+    once.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
-    ignored = signal.SIG_IGN, None  # None: not set by Python
+    ignored = signal.SIG_IGN, None  # None: a handler that Python has not set
     handlers = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) not in ignored}
-    lines = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+    lines: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
     has_reacted = threading.Event()
 
-    def note(number, frame):
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
         has_reacted.set()
         raise KeyboardInterrupt(lines[number])
 
@@ -110,7 +113,7 @@ def ending_at_once() -> Iterator[None]:
     thread.start()
     try:
         yield
-    except KeyboardInterrupt as error:  # perhaps within JAX, after which Python may crash while it ends
+    except KeyboardInterrupt as error:  # If JAX was interrupted, Python may crash at its exit.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         _end(str(error) or lines[signal.SIGINT])
@@ -123,7 +126,8 @@ def ending_at_once() -> Iterator[None]:
 
 
 def _listen(receiver: socket.socket) -> None:
-    first, interrupts = None, 0
+    """Answers the first signal, and ends the process as `announced` describes."""
+    first, interrupts = 0.0, 0  # when the first signal arrived; 0: none has
     while True:
         try:
             numbers = receiver.recv(1)
@@ -136,7 +140,7 @@ def _listen(receiver: socket.socket) -> None:
         interrupts += numbers[0] == signal.SIGINT
         if interrupts == 3:
             _end()
-        if first is None and numbers[0] in SIGNALS:
+        if not first and numbers[0] in SIGNALS:
             first = time.monotonic()
             receiver.settimeout(0.1)
             _print(f"stopping: {_now.unsaved or 'the same command continues from here'}")
@@ -154,27 +158,31 @@ def _print(line: str) -> None:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Yields a function to call once after each step; it returns whether to stop. A second Ctrl-C stops at once.
+    """Context manager: a signal stops the run after a step, and a second Ctrl-C stops it at once.
 
-    With several hosts, a signal to one of them stops them all after the same step. A single host stops at once while
+    With several hosts, a signal to one host stops all hosts after the same step. A single host stops at once while
     there is nothing to save.
+
+    Yields:
+      A function that returns whether to stop. All hosts call it once after each step.
     """
-    import jax  # takes seconds, in which `announced` listens already
+    import jax  # The import takes seconds, while `announced` listens already.
     from jax.experimental import multihost_utils
 
-    received = []
+    received: list[int] = []
 
-    def note(number, frame):
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
         if not received and not several and not _now.unsaved:
             received.append(number)
             _now.is_stopping = _now.is_compiling = True
             raise KeyboardInterrupt("stopped")
         if received and number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a third one ends the process, whatever it is doing
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # A third Ctrl-C ends the process at once.
             _now.is_stopping = True
             raise KeyboardInterrupt
         received.append(number)
-        if several:  # JAX propagates SIGTERM to the other hosts
+        if several:  # JAX sends SIGTERM to the other hosts.
             os.kill(os.getpid(), signal.SIGTERM)
 
     several = jax.process_count() > 1
@@ -184,10 +192,10 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
         _now.unsaved, _now.is_alone = "all hosts save the same step first", False
     try:
         before = {number: signal.signal(number, note) for number in numbers}
-    except ValueError:  # not in the main thread, where signals cannot be handled
+    except ValueError:  # Only the main thread can handle signals.
         before = {}
     try:
-        yield lambda: multihost_utils.reached_preemption_sync_point(next(_asked)) if several else bool(received)
+        yield lambda: multihost_utils.reached_preemption_sync_point(next(_sync_points)) if several else bool(received)
     finally:
         _now.is_stopping |= bool(received)
         for number, handler in before.items():

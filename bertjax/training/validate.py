@@ -79,10 +79,12 @@ def _validate_profile(steps: str) -> None:
 
 
 def validate_optimization(config: ConfigDict) -> None:
-    """Raises `UserError` if the schedules, the trackers or the optimizer of a config are invalid."""
+    """Raises `UserError` if the schedules, the trackers, the hooks or the optimizer of a config are invalid."""
+    from bertjax.training.hooks import registry
     from bertjax.training.optim import optimizers, schedules
     from bertjax.training.trackers import trackers
 
     schedules.validate(config)
     trackers.validate(config)
+    registry.validate(config)
     optimizers.validate(config.optimizer)

@@ -134,7 +134,7 @@ def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path,
     assert "no longer" not in capsys.readouterr().out, "a folder may be moved"
     train.write_text(train.read_text().translate({ord("0"): "1", ord("1"): "0"}))
     run(config, tmp_path / "run")
-    assert "the data is no longer that of this run: SST-2/train.tsv has changed" in capsys.readouterr().out
+    assert "the data is no longer the data of this run: SST-2/train.tsv has changed" in capsys.readouterr().out
     config.epochs = 5.0
     with pytest.raises(UserError, match=r"holds a run on other data \(SST-2/train.tsv changed\), and would mix both"):
         run(config, tmp_path / "run")

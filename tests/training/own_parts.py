@@ -1,4 +1,4 @@
-"""An optimizer, a schedule and a sink, as somebody outside the package would write them."""
+"""An optimizer, a schedule, a sink and a hook, as somebody outside the package would write them."""
 
 import contextlib
 from typing import NamedTuple
@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bertjax.training import hooks
+from bertjax.training.hooks.registry import HOOKS
 from bertjax.training.optim import groups, optimizers, schedules
 from bertjax.training.trackers import trackers
 
@@ -31,7 +33,7 @@ def sawtooth(config, warmup_steps: int, total_steps: int) -> Sawtooth:
 
 
 class Table:
-    """A text file with a line for each number. A resumed run says from where on the lines above are void."""
+    """A text file with a line for each number. A resumed run notes its start step: earlier lines after it are void."""
 
     def __init__(self, workdir, start_step, config):
         self._path = workdir / "table.txt"
@@ -50,20 +52,55 @@ class Table:
         self.flush()
 
 
+class Journal(hooks.Hook):
+    """Writes a line to a text file for each call."""
+
+    def on_start(self, run):
+        self._path = run.workdir / "journal.txt"
+        self._write("on_start", run.step)
+
+    def before_step(self, run):
+        self._write("before_step", run.step)
+
+    def on_batch(self, run, batch):
+        self._write("on_batch", run.step, len(batch["y"]))
+
+    def on_step(self, run, metrics):
+        self._write("on_step", run.step, int(run.state.step))
+
+    def on_metrics(self, run, metrics):
+        self._write("on_metrics", run.step, *metrics)
+
+    def on_save(self, run):
+        self._write("on_save", run.step)
+
+    def on_evaluation(self, run, scores):
+        self._write("on_evaluation", run.step, *scores.scores)
+
+    def on_end(self, run, error):
+        self._write("on_end", run.step, type(error).__name__)
+
+    def _write(self, *words):
+        with self._path.open("a") as file:
+            print(*words, file=file)
+
+
 @contextlib.contextmanager
 def registered():
-    """Registers the three, until the end of the block."""
+    """Registers the four, until the end of the block."""
     optimizers.register("momentum", momentum)
     schedules.register("sawtooth", sawtooth)
     trackers.register("table", Table)
+    hooks.register("journal", Journal)
     yield
     del optimizers.OPTIMIZERS.registered["momentum"]
     del schedules.SCHEDULES.registered["sawtooth"]
     del trackers.TRACKERS.registered["table"]
+    del HOOKS.registered["journal"]
 
 
 def used_in(config):
     """Names them in a config."""
     config.optimizer.update(name="momentum", schedule="sawtooth", learning_rate=0.01)
-    config.sinks = ("table", "tensorboard")
+    config.sinks, config.hooks = ("table", "tensorboard"), ("journal",)
     return config

@@ -17,7 +17,7 @@ from bertjax.training import run as run_module
 from bertjax.training.checkpoints.workdir import RunInfo
 from bertjax.training.monitoring import memory
 from bertjax.training.monitoring.memory import memory_of, require_memory, settings_that_save
-from bertjax.training.run import Kind, Run, run
+from bertjax.training.run import Run, RunKind, run
 from experiments import glue
 from tests.conftest import tiny_config
 
@@ -41,8 +41,17 @@ def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyTyp
     functions = dict(initialize=None, report=lambda trained: "", reopen=lambda config: None)
     info, task = RunInfo(config), running(config, chosen)
     opened = Run(config, make_mesh(config), task, info, tokenizer=None, notes=[], **functions)
-    kind = Kind(lambda _: (), lambda *_: None, lambda *_: None, lambda *_: opened, lambda *_: [], None)
-    run(kind, config, tmp_path)
+
+    class Opened(RunKind):
+        planning = identity = total_steps = changes_of_data = None
+
+        def adopt(self, config, info):
+            pass
+
+        def open(self, config, workdir, info):
+            return opened
+
+    run(Opened(), config, tmp_path)
 
 
 @pytest.mark.parametrize("fields, chosen, remedy", [

@@ -1,4 +1,4 @@
-"""A family, an objective, an optimizer, a schedule and a sink from outside of the package, in the same runs."""
+"""A family, an objective, an optimizer, a schedule, a sink and a hook from outside of the package, in the same runs."""
 
 import jax
 import numpy as np
@@ -115,6 +115,17 @@ def test_a_sink_gets_every_number_once_and_is_told_what_is_void(toys):
     written = [(int(step), name) for step, name, _ in lines]
     assert written == [(line["step"], name) for line in read_metrics(folder) for name in line if name != "step"]
     assert [step for step, name in written if name == "train/loss"] == [2, 4, 5, 6, 8, 10]
+
+
+def test_a_hook_is_called_in_this_order_also_when_a_run_is_stopped_and_resumed(toys):
+    lines = (toys[0] / "run/journal.txt").read_text().splitlines()
+    end, resumed = lines.index("on_end 7 KeyboardInterrupt"), lines[lines.index("on_start 7") :]
+    assert lines[:5] == ["on_start 0", "before_step 1", "on_batch 1 16", "on_step 1 1", "before_step 2"]
+    fifth = ["before_step 5", "on_batch 5 16", "on_step 5 5", "on_metrics 5 5", "on_save 5", "on_evaluation 5 score"]
+    assert lines[lines.index(fifth[0]) : lines.index("before_step 6")] == fifth
+    assert lines[end - 2 : end + 2] == ["on_metrics 7 7", "on_save 7", "on_end 7 KeyboardInterrupt", "on_start 7"]
+    rest = ["on_start 7", "on_metrics 8 8", "on_metrics 10 9 10", "on_save 10", "on_evaluation 10 score"]
+    assert [x for x in resumed if "step" not in x and "batch" not in x] == [*rest, "on_end 10 NoneType"]
 
 
 @pytest.mark.slow

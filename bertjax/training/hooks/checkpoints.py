@@ -10,13 +10,14 @@ from bertjax.training.hooks.hook import Hook, TrainingRun
 
 
 class SaveCheckpoints(Hook):
-    """Saves every `config.checkpoint.every_steps` steps, before each evaluation, and when a signal stops the run.
-
-    Args:
-      resumable_at_end: saves the optimizer state with the last checkpoint too, so that training can be extended.
-    """
+    """Saves every `config.checkpoint.every_steps` steps, before each evaluation, and when a signal stops the run."""
 
     def __init__(self, resumable_at_end: bool):
+        """Makes the hook.
+
+        Args:
+          resumable_at_end: saves the optimizer state with the last checkpoint too, so that training can be extended.
+        """
         self._resumable_at_end = resumable_at_end
 
     def on_step(self, run: TrainingRun, metrics: Mapping[str, jax.Array]) -> None:

@@ -13,7 +13,7 @@ from bertjax.common.files import write_whole
 from bertjax.training.hooks.hook import Hook, TrainingRun
 
 FOLDER = "nonfinite"  # in the workdir
-Metrics = Mapping[str, np.ndarray]
+Metrics = Mapping[str, np.float32]
 
 
 class Diverged(UserError):
@@ -26,8 +26,7 @@ class Divergence(Hook):
     The compiled step leaves out their updates if the setting is not 0. Keeps the batch of the first of these steps.
     """
 
-    def __init__(self) -> None:
-        self._in_a_row = 0  # steps of this process
+    _in_a_row = 0  # steps of this process, up to the last one, that are not finite
 
     def on_metrics(self, run: TrainingRun, metrics: Mapping[int, Metrics]) -> None:
         """Checks the metrics of all steps."""
@@ -74,8 +73,8 @@ def _keep_batch(run: TrainingRun, step: int) -> str:
     content = io.BytesIO()
     path = run.workdir / FOLDER / f"step{step}-host{jax.process_index()}.npz"
     try:
-        with contextlib.closing(run.task.batches(step - 1)) as batches:
-            np.savez_compressed(content, **next(batches))
+        with contextlib.closing(run.task.batches(step - 1)) as batches:  # type: ignore[type-var]
+            np.savez_compressed(content, **next(batches))  # type: ignore[arg-type]
         write_whole(path, content.getvalue())
     except (UserError, OSError) as error:
         return f" (its batch cannot be kept: {error})"

@@ -18,8 +18,7 @@ class Evaluation(Hook):
     Ends training after `config.eval.patience` evaluations in a row without a better score.
     """
 
-    def __init__(self) -> None:
-        self._has_compiled = False
+    _has_compiled = False  # whether this process has evaluated
 
     def catch_up(self, run: TrainingRun) -> None:
         """Evaluates the checkpoint that the run resumes from, if an earlier process stopped before it did so."""

@@ -38,7 +38,7 @@ class TrainingRun:
       schedule: the learning rate by step.
       checkpoints: the checkpoints of the run.
       clocks: the clocks of this process.
-      hooks: the hooks of the run, in the order in which the loop calls them.
+      hooks: the hooks of the run, in the order of their calls.
       scores: the scores of the last evaluation; None before it.
       step: the number of the step that runs or has run last, counted from 1; `start_step` before the first step.
       step_config: the config of this step. Stages of pre-training change it.
@@ -68,6 +68,7 @@ class TrainingRun:
     _ends: bool = False
 
     def __post_init__(self) -> None:
+        """Sets the fields that change with each step to their values before the first step."""
         self.step, self.step_config = self.start_step, self.config
 
     @property
@@ -133,7 +134,7 @@ class Hook:
         """
 
     def before_step(self, run: TrainingRun) -> None:
-        """Precedes step `run.step`, for which the next batch is not read yet."""
+        """Precedes step `run.step`. The batch of the step has not been read yet."""
 
     def on_batch(self, run: TrainingRun, batch: Mapping[str, "jax.Array"]) -> None:
         """Receives the batch of step `run.step`, in arrays on the devices, before the step runs."""
@@ -142,12 +143,12 @@ class Hook:
         """Follows step `run.step`, before it is reported, saved or evaluated.
 
         Args:
-          run: the run, in which `run.state` is the new state.
-          metrics: the metrics of this step, as scalars on the devices. Reading one waits until the devices have
-            finished the step, so that they have no work meanwhile; `on_metrics` receives the same numbers later.
+          run: the run. `run.state` is the new state.
+          metrics: the metrics of this step, as scalars on the devices. Reading a value waits until the devices
+            have finished the step, and leaves them without work. `on_metrics` receives the same values later.
         """
 
-    def on_metrics(self, run: TrainingRun, metrics: Mapping[int, Mapping[str, "np.ndarray"]]) -> None:
+    def on_metrics(self, run: TrainingRun, metrics: Mapping[int, Mapping[str, "np.float32"]]) -> None:
         """Receives the metrics of all steps since the last call, by step, as scalars on the host.
 
         The loop calls it every `config.log_every_steps` steps, and before each checkpoint.

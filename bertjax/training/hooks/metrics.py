@@ -1,6 +1,7 @@
 """Reports the metrics of a run: prints them, and writes them to its trackers."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,15 +21,14 @@ class ReportMetrics(Hook):
     All hosts fetch the metrics of all steps, and call `Hook.on_metrics`; the first host prints and writes the means.
     """
 
-    def __init__(self) -> None:
-        self._pending: list[Mapping[str, jax.Array]] = []  # metrics since the last report, still on the devices
-        self._unreported: list[Mapping[str, np.ndarray]] = []  # of an earlier process, since its last report
-        self._sequences = 0  # since the last report
-        self._writer: MetricsWriter | None = None  # None on other hosts than the first, as is the next
-        self._progress: Progress | None = None
+    _writer: MetricsWriter | None = None  # only on the first host
+    _progress: Progress | None = None  # only on the first host
 
     def on_start(self, run: TrainingRun) -> None:
         """Opens the trackers and the progress bar."""
+        self._pending: list[Mapping[str, jax.Array]] = []  # metrics since the last report, still on the devices
+        self._unreported: list[Mapping[str, np.float32]] = []  # metrics of an earlier process, since its last report
+        self._sequences = 0  # since the last report
         if run.is_first_host:
             self._writer = MetricsWriter(run.workdir, run.start_step, run.config)
             is_new = run.start_step == 0 and not run.config.get("budget")
@@ -36,7 +36,7 @@ class ReportMetrics(Hook):
             self._unreported = self._writer.unreported(run.start_step)
 
     def on_batch(self, run: TrainingRun, batch: Mapping[str, jax.Array]) -> None:
-        """Starts the clock of the steps, once the first batch is there."""
+        """Starts the clock of the steps when the first batch has been read."""
         del batch
         if self._progress and run.step == run.start_step + 1:
             self._progress.start(run.clocks.training())
@@ -76,8 +76,8 @@ class ReportMetrics(Hook):
             seconds_left = run.task.flops(run.step, run.total_steps) / flops_per_second
             self._progress.report(run.step, run.clocks.training(), means, seconds_left)
 
-    def _fetch(self, run: TrainingRun) -> list[Mapping[str, np.ndarray]]:
-        """Fetches the metrics of the pending steps, of which the current step is the last."""
+    def _fetch(self, run: TrainingRun) -> list[Mapping[str, np.float32]]:
+        """Fetches the metrics of the pending steps. The current step is the last pending step."""
         with run.clocks.waiting("devices"):
             fetched = jax.device_get(self._pending)
         self._pending = []
@@ -93,7 +93,7 @@ class ReportMetrics(Hook):
     def on_evaluation(self, run: TrainingRun, scores: Scores) -> None:
         """Prints and writes the scores."""
         if self._writer:
-            values = {**scores.scores, **scores.decided}
+            values: dict[str, Any] = {**scores.scores, **scores.decided}
             self._writer.write(run.step, {f"eval/{name}": value for name, value in values.items()})
             run.print(f"step {run.step} eval: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items()))
 

@@ -20,12 +20,10 @@ class Profile(Hook):
     where TensorBoard looks for them. It also writes them if training ends before step STOP.
     """
 
-    def __init__(self) -> None:
-        self._steps = range(0)  # the steps of this process that are profiled
-        self._trace, self._annotation = contextlib.ExitStack(), contextlib.ExitStack()
-
     def on_start(self, run: TrainingRun) -> None:
         """Reads the setting."""
+        self._steps = range(0)  # the steps of this process that are profiled
+        self._trace, self._annotation = contextlib.ExitStack(), contextlib.ExitStack()
         if not run.config.profile:
             return
         first, last = run.start_step + 1, run.total_steps

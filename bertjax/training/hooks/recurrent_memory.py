@@ -28,7 +28,7 @@ def fill_memory(
 ) -> TrainState:
     """Returns the state of a step with a recurrent memory, which the params of the state compute.
 
-    The model reads the batches before the step again, as far back as the memory reaches. The memory differs from the
+    The model reads the batches of earlier steps again, up to the reach of the memory. The memory differs from the
     memory during training, which was computed with dropout and with the params of each step.
 
     Args:
@@ -39,9 +39,11 @@ def fill_memory(
       step: the number of updates of the state.
       say: prints a line.
     """
-    first = max(0, step - task.recurrence.reach)
-    new = jax.jit(task.recurrence.new_memory, out_shardings=program.layout.state.memory)
-    state = state.replace(memory=new())
+    recurrence = task.recurrence
+    assert recurrence is not None
+    first = max(0, step - recurrence.reach)
+    new = jax.jit(recurrence.new_memory, out_shardings=program.layout.state.memory)
+    state = state.replace(memory=new())  # type: ignore[attr-defined]
     if first == step:
         return state
     say(f"the checkpoint has no memory of these rows: reads steps {first + 1:,} to {step:,} again to fill it")

@@ -18,7 +18,8 @@ class Watchdog(Hook):
     Every host prints its sentences. `config.watchdog` = 0 turns the hook off.
     """
 
-    def __init__(self) -> None:
+    def on_start(self, run: TrainingRun) -> None:
+        """Starts without times of steps."""
         self._recent: collections.deque[float] = collections.deque(maxlen=100)
 
     def on_step(self, run: TrainingRun, metrics: Mapping[str, jax.Array]) -> None:

@@ -1,1 +1,1 @@
-"""Clocks, printed metrics, the check of divergence, profiles, and the memory of a step."""
+"""Measures of a run: the wall time of its parts, metrics and progress, and the memory of a step."""

@@ -1,0 +1,95 @@
+"""Hooks of a user: named or passed as objects, their requests, and their errors."""
+
+import jax
+import pytest
+
+from bertjax.common.errors import UserError
+from bertjax.training.checkpoints import checkpoint
+from bertjax.training.hooks import Hook, register
+from bertjax.training.hooks.registry import HOOKS, validate
+from bertjax.training.loop import train
+from tests.training.test_loop import toy_program  # noqa: F401
+from tests.training.toy import Toy, toy_config
+
+
+@pytest.fixture
+def run(toy_program, tmp_path):  # noqa: F811
+    """(objects, **fields of the config) -> the task and the result of `train`, in the test's folder."""
+
+    def run(objects, **fields):
+        task = Toy(config := toy_config(**fields))
+        return task, train(task, config, tmp_path, task.mesh, program=toy_program, hooks=objects)
+
+    return run
+
+
+class Noted(Hook):
+    """Appends its calls to a list that all such hooks share."""
+
+    calls: list = []  # noqa: RUF012
+
+    def __init__(self, name="named"):
+        self.name = name
+
+    def on_step(self, run, metrics):
+        assert isinstance(metrics["loss"], jax.Array)
+        self.calls.append((self.name, run.step))
+
+    def on_end(self, run, error):
+        self.calls.append((self.name, error))
+
+
+@pytest.fixture
+def registered():
+    register("noted", Noted)
+    yield
+    Noted.calls.clear()
+    del HOOKS.registered["noted"]
+
+
+def test_a_hook_is_named_in_the_config_or_given_as_an_object(run, registered):
+    run([Noted("given")], hooks=("noted,",), eval=dict(every_steps=10))
+    assert Noted.calls[:4] == [("given", 1), ("named", 1), ("given", 2), ("named", 2)]
+    assert Noted.calls[-2:] == [("named", None), ("given", None)]  # Hooks end in the reverse order.
+
+
+def test_an_object_that_is_no_hook_is_refused():
+    register("function", print)
+    with pytest.raises(UserError, match=r"config.hooks = 'function': .* must be a subclass of bertjax.training.hooks"):
+        validate(toy_config(hooks=("function",)))
+    del HOOKS.registered["function"]
+
+
+class Failing(Hook):
+    def __init__(self, method):
+        self.method = method
+
+    def on_step(self, run, metrics):
+        if self.method == "on_step" and run.step == 7:
+            raise ValueError("my mistake")
+
+    def on_evaluation(self, run, scores):
+        if self.method == "on_evaluation" and run.step == 10:
+            raise ValueError("my mistake")
+
+
+@pytest.mark.parametrize("method, steps, evaluated", [("on_step", [5], [10]), ("on_evaluation", [5, 10], [10])])
+def test_a_hook_that_raises_stops_the_run_which_can_be_resumed(run, registered, tmp_path, method, steps, evaluated):
+    with pytest.raises(ValueError, match="my mistake") as raised:
+        run([Failing(method), Noted()])
+    assert checkpoint.steps(tmp_path) == steps and Noted.calls[-1] == ("named", raised.value)
+    task, trained = run([])
+    assert int(trained.state.step) == 10 and task.evaluated == evaluated and trained.scores.score == 1
+
+
+class Requests(Hook):
+    def on_step(self, run, metrics):
+        {2: run.save, 3: run.evaluate, 7: run.end}.get(run.step, lambda: None)()
+
+
+def test_a_hook_requests_checkpoints_evaluations_and_the_end(run, tmp_path):
+    task, trained = run([Requests()], checkpoint=dict(every_steps=5, keep=9))
+    assert checkpoint.steps(tmp_path) == [2, 3, 5, 7] and task.evaluated == [3, 5, 7]
+    assert int(trained.state.step) == 7 and trained.scores.score == 1
+    task, trained = run([])
+    assert int(trained.state.step) == 10 and task.evaluated == [10]
