@@ -22,7 +22,7 @@ from bertjax.data.loading import pipeline
 from bertjax.data.loading.order import Order
 from bertjax.data.loading.packing import RowSize
 from bertjax.data.records.manifest import training_shares
-from bertjax.data.records.record_sets import find_records, mixed
+from bertjax.data.records.record_sets import find_records, mix_sources
 from bertjax.distributed.mesh import Batch, batch_sharding, compute_on, local_copy, local_rows, replicated
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.transfers import fetched, on_devices
@@ -111,7 +111,7 @@ class Pretraining:
                 else {}
                 for its, files in zip(self._configs, train)
             ]
-            train = [mixed(*each) if each[1] else each[0] for each in zip(train, mixtures)]
+            train = [mix_sources(*each) if each[1] else each[0] for each in zip(train, mixtures)]
             self.orders = [
                 Order(files, stage.batch_size, config.seed, row, stage.sequences_before, config.data.stream)
                 for files, stage, row in zip(train, self._stages, self.row_sizes)

@@ -18,7 +18,7 @@ from bertjax.data.loading.readers.interface import PREFETCH, READ_BUFFER, Part, 
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit
-from bertjax.data.records.serialization import Damaged, Places, read_together
+from bertjax.data.records.serialization import Damaged, RecordOffsets, read_chunks
 from bertjax.distributed.mesh import Batch
 
 PARSED_TOGETHER, TOKENS_TOGETHER = 2048, 1 << 19  # records, and tokens of all: about, at most
@@ -30,14 +30,14 @@ Source = Iterator[list[bytes]]
 def grouped(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, step: int, lost) -> Source:
     size = order.group_size
     wanted = (np.searchsorted(groups, rows // size) * size + rows % size).tolist()
-    known = Places()
+    known = RecordOffsets()
     each = [_group(order, form, int(group), step, lost, known) for group in groups]
     while True:
         records = list(itertools.chain.from_iterable(map(next, each)))
         yield records if len(wanted) == len(records) else [records[place] for place in wanted]
 
 
-def _group(order: Order, form: Format, group: int, step: int, lost, known: Places) -> Source:
+def _group(order: Order, form: Format, group: int, step: int, lost, known: RecordOffsets) -> Source:
     """The sequences of a group: those of a window of each of its lanes, as they are arranged."""
 
     def parts(lane):
@@ -64,15 +64,15 @@ def side_by_side(parts: Sequence[Part], form: Format, total: int, rows: int, ste
     yield from itertools.islice(map(list, zip(*each)), step, None)
 
 
-def _read(parts: Iterable[Part], form: Format, known: Places | None = None) -> Iterator[bytes]:
-    return itertools.chain.from_iterable(_read_together(parts, form, known or Places()))
+def _read(parts: Iterable[Part], form: Format, known: RecordOffsets | None = None) -> Iterator[bytes]:
+    return itertools.chain.from_iterable(_read_together(parts, form, known or RecordOffsets()))
 
 
-def _read_together(parts: Iterable[Part], form: Format, known: Places) -> Iterator[Iterable[bytes]]:
+def _read_together(parts: Iterable[Part], form: Format, known: RecordOffsets) -> Iterator[Iterable[bytes]]:
     empty = layouts.empty_record(form)
     for path, first, count, missing in parts:
         if count:
-            yield from read_together(path, first, count, READ_BUFFER, known)
+            yield from read_chunks(path, first, count, READ_BUFFER, known)
         yield itertools.repeat(empty, missing)
 
 
