@@ -63,7 +63,7 @@ def train_batches(
     """
     form = _form(order.files, order.row.tokens, max_predictions_per_seq)
     own = rows(order.batch_size)
-    goes_on = functools.partial(order.goes_on, own) if order.is_stream else None
+    goes_on = functools.partial(order.continues, own) if order.is_stream else None
     return _batches(order.files, form, _stream(order, form, own), start, additions, goes_on)
 
 
