@@ -229,7 +229,7 @@ def test_sentences_are_split_or_left_as_lines_and_an_endless_one_is_a_fault():
     assert sentences.split(document) == ["Dr. Smith came at 3.15 p.m. today.", "He left.", "No stop"]
     assert sentences.split(document, split_lines=False) == document.lines
     many = Document("many.txt:1", ["A short one. " * 10_000])
-    assert not sentences.fault_in(many, "en", True) and sentences.fault_in(many, "en", False)
+    assert not sentences.find_fault(many, "en", True) and sentences.find_fault(many, "en", False)
 
 
 @pytest.mark.parametrize("document, expected, begin", [
@@ -539,7 +539,7 @@ def test_what_cleaning_did_is_in_the_manifest(tmp_path, in_process, capsys):
     manifest = preparation.prepare(config, tmp_path / "out")
     assert manifest["cleaning"] == {"short_documents": 1, "duplicate_documents": 60}
     assert manifest["corpus"]["train_documents"] + manifest["corpus"]["heldout_documents"] == 60
-    assert "60 documents left out, with the text of an earlier one" in capsys.readouterr().out
+    assert "60 documents left out: duplicates of earlier documents" in capsys.readouterr().out
     assert manifest["recipe"]["cleaning.min_words"] == 2
 
 

@@ -147,7 +147,7 @@ TWENTY, ENDLESS = make_corpus(20), "x" * 1_000_000
 
 @pytest.mark.parametrize("text, options, message", [
     ("Only one document.\nWith two lines.", {"data.heldout_fraction": 0.0}, "gives 1 document for training"),
-    (TWENTY, {"data.cleaning.min_words": 999}, r"training; .* 20 documents left out, of no words, or of fewer"),
+    (TWENTY, {"data.cleaning.min_words": 999}, r"training; .* 20 documents left out: no words, or fewer"),
     (TWENTY, {"data.heldout_fraction": 0.0001}, r"heldout_fraction = 0.0001: of 20 documents it holds out 0"),
     (f"{TWENTY}\n{ENDLESS}", {}, r"text.txt:\d+: a sentence of 1,000,000 .*--config.data.on_bad_document=skip"),
     (f"{TWENTY}\n{ENDLESS}", {"tokenizer.path": ""}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
@@ -275,7 +275,7 @@ def test_bad_documents_are_left_out_and_counted(monkeypatch, tmp_path, in_proces
     manifest = preparation.prepare(config, tmp_path / "out")
     printed = capsys.readouterr().out
     assert manifest["cleaning"] == {"bad_documents": 2}
-    assert "2 documents left out, which are no text" in printed and printed.count("left out: ") == 2
+    assert "2 documents left out: not text" in printed and printed.count("left out: ") == 2
     clean, found = digest(tmp_path / "clean"), digest(tmp_path / "out")
     assert clean.pop("manifest.json") != found.pop("manifest.json") and clean == found
 

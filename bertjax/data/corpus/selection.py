@@ -56,7 +56,7 @@ class Selection:
 
     data: Mapping
     weights: Mapping[str, float]
-    repeats: Repeats = cleaning.NONE
+    repeats: Repeats = cleaning.NO_REPEATS
 
     def read(self, group: corpus.Group, counts: collections.Counter) -> Iterator[Selected]:
         """Yields the selected documents of a group, each of which is used at least once.
@@ -112,10 +112,10 @@ class Selection:
 
         for place, (source, document) in enumerate(documents()):
             counts["read", source] += 1
-            if fault := sentences.fault_in(document, data["language"], data["split_sentences"]):
+            if fault := sentences.find_fault(document, data["language"], data["split_sentences"]):
                 on_bad(fault)
-            elif found := cleaning.cleaned(document, self.data["cleaning"], counts):
-                yield group.number << 32 | place, source, found
+            elif cleaned := cleaning.apply_rules(document, self.data["cleaning"], counts):
+                yield group.number << 32 | place, source, cleaned
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ def _share(text: str, seed: int, purpose: bytes) -> float:
 def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, pool, ahead: int) -> Selection:
     """Finds what repeats in the corpus, if it is to be left out; keeps the result in the folder `work`."""
     rules = selection.data["cleaning"]
-    if not cleaning.looks_for_repeats(rules):
+    if not cleaning.needs_repeats(rules):
         return selection
     done, folder = os.path.join(work, "repeats.npz"), os.path.join(work, "hashes")
     if not os.path.exists(done):
@@ -196,13 +196,13 @@ def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, po
         write, size = functools.partial(cleaning.write_hashes, folder=folder, rules=rules), 0
         phase("looking for repeated text")
         with Bar("looking for repeated text", [group.bytes for group in groups]) as bar:
-            for written in in_order(pool, write, enumerate(cleaning.in_pieces(found)), ahead):
+            for written in in_order(pool, write, enumerate(cleaning.in_chunks(found)), ahead):
                 size += written
                 bar.update(counts["bytes"] - bar.n)
         ranges = 1 + size // cleaning.RANGE_BYTES
         paths = cleaning.merge_hashes(folder, pool, ahead)
         find = functools.partial(cleaning.repeats_in_range, count=ranges, paths=paths, rules=rules)
-        repeats = cleaning.joined(list(in_order(pool, find, range(ranges), ahead)))
+        repeats = cleaning.merge_repeats(in_order(pool, find, range(ranges), ahead))
         with replacing(done) as partial, partial.open("wb") as file:
             np.savez(file, **repeats._asdict())
         shutil.rmtree(folder)

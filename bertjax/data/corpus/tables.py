@@ -123,7 +123,7 @@ def read_text(path: epath.PathLike) -> str:
     path = epath.Path(path)
     if not path.is_file():
         raise UserError(f"no file {path}")
-    fingerprints.note(path)
+    fingerprints.add_file(path)
     try:
         return read_whole(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -355,7 +355,7 @@ def read_tfds(path: str, split: str) -> list[Row]:
         return value.decode() if isinstance(value, bytes) else value.item()
 
     sizes = {name: part.num_bytes for name, part in builder.info.splits.items()}
-    fingerprints.note_set(f"{path}, {split}", f"{builder.info.full_name} {sizes}")
+    fingerprints.add_dataset(f"{path}, {split}", f"{builder.info.full_name} {sizes}")
     features = builder.info.features
     return [
         Row({key: plain(features[key], value) for key, value in example.items()}, f"{path}, {split} {number}")

@@ -62,13 +62,13 @@ def pipeline(options: Sequence[str]) -> Iterator:
 def find_repeats(selection: Selection, groups: list[Group], work: epath.Path, options: Sequence[str]) -> str | None:
     """As `selection.with_repeats`; returns the path of what repeats, None if the corpus is not cleaned of it."""
     rules, path = selection.data["cleaning"], work / "repeats.npz"
-    if not cleaning.looks_for_repeats(rules):
+    if not cleaning.needs_repeats(rules):
         return None
 
     def write(ranges: Iterable[Repeats]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            np.savez(file, **cleaning.joined(ranges)._asdict())
+            np.savez(file, **cleaning.merge_repeats(ranges)._asdict())
 
     with pipeline(options) as made:
         (
@@ -87,8 +87,8 @@ def find_repeats(selection: Selection, groups: list[Group], work: epath.Path, op
 def _hashes(group: Group, selection: Selection):
     """Yields (range, (kind, hashes, positions or documents))."""
     documents = ((position, document) for position, _, document in selection.clean(group, collections.Counter()))
-    for piece in cleaning.in_pieces(documents):
-        for kind, (keys, rows) in cleaning.hashes_of(piece, selection.data["cleaning"]).items():
+    for chunk in cleaning.in_chunks(documents):
+        for kind, (keys, rows) in cleaning.hashes_of(chunk, selection.data["cleaning"]).items():
             order = np.argsort(keys, kind="stable")
             for index, place in divide(keys[order], HASH_RANGES):
                 yield index, (kind, keys[order][place], rows[order][place])

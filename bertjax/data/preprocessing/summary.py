@@ -125,7 +125,7 @@ def _documents(manifest: Mapping) -> Iterator[str]:
     totals, removed = manifest["corpus"], manifest["cleaning"]
     parts = [f"{totals['train_documents']:,} for training", f"{totals['heldout_documents']:,} held out"]
     parts += [f"{totals[name]:,} {text}" for name, text in NOT_USED.items() if totals[name]]
-    if left_out := sum(count for what, count in removed.items() if what not in cleaning.LINES):
+    if left_out := sum(count for what, count in removed.items() if what not in cleaning.LINE_CHANGES):
         parts.append(f"{left_out:,} left out")
     yield f"documents: {totals['read_documents']:,} read = {', '.join(parts)}"
     for what, count in removed.items():
