@@ -56,7 +56,7 @@ def test_the_same_bytes_for_any_number_of_workers(corpus_file, tmp_path, monkeyp
         preparation.prepare(config, tmp_path / "alone")
     preparation.prepare(config, tmp_path / "two", workers=2)
     assert digest(tmp_path / "alone") == digest(tmp_path / "two")
-    assert capsys.readouterr().out.count("; of words rarer than ") == 2
+    assert capsys.readouterr().out.count("; a sample of words rarer than ") == 2
 
 
 def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file, records_folder, tmp_path, in_process):
@@ -441,7 +441,7 @@ def with_duplicates(tmp_path, monkeypatch):
 def test_beam_writes_the_records_of_the_local_run(with_duplicates, tmp_path, in_process, monkeypatch, capsys):
     monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than there are
     here = preparation.prepare(with_duplicates, tmp_path / "here")
-    assert "; of words rarer than " in capsys.readouterr().out
+    assert "; a sample of words rarer than " in capsys.readouterr().out
     assert here["cleaning"]["duplicate_documents"] == 40 and here["cleaning"]["repeated_lines"] > 0
     left = tmp_path / "beam" / "unfinished" / "beam"  # by a pipeline that was stopped
     left.mkdir(parents=True)
@@ -486,7 +486,7 @@ def test_words_are_those_of_the_sentences_that_are_not_held_out(kind, corpus_fil
             if kind == "wordpiece":
                 sentence = sentence.lower().replace(",", " ,").replace(".", " .")
             expected.update(sentence.split())
-    groups, words = corpus.groups([config.data.corpus]), vocabulary.words_of(config)
+    groups, words = corpus.groups([config.data.corpus]), vocabulary.settings_of(config)
     with vocabulary.worker_pool(1) as pool:
         counts = vocabulary.count_corpus(words, groups, selection.selection_of(config), tmp_path, pool, 2)
     assert used < 80
