@@ -28,7 +28,7 @@ class Portion(NamedTuple):
       identity: a string that changes if the text may have changed.
       bytes: the size of the files as stored, or the size that a data set states; 0 if unknown.
       stamps: a hash of the size and time of each file, `STAMP_BYTES` per file.
-      others: `reading.Kinds` of the source, in the first portion of the source.
+      unread: `reading.Kinds` of the source, in the first portion of the source.
     """
 
     source: str
@@ -37,7 +37,7 @@ class Portion(NamedTuple):
     identity: str
     bytes: int
     stamps: builtins.bytes = b""
-    others: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
+    unread: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
 
     @property
     def weight(self) -> int:
@@ -63,14 +63,14 @@ def portions(sources: Sequence[str]) -> list[Portion]:
             corpus.append(Portion(source, len(corpus), (), *_hf_identity(source, _load_hf(source))))
         else:
             listing = reading.list_files(source)
-            kinds = reading.kinds_of(source, listing.others).items()
-            others = tuple((kind, count, tuple(names)) for kind, (count, names) in kinds)
+            kinds = reading.kinds_of(source, listing.unread).items()
+            unread = tuple((kind, count, tuple(names)) for kind, (count, names) in kinds)
             for files in _group(listing.files):
                 paths, stamps = tuple(file.path for file in files), b"".join(map(_stamp, files))
                 identity = _hash("\n".join(paths).encode(errors="surrogateescape") + stamps)
                 size = sum(file.size for file in files)
-                corpus.append(Portion(source, len(corpus), paths, identity, size, stamps, others))
-                others = ()
+                corpus.append(Portion(source, len(corpus), paths, identity, size, stamps, unread))
+                unread = ()
     return corpus
 
 
@@ -177,9 +177,9 @@ def extents(portions: Iterable[Portion]) -> dict[str, Extent]:
     }
 
 
-def others_of(portions: Iterable[Portion]) -> dict[str, reading.Kinds]:
+def unread_kinds(portions: Iterable[Portion]) -> dict[str, reading.Kinds]:
     """Returns the kinds of files of each source that are not read because of their names."""
-    return {part.source: {kind: (n, [*names]) for kind, n, names in part.others} for part in portions if part.others}
+    return {part.source: {kind: (n, [*names]) for kind, n, names in part.unread} for part in portions if part.unread}
 
 
 def read_documents(sources: Sequence[str], options: ReadOptions = reading.DEFAULT) -> Iterator[Document]:

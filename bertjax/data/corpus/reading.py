@@ -159,7 +159,7 @@ class Listing(NamedTuple):
     """The files of a source, sorted: corpus files, and the paths of files that are not read."""
 
     files: list[File]
-    others: list[str]
+    unread: list[str]
 
 
 def list_files(source: str) -> Listing:
@@ -169,7 +169,7 @@ def list_files(source: str) -> Listing:
       UserError: there are no corpus files, or a folder or a link cannot be followed.
     """
     try:
-        files, others = (_find_remote if "://" in source else _find_local)(source)
+        files, unread = (_find_remote if "://" in source else _find_local)(source)
     except FileNotFoundError as error:
         missing = (
             error.filename if isinstance(error.filename, str) and "://" not in source else source
@@ -178,12 +178,12 @@ def list_files(source: str) -> Listing:
     except (OSError, pyarrow.ArrowException, ImportError, ValueError, NotImplementedError) as error:
         raise UserError(f"data.corpus: {source!r} cannot be listed ({first_line(error)})") from None
     if not files:
-        kinds = describe_kinds(kinds_of(source, others))
+        kinds = describe_kinds(kinds_of(source, unread))
         raise UserError(f"data.corpus: no text files in {source!r}{f', but {kinds}' if kinds else ''}; {READABLE}")
     for file in files:  # manifests and messages name the files
         if file.path != surrogates.replaced(file.path):
             raise UserError(f"data.corpus: the name of {os.fsencode(file.path)!r} is not UTF-8; rename the file")
-    return Listing(sorted(files), sorted(others))
+    return Listing(sorted(files), sorted(unread))
 
 
 Kinds = dict[str, tuple[int, list[str]]]  # kind of files -> number of files, names of the first files
@@ -252,19 +252,19 @@ def _find_local(source: str) -> tuple[list[File], list[str]]:
         matches = sorted(glob.glob(source, recursive=True))
         folders = {path for path in matches if os.path.isdir(path)}
         paths = [path for path in matches if path not in folders]
-        others = [path for path in paths if not _is_text(path)]
+        unread = [path for path in paths if not _is_text(path)]
         read_from = {parent for path in paths for parent in _parents(path)}
-        others += [f"{path}/" for path in folders if path.rstrip("/") not in read_from]
-        return [file_at(path) for path in paths if _is_text(path)], others
+        unread += [f"{path}/" for path in folders if path.rstrip("/") not in read_from]
+        return [file_at(path) for path in paths if _is_text(path)], unread
     if os.path.isdir(source):
-        files, others = [], []
+        files, unread = [], []
         for entry in _walk(source.rstrip("/") or "/"):
             if _is_text(entry.name):
                 status = entry.stat()
                 files.append(File(entry.path, status.st_size, status.st_mtime_ns))
             else:
-                others.append(entry.path)
-        return files, others
+                unread.append(entry.path)
+        return files, unread
     os.stat(source)
     return [file_at(_require_text(source))], []
 

@@ -197,9 +197,9 @@ def _header(where: str, cells: Sequence[str], separator: str) -> list[str]:
     names = [name.strip() for name in cells]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
         raise UserError(f"{where}: two columns are named {twice[0]!r}")
-    if _width(names) == 1 and (other := [sign for sign in SEPARATORS if sign != separator and sign in cells[0]]):
+    if _width(names) == 1 and (used := [sign for sign in SEPARATORS if sign != separator and sign in cells[0]]):
         raise UserError(
-            f"{where}: one column, {names[0]!r}: the columns seem to be separated by {SEPARATORS[other[0]]}, not by "
+            f"{where}: one column, {names[0]!r}: the columns seem to be separated by {SEPARATORS[used[0]]}, not by "
             f"{SEPARATORS[separator]}; save it with {SEPARATORS[separator]}"
         )
     return names

@@ -36,7 +36,8 @@ def counts_of(
       sources: the sources of the corpus.
       lengths: the sequence lengths of the records.
     """
-    skipped, others = skipped_files(counts), corpus.others_of(part for group in groups for part in group.portions)
+    portions = [portion for group in groups for portion in group.portions]
+    skipped, unread = skipped_files(counts), corpus.unread_kinds(portions)
     names = *STATISTICS, *(f"tokens_in_records_of_{length}" for length in lengths)
     whole = {f"{split}_{name}": totals[f"{split}_{name}"] for split in SPLITS for name in names}
     of_all = {name: sum(counts[name, source] for source in sources) for name in ("read", "empty_documents")}
@@ -44,7 +45,7 @@ def counts_of(
     whole["empty_documents"] = of_all["empty_documents"]
     whole["documents_without_tokens"] = sum(totals[f"{split}_documents_without_tokens"] for split in SPLITS)
     whole["unused_documents"] = counts["unused_documents"]
-    paths = (path for group in groups for part in group.portions for path in part.files)
+    paths = (path for portion in portions for path in portion.files)
     whole["text_files"] = sum(map(reading.is_plain_text, paths))
     words: collections.Counter[tuple[str, str]] = collections.Counter()
     for name, count in totals.items():
@@ -69,7 +70,7 @@ def counts_of(
                 "empty": counts["empty_files", source],
                 "no_json_lines": counts["skipped_files", source],
                 "first_faults": [f"{path}: {fault}" for path, fault in skipped.get(source, ())],
-                "other_names": {kind: [n, *first] for kind, (n, first) in others.get(source, {}).items()},
+                "other_names": {kind: [n, *first] for kind, (n, first) in unread.get(source, {}).items()},
             }
             for source in sources
             if counts["files", source] + counts["empty_files", source] + counts["skipped_files", source]
