@@ -19,7 +19,7 @@ MAX_CHARACTERS_PER_PACKAGE = 350_000  # so that no package dominates the corpus
 MIN_WORDS_PER_DOCUMENT = 50
 
 
-@functools.cache  # a run reads the corpus several times, which has thousands of files
+@functools.cache  # a run reads this corpus of thousands of files several times
 def read_documents() -> tuple[Document, ...]:
     """Returns `pydoc_data.topics` and the docstrings of the standard library and of the installed packages.
 
