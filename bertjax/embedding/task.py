@@ -160,7 +160,7 @@ def _held_out(data, found: TextSet) -> tuple[frozenset[str], str]:
         labels.setdefault(first, set()).add(value)
     firsts = list(labels)
     chosen = holdout.choose([sorted(each) if has_labels else () for each in labels.values()], holdout.seed_of(data))
-    least = holdout.LEAST_NUMBERS if FORMS[data.form].values is np.float32 else 1
+    least = holdout.MIN_FOR_CORRELATION if FORMS[data.form].values is np.float32 else 1
     holdout.require(len(chosen), len(firsts), data, named, least)
     held_out = frozenset(firsts[number] for number in chosen)
     dev = datasets.part(found, held_out)

@@ -81,11 +81,11 @@ def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Materi
             initialize = functools.partial(initialize, resize=functools.partial(_with_layers, config.keep_layers))
     if jax.process_index() == 0:
         phase("reading the examples")
-    with fingerprints.noted() as read:
+    with fingerprints.collect() as read:
         dataset = task.load(config, tokenizer)
     if config.get("distill", {}).get("teacher"):
         dataset = distillation.taught(config, dataset, tokenizer, workdir)
-    return Material(tokenizer, dataset, initialize, fingerprints.named_in(config.data.path, read))
+    return Material(tokenizer, dataset, initialize, fingerprints.relative_to(config.data.path, read))
 
 
 def _with_layers(layers: int, arrays: dict, theirs: BertConfig) -> dict:

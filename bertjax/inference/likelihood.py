@@ -176,14 +176,14 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
 
     Raises `UserError` with file and line for what is no pair.
     """
-    from bertjax.data.corpus.reading import Reading, read_lines  # with pyarrow, which training does without
+    from bertjax.data.corpus.reading import ReadOptions, read_lines  # with pyarrow, which training does without
 
     found, counts = [], collections.Counter()
 
     def stop(fault: str) -> None:
         raise UserError(fault)
 
-    for number, line in read_lines(path, Reading(on_bad=stop)):
+    for number, line in read_lines(path, ReadOptions(on_bad=stop)):
         if not line or not line.strip():
             continue
         try:

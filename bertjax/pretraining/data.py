@@ -29,7 +29,7 @@ from bertjax.data.loading.order import Order, count_groups
 from bertjax.data.loading.packing import whole
 from bertjax.data.loading.transforms import SeededTransform
 from bertjax.data.records.manifest import training_shares
-from bertjax.data.records.record_sets import RecordSet, find_records, mixed
+from bertjax.data.records.record_sets import RecordSet, find_records, mix_sources
 from bertjax.distributed.mesh import batch_sharding, local_rows
 from bertjax.models import families
 from bertjax.objectives.objective import AuxiliaryObjective
@@ -209,7 +209,7 @@ def load_stages(
         mixture: Mapping[str, float] = {}
         if any(train.sources):
             mixture = mixture_of(stage_config, dict.fromkeys([*shares, *train.sources], 1.0), train.sizes)
-        train = mixed(train, mixture) if mixture else train
+        train = mix_sources(train, mixture) if mixture else train
         row = packed_row(stage_config, stage)
         order = Order(train, stage.batch_size, config.seed, row, stage.sequences_before, config.data.stream)
         heldout = find(*size, split="heldout")

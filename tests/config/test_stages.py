@@ -15,7 +15,7 @@ from bertjax.config.stages import config_after, config_in, stages_of, steps_for,
 from bertjax.data.batch import RowSize
 from bertjax.data.loading.order import Order
 from bertjax.data.preprocessing.preparation import prepare
-from bertjax.data.records.record_sets import RecordSet, mixed
+from bertjax.data.records.record_sets import RecordSet, mix_sources
 from bertjax.distributed.mesh import make_mesh
 from bertjax.interop import conversion, pretrained
 from bertjax.launch.start import launch
@@ -434,13 +434,13 @@ def test_a_mixture_changes_between_stages(two_sources):
 def test_copies_of_files_come_close_to_any_weights():
     files = RecordSet(("a", "b", "c"), (4, 4, 4), sources=("x", "x", "y"), lengths=np.arange(12))
     for weights in ({"x": 1, "y": 2}, {"x": 1, "y": 0.37}, {"x": 2.6, "y": 1}, {"x": 0, "y": 1}):
-        found = mixed(files, weights)
+        found = mix_sources(files, weights)
         counts = {name: sum(n for n, its in zip(found.counts, found.sources) if its == name) for name in "xy"}
         assert counts["y"] * weights["x"] == pytest.approx(counts["x"] * weights["y"] / 2, rel=0.02), counts
         begins = np.cumsum([0, *found.counts])
         for path, first, last in zip(found.paths, begins, begins[1:]):
             assert found.lengths[first:last].tolist() == list(range(4 * "abc".index(path), 4 * "abc".index(path) + 4))
-    spread = mixed(files, {"x": 1, "y": 2}).sources
+    spread = mix_sources(files, {"x": 1, "y": 2}).sources
     assert spread in (("x", "y", "x", "y"), ("y", "x", "y", "x"))
 
 

@@ -12,7 +12,7 @@ from bertjax.data.loading.order import Order
 from bertjax.data.loading.readers import interface, plain
 from bertjax.data.records import layouts
 from bertjax.data.records.parsing import Records, Unfit
-from bertjax.data.records.serialization import Damaged, Places, read_range
+from bertjax.data.records.serialization import Damaged, RecordOffsets, read_range
 from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_rows, write_set
 
 
@@ -82,7 +82,7 @@ def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in written:
             writer.write(record)
-    places = Places()
+    places = RecordOffsets()
     for first, count in ((0, None), (0, 593), (3, 256), (2, 1), (255, 2), (512, 81), (592, 1), (593, 0)):
         last = None if count is None else first + count
         assert list(read_range(str(path), first, count, buffer, places)) == written[first:last]

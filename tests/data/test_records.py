@@ -179,7 +179,7 @@ def test_the_manifest_has_size_and_checksum_of_each_file(records_folder):
             }
 
 
-SIZE, CONTENT = r"has [\d,]+ bytes, not [\d,]+ as the manifest says", "is another file than the manifest says"
+SIZE, CONTENT = r"has [\d,]+ bytes, not [\d,]+ as in the manifest", "is not the file in the manifest"
 CHANGES = {
     "truncated": (lambda content: content[:-5], SIZE),
     "empty": (lambda content: b"", SIZE),
@@ -242,8 +242,8 @@ def test_a_manifest_that_counts_more_records_than_there_are_is_refused(copied, m
     files = manifest["sets"]["64"]["train"]
     path, entry = next(iter(files.items()))
     for wrong, message in (
-        (2**31, r"train-00000-of-.*: cannot have 2,147,483,648 records, as the manifest says, in"),
-        ({**entry, "records": entry["records"] + 1000}, "train-00000-of-00008.lengths: is not what the manifest says"),
+        (2**31, r"train-00000-of-.*: cannot have the 2,147,483,648 records of the manifest in"),
+        ({**entry, "records": entry["records"] + 1000}, "train-00000-of-00008.lengths: differs from the manifest"),
     ):
         files[path] = wrong
         write_manifest(copied, manifest)
@@ -284,7 +284,7 @@ def test_lengths_are_those_of_the_records_and_are_named_if_they_are_not(copied):
         np.testing.assert_array_equal(found.lengths, lengths.measure(found.paths, found.counts, form, None))
     path = copied / "length32/train-00003-of-00008.lengths"
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(UserError, match=rf"{path.name}: is not what the manifest says"):
+    with pytest.raises(UserError, match=rf"{path.name}: differs from the manifest"):
         find(copied, 32, 5)
     path.unlink()
     with pytest.raises(UserError, match=rf"{path.name}: cannot be read"):

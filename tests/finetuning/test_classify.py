@@ -390,7 +390,7 @@ def test_rows_that_differ_are_for_json_lines(tmp_path):
         writer.write({"a": 1, "b": None}, "x:1")
         writer.write({"a": [1, "é"]}, "x:2")
         writer.write({"a": "x\ry"}, "x:2")
-        with pytest.raises(UserError, match=r"x:3: the rows before have no column 'c'; write a .jsonl"):
+        with pytest.raises(UserError, match=r"x:3: earlier rows have no column 'c'; write a .jsonl"):
             writer.write({"c": 1}, "x:3")
     assert (tmp_path / "out.csv").read_bytes().decode() == 'a,b\n1,\n"[1, ""é""]",\n"x\ry",""\n'
 

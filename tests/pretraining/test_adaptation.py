@@ -14,7 +14,7 @@ from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of
-from bertjax.data.records.record_sets import RecordSet, mixed
+from bertjax.data.records.record_sets import RecordSet, mix_sources
 from bertjax.interop import pretrained
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
@@ -202,7 +202,7 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     config.data.mixture = "general=20%"
     files = RecordSet(("a", "b", "c"), (100, 2500, 2500), sources=("domain", "general", "general"))
     assert files.sizes == sizes
-    found = mixed(files, mixture_of(config, sizes=files.sizes)).sizes
+    found = mix_sources(files, mixture_of(config, sizes=files.sizes)).sizes
     assert found["general"] / sum(found.values()) == pytest.approx(0.2, rel=0.02) and found["general"] == 5000
 
 

@@ -20,7 +20,7 @@ from bertjax.data.loading.packing import pack
 from bertjax.data.loading.readers.interface import UnreadableRecord, readable, reader
 from bertjax.data.loading.transforms import SeededTransform, transformed
 from bertjax.data.records import integrity
-from bertjax.data.records.integrity import impossible
+from bertjax.data.records.integrity import invalid_rows
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.record_sets import RecordSet
 from bertjax.distributed.mesh import Rows
@@ -228,7 +228,7 @@ def _parsed(files: RecordSet, form: Format, source: Source, step: int) -> Iterat
     while True:
         try:
             for batch in reader().batches(source.records(step, lost), form):
-                if impossible(batch, form):
+                if invalid_rows(batch, form):
                     problem = "impossible values"
                     break
                 yield batch
@@ -249,7 +249,7 @@ def _locate_lost(files: RecordSet, form: Format, spans: Iterator[Span], lost: Lo
     """
     counts, before = dict(zip(files.paths, files.counts)), len(lost)
     suspects = {path: counts[path] for path, _, _ in spans if path not in lost}
-    for path, numbers, fault in integrity.find(suspects, form):
+    for path, numbers, fault in integrity.find_damaged_records(suspects, form):
         fault = f"{path}: record {numbers[0].start:,} {fault}"
         if files.on_corrupt == "stop":
             raise UserError(f"{fault}; copy or prepare the file again, or set config.data.on_corrupt=skip")
