@@ -98,7 +98,7 @@ class BatchSpec(Mapping[str, ArraySpec]):
       **arrays: the declaration of each array by its name.
     """
 
-    def __init__(self, is_packed: bool = False, **arrays: ArraySpec) -> None:
+    def __init__(self, is_packed: bool = False, /, **arrays: ArraySpec) -> None:
         self.is_packed, self._arrays = is_packed, arrays
 
     def __getitem__(self, name: str) -> ArraySpec:

@@ -28,6 +28,7 @@ from bertjax.nn.ops import low_rank
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.evaluator import Evaluator
 from bertjax.training.scores import Scores
+from bertjax.training.task import CoupledLoss
 
 SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
@@ -231,8 +232,8 @@ class FineTuningEvaluator(Evaluator):
         return files
 
 
-class FineTuningLoss:
-    """The `training.task.Loss` of a task.
+class FineTuningLoss(CoupledLoss):
+    """The loss of a task.
 
     Attributes:
       model: the encoder and the output layer.

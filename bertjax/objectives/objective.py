@@ -104,7 +104,7 @@ class Objective(abc.ABC):
     metrics: ClassVar[ObjectiveMetrics] = ObjectiveMetrics()
 
     @abc.abstractmethod
-    def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
+    def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> "tuple[jax.Array, Metrics]":
         """Returns the weighted sum of the losses, and {metric: weighted sum}.
 
         Args:

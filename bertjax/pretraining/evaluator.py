@@ -64,7 +64,7 @@ class PretrainingEvaluator(Evaluator):
         self._terms = terms_of_stages(config)
         self._model_config = families.config_of(config)
         self._statistics: dict[str, np.ndarray] | None = None  # measured at the first evaluation
-        self._steps: dict[StageLoss, Callable] = {}  # compiled functions
+        self._steps: dict[StageLoss, jax.stages.Wrapped] = {}  # compiled functions
         self._new_memories: dict[StageLoss, Callable] = {}  # compiled functions
         self.batch_size = self._rows_of_batch()
 
@@ -97,11 +97,10 @@ class PretrainingEvaluator(Evaluator):
         if f"{first}_loss" not in scores:  # no held-out data, or none that can be read
             return None
         if self._heldout_text is not None and families.lm_type_of(data.config) == families.lm_type_of(self._config):
-            scores |= self._bits_per_byte(params, loss)
-        changes = data.stage.changes.items()
-        changes = {name: value for name, value in changes if name.startswith(("data.", "objective"))}
-        kinds = [f"sequences of length {data.stage.length}", *(f"{name} = {value}" for name, value in changes.items())]
-        return Scores(scores, -scores[f"{first}_loss"], f"{total} {', '.join(kinds)}")
+            scores |= self._bits_per_byte(self._heldout_text, params, loss)
+        changes = [f"{name} = {value}" for name, value in data.stage.changes.items() if _is_of_data(name)]
+        measured_on = ", ".join([f"{total} sequences of length {data.stage.length}", *changes])
+        return Scores({**scores}, -scores[f"{first}_loss"], measured_on)
 
     def _index(self, step: int) -> int:
         """Returns the number of the stage of the last update of `step` updates."""
@@ -130,18 +129,19 @@ class PretrainingEvaluator(Evaluator):
         """Yields the result of `eval_step` for each batch; a stream passes its memory from batch to batch."""
         eval_step, memory, seed = self.eval_step(loss), self._new_memory(loss), self._config.data.seed
         for number, batch in enumerate(on_devices(batches, self._mesh)):
-            result, memory = eval_step(params, batch, statistics, np.int32([seed, number]), memory)
+            result, memory = eval_step(params, batch, statistics, np.array([seed, number], np.int32), memory)
             yield result
 
-    def _bits_per_byte(self, params: dict, loss: StageLoss) -> dict[str, float]:
+    def _bits_per_byte(self, text: HeldOutText, params: dict, loss: StageLoss) -> dict[str, float]:
         """Returns the bits per byte of each source. Each host measures all sources, and a device has all params."""
         model = self._eval_model(loss)
         network = BertForMaskedLM(model.config, model.compute)
-        measured = self._heldout_text.measured(network, local_copy(params, self._mesh), self._tokenizer)
+        assert self._tokenizer is not None
+        measured = text.measured(network, local_copy(params, self._mesh), self._tokenizer)
         bits = {f"bits_per_byte ({source})": scores["bits_per_byte"] for source, scores in measured.items()}
         return {name: value for name, value in bits.items() if value is not None}
 
-    def eval_step(self, loss: StageLoss) -> Callable:
+    def eval_step(self, loss: StageLoss) -> jax.stages.Wrapped:
         """Returns the compiled function that evaluates a batch.
 
         Its arguments are cast params, the batch, the statistics, `[2]` with the seed and the number of the batch, and
@@ -210,6 +210,11 @@ class PretrainingEvaluator(Evaluator):
                 for term, _ in self._terms_with_statistics()
             }
         return self._statistics
+
+
+def _is_of_data(field: str) -> bool:
+    """Returns whether scores are comparable only between equal values of a field that a stage changes."""
+    return field.startswith(("data.", "objective"))
 
 
 def _eval_step(

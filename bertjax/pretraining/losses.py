@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +14,20 @@ from bertjax.models.heads import cast_encoder
 from bertjax.nn.ops.dropout import fold_in, row_keys
 from bertjax.objectives.objective import Term
 from bertjax.objectives.parts.pretraining_model import PretrainingModel
+from bertjax.training.task import Loss
 
 OBJECTIVES_KEY = 1 << 16  # derives the keys of the objectives from the keys of the rows; layers have lower numbers
 
 
 @dataclasses.dataclass(frozen=True)
-class StageLoss:
-    """The `training.task.Loss` of a stage. Equal losses share compiled programs.
+class StageLoss(Loss):
+    """The loss of a stage. Equal losses share compiled programs.
 
     Attributes:
       model: the encoder and the output layers of the objectives of the stage.
     """
 
     model: PretrainingModel
-    couples_rows: ClassVar[bool] = False
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -65,7 +64,7 @@ class StageLoss:
         weights = batch["weights"] if "weights" in batch else self.weights(batch)
         losses, memory = self.model.apply({"params": params}, batch, weights, dropout_keys, keys)
         tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
-        total, metrics = 0.0, {"tokens": tokens, "padding": batch["segments"].size - tokens}
+        total, metrics = jnp.float32(0), {"tokens": tokens, "padding": batch["segments"].size - tokens}
         for name, weight, _ in self.terms:
             loss, sums = losses[name]
             total = total + (loss if weight == 1 else weight * loss)

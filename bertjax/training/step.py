@@ -61,8 +61,8 @@ class Program(NamedTuple):
     layout: Layout
     init: Callable[[jax.Array], TrainState]
     state: TrainState
-    train_step: Callable
-    step_of: Callable[[Loss, ConfigDict], Callable]
+    train_step: jax.stages.Wrapped
+    step_of: Callable[[Loss, ConfigDict], jax.stages.Wrapped]
     remember: Callable[[Loss, TrainState, dict], TrainState]
     gather: Callable[[dict], dict]
     saves: str
@@ -78,9 +78,9 @@ def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
     has_average = config.optimizer.average > 0
     layout = make_layout(init_params, optimizer, mesh, frozen, has_average, new_memory)
     init = make_init(init_params, optimizer, layout, frozen, new_memory or (lambda: None))
-    steps: dict[str, Callable] = {}
+    steps: dict[str, jax.stages.Wrapped] = {}
 
-    def step_of(loss: Loss, stage_config: ConfigDict) -> Callable:
+    def step_of(loss: Loss, stage_config: ConfigDict) -> jax.stages.Wrapped:
         """Returns the step of a loss. Stages that compile the same step share it."""
         key = _compiled_fields(stage_config)
         if key not in steps:
@@ -161,6 +161,7 @@ def fits_in_memory(lowered: jax.stages.Lowered, limit: int | None) -> bool:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return False
+    assert sizes is not None
     needed = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes  # the output replaces the donated arguments
     return limit is None or needed <= limit
 
@@ -183,7 +184,7 @@ def _make_train_step(
     layout: Layout,
     mesh: Mesh,
     config: ConfigDict,
-) -> Callable:
+) -> jax.stages.Wrapped:
     """Compiles the training step of a loss.
 
     The dropout of a row depends only on (seed, step, row of the batch). If a batch has `dropout_rows`, these are the

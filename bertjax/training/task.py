@@ -1,5 +1,6 @@
 """The interface between the training loop and a task, pre-training or fine-tuning."""
 
+import abc
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -23,26 +24,11 @@ class Recurrence(NamedTuple):
     reach: int
 
 
-class Loss(Protocol):
-    """The loss of a training step. Losses that compare equal share compiled programs, so that a loss is hashable.
+class Loss(abc.ABC):
+    """The loss of a training step. A loss is hashable, and equal losses share compiled programs."""
 
-    Attributes:
-      couples_rows: whether the loss of a row depends on other rows of the batch, as in a contrastive loss. Then the
-        loss is `loss_of_outputs` of `outputs`. These call `jax.lax.all_gather(..., mesh.GROUPS)` for the rows of
-        other groups of devices.
-    """
-
-    @property
-    def couples_rows(self) -> bool:
-        """Whether rows depend on each other."""
-
-    def normalize(self, batch: dict) -> dict:
-        """Returns the global batch with weights such that the losses of its microbatches sum to its loss."""
-
-    def cast(self, params: dict) -> dict:
-        """Casts params to the types that the loss and evaluation compute with, before the params are gathered."""
-
-    def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None) -> tuple[jax.Array, dict]:
+    @abc.abstractmethod
+    def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
         """Returns the loss and the metrics, all sums over rows. Two metrics are `tokens` and `padding`.
 
         With recurrence the batch has the `memory` of its rows, and the metrics have the `memory` after it.
@@ -53,17 +39,34 @@ class Loss(Protocol):
           dropout_keys: `[rows]` random keys; None for no dropout.
         """
 
-    def outputs(self, params: dict, batch: dict, dropout_keys: jax.Array | None) -> jax.Array:
-        """Returns the outputs of the model that `loss_of_outputs` reads, `[rows, ...]`.
+    @abc.abstractmethod
+    def normalize(self, batch: dict) -> dict:
+        """Returns the global batch with weights such that the losses of its microbatches sum to its loss."""
 
-        The outputs of a row do not depend on other rows. Only losses that couple rows have this method.
-        """
+    @abc.abstractmethod
+    def cast(self, params: dict) -> dict:
+        """Casts params to the types that the loss and evaluation compute with, before the params are gathered."""
 
+
+class CoupledLoss(Loss):
+    """A loss whose rows may depend on other rows of the batch, as in a contrastive loss.
+
+    The loss is `loss_of_outputs` of `outputs`. `loss_of_outputs` calls `jax.lax.all_gather(..., mesh.GROUPS)` for the
+    rows of other groups of devices.
+
+    Attributes:
+      couples_rows: whether rows depend on each other. False: microbatches are computed independently.
+    """
+
+    couples_rows: bool
+
+    @abc.abstractmethod
+    def outputs(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
+        """Returns the outputs of the model `[rows, ...]`. The outputs of a row do not depend on other rows."""
+
+    @abc.abstractmethod
     def loss_of_outputs(self, outputs: jax.Array, batch: dict) -> tuple[jax.Array, dict]:
-        """Returns the loss and the metrics of the outputs of all rows of a batch.
-
-        Only losses that couple rows have this method.
-        """
+        """Returns the loss and the metrics of the outputs of all rows of a batch."""
 
 
 class Task(Protocol):
@@ -95,7 +98,7 @@ class Task(Protocol):
     def batches(self, start_step: int) -> Iterator[Batch]:
         """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""
 
-    def at(self, step: int) -> tuple[Loss, ConfigDict]:
+    def at(self, step: int) -> "tuple[Loss, ConfigDict]":
         """Returns the loss and the config of the update after `step` updates. Stages of pre-training change both."""
 
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:

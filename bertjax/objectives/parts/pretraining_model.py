@@ -1,6 +1,7 @@
 """The model of pre-training: an encoder of any family, and the output layers of the objectives."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -59,7 +60,7 @@ class PretrainingModel(nn.Module):
         z_loss = 0.0 if dropout_keys is None else self.z_loss
         encoded = EncodedBatch(batch, self.bert, {}, None, dropout_keys, z_loss)
         heads = {term.name: {name: getattr(self, name) for name in self.head_names[term.name]} for term in self.terms}
-        objective_keys = {term.name: fold_in(keys, number) for number, term in enumerate(self.terms)}
+        objective_keys: dict[str, Any] = {term.name: fold_in(keys, number) for number, term in enumerate(self.terms)}
         for name, _, objective in self.terms:
             if isinstance(objective, JointModel):
                 encoded = encoded._replace(heads=heads[name])
