@@ -35,6 +35,7 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.launch.overrides import find_field, note_overrides
 from bertjax.launch.validate import validate
 from bertjax.models import families
+from bertjax.models.family import Decodes
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.hooks.hook import Hook
@@ -263,11 +264,11 @@ class Model:
             return [*filter(None, [self._task.method]), "predict"]
         if not self.source.predicts_words:
             return []
-        family = families.of(self.config)
-        learnt = family.words(self.config)
-        if learnt in ("masked", "permuted"):
+        family = families.family_of(self.config)
+        lm_type = family.lm_type(self.config)
+        if lm_type in ("masked", "permuted"):
             return ["fill_mask"]
-        return ["generate"] if learnt == "next" and family.new_cache else []
+        return ["generate"] if lm_type == "causal" and isinstance(family, Decodes) else []
 
     @property
     def makes_vectors(self) -> bool:

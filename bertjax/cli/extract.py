@@ -156,7 +156,7 @@ def write_hidden_states(source, all_texts) -> None:
         raise UserError(f"--output={_OUTPUT.value}: hidden states are written to an .npz; or give --pool=mean")
     layers = _LAYERS.value or ("concat_last_four" if source.config.num_hidden_layers >= 4 else "last")
     check_layers(layers, source.config, "--layers")
-    model = families.of(source.config).model(source.config, compute_for(source.dtype))
+    model = families.family_of(source.config).build(source.config, compute_for(source.dtype))
     params = jax.device_put(source.params["bert"])  # once, not per batch
     written = hidden_states.write(_OUTPUT.value, model, params, source.tokenizer, all_texts, layers)
     note = f"; {written.cut} of them cut to {source.config.max_position_embeddings} tokens" if written.cut else ""

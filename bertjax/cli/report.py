@@ -23,6 +23,7 @@ def main(workdirs: list[str]) -> None:
     from bertjax.common.errors import UserError
     from bertjax.interop import pretrained
     from bertjax.models import families
+    from bertjax.models.family import ExposesAttention
     from bertjax.reporting import page
 
     if not workdirs:
@@ -47,7 +48,7 @@ def main(workdirs: list[str]) -> None:
     for flag in (_TEXT, _WORDS):
         if flag.present and source is None:
             raise UserError(f"--{flag.name}: {workdirs[0]} has no checkpoint to look into; a search's are in runs/")
-    if _TEXT.present and not families.of(source.config).attention:
+    if _TEXT.present and not isinstance(families.family_of(source.config), ExposesAttention):
         raise UserError(f"--text: {workdirs[0]} has no attention to draw; leave it out")
     if not (_OUTPUT.value or runs):
         raise UserError(f"--output: say in which folder to write about {workdirs[0]}")

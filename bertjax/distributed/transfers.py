@@ -8,12 +8,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bertjax.distributed.mesh import Batch, put_batch
+from bertjax.distributed.mesh import put_batch
 
 STEPS_IN_FLIGHT = 2  # steps that the host may run ahead of the devices
 
 
-def on_devices(batches: Iterator[Batch], mesh: Mesh) -> Generator[dict[str, jax.Array]]:
+def on_devices(batches: Iterator[dict], mesh: Mesh) -> Generator[dict[str, jax.Array]]:
     """Copies this host's rows of batches to the devices, one step ahead of their use.
 
     Args:

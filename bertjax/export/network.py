@@ -30,7 +30,7 @@ def outputs(source: Pretrained, task: FineTuningTask | None, compute: Compute) -
     if not source.predicts_words:
         return states(source, compute)
     words = output_layers.words_model(source, compute)[0]
-    readers = 2 if families.of(config).words(config) == "neighbours" else 1
+    readers = 2 if families.family_of(config).lm_type(config) == "bidirectional" else 1
 
     def logits(params: dict[str, Any], batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
         rows, length = batch["input_ids"].shape
@@ -43,7 +43,7 @@ def outputs(source: Pretrained, task: FineTuningTask | None, compute: Compute) -
 
 def states(source: Pretrained, compute: Compute) -> Function:
     """Returns the function that computes the last hidden states `[batch, length, hidden]`."""
-    encoder = families.of(source.config).model(source.config, compute)
+    encoder = families.family_of(source.config).build(source.config, compute)
 
     def run(params: dict[str, Any], batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
         given = {"params": params["bert"]}

@@ -176,7 +176,7 @@ def _definition(source: Pretrained) -> dict[str, str]:
         huggingface.check_form(source.config)
     except UserError:
         return {}
-    layout, params, stated = families.module_of(families.of(source.config)), source.params, source.architecture
+    layout, params, stated = families.huggingface_of(source.config), source.params, source.architecture
     if not task_of(source) or stated == sentence_transformers.ARCHITECTURE:
         encoder = {name: value for name, value in params["bert"].items() if name != "pooler"}
         words = {"masked_lm": params["masked_lm"]} if source.predicts_words and "masked_lm" in params else {}

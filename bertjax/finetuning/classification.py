@@ -147,7 +147,7 @@ def _samples(table: Table, target: Target, encoded: EncodedTable) -> Callable[[l
 
     def files(logits: list[np.ndarray]) -> dict[str, str]:
         found, rows = target.predictions(encoded.values, np.stack(logits)), []
-        for number in workdir.samples(len(table.rows)):
+        for number in workdir.sample_indices(len(table.rows)):
             text = SEPARATOR.join(column(table.rows[number], name) for name in columns)
             rows.append((text, target.shown(encoded.values[number]), target.shown(found[number])))
         return workdir.samples_file(rows)

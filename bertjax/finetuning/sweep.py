@@ -35,11 +35,11 @@ from bertjax.training.checkpoints.workdir import (
     RESULT,
     RUNS,
     Difference,
-    Finished,
     RunInfo,
+    TrialResult,
     differences,
+    raise_if_fatal,
     read_info,
-    refuse,
     require_info,
 )
 from bertjax.training.hooks.divergence import Diverged
@@ -253,7 +253,9 @@ def check_others(workdir: epath.Path, config, material: Material) -> None:
 
 def _refuse(workdir: epath.Path, found: list[Difference]) -> None:
     """Raises `UserError` if there is any difference."""
-    refuse(workdir, [difference for difference in found if difference.field in ("labels", "tokenizer", "fingerprints")])
+    raise_if_fatal(
+        workdir, [difference for difference in found if difference.field in ("labels", "tokenizer", "fingerprints")]
+    )
     if found:
         changed = "; ".join(map(str, found))
         raise UserError(f"{workdir}: trained with other settings, {changed}; choose another --workdir")
@@ -306,7 +308,7 @@ def read_result(workdir: epath.Path, settings: dict, trial) -> Result | None:
     path = workdir / RESULT
     if not path.exists():
         return None
-    found = read_json(path, Finished)
+    found = read_json(path, TrialResult)
     return Result(settings, found["scores"], found["failed"])
 
 
@@ -318,7 +320,7 @@ def keep_best(workdir: epath.Path, metric: str) -> str:
     ranks = {}
     for path in sorted((workdir / RUNS).glob(f"*/{RESULT}")):
         has_checkpoint = checkpoint.folder_of(path.parent).exists()
-        ranks[path.parent] = (*_rank(read_json(path, Finished)["scores"], metric), has_checkpoint)
+        ranks[path.parent] = (*_rank(read_json(path, TrialResult)["scores"], metric), has_checkpoint)
     top = max(ranks, key=ranks.get)
     write_whole(workdir / BEST_RUN, f"{RUNS}/{top.name}\n")
     for trial in ranks:

@@ -261,7 +261,7 @@ class FineTuning:
         low_rank.check_targets(self.lora, *found)
 
     def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
-        return families.layer_numbers(self.model.config, path)
+        return families.layer_ids(self.model.config, path)
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         steps = range(start_step, self.total_steps)
@@ -276,7 +276,7 @@ class FineTuning:
         }
 
     def cast(self, params):
-        return cast_encoder(params, self.model.config, self.model.compute.dtype)
+        return cast_encoder(params, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
         return self.loss_of_outputs(self.outputs(params, batch, dropout_keys), batch)

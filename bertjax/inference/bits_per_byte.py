@@ -97,7 +97,7 @@ def bits_per_byte(
     """
     longest = length if likelihood.part_of(model.config) is None else math.inf
     parts = [part for text, which in zip(texts, hidden) for part in halved(text, which, tokenizer, longest)]
-    says_all = families.of(model.config).words(model.config) == "next"
+    says_all = families.family_of(model.config).lm_type(model.config) == "causal"
     all_words = [pair for text, which in parts for pair in zip(text.split(" "), which)]
     words = [word for word, is_hidden in all_words if is_hidden or says_all]
     size = sum(len(text.encode()) for text, _ in parts) if says_all else sum(len(word.encode()) for word in words)

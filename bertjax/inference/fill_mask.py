@@ -41,9 +41,9 @@ def fill_masks(
     texts, top_k = list(texts), min(top_k, tokenizer.vocab_size)
     most_likely = min(1 << (top_k - 1).bit_length(), tokenizer.vocab_size)  # few numbers to compile
     longest = model.config.max_position_embeddings
-    learnt = families.of(model.config).words(model.config)
+    learnt = families.family_of(model.config).lm_type(model.config)
     if texts and learnt not in ("masked", "permuted"):
-        instead = "; --generate=N continues a text with them" if learnt == "next" else ""
+        instead = "; --generate=N continues a text with them" if learnt == "causal" else ""
         raise UserError(
             f"only a model that was trained with masks fills a [MASK]; this one predicts next words{instead}"
         )

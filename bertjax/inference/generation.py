@@ -13,6 +13,7 @@ from bertjax.config.model_config import Compute
 from bertjax.inference.output_layers import check_numbers, words_model
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
+from bertjax.models.family import Decodes
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text.tokenizer import Tokenizer
 
@@ -41,9 +42,9 @@ def generate(
     Raises `UserError` if the model is not causal, or if the text leaves it no room.
     """
     config = model.config
-    family = families.of(config)
-    if (learnt := family.words(config)) != "next" or family.new_cache is None:
-        does = {"neighbours": "reads in both directions", "next": "cannot"}.get(learnt, "fills a [MASK]")
+    family = families.family_of(config)
+    if (lm_type := family.lm_type(config)) != "causal" or not isinstance(family, Decodes):
+        does = {"bidirectional": "reads in both directions", "causal": "cannot"}.get(lm_type, "fills a [MASK]")
         raise UserError(f"only a left-to-right model (model.causal) continues a text; this one {does}")
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids]
     if len(ids) >= (most := config.max_position_embeddings):
@@ -86,7 +87,7 @@ def of_checkpoint(
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _generate(model, longest, sampling, special, sep_id, params, prompt, used, tokens, key):
     """Returns `[1, longest]` ids, the prompt's first `used` ones and pieces after them until [SEP]; the last logits."""
-    cache = families.of(model.config).new_cache(model.config, 1, longest, model.compute.dtype)
+    cache = families.family_of(model.config).new_cache(model.config, 1, longest, model.compute.dtype)
     run = functools.partial(model.apply, {"params": params}, method="decode")
     # The prompt's padding is in the cache as well: no token attends to it before another has taken its place.
     logits, cache = run(prompt, jnp.arange(prompt.shape[1]), cache, used - 1)

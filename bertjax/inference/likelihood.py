@@ -20,6 +20,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
 from bertjax.inference.output_layers import check_numbers
 from bertjax.models import families
+from bertjax.models.family import Recurrent
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text.tokenizer import Tokenizer
 
@@ -52,8 +53,8 @@ def log_likelihoods(model: BertForMaskedLM, params, tokenizer: Tokenizer, texts:
 
     Raises `UserError` for a model that predicts both neighbours, and for a text that it has no room for.
     """
-    learnt = families.of(model.config).words(model.config)
-    if learnt not in ("masked", "next", "permuted"):
+    learnt = families.family_of(model.config).lm_type(model.config)
+    if learnt not in ("masked", "causal", "permuted"):
         raise UserError("likelihoods need a model that fills masks, or that predicts next words; this one does neither")
     numbered = iter(texts)
     while some := list(itertools.islice(numbered, TOGETHER)):
@@ -81,7 +82,7 @@ def _rows_of(number: int, text: str, tokenizer: Tokenizer, config, learnt: str) 
     if len(ids) > (most := longest_of(config)):
         raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {most} positions")
     places = range(len(tokenizer.begin), len(ids) - len(tokenizer.end))
-    if learnt == "next":
+    if learnt == "causal":
         yield PredictedRow(number, ids[:-1], [place - 1 for place in places], [ids[place] for place in places])
         return
     for place in places:
@@ -132,8 +133,8 @@ def longest_of(config) -> float:
 
 def part_of(config) -> int | None:
     """Returns how many tokens of a longer text a left-to-right model with a memory reads at once; None for others."""
-    family = families.of(config)
-    return config.memory_length if family.new_memory and family.words(config) == "next" else None
+    family = families.family_of(config)
+    return config.memory_length if isinstance(family, Recurrent) and family.lm_type(config) == "causal" else None
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -148,7 +149,7 @@ def _log_probabilities_in_parts(model: BertForMaskedLM, params, batch, positions
     config, part, found = model.config, part_of(model.config), []
     rows, length = words.shape
     batch, words = jax.tree.map(lambda x: np.pad(x, ((0, 0), (0, -length % part))), (batch, words))
-    memory = families.of(config).new_memory(config, rows, model.compute.dtype)
+    memory = families.family_of(config).new_memory(config, rows, model.compute.dtype)
     for start in range(0, length, part):
         own = {name: x[:, start : start + part] for name, x in batch.items()}
         each, memory = _remembering(model, params, own, words[:, start : start + part], memory)

@@ -80,7 +80,7 @@ class OutputLayer:
         return losses.with_settings(loss, config.get("head", {}), labels, train)
 
     def packs_rows_of(self, model: nn.Module) -> bool:
-        return self.packs and not getattr(model, "lstm_size", 0) and families.of(model.config).packs
+        return self.packs and not getattr(model, "lstm_size", 0) and families.family_of(model.config).supports_packing
 
 
 def classification(labels: int) -> OutputLayer:

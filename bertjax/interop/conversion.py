@@ -91,7 +91,7 @@ def _convert(
     has_vectors = pretrained.architecture == sentence_transformers.ARCHITECTURE
     if to == "sentence-transformers":
         _require_vectors(pretrained)
-    layout = families.module_of(families.of(pretrained.config)) if to in ("peft", *CARDED) else None
+    layout = families.huggingface_of(pretrained.config) if to in ("peft", *CARDED) else None
     if architecture and architecture not in layout.ARCHITECTURES:
         known = ", ".join(layout.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
@@ -167,7 +167,7 @@ def _convert(
 
 def _write_adapter(output: epath.Path, source: Pretrained, push: str, base: str) -> str:
     """Writes an adapter of PEFT; returns a one-line summary. `push` and `base`: as in `convert`."""
-    layout = families.module_of(families.of(source.config))
+    layout = families.huggingface_of(source.config)
     architecture = layout.choose_architecture(source.params, source.config, source.architecture)
     started_from = source.settings.get("init_checkpoint", "")
     repository = hub.repository(f"{hub.PREFIX}{base.removeprefix(hub.PREFIX)}" if base else started_from)
@@ -256,12 +256,12 @@ def _part_of(source: Pretrained, name: str) -> Pretrained:
         has = f"has {', '.join(parts)}" if parts else "has trained no other model than its own; leave it out"
         raise UserError(f"--part={name}: {source.path} {has}")
     config, settings = parts[name], source.settings.copy_and_resolve_references().unlock()
-    if type(config) is not families.of(config).config:
+    if type(config) is not families.family_of(config).config_class:
         raise UserError(
             f"--part={name}: its embeddings have {config.embedding_size} numbers and its hidden states "
             f"{config.hidden_size}, which no model with model.family = {config.family!r} has elsewhere"
         )
-    settings.objective = OF_WORDS[families.of(config).words(config)]
+    settings.objective = OF_WORDS[families.family_of(config).lm_type(config)]
     if "objectives" in settings:
         del settings["objectives"]
     for stage in settings.stages.values():
@@ -292,8 +292,8 @@ def _model_card(
     part: str = "",
 ) -> str:
     pieces, config = pretrained.tokenizer, pretrained.config
-    kind = huggingface.split_class(architecture, families.module_of(families.of(config)))[1]
-    fills = pretrained.predicts_words and families.of(config).words(config) == "masked"
+    kind = huggingface.split_class(architecture, families.huggingface_of(config))[1]
+    fills = pretrained.predicts_words and families.family_of(config).lm_type(config) == "masked"
     return model_card(
         name,
         architecture,

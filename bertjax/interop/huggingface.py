@@ -1,6 +1,6 @@
 """Hugging Face folders: config.json, safetensors in one or several files, and the tokenizer.
 
-Each family reads and writes its own fields and tensors, in the module that `Family.huggingface` names.
+Each family reads and writes its own fields and tensors, in the module `HuggingFaceFamily.huggingface`.
 """
 
 import contextlib
@@ -49,10 +49,7 @@ class _Index(TypedDict):
 
 def check_form(config: BertConfig) -> None:
     """Raises `UserError` if transformers has no class for a model."""
-    family = families.of(config)
-    if not family.huggingface:
-        raise UserError(f"model.family = {config.family!r}")
-    families.module_of(family).check_form(config)
+    families.huggingface_of(config).check_form(config)
 
 
 def read_config(path: epath.Path) -> BertConfig:
@@ -65,7 +62,7 @@ def read_config(path: epath.Path) -> BertConfig:
     architecture = next(iter(fields.get("architectures") or ()), "")
     if "model_type" not in fields and (stated := _type_of_class(architecture)) not in ("", "bert"):
         raise UserError(f"{path}: model_type is missing; set it to {stated!r}, the type of {architecture}")
-    return families.module_of(known[kind]).read_config(path, fields)
+    return known[kind].huggingface.read_config(path, fields)
 
 
 def _type_of_class(architecture: str) -> str:
@@ -96,7 +93,7 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
 
 def head_of(architecture: str, fields: Mapping) -> str:
     """Returns BERT's class with the output layer of a class of the family of a config.json; "" if it is unknown."""
-    layout = families.module_of(families.by_model_type()[fields.get("model_type", "bert")])
+    layout = families.by_model_type()[fields.get("model_type", "bert")].huggingface
     if architecture not in layout.ARCHITECTURES:
         return ""
     return OURS + split_class(architecture, layout)[1]
@@ -115,7 +112,7 @@ def split_class(architecture: str, layout: ModuleType) -> tuple[str, str]:
 
 def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str], str]:
     """Returns our params from a folder's safetensors, the names of ignored tensors, and why it predicts no words."""
-    layout = families.module_of(families.of(config))
+    layout = families.huggingface_of(config)
     return layout.read_params(tensors_of(folder), read_json(folder / CONFIG), config, str(folder))
 
 
@@ -238,7 +235,7 @@ def write(
     """
     import safetensors.numpy
 
-    folder, layout = epath.Path(folder), families.module_of(families.of(config))
+    folder, layout = epath.Path(folder), families.huggingface_of(config)
     architecture = architecture or layout.choose_architecture(params, config)
     tensors, left_out = layout.to_tensors(params, config, architecture)
     given = labels, problem_type, activation_fn, max_length
@@ -265,7 +262,7 @@ def definition(
 
     The arguments are those of `write`; `params` say how many rows a classifier has.
     """
-    layout = families.module_of(families.of(config))
+    layout = families.huggingface_of(config)
     if rows := layout.classifier_rows(params, architecture):
         check_labels(labels, rows)
     fields = {
@@ -296,7 +293,7 @@ def tokenizer_definition(config: BertConfig, tokenizer: Tokenizer, max_length: i
 
     `max_length`: the most tokens of a text; 0: the positions of the model.
     """
-    layout = families.module_of(families.of(config))
+    layout = families.huggingface_of(config)
     settings = _tokenizer_config(config, layout.INPUTS, tokenizer, max_length)
     return {"tokenizer.json": tokenizer.to_huggingface(), "tokenizer_config.json": settings}
 

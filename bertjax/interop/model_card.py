@@ -100,7 +100,7 @@ def model_card(
       part: what it is of the run, if not the run's own model, see `conversion.convert`.
     """
     is_pretrained = settings.task == "pretraining"
-    layout = families.module_of(families.of(model))
+    layout = families.huggingface_of(model)
     of_family, kind = huggingface.split_class(architecture, layout)
     library, tags = "transformers", []
     if makes_vectors:

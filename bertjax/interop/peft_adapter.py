@@ -145,7 +145,7 @@ def class_of(fields: Fields, base: Mapping[str, Any]) -> str:
     if stated := (fields.auto_mapping or {}).get("base_model_class"):
         return stated
     if berts := TASKS.get(fields.task_type or ""):
-        layout = families.module_of(families.by_model_type()[base.get("model_type", "bert")])
+        layout = families.by_model_type()[base.get("model_type", "bert")].huggingface
         return next((name for name in layout.ARCHITECTURES if huggingface.head_of(name, base) == berts), berts)
     return next(iter(base.get("architectures") or ()), "")
 
@@ -274,7 +274,7 @@ def finished(folder: epath.Path, config: Mapping[str, Any], params: dict) -> dic
     if kind not in (*HEADS, "Model"):
         return params
     head = HEADS.get(kind)
-    layout = families.module_of(families.by_model_type()[config.get("model_type", "bert")])
+    layout = families.by_model_type()[config.get("model_type", "bert")].huggingface
     parts = {*params, *(("pooler",) if "pooler" in params["bert"] else ())}
     needed = [head, *(["pooler"] if _is_pooled(layout, kind) else [])] if head else []
     if lacking := ", ".join(part for part in needed if part not in parts):

@@ -14,6 +14,7 @@ from bertjax.interop import huggingface
 from bertjax.interop.peft_adapter import CONFIG, PREFIX, WEIGHTS
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
+from bertjax.models.family import WORD_EMBEDDINGS
 
 NEGLIGIBLE = 1e-6  # a share of the largest singular value that float32's rounding leaves
 
@@ -40,8 +41,8 @@ def write(
         raise UserError(f"{source.path}: transformers has no class for its BiLSTM; only --format=bertjax keeps it")
     if source.settings.get("keep_layers"):
         raise UserError(f"{source.path}: has not all layers of its init_checkpoint; write it with --format=huggingface")
-    family, folder = families.of(source.config), epath.Path(folder)
-    layout, words = families.module_of(family), ("bert", *family.word_embeddings)
+    folder, layout = epath.Path(folder), families.huggingface_of(source.config)
+    words = ("bert", *WORD_EMBEDDINGS)
     zeros = {path: np.zeros_like(x) for path, x in flatten_dict(source.params).items()}
 
     def named(arrays: Mapping) -> dict[str, np.ndarray]:

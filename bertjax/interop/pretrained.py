@@ -17,6 +17,7 @@ from bertjax.config.model_config import BertConfig, Compute, fields_of
 from bertjax.config.stages import config_after
 from bertjax.interop import hf_tokenizer, hub, huggingface, peft_adapter, sentence_transformers, tf1
 from bertjax.models import families
+from bertjax.models.family import ImportsParams
 from bertjax.models.library_fields import tables
 from bertjax.nn.ops import low_rank
 from bertjax.objectives.parsing import terms_of_run
@@ -219,7 +220,7 @@ def _read(place: Place) -> Pretrained:
 
 def _read_adapter(place: Place, config: BertConfig) -> tuple[dict, list[str], dict]:
     """Returns the params of a base with an adapter, the names of ignored tensors, and other fields of `Pretrained`."""
-    folder, base, layout = place.folder, place.base, families.module_of(families.of(config))
+    folder, base, layout = place.folder, place.base, families.huggingface_of(config)
     fields, tensors, content = _open_adapter(place)
     if base.format == "huggingface":
         named = huggingface.tensors_of(base.folder)
@@ -277,7 +278,7 @@ def _config_json(base: Place) -> dict:
         huggingface.check_form(config)
     except UserError as error:
         raise UserError(f"{base}: a model with {error} is no base of an adapter of PEFT") from None
-    layout = families.module_of(families.of(config))
+    layout = families.huggingface_of(config)
     kind = (base.info.architecture if base.info else "").removeprefix(huggingface.OURS)
     names = [name for name in layout.ARCHITECTURES if kind and name.endswith(kind)]
     return {"architectures": names[:1], "tie_word_embeddings": config.tie_word_embeddings, **layout.to_fields(config)}
@@ -303,7 +304,7 @@ def _has_output_of_words(params: dict, config: BertConfig) -> bool:
 
 def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
     """Raises `UserError` if the params of a run are not of the sizes that its config says."""
-    shown = families.of(config).shown(params)
+    shown = families.family_of(config).infer_config(params)
     if shown is None:
         raise UserError(
             f"{place.folder / workdir.CONFIG}: model.family is {config.family!r}, but the params are of another"
@@ -341,7 +342,7 @@ def _read_config(place: Place) -> BertConfig:
         return families.config_of(config_after(config, place.step) if is_of_stage else config)
     if place.format == "peft":
         _, _, content = _open_adapter(place)
-        layout = families.module_of(families.of(_read_config(place.base)))
+        layout = families.huggingface_of(_read_config(place.base))
         return layout.read_config(place.base.folder / huggingface.CONFIG, content)
     module = huggingface if place.format == "huggingface" else tf1
     return module.read_config(place.folder / module.CONFIG)
@@ -577,7 +578,8 @@ def initialize(
     if pretrained.wordless and "masked_lm" in params and not encoder_only:
         raise UserError(f"config.init_checkpoint = {str(path)!r}: {pretrained.wordless}")
     ours = flattened(params)
-    theirs = start(families.of(pretrained.config).start(pretrained.params))
+    family, theirs = families.family_of(pretrained.config), pretrained.params
+    theirs = start(family.import_params(theirs) if isinstance(family, ImportsParams) else theirs)
     theirs = resize(flattened(theirs), pretrained.config)
 
     def is_used(name: str, array) -> bool:

@@ -69,7 +69,7 @@ def with_layers(arrays: Mapping[str, np.ndarray], config: BertConfig, layers: in
     kept = [(number + 1) * config.num_hidden_layers // layers - 1 for number in range(layers)]
 
     def of_kept(path: str, array: np.ndarray) -> np.ndarray:
-        numbers = families.layer_numbers(config, tuple(path.split("/")))
+        numbers = families.layer_ids(config, tuple(path.split("/")))
         if numbers is None or (np.ndim(numbers) == 0 and numbers == 0):
             return array
         if np.ndim(numbers) == 0 or len(numbers) != config.num_hidden_layers:

@@ -22,7 +22,7 @@ OPTIMIZER = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v")
 
 def check_form(config: BertConfig) -> None:
     """Raises `UserError` if a model is none that Google's code has a class for."""
-    if families.of(config) is not family.FAMILY:
+    if families.family_of(config) is not family.FAMILY:
         raise UserError(f"model.family = {config.family!r}")
     huggingface.check_form(config)
 

@@ -21,7 +21,7 @@ def find_field(config: ConfigDict, path: str) -> fields.Field:
     Raises `UserError` with the existing fields.
     """
     keys = fields.path_keys(path)
-    if keys[0] == "model" and len(keys) == 2 and families.is_adopted(config) and keys[1] not in config.model:
+    if keys[0] == "model" and len(keys) == 2 and families.adopts_model(config) and keys[1] not in config.model:
         families.add_field(config, keys[1])
     if keys[0] == "stages" and len(keys) > 2 and "stages" in config and not _is_there(config, keys):
         _add_stage_field(config, keys)
@@ -52,7 +52,7 @@ def _add_stage_field(config: ConfigDict, keys: Sequence[str]) -> None:
         elif stage is not None and field in changeable(config):
             *section, last = path
             theirs = config[section[0]] if section else config
-            value = theirs[last] if last in theirs else families.default_of(last)  # an adopted model may have it
+            value = theirs[last] if last in theirs else families.field_default(last)  # an adopted model may have it
             if section and section[0] not in stage:
                 stage[section[0]] = ConfigDict()
             (stage[section[0]] if section else stage)[last] = value
@@ -70,7 +70,7 @@ def note_overrides(config, names: Iterable[str], width: int | None) -> None:
         for name, stage in config.stages.items():
             if f"stages.{name}.max_predictions_per_seq" not in config.overrides:
                 stage.max_predictions_per_seq = predictions_for(config.data.masked_lm_prob, stage.length)
-    if width is None or config.model.hidden_size == width or families.is_adopted(config):
+    if width is None or config.model.hidden_size == width or families.adopts_model(config):
         return
     for name, size in sizes_of_width(config.model, width).items():
         if f"model.{name}" not in config.overrides:

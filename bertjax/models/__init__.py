@@ -1,15 +1,37 @@
-"""Model families: one folder each, with its config, its modules, and conversion to and from Hugging Face's folders."""
+"""Model families: one folder each, with the config, the modules, and the conversion of Hugging Face's folders."""
 
-from bertjax.models.families import FAMILIES, config_of, model_fields, register
-from bertjax.models.family import Family, layers_by_name, projection_flops, shown_by_embeddings
+from bertjax.models.families import FAMILIES, config_of, family_of, model_fields, register
+from bertjax.models.family import (
+    Decodes,
+    ExposesAttention,
+    HuggingFaceFamily,
+    ImportsParams,
+    LmType,
+    ModelFamily,
+    NamesSpecialPieces,
+    ProjectsEmbeddings,
+    QueryStream,
+    Recurrent,
+    infer_embeddings_config,
+    projection_flops,
+)
 
 __all__ = [
     "FAMILIES",
-    "Family",
+    "Decodes",
+    "ExposesAttention",
+    "HuggingFaceFamily",
+    "ImportsParams",
+    "LmType",
+    "ModelFamily",
+    "NamesSpecialPieces",
+    "ProjectsEmbeddings",
+    "QueryStream",
+    "Recurrent",
     "config_of",
-    "layers_by_name",
+    "family_of",
+    "infer_embeddings_config",
     "model_fields",
     "projection_flops",
     "register",
-    "shown_by_embeddings",
 ]

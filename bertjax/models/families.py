@@ -1,23 +1,25 @@
-"""The registry of model families, and the queries of a config about its family.
+"""The registry of model families, and functions that use the family of a config.
 
-`config.model.family` names a family. Each folder beside this module that has a module `family` is a family. That module
-is imported without the modules of JAX, which its functions import when they are called.
+`config.model.family` is the name of a family. A folder beside this module is a family if it contains a module `family`.
+The registry imports this module without JAX; methods of the family import JAX when they are called.
+
+A run config is the whole config of a run. A model config is `config.model` as a frozen dataclass of the family.
 """
 
 import contextlib
 import dataclasses
-import importlib
 from types import ModuleType
+from typing import Any
 
 import ml_collections
 import numpy as np
 
 from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry, own_in_folders
-from bertjax.config.model_config import BertConfig
-from bertjax.models.family import Family
+from bertjax.config.model_config import ModelConfig
+from bertjax.models.family import HuggingFaceFamily, LmType, ModelFamily
 
-FAMILIES: Registry[Family] = Registry(
+FAMILIES: Registry[ModelFamily] = Registry(
     "family",
     "model.family",
     own_in_folders(__package__, __file__, "family", "FAMILY", renamed={"elmo": "lstms"}),
@@ -26,79 +28,107 @@ FAMILIES: Registry[Family] = Registry(
 register = FAMILIES.register
 
 
-def of(config: BertConfig) -> Family:
-    """Returns the family of a model's config."""
+def family_of(config: ModelConfig) -> ModelFamily:
+    """Returns the family of a model config."""
     return FAMILIES.get(config.family)
 
 
-def config_of(config) -> BertConfig:
-    """Returns the model's config of a whole config."""
+def config_of(config: ml_collections.ConfigDict) -> Any:
+    """Returns the model config of a run config: an instance of the family's `config_class`."""
     family = FAMILIES.get(config.model.family)
-    others = all_fields() - _names(family) if is_adopted(config) else ()
-    return family.config(**{name: value for name, value in config.model.items() if name not in others})
+    ignored = all_field_names() - _field_names(family) if adopts_model(config) else ()
+    return family.config_class(**{name: value for name, value in config.model.items() if name not in ignored})
 
 
-def model_fields(family: str, **fields) -> ml_collections.ConfigDict:
-    """Returns `config.model` for a family: its defaults, and these fields."""
-    return ml_collections.ConfigDict(dataclasses.asdict(FAMILIES.get(family).config(family=family, **fields)))
+def lm_type_of(config: ml_collections.ConfigDict) -> LmType:
+    """Returns the `lm_type` of the model of a run config."""
+    return FAMILIES.get(config.model.family).lm_type(config_of(config))
 
 
-def is_adopted(config) -> bool:
-    """Whether the model is that of `init_checkpoint`, which is read later: in fine-tuning, and with `adapt.model`."""
+def model_fields(family: str, **fields: Any) -> ml_collections.ConfigDict:
+    """Returns `config.model` for a family.
+
+    Args:
+      family: the name of the family.
+      **fields: values of fields; other fields get their defaults.
+    """
+    config_class = FAMILIES.get(family).config_class
+    return ml_collections.ConfigDict(dataclasses.asdict(config_class(family=family, **fields)))
+
+
+def adopts_model(config: ml_collections.ConfigDict) -> bool:
+    """Returns whether a run takes the model config from `init_checkpoint`.
+
+    Fine-tuning does, and pre-training with `adapt.model`. The checkpoint is read after the config is checked.
+    """
     return "stages" not in config or config.adapt.model
 
 
-def configs_that_may_be(config) -> list[type]:
-    """Returns the class of the model's config, or those of all families if the model `is_adopted`."""
-    return [each.config for each in (_loaded().values() if is_adopted(config) else [FAMILIES.get(config.model.family)])]
+def possible_config_classes(config: ml_collections.ConfigDict) -> list[type]:
+    """Returns the config class of the model of a run config; the classes of all families if the run adopts a model."""
+    if adopts_model(config):
+        return [family.config_class for family in _loadable_families().values()]
+    return [FAMILIES.get(config.model.family).config_class]
 
 
-def add_field(config, name: str) -> None:
-    """Adds a field that models of another family have to `config.model` of a run whose model `is_adopted`, with its
-    default there. Does nothing if no family has the field."""
-    if name in all_fields():
+def add_field(config: ml_collections.ConfigDict, name: str) -> None:
+    """Adds a field of any family to `config.model`, with its default. Does nothing if no family has the field.
+
+    Args:
+      config: the run config of a run that adopts a model.
+      name: the name of the field.
+    """
+    if name in all_field_names():
         with config.model.unlocked():
-            config.model[name] = default_of(name)
+            config.model[name] = field_default(name)
 
 
-def default_of(name: str):
-    """Returns the default of a field that models of a family have, the first of several."""
-    return next(getattr(family.config(), name) for family in _loaded().values() if name in _names(family))
+def field_default(name: str) -> Any:
+    """Returns the default of a model field, in the first family that has the field."""
+    families = _loadable_families().values()
+    return next(getattr(family.config_class(), name) for family in families if name in _field_names(family))
 
 
-def all_fields() -> set[str]:
-    """Returns the names of the fields of all families."""
-    return {name for family in _loaded().values() for name in _names(family)}
+def all_field_names() -> set[str]:
+    """Returns the names of the model fields of all families."""
+    return {name for family in _loadable_families().values() for name in _field_names(family)}
 
 
-def _names(family: Family) -> set[str]:
-    return {each.name for each in dataclasses.fields(family.config)}
+def _field_names(family: ModelFamily) -> set[str]:
+    return {field.name for field in dataclasses.fields(family.config_class)}
 
 
-def _loaded() -> dict[str, Family]:
-    """Returns the families by their names, without entry points that do not load."""
-    found = {}
+def _loadable_families() -> dict[str, ModelFamily]:
+    """Returns the families by name, without the entry points that raise an error."""
+    families = {}
     for name in FAMILIES.names():
         with contextlib.suppress(UserError):
-            found[name] = FAMILIES.get(name)
-    return found
+            families[name] = FAMILIES.get(name)
+    return families
 
 
-def by_model_type() -> dict[str, Family]:
-    """Returns the families by the `model_type`s that they read."""
-    return {kind: family for family in _loaded().values() for kind in family.model_types}
+def by_model_type() -> dict[str, HuggingFaceFamily]:
+    """Returns the families that read folders of transformers, by `model_type`."""
+    return {
+        model_type: family
+        for family in _loadable_families().values()
+        if isinstance(family, HuggingFaceFamily)
+        for model_type in family.model_types
+    }
 
 
-def module_of(family: Family) -> ModuleType:
-    """Returns the module that reads and writes Hugging Face's folders of a family."""
-    return importlib.import_module(family.huggingface)
+def huggingface_of(config: ModelConfig) -> ModuleType:
+    """Returns the module that reads and writes folders of transformers for the family of a model config.
+
+    Raises:
+      UserError: if transformers does not have the family.
+    """
+    family = family_of(config)
+    if not isinstance(family, HuggingFaceFamily):
+        raise UserError(f"model.family = {config.family!r}")
+    return family.huggingface
 
 
-def layer_numbers(config: BertConfig, path: tuple[str, ...]) -> np.ndarray | None:
-    """Returns the layers of a param of a model that has an encoder as `bert`, see `Family.layer_numbers`."""
-    return of(config).layer_numbers(config, path[1:]) if path[0] == "bert" else None
-
-
-def words(config) -> str:
-    """Returns how pre-training with a whole config learns words, see `Family.words`."""
-    return FAMILIES.get(config.model.family).words(config_of(config))
+def layer_ids(config: ModelConfig, path: tuple[str, ...]) -> np.ndarray | None:
+    """Returns the layers of a param of a model with an encoder `bert`, see `ModelFamily.layer_ids`."""
+    return family_of(config).layer_ids(config, path[1:]) if path[0] == "bert" else None

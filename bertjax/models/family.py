@@ -1,123 +1,310 @@
-"""The interface of a family of models: everything that the package reads of its models."""
+"""The interface of a model family: an abstract base class, and a class for each ability that only some families have.
 
-import dataclasses
+A family is a subclass of `ModelFamily` and of the classes of its abilities. Callers test for an ability with
+`isinstance(family, Ability)`. This module imports no JAX, so that `bertjax --help` stays fast.
+"""
+
+import abc
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.text.tokenizer import SPECIAL_PIECES
 
 if TYPE_CHECKING:
-    import flax.linen as nn
     import jax
 
+    from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.ops.plain_attention import Cache
+    from bertjax.nn.ops.recurrent_memory import Memory
 
-def layers_by_name(config: BertConfig, path: tuple[str, ...]) -> np.ndarray | None:
-    """Returns the layers of a param by its name, see `Family.layer_numbers`: all those of an array in `layers`, the
-    fifth of one in `NAME_4`, and 0 of one in `embeddings`."""
-    if path[0] == "embeddings":
-        return np.array(0)
-    if "layers" in path:
-        return 1 + np.arange(config.num_hidden_layers)
-    found = next(filter(None, (re.fullmatch(r".*_(\d+)", name) for name in path)), None)
-    return np.array(1 + int(found[1])) if found else None
+# The task of language modelling that an encoder can learn.
+# masked: predict hidden tokens, from the tokens on both sides.
+# causal: predict the next token, from the tokens before it.
+# bidirectional: predict the next token in one half of the states, and the previous token in the other half (ELMo).
+# permuted: predict a token from any set of other tokens (XLNet); the encoder has the method `encode_permuted`.
+LmType = Literal["masked", "causal", "bidirectional", "permuted"]
+# The path of the word embeddings among the params of an encoder, in all families.
+WORD_EMBEDDINGS = ("embeddings", "word", "embedding")
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """What the package asks about a family.
+class ModelFamily(abc.ABC):
+    """Builds the encoders of one architecture and answers questions about their configs and params.
 
-    Args:
-      model: (config, compute) -> the encoder, a `nn.encoder_model.EncoderModel` or a module with its methods.
-      words: config -> how it can learn words. masked: it fills in those that are hidden; next: each token sees those
-        before it, and predicts the next; neighbours: some states see those before, others those after; permuted: it
-        predicts words from any others that it is shown, see `EncoderModel.encode_permuted`.
-      layer_flops: (config, tokens of a row) -> matrix-multiply FLOPs of its layers for one row, forwards.
-      query_flops: (config, tokens of a row, words) -> those of the states that predict permuted words, besides.
-      shown: params of a model -> {field of its config: the values that it may have} as far as the params show it; None
-        if they are another family's.
-      validate: whole config -> None. Raises `UserError` for what this family cannot do.
-      attention: (config, params of the encoder, token ids `[1, length]`, segments, of which 0 is padding, token types)
-        -> probabilities `[layers, heads, queries, keys]`, a function that can be compiled; None if it has no attention
-        to show.
-      new_cache: (config, batch, tokens, dtype) -> an empty cache, with which the encoder's `decode` continues a text;
-        None if it cannot.
-      new_memory: (config, rows, dtype) -> the memory of rows that have read nothing, a
-        `nn.ops.recurrent_memory.Memory`. With it, the encoder's `encode`, or `encode_permuted` if words are permuted,
-        returns the memory of the rows afterwards: the last `memory_length` states of each layer, a field of the config.
-        None if its models have no memory.
-      memory_flops: (config, tokens of a row) -> what a full memory adds to `layer_flops`.
-      word_embeddings: path of the word embeddings among the params of the encoder.
-      is_cast: path of a param -> whether the compute type may replace its float32 without changing a result.
-      model_types: the `model_type`s in config.json of Hugging Face's folders whose models are of this family.
-      huggingface: the module that reads and writes them, with the functions of `models.bert.huggingface`.
-      layer_numbers: (config, path of a param of the encoder) -> the number of the layer that it is of, from 1 on, or
-        `[layers]`, ascending, of those that an array stacks on its first axis; 0 before the layers, None after them.
-      start: params of a checkpoint -> those that another run starts from.
-      projected: (config, size) -> the config of a model like it, whose embeddings have this size and are projected to
-        that of hidden states; None: there is none.
-      special_pieces: the names of these in a SentencePiece model that is learnt for it, see
-        `text.vocabulary_learning.learn`.
-      packs: whether several sequences can share a row, each as a segment with positions of its own.
-      has_kernels: whether its attention runs as a kernel on chips that have one.
-      config: a frozen dataclass of `config.field`s, which say their limits. Names are those of `BertConfig` where the
-        parts read them.
+    A family has no state: one instance in a registry serves all models of the family. The argument `config` of a method
+    is the model config, an instance of `config_class`.
+
+    Attributes:
+      config_class: a frozen dataclass of `config.model_config.field`s, which contain the limits of their values.
+      supports_packing: whether several sequences can share a row. A packed sequence is a segment, and its positions
+        start at 0.
+      has_kernels: whether the attention of the family runs as a kernel on chips that have a kernel.
     """
 
-    model: Callable[[BertConfig, Compute], "nn.Module"]
-    words: Callable[[BertConfig], str]
-    layer_flops: Callable[[BertConfig, int], int]
-    shown: Callable[[dict], Mapping[str, Sequence] | None]
-    query_flops: Callable[[BertConfig, int, int], int] | None = None
-    validate: Callable[[Any], None] = lambda config: None
-    attention: Callable[[BertConfig, dict, "jax.Array", "jax.Array", "jax.Array"], "jax.Array"] | None = None
-    new_cache: Callable[[BertConfig, int, int, str], Any] | None = None
-    new_memory: Callable[[BertConfig, int, str], Any] | None = None
-    memory_flops: Callable[[BertConfig, int], int] = lambda config, length: 0
-    word_embeddings: tuple[str, ...] = ("embeddings", "word", "embedding")
-    is_cast: Callable[[tuple[str, ...]], bool] = lambda path: path[-1] in ("kernel", "embedding")
-    model_types: tuple[str, ...] = ()
-    huggingface: str = ""
-    layer_numbers: Callable[[Any, tuple[str, ...]], np.ndarray | None] = layers_by_name
-    start: Callable[[dict], dict] = lambda params: params
-    projected: Callable[[Any, int], Any] | None = None
-    special_pieces: tuple[str, ...] = SPECIAL_PIECES
-    packs: bool = False
+    config_class: type = BertConfig
+    supports_packing: bool = False
     has_kernels: bool = True
-    config: type = BertConfig
+
+    @abc.abstractmethod
+    def build(self, config: Any, compute: Compute) -> "EncoderModel":
+        """Returns the encoder: an unbound Flax module.
+
+        Import the modules here and not at the top of the file, because the registry imports families without JAX.
+
+        Args:
+          config: the model config.
+          compute: dtypes, rematerialization, and kernels.
+        """
+
+    @abc.abstractmethod
+    def forward_flops(self, config: Any, length: int) -> int:
+        """Returns the FLOPs of the matrix products in the layers, for the forward pass of one row.
+
+        A multiplication with an addition counts as two. Output layers and recurrent memory are counted elsewhere.
+
+        Args:
+          config: the model config.
+          length: tokens of the row.
+        """
+
+    @abc.abstractmethod
+    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        """Returns the values of config fields that params imply.
+
+        The result protects a user from a config.json beside the wrong weights.
+
+        Args:
+          params: the params of a model; `params["bert"]` are the params of the encoder.
+
+        Returns:
+          {name of a field: the values that are possible}, for the fields that shapes or names of params determine; None
+          if the params belong to another family.
+        """
+
+    def lm_type(self, config: Any) -> LmType:
+        """Returns the task of language modelling that the encoder can learn."""
+        return "masked"
+
+    def layer_ids(self, config: Any, path: tuple[str, ...]) -> np.ndarray | None:
+        """Returns the layers of a param, for layer-wise learning rates and for frozen layers.
+
+        The default expects layers that are stacked in `layers`, or numbered from 0 as in `dense_3`.
+
+        Args:
+          config: the model config.
+          path: the path of a param of the encoder, such as `("encoder", "layers", "output", "kernel")`.
+
+        Returns:
+          The number of the layer, `[]`, where 0 is the embeddings and 1 the first layer; `[layers]`, ascending, for a
+          param that stacks layers on the first axis; None for a param after the last layer.
+        """
+        if path[0] == "embeddings":
+            return np.array(0)
+        if "layers" in path:
+            return 1 + np.arange(config.num_hidden_layers)
+        number = next(filter(None, (re.fullmatch(r".*_(\d+)", name) for name in path)), None)
+        return np.array(1 + int(number[1])) if number else None
+
+    def validate(self, config: Any) -> None:  # noqa: B027 (most families check nothing)
+        """Checks fields of a config that depend on each other.
+
+        Args:
+          config: the config of a run, with the model config as `config.model`.
+
+        Raises:
+          UserError: if the family does not support the config.
+        """
 
 
-def projection_flops(config: BertConfig, tokens: int) -> int:
-    """Matrix-multiply FLOPs that bring embeddings to the size of hidden states, if theirs is another, forwards."""
+class Decodes:
+    """An ability: generate text with cached keys and values. The encoder has the method `decode`.
+
+    The ability is used for models whose `lm_type` is causal.
+    """
+
+    def new_cache(self, config: Any, batch: int, length: int, dtype: str) -> "Cache":
+        """Returns an empty cache for `decode`.
+
+        Args:
+          config: the model config.
+          batch: the number of texts.
+          length: the most tokens of a text.
+          dtype: the dtype of keys and values.
+
+        Returns:
+          Keys and values `[layers, batch, length, heads, head size]`.
+        """
+        import jax.numpy as jnp
+
+        from bertjax.nn.ops.plain_attention import Cache
+
+        shape = (config.num_hidden_layers, batch, length, config.num_attention_heads, config.head_size)
+        return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+class ExposesAttention(abc.ABC):
+    """An ability: return attention probabilities, which a report draws."""
+
+    @abc.abstractmethod
+    def attention_probabilities(
+        self, config: Any, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
+    ) -> "jax.Array":
+        """Returns the attention probabilities of one text. The method must be traceable by `jax.jit`.
+
+        Args:
+          config: the model config.
+          params: the params of the encoder.
+          ids: token ids `[1, length]`.
+          segments: `[1, length]`; 0 is padding.
+          token_types: `[1, length]`.
+
+        Returns:
+          Probabilities `[layers, heads, queries, keys]`.
+        """
+
+
+class Recurrent:
+    """An ability: layers read the hidden states of earlier tokens from a memory (segment recurrence).
+
+    A config has the field `memory_length`. With a `Memory`, the method `encode` of the encoder, or `encode_permuted` if
+    the `lm_type` is permuted, also returns the next memory: the last `memory_length` states that each layer read.
+    """
+
+    def new_memory(self, config: Any, rows: int, dtype: str) -> "Memory":
+        """Returns an empty memory.
+
+        Args:
+          config: the model config.
+          rows: rows of a batch.
+          dtype: the dtype of states.
+        """
+        from bertjax.nn.ops.recurrent_memory import new_memory
+
+        return new_memory(rows, config.num_hidden_layers, config.memory_length, config.hidden_size, dtype)
+
+    def memory_flops(self, config: Any, length: int) -> int:
+        """Returns the FLOPs that a full memory adds to `forward_flops`.
+
+        The default is the number for relative attention.
+
+        Args:
+          config: the model config.
+          length: tokens of the row.
+        """
+        hidden, memory = config.hidden_size, config.memory_length
+        keys_and_values = 2 * memory * hidden * hidden
+        attention = 3 * length * memory * hidden  # scores of keys, scores of distances, and weighted values
+        return 2 * config.num_hidden_layers * (keys_and_values + attention)
+
+
+class QueryStream(abc.ABC):
+    """An ability: predict tokens with a second stream of states, by the method `encode_permuted` of the encoder."""
+
+    @abc.abstractmethod
+    def query_flops(self, config: Any, length: int, queries: int) -> int:
+        """Returns the FLOPs of the matrix products of the second stream, for the forward pass of one row.
+
+        Args:
+          config: the model config.
+          length: tokens of the row.
+          queries: states of the second stream.
+        """
+
+
+class ProjectsEmbeddings(abc.ABC):
+    """An ability: word embeddings of any size, projected to the hidden size.
+
+    A narrow generator can then share the word embeddings of a wider model (ELECTRA).
+    """
+
+    @abc.abstractmethod
+    def with_embedding_size(self, config: Any, size: int) -> Any:
+        """Returns the config of a model with another embedding size.
+
+        Args:
+          config: the model config.
+          size: the embedding size.
+        """
+
+
+class HuggingFaceFamily(abc.ABC):
+    """An ability: read and write folders of transformers.
+
+    Attributes:
+      model_types: values of `model_type` in a config.json that belong to the family.
+    """
+
+    model_types: tuple[str, ...]
+
+    @property
+    @abc.abstractmethod
+    def huggingface(self) -> ModuleType:
+        """The module that reads and writes the folders, with the functions of `models.bert.huggingface`."""
+
+
+class NamesSpecialPieces(abc.ABC):
+    """An ability: special pieces in a new SentencePiece vocabulary have the names of the published models.
+
+    Attributes:
+      special_pieces: names of the special pieces, see `text.vocabulary_learning.learn`.
+    """
+
+    special_pieces: tuple[str, ...]
+
+
+class ImportsParams(abc.ABC):
+    """An ability: a run starts from other params than a checkpoint contains."""
+
+    @abc.abstractmethod
+    def import_params(self, params: dict) -> dict:
+        """Returns the params from which a run starts.
+
+        Args:
+          params: the params of a checkpoint.
+        """
+
+
+def projection_flops(config: Any, tokens: int) -> int:
+    """Returns the FLOPs of the forward pass that projects embeddings to the hidden size; 0 if the sizes are equal."""
     size, hidden = config.embedding_size, config.hidden_size
     return 2 * tokens * size * hidden if size != hidden else 0
 
 
-def value_at(params: Mapping, path: Sequence[str]):
+def param_at(params: Mapping, path: Sequence[str]) -> Any:
     """Returns the param at a path."""
     for name in path:
         params = params[name]
     return params
 
 
-def shown_by_embeddings(params: dict) -> dict[str, Sequence]:
-    """Returns what the params of a model with `nn.encoder.Embeddings` show of its config, see `Family.shown`."""
+def possible_vocab_sizes(params: dict) -> Sequence[int]:
+    """Returns the vocabulary sizes that are possible, given the rows of the word embeddings, which are padded."""
+    rows = len(param_at(params["bert"], WORD_EMBEDDINGS))
+    return range(rows, rows - 128, -1)
+
+
+def infer_embeddings_config(params: dict) -> dict[str, Sequence]:
+    """Returns the fields of a config that BERT's embeddings imply, see `ModelFamily.infer_config`.
+
+    Args:
+      params: the params of a model with `nn.encoder.Embeddings`.
+    """
     embeddings = params["bert"]["embeddings"]
-    rows, hidden = embeddings["word"]["embedding"].shape
+    hidden = embeddings["word"]["embedding"].shape[1]
     if "projection" in embeddings:
         hidden = len(embeddings["projection"]["bias"])
-    found: dict[str, Sequence] = {
+    fields: dict[str, Sequence] = {
         "positions": ("learned",) if "position" in embeddings else ("sinusoidal", "none"),
         "norm": ("post",) if "norm" in embeddings else ("pre",),
         "hidden_size": (hidden,),
         "type_vocab_size": (len(embeddings["token_type"]["embedding"]) if "token_type" in embeddings else 0,),
-        "vocab_size": range(rows, rows - 128, -1),  # padded
+        "vocab_size": possible_vocab_sizes(params),
     }
     if "masked_lm" in params:
-        found["output"] = ("transform",)
+        fields["output"] = ("transform",)
     if "position" in embeddings:
-        found["max_position_embeddings"] = (len(embeddings["position"]["embedding"]),)
-    return found
+        fields["max_position_embeddings"] = (len(embeddings["position"]["embedding"]),)
+    return fields

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.models import families
+from bertjax.models.family import WORD_EMBEDDINGS
 from bertjax.nn.attention import Dense
 from bertjax.nn.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops, word_flops
 from bertjax.nn.layer_pooling import HIDDEN_STATES, combine, count_layers
@@ -27,7 +28,7 @@ class BertForMaskedLM(nn.Module):
     compute: Compute = Compute()
 
     def setup(self):
-        self.bert = families.of(self.config).model(self.config, self.compute)
+        self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
 
     def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None, positions=None):
@@ -63,7 +64,7 @@ class BertForPreTraining(nn.Module):
     compute: Compute = Compute()
 
     def setup(self):
-        self.bert = families.of(self.config).model(self.config, self.compute)
+        self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
         self.next_sentence = NextSentenceHead(self.config)
 
@@ -94,7 +95,7 @@ class BertForSequenceClassification(nn.Module):
     lstm_layers: int = 1
 
     def setup(self):
-        self.bert = families.of(self.config).model(self.config, self.compute)
+        self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels, self.config.pooled_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
@@ -126,7 +127,7 @@ class BertForTokenClassification(nn.Module):
     lstm_layers: int = 1
 
     def setup(self):
-        self.bert = families.of(self.config).model(self.config, self.compute)
+        self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels, self.config.hidden_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
@@ -145,7 +146,7 @@ class BertForQuestionAnswering(nn.Module):
     lstm_layers: int = 1
 
     def setup(self):
-        self.bert = families.of(self.config).model(self.config, self.compute)
+        self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.spans = Classifier(self.config, 2, self.config.spans_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
@@ -177,7 +178,7 @@ class SentenceEncoder(nn.Module):
     truncate_dim: int = 0
 
     def setup(self):
-        self.bert = families.of(self.config).model(self.config, self.compute)
+        self.bert = families.family_of(self.config).build(self.config, self.compute)
         if self.dense:
             size = (self.config.hidden_size,)
             self.projection = Dense(self.config, Compute(), size, (self.dense,), ("embed", None))
@@ -207,7 +208,7 @@ class PooledStates(nn.Module):
     pooling: str
 
     def setup(self):
-        self.bert = families.of(self.config).model(self.config, self.compute)
+        self.bert = families.family_of(self.config).build(self.config, self.compute)
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
         states = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys, every_layer=True)
@@ -237,7 +238,7 @@ class BertForFeatureBasedTagging(nn.Module):
     lstm_layers: int = 2
 
     def setup(self):
-        self.bert = families.of(self.config).model(self.config, self.compute)
+        self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
         self.classifier = Classifier(self.config, self.labels, self.config.hidden_dropout_prob)
         if HIDDEN_STATES[self.layers].combine == "weighted_sum":
@@ -257,27 +258,26 @@ class BertForFeatureBasedTagging(nn.Module):
         return combine(states, self.layers, weights)
 
 
-def cast_encoder(params: dict, config: BertConfig, dtype) -> dict:
-    """Casts what the family allows of the encoder to its compute type, which does not change any result.
+def cast_encoder(params: dict, dtype) -> dict:
+    """Casts the kernels and the embeddings of the encoder to the compute dtype, which changes no result.
 
-    Leaves out the heads, some of which compute in float32.
+    Output layers stay in float32, because some of them compute in float32.
     """
-    is_cast = families.of(config).is_cast
 
     def cast(path, leaf):
-        first, *rest = (entry.key for entry in path)
-        return leaf.astype(dtype) if first == "bert" and is_cast(tuple(rest)) else leaf
+        names = [entry.key for entry in path]
+        return leaf.astype(dtype) if names[0] == "bert" and names[-1] in ("kernel", "embedding") else leaf
 
     return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def count_parameters(params, config: BertConfig) -> int:
     """Counts the parameters as papers do: without the rows that pad the vocabulary."""
-    padding, table = config.padded_vocab_size - config.vocab_size, families.of(config).word_embeddings
+    padding = config.padded_vocab_size - config.vocab_size
 
     def count(path, leaf):
         names = tuple(entry.key for entry in path)
-        of_words = (table, ("masked_lm", "bias"), ("masked_lm", "decoder", "embedding"))
+        of_words = (WORD_EMBEDDINGS, ("masked_lm", "bias"), ("masked_lm", "decoder", "embedding"))
         if any(names[-len(path) :] == path for path in of_words):
             return leaf.size - padding * math.prod(leaf.shape[1:])
         return leaf.size
@@ -304,5 +304,5 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int,
     Computed analytically: XLA's cost analysis counts the body of a scan once. Excludes lookups, norms and softmax, as
     is usual for model FLOPs utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times as many.
     """
-    layers = families.of(config).layer_flops(config, length)
+    layers = families.family_of(config).forward_flops(config, length)
     return batch * (layers + word_flops(config, predictions) + pooled_flops(config, pooled))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax.common.errors import UserError
-from bertjax.models.family import value_at
+from bertjax.models.family import param_at
 
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")  # DataParallel, torch.compile: put in front of all names
 
@@ -99,7 +99,7 @@ def to_named(table: TensorTable, params: Mapping) -> dict[str, np.ndarray]:
     """The inverse of `to_params`."""
     found = {}
     for path, tensor in table.items():
-        names, theirs, array = tensor.names, tensor.theirs, np.asarray(value_at(params, path))
+        names, theirs, array = tensor.names, tensor.theirs, np.asarray(param_at(params, path))
         array = array[: theirs[0]] if _has_rows(path) else array
         for name, part in zip(names, np.moveaxis(array, 1, 0) if len(names) > 1 else [array], strict=True):
             part = part.reshape(-1, theirs[0]).T if tensor.turns(path) else part

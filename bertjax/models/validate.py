@@ -9,10 +9,10 @@ from bertjax.models import families
 
 def validate_model(config) -> None:
     """Raises `UserError` if `config.model` describes no model."""
-    known_fields = dataclasses.fields(families.FAMILIES.get(config.model.family).config)
+    known_fields = dataclasses.fields(families.FAMILIES.get(config.model.family).config_class)
     known, given = {field.name for field in known_fields}, set(config.model)
-    if families.is_adopted(config):  # also fields of the checkpoint's family
-        given -= families.all_fields() - known
+    if families.adopts_model(config):  # also fields of the checkpoint's family
+        given -= families.all_field_names() - known
     if different := known ^ given:
         raise UserError(
             f"config.model.family = {config.model.family!r}: its models do not have the fields of this config, such as "

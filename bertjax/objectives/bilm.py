@@ -22,7 +22,7 @@ def neighbours(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 OBJECTIVE = predicting(
     TITLE,
-    "neighbours",
+    "bidirectional",
     functools.partial(validate_unmasked, TITLE),
     words_per_sequence=lambda config, stage: 2 * (stage.length - 1),
     addition=addition_of(neighbours),

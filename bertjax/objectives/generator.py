@@ -10,6 +10,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig, field
 from bertjax.models import families
+from bertjax.models.family import ProjectsEmbeddings
 from bertjax.objectives.mlm import OBJECTIVE as MASKED_WORDS
 from bertjax.objectives.objective import Objective
 from bertjax.objectives.parsing import parse_objective
@@ -35,15 +36,15 @@ def config_of(config: BertConfig, settings: GeneratorSettings) -> BertConfig:
     shares = dict.fromkeys(OF_WIDTH, "width") | {"num_hidden_layers": "layers"}
     own = {each.name for each in dataclasses.fields(config)}
     changes = {name: _part(config, name, setting, settings) for name, setting in shares.items() if name in own}
-    found, size, project = dataclasses.replace(config, **changes), config.embedding_size, families.of(config).projected
+    found, size, family = dataclasses.replace(config, **changes), config.embedding_size, families.family_of(config)
     if settings.embeddings == "apart" or found.embedding_size == size:
         return found
-    if project is None:
+    if not isinstance(family, ProjectsEmbeddings):
         raise UserError(
             f"config.objectives.generator.embeddings = {settings.embeddings!r}: a model with model.family = "
             f"{config.family!r} shares no embeddings with a narrower one; set apart, or width=1"
         )
-    return project(found, size)
+    return family.with_embedding_size(found, size)
 
 
 def _part(config: BertConfig, name: str, setting: str, settings: GeneratorSettings) -> int:
@@ -101,7 +102,7 @@ def _flops(settings: GeneratorSettings, config, row) -> int:
     from bertjax.nn.heads import word_flops
 
     own = config_of(config, settings)
-    return families.of(own).layer_flops(own, row.tokens) + word_flops(own, row.predictions)
+    return families.family_of(own).forward_flops(own, row.tokens) + word_flops(own, row.predictions)
 
 
 def _validate(settings: GeneratorSettings, config) -> None:
@@ -120,7 +121,7 @@ def _validate_model(config, settings: GeneratorSettings, own: BertConfig) -> Non
     narrow = config.copy_and_resolve_references().unlock()
     narrow.model.update({name: value for name, value in vars(own).items() if name in narrow.model and name != "family"})
     try:
-        families.of(families.config_of(config)).validate(narrow)
+        families.family_of(families.config_of(config)).validate(narrow)
     except UserError as error:
         reason = str(error).removeprefix("config.")
         raise UserError(

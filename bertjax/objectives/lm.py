@@ -30,7 +30,7 @@ def _of_stream(batch, drawn):
 
 OBJECTIVE = predicting(
     TITLE,
-    "next",
+    "causal",
     functools.partial(validate_unmasked, TITLE),
     words_per_sequence=lambda config, stage: stage.length if config.data.stream else stage.length - 1,
     words_per_row=lambda config, stage, sequences: stage.length - 1,

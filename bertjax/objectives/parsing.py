@@ -16,9 +16,8 @@ from bertjax.models import families
 from bertjax.objectives.objective import Objective, Term
 from bertjax.objectives.registry import OBJECTIVES
 
-# What is learnt if `config.objective` does not say: from words, by `families.words`, and from pairs of segments, by
-# `data.next_sentence`.
-OF_WORDS = {"masked": "mlm", "next": "lm", "neighbours": "bilm", "permuted": "plm"}
+# The default objectives: by the `lm_type` of the model, and for pairs of segments by `data.next_sentence`.
+OF_WORDS = {"masked": "mlm", "causal": "lm", "bidirectional": "bilm", "permuted": "plm"}
 OF_PAIRS = {"pairs": "nsp", "order": "sop"}
 
 
@@ -62,7 +61,7 @@ def weights_of(config: ml_collections.ConfigDict) -> dict[str, float]:
     text = config.objective
     if not text.strip():
         pairs = OF_PAIRS.get(config.data.next_sentence)
-        text = " + ".join(filter(None, (OF_WORDS[families.words(config)], pairs)))
+        text = " + ".join(filter(None, (OF_WORDS[families.lm_type_of(config)], pairs)))
     weights: dict[str, float] = {}
     for part in text.split("+"):
         found = re.fullmatch(r"(?:(\d+(?:\.\d*)?|\.\d+)\s*\*\s*)?([^\s*]+)", part.strip())

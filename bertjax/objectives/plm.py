@@ -12,6 +12,7 @@ import numpy as np
 
 from bertjax.config.model_config import field
 from bertjax.models import families
+from bertjax.models.family import QueryStream
 from bertjax.objectives.objective import Objective
 from bertjax.objectives.parts.words import loss_of_words, predicting, validate_not_masked, words_of_rows
 
@@ -55,7 +56,9 @@ def _loss(encoded, weights, keys):
 def _flops(config, row) -> int:
     from bertjax.nn.heads import word_flops
 
-    return word_flops(config, row.predictions) + families.of(config).query_flops(config, row.tokens, row.predictions)
+    family = families.family_of(config)
+    assert isinstance(family, QueryStream)  # see `validate`
+    return word_flops(config, row.predictions) + family.query_flops(config, row.tokens, row.predictions)
 
 
 def _make(settings: PermutationSettings) -> Objective:

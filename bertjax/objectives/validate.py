@@ -96,7 +96,7 @@ def _validate(config: ml_collections.ConfigDict, with_model: bool) -> None:
             )
         taken |= term.objective.adds.keys()
         if config.data.stream and not term.objective.goes_on:
-            words = OF_WORDS[families.words(config)]
+            words = OF_WORDS[families.lm_type_of(config)]
             other = f"learn {words}, or " if OBJECTIVES.get(words).goes_on else ""
             raise UserError(
                 f"config.data.stream = True: {term.name} reads sequences by themselves, not text that goes on; {other}"

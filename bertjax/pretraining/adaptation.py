@@ -94,7 +94,7 @@ def _measured(windows: list[HeldOutWindow], model, params, tokenizer: Tokenizer)
     texts = [window["text"] for window in windows]
     words = [text.split(" ") for text in texts]
     tokens = sum(map(len, tokenizer.encode_ids(texts))) / sum(map(len, words))
-    if model is None or families.of(model.config).words(model.config) == "neighbours":
+    if model is None or families.family_of(model.config).lm_type(model.config) == "bidirectional":
         return Measured(bits_per_byte=None, tokens_per_word=tokens)
     hidden = [
         [number in chosen for number in range(len(its))]

@@ -226,7 +226,7 @@ def _open_with(
     )
 
     def end_report(trained: Trained) -> str:
-        params = local_copy(trained.state.evaluated, mesh)  # all hosts must call this
+        params = local_copy(trained.state.eval_params, mesh)  # all hosts must call this
         if jax.process_index():
             return ""
         step = int(trained.state.step)  # before the last one, if it ended early

@@ -14,7 +14,7 @@ OF_OPTIMIZER = (
 
 def changeable(config: ml_collections.ConfigDict) -> list[str]:
     """Returns the fields that a stage may change: those that decide neither params nor records."""
-    models = families.configs_that_may_be(config)
+    models = families.possible_config_classes(config)
     dropout = [name for model in models for name in fields_of(model, "") if "dropout" in name]
     behaviour = [name for model in models for name in fields_of(model, "behaviour", "choice")]
     left_out = ("max_position_embeddings", "memory_length", "classifier_dropout")

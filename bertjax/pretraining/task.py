@@ -164,7 +164,7 @@ class Pretraining:
 
     def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
         moved = (term.objective.moves(path) for term in self._terms_of_stages)
-        return families.layer_numbers(self.model.config, next(filter(None, moved), path))
+        return families.layer_ids(self.model.config, next(filter(None, moved), path))
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         first, own = 0, functools.partial(local_rows, self.mesh)
@@ -193,7 +193,7 @@ class Pretraining:
         return {**batch, "weights": {term.name: scaled(term, weights[term.name]) for term in self.terms}}
 
     def cast(self, params):
-        return cast_encoder(params, self.model.config, self.model.compute.dtype)
+        return cast_encoder(params, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
         keys = fold_in(dropout_keys, OBJECTIVES_KEY)
@@ -237,7 +237,8 @@ class Pretraining:
         scores, first = scores_of(terms, means, shares), terms[0].name
         if f"{first}_loss" not in scores:  # not if all is in damaged files
             return None
-        if self._heldout_text is not None and families.words(self._configs[index]) == families.words(self.config):
+        lm_type = families.lm_type_of
+        if self._heldout_text is not None and lm_type(self._configs[index]) == lm_type(self.config):
             scores |= self._bits(params, index)
         stage = self._stages[index]
         changes = {name: value for name, value in stage.changes.items() if name.startswith(("data.", "objective"))}
@@ -289,8 +290,8 @@ class Pretraining:
             if not self.config.packing:
                 row = RowSize(stage.length, 1, most_predictions(own, stage))
             config = families.config_of(own)
-            family = families.of(config)
-            forward = family.layer_flops(config, stage.length)
+            family = families.family_of(config)
+            forward = family.forward_flops(config, stage.length)
             forward += family.memory_flops(config, stage.length) if self.config.data.stream else 0
             forward += sum(term.objective.flops(config, row) for term in parse_objective(own))
             total += 3 * steps * rows * forward
@@ -415,7 +416,7 @@ class Pretraining:
         return self.model.clone(config=dataclasses.replace(self.model.config, **given)) if given else self.model
 
     def _new_memory(self, rows: int, config):
-        return families.of(config).new_memory(config, rows, self.model.compute.dtype)
+        return families.family_of(config).new_memory(config, rows, self.model.compute.dtype)
 
     def abstract_statistics(self) -> dict:
         """Returns the shapes, types and shardings of what the baselines know of the training data."""

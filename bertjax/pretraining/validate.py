@@ -12,6 +12,7 @@ from bertjax.config.limits import PRETRAINING_LIMITS, require, value_of
 from bertjax.config.lists import corpus_sources, mixture_of
 from bertjax.config.stages import config_in, stages_of
 from bertjax.models import families
+from bertjax.models.family import Recurrent
 from bertjax.objectives.validate import validate as validate_objectives
 from bertjax.pretraining.validate_stages import split_of_masks, validate_stages
 from bertjax.text.tokenizer import KINDS
@@ -77,7 +78,7 @@ def require_memory(config) -> None:
     """Raises `UserError` if rows go on in the next step (`data.stream`), and the model cannot."""
     family = config.model.family
     none = f"model.family = {family!r} has no memory, with which a row goes on; choose one that has, or set False"
-    has_memory = families.FAMILIES.get(family).new_memory is not None
+    has_memory = isinstance(families.FAMILIES.get(family), Recurrent)
     require(has_memory or not config.data.stream, "data.stream", config.data.stream, none)
 
 

@@ -68,7 +68,7 @@ def _validate_order(stages) -> None:
 def _validate_changes(config, name: str, given, field_limits: Mapping[str, Mapping]) -> None:
     """Checks what a stage changes, as if the whole config had it."""
     known, limits = changeable(config), dict(field_limits)
-    for model in families.configs_that_may_be(config):
+    for model in families.possible_config_classes(config):
         limits |= {f"model.{field.name}": field.metadata for field in dataclasses.fields(model)}
     copy = config.copy_and_resolve_references().unlock()
     for field, value in changes_of(given).items():

@@ -1,7 +1,7 @@
 """What a checkpoint has learnt, to look at: where each head attends, and which word embeddings lie close together."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
-from bertjax.models.family import value_at
+from bertjax.models.family import WORD_EMBEDDINGS, ExposesAttention, param_at
 
 MOST_LAYERS = 12  # most layers that are drawn, evenly spaced
 NEIGHBOURS = 8
@@ -23,8 +23,8 @@ def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
     Returns its pieces, and the probabilities `[layers, heads, queries, keys]`. Raises `UserError` if it is too long, or
     if the model has no attention.
     """
-    config, pieces, attention_of = source.config, source.tokenizer, families.of(source.config).attention
-    if attention_of is None:
+    config, pieces, family = source.config, source.tokenizer, families.family_of(source.config)
+    if not isinstance(family, ExposesAttention):
         raise UserError(f"{source.path}: a model with model.family = {config.family!r} has no attention")
     ids, longest = pieces.framed(pieces.encode_with_masks(text)), config.max_position_embeddings
     count = len(ids)
@@ -34,13 +34,15 @@ def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
     given, segments, types = np.zeros((3, 1, length), np.int32)
     given[:] = pieces.pad_id
     given[0, :count], segments[0, :count], types[0, :count] = ids, 1, pieces.token_types(count)
-    found = _probabilities(attention_of, config, source.params["bert"], given, segments, types)
+    found = _probabilities(config, source.params["bert"], given, segments, types)
     return [pieces.shown(i) for i in ids], np.asarray(found)[..., :count, :count]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _probabilities(attention_of: Callable, config: BertConfig, params: dict, ids, segments, types) -> jax.Array:
-    return attention_of(config, params, ids, segments, types)
+@functools.partial(jax.jit, static_argnums=0)
+def _probabilities(config: BertConfig, params: dict, ids, segments, types) -> jax.Array:
+    family = families.family_of(config)
+    assert isinstance(family, ExposesAttention)
+    return family.attention_probabilities(config, params, ids, segments, types)
 
 
 def piece_of(source: Pretrained, word: str) -> int:
@@ -62,7 +64,7 @@ def words_of(source: Pretrained, text: str) -> list[int]:
 def neighbours(source: Pretrained, ids: Sequence[int]) -> dict[str, list[tuple[str, float]]]:
     """Returns, by piece, the pieces with the closest embeddings (cosine)."""
     pieces, shown = source.tokenizer.pieces, source.tokenizer.shown
-    table = value_at(source.params["bert"], families.of(source.config).word_embeddings)
+    table = param_at(source.params["bert"], WORD_EMBEDDINGS)
     table = np.asarray(table, np.float32)[: len(pieces)]
     table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
     found = {}

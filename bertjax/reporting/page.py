@@ -19,13 +19,14 @@ from bertjax.common.files import absolute, write_whole
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
+from bertjax.models.family import ExposesAttention
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import (
     PAGE,
     RUNS,
-    Finished,
+    TrialResult,
     read_commands,
     read_report,
     read_samples,
@@ -206,7 +207,7 @@ def _checkpoints(folder: epath.Path, workdirs: Mapping[str, epath.Path]) -> list
     return rows
 
 
-def _grouped(name: str, results: Mapping[epath.Path, Finished]) -> dict[str, dict[epath.Path, Finished]]:
+def _grouped(name: str, results: Mapping[epath.Path, TrialResult]) -> dict[str, dict[epath.Path, TrialResult]]:
     """Returns the trials of a search, with their results, by its name and their settings without the seed."""
     groups = {}
     for trial, result in results.items():
@@ -215,7 +216,7 @@ def _grouped(name: str, results: Mapping[epath.Path, Finished]) -> dict[str, dic
     return groups
 
 
-def _of_groups(groups: Mapping[str, Mapping[epath.Path, Finished]]) -> str:
+def _of_groups(groups: Mapping[str, Mapping[epath.Path, TrialResult]]) -> str:
     """A row for each setting of each search, with mean and standard deviation over its seeds."""
     results = {title: list(found.values()) for title, found in groups.items()}
     metrics = list(dict.fromkeys(name for found in results.values() for result in found for name in result["scores"]))
@@ -238,7 +239,7 @@ def _mean(scores: Sequence[float | None]) -> str:
 
 def _of_checkpoint(folder: epath.Path, source: Pretrained, text: str, words: Sequence[str]) -> str:
     parts = []
-    if families.of(source.config).attention:
+    if isinstance(families.family_of(source.config), ExposesAttention):
         picture = _png(insight.draw(*insight.attention(source, text)), DPI_OF_ATTENTION)
         write_whole(folder / ATTENTION, picture)
         said = html.escape(f"{source.path}; rows attend, columns are attended to: {text}")

@@ -229,8 +229,9 @@ class Server:
     @property
     def _has_attention(self) -> bool:
         from bertjax.models import families
+        from bertjax.models.family import ExposesAttention
 
-        return bool(families.of(self._model.config).attention)
+        return isinstance(families.family_of(self._model.config), ExposesAttention)
 
     async def _read(self, request: web.Request, method: Method) -> Asked:
         """Reads a request. Raises `Refused`."""

@@ -223,7 +223,7 @@ def _restore_or_initialize(
         phase(f"initializing {count:,} parameters")
     state = program.init(jax.random.key(config.seed))
     if start is None:
-        return 0, state if initialize is None else state.begin_with(initialize(state.params))
+        return 0, state if initialize is None else state.with_initial_params(initialize(state.params))
     # The last checkpoint of a trial has params only.
     saved = checkpoints.restore(start, program.state, params_only=True)
     return start, TrainState(state.step + start, saved.params, state.opt_state, saved.average, state.memory)

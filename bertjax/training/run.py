@@ -17,11 +17,11 @@ from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import (
     Difference,
     RunInfo,
+    append_command,
     delete_report,
     differences,
-    note_command,
+    raise_if_fatal,
     read_report,
-    refuse,
     require_info,
     write_info,
     write_report,
@@ -201,7 +201,7 @@ def _find_earlier_run(config: ConfigDict, workdir: epath.Path) -> _EarlierRun | 
     else:
         return None
     if (task := earlier.info.config.task) != config.task:
-        refuse(earlier.workdir, [Difference("task", task, config.task, is_fatal=True)])
+        raise_if_fatal(earlier.workdir, [Difference("task", task, config.task, is_fatal=True)])
     _keep_sizes(config, earlier.info)
     return earlier
 
@@ -217,7 +217,7 @@ def _changes(kind: RunKind, config: ConfigDict, earlier: _EarlierRun | None, inf
         for field, old, new, is_fatal in changes:
             if is_fatal:
                 raise UserError(f"config.branch_from = {branch!r}: {field} is {old!r} there, here {new!r}")
-    refuse(earlier.workdir, changes)
+    raise_if_fatal(earlier.workdir, changes)
     return changes
 
 
@@ -264,7 +264,7 @@ class _BeginWorkdir(Hook):
         if run.is_first_host:
             delete_report(run.workdir)  # The run may be extended after its report.
             write_info(run.workdir, dataclasses.replace(opened.info, total_steps=run.total_steps), opened.tokenizer)
-            note_command(run.workdir)
+            append_command(run.workdir)
         run.print(f"training in {run.workdir}" + (f", from step {run.start_step}" if run.start_step else ""))
         if run.config.dtype == "auto" and compute_for("auto").casts_factors:
             run.print("dtype = 'auto': products take bfloat16, which this processor multiplies faster than float32")

@@ -1,7 +1,7 @@
-"""The training state: step, params and optimizer state, which is all that is needed to resume.
+"""The training state (step, params, optimizer state), its shardings, and the split into trainable and frozen params.
 
-Each device stores and updates only its shard of the params and of the optimizer's moments (weight-update sharding,
-Xu et al. 2020). A step starts by gathering the params and ends by reduce-scattering the gradients.
+Between steps, each device stores and updates only its shard of the params and of the optimizer's moments (weight-update
+sharding, Xu et al. 2020). A step first gathers the params; in the end, it reduce-scatters the gradients.
 """
 
 import dataclasses
@@ -15,130 +15,155 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from bertjax.distributed.mesh import batch_sharding, param_shardings, replicated, split_over_data
 from bertjax.training.optim.frozen import Frozen
 from bertjax.training.optim.groups import matrices
 
-LARGE = 1 << 20  # elements of an array that is worth splitting
+MIN_SPLIT_SIZE = 1 << 20  # smaller arrays of the optimizer, in elements, are replicated
+
+NONE_FROZEN: Frozen = types.MappingProxyType({})
+
+InitParams = Callable[[jax.Array], Any]  # key -> logically partitioned random params
 
 
-NOTHING: Frozen = types.MappingProxyType({})
+class TrainState(flax.struct.PyTreeNode):
+    """The arrays that a run needs to resume."""
 
-
-@flax.struct.dataclass
-class TrainState:
-    step: jax.Array  # int32 scalar: updates done
+    step: jax.Array  # int32 scalar: the number of finished updates
     params: dict
     opt_state: optax.OptState
-    average: dict | None = None  # moving average of the params, if the config has one
-    memory: Any = None  # what the rows of a batch remember of the steps before, if they go on: see `task.Recurrence`
+    average: dict | None = None  # moving average of the params, if the config has `optimizer.average`
+    memory: Any = None  # recurrent memory of the rows of a batch, if the task has a `task.Recurrence`
 
     @property
-    def evaluated(self) -> dict:
-        """The params that are evaluated and used: the average, or else the params."""
+    def eval_params(self) -> dict:
+        """The params for evaluation and inference: `average` if the state has it, else `params`."""
         return self.params if self.average is None else self.average
 
-    def begin_with(self, params: dict) -> "TrainState":
-        """Returns the state with other params, before the first step."""
+    def with_initial_params(self, params: dict) -> "TrainState":
+        """Returns the state of step 0 with other params; the moving average starts from these params."""
         return self.replace(params=params, average=None if self.average is None else jax.tree.map(jnp.copy, params))
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The shardings of the arrays of a run."""
+    """The shardings of the arrays of a run.
 
-    state: TrainState  # `NamedSharding`s of the state between steps
-    compute: dict  # `NamedSharding`s of the params during a step or an evaluation
-    learnt: dict  # `NamedSharding`s of what is trained, as its gradients and moments have them
+    Attributes:
+      state: the state between steps, with a `NamedSharding` for each array.
+      compute: `NamedSharding`s of the params during a step or an evaluation.
+      trainable: `NamedSharding`s of the trainable params, which their gradients and moments share.
+    """
+
+    state: TrainState
+    compute: dict
+    trainable: dict
 
 
-def learnt(params: dict, frozen: Frozen) -> dict:
-    """Returns what is trained of the params, which alone has gradients and moments."""
-    leaves = flatten_dict(learnt_leaves(params, frozen))
+def trainable_params(params: dict, frozen: Frozen) -> dict:
+    """Returns the trainable params. An array whose first layers are frozen is cut to the layers above."""
+    leaves = flatten_dict(trainable_leaves(params, frozen))
     return unflatten_dict({path: x[frozen[path] :] if path in frozen else x for path, x in leaves.items()})
 
 
-def learnt_leaves(tree: dict, frozen: Frozen) -> dict:
-    """Returns a tree that has something for each param, such as its axes, without the leaves of what is all frozen."""
+def trainable_leaves(tree: dict, frozen: Frozen) -> dict:
+    """Removes the leaves of completely frozen params from a tree with a leaf per param, such as a tree of axes."""
     return unflatten_dict({path: x for path, x in flatten_dict(tree).items() if frozen.get(path, 0) is not None})
 
 
-def joined(params: dict, part: dict, frozen: Frozen) -> dict:
-    """Returns the params with `part` in place of `learnt(params, frozen)`."""
-    found = flatten_dict(params)
-    for path, x in flatten_dict(part).items():
-        found[path] = jnp.concatenate([found[path][: frozen[path]], x]) if path in frozen else x
-    return unflatten_dict(found)
+def merge_trainable(params: dict, trainable: dict, frozen: Frozen) -> dict:
+    """Returns `params` in which `trainable` replaces `trainable_params(params, frozen)`."""
+    merged = flatten_dict(params)
+    for path, x in flatten_dict(trainable).items():
+        merged[path] = jnp.concatenate([merged[path][: frozen[path]], x]) if path in frozen else x
+    return unflatten_dict(merged)
 
 
-def abstract_axes(init_params) -> dict:
+def abstract_axes(init_params: InitParams) -> dict:
     """Returns the logical axes of the params that `init_params(key)` returns, a tree of `PartitionSpec`s."""
     return nn.get_partition_spec(jax.eval_shape(init_params, jax.random.key(0)))
 
 
+def abstract_trainable(init_params: InitParams, frozen: Frozen) -> dict:
+    """Returns the shapes and types of the trainable params among the params that `init_params(key)` returns."""
+    return jax.eval_shape(lambda key: trainable_params(nn.meta.unbox(init_params(key)), frozen), jax.random.key(0))
+
+
 def make_layout(
-    init_params,
+    init_params: InitParams,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
-    frozen: Frozen = NOTHING,
+    frozen: Frozen = NONE_FROZEN,
     has_average: bool = False,
     new_memory: Callable[[], Any] | None = None,
 ) -> Layout:
-    """Makes the layout of a run. `init_params(key)` returns logically partitioned params."""
+    """Makes the layout of a run.
+
+    Args:
+      init_params: key -> logically partitioned params.
+      optimizer: the optimizer of the trainable params.
+      mesh: the device mesh.
+      frozen: the frozen params.
+      has_average: whether the state has a moving average of the params.
+      new_memory: returns the initial recurrent memory, `[rows, ...]`; None without recurrence.
+    """
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     abstract, compute, axes = nn.meta.unbox(boxed), param_shardings(boxed, mesh), nn.get_partition_spec(boxed)
 
-    def stored(x, axes, sharding, is_matrix):
+    def stored(x: Any, axes: Any, sharding: NamedSharding, is_matrix: bool) -> NamedSharding:
         return split_over_data(sharding, axes, x.shape) if is_matrix else sharding
 
     params = jax.tree.map(stored, abstract, axes, compute, matrices(abstract))
-    trained = abstract_learnt(init_params, frozen)
-    leaves = (learnt_leaves(each, frozen) for each in (axes, compute))
-    own = jax.tree.map(stored, trained, *leaves, matrices(trained))
-    opt_state = _shardings_of_moments(jax.eval_shape(optimizer.init, trained), trained, own, mesh)
+    trainable = abstract_trainable(init_params, frozen)
+    leaves = (trainable_leaves(tree, frozen) for tree in (axes, compute))
+    shardings = jax.tree.map(stored, trainable, *leaves, matrices(trainable))
+    opt_state = _opt_state_shardings(jax.eval_shape(optimizer.init, trainable), trainable, shardings, mesh)
     memory = None if new_memory is None else jax.tree.map(lambda x: batch_sharding(mesh), jax.eval_shape(new_memory))
-    state = TrainState(replicated(mesh), params, opt_state, params if has_average else None, memory)
-    return Layout(state, compute, own)
+    average = params if has_average else None
+    state = TrainState(replicated(mesh), params, opt_state, average, memory)  # type: ignore[arg-type]  # no arrays
+    return Layout(state, compute, shardings)
 
 
-def abstract_learnt(init_params, frozen: Frozen) -> dict:
-    """Returns the shapes and types of what is trained of the params that `init_params(key)` returns."""
-    return jax.eval_shape(lambda key: learnt(nn.meta.unbox(init_params(key)), frozen), jax.random.key(0))
+def _opt_state_shardings(opt_state: Any, params: dict, shardings: dict, mesh: Mesh) -> Any:
+    """Returns the shardings of an optimizer's arrays.
 
-
-def _shardings_of_moments(opt_state, params: dict, shardings: dict, mesh: Mesh):
-    """Shards an optimizer's arrays: those like a param, in name and shape, as that param; others by their own shape."""
+    An array with the name and the shape of a param has the sharding of the param. Other arrays are replicated, or split
+    over `data` if they are large.
+    """
     known = {
         path: (x.shape, sharding)
         for (path, x), sharding in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(shardings))
     }
 
-    def sharding_of(path, x):
-        names = (known.get(path[start:]) for start in range(len(path)))
-        shape, sharding = next(filter(None, names), (None, None))
-        if shape == x.shape:
+    def sharding_of(path: tuple, x: Any) -> NamedSharding:
+        suffixes = (known.get(path[start:]) for start in range(len(path)))
+        shape, sharding = next(filter(None, suffixes), (None, None))
+        if sharding is not None and shape == x.shape:
             return sharding
-        is_large = x.size >= LARGE
+        is_large = x.size >= MIN_SPLIT_SIZE
         return split_over_data(replicated(mesh), (None,) * x.ndim, x.shape) if is_large else replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(sharding_of, opt_state)
 
 
 def make_init(
-    init_params,
+    init_params: InitParams,
     optimizer: optax.GradientTransformation,
     layout: Layout,
-    frozen: Frozen = NOTHING,
+    frozen: Frozen = NONE_FROZEN,
     new_memory: Callable[[], Any] = lambda: None,
 ) -> Callable[[jax.Array], TrainState]:
-    """Returns a compiled function: key -> the state of step 0, with random params. Each device makes only its shard."""
+    """Returns a compiled function: key -> the state of step 0, with random params.
 
-    def init(key):
+    Each device makes only its shard. `make_layout` describes the arguments.
+    """
+
+    def init(key: jax.Array) -> TrainState:
         params = nn.meta.unbox(init_params(key))
         average = None if layout.state.average is None else jax.tree.map(jnp.copy, params)
-        opt_state = optimizer.init(learnt(params, frozen))
+        opt_state = optimizer.init(trainable_params(params, frozen))
         return TrainState(jnp.zeros([], jnp.int32), params, opt_state, average, new_memory())
 
     return jax.jit(init, out_shardings=layout.state)

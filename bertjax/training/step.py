@@ -15,23 +15,22 @@ from jax.sharding import Mesh
 from bertjax.distributed.mesh import GROUPS, batch_sharding, compiler_options, replicated
 from bertjax.distributed.rules import RULES_WITHIN_DATA
 from bertjax.nn.ops.dropout import row_keys
-from bertjax.training.optim.frozen import find as find_frozen
-from bertjax.training.optim.frozen import layer_factors
+from bertjax.training.optim.frozen import find_frozen, layer_factors
 from bertjax.training.optim.optimizers import make_optimizer
 from bertjax.training.optim.schedules import Schedule, schedule_of
 from bertjax.training.state import (
-    NOTHING,
+    NONE_FROZEN,
     Frozen,
     Layout,
     TrainState,
     abstract_axes,
-    abstract_learnt,
     abstract_state,
-    joined,
-    learnt,
-    learnt_leaves,
+    abstract_trainable,
     make_init,
     make_layout,
+    merge_trainable,
+    trainable_leaves,
+    trainable_params,
 )
 from bertjax.training.task import Task
 
@@ -87,21 +86,21 @@ def make_program(task: Task, config, mesh: Mesh) -> Program:
 
 def _make_optimizer(task: Task, config, axes: dict, frozen: Frozen) -> optax.GradientTransformationExtraArgs:
     """Makes the optimizer of what is trained."""
-    own, decay, factors = learnt_leaves(axes, frozen), config.optimizer.layer_decay, None
+    own, decay, factors = trainable_leaves(axes, frozen), config.optimizer.layer_decay, None
     if decay != 1:
-        factors = layer_factors(task, decay, axes, abstract_learnt(task.init_params, frozen), frozen)
+        factors = layer_factors(task, decay, axes, abstract_trainable(task.init_params, frozen), frozen)
     return make_optimizer(config.optimizer, own, factors)
 
 
 def _describe_frozen(task: Task, config, axes: dict, frozen: Frozen) -> str:
     def measure(frozen: Frozen) -> tuple[int, int]:
         """Returns how many params are trained, and the bytes of the optimizer's state."""
-        trained = abstract_learnt(task.init_params, frozen)
-        state = jax.eval_shape(make_optimizer(config.optimizer, learnt_leaves(axes, frozen)).init, trained)
+        trained = abstract_trainable(task.init_params, frozen)
+        state = jax.eval_shape(make_optimizer(config.optimizer, trainable_leaves(axes, frozen)).init, trained)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
         return sum(x.size for x in jax.tree.leaves(trained)), size
 
-    (some, small), (every, large) = measure(frozen), measure(NOTHING)
+    (some, small), (every, large) = measure(frozen), measure(NONE_FROZEN)
     return f"trains {some:,} of {every:,} params; the optimizer's state has {small:,} bytes, not {large:,}"
 
 
@@ -162,9 +161,9 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
 
     def gradients(params, batch, keys):
         def loss_of(part):
-            return task.loss(joined(params, part, frozen), batch, keys)
+            return task.loss(merge_trainable(params, part, frozen), batch, keys)
 
-        (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(learnt(params, frozen))
+        (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(trainable_params(params, frozen))
         memory = metrics.pop("memory", None)
         return (grads, {"loss": loss, **metrics}), memory
 
@@ -206,7 +205,9 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
         (loss, metrics), of_outputs = jax.value_and_grad(loss_of, has_aux=True)(outputs)
 
         def gradients_of(part, of_its_outputs):
-            _, pull = jax.vjp(lambda own: task.outputs(joined(params, own, frozen), *part), learnt(params, frozen))
+            _, pull = jax.vjp(
+                lambda own: task.outputs(merge_trainable(params, own, frozen), *part), trainable_params(params, frozen)
+            )
             return pull(of_its_outputs)[0], None
 
         grads, _ = summed(gradients_of, (parts, of_outputs))
@@ -227,14 +228,14 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
         in_microbatches = cached_gradients if task.couples_rows else accumulated_gradients
         compute = gradients if microbatches == 1 else in_microbatches
         (grads, metrics), memory = _in_groups(compute, mesh, params, batch, keys)
-        grads = jax.tree.map(sum_over_data, grads, layout.learnt)
+        grads = jax.tree.map(sum_over_data, grads, layout.trainable)
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
 
         rate = hyperparameters.schedule(state.step)
-        before = learnt(state.params, frozen)
+        before = trainable_params(state.params, frozen)
         updates, opt_state = optimizer.update(grads, state.opt_state, before, learning_rate=rate)
         updates = task.limited(updates, state.step)
-        params = joined(state.params, optax.apply_updates(before, updates), frozen)
+        params = merge_trainable(state.params, optax.apply_updates(before, updates), frozen)
         metrics["grad_norm"] = optax.global_norm(grads)
         average = None if state.average is None else averaged(state, params, config.optimizer.average)
         new = TrainState(state.step + 1, params, opt_state, average, _of_rows(memory))

@@ -47,7 +47,7 @@ class Task(Protocol):
 
     def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
         """Returns the number of the layer that the param at this path is of, or those of the layers that it stacks, as
-        `models.family.Family.layer_numbers` says."""
+        `models.family.ModelFamily.layer_ids` says."""
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""

@@ -1,9 +1,9 @@
-"""Checks of the fields that runs of all kinds share."""
+"""Checks of the config fields that runs of all kinds share."""
 
 import math
 from collections.abc import Mapping
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from bertjax.config import budget
 from bertjax.config.limits import one_of, require, value_of, within
@@ -12,10 +12,11 @@ from bertjax.models.validate import validate_model
 from bertjax.text.tokenizer import KINDS
 
 
-def validate_shared_fields(config, limits: Mapping[str, Mapping]) -> None:
+def validate_shared_fields(config: ConfigDict, limits: Mapping[str, Mapping]) -> None:
     """Raises `UserError` if a field that runs of all kinds have is invalid.
 
     Args:
+      config: the whole config.
       limits: {field: arguments of `config.limits.within`}.
     """
     one_of(config, "tokenizer.kind", tuple(KINDS))
@@ -23,37 +24,45 @@ def validate_shared_fields(config, limits: Mapping[str, Mapping]) -> None:
         within(field, value_of(config, field), **limit)
     if config.budget:
         budget.parse(config.budget)
-    needs = f"a recipe needs one, such as {budget.EXAMPLES}"
-    require(bool(config.budget or not config.get("recipe")), "budget", config.budget, needs)
+    remedy = f"a recipe needs a budget, such as {budget.EXAMPLES}"
+    require(bool(config.budget or not config.get("recipe")), "budget", config.budget, remedy)
     validate_model(config)
-    one = "layers that are recomputed must stay in a scan, or the compiler undoes it: set unroll=auto, or remat=none"
-    require(config.unroll != "yes" or config.remat in ("none", "auto"), "unroll", config.unroll, one)
-    fused = config.model.get("attention") == "fused"
-    none = "model.attention = 'fused' asks for one; set attention=auto, or kernels=auto"
-    require(not (config.kernels == "no" and fused), "kernels", config.kernels, none)
-    every, kept = config.checkpoint.every_steps, config.checkpoint.keep_every
-    require(kept % every == 0, "checkpoint.keep_every", kept, f"must be a multiple of every_steps = {every}, or 0")
-    _profile(config.profile)
-    factor = config.watchdog
-    require(factor == 0 or factor > 1, "watchdog", factor, "must be above 1, or 0 for none")
+    _validate_compilation(config)
+    every_steps, keep_every = config.checkpoint.every_steps, config.checkpoint.keep_every
+    remedy = f"must be a multiple of every_steps = {every_steps}, or 0"
+    require(keep_every % every_steps == 0, "checkpoint.keep_every", keep_every, remedy)
+    _validate_profile(config.profile)
+    require(
+        config.watchdog == 0 or config.watchdog > 1, "watchdog", config.watchdog, "must be above 1, or 0 to disable it"
+    )
 
-    batch, microbatches = config.batch_size, config.microbatches
-    require(batch % microbatches == 0, "batch_size", batch, f"must be a multiple of microbatches = {microbatches}")
+    batch_size, microbatches = config.batch_size, config.microbatches
+    remedy = f"must be a multiple of microbatches = {microbatches}"
+    require(batch_size % microbatches == 0, "batch_size", batch_size, remedy)
 
     for axis, size in config.mesh.items():
         require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the remaining devices")
     require(list(config.mesh.values()).count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
     _validate_numbers(config)
     family = families.FAMILIES.get(config.model.family)
-    whole = f"model.family = {config.model.family!r} reads whole rows, which sequences cannot share; set False"
-    require(not config.packing or family.packs, "packing", config.packing, whole)
+    remedy = f"model.family = {config.model.family!r} does not support packed rows; set False"
+    require(not config.packing or family.supports_packing, "packing", config.packing, remedy)
     family.validate(config)
 
 
-def _validate_numbers(config, prefix: str = "") -> None:
-    """Checks that all numbers are finite, and that whole numbers fit the 32 bits that devices have for them."""
+def _validate_compilation(config: ConfigDict) -> None:
+    """Checks `unroll`, `remat` and `kernels`."""
+    remedy = "recomputed layers must stay in a scan, or the compiler stores them; set unroll=auto, or remat=none"
+    require(config.unroll != "yes" or config.remat in ("none", "auto"), "unroll", config.unroll, remedy)
+    needs_kernel = config.model.get("attention") == "fused"
+    remedy = "model.attention = 'fused' needs a kernel; set attention=auto, or kernels=auto"
+    require(not (config.kernels == "no" and needs_kernel), "kernels", config.kernels, remedy)
+
+
+def _validate_numbers(config: ConfigDict, prefix: str = "") -> None:
+    """Checks that all numbers are finite, and that integers fit in 32 bits, as on devices."""
     for name, value in config.items():
-        if isinstance(value, ml_collections.ConfigDict):
+        if isinstance(value, ConfigDict):
             _validate_numbers(value, f"{prefix}{name}.")
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, float):
@@ -62,14 +71,14 @@ def _validate_numbers(config, prefix: str = "") -> None:
                 require(abs(number) < 2**31, f"{prefix}{name}", value, "must be below 2 ** 31")
 
 
-def _profile(steps: str) -> None:
+def _validate_profile(steps: str) -> None:
     start, _, stop = steps.partition(":")
     is_valid = start.isdecimal() and stop.isdecimal() and 1 <= int(start) <= int(stop)
     remedy = "write START:STOP, such as 20:24 for steps 20 to 24; the first step is 1, and STOP is not before START"
     require(not steps or is_valid, "profile", steps, remedy)
 
 
-def validate_optimization(config) -> None:
+def validate_optimization(config: ConfigDict) -> None:
     """Raises `UserError` if the schedules, the trackers, the hooks or the optimizer of a config are invalid."""
     from bertjax.training.hooks import registry
     from bertjax.training.optim import optimizers, schedules

@@ -242,7 +242,7 @@ def config_page() -> str:
     ]
     base = {}
     for name in families.FAMILIES.names():
-        fields = dataclass_fields(families.FAMILIES.get(name).config)
+        fields = dataclass_fields(families.FAMILIES.get(name).config_class)
         differing = [field for field in fields if base.get(field.name) != field]
         base = base or {field.name: field for field in fields}  # BERT's
         lines += ["", f"### {name}", ""]

@@ -19,7 +19,7 @@ def scores(folder: pathlib.Path, metric: str) -> list[float]:
 
 
 def baseline(folder: pathlib.Path, metric: str) -> str:
-    """Formats the baseline of the finished trials (`Finished`), in percent; "" if they have none."""
+    """Formats the baseline of the finished trials (`TrialResult`), in percent; "" if they have none."""
     results = read_results(folder).values()
     most = max((result.get("baseline", 0.0) for result in results if result.get("metric") == metric), default=0.0)
     return f"{100 * most:.1f}" if most else ""

@@ -141,7 +141,7 @@ MISTAKES = {
         ("checkpoint.keep_every", 7, "config.checkpoint.keep_every = 7: must be a multiple of every_steps = 5000"),
         ("budget", "soon", "config.budget = 'soon': must be a time or a number of tokens, such as 20min, 8h"),
         ("budget", "0min", "config.budget = '0min': must be a time"),
-        ("recipe", "modern", "config.budget = '': a recipe needs one, such as 20min"),
+        ("recipe", "modern", "config.budget = '': a recipe needs a budget, such as 20min"),
         ("profile", "5:3", "config.profile = '5:3': write START:STOP, such as 20:24"),
         ("profile", "0:3", "config.profile = '0:3': write START:STOP.* the first step is 1"),
         ("profile", "5:-3", "config.profile = '5:-3': write START:STOP"),
@@ -164,8 +164,8 @@ def test_mistakes_name_field_value_and_remedy(experiment, mistake):
 
 def test_settings_that_exclude_each_other_are_refused():
     for fields, message in (
-        ({"kernels": "no", "model.attention": "fused"}, "kernels = 'no': model.attention = 'fused' asks for one"),
-        ({"unroll": "yes", "remat": "dots"}, "unroll = 'yes': layers that are recomputed must stay in a scan"),
+        ({"kernels": "no", "model.attention": "fused"}, "kernels = 'no': model.attention = 'fused' needs a kernel"),
+        ({"unroll": "yes", "remat": "dots"}, "unroll = 'yes': recomputed layers must stay in a scan"),
     ):
         config = pretraining_config()
         config.update_from_flattened_dict(fields)

@@ -227,7 +227,7 @@ def test_a_run_that_stops_at_boundaries_ends_as_a_run_that_does_not(records, str
 
 @pytest.mark.slow
 def test_the_average_of_the_params_and_the_angles_of_the_stage_are_read(records, straight, tmp_path):
-    params = [leaves(checkpoint._read(straight, step, "params", None)) for step in range(1, 6)]
+    params = [leaves(checkpoint._read_item(straight, step, "params", None)) for step in range(1, 6)]
     average = leaves(checkpoint.read_params(straight, 1))
     for step, new_params in enumerate(params[1:], 1):
         decay = min(0.8, (1 + step) / (10 + step))

@@ -33,7 +33,7 @@ def states_of(family: str, **fields) -> library.Model:
         size = dict(vocab_size=90, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
         settings.model = families.model_fields(family, **size, **fields)
     config = families.config_of(settings)
-    encoder = families.of(config).model(config, Compute())
+    encoder = families.family_of(config).build(config, Compute())
     ids = jnp.ones((1, 8), jnp.int32)
     params = jax.jit(functools.partial(encoder.init, method="encode"))(jax.random.key(0), ids, ids, ids)["params"]
     golden = made("BertModel").source

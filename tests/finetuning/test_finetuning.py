@@ -624,7 +624,7 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
         pretrained.read(tmp_path / "run@9")
     for step in steps:
         (tmp_path / f"run/checkpoints/{step}/scores.json").unlink(missing_ok=True)
-    with pytest.raises(UserError, match=r"run@best: none of its checkpoints has a score; use @latest"):
+    with pytest.raises(UserError, match=r"run@best: no checkpoint has a score; use @latest"):
         pretrained.read(tmp_path / "run@best")
     with pytest.raises(UserError, match=r"@best needs the workdir of a run, but '.*nowhere' is not one"):
         pretrained.read(tmp_path / "nowhere@best")

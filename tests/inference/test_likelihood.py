@@ -137,7 +137,7 @@ def test_models_and_texts_without_likelihoods_are_named():
     model, params = model_of(CONFIG)
     with pytest.raises(UserError, match="has 52 tokens, more than the model's 40 positions"):
         list(likelihood.log_likelihoods(model, params, PIECES, ["ship " * 50]))
-    neighbours = BertForMaskedLM(families.FAMILIES.get("lstms").config(family="lstms", **SIZES))
+    neighbours = BertForMaskedLM(families.FAMILIES.get("lstms").config_class(family="lstms", **SIZES))
     with pytest.raises(UserError, match="this one does neither"):
         list(likelihood.log_likelihoods(neighbours, {}, PIECES, ["ship"]))
     with pytest.raises(UserError, match="continues a text; this one reads in both directions"):

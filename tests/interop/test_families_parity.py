@@ -149,15 +149,15 @@ def test_states_logits_attention_and_gradients_are_transformers(name, length, fi
         np.testing.assert_allclose(found * real, hidden.detach().numpy() * real, atol=1e-4)
     np.testing.assert_allclose(logits * real, expected.logits.detach().numpy() * real, atol=1e-4)
     (expected.logits * torch.tensor(weights)).sum().backward()
-    family = families.of(source.config)
-    named, _ = families.module_of(family).to_tensors(gradients, source.config, type(theirs).__name__)
+    family = families.family_of(source.config)
+    named, _ = family.huggingface.to_tensors(gradients, source.config, type(theirs).__name__)
     expected_names = [TIED.get(key, key) for key, _ in theirs.named_parameters()]
     assert sorted(expected_names) == sorted(named)
     for key, param in zip(expected_names, theirs.parameters()):
         gradient = param.grad.numpy()
         np.testing.assert_allclose(named[key], gradient, atol=1e-4 * max(0.1, np.abs(gradient).max()), err_msg=key)
     if length > 1:
-        attention = jax.jit(family.attention, static_argnums=0)
+        attention = jax.jit(family.attention_probabilities, static_argnums=0)
         found = attention(source.config, source.params["bert"], *(x[:1] for x in batch))
         np.testing.assert_allclose(found, [x[0].detach() for x in expected.attentions], atol=1e-5)
 
@@ -309,7 +309,7 @@ def test_plain_states_attention_and_predictions_that_see_all_else_are_transforme
     states = jax.jit(encode)({"params": source.params["bert"]}, ids, inside, TYPES)
     for ours, hidden in zip(states, expected.hidden_states, strict=True):
         np.testing.assert_allclose(ours * inside[..., None], hidden.detach().numpy() * inside[..., None], atol=1e-4)
-    attention = jax.jit(XLNET.attention, static_argnums=0)
+    attention = jax.jit(XLNET.attention_probabilities, static_argnums=0)
     found = attention(source.config, source.params["bert"], ids[:1], inside[:1], TYPES[:1])
     np.testing.assert_allclose(found, [x[0].detach() for x in expected.attentions], atol=1e-4)
 

@@ -91,7 +91,7 @@ def test_an_adapter_has_pefts_numbers(family, sizes, base, kind, rows, settings,
     elif kind != "Model":
         logits = BertForMaskedLM(*arguments).apply(params, *given, np.tile(np.arange(7), (2, 1)))[..., :rows]
     else:
-        encoder = families.of(source.config).model(*arguments)
+        encoder = families.family_of(source.config).build(*arguments)
         logits = encoder.apply({"params": source.params["bert"]}, *given, method="encode")
     assert source.config.vocab_size == rows and source.ignored == []
     np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=2e-5)

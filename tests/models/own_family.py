@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from bertjax.config.model_config import BertConfig, Compute, field
-from bertjax.models.family import Family, shown_by_embeddings
+from bertjax.models.family import ModelFamily, infer_embeddings_config
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import ACTIVATIONS
 from bertjax.nn.encoder_model import EncoderModel
@@ -47,15 +47,18 @@ class MixerModel(EncoderModel):
         return Mixer(self.config, self.compute)
 
 
-def _shown(params):
-    layers = sum(name.startswith("mix_") for name in params["bert"]["encoder"])
-    return shown_by_embeddings(params) | dict(num_hidden_layers=(layers,)) if layers else None
+class MixerFamily(ModelFamily):
+    config_class = MixerConfig
+
+    def build(self, config, compute):
+        return MixerModel(config, compute)
+
+    def forward_flops(self, config, length):
+        return 2 * config.num_hidden_layers * config.hidden_size * length**2
+
+    def infer_config(self, params):
+        layers = sum(name.startswith("mix_") for name in params["bert"]["encoder"])
+        return infer_embeddings_config(params) | dict(num_hidden_layers=(layers,)) if layers else None
 
 
-FAMILY = Family(
-    model=MixerModel,
-    words=lambda config: "masked",
-    layer_flops=lambda config, length: 2 * config.num_hidden_layers * config.hidden_size * length**2,
-    shown=_shown,
-    config=MixerConfig,
-)
+FAMILY = MixerFamily()

@@ -24,6 +24,7 @@ from bertjax.interop import conversion, huggingface, pretrained, tf1
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.models import families
+from bertjax.models.family import HuggingFaceFamily, QueryStream
 from bertjax.models.heads import BertForMaskedLM, count_parameters, forward_flops
 from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.models.transformer_xl.family import FAMILY as TRANSFORMER_XL
@@ -64,11 +65,11 @@ def registered():
 
 def test_every_family_has_the_contract():
     assert {*families.FAMILIES.names()} == FAMILIES.keys()
-    assert {name for name in FAMILIES if families.FAMILIES.get(name).huggingface} == {*WRITTEN}
+    assert {name for name in FAMILIES if isinstance(families.FAMILIES.get(name), HuggingFaceFamily)} == {*WRITTEN}
 
 
 def model_config(family, **fields):
-    return families.FAMILIES.get(family).config(**{"family": family, **SIZES, **FAMILIES[family], **fields})
+    return families.FAMILIES.get(family).config_class(**{"family": family, **SIZES, **FAMILIES[family], **fields})
 
 
 def config_for(family, records="unused", **fields):
@@ -117,7 +118,7 @@ ENWIK8 = dict(
     ("transformer_xl", ENWIK8, 41_055_436),
 ])  # fmt: skip
 def test_published_sizes(family, fields, count):
-    config = families.FAMILIES.get(family).config(**fields)
+    config = families.FAMILIES.get(family).config_class(**fields)
     assert count_parameters(nn.meta.unbox(abstract_params(config)), config) == count
 
 
@@ -125,11 +126,11 @@ def test_published_sizes(family, fields, count):
 def test_params_of_a_transformer_xl_show_the_config_and_their_layers(untie_biases):
     config = TransformerXLConfig(**ENWIK8 | dict(untie_biases=untie_biases))
     params = nn.meta.unbox(abstract_params(config))
-    shown = TRANSFORMER_XL.shown(params)
-    assert all(getattr(config, name) in values for name, values in shown.items()) and len(shown) == 7
+    inferred = TRANSFORMER_XL.infer_config(params)
+    assert all(getattr(config, name) in values for name, values in inferred.items()) and len(inferred) == 7
     path = ("encoder", "layers", "biases", "content") if untie_biases else ("encoder", "biases", "content")
     assert ("biases" in params["bert"]["encoder"]["layers"]) == untie_biases
-    numbers = TRANSFORMER_XL.layer_numbers(config, path)
+    numbers = TRANSFORMER_XL.layer_ids(config, path)
     np.testing.assert_array_equal(numbers, 1 + np.arange(12) if untie_biases else 0)
 
 
@@ -163,8 +164,8 @@ def test_flops_are_those_of_the_matrix_products(family):
     own = dict(global_attn_every_n_layers=1) if family == "modernbert" else {}  # within windows, blocks have padding
     config, length, words = model_config(family, max_position_embeddings=24, **own), 24, 6
     expected = forward_flops(config, 1, length, words, pooled=0)
-    if query_flops := families.FAMILIES.get(family).query_flops:
-        expected += query_flops(config, length, words)
+    if isinstance(families.FAMILIES.get(family), QueryStream):
+        expected += families.FAMILIES.get(family).query_flops(config, length, words)
     traced = matrix_products(config, 2, length, words) - matrix_products(config, 1, length, words)
     assert expected <= traced < 1.005 * expected and (traced == expected or family == "xlnet")
     if family == "transformer_xl":
@@ -199,7 +200,7 @@ def params_and_loss_after_a_step(config, devices, records):
 def test_packed_rows_on_eight_devices_give_the_step_of_padded_rows_on_one(family, records_folder):
     """Rows of families that cannot pack stay padded."""
     one = config_for(family, records_folder)
-    eight = config_for(family, records_folder, packing=families.FAMILIES.get(family).packs, remat="full")
+    eight = config_for(family, records_folder, packing=families.FAMILIES.get(family).supports_packing, remat="full")
     eight.mesh.update(data=2, fsdp=2, tensor=2)
     expected, loss = params_and_loss_after_a_step(one, 1, records_folder)
     params, sharded_loss = params_and_loss_after_a_step(eight, 8, records_folder)
@@ -221,9 +222,9 @@ GROUPED = dict(hidden_size=128, num_hidden_layers=1, num_key_value_heads=2, head
 ])  # fmt: skip
 def test_kernels_give_the_same_on_any_mesh(family, fields, chip):
     """Compares states and gradients of the plain path on one device with the kernels' on eight devices."""
-    config = families.FAMILIES.get(family).config(**WIDE | fields)
+    config = families.FAMILIES.get(family).config_class(**WIDE | fields)
     ids, segments = np.random.default_rng(0).integers(0, 300, (4, 160)), packed(4, 160)
-    plain = families.FAMILIES.get(family).model(config, Compute())
+    plain = families.FAMILIES.get(family).build(config, Compute())
     params = {"params": random_params(BertForMaskedLM(config), config)["bert"]}
 
     def loss(params, model):
@@ -263,7 +264,7 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("eurobert", "model.head_dim", 7, "config.model.head_dim = 7: must be even: rotary positions halve it"),
     ("eurobert", "model.rope_theta", 0.0, "config.model.rope_theta = 0.0: must be above 0"),
     ("mixer", "model.mixing_act", "tanh", "config.model.mixing_act = 'tanh': choose one of gelu, relu"),
-    ("mixer", "packing", True, "config.packing = True: model.family = 'mixer' reads whole rows, which sequences"),
+    ("mixer", "packing", True, "config.packing = True: model.family = 'mixer' does not support packed rows"),
     ("bert", "model.family", "mixr", "'mixr': choose one of bert, distilbert, .*, roberta, .*, xlnet, mixer"),
     ("bert", "model.family", "modernbert",
      "config.model.family = 'modernbert': its models do not have the fields of this config, such as .*; begin with"),
@@ -287,7 +288,7 @@ def run_of(tmp_path_factory):
     @functools.cache
     def make(family):
         folder, config = tmp_path_factory.mktemp("runs") / family, config_for(family)
-        special = families.FAMILIES.get(family).special_pieces
+        special = tokenizer.XLNET if family == "xlnet" else tokenizer.SPECIAL_PIECES
         pieces = vocabulary_learning.learn("sentencepiece", words, 83, special=special)
         config.model.vocab_size, config.tokenizer.kind = pieces.vocab_size, "sentencepiece"
         model = families.config_of(config)
@@ -375,7 +376,7 @@ def test_a_classifier_learns_predicts_and_is_converted(family, run_of, reviews, 
     config = fine_tuning_config("glue", name="sst2")
     config.data.path, config.init_checkpoint = str(reviews), str(run_of(family))
     config.update(dict(batch_size=16, max_seq_length=32, epochs=8.0, dtype="float32", unroll="no", log_every_steps=99))
-    config.update(dict(packing=families.FAMILIES.get(family).packs))
+    config.update(dict(packing=families.FAMILIES.get(family).supports_packing))
     config.optimizer.learning_rate, config.eval.every_steps = 1e-2, 99
     validate(config)
     launch(config, tmp_path / "tuned")

@@ -86,9 +86,9 @@ def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, 
 
 def test_a_classifier_starts_from_the_words_head(folder, capsys):
     source = pretrained.read(folder)
-    started = FAMILY.start(source.params)
+    started = FAMILY.import_params(source.params)
     assert (started["bert"]["pooler"]["dense"]["kernel"] == source.params["masked_lm"]["dense"]["kernel"]).all()
-    assert FAMILY.start(started) is started
+    assert FAMILY.import_params(started) is started
     pretrained.initialize({"bert": jax.tree.map(jnp.zeros_like, started["bert"])}, folder, encoder_only=True)
     assert capsys.readouterr().out.endswith(" arrays loaded; not used: masked_lm/bias\n")
 

@@ -132,7 +132,7 @@ def test_sizes_of_generators():
     assert isinstance(generator("bert"), ElectraConfig) and sizes(generator("bert", "apart"))[:2] == (16, 16)
     assert sizes(generator("modernbert")) == (16, 32, 1, 16, 32, 1)
     for config in (generator("modernbert", width=1), generator("modernbert", "apart")):
-        assert type(config) is families.FAMILIES.get("modernbert").config
+        assert type(config) is families.FAMILIES.get("modernbert").config_class
     assert sizes(generator("eurobert", "apart", num_key_value_heads=1))[:2] == (16, 16)
     thirds = generator("bert", width=1 / 3, layers=1.0, hidden_size=768, num_attention_heads=12, intermediate_size=3072)
     assert sizes(thirds) == (256, 768, 4, 64, 1024, 2)
@@ -390,7 +390,7 @@ def test_the_difference_belongs_to_the_embeddings():
     assert all(x == 0.25 for path, x in factors.items() if path[:2] == ("generator", "difference"))
     assert all(x == 1 for path, x in factors.items() if path[:2] in (("generator", "bert"), ("generator", "masked_lm")))
     config.freeze_layers = 1
-    found = frozen.find(task, config, params)
+    found = frozen.find_frozen(task, config, params)
     whole = {path[:3] for path, rows in found.items() if rows is None}
     assert {path[:2] for path in whole} == {("bert", "embeddings"), ("generator", "difference")}
     assert {path[:2] for path in found} - {path[:2] for path in whole} == {("bert", "encoder")}

@@ -33,7 +33,7 @@ from bertjax.pretraining.run import find_or_prepare, report
 from bertjax.pretraining.scores import divided
 from bertjax.pretraining.task import Pretraining
 from bertjax.text import tokenizer
-from bertjax.training.checkpoints.workdir import differences, refuse
+from bertjax.training.checkpoints.workdir import differences, raise_if_fatal
 from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import fits_in_memory, make_program, put_hyperparameters
 from experiments import features
@@ -264,11 +264,11 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
     with preparing_in_process():
         now = pretraining_run.KIND.open(config, tmp_path, info).info
     with pytest.raises(UserError, match=r"holds a run on other data \(records changed\)"):
-        refuse("RUN", [d for d in differences(info, now) if d.field == "fingerprints"])
+        raise_if_fatal("RUN", [d for d in differences(info, now) if d.field == "fingerprints"])
     # Another objective on the same data: refused.
     config.data.next_sentence, identity = "order", pretraining_run.KIND.identity(config)
     with pytest.raises(UserError, match=r"config.data.next_sentence = 'order': RUN holds a run with 'pairs'; choose"):
-        refuse("RUN", differences(info, dataclasses.replace(info, config=config), identity))
+        raise_if_fatal("RUN", differences(info, dataclasses.replace(info, config=config), identity))
 
 
 def test_remat_auto_takes_the_first_policy_that_fits(task, monkeypatch):

@@ -256,13 +256,13 @@ def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
 
 def assert_same(workdir, other, step):
     for name in ("params", "memory"):
-        a, b = (jax.tree.leaves(checkpoint._read(folder, step, name, None)) for folder in (workdir, other))
+        a, b = (jax.tree.leaves(checkpoint._read_item(folder, step, name, None)) for folder in (workdir, other))
         assert all(map(np.array_equal, a, b)), name
 
 
 @pytest.mark.slow
 def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_path):
-    filled = [int(jax.tree.leaves(checkpoint._read(straight, i, "memory", None))[0].min()) for i in range(1, 6)]
+    filled = [int(jax.tree.leaves(checkpoint._read_item(straight, i, "memory", None))[0].min()) for i in range(1, 6)]
     assert filled == [LENGTH, MEMORY, LENGTH, MEMORY, MEMORY]
     workdir = shutil.copytree(straight, tmp_path / "run")
     for step in ("4", "5"):

@@ -1,7 +1,6 @@
 """The page about runs: its curves are the logged numbers, and its attention is the attention of the checkpoint."""
 
 import base64
-import dataclasses
 import json
 import re
 import shutil
@@ -144,9 +143,9 @@ def test_the_page_of_one_run_has_what_made_it_and_what_it_predicts(tmp_path, mon
     run, other = (made_run(tmp_path / name, [5.0], batch_size=4) for name in ("run", "other"))
     monkeypatch.setattr(sys, "argv", ["main.py", "--config=small", "--config.data.corpus=<my> text"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    workdir.note_command(run)
+    workdir.append_command(run)
     monkeypatch.setattr(sys, "argv", ["main.py", "--again"])
-    workdir.note_command(run)
+    workdir.append_command(run)
     workdir.write_report(run, "held-out <words>: loss 4.5")
     ((name, content),) = workdir.samples_file([("a < b", "good", "bad"), ("x" * 9999, "", "")]).items()
     (run / name).write_text(content)
@@ -220,7 +219,7 @@ def test_seeds_have_a_colour_of_their_own_only_when_alone(tmp_path, figures):
 
 
 def checkpoint_of(config):
-    ids, model = jnp.zeros((1, 8), jnp.int32), families.of(config).model(config, Compute())
+    ids, model = jnp.zeros((1, 8), jnp.int32), families.family_of(config).build(config, Compute())
     shapes = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids)["params"])
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(scale=0.5, size=x.shape).astype(x.dtype), shapes)
@@ -238,14 +237,15 @@ def checkpoint_of(config):
 def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(family, own, monkeypatch):
     sizes = {"vocab_size": len(PIECES), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 32, "max_position_embeddings": 24}
-    source = checkpoint_of(families.FAMILIES.get(family).config(**sizes | own))
-    known, traced = families.of(source.config), []
+    source = checkpoint_of(families.FAMILIES.get(family).config_class(**sizes | own))
+    known, traced = families.family_of(source.config).attention_probabilities, []
 
     def counted(config, params, ids, segments, types):
         traced.append(ids.shape[1])
-        return known.attention(config, params, ids, segments, types)
+        return known(config, params, ids, segments, types)
 
-    monkeypatch.setattr(insight.families, "of", lambda config: dataclasses.replace(known, attention=counted))
+    monkeypatch.setattr(families.family_of(source.config), "attention_probabilities", counted)
+    insight._probabilities.clear_cache()
     lengths = {5: 16, 13: 16, 14: 16, 22: 24, 9: 16, 15: 24} if (family, own) == ("bert", {}) else {22: 24, 15: 24}
     for words in lengths:
         pieces, found = insight.attention(source, " ".join((PIECES[5:] * 4)[:words]))
@@ -253,7 +253,7 @@ def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(fa
     assert traced == sorted(set(lengths.values()))
     ids = np.array([[PIECES.index(piece) for piece in pieces]])
     inputs = source.params["bert"], ids, np.ones_like(ids), np.zeros_like(ids)
-    expected = jax.jit(known.attention, static_argnums=0)(source.config, *inputs)
+    expected = jax.jit(known, static_argnums=0)(source.config, *inputs)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 

@@ -26,7 +26,7 @@ def saved(tmp_path_factory):
 
 
 def values(workdir, step):
-    found = {item: checkpoint._read(workdir, step, item, None) for item in ("params", "rest")}
+    found = {item: checkpoint._read_item(workdir, step, item, None) for item in ("params", "rest")}
     return {name: np.asarray(x).tolist() for name, x in checksums.names_of(found).items()}
 
 
@@ -96,7 +96,7 @@ def test_where_none_is_left_the_run_is_not_begun_anew(copied):
     for step in checkpoint.steps(copied):
         shutil.rmtree(copied / "checkpoints" / str(step) / "params")
     for _ in range(2):
-        with pytest.raises(UserError, match=r"all its checkpoints were damaged, see .*checkpoints-damaged"):
+        with pytest.raises(UserError, match=r"all checkpoints were damaged, see .*checkpoints-damaged"):
             checkpoint.latest_intact_step(copied)
     assert checkpoint.latest_intact_step(copied.parent / "new") is None
 
@@ -114,9 +114,9 @@ def test_a_flipped_letter_of_the_checksums_is_damage(copied):
     content = path.read_bytes()
     for place in range(0, len(content), len(content) // 40):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        assert checkpoint._find_damage(copied, 10) or content[place : place + 1].isspace(), place
+        assert checkpoint._describe_damage(copied, 10) or content[place : place + 1].isspace(), place
     path.write_bytes(content)
-    assert not checkpoint._find_damage(copied, 10)
+    assert not checkpoint._describe_damage(copied, 10)
     shutil.rmtree(copied / "checkpoints/10/checksums")  # as before there were checksums
     assert checkpoint.latest_intact_step(copied) == 10
 

@@ -282,7 +282,9 @@ def matrices_of_modernbert(tree):
 def test_muon_takes_the_matrices_of_a_stack_one_by_one(family, layers, matrices):
     """As optax's takes a matrix by itself; embeddings and the output layers are Adam's."""
     sizes = dict(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=24)
-    boxed = abstract_params(BertForMaskedLM(families.FAMILIES.get(family).config(**sizes, num_hidden_layers=layers)))
+    boxed = abstract_params(
+        BertForMaskedLM(families.FAMILIES.get(family).config_class(**sizes, num_hidden_layers=layers))
+    )
     params = jax.tree.map(lambda x: np.zeros(x.shape), nn.meta.unbox(boxed))
     rng = np.random.default_rng(0)
     gradient = jax.tree.map(lambda x: np.float32(1e-3 * rng.normal(size=x.shape)), params)
@@ -333,10 +335,10 @@ def test_moments_lie_where_their_own_shapes_say(name, options, count):
     (dict(name="lbfgs"), r"config.optimizer.name = 'lbfgs': cannot be used with options '', a gradient and"),
     (dict(name="lion", options="b3=1"), r"config.optimizer.options = 'b3=1': 'b3=1' is not understood; write NAME=VALUE"
                                         r"; lion has b1, b2, mu_dtype, mask"),
-    (dict(options="b1=0.5"), r"config.optimizer.options = 'b1=0.5': adam takes none; it has the fields of"),
+    (dict(options="b1=0.5"), r"config.optimizer.options = 'b1=0.5': adam has no options; set the fields of"),
     (dict(schedule="wave"), r"config.optimizer.schedule = 'wave': choose one of linear, constant, cosine, trapezoid"),
     (dict(decay_proportion=0.0), r"config.optimizer.decay_proportion = 0.0: must be above 0 and at most 1"),
-    (dict(groups=param_groups(a=param_group("("))), r"config.optimizer.groups.a.params = '\(': no regular expression"),
+    (dict(groups=param_groups(a=param_group("("))), r"optimizer.groups.a.params = '\(': not a regular expression"),
     (dict(groups=param_groups(a="b")), r"optimizer.groups.a = 'b': write param_groups\(a=param_group\(PATTERN"),
     (dict(groups=param_groups(a=param_group(5))), r"optimizer.groups.a = .*: write param_groups\(a=param_group\("),
     (dict(name="muon", options="ns_coeffs=3"), r"optimizer.name = 'muon': cannot be used with options 'ns_coeffs=3'"),

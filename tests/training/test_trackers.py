@@ -96,7 +96,7 @@ def test_a_tracker_that_fails_stops_no_run_and_gets_all_later(kept, tmp_path, ca
     sink.write(4, {"a": 2.0})
     sink.write(4, {"b": 2.5})
     sink.flush()
-    said = "kept: ConnectionError: no route; training goes on, and it is tried again at each checkpoint\n"
+    said = "kept: ConnectionError: no route; training continues; metrics are sent again at each checkpoint\n"
     assert capsys.readouterr().out == said and kept == {"run0": [(2, "a", 1.0)]}
     assert json.loads((tmp_path / "kept.json").read_text()) == {"run": "run0", "step": 2, "names": ["a"]}
     Kept.down = False
@@ -107,9 +107,11 @@ def test_a_tracker_that_fails_stops_no_run_and_gets_all_later(kept, tmp_path, ca
     Kept.down = True
     sink.write(8, {"a": 4.0})
     sink.close()
-    later = "kept: ConnectionError: no route; what it lacks is in metrics.jsonl, and is sent if the run goes on\n"
+    later = (
+        "kept: ConnectionError: no route; the missing metrics are in metrics.jsonl, and are sent when the run resumes\n"
+    )
     assert capsys.readouterr().out == said + later
-    remedy = f"; to begin another run than run0, delete {tmp_path}/kept.json"
+    remedy = f"; to start a new run instead of run0, delete {tmp_path}/kept.json"
     with pytest.raises(UserError) as error:
         written(tmp_path, 2)
     assert str(error.value) == f"config.sinks = 'kept': ConnectionError: no route{remedy}"
@@ -119,7 +121,7 @@ def test_names_of_sinks(monkeypatch):
     config, _ = from_arguments(
         ["", "--config=quickstart", "--config.sinks=jsonl,tensorboard,mlflow", "--config.sinks=wandb"]
     )
-    assert trackers.named(config) == ("tensorboard", "mlflow", "wandb")
+    assert trackers.tracker_names(config) == ("tensorboard", "mlflow", "wandb")
     config = tiny_config("text.txt")
     config.sinks = ("jsonl, mlfow",)
     with pytest.raises(UserError, match=r"config.sinks = 'mlfow': choose one of jsonl, tensorboard, mlflow, wandb"):
@@ -148,7 +150,7 @@ def test_mlflow_has_one_run_with_every_number_once(tmp_path, monkeypatch):
     assert run.data.params["batch_size"] == "16" and run.data.params["model.hidden_act"] == "gelu_new"
 
     client.delete_run(run.info.run_id)
-    with pytest.raises(UserError, match=rf"to begin another run than {run.info.run_id}, delete .*/toy/mlflow.json"):
+    with pytest.raises(UserError, match=rf"to start a new run instead of {run.info.run_id}, delete .*/toy/mlflow.json"):
         written(workdir, 6, factory=make)
 
 

@@ -48,7 +48,7 @@ def test_every_difference_is_found_with_its_field_and_both_values(tmp_path):
         "model.hidden_dropout_prob = 0.2 (was 0.1)",
     }
     assert not any(difference.is_fatal for difference in found)
-    workdir.refuse(tmp_path, found)
+    workdir.raise_if_fatal(tmp_path, found)
 
 
 def test_what_cannot_change_within_a_workdir_is_refused():
@@ -61,7 +61,7 @@ def test_what_cannot_change_within_a_workdir_is_refused():
         found = workdir.differences(RunInfo(tiny_config("text.txt")), RunInfo(config), identity=("data.language",))
         message = f"config.{field} = {value!r}: RUN holds a run with {before!r}; choose another"
         with pytest.raises(UserError, match=message):
-            workdir.refuse("RUN", found)
+            workdir.raise_if_fatal("RUN", found)
 
 
 def test_labels_and_vocabulary_are_compared_where_both_are_known():
@@ -69,10 +69,12 @@ def test_labels_and_vocabulary_are_compared_where_both_are_known():
     one, other = (workdir.tokenizer_entry(pieces(word)) for word in ("ship", "oven"))
     assert workdir.differences(RunInfo(config), RunInfo(config, labels=("a",), tokenizer=one)) == []
     with pytest.raises(UserError, match="RUN holds a run with another vocabulary"):
-        workdir.refuse("RUN", workdir.differences(RunInfo(config, tokenizer=one), RunInfo(config, tokenizer=other)))
+        workdir.raise_if_fatal(
+            "RUN", workdir.differences(RunInfo(config, tokenizer=one), RunInfo(config, tokenizer=other))
+        )
     with pytest.raises(UserError, match="RUN holds a run with the labels a, b, but the data has b, a"):
         before, now = RunInfo(config, labels=("a", "b")), RunInfo(config, labels=("b", "a"))
-        workdir.refuse("RUN", workdir.differences(before, now))
+        workdir.raise_if_fatal("RUN", workdir.differences(before, now))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"task": "pretraining"}', '{"task": 3, "model": 4}',
@@ -93,7 +95,7 @@ def test_a_later_format_is_refused_and_an_earlier_one_read(tmp_path):
     path.write_text(json.dumps({"format": 2, "models": []}))  # nothing of it is known
     with pytest.raises(UserError) as error:
         workdir.read_info(tmp_path)
-    assert str(error.value) == f"{path}: is of format 2, and this bertjax reads up to 1; install a newer bertjax"
+    assert str(error.value) == f"{path}: has format 2, and this bertjax reads up to 1; install a newer bertjax"
     for wrong in (0, True, "1", 1.5):
         path.write_text(json.dumps(content | {"format": wrong}))
         with pytest.raises(UserError, match=r"config.json: damaged"):

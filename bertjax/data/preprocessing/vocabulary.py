@@ -19,6 +19,7 @@ from bertjax.data.corpus.selection import Selection, is_train, selection_of, wit
 from bertjax.data.preprocessing.blocks import Block, read_blocks
 from bertjax.data.preprocessing.word_counts import Sample, WordCounts, sample
 from bertjax.models import families
+from bertjax.models.family import NamesSpecialPieces
 from bertjax.text import tokenizer, vocabulary_extension, vocabulary_learning
 from bertjax.text.tokenizer import Tokenizer
 
@@ -40,7 +41,7 @@ def given_tokenizer(config) -> Tokenizer | None:
             f"config.model.position_offset = {offset}: positions are counted from the id of padding on, which is "
             f"{loaded.pad_id} in {path or 'bytes'}; set it to {loaded.pad_id + 1}"
         )
-    if loaded.mask_id == loaded.sep_id and families.words(config) == "masked":
+    if loaded.mask_id == loaded.sep_id and families.lm_type_of(config) == "masked":
         raise UserError(f"config.tokenizer.path = {path!r}: has no [MASK]; set --config.model.causal=True, or another")
     return None if config.tokenizer.extend else loaded
 
@@ -102,7 +103,8 @@ def learn_from(config, counts: Sample) -> Tokenizer:
     if config.tokenizer.extend:
         base = tokenizer.load(kind, config.tokenizer.path, lowercase)
         return vocabulary_extension.extended(base, counts.words, config.tokenizer.extend)
-    special = families.FAMILIES.get(config.model.family).special_pieces
+    family = families.FAMILIES.get(config.model.family)
+    special = family.special_pieces if isinstance(family, NamesSpecialPieces) else tokenizer.SPECIAL_PIECES
     return vocabulary_learning.learn(kind, counts.words, config.model.vocab_size, lowercase, special)
 
 

@@ -164,7 +164,7 @@ def split(sentences: Sequence[Sentence], labels: Sequence[str], examples: Exampl
 
     def files(logits: list[np.ndarray]) -> dict[str, str]:
         found, rows = read_tags(sentences, labels, examples, logits), []
-        for number in workdir.samples(len(sentences)):
+        for number in workdir.sample_indices(len(sentences)):
             words = sentences[number].words
             shown = (_shown(words, tags, has_entities) for tags in (gold[number], found[number]))
             rows.append((" ".join(words), *shown))

@@ -141,7 +141,7 @@ def _split(
             written["null_odds.json"] = {name: null for name, (_, null) in answers.found.items()}
         texts = {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
         rows = []
-        for question in (questions[number] for number in workdir.samples(len(questions))):
+        for question in (questions[number] for number in workdir.sample_indices(len(questions))):
             right = "; ".join(dict.fromkeys(question.answers))
             rows.append((question.text, right or "no answer", answers.texts[question.name] or "no answer"))
         return texts | workdir.samples_file(rows)

@@ -1,23 +1,34 @@
-"""DistilBERT (Sanh et al. 2019): BERT without token types, whose pooler, which only classifiers of texts have, is a
-dense layer with ReLU."""
+"""DistilBERT (Sanh et al. 2019): BERT without token types. Only classifiers of texts have a pooler, a dense layer with
+ReLU."""
 
-import dataclasses
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from bertjax.models.bert.family import FAMILY as BERT
+from bertjax.config.model_config import Compute
+from bertjax.models.bert.family import BertLayersFamily
 from bertjax.models.distilbert.config import DistilBertConfig
+from bertjax.models.family import HuggingFaceFamily
+
+if TYPE_CHECKING:
+    from bertjax.nn.encoder_model import EncoderModel
 
 
-def _model(config, compute):
-    from bertjax.models.distilbert.model import DistilBertModel
+class DistilBertFamily(BertLayersFamily, HuggingFaceFamily):
+    """DistilBERT."""
 
-    return DistilBertModel(config, compute)
+    config_class = DistilBertConfig
+    model_types = ("distilbert",)
+
+    def build(self, config: DistilBertConfig, compute: Compute) -> "EncoderModel":
+        from bertjax.models.distilbert.model import DistilBertModel
+
+        return DistilBertModel(config, compute)
+
+    @property
+    def huggingface(self) -> ModuleType:
+        from bertjax.models.distilbert import huggingface
+
+        return huggingface
 
 
-FAMILY = dataclasses.replace(
-    BERT,
-    config=DistilBertConfig,
-    model=_model,
-    model_types=("distilbert",),
-    huggingface="bertjax.models.distilbert.huggingface",
-    projected=None,
-)
+FAMILY = DistilBertFamily()

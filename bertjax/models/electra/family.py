@@ -1,37 +1,50 @@
-"""ELECTRA (Clark et al. 2020): BERT whose embeddings have a size of their own, and whose pooler, which only classifiers
-of texts have, is a dense layer with GELU. A discriminator has, as `replaced_tokens`, what tells replaced words."""
+"""ELECTRA (Clark et al. 2020): BERT with embeddings of any size.
+
+Only classifiers of texts have a pooler, a dense layer with GELU. A discriminator has the output layer
+`replaced_tokens`.
+"""
 
 import dataclasses
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from bertjax.models.bert.family import FAMILY as BERT
+from bertjax.config.model_config import Compute
+from bertjax.models.bert.family import BertLayersFamily
 from bertjax.models.electra.config import ElectraConfig
-from bertjax.models.family import projection_flops
+from bertjax.models.family import HuggingFaceFamily, ProjectsEmbeddings, projection_flops
+
+if TYPE_CHECKING:
+    from bertjax.nn.encoder_model import EncoderModel
 
 
-def _model(config, compute):
-    from bertjax.models.electra.model import ElectraModel
+class ElectraFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
+    """Generators and discriminators of ELECTRA."""
 
-    return ElectraModel(config, compute)
+    config_class = ElectraConfig
+    model_types = ("electra",)
+
+    def build(self, config: ElectraConfig, compute: Compute) -> "EncoderModel":
+        from bertjax.models.electra.model import ElectraModel
+
+        return ElectraModel(config, compute)
+
+    def forward_flops(self, config: ElectraConfig, length: int) -> int:
+        return projection_flops(config, length) + super().forward_flops(config, length)
+
+    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        fields = super().infer_config(params)
+        size = params["bert"]["embeddings"]["word"]["embedding"].shape[1:]
+        return None if fields is None else fields | {"embedding_size": size}
+
+    def with_embedding_size(self, config: ElectraConfig, size: int) -> ElectraConfig:
+        return dataclasses.replace(config, embedding_size=size)
+
+    @property
+    def huggingface(self) -> ModuleType:
+        from bertjax.models.electra import huggingface
+
+        return huggingface
 
 
-def _layer_flops(config: ElectraConfig, length: int) -> int:
-    return projection_flops(config, length) + BERT.layer_flops(config, length)
-
-
-def _shown(params: dict) -> dict | None:
-    found = BERT.shown(params)
-    if found is None:
-        return None
-    return found | {"embedding_size": params["bert"]["embeddings"]["word"]["embedding"].shape[1:]}
-
-
-FAMILY = dataclasses.replace(
-    BERT,
-    config=ElectraConfig,
-    model=_model,
-    layer_flops=_layer_flops,
-    shown=_shown,
-    model_types=("electra",),
-    huggingface="bertjax.models.electra.huggingface",
-    projected=lambda config, size: dataclasses.replace(config, embedding_size=size),
-)
+FAMILY = ElectraFamily()

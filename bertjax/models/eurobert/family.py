@@ -1,67 +1,80 @@
-"""EuroBERT (Boizard et al. 2025): Llama's layers, but all tokens attend to each other: RMSNorm before each part, rotary
-positions, heads that share keys and values, gated feed-forward layers, no biases."""
+"""EuroBERT (Boizard et al. 2025): the layers of Llama with attention to all tokens.
+
+There is an RMSNorm before each part. Positions are rotary, heads share keys and values, feed-forward layers are gated,
+and there are no biases.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import ml_collections
 
 from bertjax.config.limits import require
+from bertjax.config.model_config import Compute
 from bertjax.models.eurobert.config import EuroBertConfig
-from bertjax.models.family import Family
+from bertjax.models.family import ExposesAttention, HuggingFaceFamily, ModelFamily, possible_vocab_sizes
+
+if TYPE_CHECKING:
+    import jax
+
+    from bertjax.nn.encoder_model import EncoderModel
 
 
-def _model(config, compute):
-    from bertjax.models.eurobert.model import EuroBertModel
+class EuroBertFamily(ModelFamily, ExposesAttention, HuggingFaceFamily):
+    """EuroBERT."""
 
-    return EuroBertModel(config, compute)
+    config_class = EuroBertConfig
+    supports_packing = True
+    model_types = ("eurobert",)
+
+    def build(self, config: EuroBertConfig, compute: Compute) -> "EncoderModel":
+        from bertjax.models.eurobert.model import EuroBertModel
+
+        return EuroBertModel(config, compute)
+
+    def forward_flops(self, config: EuroBertConfig, length: int) -> int:
+        hidden, queries = config.hidden_size, config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        # Query and output; key and value; three feed-forward matrices.
+        per_token = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * config.intermediate_size
+        attention = 2 * length * length * queries  # scores and weighted values, all heads
+        return 2 * config.num_hidden_layers * (length * per_token + attention)
+
+    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        kernels = params["bert"]["encoder"].get("layers", {})
+        if "key_value" not in kernels.get("attention", {}):
+            return None
+        layers, hidden, heads, head_dim = kernels["attention"]["query"]["kernel"].shape
+        fields: dict[str, Sequence] = {
+            "vocab_size": possible_vocab_sizes(params),
+            "hidden_size": (hidden,),
+            "num_hidden_layers": (layers,),
+            "num_attention_heads": (heads,),
+            "num_key_value_heads": (kernels["attention"]["key_value"]["kernel"].shape[-2],),
+            "head_dim": (head_dim,),
+            "intermediate_size": (kernels["input"]["kernel"].shape[-1],),
+        }
+        return fields | ({"tie_word_embeddings": (False,)} if "masked_lm" in params else {})
+
+    def validate(self, config: ml_collections.ConfigDict) -> None:
+        heads, keys, size = (config.model[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+        remedy = f"must divide model.num_attention_heads = {heads}"
+        require(heads % keys == 0, "model.num_key_value_heads", keys, remedy)
+        require(size % 2 == 0, "model.head_dim", size, "must be even: rotary positions halve it")
+
+    def attention_probabilities(
+        self, config: EuroBertConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
+    ) -> "jax.Array":
+        from bertjax.models.eurobert.model import attention_probabilities
+
+        return attention_probabilities(config, params, ids, segments)
+
+    @property
+    def huggingface(self) -> ModuleType:
+        from bertjax.models.eurobert import huggingface
+
+        return huggingface
 
 
-def _layer_flops(config: EuroBertConfig, length: int) -> int:
-    hidden, queries = config.hidden_size, config.num_attention_heads * config.head_dim
-    shared = config.num_key_value_heads * config.head_dim
-    # Query and output; key and value; three feed-forward matrices.
-    per_token = 2 * hidden * queries + 2 * hidden * shared + 3 * hidden * config.intermediate_size
-    attention = 2 * length * length * queries  # scores and weighted values, all heads
-    return 2 * config.num_hidden_layers * (length * per_token + attention)
-
-
-def _shown(params: dict) -> dict | None:
-    kernels = params["bert"]["encoder"].get("layers", {})
-    if "key_value" not in kernels.get("attention", {}):
-        return None
-    layers, hidden, heads, width = kernels["attention"]["query"]["kernel"].shape
-    rows = len(params["bert"]["embeddings"]["word"]["embedding"])
-    found = {
-        "vocab_size": range(rows, rows - 128, -1),
-        "hidden_size": (hidden,),
-        "num_hidden_layers": (layers,),
-        "num_attention_heads": (heads,),
-        "num_key_value_heads": (kernels["attention"]["key_value"]["kernel"].shape[-2],),
-        "head_dim": (width,),
-        "intermediate_size": (kernels["input"]["kernel"].shape[-1],),
-    }
-    return found | ({"tie_word_embeddings": (False,)} if "masked_lm" in params else {})
-
-
-def _attention(config: EuroBertConfig, params: dict, ids, segments, token_types):
-    from bertjax.models.eurobert.model import attention_probabilities
-
-    del token_types
-    return attention_probabilities(config, params, ids, segments)
-
-
-def _validate(config) -> None:
-    heads, shared, width = (config.model[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-    remedy = f"must divide model.num_attention_heads = {heads}"
-    require(heads % shared == 0, "model.num_key_value_heads", shared, remedy)
-    require(width % 2 == 0, "model.head_dim", width, "must be even: rotary positions halve it")
-
-
-FAMILY = Family(
-    model=_model,
-    words=lambda config: "masked",
-    layer_flops=_layer_flops,
-    shown=_shown,
-    validate=_validate,
-    attention=_attention,
-    model_types=("eurobert",),
-    huggingface="bertjax.models.eurobert.huggingface",
-    packs=True,
-    config=EuroBertConfig,
-)
+FAMILY = EuroBertFamily()

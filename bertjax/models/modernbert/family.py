@@ -1,104 +1,116 @@
-"""ModernBERT (Warner et al. 2024): rotary positions, norms before each part, gated feed-forward layers, hardly any
-biases, and attention within a window in two of three layers."""
+"""ModernBERT (Warner et al. 2024): rotary positions, norms before each part, and gated feed-forward layers.
 
+There are few biases. Two of three layers attend within a window.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import ml_collections
 import numpy as np
 
 from bertjax.config.limits import require
-from bertjax.models.family import Family, layers_by_name, projection_flops
+from bertjax.config.model_config import Compute
+from bertjax.models.family import (
+    ExposesAttention,
+    HuggingFaceFamily,
+    ImportsParams,
+    ModelFamily,
+    ProjectsEmbeddings,
+    possible_vocab_sizes,
+    projection_flops,
+)
 from bertjax.models.modernbert.config import ModernBertConfig, ProjectedModernBertConfig
 
+if TYPE_CHECKING:
+    import jax
 
-def _projected(config: ModernBertConfig, size: int) -> ModernBertConfig:
-    own = vars(config) | {"embedding_size": size}
-    return config if size == config.embedding_size else ProjectedModernBertConfig(**own)
-
-
-def _model(config, compute):
-    from bertjax.models.modernbert.model import ModernBertModel
-
-    return ModernBertModel(config, compute)
+    from bertjax.nn.encoder_model import EncoderModel
 
 
-def _layer_flops(config: ModernBertConfig, length: int) -> int:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    per_token = 4 * hidden * hidden + (3 if config.glu else 2) * hidden * inner
-    seen = [
-        length if config.is_global(layer) else min(length, 2 * config.window + 1)
-        for layer in range(config.num_hidden_layers)
-    ]
-    layers = 2 * sum(length * per_token + 2 * length * keys * hidden for keys in seen)  # scores and weighted values
-    return projection_flops(config, length) + layers
+class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, ImportsParams, HuggingFaceFamily):
+    """ModernBERT."""
 
+    config_class = ModernBertConfig
+    supports_packing = True
+    model_types = ("modernbert",)
 
-def _shown(params: dict) -> dict | None:
-    encoder = params["bert"]["encoder"]
-    if "first" not in encoder:
+    def build(self, config: ModernBertConfig, compute: Compute) -> "EncoderModel":
+        from bertjax.models.modernbert.model import ModernBertModel
+
+        return ModernBertModel(config, compute)
+
+    def forward_flops(self, config: ModernBertConfig, length: int) -> int:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        per_token = 4 * hidden * hidden + (3 if config.glu else 2) * hidden * inner
+        visible_keys = [
+            length if config.is_global(layer) else min(length, 2 * config.window + 1)
+            for layer in range(config.num_hidden_layers)
+        ]
+        # Projections and feed-forward layers; scores and weighted values.
+        layers = 2 * sum(length * per_token + 2 * length * keys * hidden for keys in visible_keys)
+        return projection_flops(config, length) + layers
+
+    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        encoder = params["bert"]["encoder"]
+        if "first" not in encoder:
+            return None
+        first, groups, rest = encoder["first"], encoder.get("groups", {}), encoder.get("rest", {})
+        in_groups = sum(layer["attention"]["output"]["kernel"].shape[0] for layer in groups.values())
+        input_shape = first["input"]["kernel"].shape
+        return {
+            "vocab_size": possible_vocab_sizes(params),
+            "hidden_size": params["bert"]["embeddings"]["word"]["embedding"].shape[1:],
+            "num_hidden_layers": (1 + in_groups + len(rest),),
+            "num_attention_heads": (first["attention"]["query_key_value"]["kernel"].shape[-2],),
+            "intermediate_size": (input_shape[-1],),
+            "glu": (len(input_shape) == 3,),
+            "bias": ("bias" in first["input"],),
+        }
+
+    def layer_ids(self, config: ModernBertConfig, path: tuple[str, ...]) -> np.ndarray | None:
+        if path[0] != "encoder":
+            return super().layer_ids(config, path)
+        period = config.global_attn_every_n_layers
+        groups = (config.num_hidden_layers - 1) // period
+        if path[1] == "first":
+            return np.array(1)
+        if path[1] in ("groups", "rest"):
+            in_group = 2 + int(path[2].removeprefix("layer_"))
+            return in_group + (period * np.arange(groups) if path[1] == "groups" else np.array(period * groups))
         return None
-    kernels = encoder["first"]
-    groups = encoder.get("groups", {})
-    each = [layer["attention"]["output"]["kernel"].shape[0] for layer in groups.values()]
-    rest = encoder.get("rest", {})
-    wide = kernels["input"]["kernel"].shape
-    rows, hidden = params["bert"]["embeddings"]["word"]["embedding"].shape
-    return {
-        "vocab_size": range(rows, rows - 128, -1),
-        "hidden_size": (hidden,),
-        "num_hidden_layers": (1 + sum(each) + len(rest),),
-        "num_attention_heads": (kernels["attention"]["query_key_value"]["kernel"].shape[-2],),
-        "intermediate_size": (wide[-1],),
-        "glu": (len(wide) == 3,),
-        "bias": ("bias" in kernels["input"],),
-    }
+
+    def validate(self, config: ml_collections.ConfigDict) -> None:
+        model = config.model
+        require(model.local_attention % 2 == 0, "model.local_attention", model.local_attention, "must be even")
+        head = model.hidden_size // model.num_attention_heads
+        remedy = f"makes heads of {head}, which rotary positions cannot halve: choose a size with even ones"
+        require(head % 2 == 0, "model.hidden_size", model.hidden_size, remedy)
+
+    def attention_probabilities(
+        self, config: ModernBertConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
+    ) -> "jax.Array":
+        from bertjax.models.modernbert.model import attention_probabilities
+
+        return attention_probabilities(config, params, ids, segments)
+
+    def with_embedding_size(self, config: ModernBertConfig, size: int) -> ModernBertConfig:
+        fields = vars(config) | {"embedding_size": size}
+        return config if size == config.embedding_size else ProjectedModernBertConfig(**fields)
+
+    def import_params(self, params: dict) -> dict:
+        """Returns params with the dense layer of the masked-LM head as the pooler, as transformers does."""
+        if "masked_lm" not in params or "pooler" in params["bert"]:
+            return params
+        head = {name: params["masked_lm"][name] for name in ("dense", "norm")}
+        return params | {"bert": params["bert"] | {"pooler": head}}
+
+    @property
+    def huggingface(self) -> ModuleType:
+        from bertjax.models.modernbert import huggingface
+
+        return huggingface
 
 
-def _layer_numbers(config: ModernBertConfig, path: tuple[str, ...]) -> np.ndarray | None:
-    if path[0] != "encoder":
-        return layers_by_name(config, path)
-    period = config.global_attn_every_n_layers
-    count = (config.num_hidden_layers - 1) // period
-    if path[1] == "first":
-        return np.array(1)
-    if path[1] in ("groups", "rest"):
-        in_group = 2 + int(path[2].removeprefix("layer_"))
-        return in_group + (period * np.arange(count) if path[1] == "groups" else np.array(period * count))
-    return None
-
-
-def _start(params: dict) -> dict:
-    """A classifier starts from the words' head, as in transformers, where both have one name."""
-    if "masked_lm" not in params or "pooler" in params["bert"]:
-        return params
-    head = {name: params["masked_lm"][name] for name in ("dense", "norm")}
-    return params | {"bert": params["bert"] | {"pooler": head}}
-
-
-def _attention(config: ModernBertConfig, params: dict, ids, segments, token_types):
-    from bertjax.models.modernbert.model import attention_probabilities
-
-    del token_types
-    return attention_probabilities(config, params, ids, segments)
-
-
-def _validate(config) -> None:
-    model = config.model
-    require(model.local_attention % 2 == 0, "model.local_attention", model.local_attention, "must be even")
-    head = model.hidden_size // model.num_attention_heads
-    remedy = f"makes heads of {head}, which rotary positions cannot halve: choose a size with even ones"
-    require(head % 2 == 0, "model.hidden_size", model.hidden_size, remedy)
-
-
-FAMILY = Family(
-    model=_model,
-    words=lambda config: "masked",
-    layer_flops=_layer_flops,
-    shown=_shown,
-    validate=_validate,
-    attention=_attention,
-    model_types=("modernbert",),
-    huggingface="bertjax.models.modernbert.huggingface",
-    layer_numbers=_layer_numbers,
-    start=_start,
-    projected=_projected,
-    packs=True,
-    config=ModernBertConfig,
-)
+FAMILY = ModernBertFamily()

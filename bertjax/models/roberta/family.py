@@ -1,32 +1,44 @@
-"""RoBERTa (Liu et al. 2019), and XLM-R and CamemBERT, which are RoBERTas of other languages: BERT without token types,
-whose table of positions begins with rows that no token has."""
+"""RoBERTa (Liu et al. 2019): BERT without token types, with a table of positions whose first rows no token uses.
 
-import dataclasses
+XLM-R and CamemBERT are RoBERTas for other languages.
+"""
 
-from bertjax.models.bert.family import FAMILY as BERT
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from bertjax.config.model_config import Compute
+from bertjax.models.bert.family import BertLayersFamily
+from bertjax.models.family import HuggingFaceFamily
 from bertjax.models.roberta.config import RobertaConfig
 
-
-def _model(config, compute):
-    from bertjax.models.roberta.model import RobertaModel
-
-    return RobertaModel(config, compute)
+if TYPE_CHECKING:
+    from bertjax.nn.encoder_model import EncoderModel
 
 
-def _shown(params: dict) -> dict | None:
-    found = BERT.shown(params)
-    if found is None or "max_position_embeddings" not in found:
-        return found
-    (rows,) = found["max_position_embeddings"]
-    return found | {"max_position_embeddings": range(rows, 0, -1)}
+class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
+    """RoBERTa, XLM-R and CamemBERT."""
+
+    config_class = RobertaConfig
+    model_types = ("roberta", "xlm-roberta", "camembert")
+
+    def build(self, config: RobertaConfig, compute: Compute) -> "EncoderModel":
+        from bertjax.models.roberta.model import RobertaModel
+
+        return RobertaModel(config, compute)
+
+    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        fields = super().infer_config(params)
+        if fields is None or "max_position_embeddings" not in fields:
+            return fields
+        (rows,) = fields["max_position_embeddings"]
+        return fields | {"max_position_embeddings": range(rows, 0, -1)}
+
+    @property
+    def huggingface(self) -> ModuleType:
+        from bertjax.models.roberta import huggingface
+
+        return huggingface
 
 
-FAMILY = dataclasses.replace(
-    BERT,
-    model=_model,
-    config=RobertaConfig,
-    shown=_shown,
-    model_types=("roberta", "xlm-roberta", "camembert"),
-    huggingface="bertjax.models.roberta.huggingface",
-    projected=None,
-)
+FAMILY = RobertaFamily()

@@ -1,84 +1,74 @@
-"""Transformer-XL (Dai et al. 2019): left-to-right layers whose attention knows distances only, and reads a memory, the
-states of the tokens before."""
+"""Transformer-XL (Dai et al. 2019): a causal model whose attention depends on distances and reads a memory.
+
+The memory contains the hidden states of earlier tokens.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertjax.models.family import Family, layers_by_name
+from bertjax.config.model_config import Compute
+from bertjax.models.family import Decodes, ExposesAttention, LmType, ModelFamily, Recurrent, possible_vocab_sizes
 from bertjax.models.transformer_xl.config import TransformerXLConfig
 
+if TYPE_CHECKING:
+    import jax
 
-def _model(config, compute):
-    from bertjax.models.transformer_xl.model import TransformerXLModel
-
-    return TransformerXLModel(config, compute)
-
-
-def _layer_flops(config: TransformerXLConfig, length: int) -> int:
-    hidden = config.hidden_size
-    # Query, key, value, output; two feed-forward matrices. The projection of distances is the same for all rows.
-    per_token = 4 * hidden * hidden + 2 * hidden * config.intermediate_size
-    attention = 3 * length * length * hidden  # scores of keys and of distances, and weighted values
-    return 2 * config.num_hidden_layers * (length * per_token + attention)
+    from bertjax.nn.encoder_model import EncoderModel
 
 
-def _shown(params: dict) -> dict | None:
-    encoder = params["bert"]["encoder"]
-    layers = encoder.get("layers", {})
-    if "position" not in layers.get("attention", {}):
-        return None
-    rows, hidden = params["bert"]["embeddings"]["word"]["embedding"].shape
-    count, _, inner = layers["intermediate"]["kernel"].shape
-    found = {
-        "vocab_size": range(rows, rows - 128, -1),
-        "hidden_size": (hidden,),
-        "num_hidden_layers": (count,),
-        "num_attention_heads": (layers["attention"]["query"]["kernel"].shape[-2],),
-        "intermediate_size": (inner,),
-        "untie_biases": ("biases" in layers,),
-    }
-    return found | ({"tie_word_embeddings": ("decoder" not in params["masked_lm"],)} if "masked_lm" in params else {})
+class TransformerXLFamily(ModelFamily, Recurrent, Decodes, ExposesAttention):
+    """Transformer-XL."""
+
+    config_class = TransformerXLConfig
+    supports_packing = True
+    has_kernels = False
+
+    def build(self, config: TransformerXLConfig, compute: Compute) -> "EncoderModel":
+        from bertjax.models.transformer_xl.model import TransformerXLModel
+
+        return TransformerXLModel(config, compute)
+
+    def lm_type(self, config: TransformerXLConfig) -> LmType:
+        return "causal"
+
+    def forward_flops(self, config: TransformerXLConfig, length: int) -> int:
+        hidden = config.hidden_size
+        # Query, key, value, output; two feed-forward matrices. All rows share one projection of distances.
+        per_token = 4 * hidden * hidden + 2 * hidden * config.intermediate_size
+        attention = 3 * length * length * hidden  # scores of keys, scores of distances, and weighted values
+        return 2 * config.num_hidden_layers * (length * per_token + attention)
+
+    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        kernels = params["bert"]["encoder"].get("layers", {})
+        if "position" not in kernels.get("attention", {}):
+            return None
+        layers, hidden, inner = kernels["intermediate"]["kernel"].shape
+        fields: dict[str, Sequence] = {
+            "vocab_size": possible_vocab_sizes(params),
+            "hidden_size": (hidden,),
+            "num_hidden_layers": (layers,),
+            "num_attention_heads": (kernels["attention"]["query"]["kernel"].shape[-2],),
+            "intermediate_size": (inner,),
+            "untie_biases": ("biases" in kernels,),
+        }
+        if "masked_lm" in params:
+            fields["tie_word_embeddings"] = ("decoder" not in params["masked_lm"],)
+        return fields
+
+    def layer_ids(self, config: TransformerXLConfig, path: tuple[str, ...]) -> np.ndarray | None:
+        if path[:2] == ("encoder", "biases"):  # shared by all layers
+            return np.array(0)
+        return super().layer_ids(config, path)
+
+    def attention_probabilities(
+        self, config: TransformerXLConfig, params: dict, ids: "jax.Array", segments: "jax.Array",
+        token_types: "jax.Array",
+    ) -> "jax.Array":  # fmt: skip
+        from bertjax.models.transformer_xl.model import attention_probabilities
+
+        return attention_probabilities(config, params, ids, segments)
 
 
-def _layer_numbers(config: TransformerXLConfig, path: tuple[str, ...]) -> np.ndarray | None:
-    return np.array(0) if path[:2] == ("encoder", "biases") else layers_by_name(config, path)  # the first layer's, too
-
-
-def _attention(config: TransformerXLConfig, params: dict, ids, segments, token_types):
-    del token_types
-    from bertjax.models.transformer_xl.model import attention_probabilities
-
-    return attention_probabilities(config, params, ids, segments)
-
-
-def _new_cache(config: TransformerXLConfig, batch: int, longest: int, dtype):
-    from bertjax.models.bert.model import new_cache
-
-    return new_cache(config, batch, longest, dtype)
-
-
-def _new_memory(config: TransformerXLConfig, rows: int, dtype):
-    from bertjax.nn.ops.recurrent_memory import new_memory
-
-    return new_memory(rows, config.num_hidden_layers, config.memory_length, config.hidden_size, dtype)
-
-
-def _memory_flops(config: TransformerXLConfig, length: int) -> int:
-    hidden, memory = config.hidden_size, config.memory_length
-    # Keys and values; scores of keys and of distances, and weighted values.
-    return 2 * config.num_hidden_layers * (2 * memory * hidden * hidden + 3 * length * memory * hidden)
-
-
-FAMILY = Family(
-    model=_model,
-    words=lambda config: "next",
-    layer_flops=_layer_flops,
-    shown=_shown,
-    attention=_attention,
-    new_cache=_new_cache,
-    new_memory=_new_memory,
-    memory_flops=_memory_flops,
-    layer_numbers=_layer_numbers,
-    packs=True,
-    has_kernels=False,
-    config=TransformerXLConfig,
-)
+FAMILY = TransformerXLFamily()

@@ -24,7 +24,7 @@ class PretrainingModel(nn.Module):
     z_loss: float = 0.0
 
     def setup(self):
-        self.bert = families.of(self.config).model(self.config, self.compute)
+        self.bert = families.family_of(self.config).build(self.config, self.compute)
         heads = {term.name: term.objective.heads(self.config, self.compute) for term in self.terms}
         for name, head in {name: head for each in heads.values() for name, head in each.items()}.items():
             if name in ("bert", "config", "terms", "compute", "z_loss", "head_names"):

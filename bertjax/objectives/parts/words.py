@@ -26,13 +26,13 @@ def predicting(title: str, words: str, validate: Callable = lambda config: None,
     """Returns an objective that predicts the words at `word_positions`.
 
     Args:
-      words: how the family must be able to learn words, see `models.family.Family`.
+      words: the `LmType` that the model needs, see `models.family`.
       validate: what else it checks of a config.
       own: fields of `Objective` in which these objectives differ.
     """
 
     def validated(config) -> None:
-        learns = families.words(config)
+        learns = families.lm_type_of(config)
         remedy = (
             f"a model with these fields of config.model learns words as {OF_WORDS[learns]}, not as {OF_WORDS[words]}"
         )

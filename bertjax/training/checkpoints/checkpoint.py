@@ -1,9 +1,14 @@
-"""Orbax checkpoints of a run, written in the background; keeps the latest few and the best one.
+"""Orbax checkpoints of a run. They are written in the background. The latest few and the best one are kept.
 
-`WORKDIR/checkpoints/STEP` holds `params`, `rest` (step and optimizer state), perhaps the `average` of the params and
-the `memory` of rows that go on in the next step, the `checksums` of these and, once the step has been evaluated,
-`scores.json`, which predict and convert read and which determines the best checkpoint. A run goes on from the latest
-checkpoint that is what was saved; it moves those that are not to `WORKDIR/checkpoints-damaged`.
+`WORKDIR/checkpoints/STEP` contains:
+- `params`;
+- `rest`: the step and the optimizer state; absent if the run cannot resume from the checkpoint;
+- `average`: the moving average of the params, if the run has it;
+- `memory`: the recurrent memory of the batch rows, if the task is recurrent;
+- `checksums` of these items;
+- `scores.json` after the evaluation of the step. It determines the best checkpoint; predict and convert read it.
+
+A run resumes from the latest intact checkpoint, and moves later, damaged ones to `WORKDIR/checkpoints-damaged`.
 """
 
 import contextlib
@@ -12,8 +17,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,19 +34,18 @@ from bertjax.training.scores import Scores
 from bertjax.training.state import TrainState
 
 FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"
-CHECKSUMS_FILE = "checksums/metadata"  # path in a step's folder; the name is Orbax's
-AVERAGE = "average"  # the item of a checkpoint that has the moving average of the params
-MEMORY = "memory"  # the item that has what the rows of a batch remember
-NO_STEP, ALL_DAMAGED = -1, -2
-# In the messages of TensorStore and of systems, whatever the type of the error: these say nothing of the content.
-MAY_PASS = re.compile(
+CHECKSUMS_FILE = "checksums/metadata"  # path in the folder of a step; Orbax chooses the name of the file
+PARAMS, REST, AVERAGE, MEMORY = "params", "rest", "average", "memory"  # items of a checkpoint
+NO_STEP, ALL_DAMAGED = -1, -2  # integers that the first host sends instead of a step
+# Parts of the messages of errors that may not occur again. A checkpoint with such an error may be intact.
+TRANSIENT_ERRORS = re.compile(
     "UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|Too many open files|"
     "Cannot allocate memory|Input/output error|Stale file handle|timed out"
 )
 
 
 class Unreadable(UserError):
-    """A checkpoint cannot be read, which may pass."""
+    """A checkpoint cannot be read now, but may be intact."""
 
 
 def folder_of(workdir: epath.PathLike) -> epath.Path:
@@ -56,7 +60,7 @@ def steps(workdir: epath.PathLike) -> list[int]:
 
 
 def read_scores(workdir: epath.PathLike, step: int) -> Scores | None:
-    """Returns the scores of a step; None if it has not been evaluated. Raises `UserError` if the file is damaged."""
+    """Returns the scores of a step; None before its evaluation. Raises `UserError` if the file is damaged."""
     path = folder_of(workdir) / str(step) / SCORES
     if not path.exists():
         return None
@@ -70,7 +74,7 @@ def write_scores(workdir: epath.PathLike, step: int, scores: Scores) -> None:
 
 
 def _finite(scores: Scores) -> Scores:
-    """Replaces NaN and infinity by None: JSON cannot represent them, and they cannot be ranked."""
+    """Replaces NaN and infinity by None, because JSON cannot represent them and they cannot be ranked."""
 
     def finite(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None
@@ -79,21 +83,21 @@ def _finite(scores: Scores) -> Scores:
     return dataclasses.replace(scores, scores=numbers, score=finite(scores.score))
 
 
-def best_of(found: dict[int, Scores]) -> int | None:
+def best_of(scores: dict[int, Scores]) -> int | None:
     """Returns the step with the best score, the latest on a tie; None if no step has a score.
 
-    Compares only steps with the same `measured_on` as the latest one.
+    Compares only steps whose `measured_on` equals the value of the latest step with a score.
     """
-    comparable = {step: scores for step, scores in sorted(found.items()) if scores.score is not None}
-    if not comparable:
+    ranked = {step: x for step, x in scores.items() if x.score is not None}
+    if not ranked:
         return None
-    newest = comparable[max(comparable)].measured_on
-    comparable = {step: scores for step, scores in comparable.items() if scores.measured_on == newest}
-    return max(comparable, key=lambda step: (comparable[step].score, step))
+    measured_on = ranked[max(ranked)].measured_on
+    values = {step: x.score for step, x in ranked.items() if x.score is not None and x.measured_on == measured_on}
+    return max(values, key=lambda step: (values[step], step))
 
 
 def has_stopped(scores: Scores | None, patience: int) -> bool:
-    """Returns whether a run whose last checkpoint has these scores has stopped early (`config.eval.patience`)."""
+    """Returns whether a run has stopped early, from the scores of its last checkpoint and `config.eval.patience`."""
     return scores is not None and 0 < patience <= scores.waited
 
 
@@ -107,42 +111,44 @@ def _read_all_scores(workdir: epath.PathLike) -> dict[int, Scores]:
 
 
 def is_resumable(workdir: epath.PathLike, step: int) -> bool:
-    """Returns whether training can resume from a checkpoint: it has the optimizer state, not only params."""
-    return (folder_of(workdir) / str(step) / "rest").exists()
+    """Returns whether a checkpoint has the optimizer state, so that training can resume from it."""
+    return (folder_of(workdir) / str(step) / REST).exists()
 
 
 def latest_intact_step(workdir: epath.PathLike) -> int | None:
-    """Returns the latest step whose checkpoint is what was saved; None if nothing was saved.
+    """Returns the step of the latest intact checkpoint; None if the run has no checkpoint.
 
-    Moves later ones, which are damaged, out of the way. All hosts must call this; the first one reads the checkpoints.
-    Raises `UserError` if all are damaged, or if one cannot be read for another reason.
+    Moves later, damaged checkpoints to `DAMAGED_FOLDER`. All hosts must call this; the first one reads the checkpoints.
+
+    Raises:
+      UserError: all checkpoints are damaged, or a checkpoint cannot be read for another reason.
     """
     damaged, step = epath.Path(workdir) / DAMAGED_FOLDER, NO_STEP
     if jax.process_index() == 0:
-        while (found := steps(workdir)) and (damage := _find_damage(workdir, found[-1])):
-            target = _move_away(workdir, found[-1])
+        while (saved_steps := steps(workdir)) and (damage := _describe_damage(workdir, saved_steps[-1])):
+            target = _move_away(workdir, saved_steps[-1])
             print(f"{damage}; moved this checkpoint to {target}", flush=True)
-        step = found[-1] if found else ALL_DAMAGED if damaged.exists() else NO_STEP
+        step = saved_steps[-1] if saved_steps else ALL_DAMAGED if damaged.exists() else NO_STEP
     step = hosts.as_on_first(step)
     if step == ALL_DAMAGED:
-        raise UserError(f"{workdir}: all its checkpoints were damaged, see {damaged}; choose another --workdir")
+        raise UserError(f"{workdir}: all checkpoints were damaged, see {damaged}; choose another --workdir")
     return None if step == NO_STEP else step
 
 
-def _find_damage(workdir: epath.PathLike, step: int) -> str:
-    """Reads a checkpoint; returns in what it differs from what was saved, "" if in nothing."""
+def _describe_damage(workdir: epath.PathLike, step: int) -> str:
+    """Reads a whole checkpoint; returns a message about its damage, "" if it is intact."""
     try:
-        saved = _read_checksums(workdir, step)
-        _read(workdir, step, "params", saved)
+        checksums_of_items = _read_checksums(workdir, step)
+        _read_item(workdir, step, PARAMS, checksums_of_items)
         for item in (AVERAGE, MEMORY):
-            if saved and item in saved:
-                _read(workdir, step, item, saved)
-        if is_resumable(workdir, step) or (saved and "rest" in saved):
-            rest = _read(workdir, step, "rest", saved)
-            if (its_step := np.asarray(rest.get("step"))) != step:
-                raise UserError(f"{folder_of(workdir) / str(step)}: is the checkpoint of step {its_step}")
+            if checksums_of_items and item in checksums_of_items:
+                _read_item(workdir, step, item, checksums_of_items)
+        if is_resumable(workdir, step) or (checksums_of_items and REST in checksums_of_items):
+            rest = _read_item(workdir, step, REST, checksums_of_items)
+            if (stored_step := np.asarray(rest.get("step"))) != step:
+                raise UserError(f"{folder_of(workdir) / str(step)}: is the checkpoint of step {stored_step}")
         read_scores(workdir, step)
-    except Unreadable:  # an unreadable checkpoint need not be damaged
+    except Unreadable:  # the checkpoint may be intact
         raise
     except UserError as error:
         return str(error)
@@ -159,30 +165,47 @@ def _move_away(workdir: epath.PathLike, step: int) -> epath.Path:
 
 
 def check_resumable(workdir: epath.PathLike, step: int, total_steps: int | None) -> None:
-    """Raises `UserError` if training to `total_steps` (None if unknown) cannot resume from the checkpoint of `step`."""
+    """Raises `UserError` if training cannot resume from the checkpoint of `step`.
+
+    Args:
+      workdir: the workdir of the run.
+      step: the step of the checkpoint.
+      total_steps: the last step of the run; None if unknown.
+    """
     if total_steps is not None and step > total_steps:
         raise UserError(f"{workdir} is at step {step}, past the config's {total_steps}; choose another --workdir")
     if step != total_steps and not is_resumable(workdir, step):
         raise UserError(
-            f"{workdir} holds params without the optimizer's state, which cannot be resumed; start a new run from them "
-            f"with --config.init_checkpoint={workdir} and another --workdir"
+            f"{workdir} holds params without the optimizer's state, and cannot be resumed; start a new run from these "
+            f"params with --config.init_checkpoint={workdir} and another --workdir"
         )
 
 
 class _Manager(ocp.CheckpointManager):
-    """Does not ask JAX about preemption: the training loop does, and JAX expects one increasing sequence of steps."""
+    """Orbax's manager without its check for preemption.
+
+    The training loop checks for preemption. JAX expects one increasing sequence of steps from all checks.
+    """
 
     def reached_preemption(self, step: int) -> bool:
+        """Returns False."""
         return False
 
 
 class Checkpoints(PreservationPolicy):
     """The checkpoints of a run during training.
 
-    Every host holds all scores, so that the hosts agree on which checkpoints to delete without reading them.
+    Every host holds the scores of all steps, so that all hosts delete the same checkpoints without reading files.
     """
 
     def __init__(self, workdir: epath.PathLike, keep: int, keep_every: int = 0):
+        """Opens the checkpoints of a run. All hosts must call this.
+
+        Args:
+          workdir: the workdir of the run.
+          keep: the number of latest checkpoints to keep.
+          keep_every: also keeps the checkpoints of multiples of this step, unless it is 0.
+        """
         self._workdir, self._keep, self._keep_every = workdir, keep, keep_every
         self._scores = _read_all_scores(workdir)
         self._manager = _Manager(
@@ -190,121 +213,150 @@ class Checkpoints(PreservationPolicy):
             options=ocp.CheckpointManagerOptions(preservation_policy=self, cleanup_tmp_directories=True),
         )
 
-    def should_preserve(self, checkpoints, *, context) -> list[bool]:
-        """Tells Orbax, on every save, which checkpoints to keep: the latest few, the best, and each `keep_every`."""
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Returns for each checkpoint whether Orbax keeps it. Orbax calls this when it saves a checkpoint."""
         del context
-        kept = self._kept([info.step for info in checkpoints])
+        kept = self._steps_to_keep([info.step for info in checkpoints])
         return [info.step in kept for info in checkpoints]
 
-    def _kept(self, steps: list[int]) -> set[int | None]:
+    def _steps_to_keep(self, steps: list[int]) -> set[int | None]:
+        """Returns the latest steps, the multiples of `keep_every`, and the best step."""
         regular = [step for step in steps if self._keep_every and step % self._keep_every == 0]
         return {*steps[-self._keep :], *regular, self.best_step()}
 
     def latest_step(self) -> int | None:
+        """Returns the step of the latest checkpoint, a pending one included; None if there are no checkpoints."""
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, params_only: bool = False) -> None:
-        """Starts saving; returns once the arrays are copied."""
-        items = {"params": state.params}
-        if state.average is not None:
-            items[AVERAGE] = state.average
-        if not params_only:
-            items["rest"] = {"step": state.step, "opt_state": state.opt_state}
-            items |= {} if state.memory is None else {MEMORY: state.memory}
+        """Starts to save a checkpoint; returns after the arrays are copied to the host.
+
+        Args:
+          step: the step of the checkpoint.
+          state: the state after this step.
+          params_only: saves neither the optimizer state nor the recurrent memory.
+        """
+        items = _items_of(state, params_only)
         self._manager.save(step, args=_with_checksums(items), force=True)  # the loop decides when to save
 
     def restore(self, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
-        """Restores the state of a step with the shardings of `abstract`, whatever mesh it was saved on.
+        """Restores the state of a step; the mesh may differ from the mesh of the saved state.
 
-        Its memory is None if the checkpoint has none of this shape. `params_only`: without its step and the optimizer's
-        state.
+        The memory is None if the memory in the checkpoint is absent or has other shapes.
+
+        Args:
+          step: the step of the checkpoint.
+          abstract: shapes, types and shardings of the state.
+          params_only: leaves the step and the optimizer state out; they are None.
         """
         return _restore(self._manager, step, abstract, params_only)
 
     def scores(self, step: int | None) -> Scores | None:
-        """Returns the scores of a step; None if it has not been evaluated."""
-        return self._scores.get(step)
+        """Returns the scores of a step; None before its evaluation."""
+        return None if step is None else self._scores.get(step)
 
     def best_step(self) -> int | None:
-        """Returns the step of the best checkpoint; None if none has a score."""
+        """Returns the step of the best checkpoint; None if no checkpoint has a score."""
         return best_of(self._scores)
 
     def would_be_best(self, step: int, scores: Scores) -> bool:
         """Returns whether a checkpoint with these scores would be the best."""
         return best_of({**self._scores, step: _finite(scores)}) == step
 
-    def add_scores(self, step: int, scores: Scores, evaluations: Callable[[int, int], int]) -> Scores:
-        """Waits for the checkpoint of the step, then stores the scores beside it; returns them as stored.
+    def add_scores(self, step: int, scores: Scores, count_evaluations: Callable[[int, int], int]) -> Scores:
+        """Waits for the checkpoint of the step, then writes the scores to its folder.
 
-        `evaluations`: (start, stop) -> how many there are after step `start`, up to `stop`.
+        Args:
+          step: the evaluated step.
+          scores: the scores, without `Scores.waited`.
+          count_evaluations: (start, stop) -> the number of evaluations after step `start`, up to and including `stop`.
+
+        Returns:
+          The stored scores: `waited` is set, and None replaces NaN and infinity.
         """
         self._manager.wait_until_finished()
-        found = _finite(scores)
-        self._scores[step] = found = dataclasses.replace(found, waited=self._waited(step, found, evaluations))
+        scores = _finite(scores)
+        scores = dataclasses.replace(scores, waited=self._waited(step, scores, count_evaluations))
+        self._scores[step] = scores
         if jax.process_index() == 0:
-            write_scores(self._workdir, step, found)
-        return found
+            write_scores(self._workdir, step, scores)
+        return scores
 
-    def _waited(self, step: int, found: Scores, evaluations: Callable[[int, int], int]) -> int:
-        """Returns `Scores.waited` of a step. The best checkpoint before it, which is always kept, tells enough."""
-        before = {each: x for each, x in self._scores.items() if each < step and x.measured_on == found.measured_on}
-        best = best_of(before)
-        if found.score is not None and (best is None or found.score > before[best].score):
+    def _waited(self, step: int, scores: Scores, count_evaluations: Callable[[int, int], int]) -> int:
+        """Returns `Scores.waited` of a step, from the best earlier checkpoint, which is always kept."""
+        earlier = {s: x for s, x in self._scores.items() if s < step and x.measured_on == scores.measured_on}
+        best = best_of(earlier)
+        best_score = None if best is None else earlier[best].score
+        if scores.score is not None and (best_score is None or scores.score > best_score):
             return 0
-        return evaluations(0, step) if best is None else before[best].waited + evaluations(best, step)
+        return count_evaluations(0, step) if best is None else earlier[best].waited + count_evaluations(best, step)
 
     def close(self, deletes: bool) -> None:
-        """Waits for pending writes.
+        """Waits for pending writes and closes Orbax's manager.
 
-        `deletes` those checkpoints that Orbax would delete on the next save, for which all hosts must call this.
+        Args:
+          deletes: also deletes the checkpoints that Orbax would delete on the next save. All hosts must call this then.
         """
         self._manager.wait_until_finished()
         steps = list(self._manager.all_steps())
-        for step in sorted(set(steps) - self._kept(steps)) if deletes else ():
+        for step in sorted(set(steps) - self._steps_to_keep(steps)) if deletes else ():
             self._manager.delete(step)
         self._manager.close()
 
 
-def _restore(manager: ocp.CheckpointManager, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
-    items = {"params": abstract.params}
-    if abstract.average is not None:
-        items[AVERAGE] = abstract.average
+def _items_of(state: TrainState, params_only: bool) -> dict[str, Any]:
+    """Returns the items of the checkpoint of a state."""
+    items: dict[str, Any] = {PARAMS: state.params}
+    if state.average is not None:
+        items[AVERAGE] = state.average
     if not params_only:
-        items["rest"] = {"step": abstract.step, "opt_state": abstract.opt_state}
-        items |= {MEMORY: abstract.memory} if _has_memory(manager.directory / str(step), abstract) else {}
-    wanted = {item: ocp.args.StandardRestore(tree) for item, tree in items.items()}
-    found = manager.restore(step, args=ocp.args.Composite(**wanted))
-    rest = {} if params_only else found.rest
-    return TrainState(rest.get("step"), found.params, rest.get("opt_state"), found.get(AVERAGE), found.get(MEMORY))
+        items[REST] = {"step": state.step, "opt_state": state.opt_state}
+        items |= {} if state.memory is None else {MEMORY: state.memory}
+    return items
+
+
+def _restore(manager: ocp.CheckpointManager, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
+    items = _items_of(abstract, params_only)
+    if MEMORY in items and not _has_memory(manager.directory / str(step), abstract):
+        del items[MEMORY]
+    arguments = {item: ocp.args.StandardRestore(tree) for item, tree in items.items()}
+    restored = manager.restore(step, args=ocp.args.Composite(**arguments))
+    rest: dict[str, Any] = {"step": None, "opt_state": None} if params_only else restored.rest
+    average, memory = restored.get(AVERAGE), restored.get(MEMORY)
+    return TrainState(rest["step"], restored.params, rest["opt_state"], average, memory)
 
 
 def _has_memory(folder: epath.Path, abstract: TrainState) -> bool:
-    """Returns whether a checkpoint has the memory of as many rows, layers and tokens as a state has."""
+    """Returns whether a checkpoint has a memory with the shapes of the state's memory."""
     if abstract.memory is None or not (folder / MEMORY).exists():
         return False
     with _checkpointer_of_this_host() as checkpointer:
         saved = checkpointer.metadata(folder / MEMORY).item_metadata.tree
-    shapes, wanted = (sorted(tuple(x.shape) for x in jax.tree.leaves(tree)) for tree in (saved, abstract.memory))
-    return shapes == wanted
+    saved_shapes, shapes = (sorted(tuple(x.shape) for x in jax.tree.leaves(tree)) for tree in (saved, abstract.memory))
+    return saved_shapes == shapes
 
 
 class Parent(NamedTuple):
-    """The checkpoint of another run from which a run branches off."""
+    """A checkpoint of another run, the start of a new run (`config.branch_from`)."""
 
     workdir: epath.Path
     step: int
 
 
 def find_parent(path: str) -> Parent:
-    """Returns the checkpoint that WORKDIR@STEP, or @latest, names. Raises `UserError` unless it can be resumed."""
+    """Finds the checkpoint of WORKDIR@STEP or WORKDIR@latest. All hosts must call this.
+
+    Raises:
+      UserError: training cannot resume from the checkpoint, or it is damaged.
+    """
     workdir, at, which = path.rpartition("@")
     try:
         if not at or not (which == "latest" or which.isdecimal()):
             raise UserError("write WORKDIR@STEP, or WORKDIR@latest")
-        step = hosts.as_on_first(choose_step(workdir, which))  # a parent that still trains goes on meanwhile
+        step = hosts.as_on_first(choose_step(workdir, which))  # hosts differ if the parent run still trains
         if not is_resumable(workdir, step):
-            raise UserError(f"step {step} has params without the optimizer's state; name a step from before the end")
-        damage = _find_damage(workdir, step) if jax.process_index() == 0 else ""
+            raise UserError(f"step {step} has params without the optimizer's state; name a step before the end")
+        damage = _describe_damage(workdir, step) if jax.process_index() == 0 else ""
         if hosts.as_on_first(int(bool(damage))):
             raise UserError(damage or f"step {step} is damaged")
     except UserError as error:
@@ -313,86 +365,95 @@ def find_parent(path: str) -> Parent:
 
 
 def restore_from(workdir: epath.PathLike, step: int, abstract: TrainState) -> TrainState:
-    """Restores the state of another run, in which nothing is changed."""
+    """Restores a state from the checkpoints of another run, without changes to its files."""
     options = ocp.CheckpointManagerOptions(read_only=True)
     with contextlib.closing(_Manager(folder_of(workdir), options=options)) as manager:
         return _restore(manager, step, abstract)
 
 
 def choose_step(workdir: epath.PathLike, which: str) -> int:
-    """Returns the step of the "latest" or "best" checkpoint, or a given step. Raises `UserError` if it is missing."""
-    found = steps(workdir)
-    if not found:
+    """Returns the step of a checkpoint.
+
+    Args:
+      workdir: the workdir of the run.
+      which: "latest", "best", or a step.
+
+    Raises:
+      UserError: the run does not have this checkpoint.
+    """
+    saved_steps = steps(workdir)
+    if not saved_steps:
         raise UserError(f"no finished checkpoint in {epath.Path(workdir) / FOLDER}")
     if which == "latest":
-        return found[-1]
+        return saved_steps[-1]
     if which == "best":
         if (best := best_step(workdir)) is None:
-            raise UserError(f"{workdir}@best: none of its checkpoints has a score; use @latest")
+            raise UserError(f"{workdir}@best: no checkpoint has a score; use @latest")
         return best
-    if int(which) not in found:
-        raise UserError(f"{workdir}@{which}: no such checkpoint; there are {', '.join(map(str, found))}")
+    if int(which) not in saved_steps:
+        raise UserError(f"{workdir}@{which}: no such checkpoint; there are {', '.join(map(str, saved_steps))}")
     return int(which)
 
 
 def read_params(workdir: epath.PathLike, step: int) -> dict:
-    """Reads the params of a checkpoint as NumPy arrays, or their average if the run has one.
+    """Reads the params of a checkpoint, or their moving average if the run has it, as NumPy arrays.
 
-    Raises `UserError` if they are not what was saved.
+    Raises:
+      UserError: the checkpoint is damaged.
     """
-    item = AVERAGE if (folder_of(workdir) / str(step) / AVERAGE).exists() else "params"
-    return _read(workdir, step, item, _read_checksums(workdir, step))
+    item = AVERAGE if (folder_of(workdir) / str(step) / AVERAGE).exists() else PARAMS
+    return _read_item(workdir, step, item, _read_checksums(workdir, step))
 
 
-def _read(workdir: epath.PathLike, step: int, item: str, saved: dict | None) -> dict:
-    """Reads an item of a checkpoint as NumPy arrays, and compares it with its checksums, if there are any."""
+def _read_item(workdir: epath.PathLike, step: int, item: str, checksums_of_items: dict | None) -> dict:
+    """Reads an item of a checkpoint as NumPy arrays, and compares it with its checksums unless they are None."""
     path = folder_of(workdir) / str(step) / item
     try:
         with _checkpointer_of_this_host() as checkpointer:
             if (metadata := checkpointer.metadata(path).item_metadata) is None:
-                raise ValueError("its metadata cannot be read")
+                raise ValueError("cannot read the metadata")
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
-            found = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
-            own = {name: checksums.of_numpy(x) for name, x in checksums.names_of(found).items()}
-    except Exception as error:  # whatever a damaged file causes in Orbax, TensorStore and what they use
+            content = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+            actual = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.names_of(content).items()}
+    except Exception as error:  # a damaged file causes errors of many types in Orbax and TensorStore
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
-        if isinstance(error, MemoryError) or MAY_PASS.search(str(error)):
+        if isinstance(error, MemoryError) or TRANSIENT_ERRORS.search(str(error)):
             raise Unreadable(f"{path}: cannot be read now ({reason})") from None
         raise UserError(f"{path}: damaged or incomplete ({reason})") from None
-    if saved is not None:
-        expected = saved.get(item, {})
-        if wrong := sorted(name for name in {*own, *expected} if own.get(name) != expected.get(name)):
+    if checksums_of_items is not None:
+        expected = checksums_of_items.get(item, {})
+        if wrong := sorted(name for name in {*actual, *expected} if actual.get(name) != expected.get(name)):
             more = f" and {len(wrong) - 1} more" * (len(wrong) > 1)
-            raise UserError(f"{path}: damaged: {wrong[0]}{more} is not what was saved")
-    return found
+            raise UserError(f"{path}: damaged: wrong checksum of {wrong[0]}{more}")
+    return content
 
 
 def _checkpointer_of_this_host() -> ocp.Checkpointer:
-    """Reads without the other hosts, for whom Orbax would wait."""
-    own = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(own, {own}, barrier_sync_key_prefix=f"host{own}")
+    """Returns a checkpointer of this host alone; by default, Orbax waits for all hosts."""
+    host = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(host, {host}, barrier_sync_key_prefix=f"host{host}")
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
 
 def _read_checksums(workdir: epath.PathLike, step: int) -> dict | None:
-    """Checksums by item and array; None if the checkpoint is from before there were any."""
+    """Returns the checksums by item and array; None for a checkpoint of an older version without checksums."""
     path = folder_of(workdir) / str(step) / CHECKSUMS_FILE
     if not path.exists():
         return None
-    saved = read_json(path, dict[str, dict[str, int]])
-    if "params" not in saved:
+    checksums_of_items = read_json(path, dict[str, dict[str, int]])
+    if PARAMS not in checksums_of_items:
         raise UserError(f"{path}: damaged")
-    return saved
+    return checksums_of_items
 
 
 def _with_checksums(items: dict) -> ocp.args.Composite:
-    """Returns what to save: the items and their checksums."""
+    """Returns Orbax's arguments to save the items and their checksums."""
     sums = {item: checksums.of_tree(tree) for item, tree in items.items()}
     to_save = {item: ocp.args.StandardSave(tree) for item, tree in items.items()}
     return ocp.args.Composite(**to_save, checksums=ocp.args.JsonSave(sums))
 
 
 def write_params(workdir: epath.PathLike, params: dict) -> None:
-    """Writes params alone as the checkpoint of step 0, to initialize from or predict with, but not to resume."""
+    """Writes params as the checkpoint of step 0, for initialization and inference. Training cannot resume from it."""
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        checkpointer.save(folder_of(workdir) / "0", args=_with_checksums({"params": params}))
+        checkpointer.save(folder_of(workdir) / "0", args=_with_checksums({PARAMS: params}))

@@ -1,6 +1,6 @@
-"""What a workdir says about its run: `config.json`, the tokenizer, `commands.txt` and, at its end, `report.txt`.
+"""The files of a workdir except its checkpoints: `config.json`, the tokenizer, `commands.txt`, `report.txt`, ...
 
-`RunInfo` holds the content of `config.json`; `differences` compares two infos.
+`RunInfo` is the content of `config.json`. `differences` compares two infos.
 """
 
 import dataclasses
@@ -9,11 +9,11 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
-import ml_collections
 import msgspec
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, read_whole, write_whole
@@ -27,19 +27,19 @@ from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, REPORT = "config.json", "report.txt"
-# The form of `CONFIG`, and of the checkpoints beside it. One more when an earlier version would read them wrongly.
+# The version of the format of `CONFIG` and the checkpoints. Increase it if earlier versions would misread new files.
 FORMAT = 1
-PAGE = "report.html"  # the page about a run
-COMMANDS = "commands.txt"  # a line for each start of training: its date, a tab, the command
+PAGE = "report.html"  # the HTML report of a run
+COMMANDS = "commands.txt"  # a line for each start of training: the date, a tab, the command
 SAMPLES = "dev_samples.json"  # a few examples of the dev set with the predictions of the best checkpoint
-SAMPLED, LONGEST = 10, 500  # how many examples, and characters of each text
-RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one
-# The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
-DECISIVE = ("task", "branch_from", "adapt", "objective", "objectives", "z_loss", "seed", "batch_size", "epochs",
+MAX_SAMPLES, MAX_SAMPLE_LENGTH = 10, 500  # number of examples, and number of characters of their texts
+RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished trial
+# Fields that determine the result of a run. Other fields (mesh, logging, remat, ...) may change when a run resumes.
+RESULT_FIELDS = ("task", "branch_from", "adapt", "objective", "objectives", "z_loss", "seed", "batch_size", "epochs",
             "max_seq_length", "packing", "stages", "data", "head", "loss", "distill", "optimizer", "freeze_layers",
             "keep_layers", "lora", "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
-# Model families by the `model.encoder` of older runs.
-FAMILIES_BEFORE = {"transformer": "bert", "lstms": "lstms"}
+# Older runs have `model.encoder` instead of `model.family`: its values -> model families.
+OLD_ENCODERS = {"transformer": "bert", "lstms": "lstms"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,16 +49,15 @@ class RunInfo:
     Args:
       config: the config of the run, locked.
       architecture: the transformers class of a fine-tuned model; empty after pre-training.
-      labels: names of the rows of the output layer; None if not known yet.
-      problem_type: what transformers calls the problem of a classifier whose rows do not say it.
-      tokenizer: `kind`, `lowercase` and `fingerprint` of the run's tokenizer; None if there is none, or not known yet.
-      train_examples: number of training examples of fine-tuning, which determines the total steps; 0 if unknown.
-      total_steps: the updates of the whole run; 0 if unknown, such as in runs of older versions.
-      fingerprints: the fingerprints of the run's data, by the names of files or records; None if they are not known, or
-        not yet.
+      labels: names of the rows of the output layer; None before the data is read.
+      tokenizer: `kind`, `lowercase` and `fingerprint` of the tokenizer; None if there is none yet.
+      train_examples: the number of training examples of fine-tuning, which determines the total steps; 0 if unknown.
+      fingerprints: the fingerprints of the training data by the names of files or records; None if unknown.
+      problem_type: `problem_type` of transformers for a classifier; empty if the number of labels implies it.
+      total_steps: the number of updates of the run; 0 if unknown, such as in runs of older versions.
     """
 
-    config: ml_collections.ConfigDict
+    config: ConfigDict
     architecture: str = ""
     labels: tuple[str, ...] | None = None
     tokenizer: dict | None = None
@@ -69,14 +68,15 @@ class RunInfo:
 
 
 class Difference(NamedTuple):
-    """A field in which two infos differ; a fatal difference prevents resuming."""
+    """A field with different values in two infos. A run cannot resume after a fatal difference."""
 
     field: str
-    old: object
-    new: object
+    old: Any
+    new: Any
     is_fatal: bool
 
     def __str__(self) -> str:
+        """Returns the field with the new and the old value."""
         return f"{self.field} = {self.new!r} (was {self.old!r})"
 
 
@@ -86,8 +86,8 @@ class _UsedTokenizer(TypedDict):
     fingerprint: str
 
 
-class _Beside(TypedDict, total=False):
-    """What `config.json` has beside the config."""
+class _InfoFields(TypedDict, total=False):
+    """The fields of `config.json` in addition to the config."""
 
     format: Annotated[int, msgspec.Meta(ge=1)]
     architecture: str
@@ -99,8 +99,8 @@ class _Beside(TypedDict, total=False):
     fingerprints: dict[str, str]
 
 
-class Finished(TypedDict):
-    """`RESULT`; `baseline`: the best score, by `metric`, of a prediction that is always the same."""
+class TrialResult(TypedDict):
+    """The content of `RESULT`. `baseline` is the best score, by `metric`, of a constant prediction."""
 
     scores: dict[str, float | None]
     failed: bool
@@ -109,7 +109,7 @@ class Finished(TypedDict):
 
 
 class DevSample(TypedDict):
-    """An example of the dev set, as the page about a run shows it."""
+    """An example of the dev set for the HTML report."""
 
     text: str
     label: str
@@ -117,46 +117,59 @@ class DevSample(TypedDict):
 
 
 def read_info(workdir: epath.PathLike) -> RunInfo | None:
-    """Reads what a workdir says about its run; None if it has none.
+    """Reads `config.json` of a workdir; returns None if the file does not exist.
 
-    Raises `UserError` if it is damaged, or of a later format.
+    Raises:
+      UserError: the file is damaged or has a later format.
     """
     path = epath.Path(workdir) / CONFIG
     if not path.exists():
         return None
-    content = read_json(path)
+    content: dict[str, Any] = read_json(path)
     number = content.get("format") if isinstance(content, dict) else None
     if type(number) is int and number > FORMAT:
-        raise UserError(
-            f"{path}: is of format {number}, and this bertjax reads up to {FORMAT}; install a newer bertjax"
-        )
+        raise UserError(f"{path}: has format {number}, and this bertjax reads up to {FORMAT}; install a newer bertjax")
     try:
-        beside, _ = msgspec.convert(content, _Beside), content["model"]
-        content = {name: value for name, value in content.items() if name not in _Beside.__annotations__}
-        config = (pretraining_config() if "stages" in content else common_config()).unlock()
-        if "stages" in content:  # replaces the default stages instead of merging with them
-            config.stages = ml_collections.ConfigDict(content.pop("stages"))
-        if "encoder" in content["model"]:  # the name of `family` until the end of 2026
-            content["model"]["family"] = FAMILIES_BEFORE[content["model"].pop("encoder")]
-        if "family" in content["model"]:
-            config.model = families.model_fields(content["model"]["family"])
-        config.update(content)
-        validate_model(config)
-        one_of(config, "dtype", DTYPES)
-        families.config_of(config)  # no other fields
-        terms_of_run(config)
+        fields = msgspec.convert(content, _InfoFields)
+        config = _parse_config({name: x for name, x in content.items() if name not in _InfoFields.__annotations__})
     except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
         if isinstance(error, UserError) and "config.model.family" in str(error):
-            raise UserError(f"{path}: {error}") from None  # nobody has registered it
+            raise UserError(f"{path}: {error}") from None  # the family is not registered in this process
         reason = next(iter(str(error).splitlines()), "")
         raise UserError(f"{path}: damaged, or written by another version or program ({reason})") from None
-    beside.pop("format", None)  # earlier runs have none
-    labels, used_tokenizer = beside.pop("labels", None), beside.pop("used_tokenizer", None)
-    return RunInfo(config.lock(), labels=labels, tokenizer=used_tokenizer, **beside)
+    used_tokenizer = fields.get("used_tokenizer")
+    return RunInfo(
+        config.lock(),
+        architecture=fields.get("architecture", ""),
+        labels=fields.get("labels"),
+        tokenizer=None if used_tokenizer is None else dict(used_tokenizer),
+        train_examples=fields.get("train_examples", 0),
+        fingerprints=fields.get("fingerprints"),
+        problem_type=fields.get("problem_type", ""),
+        total_steps=fields.get("total_steps", 0),
+    )
+
+
+def _parse_config(content: dict[str, Any]) -> ConfigDict:
+    """Returns the config of a run from its JSON values. Raises an error if the content is invalid."""
+    model = content["model"]
+    config = (pretraining_config() if "stages" in content else common_config()).unlock()
+    if "stages" in content:  # replaces the default stages instead of merging with them
+        config.stages = ConfigDict(content.pop("stages"))
+    if "encoder" in model:
+        model["family"] = OLD_ENCODERS[model.pop("encoder")]
+    if "family" in model:
+        config.model = families.model_fields(model["family"])
+    config.update(content)
+    validate_model(config)
+    one_of(config, "dtype", DTYPES)
+    families.config_of(config)  # raises an error for unknown fields
+    terms_of_run(config)
+    return config
 
 
 def require_info(workdir: epath.PathLike) -> RunInfo:
-    """As `read_info`. Raises `UserError` if it has none."""
+    """Reads `config.json` of a workdir. Raises `UserError` if the file does not exist; see also `read_info`."""
     info = read_info(workdir)
     if info is None:
         raise UserError(f"no {epath.Path(workdir) / CONFIG}: {str(workdir)!r} is not the workdir of a run")
@@ -164,8 +177,8 @@ def require_info(workdir: epath.PathLike) -> RunInfo:
 
 
 def write_info(workdir: epath.PathLike, info: RunInfo, tokenizer: Tokenizer | None) -> None:
-    """Writes `config.json` and the tokenizer; with the checkpoints, they are all that is needed to use the model."""
-    content = {"format": FORMAT, **json.loads(info.config.to_json_best_effort())}
+    """Writes `config.json` and the tokenizer. With a checkpoint, these files suffice for inference."""
+    content: dict[str, Any] = {"format": FORMAT, **json.loads(info.config.to_json_best_effort())}
     if info.architecture:
         content |= {"architecture": info.architecture, "labels": list(info.labels or ())}
     if info.problem_type:
@@ -188,79 +201,93 @@ def tokenizer_entry(tokenizer: Tokenizer) -> dict:
 
 
 def load_tokenizer(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
-    """Loads the tokenizer of a run; None if it was converted from a checkpoint without one.
+    """Loads the tokenizer of a run; returns None if the run was converted from a checkpoint without a tokenizer.
 
-    Raises `UserError` if it is not the one that the run was trained with.
+    Raises:
+      UserError: the tokenizer differs from the tokenizer of the training.
     """
     if info.tokenizer is None:
         return None
     kind = info.tokenizer["kind"]
     path = epath.Path(workdir) / tokenizer.KINDS[kind].filename
-    found = tokenizer.load(kind, path, info.tokenizer["lowercase"])
-    if found.fingerprint != info.tokenizer["fingerprint"]:
-        raise UserError(f"{path}: is not the vocabulary that {CONFIG} beside it names; copy it again")
-    return found
+    loaded = tokenizer.load(kind, path, info.tokenizer["lowercase"])
+    if loaded.fingerprint != info.tokenizer["fingerprint"]:
+        raise UserError(f"{path}: differs from the vocabulary of the training ({CONFIG}); copy it again")
+    return loaded
 
 
 def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> list[Difference]:
-    """Returns the decisive fields in which two infos differ; labels, tokenizer and data if both have them.
+    """Returns the differences of two infos in the fields of `RESULT_FIELDS`, the labels, the tokenizer and the data.
+
+    Labels, tokenizers and data are compared if both infos have them. A difference is fatal in the fields of `identity`,
+    the model's size, the optimizer's name and options, the frozen params, the labels, the tokenizer and the data.
 
     Args:
-      identity: fields that, besides `task`, identify the task. A difference in them, the model's size, the optimizer's
-        name and options, what is frozen, the labels, the tokenizer or the data is fatal.
+      before: the info in the workdir.
+      now: the info of the process that resumes the run.
+      identity: fields that identify the task, in addition to `task`.
     """
     fixed = {"task", "branch_from", "distill.teacher", "freeze_layers", "keep_layers", *identity}
     fixed |= {"optimizer.name", "optimizer.options"}
-    old, new = _leaves(before.config), _leaves(now.config)
-    may_change = {f"model.{name}" for name in fields_of(families.FAMILIES.get(before.config.model.family).config, "")}
-    one, other = map(_frozen_groups, (before.config, now.config))
-    found = []
-    for field in dict.fromkeys((*new, *old)):
-        if old.get(field) != new.get(field):
-            freezes = field.startswith("optimizer.groups.") and one != other
-            averages = field == "optimizer.average" and not (old.get(field) and new.get(field))  # one has no average
-            settings = field.startswith("objectives.")
-            updates = field.startswith("lora.") and field != "lora.dropout"
-            is_fixed = (
-                averages
-                or freezes
-                or updates
-                or settings
-                or field in fixed
-                or (field.startswith("model.") and field not in may_change)
-            )
-            found.append(Difference(field, old.get(field), new.get(field), is_fixed))
+    freezes_others = _frozen_groups(before.config) != _frozen_groups(now.config)
+    may_change = {
+        f"model.{name}" for name in fields_of(families.FAMILIES.get(before.config.model.family).config_class, "")
+    }
+
+    def is_fatal(field: str, old: Any, new: Any) -> bool:
+        return (
+            field in fixed
+            or field.startswith("objectives.")
+            or (field.startswith("optimizer.groups.") and freezes_others)
+            or (field.startswith("model.") and field not in may_change)
+            or (field.startswith("lora.") and field != "lora.dropout")
+            or (field == "optimizer.average" and not (old and new))  # the moving average cannot start or end later
+        )
+
+    old, new = _flat_fields(before.config), _flat_fields(now.config)
+    changed = [
+        Difference(field, old.get(field), new.get(field), is_fatal(field, old.get(field), new.get(field)))
+        for field in dict.fromkeys((*new, *old))
+        if old.get(field) != new.get(field)
+    ]
+    return changed + _differences_of_data(before, now)
+
+
+def _differences_of_data(before: RunInfo, now: RunInfo) -> list[Difference]:
+    """Returns the differences in training examples, labels, tokenizer and data, where both infos have them."""
+    changed = []
     if 0 not in (before.train_examples, now.train_examples) and before.train_examples != now.train_examples:
-        found.append(Difference("train_examples", before.train_examples, now.train_examples, is_fatal=False))
-    for field in ("labels", "tokenizer"):
-        one, other = getattr(before, field), getattr(now, field)
-        if field == "tokenizer" and one and other:  # the fingerprint also tells whether it lower-cases
-            one, other = one["fingerprint"], other["fingerprint"]
-        if one is not None and other is not None and one != other:
-            found.append(Difference(field, one, other, True))
+        changed.append(Difference("train_examples", before.train_examples, now.train_examples, is_fatal=False))
+    if before.labels is not None and now.labels is not None and before.labels != now.labels:
+        changed.append(Difference("labels", before.labels, now.labels, is_fatal=True))
+    if before.tokenizer is not None and now.tokenizer is not None:
+        old, new = before.tokenizer["fingerprint"], now.tokenizer["fingerprint"]  # depends on `lowercase` as well
+        if old != new:
+            changed.append(Difference("tokenizer", old, new, is_fatal=True))
     if before.fingerprints and now.fingerprints and before.fingerprints != now.fingerprints:
-        found.append(Difference("fingerprints", before.fingerprints, now.fingerprints, True))
-    return found
+        changed.append(Difference("fingerprints", before.fingerprints, now.fingerprints, is_fatal=True))
+    return changed
 
 
-def _frozen_groups(config) -> set[str]:
-    """Returns the patterns of the groups that are not trained."""
+def _frozen_groups(config: ConfigDict) -> set[str]:
+    """Returns the patterns of the groups whose params are frozen."""
     return {group.params for group in config.optimizer.groups.values() if group.learning_rate_factor == 0}
 
 
-def refuse(workdir: epath.PathLike, found: Sequence[Difference]) -> None:
+def raise_if_fatal(workdir: epath.PathLike, differences: Sequence[Difference]) -> None:
     """Raises `UserError` if a difference is fatal."""
-    for difference in found:
+    for difference in differences:
         if difference.is_fatal:
-            raise UserError(_refusal(workdir, difference))
+            raise UserError(_message_of(workdir, difference))
 
 
 def changed_data(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Returns the names of what both have, with other fingerprints."""
+    """Returns the names of files or records whose fingerprints have changed."""
     return [name for name in before if name in now and before[name] != now[name]]
 
 
-def _refusal(workdir: epath.PathLike, difference: Difference) -> str:
+def _message_of(workdir: epath.PathLike, difference: Difference) -> str:
+    """Returns the error message of a fatal difference."""
     field, old, new, _ = difference
     if field == "tokenizer":
         return f"{workdir} holds a run with another vocabulary; choose another --workdir"
@@ -270,46 +297,51 @@ def _refusal(workdir: epath.PathLike, difference: Difference) -> str:
             f"choose another --workdir"
         )
     if field == "fingerprints":
-        gone, more = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
+        removed, added = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
         parts = [
-            f"{', '.join(names)} {what}"
-            for names, what in ((changed_data(old, new), "changed"), (gone, "no longer read"), (more, "new"))
+            f"{', '.join(names)} {change}"
+            for names, change in ((changed_data(old, new), "changed"), (removed, "no longer read"), (added, "new"))
             if names
         ]
         return (
-            f"{workdir} holds a run on other data ({'; '.join(parts)}), and would mix both; bring the data back as it "
-            f"was, or choose another --workdir"
+            f"{workdir} holds a run on other data ({'; '.join(parts)}), and would mix both; restore the data, or "
+            f"choose another --workdir"
         )
     return f"config.{field} = {new!r}: {workdir} holds a run with {old!r}; choose another --workdir"
 
 
-def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
-    """Returns the decisive fields by dotted name, with JSON values."""
+def _flat_fields(config: ConfigDict) -> dict[str, Any]:
+    """Returns the fields of `RESULT_FIELDS` by dotted name, with JSON values."""
     content = json.loads(config.to_json_best_effort())
-    # Values for runs from before there were these fields.
-    leaves = {"head.lstm_size": 0, "head.lstm_layers": 1, "head.class_weights": "", "head.label_smoothing": 0.0}
+    # Defaults for runs of versions without these fields.
+    leaves: dict[str, Any] = {
+        "head.lstm_size": 0,
+        "head.lstm_layers": 1,
+        "head.class_weights": "",
+        "head.label_smoothing": 0.0,
+    }
     leaves |= {"data.multi_label": "", "data.on_bad_answer": "stop", "data.windows": "", "data.heldout_seed": 0}
     leaves |= {"keep_layers": 0, "data.join": "spaces", "data.dev.ignore_identical_ids": False}
     leaves |= {"distill.teacher": "", "distill.temperature": 2.0, "distill.weight": 0.5}
 
-    def walk(name: str, value) -> None:
+    def walk(name: str, value: Any) -> None:
         if isinstance(value, dict):
             for key in sorted(value):
                 walk(f"{name}.{key}", value[key])
         else:
             leaves[name] = value
 
-    for section in DECISIVE:
+    for section in RESULT_FIELDS:
         if section in content:
             walk(section, content[section])
-    if not leaves.get("lora.rank"):  # none, as in runs from before there were these fields
+    if not leaves.get("lora.rank"):  # runs of older versions do not have these fields
         leaves = {name: value for name, value in leaves.items() if not name.startswith("lora.")}
     leaves["eval.patience"] = content.get("eval", {}).get("patience", 0)
-    leaves.pop("model.attention", None)  # how it is computed changes rounding only
+    leaves.pop("model.attention", None)  # other implementations differ only in rounding
     return leaves
 
 
-def note_command(workdir: epath.PathLike) -> None:
+def append_command(workdir: epath.PathLike) -> None:
     """Appends the date and the command of this process to `COMMANDS`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec else ""
@@ -321,39 +353,44 @@ def note_command(workdir: epath.PathLike) -> None:
 
 
 def read_commands(workdir: epath.PathLike) -> list[tuple[str, str]]:
-    """Returns the dates and the commands that trained a run; none if an older version trained it."""
+    """Returns the dates and the commands that trained a run; an empty list for runs of older versions."""
     path = epath.Path(workdir) / COMMANDS
     lines = read_whole(path).decode(errors="replace").split("\n") if path.exists() else []
     return [(date, command) for date, _, command in (line.partition("\t") for line in lines) if command]
 
 
-def samples(count: int) -> list[int]:
-    """Returns the numbers of up to `SAMPLED` of so many examples, spread evenly."""
-    return sorted({number * count // SAMPLED for number in range(SAMPLED)}) if count else []
+def sample_indices(count: int) -> list[int]:
+    """Returns the indices of up to `MAX_SAMPLES` of `count` examples, at equal distances."""
+    return sorted({number * count // MAX_SAMPLES for number in range(MAX_SAMPLES)}) if count else []
 
 
 def samples_file(rows: Sequence[tuple[str, str, str]]) -> dict[str, str]:
-    """Returns {name: content} of a file for the workdir with (text, label, prediction) of some examples."""
-    named = [{name: cell[:LONGEST] for name, cell in zip(DevSample.__annotations__, row)} for row in rows]
+    """Returns {name: content} of a file with samples of the dev set.
+
+    Args:
+      rows: (text, label, prediction) of the examples.
+    """
+    named = [{name: cell[:MAX_SAMPLE_LENGTH] for name, cell in zip(DevSample.__annotations__, row)} for row in rows]
     return {SAMPLES: json.dumps(named, ensure_ascii=False, indent=1) + "\n"}
 
 
 def read_samples(workdir: epath.PathLike) -> list[DevSample]:
-    """Returns the examples of `samples_file`; none if the run has no such file. Raises `UserError` if it is damaged."""
+    """Returns the samples of the dev set; an empty list without the file. Raises `UserError` if it is damaged."""
     path = epath.Path(workdir) / SAMPLES
     return read_json(path, list[DevSample]) if path.exists() else []
 
 
 def read_report(workdir: epath.PathLike) -> str | None:
-    """Returns the report of a run; None if it has not finished."""
+    """Returns the report of a run; None before the run has finished."""
     path = epath.Path(workdir) / REPORT
     return read_whole(path).decode(errors="replace").rstrip("\n") if path.exists() else None
 
 
 def write_report(workdir: epath.PathLike, text: str) -> None:
+    """Writes the report of a finished run."""
     write_whole(epath.Path(workdir) / REPORT, text + "\n")
 
 
 def delete_report(workdir: epath.PathLike) -> None:
-    """Deletes the report of a run that is about to be extended."""
+    """Deletes the report of a run that will be extended."""
     (epath.Path(workdir) / REPORT).unlink(missing_ok=True)

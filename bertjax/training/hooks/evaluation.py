@@ -52,7 +52,7 @@ class Evaluation(Hook):
             run.print(f"evaluating step {step} (compiles first)")
             self._has_compiled = True
         with run.clocks.waiting("evaluation"):
-            scores = run.task.evaluate(run.program.gather(run.state.evaluated), step, after_batch)
+            scores = run.task.evaluate(run.program.gather(run.state.eval_params), step, after_batch)
             if scores is None:
                 return
             if run.is_first_host and run.checkpoints.would_be_best(step, scores):

@@ -16,7 +16,7 @@ from bertjax.common.files import read_json, write_whole
 from bertjax.common.progress import Pace, duration, print_line
 from bertjax.training.monitoring.clocks import PARTS, shares
 from bertjax.training.trackers.jsonl import JsonLines, finite, read_metrics
-from bertjax.training.trackers.trackers import TRACKERS, named
+from bertjax.training.trackers.trackers import TRACKERS, tracker_names
 
 MEASURED_SECONDS = 10.0  # seconds of training before the time of a run is estimated
 DAY = 86_400.0  # in seconds
@@ -62,7 +62,7 @@ class MetricsWriter:
             if path.name != UNREPORTED.format(start_step):
                 path.unlink(missing_ok=True)
         self._written = {(line["step"], name) for line in kept for name in line}
-        makers = (JsonLines, *map(TRACKERS.get, named(config)))
+        makers = (JsonLines, *map(TRACKERS.get, tracker_names(config)))
         self._trackers = [make(workdir, start_step, config) for make in makers]
 
     def write_wall(self, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:

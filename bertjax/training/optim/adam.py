@@ -1,15 +1,17 @@
-"""Adam with decoupled weight decay, as in google-research/bert's optimization.py."""
+"""Adam with decoupled weight decay, as in optimization.py of google-research/bert."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from ml_collections import ConfigDict
 
 from bertjax.training.optim import groups
 
 
-def adam(config, axes) -> list[optax.GradientTransformation]:
+def adam(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
+    """Returns the transformations of Adam."""
     del axes
     return [
         scale_by_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction),
@@ -19,23 +21,30 @@ def adam(config, axes) -> list[optax.GradientTransformation]:
 
 
 class AdamState(NamedTuple):
-    count: jax.Array
+    """The number of updates and the moving averages of the gradients and of their squares."""
+
+    count: jax.Array  # type: ignore[assignment]  # hides `tuple.count`; checkpoints store this name
     mean: optax.Updates
     square: optax.Updates
 
 
 def scale_by_adam(beta1: float, beta2: float, epsilon: float, bias_correction: bool) -> optax.GradientTransformation:
-    """Adam's update. Google's optimizer has no bias correction; optax's Adam cannot turn it off."""
+    """Scales updates as Adam, with or without bias correction.
 
-    def init(params):
+    Google's optimizer has no bias correction. optax's Adam always has it.
+    """
+
+    def init(params: optax.Params) -> AdamState:
         zeros = jax.tree.map(jnp.zeros_like, params)
         return AdamState(jnp.zeros([], jnp.int32), zeros, zeros)
 
-    def update(grads, state, params=None):
+    def update(
+        updates: optax.Updates, state: AdamState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, AdamState]:
         del params
         count = state.count + 1
-        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, grads)
-        square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.square, grads)
+        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates)
+        square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.square, updates)
         mean_scale = 1 - beta1**count if bias_correction else 1.0
         square_scale = 1 - beta2**count if bias_correction else 1.0
         updates = jax.tree.map(lambda m, v: (m / mean_scale) / (jnp.sqrt(v / square_scale) + epsilon), mean, square)

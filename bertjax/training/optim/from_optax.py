@@ -1,91 +1,117 @@
-"""Optimizers of optax and optax.contrib by their names there: adamw, lion, adafactor, sm3, ...
+"""Optimizers of optax and optax.contrib under their names there: adamw, lion, adafactor, sm3, ...
 
-They keep their own defaults, which `optimizer.options` changes ("b1=0.95 b2=0.98"). Weight decay is ours: it is of
-matrices only, and multiplied by the learning rate.
+They keep optax's defaults. `optimizer.options` changes them ("b1=0.95 b2=0.98"). bertjax adds the weight decay: it
+applies to matrices only and is multiplied by the learning rate.
 """
 
 import ast
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
 import optax.contrib
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.training.optim import groups
 
-DECAYS = ("weight_decay", "weight_decay_rate")  # arguments that are set to 0: weight decay is ours
+OptaxFactory = Callable[..., optax.GradientTransformation]  # learning rate, options -> optimizer
+
+DECAYS = ("weight_decay", "weight_decay_rate")  # arguments that are set to 0, because bertjax adds the weight decay
 NO_OPTIONS = ("learning_rate", "adam_learning_rate", *DECAYS, "adam_weight_decay", "weight_decay_mask")
-# Optimizers that cannot be used: rprop's state begins with the learning rate, schedule_free evaluates other params than
-# it trains; and parts of optimizers.
-UNFIT = ("rprop", "schedule_free", "scale_by", "_")
+# Prefixes of optimizers that do not work here, and of functions that are only parts of optimizers. The initial state of
+# rprop contains the learning rate; schedule_free evaluates other params than it trains.
+UNSUPPORTED = ("rprop", "schedule_free", "scale_by", "_")
 
 
 def has(name: str) -> bool:
+    """Returns whether optax has a supported optimizer of this name."""
     return _find(name) is not None
 
 
-def _find(name: str) -> Callable | None:
+def _find(name: str) -> OptaxFactory | None:
     for module in (optax, optax.contrib):
-        made = getattr(module, name, None)
-        is_optimizer = inspect.isfunction(made) and not name.startswith(UNFIT)
-        if is_optimizer and "learning_rate" in inspect.signature(made).parameters:
-            return made
+        optimizer = getattr(module, name, None)
+        if inspect.isfunction(optimizer) and not name.startswith(UNSUPPORTED):
+            if "learning_rate" in inspect.signature(optimizer).parameters:
+                return optimizer
     return None
 
 
-def factory(name: str):
-    """Returns the factory of an optimizer that optax has."""
-    made = _find(name)
+def factory(name: str) -> Callable[[ConfigDict, dict], list[optax.GradientTransformation]]:
+    """Returns the factory of an optimizer of optax. Raises `UserError` if optax does not have it."""
+    optimizer = _find(name)
+    if optimizer is None:
+        raise UserError(f"config.optimizer.name = {name!r}: not an optimizer of optax")
 
-    def make(config, axes) -> list[optax.GradientTransformation]:
+    def make(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
         del axes
-        options = parse(config.options, made)
-        own = [decay for decay in DECAYS if decay in inspect.signature(made).parameters]
-        return updates_of(config, lambda learning_rate: made(learning_rate, **dict.fromkeys(own, 0.0), **options))
+        options = parse(config.options, optimizer)
+        no_decay = {decay: 0.0 for decay in DECAYS if decay in inspect.signature(optimizer).parameters}
+        return updates_of(config, lambda learning_rate: optimizer(learning_rate, **no_decay, **options))
 
     return make
 
 
-def updates_of(config, made: Callable) -> list[optax.GradientTransformation]:
-    """Returns transformations that do as optax's optimizer `made(learning_rate)`, with our weight decay and groups."""
-    return [_with_given_learning_rate(made), _finish(config)]
+def updates_of(config: ConfigDict, make: OptaxFactory) -> list[optax.GradientTransformation]:
+    """Returns the transformations of an optimizer of optax, with bertjax's weight decay and parameter groups.
+
+    Args:
+      config: `config.optimizer`.
+      make: learning rate -> optimizer of optax.
+    """
+    return [_with_learning_rate_input(make), _with_groups(config)]
 
 
-def _with_given_learning_rate(made: Callable) -> optax.GradientTransformationExtraArgs:
-    """Makes the optimizer anew in each step, for its learning rate; what it begins with does not depend on that."""
+def _with_learning_rate_input(make: OptaxFactory) -> optax.GradientTransformationExtraArgs:
+    """Makes the optimizer in each step, with its learning rate. The initial state must not depend on it."""
 
-    def update(grads, state, params, *, learning_rate, **_):
-        return made(learning_rate).update(grads, state, params)
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        learning_rate: jax.Array,
+        **_: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        return make(learning_rate).update(updates, state, params)
 
-    return optax.GradientTransformationExtraArgs(lambda params: made(0.0).init(params), update)
+    return optax.GradientTransformationExtraArgs(lambda params: make(0.0).init(params), update)
 
 
-def _finish(config) -> optax.GradientTransformationExtraArgs:
-    """Multiplies each update by the factor of its group's learning rate, and subtracts the weight decay."""
+def _with_groups(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
+    """Multiplies each update by the learning rate factor of its group, and subtracts the weight decay."""
 
-    def update(updates, state, params, *, learning_rate, **_):
-        def finished(path, update, param):
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        learning_rate: jax.Array,
+        **_: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        def scaled(path: tuple, update: jax.Array, param: jax.Array) -> jax.Array:
             factor, decay = groups.factor_of(config, path), groups.decay_of(config, path)
             update = update if factor == 1 else factor * update
             return update - factor * decay * learning_rate * param if decay else update
 
-        return jax.tree_util.tree_map_with_path(finished, updates, params), state
+        return jax.tree_util.tree_map_with_path(scaled, updates, params), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def parse(text: str, made: Callable) -> dict:
-    """Parses "b1=0.95 nesterov=True". Raises `UserError` for an argument that `made` does not have."""
-    known = [name for name in inspect.signature(made).parameters if name not in NO_OPTIONS]
+def parse(text: str, make: OptaxFactory) -> dict[str, Any]:
+    """Parses options such as "b1=0.95 nesterov=True". Raises `UserError` for an argument that `make` does not have."""
+    known = [name for name in inspect.signature(make).parameters if name not in NO_OPTIONS]
     options = {}
     for word in text.split():
         name, _, value = word.partition("=")
         if name not in known or not value:
             raise UserError(
                 f"config.optimizer.options = {text!r}: {word!r} is not understood; write NAME=VALUE; "
-                f"{made.__name__} has {', '.join(known)}"
+                f"{getattr(make, '__name__', 'the optimizer')} has {', '.join(known)}"
             )
         try:
             options[name] = ast.literal_eval(value)

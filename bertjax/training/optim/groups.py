@@ -1,10 +1,11 @@
-"""The learning rate and the weight decay of each param: the config's, unless a group says otherwise.
+"""The learning rate and the weight decay of each param: the values of the config, or of the param's group.
 
-A group of `config.optimizer.groups` has the params in whose names, such as "bert/encoder/layers/output/kernel", its
-pattern is found. A param is in one group at most.
+A group of `config.optimizer.groups` has a regular expression. Its params are the params whose names, such as
+"bert/encoder/layers/output/kernel", match this expression somewhere. A param belongs to at most one group.
 """
 
 import re
+from typing import Any
 
 import jax
 import optax
@@ -14,36 +15,57 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group
 
 
-def matrices(params):
-    """Marks kernels, their updates and embeddings True, which are decayed; biases and the params of norms False."""
+def matrices(params: Any) -> Any:
+    """Returns a tree of booleans: True for matrices, which have weight decay; False for biases and params of norms.
+
+    Matrices are kernels, embeddings and LoRA's matrices.
+    """
     return jax.tree_util.tree_map_with_path(lambda path, _: _is_matrix(path), params)
 
 
-def _is_matrix(path) -> bool:
+def _is_matrix(path: tuple) -> bool:
     return path[-1].key in ("kernel", "embedding", "lora_a", "lora_b")
 
 
-def add_weight_decay(config, scale: float = 1.0) -> optax.GradientTransformation:
-    """Adds `scale` times `weight_decay` times each matrix to its update."""
+def add_weight_decay(config: ConfigDict, scale: float = 1.0) -> optax.GradientTransformation:
+    """Adds `scale * weight_decay * param` to the update of each param.
 
-    def decayed(path, update, param):
+    Args:
+      config: `config.optimizer`.
+      scale: a factor of the weight decay of all params.
+    """
+
+    def decayed(path: tuple, update: jax.Array, param: jax.Array) -> jax.Array:
         decay = scale * decay_of(config, path)
         return update + decay * param if decay else update
 
-    def update(updates, state, params):
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
         return jax.tree_util.tree_map_with_path(decayed, updates, params), state
 
-    # It has no state. Checkpoints know this place as that of optax's decay of some params.
+    # The state is empty. Older checkpoints contain the `MaskedState` of `optax.masked` here.
     return optax.GradientTransformation(lambda params: optax.MaskedState(optax.EmptyState()), update)
 
 
-def scale_by_learning_rate(config) -> optax.GradientTransformationExtraArgs:
-    """The last transformation: multiplies all updates by the negative learning rate of the step."""
+def scale_by_learning_rate(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
+    """Multiplies all updates by the negative learning rate of the step and of their groups. Must come last.
 
-    def update(updates, state, params=None, *, learning_rate, **_):
+    Args:
+      config: `config.optimizer`.
+    """
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        learning_rate: jax.Array,
+        **_: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
         del params
 
-        def scaled(path, update):
+        def scaled(path: tuple, update: jax.Array) -> jax.Array:
             factor = factor_of(config, path)
             return -(learning_rate if factor == 1 else factor * learning_rate) * update
 
@@ -52,53 +74,69 @@ def scale_by_learning_rate(config) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def decay_of(config, path) -> float:
+def decay_of(config: ConfigDict, path: tuple) -> float:
+    """Returns the weight decay of a param: its group's `weight_decay` if set, else `config.weight_decay` of matrices.
+
+    Args:
+      config: `config.optimizer`.
+      path: the key path of the param, as `jax.tree_util` returns it.
+    """
     group = _group(config, path)
     if group is not None and group.weight_decay is not None:
         return group.weight_decay
     return config.weight_decay if _is_matrix(path) else 0.0
 
 
-def factor_of(config, path) -> float:
+def factor_of(config: ConfigDict, path: tuple) -> float:
+    """Returns the learning rate factor of a param's group; 1 for a param without a group.
+
+    Args:
+      config: `config.optimizer`.
+      path: the key path of the param, as `jax.tree_util` returns it.
+    """
     group = _group(config, path)
     return 1.0 if group is None else group.learning_rate_factor
 
 
-def _group(config, path):
+def _group(config: ConfigDict, path: tuple) -> ConfigDict | None:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     return next((group for group in config.groups.values() if re.search(group.params, name)), None)
 
 
-def validate(config) -> None:
-    """Raises `UserError` for a group that is not one."""
+def validate(config: ConfigDict) -> None:
+    """Raises `UserError` if a group of `config.optimizer` is invalid."""
     for name, group in config.groups.items():
         field = f"config.optimizer.groups.{name}"
         if not isinstance(group, ConfigDict) or set(group) != set(param_group("")) or not isinstance(group.params, str):
-            shown = group.to_dict() if isinstance(group, ConfigDict) else group
-            raise UserError(f"{field} = {shown!r}: write param_groups({name}=param_group(PATTERN, ...))")
+            value = group.to_dict() if isinstance(group, ConfigDict) else group
+            raise UserError(f"{field} = {value!r}: write param_groups({name}=param_group(PATTERN, ...))")
         try:
             re.compile(group.params)
         except re.error as error:
-            raise UserError(f"{field}.params = {group.params!r}: no regular expression ({error})") from None
+            raise UserError(f"{field}.params = {group.params!r}: not a regular expression ({error})") from None
         if not 0 <= group.learning_rate_factor:
             raise UserError(f"{field}.learning_rate_factor = {group.learning_rate_factor}: must be at least 0")
         if group.weight_decay is not None and not 0 <= group.weight_decay < 1:
             raise UserError(f"{field}.weight_decay = {group.weight_decay}: must be at least 0 and below 1")
 
 
-def check_params(config, params) -> None:
-    """Raises `UserError` for a group without params, and for a param that two groups have."""
+def check_params(config: ConfigDict, params: Any) -> None:
+    """Raises `UserError` for a group that matches no param, and for a param that two groups match.
+
+    Args:
+      config: `config.optimizer`.
+      params: the params, or a tree of the same form.
+    """
     paths = jax.tree_util.tree_leaves_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
-    owners: dict[str, str] = {}
+    group_of: dict[str, str] = {}  # by the name of a param
     for group, content in config.groups.items():
-        field, found = f"config.optimizer.groups.{group}.params = {content.params!r}", False
-        for name in names:
-            if re.search(content.params, name):
-                found = True
-                if name in owners:
-                    raise UserError(f"{field}: {name} is also in groups.{owners[name]}; a param has one group only")
-                owners[name] = group
-        if not found:
+        field = f"config.optimizer.groups.{group}.params = {content.params!r}"
+        matching = [name for name in names if re.search(content.params, name)]
+        for name in matching:
+            if name in group_of:
+                raise UserError(f"{field}: {name} is also in groups.{group_of[name]}; a param has one group only")
+            group_of[name] = group
+        if not matching:
             known = ", ".join(names[:3])
-            raise UserError(f"{field}: no param has this in its name; they are called {known}, ...")
+            raise UserError(f"{field}: matches the name of no param; names are {known}, ...")

@@ -1,15 +1,19 @@
 """LAMB (You et al. 2020), for batches of thousands."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
+from ml_collections import ConfigDict
 
 from bertjax.distributed.rules import stacked
 from bertjax.training.optim import groups
 from bertjax.training.optim.adam import scale_by_adam
 
 
-def lamb(config, axes) -> list[optax.GradientTransformation]:
+def lamb(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
+    """Returns the transformations of LAMB."""
     return [
         scale_by_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction),
         groups.add_weight_decay(config),
@@ -18,24 +22,30 @@ def lamb(config, axes) -> list[optax.GradientTransformation]:
     ]
 
 
-def scale_by_trust_ratio(axes) -> optax.GradientTransformation:
-    """LAMB's trust ratio (algorithm 2): scales the update of each matrix to the norm of the matrix.
+def scale_by_trust_ratio(axes: dict) -> optax.GradientTransformation:
+    """Scales the update of each matrix to the norm of the matrix (the trust ratio of algorithm 2).
 
-    Treats the matrices that are stacked in an array, those of all layers, and query, key and value, one by one. Leaves
-    biases and LayerNorm unscaled, as in the authors' code. `axes`: the logical axes of the params.
+    An array may stack the matrices of all layers, or of query, key and value. Each matrix has its trust ratio.
+    Biases and LayerNorm are not scaled, as in the authors' code.
+
+    Args:
+      axes: the logical axes of the params.
     """
 
-    def norms(axes, x):
-        """Returns the norm of each matrix in `x`, in a shape that broadcasts against it."""
-        own = tuple(axis for axis in range(x.ndim) if axis not in stacked(axes))
-        return jnp.sqrt(jnp.square(x).sum(own, keepdims=True))
+    def norms(axes: Any, x: jax.Array) -> jax.Array:
+        """Returns the norm of each matrix in `x`, in a shape that broadcasts against `x`."""
+        matrix_axes = tuple(axis for axis in range(x.ndim) if axis not in stacked(axes))
+        return jnp.sqrt(jnp.square(x).sum(matrix_axes, keepdims=True))
 
-    def update(updates, state, params):
-        def scale(axes, u, p, is_matrix):
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        def scale(axes: Any, u: jax.Array, p: jax.Array, is_matrix: bool) -> jax.Array:
             if not is_matrix:
                 return u
-            size, step = norms(axes, p), norms(axes, u)
-            return u * jnp.where((size > 0) & (step > 0), size / jnp.where(step > 0, step, 1), 1)
+            param_norm, update_norm = norms(axes, p), norms(axes, u)
+            ratio = param_norm / jnp.where(update_norm > 0, update_norm, 1)
+            return u * jnp.where((param_norm > 0) & (update_norm > 0), ratio, 1)
 
         return jax.tree.map(scale, axes, updates, params, groups.matrices(params)), state
 

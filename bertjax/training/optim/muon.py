@@ -1,31 +1,34 @@
-"""Muon of optax (Jordan 2024): orthogonalizes the updates of the encoder's matrices; Adam takes the other params."""
+"""Muon of optax (Jordan 2024): orthogonalizes the updates of the encoder's kernels; Adam trains the other params."""
 
 import functools
+from typing import Any
 
 import jax
 import optax.contrib
+from ml_collections import ConfigDict
 
 from bertjax.distributed.rules import stacked
 from bertjax.training.optim import from_optax
 
 
-def muon(config, axes) -> list:
-    """Orthogonalizes each of the matrices of an array by itself.
+def muon(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
+    """Returns the transformations of Muon. Each matrix of a stacked array is orthogonalized separately.
 
-    Embeddings, and kernels with an unnamed axis, which are those of output layers and LSTMs, are Adam's.
+    Adam trains the embeddings, and the kernels with an unnamed axis (output layers and LSTMs).
     """
-    made = functools.partial(
+    factory = functools.partial(
         optax.contrib.muon,
         muon_weight_dimension_numbers=jax.tree_util.tree_map_with_path(_dimensions, axes),
         **from_optax.parse(config.options, optax.contrib.muon),
     )
-    return from_optax.updates_of(config, made)
+    return from_optax.updates_of(config, factory)
 
 
-def _dimensions(path, axes) -> optax.contrib.MuonDimensionNumbers | None:
-    """Returns the axes of a kernel's inputs and of its outputs, one of which is `embed`; None: the param is Adam's."""
-    own = [axis for axis in range(len(axes)) if axis not in stacked(axes)]
-    if path[-1].key != "kernel" or len(own) < 2 or any(axes[axis] is None for axis in own):
+def _dimensions(path: tuple, axes: Any) -> optax.contrib.MuonDimensionNumbers | None:
+    """Returns the input axes and the output axes of a kernel; None if Adam trains the param."""
+    matrix_axes = [axis for axis in range(len(axes)) if axis not in stacked(axes)]
+    if path[-1].key != "kernel" or len(matrix_axes) < 2 or any(axes[axis] is None for axis in matrix_axes):
         return None
-    inputs = 1 if axes[own[0]] == "embed" else len(own) - 1
-    return optax.contrib.MuonDimensionNumbers(tuple(own[:inputs]), tuple(own[inputs:]))
+    # `embed` is the first axis of a kernel, and its only input axis, or the last, and its only output axis.
+    inputs = 1 if axes[matrix_axes[0]] == "embed" else len(matrix_axes) - 1
+    return optax.contrib.MuonDimensionNumbers(tuple(matrix_axes[:inputs]), tuple(matrix_axes[inputs:]))

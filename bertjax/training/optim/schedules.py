@@ -1,4 +1,7 @@
-"""Learning rates: functions of the step, whose numbers are inputs of the compiled step, so that runs can share it."""
+"""Learning rate schedules.
+
+The numbers of a schedule are inputs of the compiled training step, so that runs with other numbers share the step.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -7,6 +10,7 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry
@@ -14,26 +18,29 @@ from bertjax.config.stages import Stage, config_in, stages_of
 
 WARM_UPS = ("warmup_steps", "warmup_tokens")
 
+Step = int | jax.Array
+
 
 class Schedule(Protocol):
-    """A `NamedTuple` of numbers. Whole ones become int32, others float32."""
+    """A `NamedTuple` of numbers that maps a step to a learning rate. Integers become int32, other numbers float32."""
 
-    def __call__(self, step: int | jax.Array) -> jax.Array:
-        """Returns the learning rate of a step. Steps count from 0."""
+    def __call__(self, step: Step) -> jax.Array:
+        """Returns the learning rate of a step; the first step is 0."""
 
 
 class Linear(NamedTuple):
     """Linear warm-up, then linear decay to 0, as in google-research/bert.
 
-    The decay counts from step 0 (optimization.create_optimizer), so the peak is never quite reached: right after
-    warm-up the rate is `peak * (1 - warmup_steps / total_steps)`.
+    The decay counts from step 0 (optimization.create_optimizer), so that the learning rate stays below the peak. Right
+    after the warm-up, it is `peak * (1 - warmup_steps / total_steps)`.
     """
 
     peak: float
     warmup_steps: int
     total_steps: int
 
-    def __call__(self, step):
+    def __call__(self, step: Step) -> jax.Array:
+        """Returns the learning rate of a step."""
         step = jnp.asarray(step, jnp.float32)
         decayed = self.peak * (1 - jnp.minimum(step, self.total_steps) / self.total_steps)
         return jnp.where(step < self.warmup_steps, self.peak * step / jnp.maximum(self.warmup_steps, 1), decayed)
@@ -45,7 +52,8 @@ class Constant(NamedTuple):
     peak: float
     warmup_steps: int
 
-    def __call__(self, step):
+    def __call__(self, step: Step) -> jax.Array:
+        """Returns the learning rate of a step."""
         return self.peak * _warmup(step, self.warmup_steps)
 
 
@@ -56,7 +64,8 @@ class Cosine(NamedTuple):
     warmup_steps: int
     total_steps: int
 
-    def __call__(self, step):
+    def __call__(self, step: Step) -> jax.Array:
+        """Returns the learning rate of a step."""
         done = jnp.asarray(step, jnp.float32) - self.warmup_steps
         decayed = 0.5 * (
             1 + jnp.cos(jnp.pi * jnp.clip(done / jnp.maximum(self.total_steps - self.warmup_steps, 1), 0, 1))
@@ -65,10 +74,10 @@ class Cosine(NamedTuple):
 
 
 class Plateau(NamedTuple):
-    """Linear warm-up, the peak, and in the last `decay_steps` a fall to `end` times the peak.
+    """Linear warm-up, the peak, and in the last `decay_steps` a decay to `end * peak`.
 
-    Of the share x of these steps, `1 - x ** power` of the way is left: power 0.5 is "1 - sqrt" (Hägele et al. 2024,
-    section 3.3).
+    After a share x of the decay steps, the rate is `peak * (1 - (1 - end) * x ** power)`. Power 0.5 is "1 - sqrt"
+    of Hägele et al. (2024, section 3.3).
     """
 
     peak: float
@@ -78,13 +87,14 @@ class Plateau(NamedTuple):
     end: float
     power: float
 
-    def __call__(self, step):
+    def __call__(self, step: Step) -> jax.Array:
+        """Returns the learning rate of a step."""
         done = _decayed(step, self.total_steps, self.decay_steps) ** self.power
         return self.peak * _warmup(step, self.warmup_steps) * (1 - (1 - self.end) * done)
 
 
 class CosinePlateau(NamedTuple):
-    """As `Plateau`, falling along half a period of a cosine."""
+    """Linear warm-up, the peak, and in the last `decay_steps` half a period of a cosine to `end * peak`."""
 
     peak: float
     warmup_steps: int
@@ -92,13 +102,14 @@ class CosinePlateau(NamedTuple):
     total_steps: int
     end: float
 
-    def __call__(self, step):
+    def __call__(self, step: Step) -> jax.Array:
+        """Returns the learning rate of a step."""
         done = 0.5 * (1 - jnp.cos(jnp.pi * _decayed(step, self.total_steps, self.decay_steps)))
         return self.peak * _warmup(step, self.warmup_steps) * (1 - (1 - self.end) * done)
 
 
-def _decayed(step, total_steps, decay_steps):
-    """Rises from 0 to 1 in the last `decay_steps`."""
+def _decayed(step: Step, total_steps: int, decay_steps: int) -> jax.Array:
+    """Returns the finished share of the decay: rises from 0 to 1 in the last `decay_steps`."""
     begin = total_steps - decay_steps
     return jnp.clip((jnp.asarray(step, jnp.float32) - begin) / jnp.maximum(decay_steps, 1), 0, 1)
 
@@ -111,55 +122,62 @@ class Trapezoid(NamedTuple):
     decay_steps: int
     total_steps: int
 
-    def __call__(self, step):
+    def __call__(self, step: Step) -> jax.Array:
+        """Returns the learning rate of a step."""
         left = (self.total_steps - jnp.asarray(step, jnp.float32)) / jnp.maximum(self.decay_steps, 1)
         return self.peak * _warmup(step, self.warmup_steps) * jnp.clip(left, 0, 1)
 
 
-class InTurn(NamedTuple):
-    """A schedule for each stage, counted from its first step.
+class PerStage(NamedTuple):
+    """One schedule per stage, which counts from the first step of the stage.
 
     Attributes:
-      begins: first step of each stage but the first.
+      first_steps: the first steps of the second and later stages.
+      schedules: the schedules of the stages.
     """
 
-    begins: tuple[int, ...]
+    first_steps: tuple[int, ...]
     schedules: tuple[Schedule, ...]
 
-    def __call__(self, step):
+    def __call__(self, step: Step) -> jax.Array:
+        """Returns the learning rate of a step."""
         rate = self.schedules[0](step)
-        for begin, schedule in zip(self.begins, self.schedules[1:]):
-            rate = jnp.where(jnp.asarray(step) >= begin, schedule(jnp.asarray(step) - begin), rate)
+        for first_step, schedule in zip(self.first_steps, self.schedules[1:]):
+            rate = jnp.where(jnp.asarray(step) >= first_step, schedule(jnp.asarray(step) - first_step), rate)
         return rate
 
 
 class ByTokens(NamedTuple):
-    """A schedule that counts tokens, in units of the tokens of the first step.
+    """A schedule that counts tokens instead of steps. The unit is the number of tokens of the first step.
+
+    A run consists of parts whose steps have different numbers of tokens.
 
     Attributes:
-      begins: first step of each part of the run but the first, in which a step has another number of tokens.
-      units: units of a step of each part; 1 in the first.
+      first_steps: the first steps of the second and later parts.
+      units: units per step in each part; 1 in the first part.
+      schedule: the schedule, as a function of the units.
     """
 
-    begins: tuple[int, ...]
+    first_steps: tuple[int, ...]
     units: tuple[float, ...]
     schedule: Schedule
 
-    def __call__(self, step):
+    def __call__(self, step: Step) -> jax.Array:
+        """Returns the learning rate of a step."""
         step = jnp.asarray(step, jnp.float32)
         done = step
-        for begin, before, after in zip(self.begins, self.units, self.units[1:]):
+        for begin, before, after in zip(self.first_steps, self.units, self.units[1:]):
             done += (after - before) * jnp.maximum(step - begin, 0)
         return self.schedule(done)
 
 
-def _warmup(step, warmup_steps):
-    """Rises from 0 to 1, which it is from step `warmup_steps` on."""
+def _warmup(step: Step, warmup_steps: int) -> jax.Array:
+    """Returns the factor of the warm-up: rises from 0 to 1 at `warmup_steps`, then stays 1."""
     step = jnp.asarray(step, jnp.float32)
     return jnp.where(step < warmup_steps, step / jnp.maximum(warmup_steps, 1), 1.0)
 
 
-# Factories: (config.optimizer, warm-up steps, all steps) -> schedule.
+# Factories: (config.optimizer, warm-up steps, total steps) -> schedule.
 SCHEDULES: Registry = Registry(
     "schedule",
     "optimizer.schedule",
@@ -168,19 +186,24 @@ SCHEDULES: Registry = Registry(
 register = SCHEDULES.register
 
 
-def linear(config, warmup_steps: int, total_steps: int) -> Linear:
+def linear(config: ConfigDict, warmup_steps: int, total_steps: int) -> Linear:
+    """Returns the schedule `linear`."""
     return Linear(config.learning_rate, warmup_steps, total_steps)
 
 
-def constant(config, warmup_steps: int, total_steps: int) -> Constant:
+def constant(config: ConfigDict, warmup_steps: int, total_steps: int) -> Constant:
+    """Returns the schedule `constant`."""
+    del total_steps
     return Constant(config.learning_rate, warmup_steps)
 
 
-def cosine(config, warmup_steps: int, total_steps: int) -> Cosine:
+def cosine(config: ConfigDict, warmup_steps: int, total_steps: int) -> Cosine:
+    """Returns the schedule `cosine`."""
     return Cosine(config.learning_rate, warmup_steps, total_steps)
 
 
-def trapezoid(config, warmup_steps: int, total_steps: int) -> Trapezoid | Plateau | CosinePlateau:
+def trapezoid(config: ConfigDict, warmup_steps: int, total_steps: int) -> Trapezoid | Plateau | CosinePlateau:
+    """Returns the schedule `trapezoid`, with the decay of `config.decay` and `config.decay_to`."""
     steps = (config.learning_rate, warmup_steps, round(config.decay_proportion * total_steps), total_steps)
     if config.decay == "cosine":
         return CosinePlateau(*steps, config.decay_to)
@@ -189,45 +212,45 @@ def trapezoid(config, warmup_steps: int, total_steps: int) -> Trapezoid | Platea
     return Plateau(*steps, config.decay_to, {"linear": 1.0, "sqrt": 0.5}[config.decay])
 
 
-def validate(config) -> None:
-    """Raises `UserError` if a whole config, or one of its stages, names no schedule, or one that is none."""
+def validate(config: ConfigDict) -> None:
+    """Raises `UserError` if the schedule of a whole config, or of one of its stages, is unknown or invalid."""
     for stage in [None, *(stages_of(config) if "stages" in config else ())]:
-        _validate((config if stage is None else config_in(config, stage)).optimizer)
+        _validate_optimizer((config if stage is None else config_in(config, stage)).optimizer)
 
 
-def _validate(config) -> None:
+def _validate_optimizer(config: ConfigDict) -> None:
     schedule = SCHEDULES.get(config.schedule)(config, 1, 2)
     numbers = jax.tree.leaves(schedule)
     if not callable(schedule) or not numbers or not all(isinstance(x, (int, float, np.number)) for x in numbers):
         raise UserError(
-            f"config.optimizer.schedule = {config.schedule!r}: its factory returns {schedule!r:.60}, which is no "
+            f"config.optimizer.schedule = {config.schedule!r}: its factory returns {schedule!r:.60}; return a "
             f"NamedTuple of numbers that can be called with a step"
         )
 
 
-def schedule_of(config, total_steps: int) -> Schedule:
+def schedule_of(config: ConfigDict, total_steps: int) -> Schedule:
     """Makes the schedule of a whole config.
 
-    It spans all stages; if one changes the optimizer, each has its own, and only the first warms up unless others say
-    so.
+    One schedule spans all stages. If a stage changes a field of `optimizer`, each stage has a schedule. Then only the
+    first stage has a warm-up, and stages that set `optimizer.warmup_steps` or `optimizer.warmup_tokens`.
     """
     stages = stages_of(config) if "stages" in config else []
     if not any(name.startswith("optimizer.") for stage in stages for name in stage.changes):
-        return _of_stages(config.optimizer, stages, total_steps, config.optimizer.get("warmup_tokens", 0) > 0)
-    each = [list(parts) for _, parts in itertools.groupby(stages, key=lambda stage: stage.name)]
+        return _schedule_of_stages(config.optimizer, stages, total_steps, config.optimizer.get("warmup_tokens", 0) > 0)
+    grouped = [list(parts) for _, parts in itertools.groupby(stages, key=lambda stage: stage.name)]
     counts = [config.optimizer.warmup_tokens, *(stage.changes.get("optimizer.warmup_tokens", 0) for stage in stages)]
     schedules = []
-    for parts in each:
-        own = config_in(config, parts[0]).optimizer.copy_and_resolve_references().unlock()
+    for parts in grouped:
+        optimizer = config_in(config, parts[0]).optimizer.copy_and_resolve_references().unlock()
         stated = [name for name in WARM_UPS if f"optimizer.{name}" in parts[0].changes]
-        if stated or parts is not each[0]:
-            own.update({name: 0 for name in WARM_UPS if name not in stated})
-        schedules.append(_of_stages(own, parts, sum(part.steps for part in parts), any(counts)))
-    return InTurn(tuple(parts[0].first_step for parts in each[1:]), tuple(schedules))
+        if stated or parts is not grouped[0]:
+            optimizer.update({name: 0 for name in WARM_UPS if name not in stated})
+        schedules.append(_schedule_of_stages(optimizer, parts, sum(part.steps for part in parts), any(counts)))
+    return PerStage(tuple(parts[0].first_step for parts in grouped[1:]), tuple(schedules))
 
 
-def _of_stages(config, stages: Sequence[Stage], total_steps: int, by_tokens: bool) -> Schedule:
-    """Makes a schedule of `config.optimizer` for some stages, which counts tokens or steps."""
+def _schedule_of_stages(config: ConfigDict, stages: Sequence[Stage], total_steps: int, by_tokens: bool) -> Schedule:
+    """Makes a schedule of `config.optimizer` for some stages; it counts tokens or steps."""
     if not stages or not by_tokens:
         return make_schedule(config, total_steps)
     first, unit = stages[0].first_step, stages[0].tokens_per_step
@@ -238,8 +261,8 @@ def _of_stages(config, stages: Sequence[Stage], total_steps: int, by_tokens: boo
     return ByTokens(tuple(stage.first_step - first for stage in stages[1:]), units, schedule)
 
 
-def make_schedule(config, total_steps: int) -> Schedule:
-    """Makes the schedule of `config.optimizer`, with its `warmup_steps` or a `warmup_proportion` of all steps."""
+def make_schedule(config: ConfigDict, total_steps: int) -> Schedule:
+    """Makes the schedule of `config.optimizer`, with `warmup_steps` or a `warmup_proportion` of the total steps."""
     if "warmup_proportion" in config:
         warmup_steps = int(config.warmup_proportion * total_steps)
     else:

@@ -1,4 +1,4 @@
-"""Trackers of metrics: metrics.jsonl, TensorBoard, MLflow, Weights & Biases, or one that a user registers."""
+"""Trackers of metrics: metrics.jsonl, TensorBoard, MLflow, Weights & Biases, and registered trackers."""
 
 from bertjax.training.trackers.trackers import Tracker, register
 

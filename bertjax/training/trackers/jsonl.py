@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line of numbers a step, which reports and resumed runs read."""
+"""metrics.jsonl: one line of metrics per step. Reports and resumed runs read it."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common.files import GrowingFile, parse_json, read_whole
 
@@ -13,35 +14,40 @@ METRICS = "metrics.jsonl"
 
 
 def read_metrics(workdir: epath.PathLike) -> list[dict]:
-    """Returns the lines of `metrics.jsonl`, without one that a crash cut off."""
+    """Returns the lines of `metrics.jsonl` as dicts. Skips invalid lines, such as a line that a crash cut off."""
     path = epath.Path(workdir) / METRICS
     lines = []
-    for line in read_whole(path).splitlines() if path.exists() else ():
+    for text in read_whole(path).splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            found = parse_json(line, dict[str, float | None])
-            lines.append({**found, "step": int(found["step"])})
+            line = parse_json(text, dict[str, float | None])
+            if (step := line["step"]) is not None:
+                lines.append({**line, "step": int(step)})
     return lines
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Replaces NaN and infinity by None: JSON has neither."""
+    """Replaces NaN and infinity by None, because JSON cannot represent them."""
     return {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 class JsonLines:
-    """The tracker that every run has. Drops the lines that are void."""
+    """The tracker that every run has."""
 
-    def __init__(self, workdir: epath.Path, start_step: int, config):
+    def __init__(self, workdir: epath.Path, start_step: int, config: ConfigDict):
+        """Opens the file, and deletes lines after `start_step`, because the run repeats these steps."""
         del config
         kept = [line for line in read_metrics(workdir) if line["step"] <= start_step]
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         self._file = GrowingFile(workdir / METRICS, content)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends a line."""
         self._file.write((json.dumps({"step": step, **finite(metrics)}) + "\n").encode())
 
     def flush(self) -> None:
+        """Uploads the lines if the workdir is in an object store."""
         self._file.flush()
 
     def close(self) -> None:
+        """Uploads the lines if the workdir is in an object store."""
         self._file.flush()

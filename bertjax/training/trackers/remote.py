@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, TypedDict
 
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
@@ -15,7 +16,7 @@ from bertjax.training.trackers.jsonl import METRICS, read_metrics
 
 
 class _Sent(TypedDict):
-    """WORKDIR/NAME.json: a run of the tracker, the last step that it has, and the names of the numbers of that."""
+    """WORKDIR/NAME.json: the tracker's run, the last step that was sent, and the names of this step's metrics."""
 
     run: str
     step: int
@@ -23,90 +24,116 @@ class _Sent(TypedDict):
 
 
 class StepMetrics(NamedTuple):
-    """The numbers of a step by name; they may be NaN."""
+    """The metrics of a step by name; values may be NaN."""
 
     step: int
     metrics: Mapping[str, float]
 
 
 class RemoteTracker(abc.ABC):
-    """Sends numbers to a run of a tracker, in which a resumed run goes on; one that starts anew gets a new one.
+    """Sends metrics to one run of a tracker. A resumed run continues this run; a new run gets a new one.
 
-    No tracker takes numbers back. So the steps that a resumed run makes again are not sent again; from the same
-    checkpoint they have the same numbers. What the tracker lacks of earlier steps, such as those before it was named in
-    the config, is taken from metrics.jsonl. Once a run is begun there, a tracker that fails does not stop training: it
-    is tried again at each checkpoint.
+    Trackers cannot delete metrics. Steps that a resumed run repeats are therefore not sent again; from the same
+    checkpoint they have the same metrics. Earlier steps that the tracker lacks, such as steps before the config named
+    the tracker, are read from metrics.jsonl.
+
+    `open` must succeed at the start. Later errors do not stop the training: the metrics are sent again at each
+    checkpoint.
+
+    Attributes:
+      name: the name of the tracker in `config.sinks`.
+      package: the Python package that the tracker needs.
     """
 
-    name: ClassVar[str]  # in `config.sinks`
+    name: ClassVar[str]
     package: ClassVar[str]
 
-    def __init__(self, workdir: epath.Path, start_step: int, config):
-        self._path, self._pending, self._fails = workdir / f"{self.name}.json", [], False
+    def __init__(self, workdir: epath.Path, start_step: int, config: ConfigDict):
+        """Opens a run of the tracker, and sends the missing metrics up to `start_step`.
+
+        Args:
+          workdir: the workdir of the run.
+          start_step: the number of finished steps; 0 for a new run.
+          config: the config of the run.
+
+        Raises:
+          UserError: the tracker is not available.
+        """
+        self._path = workdir / f"{self.name}.json"
+        self._pending: list[StepMetrics] = []
+        self._has_failed = False
         self._sent: _Sent = {"run": "", "step": -1, "names": []}
         if start_step and self._path.exists():
-            self._sent = read_json(self._path, _Sent, remedy="delete it to begin another run")
-        self._there = self._sent["step"], frozenset(self._sent["names"])  # what earlier processes sent
+            self._sent = read_json(self._path, _Sent, remedy="delete it to start a new run")
+        # The last step that earlier processes sent, and the names of its metrics.
+        self._sent_before = self._sent["step"], frozenset(self._sent["names"])
+        earlier_run = self._sent["run"]
         try:
-            self._sent["run"] = self.open(known := self._sent["run"], workdir, config)
-        except Exception as error:  # the network's, or the tracker's
-            remedy = f"; to begin another run than {known}, delete {self._path}" if known else ""
-            raise UserError(f"config.sinks = {self.name!r}: {_line(error)}{remedy}") from None
+            self._sent["run"] = self.open(earlier_run, workdir, config)
+        except Exception as error:  # an error of the network or of the tracker
+            remedy = f"; to start a new run instead of {earlier_run}, delete {self._path}" if earlier_run else ""
+            raise UserError(f"config.sinks = {self.name!r}: {_in_one_line(error)}{remedy}") from None
         for line in read_metrics(workdir):
             if (step := line.pop("step")) <= start_step:
                 self.write(step, {name: math.nan if x is None else x for name, x in line.items()})
 
     @abc.abstractmethod
-    def open(self, run: str, workdir: epath.Path, config) -> str:
-        """Goes on in a run, or begins one if this is ""; returns its id."""
+    def open(self, run: str, workdir: epath.Path, config: ConfigDict) -> str:
+        """Resumes the tracker's run with the id `run`, or starts one if `run` is ""; returns the id of the run."""
 
     @abc.abstractmethod
     def send(self, run: str, numbers: StepMetrics) -> None:
-        """Adds numbers to the run."""
+        """Adds the metrics of a step to the run."""
 
     @abc.abstractmethod
     def end(self, run: str, error: type[BaseException] | None) -> None:
-        """Says that the process ends, and of which error."""
+        """Marks the run as finished, or as failed with the type of an error."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        last, names = self._there
+        """Sends the metrics of a step that were not sent before."""
+        last, names = self._sent_before
         is_new = step > last
         new = {name: float(x) for name, x in metrics.items() if is_new or (step == last and name not in names)}
         if new:
             self._pending.append(StepMetrics(step, new))
-            if not self._fails:
-                self._send()
+            if not self._has_failed:
+                self._send_pending()
 
     def flush(self) -> None:
-        self._send()
+        """Sends the pending metrics."""
+        self._send_pending()
 
     def close(self) -> None:
-        self._fails, later = False, f"what it lacks is in {METRICS}, and is sent if the run goes on"
-        self._send(later)
+        """Sends the pending metrics and ends the tracker's run."""
+        self._has_failed = False
+        consequence = f"the missing metrics are in {METRICS}, and are sent when the run resumes"
+        self._send_pending(consequence)
         try:
-            self.end(self._sent["run"], sys.exc_info()[0])  # the run's, which closes its trackers whatever happens
+            # If the run has failed, it closes its trackers while it handles the error.
+            self.end(self._sent["run"], sys.exc_info()[0])
         except Exception as error:
-            self._tell(error, later)
+            self._report(error, consequence)
 
-    def _send(self, later: str = "training goes on, and it is tried again at each checkpoint") -> None:
-        """Sends what is pending, or keeps it and says what happens later."""
+    def _send_pending(self, consequence: str = "training continues; metrics are sent again at each checkpoint") -> None:
+        """Sends the pending metrics. On an error, keeps them and prints the error with its consequence."""
         try:
             while self._pending:
                 step, metrics = self._pending[0]
                 self.send(self._sent["run"], self._pending[0])
                 self._pending.pop(0)
-                there = self._sent["names"] if step == self._sent["step"] else ()
-                self._sent.update(step=step, names=sorted({*metrics, *there}))
+                names_of_step = self._sent["names"] if step == self._sent["step"] else ()
+                self._sent["step"], self._sent["names"] = step, sorted({*metrics, *names_of_step})
                 write_whole(self._path, json.dumps(self._sent) + "\n")
-            self._fails = False
-        except Exception as error:  # the network's, or the tracker's
-            self._tell(error, later)
+            self._has_failed = False
+        except Exception as error:  # an error of the network or of the tracker
+            self._report(error, consequence)
 
-    def _tell(self, error: Exception, later: str) -> None:
-        if not self._fails:
-            print(f"{self.name}: {_line(error)}; {later}", flush=True)
-        self._fails = True
+    def _report(self, error: Exception, consequence: str) -> None:
+        """Prints the first of several errors in succession."""
+        if not self._has_failed:
+            print(f"{self.name}: {_in_one_line(error)}; {consequence}", flush=True)
+        self._has_failed = True
 
 
-def _line(error: Exception) -> str:
+def _in_one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,7 +1,7 @@
-"""Trackers: where the metrics of a run go, besides the terminal.
+"""The interface and the registry of trackers, which receive the metrics of a run.
 
-Every run writes `metrics.jsonl`. `config.sinks` names more trackers. The config field and the group of entry points,
-`bertjax.sinks`, keep the older name.
+Every run writes `metrics.jsonl`. `config.sinks` names more trackers. The config field and the entry point group,
+`bertjax.sinks`, keep an older name of trackers.
 """
 
 import importlib.util
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry
@@ -16,26 +17,26 @@ from bertjax.config.lists import split_at_commas
 
 
 class Tracker(Protocol):
-    """Receives numbers, on the first host only. It need not remember any: nothing comes twice.
+    """Receives the metrics of a run, on the first host only. A tracker receives each metric of a step once.
 
-    A factory makes it: (workdir, start_step, config) -> tracker. The run goes on after `start_step`, 0 for a new one.
-    Numbers of later steps that an earlier process wrote are void, and will come again. A factory that needs a package
-    which bertjax can do without names it as its `package`.
+    A factory makes a tracker: (workdir, start_step, config) -> tracker. The run resumes after `start_step`, which is 0
+    for a new run. Metrics of later steps that an earlier process wrote are invalid; the run computes these steps again.
+    A factory that needs an optional package has its name as the attribute `package`.
     """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes numbers by name, such as "train/loss". They may be NaN."""
+        """Receives metrics of a step by name, such as "train/loss". Values may be NaN."""
 
     def flush(self) -> None:
-        """Stores what was written. A checkpoint is being saved, with which a resumed run may begin."""
+        """Stores all metrics. The training loop calls this method when it saves a checkpoint."""
 
     def close(self) -> None:
-        """Stores what was written. The process ends."""
+        """Stores all metrics. The training loop calls this method at the end of the process."""
 
 
-Factory = Callable[[epath.Path, int, object], Tracker]
+Factory = Callable[[epath.Path, int, ConfigDict], Tracker]
 
-ALWAYS = "jsonl"  # the one that every run has, whether it is named or not
+DEFAULT = "jsonl"  # the tracker that every run has; `config.sinks` may name it
 TRACKERS: Registry[Factory] = Registry(
     "sink",
     "sinks",
@@ -44,21 +45,21 @@ TRACKERS: Registry[Factory] = Registry(
         "mlflow": "bertjax.training.trackers.mlflow:MLflow",
         "wandb": "bertjax.training.trackers.wandb:WandB",
     },
-    reserved=(ALWAYS,),
+    reserved=(DEFAULT,),
 )
 register = TRACKERS.register
 
 
-def named(config) -> tuple[str, ...]:
-    """Returns the names in `config.sinks`, each of which may be several with commas between, without `ALWAYS`."""
-    names = (name.strip() for each in config.sinks for name in split_at_commas(each))
-    return tuple(dict.fromkeys(name for name in names if name not in ("", ALWAYS)))
+def tracker_names(config: ConfigDict) -> tuple[str, ...]:
+    """Returns the names in `config.sinks` without `DEFAULT`. An item may be several names with commas between them."""
+    names = (name.strip() for item in config.sinks for name in split_at_commas(item))
+    return tuple(dict.fromkeys(name for name in names if name not in ("", DEFAULT)))
 
 
-def validate(config) -> None:
-    """Raises `UserError` if `config.sinks` names no tracker, or one whose package is not installed."""
-    for name in named(config):
+def validate(config: ConfigDict) -> None:
+    """Raises `UserError` if `config.sinks` names an unknown tracker, or a tracker whose package is not installed."""
+    for name in tracker_names(config):
         package = getattr(TRACKERS.get(name), "package", "")
-        found = importlib.util.find_spec(package) if package else None
-        if package and (found is None or found.origin is None):  # a folder of this name is no package
+        spec = importlib.util.find_spec(package) if package else None
+        if package and (spec is None or spec.origin is None):  # without an origin, it is a folder of the same name
             raise UserError(f"config.sinks = {name!r}: needs {package}: pip install 'bertjax[{name}]'")
