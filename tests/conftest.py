@@ -289,6 +289,24 @@ def one_device_mesh(config):
     return make_mesh(config, jax.devices()[:1])
 
 
+def heldout_batches(files, *sizes, **settings):
+    """Yields batches with all arrays of held-out records, see `pipeline.heldout_batches`."""
+    from bertjax.data.batch import record_arrays
+    from bertjax.data.loading import pipeline
+
+    return pipeline.heldout_batches(files, record_arrays(files.masking), *sizes, **settings)
+
+
+def pretraining_task(config, mesh, records=None, tokenizer=None, rows=None):
+    """Returns the task of pre-training, on a folder of records or without data."""
+    from bertjax.pretraining.data import load_stages, planned_stages
+    from bertjax.pretraining.task import Pretraining
+
+    without = records is None
+    data = planned_stages(config, mesh, rows) if without else load_stages(config, mesh, records, tokenizer=tokenizer)
+    return Pretraining(config, mesh, data, tokenizer)
+
+
 def launch_and_stop(task_class, config, workdir, step: int) -> None:
     """Launches a run that Ctrl-C stops before the batch of `step`."""
     from bertjax.launch.start import launch

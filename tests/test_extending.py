@@ -13,10 +13,11 @@ from bertjax.training.optim.optimizers import OPTIMIZERS
 from bertjax.training.optim.schedules import SCHEDULES
 from bertjax.training.trackers.trackers import TRACKERS
 from tests.checkpoints import checkpoint  # noqa: F401
-from tests.pages import PAGES, ROOT
+from tests.pages import PAGES, ROOT, blocks_of
 from tests.reader import Reader, write_inputs
 from tests.test_tutorials import forgetting  # noqa: F401
 
+LINES = {"family": 25}  # at most, without imports, blank lines and `get_config`
 EXTENDING = [page for page in PAGES if page.parent.name == "extending"]
 
 
@@ -35,6 +36,14 @@ def test_there_is_a_page_for_each_kind_with_an_entry_point():
     table = (ROOT / "docs/extending.md").read_text()
     assert {page.stem for page in EXTENDING} == {"task", "family", "objective", "optimizer", "sink", "hook"}
     assert all(f"(extending/{page.name}" in table for page in EXTENDING)
+
+
+@pytest.mark.parametrize("name, most", LINES.items())
+def test_the_smallest_example_is_short(name, most):
+    blocks = blocks_of(ROOT / f"docs/extending/{name}.md")
+    code = next(block.text for block in blocks if "file" in block.notes)
+    lines = code[: code.index("def get_config")].splitlines()
+    assert sum(bool(line) and not line.startswith(("import ", "from ")) for line in lines) <= most
 
 
 def test_the_page_names_the_groups_and_the_functions_of_the_registries():

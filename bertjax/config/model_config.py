@@ -2,48 +2,124 @@
 
 import dataclasses
 import re
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ml_collections
 
 from bertjax.common.errors import UserError
 
 
-def field(default, role: str = "", **limits):
-    """Returns a field of a model's config, with all that is known about it.
+def field(default: Any, role: str = "", **limits: Any) -> Any:
+    """Returns a field of a model config.
 
     Args:
-      role: the part that the field has in a checkpoint. size: the shapes of params depend on the field. form: the names
-        of params depend on it. behaviour: a checkpoint determines it in another way. choice: a run may differ from the
-        checkpoint that it starts from. "": none of these.
-      limits: `choices`, or `least`, `most`, `above` and `below`.
+      default: the default of the field.
+      role: the role of the field in a checkpoint. size: the shapes of params depend on the field. form: the names of
+        params depend on the field. behaviour: a checkpoint determines the field in another way. choice: a run may
+        change the value of the checkpoint. "": no role.
+      **limits: `choices`, or `least`, `most`, `above` and `below`.
     """
     return dataclasses.field(default=default, metadata={"role": role, **limits})
 
 
-def size(default: int, most: int = 2**31 - 1) -> int:
+def size(default: int, most: int = 2**31 - 1) -> Any:
+    """Returns a field of the role size, an integer from 1 to `most`."""
     return field(default, "size", least=1, most=most)
 
 
-def fields_of(model, *roles: str) -> tuple[str, ...]:
-    """Returns the names of the fields of a model's config, or of its class, that have one of these roles."""
-    return tuple(each.name for role in roles for each in dataclasses.fields(model) if each.metadata["role"] == role)
+def fields_of(model: Any, *roles: str) -> tuple[str, ...]:
+    """Returns the names of the fields with the given roles, of a model config or of a config class."""
+    fields = dataclasses.fields(model)
+    return tuple(field.name for role in roles for field in fields if field.metadata["role"] == role)
 
 
 def dropout_fields(model: ml_collections.ConfigDict) -> list[str]:
-    """Returns the names of the dropout rates in `config.model`, whichever its family has."""
+    """Returns the names of the dropout rates in `config.model`, for any family."""
     return [name for name in model if "dropout" in name]
 
 
 class ModelConfig:
-    """What the parts of a model read of its config besides fields. A family says what is otherwise in its models."""
+    """The base class of the model configs of all families. `nn/` reads these attributes.
 
-    position_offset: ClassVar[int] = 0  # rows of the table of positions before that of the first token
-    bias: ClassVar[bool] = True  # dense layers and norms have one
-    output_init_scale: ClassVar[float] = 1.0  # scales the initial values of matrices that add to the residual sum
-    tie_word_embeddings: ClassVar[bool] = True  # words are predicted with the embeddings
-    attention_output_dropout: ClassVar[bool] = True  # what attention adds has the dropout of all sums
-    spans_dropout_prob: ClassVar[float] = 0.0  # dropout before the output layer for spans: run_squad.create_model's
+    A property has the value of most families. The config of another family overrides the property by a field.
+    """
+
+    attention_output_dropout: ClassVar[bool] = True  # dropout of the sum of attention and its input
+
+    if TYPE_CHECKING:  # each family has these attributes, as fields or as constants
+
+        @property
+        def family(self) -> str:
+            """The name of the family."""
+
+        @property
+        def vocab_size(self) -> int:
+            """Pieces of the vocabulary."""
+
+        @property
+        def hidden_size(self) -> int:
+            """The size of hidden states."""
+
+        @property
+        def num_hidden_layers(self) -> int:
+            """The number of layers."""
+
+        @property
+        def num_attention_heads(self) -> int:
+            """Heads of a layer."""
+
+        @property
+        def intermediate_size(self) -> int:
+            """The width of feed-forward layers."""
+
+        @property
+        def max_position_embeddings(self) -> int:
+            """The length of the longest sequence."""
+
+        @property
+        def type_vocab_size(self) -> int:
+            """The number of token types."""
+
+        @property
+        def hidden_act(self) -> str:
+            """The activation of feed-forward layers."""
+
+        @property
+        def hidden_dropout_prob(self) -> float:
+            """The dropout rate of sums and output layers."""
+
+        @property
+        def initializer_range(self) -> float:
+            """The standard deviation of initial values."""
+
+        @property
+        def output(self) -> str:
+            """The output layer for words: transform, bias or plain."""
+
+    @property
+    def position_offset(self) -> int:
+        """Rows of the table of positions before the row of the first token."""
+        return 0
+
+    @property
+    def bias(self) -> bool:
+        """Whether dense layers and norms have a bias."""
+        return True
+
+    @property
+    def output_init_scale(self) -> float:
+        """A factor of the initial values of matrices that add to the residual sum."""
+        return 1.0
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """Whether the output layer for words uses the word embeddings."""
+        return True
+
+    @property
+    def spans_dropout_prob(self) -> float:
+        """The dropout before the output layer for spans; 0 as in run_squad.create_model."""
+        return 0.0
 
     @property
     def pooled_dropout_prob(self) -> float:
@@ -52,11 +128,12 @@ class ModelConfig:
 
     @property
     def embedding_size(self) -> int:
-        """The size of embeddings, which are projected to that of hidden states if these differ."""
+        """The size of embeddings. If it differs from the hidden size, embeddings are projected."""
         return self.hidden_size
 
     @property
     def head_size(self) -> int:
+        """The size of a head."""
         return self.hidden_size // self.num_attention_heads
 
     @property
@@ -67,14 +144,14 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(ModelConfig):
-    """The architecture of a BERT model. Fields are named as in Google's `bert_config.json` and Hugging Face's."""
+    """The architecture of a BERT model. Fields have the names of `bert_config.json` and of config.json."""
 
     vocab_size: int = size(30522)
     hidden_size: int = size(768)
-    num_hidden_layers: int = size(12, most=1000)  # a damaged file may say anything
+    num_hidden_layers: int = size(12, most=1000)  # a damaged file may contain any number
     num_attention_heads: int = size(12)
     intermediate_size: int = size(3072)
-    # gelu_new is the tanh form, as in Google's modeling.gelu; gelu is the erf form, as in Hugging Face's.
+    # gelu_new is the tanh form, as in Google's modeling.py; gelu is the erf form, as in Hugging Face's classes.
     hidden_act: str = field("gelu_new", "behaviour", choices=("gelu", "gelu_new", "relu"))
     hidden_dropout_prob: float = field(0.1, least=0, below=1)
     attention_probs_dropout_prob: float = field(0.1, least=0, below=1)
@@ -82,16 +159,16 @@ class BertConfig(ModelConfig):
     type_vocab_size: int = size(2)
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
-    # How it is computed: by chip and length; by the compiler; in a kernel, where there is one.
+    # auto: chosen by chip and length; xla: compiled from plain operations; fused: a kernel, if the chip has one.
     attention: str = field("auto", choices=("auto", "xla", "fused"))
-    # Where BERT differs from the models it is compared with. BERT's choice comes first.
+    # Fields in which BERT differs from other models. BERT has the defaults.
     family: str = field("bert", "form")  # one of `families`
-    causal: bool = field(False, "choice")  # tokens attend to earlier ones only, and learn to predict the next one
-    # sinusoidal: the original Transformer's; each_layer: learned, a table of each layer's own, added before it.
+    causal: bool = field(False, "choice")  # tokens attend to earlier tokens only, and predict the next token
+    # sinusoidal: as in the original Transformer; each_layer: learned, with a table for each layer.
     positions: str = field("learned", "form", choices=("learned", "sinusoidal", "none", "each_layer"))
     norm: str = field("post", "form", choices=("post", "pre"))  # LayerNorm after each sum; before each part (GPT-2)
-    # The words' output layer. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
-    # embeddings alone (GPT).
+    # The output layer for words. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain:
+    # only the embeddings (GPT).
     output: str = field("transform", "form", choices=("transform", "plain"))
 
 
@@ -102,7 +179,7 @@ def padded(vocab_size: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Which kernels have low-rank updates, see `nn.ops.low_rank`; fields as in `config.lora`."""
+    """The kernels with low-rank updates, see `nn.ops.low_rank`. Fields as in `config.lora`."""
 
     rank: int
     alpha: float
@@ -111,15 +188,16 @@ class Lora:
 
     @property
     def scale(self) -> float:
+        """The factor of the updates."""
         return self.alpha / self.rank
 
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """How a model computes: changes its results by no more than rounding, but for `lora`, which adds to it."""
+    """Settings of the computation. Only `lora` changes results by more than rounding."""
 
-    dtype: str = "float32"  # type of activations; params are float32
-    product_dtype: str = "float32"  # type that matrix products take; they sum in float32
+    dtype: str = "float32"  # dtype of activations; params are float32
+    product_dtype: str = "float32"  # dtype of the factors of matrix products; sums are float32
     remat: str = "none"  # see `common_config`
     unroll: bool = False  # see `common_config`; with remat "none" only
     chip: str = ""  # `device_kind` of the devices, for kernels; empty: none
@@ -127,7 +205,7 @@ class Compute:
 
     @property
     def casts_factors(self) -> bool:
-        """Whether products take another type than activations have."""
+        """Whether factors of matrix products have another dtype than activations."""
         return self.product_dtype != self.dtype
 
 

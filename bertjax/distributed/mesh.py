@@ -23,7 +23,6 @@ from bertjax.nn.kernels.triton import has_gpu_kernels
 _POINTER = ctypes.c_void_p
 GROUPS = "groups"  # the axis over which a training step is vmapped: the groups of devices along `data`
 
-Batch = dict[str, np.ndarray]  # name -> `[rows, ...]`, inputs and labels
 Rows = Callable[[int], np.ndarray]  # number of rows of a batch -> those that this host computes, ascending
 
 

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from bertjax.distributed.mesh import put_batch
@@ -13,7 +14,7 @@ from bertjax.distributed.mesh import put_batch
 STEPS_IN_FLIGHT = 2  # steps that the host may run ahead of the devices
 
 
-def on_devices(batches: Iterator[dict], mesh: Mesh) -> Generator[dict[str, jax.Array]]:
+def on_devices(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Generator[dict[str, jax.Array]]:
     """Copies this host's rows of batches to the devices, one step ahead of their use.
 
     Args:

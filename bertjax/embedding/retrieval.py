@@ -110,7 +110,7 @@ def _texts(path: epath.Path) -> Iterator[tuple[str, str]]:
             raise UserError(f"{row.where}: a second text with the _id {name!r}")
         seen.add(name)
         yield name, document(row)
-    fingerprints.note(path)
+    fingerprints.add_file(path)
 
 
 def document(row: Row) -> str:

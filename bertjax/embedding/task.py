@@ -31,7 +31,7 @@ from bertjax.inference.output_layers import OutputLayer
 from bertjax.inference.vectors import Vectors
 from bertjax.interop.pretrained import Pretrained
 from bertjax.interop.sentence_transformers import ARCHITECTURE, PACKAGE, SETTINGS
-from bertjax.models.heads import SentenceEncoder, forward_flops
+from bertjax.models.heads import SentenceEncoder, model_flops
 from bertjax.text.tokenizer import Tokenizer
 
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
@@ -46,7 +46,7 @@ def output_layer() -> OutputLayer:
 
     def flops(model: SentenceEncoder, sequences: int, length: int) -> int:
         dense = 2 * sequences * model.config.hidden_size * model.dense
-        return 3 * (forward_flops(model.config, sequences, length, 0, pooled=0) + dense)
+        return 3 * (model_flops(model.config, sequences, length, 0, pooled=0) + dense)
 
     how = dict(flops=flops, packs=True, couples=True, pooled=True)
     return OutputLayer(ARCHITECTURE, SentenceEncoder, None, loss_of=_loss_of, **how)
@@ -160,7 +160,7 @@ def _held_out(data, found: TextSet) -> tuple[frozenset[str], str]:
         labels.setdefault(first, set()).add(value)
     firsts = list(labels)
     chosen = holdout.choose([sorted(each) if has_labels else () for each in labels.values()], holdout.seed_of(data))
-    least = holdout.LEAST_NUMBERS if FORMS[data.form].values is np.float32 else 1
+    least = holdout.MIN_FOR_CORRELATION if FORMS[data.form].values is np.float32 else 1
     holdout.require(len(chosen), len(firsts), data, named, least)
     held_out = frozenset(firsts[number] for number in chosen)
     dev = datasets.part(found, held_out)

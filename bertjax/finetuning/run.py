@@ -16,9 +16,10 @@ from bertjax.common.progress import phase
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig
 from bertjax.config.stages import Stage
+from bertjax.data.batch import Batch
 from bertjax.data.corpus import fingerprints
 from bertjax.data.loading.examples import steps_per_epoch
-from bertjax.distributed.mesh import Batch, batch_sharding, make_mesh
+from bertjax.distributed.mesh import batch_sharding, make_mesh
 from bertjax.finetuning import distillation
 from bertjax.finetuning.task import Dataset, FineTuning, Split, count_steps
 from bertjax.finetuning.validate import validate
@@ -80,11 +81,11 @@ def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Materi
             initialize = functools.partial(initialize, resize=functools.partial(_with_layers, config.keep_layers))
     if jax.process_index() == 0:
         phase("reading the examples")
-    with fingerprints.noted() as read:
+    with fingerprints.collect() as read:
         dataset = task.load(config, tokenizer)
     if config.get("distill", {}).get("teacher"):
         dataset = distillation.taught(config, dataset, tokenizer, workdir)
-    return Material(tokenizer, dataset, initialize, fingerprints.named_in(config.data.path, read))
+    return Material(tokenizer, dataset, initialize, fingerprints.relative_to(config.data.path, read))
 
 
 def _with_layers(layers: int, arrays: dict, theirs: BertConfig) -> dict:

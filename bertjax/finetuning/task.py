@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
+from bertjax.data.batch import Batch
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, count_steps
 from bertjax.data.loading.mixture import MixedOrder, Share, steps_of_each
-from bertjax.distributed.mesh import Batch, compute_on, local_rows
+from bertjax.distributed.mesh import compute_on, local_rows
 from bertjax.inference import losses
 from bertjax.inference.output_layers import OutputLayer, apply, make_predictor
 from bertjax.inference.vectors import Vectors
@@ -25,6 +26,7 @@ from bertjax.models import families
 from bertjax.models.heads import cast_encoder
 from bertjax.nn.ops import low_rank
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.training.evaluator import Evaluator
 from bertjax.training.scores import Scores
 
 SEPARATOR = " ||| "  # between the parts of an input text
@@ -203,6 +205,78 @@ def _init(model: nn.Module, key) -> dict:
     return model.init(key, ids, ids, ids)["params"]
 
 
+class FineTuningEvaluator(Evaluator):
+    """Scores predictions for the dev splits of a dataset."""
+
+    def __init__(self, dataset: Dataset, predict: Callable) -> None:
+        self._dataset, self._predict = dataset, predict
+        self._outputs: list = []  # of the last evaluation, per dev split
+
+    def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:
+        """Returns the scores of all dev splits, see `Evaluator.run`."""
+        scores, decided, self._outputs = {}, {}, []
+        for split in self._dataset.dev:
+            outputs = split.read(self._predict(params, split.examples, after_batch))
+            scores |= split.score(outputs)
+            decided |= split.decide(outputs)
+            self._outputs.append(outputs)
+        measured_on = f"{sum(len(split.examples) for split in self._dataset.dev)} dev examples"
+        return Scores(scores, scores[self._dataset.metric], measured_on, decided)
+
+    def files(self) -> dict[str, str]:
+        """Returns the predictions of the last evaluation."""
+        files = {}
+        for split, outputs in zip(self._dataset.dev, self._outputs):
+            files |= split.files(outputs)
+        return files
+
+
+class FineTuningLoss:
+    """The `training.task.Loss` of a task.
+
+    Attributes:
+      model: the encoder and the output layer.
+      layer: the description of the output layer.
+      compare: (outputs, batch) -> the loss of each label, and whether each prediction is correct.
+    """
+
+    def __init__(self, model: nn.Module, layer: OutputLayer, compare: Callable) -> None:
+        self.model, self.layer, self.compare = model, layer, compare
+        self.couples_rows = layer.couples
+
+    def normalize(self, batch: dict) -> dict:
+        """Returns the batch with normalized `weights` and `loss_weights`."""
+        weights, total = batch["weights"], losses.counted(self.compare, batch).sum()
+        return {
+            **batch,
+            "weights": weights / jnp.maximum(weights.sum(), 1),
+            "loss_weights": weights / jnp.where(total > 0, total, 1),
+        }
+
+    def cast(self, params: dict) -> dict:
+        """Casts the params of the encoder to the types that the model computes with."""
+        return cast_encoder(params, self.model.compute.dtype)
+
+    def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
+        """Returns the loss and the metrics, see `Loss.__call__`."""
+        return self.loss_of_outputs(self.outputs(params, batch, dropout_keys), batch)
+
+    def outputs(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
+        """Returns the outputs of the output layer `[rows, ...]`."""
+        return apply(self.model, self.layer.pooled, params, batch, dropout_keys)
+
+    def loss_of_outputs(self, outputs: jax.Array, batch: dict) -> tuple[jax.Array, dict]:
+        """Returns the loss and the metrics of outputs."""
+        label_losses, correct = self.compare(outputs, batch)
+        tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
+        padding = batch["segments"].size - tokens
+        return (batch["loss_weights"] * label_losses).sum(), {
+            "accuracy": (batch["weights"] * correct).sum(),
+            "tokens": tokens,
+            "padding": padding,
+        }
+
+
 class FineTuning:
     """The `Task` of a dataset. `config` is validated, with the model of the checkpoint."""
 
@@ -217,19 +291,20 @@ class FineTuning:
         self.model = layer.model(families.config_of(config), head, compute=compute)
         if self.lora:
             self._check_updates()
-        self._loss = layer.loss_with_settings(config, dataset.labels, dataset.train)
+        compare = layer.loss_with_settings(config, dataset.labels, dataset.train)
         if dataset.train.teacher_logits is not None:
-            self._loss = losses.Distilled(self._loss, config.distill.temperature, config.distill.weight)
+            compare = losses.Distilled(compare, config.distill.temperature, config.distill.weight)
+        self.loss = FineTuningLoss(self.model, layer, compare)
         if config.packing and not layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
-        self.couples_rows, self.recurrence = layer.couples, None
+        self.recurrence = None
         self.total_steps = count_steps(config, dataset.count(config.batch_size))
         self._order = self._make_order()
         self._predict = make_predictor(
             self.model, layer.pooled, mesh, config.batch_size // config.microbatches, config.packing
         )
+        self.evaluator = FineTuningEvaluator(dataset, self._predict)
         self._shapes = functools.lru_cache(2)(self._shapes)
-        self._outputs: list = []  # outputs of the last evaluation, per dev split
 
     def _make_order(self) -> PackedOrder | TrainingOrder | MixedOrder:
         config, dataset, ways = self.config, self.dataset, self.mesh.shape["data"] * self.mesh.shape["fsdp"]
@@ -260,62 +335,18 @@ class FineTuning:
         found = (nn.meta.unbox(jax.eval_shape(functools.partial(_init, model), jax.random.key(0))) for model in models)
         low_rank.check_targets(self.lora, *found)
 
-    def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
+    def layer_ids(self, path: tuple[str, ...]) -> np.ndarray | None:
         return families.layer_ids(self.model.config, path)
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         steps = range(start_step, self.total_steps)
         yield from self._order.batches(steps, functools.partial(local_rows, self.mesh))
 
-    def normalize(self, batch: dict) -> dict:
-        weights, total = batch["weights"], losses.counted(self._loss, batch).sum()
-        return {
-            **batch,
-            "weights": weights / jnp.maximum(weights.sum(), 1),
-            "loss_weights": weights / jnp.where(total > 0, total, 1),
-        }
-
-    def cast(self, params):
-        return cast_encoder(params, self.model.compute.dtype)
-
-    def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
-        return self.loss_of_outputs(self.outputs(params, batch, dropout_keys), batch)
-
-    def outputs(self, params, batch: dict, dropout_keys=None) -> jax.Array:
-        return apply(self.model, self.dataset.output_layer.pooled, params, batch, dropout_keys)
-
-    def loss_of_outputs(self, outputs, batch: dict) -> tuple[jax.Array, dict]:
-        each, correct = self._loss(outputs, batch)
-        weights = batch["weights"]
-        tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
-        padding = batch["segments"].size - tokens
-        return (batch["loss_weights"] * each).sum(), {
-            "accuracy": (weights * correct).sum(),
-            "tokens": tokens,
-            "padding": padding,
-        }
-
-    def limited(self, updates, step):
+    def mask_updates(self, updates: dict, step: jax.Array) -> dict:
         return updates
 
-    def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:
-        scores, decided, self._outputs = {}, {}, []
-        for split in self.dataset.dev:
-            outputs = split.read(self._predict(params, split.examples, after_batch))
-            scores |= split.score(outputs)
-            decided |= split.decide(outputs)
-            self._outputs.append(outputs)
-        measured_on = f"{sum(len(split.examples) for split in self.dataset.dev)} dev examples"
-        return Scores(scores, scores[self.dataset.metric], measured_on, decided)
-
-    def files(self) -> dict[str, str]:
-        named = {}
-        for split, outputs in zip(self.dataset.dev, self._outputs):
-            named |= split.files(outputs)
-        return named
-
-    def at(self, step: int) -> tuple["FineTuning", ml_collections.ConfigDict]:
-        return self, self.config
+    def at(self, step: int) -> tuple[FineTuningLoss, ml_collections.ConfigDict]:
+        return self.loss, self.config
 
     def flops(self, start: int, stop: int) -> int:
         if start >= stop:

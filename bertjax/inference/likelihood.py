@@ -162,7 +162,7 @@ def _remembering(model: BertForMaskedLM, params, batch, words, memory):
     """The log-probability of the word after each position, and what the memory then is."""
     positions = jnp.broadcast_to(jnp.arange(words.shape[1]), words.shape)
     given = dict(**batch, masked_positions=positions, memory=memory)
-    logits, memory = model.apply({"params": params}, **given, method="remember")
+    logits, memory = model.apply({"params": params}, **given, method="predict_with_memory")
     return _of_words(model, logits, words), memory
 
 
@@ -176,14 +176,14 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
 
     Raises `UserError` with file and line for what is no pair.
     """
-    from bertjax.data.corpus.reading import Reading, read_lines  # with pyarrow, which training does without
+    from bertjax.data.corpus.reading import ReadOptions, read_lines  # with pyarrow, which training does without
 
     found, counts = [], collections.Counter()
 
     def stop(fault: str) -> None:
         raise UserError(fault)
 
-    for number, line in read_lines(path, Reading(on_bad=stop)):
+    for number, line in read_lines(path, ReadOptions(on_bad=stop)):
         if not line or not line.strip():
             continue
         try:

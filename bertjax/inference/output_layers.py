@@ -13,9 +13,10 @@ from jax.sharding import Mesh
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, Compute
+from bertjax.data.batch import Batch
 from bertjax.data.loading.examples import Examples, evaluation_batches, packed_evaluation
 from bertjax.data.loading.packing import numbers_in_row
-from bertjax.distributed.mesh import Batch, Rows, compute_for, local_rows, replicated
+from bertjax.distributed.mesh import Rows, compute_for, local_rows, replicated
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.transfers import fetched, on_devices
 from bertjax.inference import losses
@@ -27,8 +28,8 @@ from bertjax.models.heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    forward_flops,
     lstm_flops,
+    model_flops,
 )
 from bertjax.nn.ops.dropout import fold_in
 
@@ -59,7 +60,7 @@ class OutputLayer:
     loss: Callable[[jax.Array, dict], tuple[jax.Array, jax.Array]] | None
     frozen: tuple[str, ...] = ()
     flops: Callable[[nn.Module, int, int], int] = lambda model, sequences, length: (
-        3 * (forward_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
+        3 * (model_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
     )
     packs: bool = False
     couples: bool = False

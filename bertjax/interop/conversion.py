@@ -17,7 +17,8 @@ from bertjax.interop.pretrained import WHICH, Pretrained, find, read, read_confi
 from bertjax.models import families
 from bertjax.models.heads import count_parameters
 from bertjax.models.library_fields.tables import defaults_of
-from bertjax.objectives.parsing import OF_WORDS, terms_of_run
+from bertjax.objectives.objective import joint_models
+from bertjax.objectives.parsing import OBJECTIVE_OF_LM_TYPE, terms_of_run
 from bertjax.training.checkpoints import checkpoint, workdir
 from bertjax.training.checkpoints.workdir import RunInfo
 from bertjax.training.scores import Scores
@@ -92,8 +93,8 @@ def _convert(
     if to == "sentence-transformers":
         _require_vectors(pretrained)
     layout = families.huggingface_of(pretrained.config) if to in ("peft", *CARDED) else None
-    if architecture and architecture not in layout.ARCHITECTURES:
-        known = ", ".join(layout.ARCHITECTURES)
+    if architecture and architecture not in layout.architectures:
+        known = ", ".join(layout.architectures)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
     manifest = _manifest(pretrained, find(source).folder) if to in CARDED else None
     # Other formats have no class for the model on top of BERT.
@@ -261,15 +262,16 @@ def _part_of(source: Pretrained, name: str) -> Pretrained:
             f"--part={name}: its embeddings have {config.embedding_size} numbers and its hidden states "
             f"{config.hidden_size}, which no model with model.family = {config.family!r} has elsewhere"
         )
-    settings.objective = OF_WORDS[families.family_of(config).lm_type(config)]
+    settings.objective = OBJECTIVE_OF_LM_TYPE[families.family_of(config).lm_type(config)]
     if "objectives" in settings:
         del settings["objectives"]
     for stage in settings.stages.values():
         if "objective" in stage:
             del stage["objective"]
     terms = terms_of_run(source.settings)
-    others = tuple(f"{term.name}_" for term in terms if name not in term.objective.models(source.config))
-    scores = {score: value for score, value in source.scores.items() if not score.startswith(others)}
+    part_terms = [term for term in terms for model in joint_models([term]) if name in model.models(source.config)]
+    prefixes = tuple(f"{term.name}_" for term in terms if term not in part_terms)
+    scores = {score: value for score, value in source.scores.items() if not score.startswith(prefixes)}
     return dataclasses.replace(source, config=config, params=source.params[name], settings=settings, scores=scores)
 
 

@@ -1,6 +1,6 @@
 """Hugging Face folders: config.json, safetensors in one or several files, and the tokenizer.
 
-Each family reads and writes its own fields and tensors, in the module `HuggingFaceFamily.huggingface`.
+Each family reads and writes its own fields and tensors, in `HuggingFaceFamily.huggingface`.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import pickle
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Literal, TypedDict
 
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
@@ -20,6 +19,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import inside, read_json, write_whole
 from bertjax.config.model_config import BertConfig
 from bertjax.models import families
+from bertjax.models.huggingface_format import HuggingFaceFormat
 from bertjax.text.tokenizer import Tokenizer
 
 OURS = "Bert"  # how the names of architectures begin in workdirs, whatever the family
@@ -94,20 +94,20 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
 def head_of(architecture: str, fields: Mapping) -> str:
     """Returns BERT's class with the output layer of a class of the family of a config.json; "" if it is unknown."""
     layout = families.by_model_type()[fields.get("model_type", "bert")].huggingface
-    if architecture not in layout.ARCHITECTURES:
+    if architecture not in layout.architectures:
         return ""
     return OURS + split_class(architecture, layout)[1]
 
 
-def split_class(architecture: str, layout: ModuleType) -> tuple[str, str]:
+def split_class(architecture: str, layout: HuggingFaceFormat) -> tuple[str, str]:
     """Splits the name of a class of transformers into the model and the output layer.
 
     Returns the name of the model as people write it, such as "XLM-RoBERTa", and the rest of the name of the class. If
     the class of BERT with the same output layer has another rest, returns the rest of BERT's class.
     """
-    prefix = next(prefix for prefix in layout.CLASSES if architecture.startswith(prefix))
+    prefix = next(prefix for prefix in layout.classes if architecture.startswith(prefix))
     kind = architecture.removeprefix(prefix)
-    return layout.CLASSES[prefix], getattr(layout, "KINDS_OF_BERT", {}).get(kind, kind)
+    return layout.classes[prefix], layout.kinds_of_bert.get(kind, kind)
 
 
 def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str], str]:
@@ -269,7 +269,7 @@ def definition(
         "architectures": [architecture],
         "tie_word_embeddings": config.tie_word_embeddings,
         **layout.to_fields(config),
-        **_special_ids(layout.SPECIAL_IDS, tokenizer),
+        **_special_ids(layout.special_ids, tokenizer),
         "dtype": "float32",
     }
     if tokenizer is not None and fields["pad_token_id"] != tokenizer.pad_id:
@@ -294,7 +294,7 @@ def tokenizer_definition(config: BertConfig, tokenizer: Tokenizer, max_length: i
     `max_length`: the most tokens of a text; 0: the positions of the model.
     """
     layout = families.huggingface_of(config)
-    settings = _tokenizer_config(config, layout.INPUTS, tokenizer, max_length)
+    settings = _tokenizer_config(config, layout.inputs, tokenizer, max_length)
     return {"tokenizer.json": tokenizer.to_huggingface(), "tokenizer_config.json": settings}
 
 

@@ -21,6 +21,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, read_json
 from bertjax.interop import huggingface
 from bertjax.models import families
+from bertjax.models.huggingface_format import HuggingFaceFormat
 from bertjax.models.library_fields.tables import check_fields
 from bertjax.models.tensors import WRAPPERS
 
@@ -146,7 +147,7 @@ def class_of(fields: Fields, base: Mapping[str, Any]) -> str:
         return stated
     if berts := TASKS.get(fields.task_type or ""):
         layout = families.by_model_type()[base.get("model_type", "bert")].huggingface
-        return next((name for name in layout.ARCHITECTURES if huggingface.head_of(name, base) == berts), berts)
+        return next((name for name in layout.architectures if huggingface.head_of(name, base) == berts), berts)
     return next(iter(base.get("architectures") or ()), "")
 
 
@@ -285,8 +286,6 @@ def finished(folder: epath.Path, config: Mapping[str, Any], params: dict) -> dic
     return {name: x for name, x in params.items() if name in ("bert", head)}
 
 
-def _is_pooled(layout, kind: str) -> bool:
-    """Whether the classes of a kind have a pooler."""
-    if hasattr(layout, "LAYOUT"):
-        return "bert/pooler/" in layout.LAYOUT.kinds.get(kind, ())
-    return any("pooler" in parts for name, parts in layout.ARCHITECTURES.items() if kind in name)
+def _is_pooled(layout: HuggingFaceFormat, kind: str) -> bool:
+    """Returns whether the classes of a kind have a pooler."""
+    return any("pooler" in parts for name, parts in layout.architectures.items() if kind in name)

@@ -20,6 +20,7 @@ from bertjax.models import families
 from bertjax.models.family import ImportsParams
 from bertjax.models.library_fields import tables
 from bertjax.nn.ops import low_rank
+from bertjax.objectives.objective import joint_models
 from bertjax.objectives.parsing import terms_of_run
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -75,9 +76,9 @@ class Pretrained:
     @property
     def parts(self) -> dict[str, BertConfig]:
         """Returns the models that a run has trained beside its own, by the names of their params."""
-        terms = terms_of_run(self.settings)
-        found = {name: each for term in terms for name, each in term.objective.models(self.config).items()}
-        return {name: each for name, each in found.items() if name in self.params}
+        objectives = joint_models(terms_of_run(self.settings))
+        models = {name: model for objective in objectives for name, model in objective.models(self.config).items()}
+        return {name: model for name, model in models.items() if name in self.params}
 
     @property
     def head(self) -> dict:
@@ -92,8 +93,8 @@ class Pretrained:
         is_other = self.architecture and not self.architecture.endswith("ForMaskedLM")
         if is_other or not _has_output_of_words(self.params, self.config):
             return False
-        learnt = (term.objective.heads(self.config, Compute()) for term in terms_of_run(self.settings))
-        return "objective" not in self.settings or any("masked_lm" in heads for heads in learnt)
+        heads = (term.objective.heads(self.config, Compute()) for term in terms_of_run(self.settings))
+        return "objective" not in self.settings or any("masked_lm" in layers for layers in heads)
 
     @property
     def no_words(self) -> str:
@@ -184,7 +185,7 @@ def _read(place: Place) -> Pretrained:
         if lora := low_rank.of(info.config):
             known["updates"] = low_rank.updates_of(params, lora)
             params = low_rank.merge(params, known["updates"])
-        params = _finished(params, info.config)
+        params = _export_params(params, info.config)
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
         known |= dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
@@ -280,7 +281,7 @@ def _config_json(base: Place) -> dict:
         raise UserError(f"{base}: a model with {error} is no base of an adapter of PEFT") from None
     layout = families.huggingface_of(config)
     kind = (base.info.architecture if base.info else "").removeprefix(huggingface.OURS)
-    names = [name for name in layout.ARCHITECTURES if kind and name.endswith(kind)]
+    names = [name for name in layout.architectures if kind and name.endswith(kind)]
     return {"architectures": names[:1], "tie_word_embeddings": config.tie_word_embeddings, **layout.to_fields(config)}
 
 
@@ -290,10 +291,10 @@ def _predicts_number(info: RunInfo, params: dict) -> bool:
     return bool(is_run and "classifier" in params and params["classifier"]["dense"]["bias"].shape == (1,))
 
 
-def _finished(params: dict, config) -> dict:
-    """Returns the params of a run as all but its training read them, see `Objective.finished`."""
-    for term in terms_of_run(config):
-        params = term.objective.finished(params)
+def _export_params(params: dict, config) -> dict:
+    """Returns the params of a run without shared parts, see `JointModel.export_params`."""
+    for objective in joint_models(terms_of_run(config)):
+        params = objective.export_params(params)
     return params
 
 

@@ -24,7 +24,7 @@ def check_form(config: BertConfig) -> None:
     """Raises `UserError` if a model is none that Google's code has a class for."""
     if families.family_of(config) is not family.FAMILY:
         raise UserError(f"model.family = {config.family!r}")
-    huggingface.check_form(config)
+    huggingface.FORMAT.check_form(config)
 
 
 def read_config(path: epath.Path) -> BertConfig:

@@ -1,6 +1,6 @@
 """The registry of model families, and functions that use the family of a config.
 
-`config.model.family` is the name of a family. A folder beside this module is a family if it contains a module `family`.
+`config.model.family` is the name of a family. A folder of this package is a family if it contains a module `family`.
 The registry imports this module without JAX; methods of the family import JAX when they are called.
 
 A run config is the whole config of a run. A model config is `config.model` as a frozen dataclass of the family.
@@ -8,8 +8,7 @@ A run config is the whole config of a run. A model config is `config.model` as a
 
 import contextlib
 import dataclasses
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 import numpy as np
@@ -17,7 +16,10 @@ import numpy as np
 from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry, own_in_folders
 from bertjax.config.model_config import ModelConfig
-from bertjax.models.family import HuggingFaceFamily, LmType, ModelFamily
+from bertjax.models.family import HuggingFaceFamily, LmType, ModelFamily, Recurrent
+
+if TYPE_CHECKING:
+    from bertjax.models.huggingface_format import HuggingFaceFormat
 
 FAMILIES: Registry[ModelFamily] = Registry(
     "family",
@@ -117,8 +119,20 @@ def by_model_type() -> dict[str, HuggingFaceFamily]:
     }
 
 
-def huggingface_of(config: ModelConfig) -> ModuleType:
-    """Returns the module that reads and writes folders of transformers for the family of a model config.
+def recurrent_family_of(config: ModelConfig) -> Recurrent:
+    """Returns the family of a model config that has a recurrent memory.
+
+    Raises:
+      UserError: if the family has no recurrent memory.
+    """
+    family = family_of(config)
+    if not isinstance(family, Recurrent):
+        raise UserError(f"model.family = {config.family!r}: has no recurrent memory; set data.stream=False")
+    return family
+
+
+def huggingface_of(config: ModelConfig) -> "HuggingFaceFormat":
+    """Returns the format of the folders of transformers for the family of a model config.
 
     Raises:
       UserError: if transformers does not have the family.

@@ -5,9 +5,9 @@ A family is a subclass of `ModelFamily` and of the classes of its abilities. Cal
 """
 
 import abc
+import math
 import re
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from bertjax.config.model_config import BertConfig, Compute
 if TYPE_CHECKING:
     import jax
 
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
     from bertjax.nn.ops.plain_attention import Cache
     from bertjax.nn.ops.recurrent_memory import Memory
@@ -74,7 +75,7 @@ class ModelFamily(abc.ABC):
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
         """Returns the values of config fields that params imply.
 
-        The result protects a user from a config.json beside the wrong weights.
+        A config.json that contradicts the weights is refused.
 
         Args:
           params: the params of a model; `params["bert"]` are the params of the encoder.
@@ -185,6 +186,17 @@ class Recurrent:
 
         return new_memory(rows, config.num_hidden_layers, config.memory_length, config.hidden_size, dtype)
 
+    def memory_reach(self, config: Any, length: int) -> int:
+        """Returns the number of earlier steps that the memory depends on.
+
+        The memory of a layer depends on the memory of the layer below. The reach therefore grows with the layers.
+
+        Args:
+          config: the model config.
+          length: tokens of the row, in the stage with the shortest rows.
+        """
+        return config.num_hidden_layers * math.ceil(config.memory_length / length)
+
     def memory_flops(self, config: Any, length: int) -> int:
         """Returns the FLOPs that a full memory adds to `forward_flops`.
 
@@ -200,7 +212,7 @@ class Recurrent:
         return 2 * config.num_hidden_layers * (keys_and_values + attention)
 
 
-class QueryStream(abc.ABC):
+class TwoStreamAttention(abc.ABC):
     """An ability: predict tokens with a second stream of states, by the method `encode_permuted` of the encoder."""
 
     @abc.abstractmethod
@@ -241,8 +253,8 @@ class HuggingFaceFamily(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def huggingface(self) -> ModuleType:
-        """The module that reads and writes the folders, with the functions of `models.bert.huggingface`."""
+    def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders: an object that reads and writes them."""
 
 
 class NamesSpecialPieces(abc.ABC):
@@ -260,7 +272,7 @@ class ImportsParams(abc.ABC):
 
     @abc.abstractmethod
     def import_params(self, params: dict) -> dict:
-        """Returns the params from which a run starts.
+        """Returns the initial params of a run.
 
         Args:
           params: the params of a checkpoint.

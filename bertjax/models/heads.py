@@ -1,12 +1,16 @@
-"""The models for pre-training and fine-tuning: an encoder of any family, as `bert`, and an output layer."""
+"""Models for pre-training and fine-tuning: an encoder of any family, with the name `bert`, and an output layer.
+
+The arguments of a model are the arguments of `EncoderModel.encode`.
+"""
 
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.model_config import BertConfig, Compute
+from bertjax.config.model_config import Compute, ModelConfig
 from bertjax.models import families
 from bertjax.models.family import WORD_EMBEDDINGS
 from bertjax.nn.attention import Dense
@@ -14,93 +18,146 @@ from bertjax.nn.heads import Classifier, MaskedLanguageModelHead, NextSentenceHe
 from bertjax.nn.layer_pooling import HIDDEN_STATES, combine, count_layers
 from bertjax.nn.lstm import BiLSTM
 from bertjax.nn.ops.plain_attention import Cache
+from bertjax.nn.ops.recurrent_memory import Memory
 from bertjax.nn.ops.segments import join_ends, pool_states
 
 
 class BertForMaskedLM(nn.Module):
-    """An encoder with the masked-LM head, at the masked positions only; without pooler.
+    """An encoder and an output layer for words, which computes logits at some positions only.
 
-    There are next words at these positions if the family says so, or neighbours. One that learns permuted words sees
-    none of the tokens at these positions.
+    The `lm_type` of the family decides which token is predicted at a position. If it is permuted, no state sees the
+    tokens at these positions.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute = Compute()
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
 
-    def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None, positions=None):
-        """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`."""
-        given = input_ids, segments, token_types, masked_positions, positions, dropout_keys
-        return word_logits(self.bert, self.masked_lm, *self.bert.encode_words(*given))
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        masked_positions: jax.Array,
+        dropout_keys: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns logits `[batch, predictions, padded vocab]` at `masked_positions` `[batch, predictions]`."""
+        states, places = self.bert.encode_words(
+            input_ids, segments, token_types, masked_positions, positions, dropout_keys
+        )
+        return word_logits(self.bert, self.masked_lm, states, places)
 
-    def remember(self, input_ids, segments, token_types, masked_positions, memory):
-        """As `__call__` of rows that go on after those of a memory; also returns what this then is."""
-        hidden, memory = self.bert.encode(input_ids, segments, token_types, memory=memory)
-        return word_logits(self.bert, self.masked_lm, hidden, masked_positions), memory
+    def predict_with_memory(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        masked_positions: jax.Array,
+        memory: Memory,
+    ) -> tuple[jax.Array, Memory]:
+        """Returns logits `[batch, predictions, padded vocab]` and the next memory, for a recurrent causal family."""
+        encoder: Any = self.bert
+        hidden, memory = encoder.encode(input_ids, segments, token_types, memory=memory)
+        return word_logits(encoder, self.masked_lm, hidden, masked_positions), memory
 
-    def decode(self, input_ids, positions, cache: Cache, last):
-        """As `BertModel.decode`: the logits of the word after the token `last` of these `[batch, padded vocab]`."""
+    def decode(
+        self, input_ids: jax.Array, positions: jax.Array, cache: Cache, last: jax.Array | int
+    ) -> tuple[jax.Array, Cache]:
+        """Returns the logits of the token after the token number `last`, `[batch, padded vocab]`, and the next cache.
+
+        Args:
+          input_ids: see `BertModel.decode`.
+          positions: see `BertModel.decode`.
+          cache: see `BertModel.decode`.
+          last: a position in `input_ids`, which may have padding after this position.
+        """
         hidden, cache = self.bert.decode(input_ids, positions, cache)
-        last = jnp.full((input_ids.shape[0], 1), last)
-        return self.masked_lm(hidden, last, self.bert.word_embeddings())[:, 0], cache
+        places = jnp.full((input_ids.shape[0], 1), last)
+        return self.masked_lm(hidden, places, self.bert.word_embeddings())[:, 0], cache
 
 
-def word_logits(encoder: nn.Module, head: MaskedLanguageModelHead, hidden, positions):
-    """Returns the logits of the words at some positions `[batch, predictions, padded vocab]`."""
+def word_logits(encoder: Any, head: Any, hidden: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns the logits of the words at positions, `[batch, predictions, padded vocab]`.
+
+    Args:
+      encoder: a bound `EncoderModel`.
+      head: a bound `MaskedLanguageModelHead`.
+      hidden: `[batch, length, hidden]`.
+      positions: `[batch, predictions]`.
+    """
     table = encoder.word_embeddings()
-    logits = [head(*reader, table) for reader in encoder.readers(hidden, positions)]
+    logits = [head(states, places, table) for states, places in encoder.prediction_states(hidden, positions)]
     return logits[0] if len(logits) == 1 else jnp.concatenate(logits, axis=1)
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with the heads of `mlm` and `nsp`, as Google and transformers have it. Training composes its own model of
-    the heads that are learnt (`objectives.parts.pretraining_model`); with both, its params are these.
+    """An encoder with the output layers for words and for pairs of segments, as in Google's code and transformers.
+
+    Pre-training with `mlm + nsp` has the same params, in another module: `objectives.parts.pretraining_model`.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute = Compute()
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
         self.next_sentence = NextSentenceHead(self.config)
 
     def __call__(
-        self, input_ids, segments, token_types, masked_positions, dropout_keys=None, positions=None, first_tokens=None
-    ):
-        """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`, `[batch, 2]`.
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        masked_positions: jax.Array,
+        dropout_keys: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        first_tokens: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the logits of words `[batch, predictions, padded vocab]`, and of pairs `[batch, 2]`.
 
-        With `first_tokens` `[batch, pairs]`, the latter are `[batch, pairs, 2]`.
+        With `first_tokens` `[batch, pairs]`, the logits of pairs are `[batch, pairs, 2]`.
         """
         hidden, pooled = self.bert(input_ids, segments, token_types, positions, dropout_keys, first_tokens)
         return word_logits(self.bert, self.masked_lm, hidden, masked_positions), self.next_sentence(pooled)
 
 
 class BertForSequenceClassification(nn.Module):
-    """Classifies whole inputs from the pooled output: `[batch, labels]` logits.
+    """Classifies the pooled output.
 
-    With `first_tokens` `[batch, examples]`, those of several examples of a row: `[batch, examples, labels]`. A single
-    label is a regression, or the score of one choice in multiple choice.
-
-    With `lstm_size` there is a BiLSTM instead of the pooler: its states where each direction ends are classified.
+    A single label is a regression, or the score of one choice in multiple choice. With `lstm_size`, a BiLSTM replaces
+    the pooler, and the last states of both directions are classified.
     """
 
-    config: BertConfig
+    config: ModelConfig
     labels: int
     compute: Compute = Compute()
     lstm_size: int = 0
     lstm_layers: int = 1
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels, self.config.pooled_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
-    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        dropout_keys: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        first_tokens: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns logits `[batch, labels]`; with `first_tokens` `[batch, examples]`, `[batch, examples, labels]`."""
         if self.lstm_size:
             hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
             pooled = join_ends(self.lstm(hidden, segments, dropout_keys), segments)
@@ -109,67 +166,95 @@ class BertForSequenceClassification(nn.Module):
         return self.classifier(pooled, dropout_keys)
 
 
-def _token_states(model: nn.Module, input_ids, segments, token_types, positions, dropout_keys):
-    """Returns what a model classifies of each token `[batch, length, width]`: its BiLSTM's states, if it has one."""
+def _token_states(
+    model: Any,
+    input_ids: jax.Array,
+    segments: jax.Array,
+    token_types: jax.Array,
+    positions: jax.Array | None,
+    dropout_keys: jax.Array | None,
+) -> jax.Array:
+    """Returns the states of the BiLSTM, or of the encoder, `[batch, length, width]`."""
     hidden = model.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
     if model.lstm_size:
         return model.lstm(hidden, segments, dropout_keys)
-    return model.bert.of_tokens(hidden)
+    return model.bert.token_states(hidden)
 
 
 class BertForTokenClassification(nn.Module):
-    """Classifies each token: `[batch, length, labels]` logits. With `lstm_size`, a BiLSTM is in between."""
+    """Classifies each token. With `lstm_size`, there is a BiLSTM between the encoder and the output layer."""
 
-    config: BertConfig
+    config: ModelConfig
     labels: int
     compute: Compute = Compute()
     lstm_size: int = 0
     lstm_layers: int = 1
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels, self.config.hidden_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
-    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None):
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        dropout_keys: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns logits `[batch, length, labels]`."""
         hidden = _token_states(self, input_ids, segments, token_types, positions, dropout_keys)
         return self.classifier(hidden, dropout_keys)
 
 
 class BertForQuestionAnswering(nn.Module):
-    """Predicts start and end of an answer span: `[batch, length, 2]` logits. With `lstm_size`, after a BiLSTM."""
+    """Predicts the start and the end of an answer.
 
-    config: BertConfig
+    With `lstm_size`, there is a BiLSTM between the encoder and the output layer.
+    """
+
+    config: ModelConfig
     compute: Compute = Compute()
     lstm_size: int = 0
     lstm_layers: int = 1
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.spans = Classifier(self.config, 2, self.config.spans_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
-    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None):
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        dropout_keys: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns logits `[batch, length, 2]`."""
         hidden = _token_states(self, input_ids, segments, token_types, positions, dropout_keys)
         return self.spans(hidden, dropout_keys)
 
 
 class SentenceEncoder(nn.Module):
-    """The vector of a text, float32 `[batch, width]`, as sentence-transformers' modules compute it.
+    """Computes the vector of a text, as the modules of sentence-transformers do.
 
-    With `first_tokens` `[batch, examples]`, those of several examples of a row: `[batch, examples, width]`.
-
-    Args:
-      pooling: which state of a text it is made of: cls, mean or last, see `segments.pool_states`.
-      dense: width of a dense layer after it; 0: there is none.
-      dense_act: the activation of that layer: none or tanh.
+    Attributes:
+      config: the model config.
+      compute: see `ModelFamily.build`.
+      pooling: the pooled state: cls, mean or last, see `segments.pool_states`.
+      dense: the width of a dense layer after the pooling; 0: there is no dense layer.
+      dense_act: the activation of the dense layer: none or tanh.
       normalize: whether vectors have length 1.
-      truncate_dim: how many of their first numbers are left after that; 0: all.
+      truncate_dim: the number of elements that are kept after the normalization; 0: all.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute = Compute()
     pooling: str = "mean"
     dense: int = 0
@@ -177,13 +262,26 @@ class SentenceEncoder(nn.Module):
     normalize: bool = True
     truncate_dim: int = 0
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         if self.dense:
             size = (self.config.hidden_size,)
             self.projection = Dense(self.config, Compute(), size, (self.dense,), ("embed", None))
 
-    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        dropout_keys: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        first_tokens: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns float32 vectors `[batch, width]`.
+
+        With `first_tokens` `[batch, examples]`, the vectors are `[batch, examples, width]`.
+        """
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
         vectors = pool_states(hidden, segments, first_tokens, self.pooling)
         if self.dense:
@@ -195,49 +293,64 @@ class SentenceEncoder(nn.Module):
 
 
 class PooledStates(nn.Module):
-    """One state of each text, float32 `[batch, width]`, of an encoder's hidden states; called as `SentenceEncoder`.
+    """Computes one pooled state of each text, from chosen layers.
 
-    Args:
-      layers: which hidden states, a key of `HIDDEN_STATES`.
+    Attributes:
+      config: the model config.
+      compute: see `ModelFamily.build`.
+      layers: the layers, a key of `HIDDEN_STATES`.
       pooling: see `segments.pool_states`.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute
     layers: str
     pooling: str
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
 
-    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        dropout_keys: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        first_tokens: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns float32 states; shapes as in `SentenceEncoder`."""
         states = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys, every_layer=True)
         return pool_states(combine(states, self.layers), segments, first_tokens, self.pooling)
 
 
-def unit(vectors):
-    """Returns vectors divided by their lengths; one of length 0 stays, and has no gradient that is not a number."""
+def unit(vectors: jax.Array) -> jax.Array:
+    """Returns vectors `[..., width]` of length 1. A vector of zeros stays zero, and its gradient is finite."""
     return vectors * jax.lax.rsqrt(jnp.maximum(jnp.square(vectors).sum(-1, keepdims=True), 1e-24))
 
 
 class BertForFeatureBasedTagging(nn.Module):
-    """Classifies each token with a BiLSTM over a frozen BERT: `[batch, length, labels]` logits.
+    """Classifies each token with a BiLSTM over a frozen encoder without dropout (Devlin et al. 2019, section 5.3).
 
-    The feature-based approach of section 5.3; BERT runs without dropout.
-
-    Args:
-      layers: a key of `HIDDEN_STATES`.
-      lstm_size: size of each direction.
+    Attributes:
+      config: the model config.
+      labels: the number of labels.
+      compute: see `ModelFamily.build`.
+      layers: the layers, a key of `HIDDEN_STATES`.
+      lstm_size: the size of each direction.
+      lstm_layers: the layers of the BiLSTM.
     """
 
-    config: BertConfig
+    config: ModelConfig
     labels: int
     compute: Compute = Compute()
     layers: str = "concat_last_four"
     lstm_size: int = 768
     lstm_layers: int = 2
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
         self.classifier = Classifier(self.config, self.labels, self.config.hidden_dropout_prob)
@@ -246,63 +359,88 @@ class BertForFeatureBasedTagging(nn.Module):
             self.layer_weights = self.param("layer_weights", nn.initializers.zeros, shape)
             self.layer_scale = self.param("layer_scale", nn.initializers.ones, (1,))
 
-    def __call__(self, input_ids, segments, token_types, dropout_keys=None):
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        dropout_keys: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns logits `[batch, length, labels]`."""
         features = self.features(self.bert.encode(input_ids, segments, token_types, every_layer=True))
         return self.classifier(self.lstm(features, segments, dropout_keys), dropout_keys)
 
-    def features(self, states):
-        """Combines `[layers + 1, batch, length, hidden]` into the BiLSTM's input `[batch, length, width]`."""
+    def features(self, states: jax.Array) -> jax.Array:
+        """Returns the input of the BiLSTM `[batch, length, width]`.
+
+        Args:
+          states: `[layers + 1, batch, length, hidden]`.
+        """
         weights = None
         if HIDDEN_STATES[self.layers].combine == "weighted_sum":
             weights = self.layer_scale * nn.softmax(self.layer_weights)
         return combine(states, self.layers, weights)
 
 
-def cast_encoder(params: dict, dtype) -> dict:
-    """Casts the kernels and the embeddings of the encoder to the compute dtype, which changes no result.
+def cast_encoder(params: dict, dtype: str) -> dict:
+    """Returns params with kernels and embeddings of the encoder in the compute dtype, which changes no result.
 
-    Output layers stay in float32, because some of them compute in float32.
+    Output layers stay in float32, because some output layers compute in float32.
     """
 
-    def cast(path, leaf):
+    def cast(path: tuple, leaf: jax.Array) -> jax.Array:
         names = [entry.key for entry in path]
         return leaf.astype(dtype) if names[0] == "bert" and names[-1] in ("kernel", "embedding") else leaf
 
     return jax.tree_util.tree_map_with_path(cast, params)
 
 
-def count_parameters(params, config: BertConfig) -> int:
-    """Counts the parameters as papers do: without the rows that pad the vocabulary."""
+def count_parameters(params: dict, config: ModelConfig) -> int:
+    """Returns the number of parameters as papers count: without the rows that pad the vocabulary."""
     padding = config.padded_vocab_size - config.vocab_size
 
-    def count(path, leaf):
+    def count(path: tuple, leaf: jax.Array) -> int:
         names = tuple(entry.key for entry in path)
-        of_words = (WORD_EMBEDDINGS, ("masked_lm", "bias"), ("masked_lm", "decoder", "embedding"))
-        if any(names[-len(path) :] == path for path in of_words):
+        padded = (WORD_EMBEDDINGS, ("masked_lm", "bias"), ("masked_lm", "decoder", "embedding"))
+        if any(names[-len(end) :] == end for end in padded):
             return leaf.size - padding * math.prod(leaf.shape[1:])
         return leaf.size
 
     return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(count, params)))
 
 
-def lstm_flops(model: nn.Module, batch: int, length: int) -> int:
-    """Matrix-multiply FLOPs of one forward pass through the BiLSTM of a model, 0 if it has none."""
+def lstm_flops(model: Any, batch: int, length: int) -> int:
+    """Returns the FLOPs of the forward pass of a model's BiLSTM; 0 if the model has no BiLSTM.
+
+    Args:
+      model: a module of this file.
+      batch: rows.
+      length: tokens of a row.
+    """
     size, width = getattr(model, "lstm_size", 0), model.config.hidden_size
     if not size:
         return 0
     if isinstance(model, BertForFeatureBasedTagging) and HIDDEN_STATES[model.layers].combine == "concat":
         width *= count_layers(model.layers, model.config)
-    inputs = [width, *[2 * size] * (model.lstm_layers - 1)]
-    return 2 * batch * length * sum(2 * 4 * size * (each + size) for each in inputs)  # two directions, four gates
+    input_sizes = [width, *[2 * size] * (model.lstm_layers - 1)]
+    return (
+        2 * batch * length * sum(2 * 4 * size * (inputs + size) for inputs in input_sizes)
+    )  # two directions, four gates
 
 
-def forward_flops(config: BertConfig, batch: int, length: int, predictions: int, pooled: int = 1) -> int:
-    """Matrix-multiply FLOPs of one forward pass (2 per multiply-add) of `batch` rows.
+def model_flops(config: ModelConfig, batch: int, length: int, predictions: int, pooled: int = 1) -> int:
+    """Returns the FLOPs of the matrix products in a forward pass. A multiplication with an addition counts as two.
 
-    `predictions`: words of a row that are predicted. `pooled`: its pooled outputs, each with a head of two classes.
+    The number is computed analytically, because XLA's cost analysis counts the body of a scan once. Lookups, norms and
+    softmax are excluded, as is usual for model FLOPs utilization (Chowdhery et al. 2022, appendix B). A training step
+    has three times the FLOPs.
 
-    Computed analytically: XLA's cost analysis counts the body of a scan once. Excludes lookups, norms and softmax, as
-    is usual for model FLOPs utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times as many.
+    Args:
+      config: the model config.
+      batch: rows.
+      length: tokens of a row.
+      predictions: words that are predicted in a row.
+      pooled: pooled outputs of a row, each with an output layer for two classes.
     """
     layers = families.family_of(config).forward_flops(config, length)
     return batch * (layers + word_flops(config, predictions) + pooled_flops(config, pooled))

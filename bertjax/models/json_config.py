@@ -1,10 +1,10 @@
-"""A model's config from the fields of a JSON file of somebody else's."""
+"""Model configs from the fields of JSON files that other libraries write."""
 
 import dataclasses
 import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import ml_collections
 from etils import epath
@@ -20,8 +20,8 @@ T = TypeVar("T")
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu"}
 
 # Fields of transformers' config.json that have one supported value in all families.
-ONLY = {
-    "auto_map": None,  # code beside the weights, which is another architecture
+ONLY: dict[str, Any] = {
+    "auto_map": None,  # code that replaces the architecture
     "configuration_files": None,  # another config.json
     "is_encoder_decoder": False,
     "per_layer_config": None,
@@ -30,17 +30,17 @@ ONLY = {
     "tie_last_hidden_states": None,
     "transformers_weights": None,  # other weights
 }
-# Fields of transformers' config.json that change no prediction, in any family.
+# Fields of transformers' config.json that change no prediction in any family.
 HARMLESS = frozenset({
     # `interop.huggingface` and `interop.hf_tokenizer` read them; the tensors of a classifier have its rows.
     "architectures", "id2label", "label2id", "model_type", "num_labels", "problem_type", "tokenizer_class",
     # Names and versions.
     "_commit_hash", "_name_or_path", "model_name", "name_or_path", "transformers_version",
-    # How transformers computes a prediction, and in which type.
+    # How transformers computes a prediction, and the dtype.
     "_attn_implementation", "_experts_implementation", "attn_implementation", "chunk_size_feed_forward",
     "distributed_config", "dtype", "experts_implementation", "fusion_config", "gradient_checkpointing", "torch_dtype",
     "use_cache",
-    # Other outputs of a class of transformers, besides a prediction.
+    # Outputs of a class of transformers that are not predictions.
     "function_to_apply", "output_attentions", "output_hidden_states", "return_dict",
     # Initial values, and dropout in training.
     "classifier_dropout", "hidden_dropout", "init_std", "initializer_factor", "initializer_range",
@@ -79,39 +79,45 @@ ELSEWHERE = frozenset({
 
 def build(
     path: epath.Path,
-    config: type[T],
-    fields: Mapping,
+    config_class: type[T],
+    fields: Mapping[str, Any],
     required: Collection[str],
-    own: Collection[str],
+    absent: Collection[str],
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> T:
-    """Builds a config. Raises `UserError` if a field is missing or has an invalid value.
+    """Returns a model config.
 
     Args:
-      config: its class.
-      fields: by our names; those that the class does not have are passed over.
-      required: those that must be given.
-      own: fields of the class that such a file does not have.
-      names: {field: what the file calls it}, for messages.
+      path: the file, for messages.
+      config_class: the class of the config.
+      fields: values by our names. Names that are not fields of the class are ignored.
+      required: fields without a default.
+      absent: fields of the class that the file does not contain.
+      names: {our name: the name in the file} where the two differ, for messages.
+
+    Raises:
+      UserError: if a field is missing or has an invalid value.
     """
-    known = {field.name: field for field in dataclasses.fields(config) if field.name not in own}
+    known = {field.name: field for field in dataclasses.fields(cast(Any, config_class)) if field.name not in absent}
     for name in required:
         if name not in fields:
             raise UserError(f"{path}: {names.get(name, name)} is missing; the config of such a model needs it")
+    values = {}
     for name, field in known.items():
-        value, numbers = fields.get(name, field.default), (int, float) if field.type is float else (field.type,)
-        if type(value) not in numbers:
-            kind = field.type.__name__
-            raise UserError(f"{path}: {names.get(name, name)} is {value!r}, which is not a valid {kind}")
-    found = config(**{name: known[name].type(fields[name]) for name in known if name in fields})
-    whole = ml_collections.ConfigDict(dict(model=dataclasses.asdict(found), stages={}, adapt=dict(model=False)))
+        kind, value = cast(type, field.type), fields.get(name, field.default)
+        if type(value) not in ((int, float) if kind is float else (kind,)):
+            raise UserError(f"{path}: {names.get(name, name)} is {value!r}, which is not a valid {kind.__name__}")
+        if name in fields:
+            values[name] = kind(value)
+    config: Any = config_class(**values)
+    run_config = ml_collections.ConfigDict(dict(model=dataclasses.asdict(config), stages={}, adapt=dict(model=False)))
     try:
-        validate_model(whole)
-        families.FAMILIES.get(found.family).validate(whole)
+        validate_model(run_config)
+        families.family_of(config).validate(run_config)
     except UserError as error:
-        said = re.sub(r"(?:config\.)?model\.(\w+)", lambda field: names.get(field[1], field[1]), str(error))
-        raise UserError(f"{path}: {said}") from None
-    return found
+        message = re.sub(r"(?:config\.)?model\.(\w+)", lambda field: names.get(field[1], field[1]), str(error))
+        raise UserError(f"{path}: {message}") from None
+    return config
 
 
 def read_fields(
@@ -151,20 +157,30 @@ def read_fields(
 
 
 def field_names(
-    config_class: type, own: Collection[str], names: Mapping[str, str] = MappingProxyType({})
+    config_class: type, absent: Collection[str], names: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
     """Returns {our name: the name in config.json} of the fields of a config that config.json contains.
 
     Args:
-      own: fields that config.json does not contain.
+      config_class: the class of the config.
+      absent: fields that config.json does not contain.
       names: {our name: the name in config.json} where the two differ.
     """
     fields = (field.name for field in dataclasses.fields(config_class))
-    return {name: names.get(name, name) for name in fields if name not in own}
+    return {name: names.get(name, name) for name in fields if name not in absent}
 
 
 def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:
-    """Raises `UserError` if a field has another value than the only one that is supported."""
+    """Checks fields with one supported value.
+
+    Args:
+      path: the file, for messages.
+      fields: the content of the file.
+      expected: {field: the only supported value}.
+
+    Raises:
+      UserError: if a field has another value.
+    """
     for name, value in expected.items():
         if fields.get(name, value) != value:
             raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {value!r}")
@@ -173,7 +189,13 @@ def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:
 def with_aliases(path: epath.Path, fields: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
     """Returns fields of a config.json without the aliases that transformers accepts, such as hidden_size for dim.
 
-    Raises `UserError` if a field and its alias have two values.
+    Args:
+      path: the file, for messages.
+      fields: the content of the file.
+      aliases: {alias: the name of the field}.
+
+    Raises:
+      UserError: if a field and its alias have two values.
     """
     result = {name: value for name, value in fields.items() if name not in aliases}
     for alias, name in aliases.items():
@@ -183,19 +205,21 @@ def with_aliases(path: epath.Path, fields: Mapping[str, Any], aliases: Mapping[s
 
 
 def head_size(fields: Mapping[str, Any]) -> int | None:
-    """Returns hidden_size / num_attention_heads; None if they are no numbers."""
+    """Returns hidden_size / num_attention_heads; None if a field is not a number."""
     hidden, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
     return hidden // heads if type(hidden) is int and type(heads) is int and heads > 0 else None
 
 
 def rope_theta(path: epath.Path, name: str, rope: Any) -> Any:
-    """Returns the base of rotary angles in an object of config.json; None if it contains no base.
+    """Returns the base of rotary angles in an object of config.json; None if the object contains no base.
 
     Args:
-      name: the name of the field with the object, for messages: rope_scaling, or one of rope_parameters.
+      path: the file, for messages.
+      name: the name of the field with the object, for messages: rope_scaling, or a field of rope_parameters.
       rope: the object, or None.
 
-    Raises `UserError` if the angles are scaled.
+    Raises:
+      UserError: if the angles are scaled.
     """
     if rope is None:
         return None
@@ -211,8 +235,17 @@ def rope_theta(path: epath.Path, name: str, rope: Any) -> Any:
 
 
 def activation(path: epath.Path, fields: Mapping, name: str) -> str:
-    """Returns our name of an activation. Raises `UserError` for one that we do not have."""
-    given = fields.get(name, "gelu")
-    if not isinstance(given, str) or given not in ACTIVATIONS:
-        raise UserError(f"{path}: {name} {given!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[given]
+    """Returns our name of the activation in a field of config.json.
+
+    Args:
+      path: the file, for messages.
+      fields: the content of the file.
+      name: the field.
+
+    Raises:
+      UserError: for an activation that bertjax does not have.
+    """
+    value = fields.get(name, "gelu")
+    if not isinstance(value, str) or value not in ACTIVATIONS:
+        raise UserError(f"{path}: {name} {value!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[value]

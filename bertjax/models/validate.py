@@ -2,25 +2,34 @@
 
 import dataclasses
 
+import ml_collections
+
 from bertjax.common.errors import UserError
 from bertjax.config.limits import require, within
 from bertjax.models import families
 
 
-def validate_model(config) -> None:
-    """Raises `UserError` if `config.model` describes no model."""
-    known_fields = dataclasses.fields(families.FAMILIES.get(config.model.family).config_class)
-    known, given = {field.name for field in known_fields}, set(config.model)
-    if families.adopts_model(config):  # also fields of the checkpoint's family
-        given -= families.all_field_names() - known
-    if different := known ^ given:
+def validate_model(config: ml_collections.ConfigDict) -> None:
+    """Checks the fields of `config.model` and their limits.
+
+    Args:
+      config: a run config.
+
+    Raises:
+      UserError: if a field is missing, unknown, or out of its limits.
+    """
+    fields = dataclasses.fields(families.FAMILIES.get(config.model.family).config_class)
+    known, present = {field.name for field in fields}, set(config.model)
+    if families.adopts_model(config):  # may have fields of the checkpoint's family
+        present -= families.all_field_names() - known
+    if different := known ^ present:
         raise UserError(
             f"config.model.family = {config.model.family!r}: its models do not have the fields of this config, such as "
             f"{min(different)}; begin with an experiment of the family, or set config.model = "
             f"bertjax.models.model_fields({config.model.family!r}) in one"
         )
-    for known in known_fields:
-        within(f"model.{known.name}", config.model[known.name], **known.metadata)
+    for field in fields:
+        within(f"model.{field.name}", config.model[field.name], **field.metadata)
     hidden, heads = config.model.hidden_size, config.model.get("num_attention_heads", 1)
     remedy = f"must be a multiple of model.num_attention_heads = {heads}"
     require("head_dim" in config.model or hidden % heads == 0, "model.hidden_size", hidden, remedy)

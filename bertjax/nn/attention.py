@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.model_config import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute, ModelConfig
 from bertjax.nn.kernels import triton
 from bertjax.nn.kernels.fused_attention import LONGEST, fused_attention
 from bertjax.nn.kernels.fused_norm import can_add_norm, fused_add_norm
@@ -30,7 +30,7 @@ class Dense(nn.Module):
       init_scale: multiplies the standard deviation of W's initial values.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute
     inputs: tuple[int, ...]
     features: tuple[int, ...]
@@ -92,7 +92,7 @@ class LayerNorm(nn.Module):
     Statistics in float32 and two passes: a single pass loses precision.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute
     use_bias: bool = True
     size: int | None = None
@@ -138,7 +138,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """LayerNorm without mean and bias (Zhang and Sennrich 2019), over the last axis; statistics in float32."""
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute
 
     @nn.compact

@@ -3,12 +3,14 @@ LayerNorm, or before it (`norm="pre"`, Radford et al. 2019, section 2.3)."""
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.model_config import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute, ModelConfig
 from bertjax.nn.attention import Dense, LayerNorm, SelfAttention, residual_sum
 from bertjax.nn.kernels.gpu_activation import can_activate_on_gpu, gpu_activate
 from bertjax.nn.kernels.pallas import has_kernels
@@ -23,7 +25,7 @@ def _gelu(x: jax.Array) -> jax.Array:
     return nn.gelu(x, approximate=False)
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": _gelu,
     "gelu_new": functools.partial(nn.gelu, approximate=True),
     "relu": nn.relu,
@@ -46,8 +48,8 @@ def activate(inner: jax.Array, activation: str, compute: Compute) -> jax.Array:
 class Embedding(nn.Module):
     """A `[rows, embedding_size]` embedding table, or one of another `size`."""
 
-    config: BertConfig
-    dtype: jnp.dtype
+    config: ModelConfig
+    dtype: str
     rows: int
     axis: str | None = None
     size: int | None = None
@@ -173,7 +175,7 @@ class EncoderLayer(nn.Module):
         return x, (x if self.every_layer else None, cache)
 
 
-def recomputed(layer: type[nn.Module], compute: Compute) -> type[nn.Module]:
+def recomputed(layer: type[nn.Module], compute: Compute) -> Callable[..., Any]:
     """Returns a layer of a scan, of which the backward pass computes again what `compute.remat` says."""
     if compute.remat == "none":
         return layer
@@ -181,7 +183,9 @@ def recomputed(layer: type[nn.Module], compute: Compute) -> type[nn.Module]:
     return nn.remat(layer, prevent_cse=False, policy=policy)  # a scan body needs no CSE guard
 
 
-def stacked(layer: type[nn.Module], count: int, in_axes: tuple, compute: Compute, trains: bool) -> type[nn.Module]:
+def stacked(
+    layer: Callable[..., Any], count: int, in_axes: tuple, compute: Compute, trains: bool
+) -> Callable[..., Any]:
     """Returns so many layers as a scan, which training may unroll: params are stacked on a leading `layers` axis.
 
     `in_axes`: which inputs besides the first are stacked as well (0), and which are the same for all (`nn.broadcast`).

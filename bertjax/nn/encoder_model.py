@@ -1,122 +1,216 @@
-"""What the encoders of all families have in common: from token ids to hidden states and a pooled output."""
+"""The base class of the encoders of all families: from token ids to hidden states and a pooled output."""
+
+from collections.abc import Iterable
+from typing import Any, cast
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
-from bertjax.config.model_config import BertConfig, Compute
+from bertjax.config.model_config import BertConfig, Compute, ModelConfig
 from bertjax.nn.encoder import Embeddings
 from bertjax.nn.heads import Pooler
 from bertjax.nn.ops.dropout import fold_in
 
 
 class EncoderModel(nn.Module):
-    """Embeddings, the layers of a family, and a pooler. Params are float32.
+    """Embeddings, layers, and a pooler. Params are float32.
 
-    A family overrides `make_layers`, `through_layers` if these also take positions, and `pool` and `readers` if its
-    hidden states have not all seen the whole text.
+    A family overrides `make_layers`, and each other method whose default does not fit.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute = Compute()
 
-    def setup(self):
-        self.embeddings = Embeddings(self.config, self.compute)
+    def setup(self) -> None:
+        """Builds the submodules."""
+        self.embeddings = self.make_embeddings()
         self.encoder = self.make_layers()
         self.pooler = self.make_pooler()
 
-    def make_layers(self) -> nn.Module:
-        """Returns the layers, a module: (x `[batch, length, hidden]`, segments, dropout_keys, every_layer=) -> hidden
-        states of the last layer in this shape, or with `every_layer` of each `[layers, batch, length, hidden]`."""
+    def make_embeddings(self) -> Any:
+        """Returns the embeddings, a module that `embed` calls. The default has the embeddings of BERT."""
+        return Embeddings(cast(BertConfig, self.config), self.compute)
+
+    def make_layers(self) -> Any:
+        """Returns the layers, a module that `apply_layers` calls.
+
+        The module maps embeddings `[batch, length, hidden]`, `segments`, `dropout_keys` and `every_layer` to the hidden
+        states of the last layer in the same shape, or with `every_layer` to all hidden states `[layers, batch, length,
+        hidden]`.
+        """
         raise NotImplementedError
 
-    def through_layers(self, x, positions, segments, dropout_keys, every_layer: bool):
-        """Returns what the layers make of embedded tokens, see `make_layers`."""
-        del positions
-        return self.encoder(x, segments, dropout_keys, every_layer=every_layer)
-
-    def make_pooler(self) -> nn.Module:
-        """Returns the pooler, with BERT's tanh unless a family says otherwise."""
+    def make_pooler(self) -> Any:
+        """Returns the pooler, a module that `pool` calls. The default has BERT's tanh."""
         return Pooler(self.config, self.compute)
 
-    def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None, first_tokens=None):
-        """As `encode`; also returns the pooled output `[batch, hidden]`.
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        positions: jax.Array | None = None,
+        dropout_keys: jax.Array | None = None,
+        first_tokens: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the hidden states `[batch, length, hidden]` and the pooled output `[batch, hidden]`.
 
-        If `first_tokens` `[batch, examples]` is given, the latter is `[batch, examples, hidden]`.
+        Args:
+          input_ids: see `encode`.
+          segments: see `encode`.
+          token_types: see `encode`.
+          positions: see `encode`.
+          dropout_keys: see `encode`.
+          first_tokens: `[batch, examples]`, the first token of each example of a packed row. The pooled output then is
+            `[batch, examples, hidden]`.
         """
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
         return hidden, self.pool(hidden, segments, first_tokens)
 
-    def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
-        """Returns the last hidden states `[batch, length, hidden]` only. Inputs are `[batch, length]` integers.
+    def encode(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        positions: jax.Array | None = None,
+        dropout_keys: jax.Array | None = None,
+        *,
+        every_layer: bool = False,
+    ) -> jax.Array:
+        """Returns the hidden states of the last layer `[batch, length, hidden]`.
 
         Args:
-          input_ids: token ids.
-          segments: tokens attend only within their segment. 0 is padding, so Google's `input_mask` is one segment.
-            Several examples can share a row as segments 1, 2, ...
-          token_types: 0 in sentence A, 1 in sentence B (Google's `segment_ids`).
-          positions: indices into the position embeddings; None: 0, 1, ..., length - 1.
-          dropout_keys: `[batch]` random keys, one per row; None: no dropout.
-          every_layer: return `[layers + 1, batch, length, hidden]`, the embeddings first.
+          input_ids: token ids `[batch, length]`.
+          segments: `[batch, length]`; 0 is padding. Tokens attend only within their segment. A packed row contains
+            several examples as segments 1, 2, ...; Google's `input_mask` is a row of one segment.
+          token_types: `[batch, length]`; 0 in sentence A, 1 in sentence B (Google's `segment_ids`).
+          positions: indices of the position embeddings `[batch, length]`; None: 0, 1, ..., length - 1.
+          dropout_keys: random keys `[batch]`, one per row; None: no dropout.
+          every_layer: return the states of all layers `[layers + 1, batch, length, hidden]`, the embeddings first.
         """
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
-        x = self.embeddings(input_ids, token_types, positions, fold_in(dropout_keys, 0))
+        x = self.embed(input_ids, token_types, positions, dropout_keys)
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        hidden = self.through_layers(x, positions, segments, dropout_keys, every_layer)
+        hidden = self.apply_layers(x, positions, segments, dropout_keys, every_layer)
         return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
-    def encode_words(self, input_ids, segments, token_types, places, positions=None, dropout_keys=None):
-        """Returns states from which the words at some places can be predicted, and where these are among the states.
+    def embed(
+        self, input_ids: jax.Array, token_types: jax.Array, positions: jax.Array, dropout_keys: jax.Array | None
+    ) -> jax.Array:
+        """Returns the embeddings `[batch, length, hidden]`; arguments as in `encode`."""
+        return self.embeddings(input_ids, token_types, positions, fold_in(dropout_keys, 0))
 
-        `places`: `[batch, predictions]`. As a rule they are the hidden states, which have seen the [MASK]s there.
+    def apply_layers(
+        self, x: jax.Array, positions: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None, every_layer: bool
+    ) -> jax.Array:
+        """Returns the hidden states after the layers, see `make_layers`."""
+        return self.encoder(x, segments, dropout_keys, every_layer=every_layer)
+
+    def encode_words(
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        places: jax.Array,
+        positions: jax.Array | None = None,
+        dropout_keys: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the states that predict tokens, and the positions `[batch, predictions]` of these states.
+
+        The default returns the hidden states and `places`.
+
+        Args:
+          input_ids: see `encode`. There is a [MASK] at each place.
+          segments: see `encode`.
+          token_types: see `encode`.
+          places: `[batch, predictions]`, the positions of the tokens to predict.
+          positions: see `encode`.
+          dropout_keys: see `encode`.
         """
         return self.encode(input_ids, segments, token_types, positions, dropout_keys), places
 
     def encode_permuted(
-        self, input_ids, segments, token_types, places, seen, positions=None, dropout_keys=None, memory=None
-    ):
-        """Returns, if the family's `words` are permuted, the hidden states; states `[batch, predictions, hidden]` that
-        predict the words at some places; and what a memory then is, or None.
+        self,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        places: jax.Array,
+        seen: jax.Array,
+        positions: jax.Array | None = None,
+        dropout_keys: jax.Array | None = None,
+        memory: Any = None,
+    ) -> tuple[jax.Array, jax.Array, Any]:
+        """Returns the states of both streams, if the `lm_type` of the family is permuted.
 
         Args:
-          places: `[batch, predictions]`.
-          seen: `[batch, length or 1, length]` booleans: which tokens each place sees. Hidden states see their own
-            tokens as well, those that predict do not.
-          memory: a `nn.ops.recurrent_memory.Memory` of tokens before these, which all see; None: there are none.
+          input_ids: see `encode`.
+          segments: see `encode`.
+          token_types: see `encode`.
+          places: `[batch, predictions]`, the positions of the tokens to predict.
+          seen: booleans `[batch, length or 1, length]`: the tokens that each position sees. A hidden state also sees
+            its token; a state that predicts a token does not.
+          positions: see `encode`.
+          dropout_keys: see `encode`.
+          memory: a `nn.ops.recurrent_memory.Memory` of earlier tokens, which all positions see; None: no memory.
+
+        Returns:
+          The hidden states `[batch, length, hidden]`; the states that predict the tokens at `places`, `[batch,
+          predictions, hidden]`; and the next memory, or None.
         """
         raise NotImplementedError
 
-    def word_embeddings(self):
+    def word_embeddings(self) -> jax.Array:
         """Returns the table that the output layer for words shares, `[padded vocab, embedding_size]`."""
         return self.embeddings.word.embedding
 
-    def readers(self, hidden, positions):
-        """Returns pairs of states and of positions `[batch, ...]` at which words are predicted from these states."""
+    def prediction_states(self, hidden: jax.Array, positions: jax.Array) -> Iterable[tuple[jax.Array, jax.Array]]:
+        """Returns pairs of hidden states and the positions `[batch, ...]` that are predicted from these states.
+
+        The default is one pair. An encoder with two directions returns a pair for each direction.
+        """
         return [(hidden, positions)]
 
-    def of_tokens(self, hidden):
-        """Returns what is classified of each token `[batch, length, hidden]`, the hidden states unless a family says
-        otherwise."""
+    def token_states(self, hidden: jax.Array) -> jax.Array:
+        """Returns the states `[batch, length, hidden]` that a classifier of tokens reads. The default is `hidden`."""
         return hidden
 
-    def pool(self, hidden, segments, first_tokens):
-        """Returns the pooled output, of the first token unless a family says otherwise."""
-        del segments
+    def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
+        """Returns the pooled output. The default pools the first token of each example."""
         return self.pooler(hidden, first_tokens)
 
 
 class RotaryModel(EncoderModel):
-    """An encoder without token types, whose positions only turn queries and keys.
+    """The base class of encoders without token types, whose positions rotate queries and keys.
 
-    Its `embeddings` take ids alone, and its layers the positions `[batch, length]` after x: (x, positions, segments,
-    dropout_keys, every_layer=).
+    The embeddings take ids only. The layers take the positions `[batch, length]` as the second argument.
     """
 
-    def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
-        """As `EncoderModel.encode`."""
-        del token_types
-        if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
-        x = nn.with_logical_constraint(self.embeddings(input_ids), ("batch", "length", "embed"))
-        hidden = self.encoder(x, positions, segments, dropout_keys, every_layer=every_layer)
-        return jnp.concatenate([x[None], hidden]) if every_layer else hidden
+    def embed(
+        self, input_ids: jax.Array, token_types: jax.Array, positions: jax.Array, dropout_keys: jax.Array | None
+    ) -> jax.Array:
+        """Returns the embeddings of token ids `[batch, length, hidden]`."""
+        return self.embeddings(input_ids)
+
+    def apply_layers(
+        self, x: jax.Array, positions: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None, every_layer: bool
+    ) -> jax.Array:
+        """Returns the hidden states after the layers."""
+        return self.encoder(x, positions, segments, dropout_keys, every_layer=every_layer)
+
+
+def layer_inputs(
+    model: EncoderModel, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
+) -> jax.Array:
+    """Returns the inputs of all layers `[layers, batch, length, hidden]`.
+
+    Args:
+      model: an unbound encoder.
+      params: the params of the encoder.
+      ids: token ids `[batch, length]`.
+      segments: `[batch, length]`.
+      token_types: `[batch, length]`.
+    """
+    states = model.apply({"params": params}, ids, segments, token_types, every_layer=True, method="encode")
+    return jnp.asarray(states)[:-1]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax.numpy as jnp
 
-from bertjax.config.model_config import BertConfig, Compute
+from bertjax.config.model_config import Compute, ModelConfig
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import ACTIVATIONS, Embedding
 from bertjax.nn.ops.dropout import dropout, fold_in
@@ -18,7 +18,7 @@ class Pooler(nn.Module):
     With `tokens` `[batch]` or `[batch, examples]`, of those: `[batch, hidden]` or `[batch, examples, hidden]`.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute
     activation: Callable = jnp.tanh
 
@@ -42,7 +42,7 @@ class MaskedLanguageModelHead(nn.Module):
     are no params. If `config.tie_word_embeddings` is not set, the decoder is a table of its own.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute
 
     @nn.compact
@@ -71,7 +71,7 @@ class MaskedLanguageModelHead(nn.Module):
         return decoded(hidden, word_embeddings, bias, config, self.compute)
 
 
-def decoded(hidden, table, bias, config: BertConfig, compute: Compute):
+def decoded(hidden, table, bias, config: ModelConfig, compute: Compute):
     """Returns the float32 logits of words `[..., padded vocab]`, of states `[..., size]` and a table `[padded vocab,
     size]`; rows that pad the vocabulary are never likely."""
     if compute.casts_factors:
@@ -83,13 +83,13 @@ def decoded(hidden, table, bias, config: BertConfig, compute: Compute):
     return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)
 
 
-def word_flops(config: BertConfig, predictions: int) -> int:
+def word_flops(config: ModelConfig, predictions: int) -> int:
     """Returns the matrix-multiply FLOPs of the logits of some words, forwards (2 per multiply-add)."""
     transform = config.hidden_size if config.output == "transform" else 0
     return 2 * predictions * config.embedding_size * (transform + config.padded_vocab_size)
 
 
-def pooled_flops(config: BertConfig, outputs: int, classes: int = 2) -> int:
+def pooled_flops(config: ModelConfig, outputs: int, classes: int = 2) -> int:
     """Returns the matrix-multiply FLOPs of some pooled outputs and their logits, forwards."""
     return 2 * outputs * (config.hidden_size**2 + classes * config.hidden_size)
 
@@ -97,7 +97,7 @@ def pooled_flops(config: BertConfig, outputs: int, classes: int = 2) -> int:
 class NextSentenceHead(nn.Module):
     """`[batch, hidden]` -> float32 `[batch, 2]`; class 1 is a random next sentence, or swapped segments (ALBERT)."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(self, pooled):
@@ -110,7 +110,7 @@ class ReplacedTokensHead(nn.Module):
     Two dense layers, as in ELECTRA (Clark et al. 2020; transformers' ElectraDiscriminatorPredictions).
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute
 
     @nn.compact
@@ -124,7 +124,7 @@ class ReplacedTokensHead(nn.Module):
 class Classifier(nn.Module):
     """The fine-tuning head: dropout, then `[..., hidden]` -> float32 `[..., labels]` (section 4 of the paper)."""
 
-    config: BertConfig
+    config: ModelConfig
     labels: int
     rate: float
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig
+from bertjax.config.model_config import ModelConfig
 
 
 class HiddenStates(NamedTuple):
@@ -33,12 +33,12 @@ TABLE_7 = (
 WITHOUT_WEIGHTS = tuple(name for name, choice in HIDDEN_STATES.items() if choice.combine != "weighted_sum")
 
 
-def count_layers(name: str, config: BertConfig) -> int:
+def count_layers(name: str, config: ModelConfig) -> int:
     """Returns the number of hidden states that the choice `name` selects."""
     return len(range(config.num_hidden_layers + 1)[HIDDEN_STATES[name].layers])
 
 
-def check_layers(name: str, config: BertConfig, field: str) -> None:
+def check_layers(name: str, config: ModelConfig, field: str) -> None:
     """Raises `UserError` if the model has too few layers; `field` is the config field or flag to name."""
     if name.endswith("last_four") and config.num_hidden_layers < 4:
         raise UserError(

@@ -5,7 +5,7 @@ import functools
 import flax.linen as nn
 import jax.numpy as jnp
 
-from bertjax.config.model_config import BertConfig
+from bertjax.config.model_config import ModelConfig
 from bertjax.nn.ops.dropout import dropout, fold_in
 
 
@@ -36,8 +36,8 @@ class BiLSTM(nn.Module):
     Applies dropout before each layer. Ignores padding, which is segment 0 at the end of a row.
     """
 
-    config: BertConfig
-    dtype: jnp.dtype
+    config: ModelConfig
+    dtype: str
     size: int
     layers: int
 

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.model_config import BertConfig, Compute
+from bertjax.config.model_config import Compute, ModelConfig
 from bertjax.nn.attention import Dense
 from bertjax.nn.ops.dropout import dropout
 from bertjax.nn.ops.plain_attention import Cache
@@ -145,7 +145,7 @@ def _attend(query, read, biases, mask, rate, compute, dropout_keys, segments, pl
 class RelativeBiases(nn.Module):
     """The biases u and v, of a layer or of all."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(self) -> Biases:
@@ -161,7 +161,7 @@ class RelativeAttention(nn.Module):
     `read` makes the keys and values of some tokens, to which the queries of one or more streams of states attend.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute
 
     def setup(self):
@@ -201,9 +201,42 @@ class RelativeAttention(nn.Module):
         return self.output(context.reshape(*context.shape[:2], -1), keys)
 
 
-def probabilities(query, read: Read, biases: Biases, mask, segments: SegmentTerm | None = None) -> jax.Array:
-    """Returns what each head attends to, `[batch, heads, queries, keys]`, for pictures; as `attend`, in float32."""
-    seen = jnp.eye(read.keys.shape[1])[None, :, None, :]
-    seen = jnp.broadcast_to(seen, (*read.keys.shape[:3], read.keys.shape[1]))
-    found = attend(query, read._replace(values=seen), biases, mask, 0.0, Compute(), segments=segments)
-    return jnp.swapaxes(found, 1, 2)
+def probabilities(
+    query: jax.Array, read: Read, biases: Biases, mask: jax.Array, segments: SegmentTerm | None = None
+) -> jax.Array:
+    """Returns attention probabilities in float32, `[batch, heads, queries, keys]`; arguments as in `attend`."""
+    one_hot = jnp.eye(read.keys.shape[1])[None, :, None, :]
+    one_hot = jnp.broadcast_to(one_hot, (*read.keys.shape[:3], read.keys.shape[1]))
+    of_queries = attend(query, read._replace(values=one_hot), biases, mask, 0.0, Compute(), segments=segments)
+    return jnp.swapaxes(of_queries, 1, 2)
+
+
+def layer_probabilities(
+    config: ModelConfig,
+    layers: dict,
+    inputs: jax.Array,
+    apart: jax.Array,
+    mask: jax.Array,
+    shared_biases: dict | None = None,
+    is_same: jax.Array | None = None,
+) -> jax.Array:
+    """Returns the attention probabilities of all layers for one text, `[layers, heads, queries, keys]`.
+
+    Args:
+      config: the model config.
+      layers: the stacked params of the layers.
+      inputs: the inputs of the layers `[layers, 1, length, hidden]`.
+      apart: the `distances` of the keys.
+      mask: `[1, 1, queries, keys]` booleans.
+      shared_biases: the params of `RelativeBiases` that all layers share; None: each layer has biases.
+      is_same: booleans `[1, queries, keys]` of `SegmentTerm`; None: there is no such term.
+    """
+    embedded, attention = distance_embeddings(apart, config.hidden_size), RelativeAttention(config, Compute())
+
+    def of_layer(layer: dict, x: jax.Array) -> jax.Array:
+        bound = attention.bind({"params": layer["attention"]})
+        biases = Biases(**(layer["biases"] if shared_biases is None else shared_biases))
+        term = None if is_same is None else SegmentTerm(layer["segment_bias"], layer["segment_embedding"], is_same)
+        return probabilities(bound.query(x), bound.read(x, embedded), biases, mask, term)[0]
+
+    return jax.lax.map(lambda layer_and_x: of_layer(*layer_and_x), (layers, inputs))

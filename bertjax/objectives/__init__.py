@@ -1,7 +1,13 @@
-"""Objectives of pre-training: one module each, and the model that learns a sum of them."""
+"""Objectives of pre-training: one module each, and the model that trains a sum of them."""
 
-from bertjax.objectives.objective import Objective, Plot, Statistics
+from bertjax.data.batch import ArraySpec, Axis, BatchSpec
+from bertjax.objectives.objective import AuxiliaryObjective, JointModel, Objective, ObjectiveMetrics, Plot, QueryStream
 from bertjax.objectives.parsing import learn
+from bertjax.objectives.parts.pairs import PairObjective
+from bertjax.objectives.parts.words import WordObjective
 from bertjax.objectives.registry import register
 
-__all__ = ["Objective", "Plot", "Statistics", "learn", "register"]
+__all__ = [
+    "ArraySpec", "AuxiliaryObjective", "Axis", "BatchSpec", "JointModel", "Objective", "ObjectiveMetrics",
+    "PairObjective", "Plot", "QueryStream", "WordObjective", "learn", "register",
+]  # fmt: skip

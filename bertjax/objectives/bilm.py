@@ -1,29 +1,58 @@
-"""Both neighbours of each word, by a model some of whose states see those before it and others those after it (ELMo;
-Peters et al. 2018, section 3.1)."""
+"""Bidirectional language modelling: next tokens and previous tokens, by two stacks of layers that read the text in
+opposite directions (ELMo; Peters et al. 2018, section 3.1)."""
 
-import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertjax.objectives.parts.words import addition_of, next_words, predicting, validate_unmasked
+from bertjax.config.stages import Stage
+from bertjax.data.batch import Batch
+from bertjax.data.loading.transforms import BatchTransform
+from bertjax.objectives.parts.words import WordMetrics, WordObjective, next_words, validate_unmasked, word_arrays
 
-TITLE = "next and previous words"
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+    from bertjax.text.tokenizer import Tokenizer
 
 
 def neighbours(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As `next_words`, then the previous ones: the token two places on predicts the same word from the other side.
+    """Returns the predictions of `next_words`, and then the predictions of the same tokens from the other side.
 
-    [CLS] is not predicted. In each half of the arrays, what is not used is at the end.
+    The token two places further predicts the same token. [CLS] is not predicted. In each half of the arrays, unused
+    places are at the end.
     """
     positions, words, used = next_words(ids, sizes)
     before = np.where(used, positions + 2, 0)
     return np.concatenate([positions, before], 1), np.tile(words, 2), np.tile(used, 2)
 
 
-OBJECTIVE = predicting(
-    TITLE,
-    "bidirectional",
-    functools.partial(validate_unmasked, TITLE),
-    words_per_sequence=lambda config, stage: 2 * (stage.length - 1),
-    addition=addition_of(neighbours),
-)
+class NeighboursOfRows(BatchTransform):
+    """Adds the next and the previous tokens."""
+
+    def __call__(self, batch: Batch, draws: Batch) -> Batch:
+        """Returns the predictions, see `neighbours`."""
+        return word_arrays(*neighbours(batch["input_ids"], batch["segments"].sum(1)))
+
+
+class NeighbouringWords(WordObjective):
+    """Predicts the next token and the previous token of each token."""
+
+    lm_type = "bidirectional"
+    metrics = WordMetrics("next and previous words")
+
+    def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
+        """Returns two predictions per token."""
+        return 2 * (stage.length - 1)
+
+    def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> BatchTransform:
+        """Returns the transform that adds the neighbouring tokens."""
+        return NeighboursOfRows()
+
+    def validate(self, config: "ConfigDict") -> None:
+        """Checks that the encoder reads both directions apart, and that nothing is masked."""
+        super().validate(config)
+        validate_unmasked(self.metrics.title, config)
+
+
+OBJECTIVE = NeighbouringWords()

@@ -1,4 +1,4 @@
-"""A batch that the encoder has read: the input of each objective."""
+"""A batch with the hidden states of its tokens: the input of each objective."""
 
 from typing import NamedTuple
 
@@ -7,22 +7,22 @@ import jax
 
 
 class EncodedBatch(NamedTuple):
-    """A batch that the encoder has read, or, for `Objective.rewrite`, is about to read.
+    """A batch that the encoder has read. For `JointModel.rewrite`, the encoder has not read the batch yet.
 
     Attributes:
-      batch: its arrays: `input_ids`, `segments`, `token_types` `[rows, length]`, `pair_labels`, `sequence_weights`
-        `[rows]`, what is predicted of words (`word_positions`, `word_ids`, `word_weights` `[rows, predictions]`), and
-        what objectives added; `original_ids` if one has rewritten `input_ids`; in training, if auxiliary objectives are
-        learnt, `progress` `[rows]`, the share of all steps that are done. In packed batches `segments` numbers the
-        sequences of a row from 1, what is per sequence is `[rows, sequences]`, and there are `positions` and
-        `first_tokens` (of each sequence).
-      encoder: a module, bound to its params.
-      heads: {name: module} of the objective, bound to their params.
-      hidden: `[rows, length, hidden]`; None if it has not been read.
-      of_words: states that predict words `[rows, predictions, hidden]`, if they are others, see `Objective.encode`.
-      dropout_keys: `[rows]`; None in evaluation.
-      z_loss: weight of what keeps the logits of words small, see `classified`; 0 in evaluation.
-      states: `[layers + 1, rows, length, hidden]`, the embeddings first; None unless there is `progress`.
+      batch: the arrays of the batch: `bertjax.data.batch.RECORD_ARRAYS`, the arrays that transforms of objectives add,
+        `original_ids` if a joint model has replaced `input_ids`, and in training with auxiliary objectives `progress`
+        `[rows]`, the share of all steps that are done. In packed batches `segments` numbers the sequences of a row
+        from 1, and arrays per sequence are `[rows, sequences]`.
+      encoder: the encoder, bound to its parameters.
+      heads: {name: module}, the output layers of the objective, bound to their parameters.
+      hidden: the last hidden states `[rows, length, hidden]`; None before the encoder has read the batch.
+      dropout_keys: `[rows]` random keys; None in evaluation.
+      z_loss: the weight of the z-loss, see `parts.pretraining_model.classified`; 0 in evaluation.
+      states: `[layers + 1, rows, length, hidden]`, the embeddings and the states of each layer; None without
+        `progress`.
+      query_states: the states of a `QueryStream` `[rows, predictions, hidden]`; None if the hidden states predict.
+      joint_loss: the loss and the metrics of a `JointModel`, which its `rewrite` computes.
     """
 
     batch: dict
@@ -32,8 +32,9 @@ class EncodedBatch(NamedTuple):
     dropout_keys: jax.Array | None
     z_loss: float = 0.0
     states: jax.Array | None = None
-    of_words: jax.Array | None = None
+    query_states: jax.Array | None = None
+    joint_loss: tuple[jax.Array, dict[str, jax.Array]] | None = None
 
     def pooled(self) -> jax.Array:
-        """Returns the pooled output `[rows, hidden]`, or if sequences share rows `[rows, sequences, hidden]`."""
+        """Returns the pooled output `[rows, hidden]`, or of packed rows `[rows, sequences, hidden]`."""
         return self.encoder.pool(self.hidden, self.batch["segments"], self.batch.get("first_tokens"))

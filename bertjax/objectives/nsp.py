@@ -1,5 +1,13 @@
-"""Next sentence: whether segment B follows segment A, or is a random one (Devlin et al. 2019, section 3.1)."""
+"""Next sentence prediction: whether segment B follows segment A (Devlin et al. 2019, section 3.1)."""
 
-from bertjax.objectives.parts.pairs import telling
+from bertjax.objectives.parts.pairs import PairMetrics, PairObjective
 
-OBJECTIVE = telling("next sentence", "pairs")
+
+class NextSentence(PairObjective):
+    """Classifies whether segment B follows segment A, or is a random segment."""
+
+    pairs = "pairs"
+    metrics = PairMetrics("next sentence")
+
+
+OBJECTIVE = NextSentence()

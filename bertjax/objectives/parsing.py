@@ -1,13 +1,11 @@
-"""Parses `config.objective`, which names an objective or a weighted sum of several, and `config.objectives`, which has
-their settings."""
+"""Parses `config.objective`, an objective or a weighted sum of objectives, and `config.objectives`, their settings."""
 
 import dataclasses
-import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.config.limits import within
@@ -16,39 +14,45 @@ from bertjax.models import families
 from bertjax.objectives.objective import Objective, Term
 from bertjax.objectives.registry import OBJECTIVES
 
-# The default objectives: by the `lm_type` of the model, and for pairs of segments by `data.next_sentence`.
-OF_WORDS = {"masked": "mlm", "causal": "lm", "bidirectional": "bilm", "permuted": "plm"}
-OF_PAIRS = {"pairs": "nsp", "order": "sop"}
+# The defaults of `config.objective`: by the language model type of the family, and by `data.next_sentence`.
+OBJECTIVE_OF_LM_TYPE = {"masked": "mlm", "causal": "lm", "bidirectional": "bilm", "permuted": "plm"}
+OBJECTIVE_OF_PAIRS = {"pairs": "nsp", "order": "sop"}
 
 
-def parse_objective(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
-    """Returns the terms of `config.objective`, such as "mlm + 0.5*sop", in their order; the first one's held-out loss
-    says which checkpoint is the best.
+def parse_objective(config: ConfigDict) -> tuple[Term, ...]:
+    """Returns the terms of `config.objective`, such as "mlm + 0.5*sop", in their order.
 
-    Raises `UserError` if it is not a sum of objectives.
+    The held-out loss of the first term ranks checkpoints.
+
+    Raises:
+      UserError: if the field is not a sum of objectives.
     """
     return tuple(Term(name, weight, _with_settings(config, name)) for name, weight in weights_of(config).items())
 
 
-def terms_of_stages(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
+def terms_of_stages(config: ConfigDict) -> tuple[Term, ...]:
     """Returns the terms of all stages, each once."""
-    return tuple(
-        {term.name: term for stage in stages_of(config) for term in parse_objective(config_in(config, stage))}.values()
-    )
+    terms = (term for stage in stages_of(config) for term in parse_objective(config_in(config, stage)))
+    return tuple({term.name: term for term in terms}.values())
 
 
-def terms_of_run(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
-    """Returns what a run has learnt, as `terms_of_stages`, without objectives that nobody has registered; nothing after
-    fine-tuning. Raises `UserError` if its config is damaged."""
+def terms_of_run(config: ConfigDict) -> tuple[Term, ...]:
+    """Returns the terms of all stages of an earlier run, without objectives that are not registered in this process.
+
+    A run of fine-tuning has no terms.
+
+    Raises:
+      UserError: if the config is damaged.
+    """
     if "objective" not in config:
         return ()
     weights: dict[str, float] = {}
     for stage in stages_of(config):
         weights |= weights_of(config_in(config, stage))
-    return tuple(Term(name, x, _with_settings(config, name)) for name, x in weights.items() if _is_there(name))
+    return tuple(Term(name, x, _with_settings(config, name)) for name, x in weights.items() if _is_registered(name))
 
 
-def _is_there(name: str) -> bool:
+def _is_registered(name: str) -> bool:
     try:
         OBJECTIVES.get(name)
     except UserError:
@@ -56,65 +60,59 @@ def _is_there(name: str) -> bool:
     return True
 
 
-def weights_of(config: ml_collections.ConfigDict) -> dict[str, float]:
-    """Returns the weights of `config.objective` by the names of the objectives, which may not exist."""
+def weights_of(config: ConfigDict) -> dict[str, float]:
+    """Returns {objective: weight} of `config.objective`. The objectives may not exist."""
     text = config.objective
     if not text.strip():
-        pairs = OF_PAIRS.get(config.data.next_sentence)
-        text = " + ".join(filter(None, (OF_WORDS[families.lm_type_of(config)], pairs)))
+        pairs = OBJECTIVE_OF_PAIRS.get(config.data.next_sentence)
+        text = " + ".join(filter(None, (OBJECTIVE_OF_LM_TYPE[families.lm_type_of(config)], pairs)))
     weights: dict[str, float] = {}
     for part in text.split("+"):
-        found = re.fullmatch(r"(?:(\d+(?:\.\d*)?|\.\d+)\s*\*\s*)?([^\s*]+)", part.strip())
-        if not found or float(found[1] or 1) <= 0:
+        match = re.fullmatch(r"(?:(\d+(?:\.\d*)?|\.\d+)\s*\*\s*)?([^\s*]+)", part.strip())
+        if not match or float(match[1] or 1) <= 0:
             raise UserError(
                 f"config.objective = {text!r}: write one objective, or a sum such as 'mlm + 0.5*sop', with weights "
                 f"above 0; there are {', '.join(OBJECTIVES.names())}"
             )
-        if found[2] in weights:
-            raise UserError(f"config.objective = {text!r}: has {found[2]} twice; give it one weight")
-        weights[found[2]] = float(found[1] or 1)
+        if match[2] in weights:
+            raise UserError(f"config.objective = {text!r}: has {match[2]} twice; give it one weight")
+        weights[match[2]] = float(match[1] or 1)
     return weights
 
 
-def learn(config: ml_collections.ConfigDict, objective: str, **settings: Mapping[str, Any]) -> None:
-    """Sets `config.objective`, and settings by the names of its objectives: `generator=dict(width=1/3)`."""
+def learn(config: ConfigDict, objective: str, **settings: Mapping[str, Any]) -> None:
+    """Sets `config.objective`, and the settings of its objectives, such as `generator=dict(width=1/3)`."""
     config.objective = objective
-    for name, given in settings.items():
+    for name, values in settings.items():
         add_settings(config, name)
-        config.objectives[name].update(given)
+        config.objectives[name].update(values)
 
 
-def add_settings(config: ml_collections.ConfigDict, name: str) -> None:
-    """Adds the settings of an objective to `config.objectives`, with its defaults. Does nothing if it has none."""
-    if name not in OBJECTIVES.names() or (settings := OBJECTIVES.get(name).settings) is None:
+def add_settings(config: ConfigDict, name: str) -> None:
+    """Adds the settings of an objective to `config.objectives`, with their defaults, if the objective has settings."""
+    if name not in OBJECTIVES.names() or not (defaults := dataclasses.asdict(OBJECTIVES.get(name))):
         return
     with config.unlocked():
         if "objectives" not in config:
-            config.objectives = ml_collections.ConfigDict()
+            config.objectives = ConfigDict()
         if name not in config.objectives:
-            config.objectives[name] = ml_collections.ConfigDict(dataclasses.asdict(settings()))
+            config.objectives[name] = ConfigDict(defaults)
 
 
-def add_all_settings(config: ml_collections.ConfigDict) -> None:
-    """Adds those of all that is learnt, so that a run says which it has."""
+def add_all_settings(config: ConfigDict) -> None:
+    """Adds the settings of all objectives of a run, so that `config.json` lists them."""
     for term in terms_of_stages(config):
         add_settings(config, term.name)
 
 
-def _with_settings(config: ml_collections.ConfigDict, name: str) -> Objective:
-    """Returns an objective with its settings. Raises `UserError` if it has not these, or other values of them."""
-    objective, given = OBJECTIVES.get(name), config.get("objectives", {}).get(name)
-    if not given or objective.settings is None:
+def _with_settings(config: ConfigDict, name: str) -> Objective:
+    """Returns an objective with its settings. Raises `UserError` for an unknown setting or a value out of range."""
+    objective, settings = OBJECTIVES.get(name), config.get("objectives", {}).get(name)
+    fields = {field.name: field for field in dataclasses.fields(objective)}
+    if not settings or not fields:
         return objective
-    fields = {each.name: each for each in dataclasses.fields(objective.settings)}
-    for field, value in given.items():
+    for field, value in settings.items():
         if field not in fields:
             raise UserError(f"config.objectives.{name} has no field {field!r}; there are {', '.join(fields)}")
         within(f"objectives.{name}.{field}", value, **fields[field].metadata)
-    return _made(objective.made, objective.settings(**given))
-
-
-@functools.cache
-def _made(make: Callable[[Any], Objective], settings) -> Objective:
-    """Equal settings give the same objective: models that have one are compared."""
-    return make(settings)
+    return dataclasses.replace(objective, **settings)

@@ -1,80 +1,106 @@
-"""Words in any order: permutation language modelling, by a model with two streams of states (XLNet; Yang et al. 2019,
-sections 2.2 and 2.3).
+"""Permutation language modelling, by a model with two streams of states (XLNet; Yang et al. 2019, sections 2.2, 2.3).
 
-The last tokens of a random order are predicted, each by a state that sees the tokens before it in the order, and knows
-its own place, but not which token is there. All of them are predicted in one pass.
+The last tokens of a random order are predicted. Each is predicted by a state that sees the tokens before it in the
+order, and its own position, but not the token there. One pass predicts all of them.
 """
 
 import dataclasses
-import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertjax.config.model_config import field
+from bertjax.config.model_config import BertConfig, field
+from bertjax.config.stages import Stage
+from bertjax.data.batch import BatchSpec, RowSize, per_token
 from bertjax.models import families
-from bertjax.models.family import QueryStream
-from bertjax.objectives.objective import Objective
-from bertjax.objectives.parts.words import loss_of_words, predicting, validate_not_masked, words_of_rows
+from bertjax.models.family import TwoStreamAttention
+from bertjax.objectives.objective import Metrics, QueryStream
+from bertjax.objectives.parts.words import (
+    WordMetrics,
+    WordObjective,
+    loss_of_words,
+    predictions_of_rows,
+    validate_not_masked,
+)
 
-TITLE = "permuted words"
+if TYPE_CHECKING:
+    import flax.linen as nn
+    import jax
+    from ml_collections import ConfigDict
+
+    from bertjax.data.loading.transforms import BatchTransform
+    from bertjax.nn.ops.recurrent_memory import Memory
+    from bertjax.objectives.encoded_batch import EncodedBatch
+    from bertjax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class PermutationSettings:
-    """One in `k` tokens is predicted (K in section 2.3): spans of 1 to `max_span_words` words, or single tokens if that
-    is 0."""
+class PermutedWords(WordObjective, QueryStream):
+    """Predicts tokens in a random order.
+
+    Attributes:
+      k: one in `k` tokens is predicted (K in section 2.3).
+      max_span_words: the most words of a predicted span; 0 predicts single tokens.
+    """
 
     k: int = field(6, least=1)
     max_span_words: int = field(5, least=0, most=100)
 
+    lm_type = "permuted"
+    fills_masks = True
+    continues = True
+    metrics = WordMetrics("permuted words")
 
-def _addition(settings: PermutationSettings, config, stage, tokenizer):
-    from bertjax.data.loading.permutation import permutes
+    def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
+        """Returns the field of the stage."""
+        return stage.max_predictions_per_seq
 
-    if tokenizer is None:
-        raise ValueError("orders need a tokenizer, which knows where words begin")
-    return permutes(settings.k, settings.max_span_words, stage.max_predictions_per_seq, tokenizer)
+    def predictions_per_row(self, config: "ConfigDict", stage: Stage, sequences: int) -> int:
+        """Returns the number for one in `k` tokens."""
+        return predictions_of_rows(1 / self.k, stage, sequences)
+
+    def batch_spec(self, config: "ConfigDict", stage: Stage) -> BatchSpec:
+        """Returns the predictions and `ranks`, the place of each token in the order."""
+        return super().batch_spec(config, stage) | {"ranks": per_token(np.int32)}
+
+    def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> "BatchTransform":
+        """Returns the transform that draws an order."""
+        from bertjax.data.loading.permutation import RandomOrder, rules_of
+
+        if tokenizer is None:
+            raise ValueError("permutation language modelling needs a tokenizer, which marks the beginnings of words")
+        return RandomOrder(rules_of(self.k, self.max_span_words, stage.max_predictions_per_seq, tokenizer))
+
+    def encode(
+        self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None"
+    ) -> "tuple[jax.Array, jax.Array, Memory | None]":
+        """Returns the states of both streams, see `QueryStream.encode`.
+
+        Tokens that are not predicted have rank 0 and see each other. A predicted token sees these, and lower ranks.
+        """
+        ranks = batch["ranks"]
+        seen = (ranks[:, None] < ranks[:, :, None]) | (ranks == 0)[:, None]
+        arrays = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
+        return encoder.encode_permuted(*arrays, seen, batch.get("positions"), dropout_keys, memory)
+
+    def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
+        """Returns the cross-entropy and the accuracy of the query states."""
+        import jax.numpy as jnp
+
+        places = jnp.broadcast_to(jnp.arange(weights.shape[1]), weights.shape)  # among the query states
+        batch = encoded.batch | {"word_positions": places}
+        return loss_of_words(encoded._replace(hidden=encoded.query_states, batch=batch), weights)[0]
+
+    def flops(self, config: BertConfig, row: RowSize) -> int:
+        """Returns the FLOPs of the output layer and of the query stream."""
+        family = families.family_of(config)
+        assert isinstance(family, TwoStreamAttention)  # see `validate`
+        return super().flops(config, row) + family.query_flops(config, row.tokens, row.predictions)
+
+    def validate(self, config: "ConfigDict") -> None:
+        """Checks that the encoder has a query stream, and that nothing is masked."""
+        super().validate(config)
+        validate_not_masked(self.metrics.title, config)
 
 
-def _encode(encoder, batch, dropout_keys, memory):
-    """Tokens that are not predicted have rank 0 and see each other; a predicted one sees these, and lower ranks."""
-    ranks = batch["ranks"]
-    seen = (ranks[:, None] < ranks[:, :, None]) | (ranks == 0)[:, None]
-    read = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
-    return encoder.encode_permuted(*read, seen, batch.get("positions"), dropout_keys, memory)
-
-
-def _loss(encoded, weights, keys):
-    import jax.numpy as jnp
-
-    del keys
-    places = jnp.broadcast_to(jnp.arange(weights.shape[1]), weights.shape)  # among the states that predict
-    batch = encoded.batch | {"word_positions": places}
-    return loss_of_words(encoded._replace(hidden=encoded.of_words, batch=batch), weights)[0]
-
-
-def _flops(config, row) -> int:
-    from bertjax.nn.heads import word_flops
-
-    family = families.family_of(config)
-    assert isinstance(family, QueryStream)  # see `validate`
-    return word_flops(config, row.predictions) + family.query_flops(config, row.tokens, row.predictions)
-
-
-def _make(settings: PermutationSettings) -> Objective:
-    own = predicting(
-        TITLE,
-        "permuted",
-        functools.partial(validate_not_masked, TITLE),
-        words_per_sequence=lambda config, stage: stage.max_predictions_per_seq,
-        words_per_row=lambda config, stage, sequences: words_of_rows(1 / settings.k, stage, sequences),
-        addition=functools.partial(_addition, settings),
-        adds={"ranks": ("token", np.int32)},
-        encode=_encode,
-        goes_on=True,
-        fills_masks=True,
-    )
-    return dataclasses.replace(own, loss=_loss, flops=_flops)
-
-
-OBJECTIVE = dataclasses.replace(_make(PermutationSettings()), settings=PermutationSettings, made=_make)
+OBJECTIVE = PermutedWords()

@@ -1,96 +1,110 @@
-"""Replaced words: which tokens of a text are those of the text, and which have been put in their place by an objective
-that rewrites it (ELECTRA; Clark et al. 2020, section 2). All tokens count, [CLS] and [SEP] too, as in Google's code."""
+"""Replaced token detection: which tokens are original, and which were replaced by a joint model (ELECTRA; Clark et al.
+2020, section 2). All tokens count, also [CLS] and [SEP], as in Google's code."""
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from bertjax.config.limits import require
-from bertjax.objectives.objective import Objective, Plot
+from bertjax.config.model_config import BertConfig, Compute
+from bertjax.data.batch import RowSize
+from bertjax.objectives.objective import JointModel, Metrics, Objective, ObjectiveMetrics, Plot
 from bertjax.objectives.parsing import parse_objective
 
+if TYPE_CHECKING:
+    import flax.linen as nn
+    import jax
+    from ml_collections import ConfigDict
 
-def _heads(config, compute) -> dict:
-    from bertjax.nn.heads import ReplacedTokensHead
-
-    return {"replaced_tokens": ReplacedTokensHead(config, compute)}
-
-
-def _loss(encoded, weights, keys):
-    """Returns the sums of the cross-entropy, of correct answers, of replaced words, and of those that are found."""
-    import jax.numpy as jnp
-    import optax
-
-    del keys
-    batch, logits = encoded.batch, encoded.heads["replaced_tokens"](encoded.hidden)
-    is_replaced, is_said = batch["input_ids"] != batch["original_ids"], logits > 0
-    losses = optax.sigmoid_binary_cross_entropy(logits, is_replaced.astype(jnp.float32))
-    metrics = {"accuracy": is_replaced == is_said, "share": is_replaced, "found": is_replaced & is_said}
-    return (weights * losses).sum(), {name: (weights * x).sum() for name, x in metrics.items()}
+    from bertjax.objectives.encoded_batch import EncodedBatch
 
 
-def _weights(batch):
-    return (batch["segments"] > 0).astype("float32")
+class ReplacedMetrics(ObjectiveMetrics):
+    """Scores of replaced and of original tokens apart, since most tokens are original."""
 
-
-def _scores(name: str, means: dict[str, float]) -> dict[str, float]:
-    """Scores replaced and original tokens apart as well: most tokens are original."""
-    share, found, accuracy = means["share"], means["found"], means["accuracy"]
-    entropy = -sum(x * math.log(x) for x in (share, 1 - share) if x > 0)
-    return {
-        f"{name}_loss": means["loss"],
-        f"{name}_share_loss": entropy,  # what always giving the share as the probability costs
-        f"{name}_accuracy": accuracy,
-        f"{name}_majority": max(share, 1 - share),
-        f"{name}_share": share,
-        f"{name}_found": found,
-        f"{name}_accuracy_at_replaced": found / share if share else 1.0,
-        f"{name}_accuracy_at_original": (accuracy - found) / (1 - share) if share < 1 else 1.0,
-    }
-
-
-def _report(name: str, scores: Mapping[str, float]) -> list[str]:
-    loss, share_loss, accuracy, majority, share, at_replaced, at_original = (
-        scores[f"{name}_{score}"]
-        for score in (
-            "loss", "share_loss", "accuracy", "majority", "share", "accuracy_at_replaced", "accuracy_at_original",
-        )
-    )  # fmt: skip
-    comparison = f"{abs(share_loss - loss):.3f} {'better' if loss < share_loss else 'worse'} than it"
-    title = "held-out replaced words: "
-    return [
-        f"{title}loss {loss:.3f} nats; of always giving their share, {share:.1%}, {share_loss:.3f} ({comparison})",
-        f"{'':{len(title)}}accuracy {accuracy:.1%}; always the more frequent answer {majority:.1%}",
-        f"{'':{len(title)}}of the replaced {at_replaced:.1%} are found, of the others {at_original:.1%} are left alone",
-    ]
-
-
-def _flops(config, row) -> int:
-    return 2 * row.tokens * config.hidden_size * (config.hidden_size + 1)
-
-
-def _validate(config) -> None:
-    terms = parse_objective(config)
-    remedy = "nothing replaces words: write '50*replaced + generator'"
-    require(any(term.objective.rewrite for term in terms), "objective", config.objective, remedy)
-    rises = (
-        "goes by the loss of replaced, the first objective, which can rise as words become harder to tell; set 0, "
-        "or write 'generator + 50*replaced'"
-    )
-    is_judge = terms[0].objective.loss is _loss
-    require(not (config.eval.patience and is_judge), "eval.patience", config.eval.patience, rises)
-
-
-OBJECTIVE = Objective(
-    loss=_loss,
-    scores=_scores,
-    report=_report,
-    heads=_heads,
-    weights=_weights,
-    flops=_flops,
-    validate=_validate,
-    plots=(
+    plots = (
         Plot("loss of replaced words", "loss", "{name}_share_loss", is_main=True),
         Plot("accuracy of replaced words", "accuracy", "{name}_majority"),
         Plot("replaced words that are found, of all words", "found", "{name}_share"),
-    ),
-)
+    )
+
+    def scores(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
+        """Returns the loss and the accuracies. `share` is the share of the replaced tokens."""
+        share, detected, accuracy = means["share"], means["found"], means["accuracy"]
+        entropy = -sum(x * math.log(x) for x in (share, 1 - share) if x > 0)
+        return {
+            f"{name}_loss": means["loss"],
+            f"{name}_share_loss": entropy,  # the loss if the share is always the predicted probability
+            f"{name}_accuracy": accuracy,
+            f"{name}_majority": max(share, 1 - share),
+            f"{name}_share": share,
+            f"{name}_found": detected,
+            f"{name}_accuracy_at_replaced": detected / share if share else 1.0,
+            f"{name}_accuracy_at_original": (accuracy - detected) / (1 - share) if share < 1 else 1.0,
+        }
+
+    def report(self, name: str, scores: Mapping[str, float]) -> list[str]:
+        """Returns three lines."""
+        loss, share_loss, accuracy, majority, share, at_replaced, at_original = (
+            scores[f"{name}_{score}"]
+            for score in (
+                "loss", "share_loss", "accuracy", "majority", "share", "accuracy_at_replaced", "accuracy_at_original",
+            )
+        )  # fmt: skip
+        comparison = f"{abs(share_loss - loss):.3f} {'better' if loss < share_loss else 'worse'} than it"
+        title, indent = "held-out replaced words: ", " " * len("held-out replaced words: ")
+        return [
+            f"{title}loss {loss:.3f} nats; of always giving their share, {share:.1%}, {share_loss:.3f} ({comparison})",
+            f"{indent}accuracy {accuracy:.1%}; always the more frequent answer {majority:.1%}",
+            f"{indent}of the replaced {at_replaced:.1%} are found, of the others {at_original:.1%} are left alone",
+        ]
+
+
+class ReplacedTokens(Objective):
+    """Classifies each token as original or replaced."""
+
+    metrics = ReplacedMetrics()
+
+    def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
+        """Returns the classifier of tokens."""
+        from bertjax.nn.heads import ReplacedTokensHead
+
+        return {"replaced_tokens": ReplacedTokensHead(config, compute)}
+
+    def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
+        """Returns the cross-entropy, and the sums of correct, of replaced, and of detected tokens."""
+        import jax.numpy as jnp
+        import optax
+
+        batch, logits = encoded.batch, encoded.heads["replaced_tokens"](encoded.hidden)
+        is_replaced, is_predicted = batch["input_ids"] != batch["original_ids"], logits > 0
+        losses = optax.sigmoid_binary_cross_entropy(logits, is_replaced.astype(jnp.float32))
+        metrics = {
+            "accuracy": is_replaced == is_predicted,
+            "share": is_replaced,
+            "found": is_replaced & is_predicted,
+        }
+        return (weights * losses).sum(), {name: (weights * x).sum() for name, x in metrics.items()}
+
+    def weights(self, batch: dict) -> "jax.Array":
+        """Returns 1 for each token, `[rows, length]`."""
+        return (batch["segments"] > 0).astype("float32")
+
+    def flops(self, config: BertConfig, row: RowSize) -> int:
+        """Returns the FLOPs of the classifier."""
+        return 2 * row.tokens * config.hidden_size * (config.hidden_size + 1)
+
+    def validate(self, config: "ConfigDict") -> None:
+        """Checks that a joint model replaces tokens, and that early stopping reads another loss."""
+        terms = parse_objective(config)
+        remedy = "nothing replaces words: write '50*replaced + generator'"
+        require(any(isinstance(term.objective, JointModel) for term in terms), "objective", config.objective, remedy)
+        rises = (
+            "goes by the loss of replaced, the first objective, which can rise as words become harder to tell; set 0, "
+            "or write 'generator + 50*replaced'"
+        )
+        is_first = isinstance(terms[0].objective, ReplacedTokens)
+        require(not (config.eval.patience and is_first), "eval.patience", config.eval.patience, rises)
+
+
+OBJECTIVE = ReplacedTokens()

@@ -1,5 +1,13 @@
-"""Sentence order: whether two consecutive segments are swapped (ALBERT; Lan et al. 2020, section 3.1)."""
+"""Sentence order prediction: whether two consecutive segments are swapped (ALBERT; Lan et al. 2020, section 3.1)."""
 
-from bertjax.objectives.parts.pairs import telling
+from bertjax.objectives.parts.pairs import PairMetrics, PairObjective
 
-OBJECTIVE = telling("sentence order", "order")
+
+class SentenceOrder(PairObjective):
+    """Classifies whether two consecutive segments are swapped."""
+
+    pairs = "order"
+    metrics = PairMetrics("sentence order")
+
+
+OBJECTIVE = SentenceOrder()

@@ -180,7 +180,8 @@ class _Builder:
         train_step = self._program.step_of(*task.at(planned.stage.first_step))
         train = train_step.lower(self._program.state, planned.batch, hyperparameters)
 
-        cast = jax.eval_shape(task.cast, self._program.state.params)
+        loss, _ = task.at(planned.stage.first_step)
+        cast = jax.eval_shape(loss.cast, self._program.state.params)
         params = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             cast,
@@ -193,7 +194,7 @@ class _Builder:
     def read(self, number: int, train: _Compiled | OutOfMemory, evaluation: _Compiled | OutOfMemory) -> StagePlan:
         config, generation = self._config, self._accelerator.generation
         (stage, rows, *_), per_chip = self._stages[number], generation.devices_per_chip
-        _, its_config = self._task.at(stage.first_step)
+        loss, stage_config = self._task.at(stage.first_step)
         growing = [each for each, *_ in self._stages if each.grows and each.name == stage.name]
         smaller = sum(each.steps * each.batch_size / stage.batch_size for each in growing)
         failed = next((result for result in (train, evaluation) if isinstance(result, OutOfMemory)), None)
@@ -203,8 +204,8 @@ class _Builder:
         if failed is None:
             used = max(train.memory, evaluation.memory + resting) * per_chip
             ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
-            in_one_call = rows // its_config.microbatches // ways
-            collectives, model = train.module.collectives(dict(self._mesh.shape)), families.config_of(its_config)
+            in_one_call = rows // stage_config.microbatches // ways
+            collectives, model = train.module.collectives(dict(self._mesh.shape)), families.config_of(stage_config)
             if self._accelerator.platform == "gpu":
                 dropout = getattr(model, "attention_probs_dropout_prob", 0.0)
                 least = roofline(train.module, self._accelerator, self._mesh, collectives, dropout)
@@ -233,7 +234,7 @@ class _Builder:
             peak_flops=generation.peak_flops * self._accelerator.chips,
             collectives=collectives,
             remat=config.remat,
-            unroll=self._task.model.compute.unroll,
+            unroll=loss.model.compute.unroll,
             compile_seconds=0.0 if failed else train.seconds + evaluation.seconds,
             out_of_memory=str(failed) if failed else "",
             roofline=least,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -16,12 +15,12 @@ from bertjax.common.progress import phase
 from bertjax.config.limits import REMAT_POLICIES
 from bertjax.config.lists import corpus_sources
 from bertjax.config.model_config import BertConfig, fields_of
-from bertjax.config.stages import Stage, config_after, stages_of, steps_for, total_steps
+from bertjax.config.stages import config_after, stages_of, steps_for, total_steps
 from bertjax.data.preprocessing import preparation, summary, vocabulary
 from bertjax.data.records.manifest import fingerprint, read_manifest
 from bertjax.data.records.record_sets import require_folder
 from bertjax.distributed import hosts
-from bertjax.distributed.mesh import local_copy, make_mesh, replicated
+from bertjax.distributed.mesh import local_copy, make_mesh
 from bertjax.distributed.topology import available_cores
 from bertjax.inference import fill_mask
 from bertjax.interop import pretrained, resizing
@@ -29,10 +28,12 @@ from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.kernels import triton
 from bertjax.nn.kernels.pallas import has_kernels
+from bertjax.objectives.objective import joint_models
 from bertjax.objectives.parsing import add_all_settings, parse_objective, terms_of_stages
+from bertjax.objectives.parts.words import WordObjective
 from bertjax.objectives.validate import validate_mesh
 from bertjax.pretraining import adaptation
-from bertjax.pretraining.batch_shapes import packed_rows
+from bertjax.pretraining.data import StageData, load_stages, packed_rows, planned_stages
 from bertjax.pretraining.task import Pretraining
 from bertjax.pretraining.validate import require_memory, validate
 from bertjax.text import tokenizer
@@ -146,34 +147,34 @@ def ways_to_compute(config, platform: str, chip: str) -> Iterator:
         yield candidate
 
 
-def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
-    """Returns the task with the first of `ways_to_compute` that fits the largest stage in memory, or the last."""
-    chip = task.mesh.devices.flat[0].device_kind
-    *others, last = map(task.computing_as, ways_to_compute(task.config, platform, chip))
-    for way in others:
-        if platform == "cpu":
+def fastest_that_fits(config: ConfigDict, mesh: Mesh, data: Sequence[StageData]) -> ConfigDict:
+    """Returns the first of `ways_to_compute` with which the largest stage fits in memory, or the last."""
+    device = mesh.devices.flat[0]
+    *ways, last = ways_to_compute(config, device.platform, device.device_kind)
+    for way in ways:
+        if device.platform == "cpu":
             return way
         if jax.process_index() == 0:  # it can take minutes
-            print(f"compiling with remat={way.config.remat} unroll={way.config.unroll}", flush=True)
-        program = make_program(way, way.config, way.mesh)
-        largest = way.largest_stage()
-        batch, train_step = way.abstract_batch(largest), program.step_of(*way.at_stage(largest))
-        lowered = train_step.lower(program.state, batch, abstract_hyperparameters(way.config, way.mesh))
-        if hosts.as_on_first(
-            fits_in_memory(lowered, memory_of(way.mesh))
-        ):  # one decision, or hosts would run different programs
+            print(f"compiling with remat={way.remat} unroll={way.unroll}", flush=True)
+        task = Pretraining(way, mesh, data)
+        program, index = make_program(task, way, mesh), task.largest_stage()
+        batch, train_step = data[index].abstract_batch(), program.step_of(*task.at_stage(index))
+        lowered = train_step.lower(program.state, batch, abstract_hyperparameters(way, mesh))
+        # One decision for all hosts, or hosts would run different programs.
+        if hosts.as_on_first(fits_in_memory(lowered, memory_of(mesh))):
             return way
     return last
 
 
-def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
+def _open(config: ConfigDict, workdir: epath.Path, before: RunInfo | None) -> Run:
+    """Opens a run: prepares its records if there are none, and chooses how to compute."""
     mesh = make_mesh(config)
     validate_mesh(config, mesh)
     return _open_with(config, workdir, before, mesh, *find_or_prepare(config, workdir, is_new=before is None))
 
 
 def _open_with(
-    config,
+    config: ConfigDict,
     workdir: epath.Path,
     before: RunInfo | None,
     mesh: Mesh,
@@ -181,42 +182,39 @@ def _open_with(
     tokenizer: Tokenizer,
     way: dict[str, str] | None = None,
 ) -> Run:
-    """Opens a run on records. `way`: how to compute, if the run was open before with another number of steps."""
-    initialize = None
-    is_start = bool(config.init_checkpoint) and before is None and not config.branch_from
-    if is_start:
+    """Opens a run on records.
+
+    Args:
+      config: the whole config.
+      workdir: the folder of the run.
+      before: the earlier run that is resumed, if there is one.
+      mesh: the devices.
+      records: the folder of the records.
+      tokenizer: the tokenizer of the records.
+      way: `remat` and `unroll`, if the run was opened before with another number of steps; None: choose them.
+    """
+    is_new = before is None and not config.branch_from
+    starts_from_checkpoint = bool(config.init_checkpoint) and is_new
+    if starts_from_checkpoint:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
-        measures_bits = config.eval.bits_windows and before is None and not config.branch_from and way is None
-        if measures_bits and jax.process_index() == 0:
-            phase("measuring bits per byte of the checkpoint" if config.init_checkpoint else "choosing held-out text")
-            adaptation.begin(config, workdir, tokenizer)
-        text = adaptation.read(workdir) if config.eval.bits_windows else None
+        text = _heldout_text(config, workdir, tokenizer, is_new=is_new and way is None)
         if config.packing and jax.process_index() == 0:
             phase("reading the lengths of the sequences")
-        task = Pretraining(config, mesh, records, workdir, tokenizer, heldout_text=text)
+        data = load_stages(config, mesh, records, workdir, tokenizer)
     if way is None:
-        task = fastest_that_fits(task, mesh.devices.flat[0].platform)  # all hosts compile together
+        computed = fastest_that_fits(config, mesh, data)  # all hosts compile together
     else:
-        chosen = copy.deepcopy(config)
-        chosen.update(way)
-        task = task.computing_as(chosen)
-    fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]
-    notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
-    steps = config.optimizer.warmup_steps
-    if tokens := config.optimizer.warmup_tokens:
-        steps = steps_for(stages_of(config), tokens)
-    if steps >= task.total_steps:
-        field = "warmup_tokens" if tokens else "warmup_steps"
-        notes += [
-            f"config.optimizer.{field} = {tokens or steps}: the {task.total_steps} steps end before the warm-up does"
-        ]
-    if is_start:
+        computed = copy.deepcopy(config)
+        computed.update(way)
+    task = Pretraining(computed, mesh, data, tokenizer, text)
+    initialize = None
+    if starts_from_checkpoint:
         initialize = functools.partial(
             pretrained.initialize,
             path=config.init_checkpoint,
-            start=functools.partial(_started, config),
+            start=functools.partial(import_params, config),
             resize=functools.partial(_enlarged, config, abstract_axes(task.init_params), tokenizer),
         )
     info = RunInfo(
@@ -224,29 +222,61 @@ def _open_with(
         tokenizer=tokenizer_entry(tokenizer),
         fingerprints={"records": fingerprint(records)},
     )
-
-    def end_report(trained: Trained) -> str:
-        params = local_copy(trained.state.eval_params, mesh)  # all hosts must call this
-        if jax.process_index():
-            return ""
-        step = int(trained.state.step)  # before the last one, if it ended early
-        used = task.at(max(0, step - 1))[0]
-        model = BertForMaskedLM(used.model.config, used.model.compute)
-        can_fill = any(term.objective.fills_masks for term in used.terms)
-        filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks if can_fill else ())
-        changed = text.report(text.measured(model, params, tokenizer)) if text is not None else []
-        said = report(config_after(config, step), trained.scores)
-        return "\n".join([said, *changed, *map(fill_mask.describe, filled)])
-
-    given = dict(workdir=workdir, before=before, mesh=mesh, records=records, tokenizer=tokenizer)
-    reopen = functools.partial(_open_with, way={name: task.config[name] for name in ("remat", "unroll")}, **given)
-    return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report, reopen)
+    end_report = functools.partial(_end_report, config, task, tokenizer, text)
+    reopen = functools.partial(
+        _open_with, workdir=workdir, before=before, mesh=mesh, records=records, tokenizer=tokenizer,
+        way={name: computed[name] for name in ("remat", "unroll")},
+    )  # fmt: skip
+    return Run(config, mesh, task, info, tokenizer, initialize, _notes(config, task), end_report, reopen)
 
 
-def _started(config, params: dict) -> dict:
-    """Returns the params of `init_checkpoint` as training has them, see `Objective.start`."""
-    for term in terms_of_stages(config):
-        params = term.objective.start(params)
+def _heldout_text(
+    config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer, is_new: bool
+) -> adaptation.HeldOutText | None:
+    """Returns the text for bits per byte; None if they are not measured. A new run chooses the text."""
+    if not config.eval.bits_windows:
+        return None
+    if is_new and jax.process_index() == 0:
+        phase("measuring bits per byte of the checkpoint" if config.init_checkpoint else "choosing held-out text")
+        adaptation.begin(config, workdir, tokenizer)
+    return adaptation.read(workdir)
+
+
+def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
+    """Returns lines about the choices for "auto", and about a warm-up that is longer than the run."""
+    fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]
+    notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
+    steps, tokens = config.optimizer.warmup_steps, config.optimizer.warmup_tokens
+    if tokens:
+        steps = steps_for(stages_of(config), tokens)
+    if steps >= task.total_steps:
+        field = "warmup_tokens" if tokens else "warmup_steps"
+        notes.append(
+            f"config.optimizer.{field} = {tokens or steps}: the {task.total_steps} steps end before the warm-up does"
+        )
+    return notes
+
+
+def _end_report(
+    config: ConfigDict, task: Pretraining, tokenizer: Tokenizer, text: adaptation.HeldOutText | None, trained: Trained
+) -> str:
+    """Returns the report at the end of a run: held-out scores, bits per byte, and filled masks."""
+    params = local_copy(trained.state.eval_params, task.mesh)  # all hosts must call this
+    if jax.process_index():
+        return ""
+    step = int(trained.state.step)  # before the last step, if training ended early
+    loss, _ = task.at(max(0, step - 1))
+    model = BertForMaskedLM(loss.model.config, loss.model.compute)
+    can_fill = any(isinstance(term.objective, WordObjective) and term.objective.fills_masks for term in loss.terms)
+    filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks if can_fill else ())
+    bits = text.report(text.measured(model, params, tokenizer)) if text is not None else []
+    return "\n".join([report(config_after(config, step), trained.scores), *bits, *map(fill_mask.describe, filled)])
+
+
+def import_params(config: ConfigDict, params: dict) -> dict:
+    """Returns the params from which training starts, from the params of `init_checkpoint`."""
+    for objective in joint_models(terms_of_stages(config)):
+        params = objective.import_params(params)
     return params
 
 
@@ -277,18 +307,23 @@ def _adopt_for_plan(config) -> None:
         adopt_checkpoint(config)
 
 
-def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
+def _planned(config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
+    """Returns the programs of all stages for the planner."""
     validate_mesh(config, mesh)
     rows = packed_rows(config, mesh, real_tokens_share) if config.packing else None
-    task = Pretraining(config, mesh, None, rows=rows)
-    place = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated(mesh))
-
-    def planned(number: int, stage: Stage) -> PlannedStage:
-        arguments = task.abstract_eval_batch(number), task.abstract_statistics(), place, task.abstract_eval_memory()
-        evaluate = task.at_stage(number)[0].eval_step
-        return PlannedStage(stage, task.rows[number], task.abstract_batch(number), evaluate, arguments)
-
-    return Planned(task, [planned(number, stage) for number, stage in enumerate(stages_of(config))])
+    data = planned_stages(config, mesh, rows)
+    task = Pretraining(config, mesh, data)
+    stages = [
+        PlannedStage(
+            stage.stage,
+            stage.rows,
+            stage.abstract_batch(),
+            task.evaluator.eval_step(loss),
+            task.evaluator.arguments(stage, loss),
+        )
+        for stage, loss in zip(data, task.losses)
+    ]
+    return Planned(task, stages)
 
 
 class _PretrainingKind(RunKind):
@@ -380,9 +415,9 @@ def _tokenizer_of_records(config, folder: epath.Path, manifest: dict | None) -> 
     return loaded
 
 
-def report(config, scores: Scores | None) -> str:
-    """Formats the held-out scores of what the config learns, each with its baseline."""
+def report(config: ConfigDict, scores: Scores | None) -> str:
+    """Returns the held-out scores of the objectives of a config, with their baselines."""
     if scores is None:
         return "no held-out data, so no scores"
     terms = [term for term in parse_objective(config) if f"{term.name}_loss" in scores.scores]
-    return "\n".join(line for term in terms for line in term.objective.report(term.name, scores.scores))
+    return "\n".join(line for term in terms for line in term.objective.metrics.report(term.name, scores.scores))

@@ -40,10 +40,10 @@ def scores_of(
                 metric: sum(own[source] * found[metric] for source, found in given.items())
                 for metric in next(iter(given.values()))
             }
-            scores |= objective.scores(name, means_of_all)
+            scores |= objective.metrics.scores(name, means_of_all)
     first, _, learnt = terms[0]
     kept = {f"{first}_{metric}" for metric in ("loss", "accuracy")}
     for source, found in means.items() if len(means) > 1 else ():
-        own = learnt.scores(first, found[first]) if first in found else {}
+        own = learnt.metrics.scores(first, found[first]) if first in found else {}
         scores |= {f"{score} ({source})": value for score, value in own.items() if score in kept}
     return scores

@@ -77,7 +77,7 @@ def _pretraining(histories: Iterable[History]) -> list[Panel]:
     for name in OBJECTIVES.names():
         if not metrics & {f"train/{name}_loss", f"eval/{name}_loss"}:
             continue
-        for plot in OBJECTIVES.get(name).plots:
+        for plot in OBJECTIVES.get(name).metrics.plots:
             found = ((f"train/{name}_{plot.metric}",), (f"eval/{name}_{plot.metric}",))
             found += ((f"eval/{plot.baseline.format(name=name)}",),)
             for against in AGAINST if plot.is_main else AGAINST[:1]:

@@ -74,7 +74,7 @@ def trainable_leaves(tree: dict, frozen: Frozen) -> dict:
 
 
 def merge_trainable(params: dict, trainable: dict, frozen: Frozen) -> dict:
-    """Returns `params` in which `trainable` replaces `trainable_params(params, frozen)`."""
+    """Replaces the trainable params of `params`; the inverse of `trainable_params`."""
     merged = flatten_dict(params)
     for path, x in flatten_dict(trainable).items():
         merged[path] = jnp.concatenate([merged[path][: frozen[path]], x]) if path in frozen else x

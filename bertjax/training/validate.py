@@ -52,7 +52,7 @@ def validate_shared_fields(config: ConfigDict, limits: Mapping[str, Mapping]) ->
 
 def _validate_compilation(config: ConfigDict) -> None:
     """Checks `unroll`, `remat` and `kernels`."""
-    remedy = "recomputed layers must stay in a scan, or the compiler stores them; set unroll=auto, or remat=none"
+    remedy = "recomputed layers must stay in a scan, or the compiler stores their states; set unroll=auto or remat=none"
     require(config.unroll != "yes" or config.remat in ("none", "auto"), "unroll", config.unroll, remedy)
     needs_kernel = config.model.get("attention") == "fused"
     remedy = "model.attention = 'fused' needs a kernel; set attention=auto, or kernels=auto"

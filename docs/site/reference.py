@@ -251,9 +251,8 @@ def config_page() -> str:
         lines += _table(differing, "model.") if differing else ()
     lines += ["", "## Settings of objectives", ""]
     for name in OBJECTIVES.names():
-        settings = OBJECTIVES.get(name).settings
-        if settings is not None:
-            lines += [f"### {name}", "", *_table(dataclass_fields(settings), f"objectives.{name}.")]
+        if fields := dataclass_fields(type(OBJECTIVES.get(name))):
+            lines += [f"### {name}", "", *_table(fields, f"objectives.{name}.")]
     return "\n".join(lines) + "\n"
 
 

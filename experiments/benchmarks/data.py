@@ -28,13 +28,14 @@ from absl import flags
 from bertjax.cli.app import run_command
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import pretraining_config
+from bertjax.data.batch import RECORD_ARRAYS, RowSize
 from bertjax.data.corpus import sentences
 from bertjax.data.corpus.corpus import read_documents
 from bertjax.data.loading import pipeline
-from bertjax.data.loading.masking import masks, rules_of
+from bertjax.data.loading.masking import DynamicMasking, rules_of
 from bertjax.data.loading.order import Order
-from bertjax.data.loading.packing import RowSize
 from bertjax.data.loading.readers import plain, tf_data
+from bertjax.data.loading.transforms import SeededTransform
 from bertjax.data.records.layouts import features
 from bertjax.data.records.record_sets import RecordSet, count_records, find_records, write_records
 from bertjax.distributed.topology import available_cores
@@ -212,8 +213,8 @@ def batches(order: Order, data: dict, start: int = 0) -> Iterator:
     """`data` are the fields of `config.data` that the records were prepared with."""
     data, most = {**pretraining_config().data.to_dict(), **data}, predictions(order.row.tokens)
     rules = rules_of(data, tokenizer.load("wordpiece", VOCAB.value), most)
-    additions = [masks(rules)] if order.files.masking == "dynamic" else []
-    return pipeline.train_batches(order, most, start=start, additions=additions)
+    transforms = [SeededTransform(DynamicMasking(rules))] if order.files.masking == "dynamic" else []
+    return pipeline.train_batches(order, RECORD_ARRAYS, most, start=start, transforms=transforms)
 
 
 def measure_reader(folder: pathlib.Path) -> None:

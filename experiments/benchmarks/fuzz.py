@@ -216,17 +216,17 @@ def train_on_records(folder):
 
 
 def read_batches(records, vocab_size):
+    from bertjax.data.batch import RECORD_ARRAYS, RowSize, record_arrays
     from bertjax.data.loading.order import Order
-    from bertjax.data.loading.packing import RowSize
     from bertjax.data.loading.pipeline import heldout_batches, train_batches
     from bertjax.data.records.record_sets import find_records
 
     found = find_records(records, 32, 5, "train", vocab_size, measures=True)
-    batches = train_batches(Order(found, 8, 0, RowSize(32, 5, 4)), 5)
+    batches = train_batches(Order(found, 8, 0, RowSize(32, 5, 4)), RECORD_ARRAYS, 5)
     for _ in range(found.total // 8 + 2):
         next(batches)
     if heldout := find_records(records, 32, 5, "heldout", vocab_size):
-        list(heldout_batches(heldout, 32, 5, batch_size=8, max_sequences=20))
+        list(heldout_batches(heldout, record_arrays(heldout.masking), 32, 5, batch_size=8, max_sequences=20))
 
 
 def make_google_records(folder):
@@ -318,12 +318,14 @@ def make_replaced(folder):
 
     from bertjax.distributed.mesh import make_mesh
     from bertjax.objectives.parsing import learn
+    from bertjax.pretraining.data import planned_stages
     from bertjax.pretraining.task import Pretraining
     from bertjax.training.checkpoints import checkpoint, workdir
 
     config, rng = tiny_config(), np.random.default_rng(0)
     learn(config, "50*replaced + generator", generator=dict(width=0.5, embeddings="disentangled"))
-    task = Pretraining(config, make_mesh(config, jax.devices()[:1]), None)
+    mesh = make_mesh(config, jax.devices()[:1])
+    task = Pretraining(config, mesh, planned_stages(config, mesh))
     shapes = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
     checkpoint.write_params(folder / "made", jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes))
     workdir.write_info(folder / "made", workdir.RunInfo(config), wordpiece())

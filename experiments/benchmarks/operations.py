@@ -78,6 +78,7 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     from bertjax.distributed.mesh import make_mesh
     from bertjax.distributed.topology import accelerator
     from bertjax.planner.hlo import HloModule
+    from bertjax.pretraining.data import planned_stages
     from bertjax.pretraining.run import ways_to_compute
     from bertjax.pretraining.task import Pretraining
     from bertjax.training.step import abstract_hyperparameters, make_program
@@ -90,14 +91,14 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     chips = accelerator(topology)
     config = next(ways_to_compute(config, "tpu", chips.generation.kind))  # the fastest, whether it fits or not
     mesh = make_mesh(config, chips.devices())
-    task = Pretraining(config, mesh, None)
+    task = Pretraining(config, mesh, planned_stages(config, mesh))
     program = make_program(task, config, mesh)
     lengths = [stage.length for stage in stages_of(config)]
     if int(length) not in lengths:
         raise SystemExit(f"{name}: experiments/{experiment}.py has stages of lengths {lengths}")
     stage = len(lengths) - 1 - lengths[::-1].index(int(length))  # after those in which the batch grows
     train_step = program.step_of(*task.at(stages_of(config)[stage].first_step))
-    batch = task.abstract_batch(stage)
+    batch = task.data[stage].abstract_batch()
     lowered = train_step.lower(program.state, batch, abstract_hyperparameters(config, mesh))
     rate = chips.generation
     peak, bandwidth = (each / rate.devices_per_chip for each in (rate.peak_flops, rate.hbm_bandwidth))

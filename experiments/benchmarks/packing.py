@@ -48,10 +48,12 @@ def make_task(records: pathlib.Path, length: int, batch_size: int, packing: bool
     import jax
 
     from bertjax.distributed.mesh import make_mesh
+    from bertjax.pretraining.data import load_stages
     from bertjax.pretraining.task import Pretraining
 
     config = make_config(length, batch_size, packing)
-    return Pretraining(config, make_mesh(config, jax.devices()[:1]), records)
+    mesh = make_mesh(config, jax.devices()[:1])
+    return Pretraining(config, mesh, load_stages(config, mesh, records))
 
 
 def measure_reading(records: pathlib.Path, length: int) -> None:
@@ -60,7 +62,7 @@ def measure_reading(records: pathlib.Path, length: int) -> None:
     rates = {name: [] for name in tasks}
     for run in range(RUNS.value):
         for name, task in tasks.items():
-            steps = task.orders[0].steps
+            steps = task.data[0].records.order.steps
             batches, real, places = task.batches(0), 0, 0
             next(batches)
             began = time.monotonic()
@@ -69,7 +71,7 @@ def measure_reading(records: pathlib.Path, length: int) -> None:
             rates[name].append((steps - 1) * BATCH_SIZE.value / (time.monotonic() - began))
             batches.close()
             if not run:
-                rows = f"{task.rows[0]} rows for {BATCH_SIZE.value} sequences"
+                rows = f"{task.data[0].rows} rows for {BATCH_SIZE.value} sequences"
                 print(f"length {length}, {name}: {real / places:.1%} real tokens, {rows}", flush=True)
     for name, found in rates.items():
         report(f"length {length}, {name}: reader", found, "sequences/s")

@@ -33,13 +33,15 @@ def longest_wait(records: str, seconds: float, steps_per_second: float, starts_a
     """Reads two stages; returns the longest wait in seconds."""
     time.sleep(starts_after)
     from bertjax.distributed.mesh import make_mesh
+    from bertjax.pretraining.data import load_stages
     from bertjax.pretraining.task import Pretraining
 
     config = experiments.load("quickstart")
     with config.unlocked():
         for stage in config.stages.values():
             stage.steps = round(seconds * steps_per_second)
-    batches, longest = Pretraining(config, make_mesh(config), records).batches(0), 0.0
+    mesh = make_mesh(config)
+    batches, longest = Pretraining(config, mesh, load_stages(config, mesh, records)).batches(0), 0.0
     for number in itertools.count():
         began = time.monotonic()
         ended = next(batches, None) is None

@@ -99,15 +99,16 @@ class Case:
     def packed(self, config) -> list[dict]:
         """The same sequences, those of all batches in rows that hold several."""
         from bertjax.config.stages import stages_of
-        from bertjax.data.loading.packing import arrange, pack_pretraining
-        from bertjax.pretraining.batch_shapes import row_size
+        from bertjax.data.batch import RECORD_ARRAYS
+        from bertjax.data.loading.packing import arrange, pack
+        from bertjax.pretraining.data import packed_row
 
-        batches, row = self.batches(), row_size(config, *stages_of(config))
+        batches, row, spec = self.batches(), packed_row(config, *stages_of(config)), RECORD_ARRAYS.packed()
         every = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
         lengths = (every["segments"] > 0).sum(1)
         order, rows, starts, count = arrange(lengths, self.sequences, row, np.random.default_rng(0))
         return [
-            pack_pretraining({name: x[own] for name, x in every.items()}, own, *where, count, row)
+            pack({name: x[own] for name, x in every.items()}, spec, own, *where, count, row)
             for own, *where in zip(order, rows, starts)
         ]
 
@@ -159,9 +160,10 @@ class Ours:
 
     def _task(self, rows: int):
         if self.case.kind != "finetuning":
+            from bertjax.pretraining.data import planned_stages
             from bertjax.pretraining.task import Pretraining
 
-            return Pretraining(self.config, self.mesh, records=None, rows=[rows])
+            return Pretraining(self.config, self.mesh, planned_stages(self.config, self.mesh, [rows]))
         from bertjax.data.loading.examples import Examples
         from bertjax.finetuning.task import Dataset, FineTuning
         from bertjax.inference.output_layers import classification
@@ -237,9 +239,9 @@ class Theirs:
         ours = case.config().model
         if ours.family == "modernbert":
             from bertjax.models import families
-            from bertjax.models.modernbert.huggingface import to_fields
+            from bertjax.models.modernbert.huggingface import FORMAT
 
-            fields = to_fields(families.config_of(case.config())) | dict(pad_token_id=0, sparse_prediction=True)
+            fields = FORMAT.to_fields(families.config_of(case.config())) | dict(pad_token_id=0, sparse_prediction=True)
             config = transformers.ModernBertConfig(**fields, attn_implementation="sdpa")
             return transformers.ModernBertForMaskedLM(config)
         model = ours.to_dict()

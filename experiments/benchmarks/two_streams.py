@@ -58,6 +58,7 @@ def rounds(side: str, steps: int, arguments):
     import jax
 
     from bertjax.distributed.mesh import make_mesh, put_batch
+    from bertjax.pretraining.data import planned_stages
     from bertjax.pretraining.task import Pretraining
     from bertjax.training.optim.schedules import schedule_of
     from bertjax.training.step import make_program, put_hyperparameters
@@ -65,7 +66,7 @@ def rounds(side: str, steps: int, arguments):
     sizes = arguments.batch, arguments.length
     config, rng = make_config(side, arguments.model, *sizes, arguments.dtype), np.random.default_rng(0)
     mesh = make_mesh(config)
-    task = Pretraining(config, mesh, records=None)
+    task = Pretraining(config, mesh, planned_stages(config, mesh))
     program = make_program(task, config, mesh)
     recipe = put_hyperparameters(0, schedule_of(config, task.total_steps), mesh)
     state = program.init(jax.random.key(0))

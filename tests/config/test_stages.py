@@ -12,10 +12,10 @@ from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import config_after, config_in, stages_of, steps_for, total_steps
+from bertjax.data.batch import RowSize
 from bertjax.data.loading.order import Order
-from bertjax.data.loading.packing import RowSize
 from bertjax.data.preprocessing.preparation import prepare
-from bertjax.data.records.record_sets import RecordSet, mixed
+from bertjax.data.records.record_sets import RecordSet, mix_sources
 from bertjax.distributed.mesh import make_mesh
 from bertjax.interop import conversion, pretrained
 from bertjax.launch.start import launch
@@ -30,7 +30,7 @@ from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.step import make_program
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.checkpoints import on_one_device  # noqa: F401  a fixture
-from tests.conftest import launch_and_stop, preparing_in_process, tiny_config
+from tests.conftest import launch_and_stop, preparing_in_process, pretraining_task, tiny_config
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 THREE = dict(
@@ -74,7 +74,7 @@ def modern_config(records, stages=THREE, **fields):
 
 def task_of(config, records):
     pieces = tokenizer.load("wordpiece", records / "vocab.txt")
-    return Pretraining(config, make_mesh(config, jax.devices()[:1]), records, tokenizer=pieces)
+    return pretraining_task(config, make_mesh(config, jax.devices()[:1]), records, tokenizer=pieces)
 
 
 def leaves(tree):
@@ -175,8 +175,11 @@ def test_batches_and_steps_are_those_of_their_stage(records):
     # As they begin, heads attend to all alike.
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
     (first, _), (second, its) = task.at(5), task.at(7)
-    assert first is task and its.model.global_rope_theta == 1e6
-    losses = [float(jax.jit(each.loss)(params, each.normalize(batch))[0]) for each in (task, second, plain)]
+    assert first == task.loss and its.model.global_rope_theta == 1e6
+    losses = [
+        float(jax.jit(lambda *given, loss=loss: loss(*given))(params, loss.normalize(batch))[0])
+        for loss in (first, second, plain.loss)
+    ]
     assert losses[1] == losses[2] != losses[0]
     assert program.step_of(*task.at(0)) is program.step_of(*task.at(10)) is program.train_step
     assert program.step_of(*task.at(6)) is program.step_of(*task.at(8)) is not program.train_step
@@ -237,7 +240,7 @@ def test_the_average_of_the_params_and_the_angles_of_the_stage_are_read(records,
     assert any(abs(a - b).max() > 1e-5 for a, b in zip(average, params[-1]))
     source = pretrained.read(straight)
     assert all((a == b).all() for a, b in zip(leaves(source.params), leaves(checkpoint.read_params(straight, 8))))
-    scores = task_of(averaged(records), records).evaluate(jax.device_put(source.params), 8).scores
+    scores = task_of(averaged(records), records).evaluator.run(jax.device_put(source.params), 8).scores
     assert scores["mlm_loss"] == pytest.approx(checkpoint.read_scores(straight, 8).scores["mlm_loss"], rel=1e-5)
     # A checkpoint is read with the angles of its stage. The converted folder has no steps.
     angles = [pretrained.read(f"{straight}@{step}").config.global_rope_theta for step in (6, 8)]
@@ -314,7 +317,7 @@ def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from,
 def test_z_loss_is_added_in_training_alone(records):
     losses, gradients, task = [], [], task_of(constant(records, 4).lock(), records)
     params = jax.jit(lambda key: nn.unbox(task.init_params(key)))(jax.random.key(0))
-    batch = task.normalize(next(task.batches(0)))
+    batch = task.loss.normalize(next(task.batches(0)))
     keys = row_keys(jax.random.key(0), jax.numpy.arange(len(batch["input_ids"])))
     for z_loss in (0.0, 0.5):
         task = task_of(constant(records, 4, z_loss=z_loss).lock(), records)
@@ -356,7 +359,7 @@ def test_mistakes_in_a_stage_are_named(changed, message):
 def test_a_batch_that_the_devices_cannot_share_is_named(records):
     config = modern_config(records, dict(only=stage(4, 32, 10, batch_size=6)))
     with pytest.raises(UserError, match=r"config.stages.only: a batch of 6 in 1 microbatches cannot be shared by 8"):
-        Pretraining(config, make_mesh(config), records)
+        pretraining_task(config, make_mesh(config), records)
 
 
 def test_masks_of_records_cannot_change():
@@ -423,7 +426,7 @@ def test_a_mixture_changes_between_stages(two_sources):
         shares.append(np.mean(found))
     assert np.mean(shares[:12]) == pytest.approx(0.5, abs=0.06)  # 40 documents twice, 80 once
     assert set(shares[12:]) == {1.0}
-    assert [task._shares[i][f"{folder}/sea.txt"] > 0 for i in (0, 1)] == [True, False]
+    assert [task.data[i].records.shares[f"{folder}/sea.txt"] > 0 for i in (0, 1)] == [True, False]
     train = manifest["sets"]["32"]["train"]
     assert {entry["source"] for entry in train.values()} == {f"{folder}/sea.txt", f"{folder}/land.txt"}
 
@@ -431,13 +434,13 @@ def test_a_mixture_changes_between_stages(two_sources):
 def test_copies_of_files_come_close_to_any_weights():
     files = RecordSet(("a", "b", "c"), (4, 4, 4), sources=("x", "x", "y"), lengths=np.arange(12))
     for weights in ({"x": 1, "y": 2}, {"x": 1, "y": 0.37}, {"x": 2.6, "y": 1}, {"x": 0, "y": 1}):
-        found = mixed(files, weights)
+        found = mix_sources(files, weights)
         counts = {name: sum(n for n, its in zip(found.counts, found.sources) if its == name) for name in "xy"}
         assert counts["y"] * weights["x"] == pytest.approx(counts["x"] * weights["y"] / 2, rel=0.02), counts
         begins = np.cumsum([0, *found.counts])
         for path, first, last in zip(found.paths, begins, begins[1:]):
             assert found.lengths[first:last].tolist() == list(range(4 * "abc".index(path), 4 * "abc".index(path) + 4))
-    spread = mixed(files, {"x": 1, "y": 2}).sources
+    spread = mix_sources(files, {"x": 1, "y": 2}).sources
     assert spread in (("x", "y", "x", "y"), ("y", "x", "y", "x"))
 
 

@@ -21,7 +21,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.lists import mixture_of
 from bertjax.data.corpus import cleaning, corpus, python_docs, sentences
 from bertjax.data.corpus.corpus import portions, read_documents, read_portion
-from bertjax.data.corpus.reading import Document, Reading, list_files
+from bertjax.data.corpus.reading import Document, ReadOptions, list_files
 from bertjax.data.corpus.selection import is_heldout, selection_of
 from bertjax.data.corpus.tables import read_table
 from bertjax.data.preprocessing import preparation
@@ -34,7 +34,7 @@ COMPRESS = {"": bytes, ".gz": gzipped, ".xz": lzma.compress, ".zst": zstandard.Z
 
 
 def lines_of(source, **reading):
-    return [document.lines for document in read_documents([str(source)], Reading(**reading))]
+    return [document.lines for document in read_documents([str(source)], ReadOptions(**reading))]
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
@@ -57,7 +57,7 @@ def test_columns_of_parquet_files_and_of_json_lines(tmp_path):
     texts = ["One line.\nAnother line.", None, " ", "Second document."]
     write_parquet(tmp_path / "a.parquet", body=texts, id=[1, 2, 3, 4])
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts if text))
-    documents = list(read_documents([str(tmp_path)], Reading(text_column="body")))
+    documents = list(read_documents([str(tmp_path)], ReadOptions(text_column="body")))
     assert [d.lines for d in documents] == [*LINES, *LINES]
     assert [d.source for d in documents[:2]] == [f"{tmp_path}/a.parquet:1", f"{tmp_path}/a.parquet:4"]
 
@@ -128,9 +128,9 @@ def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
     ("a.txt.zst", b"no zst at all", "a.txt.zst: damaged"),
     ("a.txt.zst", zstandard.compress(TEXT.encode())[:-3], "a.txt.zst: cut off"),
     ("a.pdf", b"%PDF", "cannot read .*a.pdf"),
-    ("a.txt.gz", gzipped(gzipped(b"text")), r"not text: .*what is in it is compressed \(.gz\)"),
-    ("a.jsonl.xz", lzma.compress(gzipped(b"text")), r"not text: .*what is in it is compressed \(.gz\)"),
-    ("a.txt", gzipped(b"text"), r"not text: .*it is compressed \(.gz\), which its name does not say"),
+    ("a.txt.gz", gzipped(gzipped(b"text")), r"not text: .*the content is compressed \(.gz\)"),
+    ("a.jsonl.xz", lzma.compress(gzipped(b"text")), r"not text: .*the content is compressed \(.gz\)"),
+    ("a.txt", gzipped(b"text"), r"not text: .*the file is compressed \(.gz\), unlike its name"),
     ("a.txt", b"PK\x03\x04 and so on", "not text: .*a .zip archive"),
     ("a.txt", "text".encode("utf-16"), "not text: .*UTF-16"),
 ])  # fmt: skip
@@ -218,7 +218,7 @@ def test_a_tensorflow_dataset_is_read():
         documents = list(read_documents(["tfds:wikipedia/20230601.en"]))
         with pytest.raises(UserError, match=r"text_column = 'text': 'mnist' has no such feature; it has image, label"):
             lines_of("tfds:mnist")
-        with pytest.raises(UserError, match=r"text_column = 'label': in 'mnist' that is no text"):
+        with pytest.raises(UserError, match=r"text_column = 'label': this feature of 'mnist' is not text"):
             lines_of("tfds:mnist", text_column="label")
     assert [d.source for d in documents] == [f"tfds:wikipedia/20230601.en example {i}" for i in range(3)]
     assert all(line.strip() for d in documents for line in d.lines)
@@ -229,7 +229,7 @@ def test_sentences_are_split_or_left_as_lines_and_an_endless_one_is_a_fault():
     assert sentences.split(document) == ["Dr. Smith came at 3.15 p.m. today.", "He left.", "No stop"]
     assert sentences.split(document, split_lines=False) == document.lines
     many = Document("many.txt:1", ["A short one. " * 10_000])
-    assert not sentences.fault_in(many, "en", True) and sentences.fault_in(many, "en", False)
+    assert not sentences.find_fault(many, "en", True) and sentences.find_fault(many, "en", False)
 
 
 @pytest.mark.parametrize("document, expected, begin", [
@@ -240,7 +240,7 @@ def test_sentences_are_split_or_left_as_lines_and_an_endless_one_is_a_fault():
 def test_a_document_of_a_text_file_ends_where_the_config_says(tmp_path, document, expected, begin):
     (tmp_path / "a.txt").write_text("\na\nb\n\n  \nc\n\n\nd\ne")
     (tmp_path / "b.txt").write_text("of its own\n")
-    found = list(read_documents([str(tmp_path)], Reading(document=document)))
+    found = list(read_documents([str(tmp_path)], ReadOptions(document=document)))
     assert [d.lines for d in found] == [*expected, ["of its own"]]
     assert [d.source for d in found] == [*(f"{tmp_path}/a.txt:{line}" for line in begin), f"{tmp_path}/b.txt:1"]
 
@@ -253,7 +253,7 @@ def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
     rows = ['{"text": "six"}', '{"text": null}', '{"text": ["a"]}', "{", '{"body": "b"}', "[]", '{"text": "seven"}']
     (tmp_path / "c.jsonl").write_text("\n".join([*rows, json.dumps({"text": "z" * 101})]))
     faults = []
-    found = read_documents([str(tmp_path)], Reading(on_bad=faults.append))
+    found = read_documents([str(tmp_path)], ReadOptions(on_bad=faults.append))
     assert [d.lines for d in found] == [["one"], ["three"], ["four"], ["five"], ["six"], ["seven"]]
     assert [fault.partition(": ")[0].rpartition("/")[2] for fault in faults] == [
         "a.txt:4", "a.txt:9", "b.txt:1", "b.txt:5", *(f"c.jsonl:{i}" for i in (2, 3, 4, 5, 6, 8))
@@ -539,7 +539,7 @@ def test_what_cleaning_did_is_in_the_manifest(tmp_path, in_process, capsys):
     manifest = preparation.prepare(config, tmp_path / "out")
     assert manifest["cleaning"] == {"short_documents": 1, "duplicate_documents": 60}
     assert manifest["corpus"]["train_documents"] + manifest["corpus"]["heldout_documents"] == 60
-    assert "60 documents left out, with the text of an earlier one" in capsys.readouterr().out
+    assert "60 documents left out: duplicates of earlier documents" in capsys.readouterr().out
     assert manifest["recipe"]["cleaning.min_words"] == 2
 
 

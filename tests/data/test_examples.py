@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from bertjax.data.batch import RowSize
 from bertjax.data.loading import examples as batching
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, padded_length
-from bertjax.data.loading.packing import RowSize
 
 
 def make_examples(count, longest=100, seed=0, **fields):

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from bertjax.config.defaults import named_stages, pretraining_config, stage
-from bertjax.data.loading.pipeline import heldout_batches
+from bertjax.data.batch import record_arrays
 from bertjax.data.preprocessing import preparation
 from bertjax.data.records.record_sets import find_records
+from tests.conftest import heldout_batches
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "google_records.json"
 LENGTH, PREDICTIONS, DUPE_FACTOR = 64, 8, 10  # 8 < 0.15 * 64: full rows reach the limit
@@ -61,7 +62,9 @@ def fingerprint() -> str:
 
 def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
     files = find_records(folder, LENGTH, PREDICTIONS, "train", len(make_vocabulary()))
-    batches = heldout_batches(files, LENGTH, PREDICTIONS, batch_size=files.total, max_sequences=files.total)
+    batches = heldout_batches(
+        files, record_arrays(files.masking), LENGTH, PREDICTIONS, batch_size=files.total, max_sequences=files.total
+    )
     return next(batches)
 
 

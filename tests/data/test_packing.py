@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
+from bertjax.data.batch import RowSize
 from bertjax.data.loading import order
-from bertjax.data.loading.masking import masks
 from bertjax.data.loading.order import Order
-from bertjax.data.loading.packing import RowSize, arrange
+from bertjax.data.loading.packing import arrange
 from bertjax.data.records.record_sets import RecordSet
-from tests.data.test_pipeline import LENGTH, RULES, assert_same, batches_of, damage, random_rows, write_set
+from tests.data.test_pipeline import LENGTH, RULES, assert_same, batches_of, damage, masks, random_rows, write_set
 
 ROW = RowSize(512, 8)
 
@@ -208,4 +208,4 @@ def test_lengths_that_are_not_those_of_the_records_are_noticed(tmp_path):
 def test_a_row_with_too_many_masked_tokens_is_refused(tmp_path):
     message = r"config.packing: a row has \d+ predicted words, but there is room for 3; set config.data.masked_lm_prob"
     with pytest.raises(UserError, match=message):
-        batches_of(measured_set(tmp_path), 20, multiple=1, additions=[masks(RULES)], row=RowSize(LENGTH, 8, 3))
+        batches_of(measured_set(tmp_path), 20, multiple=1, transforms=[masks(RULES)], row=RowSize(LENGTH, 8, 3))

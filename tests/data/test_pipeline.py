@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
+from bertjax.data.batch import RECORD_ARRAYS, RowSize, record_arrays
 from bertjax.data.loading import order, pipeline
-from bertjax.data.loading.masking import masks, rules_of
+from bertjax.data.loading.masking import DynamicMasking, rules_of
 from bertjax.data.loading.order import Order
-from bertjax.data.loading.packing import RowSize
+from bertjax.data.loading.transforms import SeededTransform
 from bertjax.data.records import layouts, record_sets
 from bertjax.data.records.record_sets import RecordSet
 from bertjax.data.records.serialization import tfrecords
@@ -45,7 +46,8 @@ def numbered(tmp_path_factory):
 
 
 def numbers(files, steps, start=0, batch_size=16, seed=0, rows=np.arange):
-    batches = pipeline.train_batches(Order(files, batch_size, seed, RowSize(8, 8)), 2, start=start, rows=rows)
+    order_of_files = Order(files, batch_size, seed, RowSize(8, 8))
+    batches = pipeline.train_batches(order_of_files, RECORD_ARRAYS, 2, start=start, rows=rows)
     return np.array([batch["input_ids"][:, 1] for batch in itertools.islice(batches, steps)])
 
 
@@ -96,7 +98,11 @@ def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeyp
 
 def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
     def batches(rows=np.arange):
-        return list(pipeline.heldout_batches(numbered, 8, 2, batch_size=16, max_sequences=250, rows=rows))
+        return list(
+            pipeline.heldout_batches(
+                numbered, record_arrays(numbered.masking), 8, 2, batch_size=16, max_sequences=250, rows=rows
+            )
+        )
 
     together = batches()
     ids = np.concatenate([b["input_ids"][:, 1] for b in together])
@@ -117,9 +123,9 @@ def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(recor
     monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", lambda self: made.append(self) or make(self))
     files, row = record_sets.find_records(records_folder, 32, 5, "train"), RowSize(32, 8, 40)
     with_lengths, without = Order(files, 16, 0, row), Order(dataclasses.replace(files, lengths=None), 16, 0, row)
-    readers = [pipeline.train_batches(each, 5) for each in (with_lengths, without)]
-    readers.append(pipeline.packed_batches(with_lengths, 5, multiple=1))
-    readers.append(pipeline.heldout_batches(files, 32, 5, batch_size=16, max_sequences=16))
+    readers = [pipeline.train_batches(each, RECORD_ARRAYS, 5) for each in (with_lengths, without)]
+    readers.append(pipeline.packed_batches(with_lengths, RECORD_ARRAYS.packed(), 5, multiple=1))
+    readers.append(pipeline.heldout_batches(files, RECORD_ARRAYS, 32, 5, batch_size=16, max_sequences=16))
     for reader in readers:
         next(reader)
         reader.close()
@@ -184,15 +190,23 @@ def write_set(folder, rows, layout="google", files=3, vocab_size=1000, **fields)
 def batches_of(files, steps=None, **settings):
     row = settings.pop("row", RowSize(LENGTH, 8, 8))
     order = Order(files, settings.pop("batch_size", 8), settings.pop("seed", 0), row)
-    settings = dict(additions=[masks(RULES)] if files.masking == "dynamic" else []) | settings
-    read = pipeline.packed_batches if "multiple" in settings else pipeline.train_batches
-    return list(itertools.islice(read(order, PREDICTIONS, **settings), steps))
+    settings = dict(transforms=[masks(RULES)] if files.masking == "dynamic" else []) | settings
+    if "multiple" in settings:
+        batches = pipeline.packed_batches(order, RECORD_ARRAYS.packed(), PREDICTIONS, **settings)
+    else:
+        batches = pipeline.train_batches(order, RECORD_ARRAYS, PREDICTIONS, **settings)
+    return list(itertools.islice(batches, steps))
+
+
+def masks(rules):
+    return SeededTransform(DynamicMasking(rules))
 
 
 def heldout(files, batch_size=16, max_sequences=120, **settings):
     """The held-out batches, in one."""
     settings |= dict(batch_size=batch_size, max_sequences=max_sequences)
-    batches = list(pipeline.heldout_batches(files, LENGTH, PREDICTIONS, **settings))
+    spec = RECORD_ARRAYS if "transforms" in settings else record_arrays(files.masking)
+    batches = list(pipeline.heldout_batches(files, spec, LENGTH, PREDICTIONS, **settings))
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
@@ -211,25 +225,25 @@ def unmasked(tmp_path):
 
 @pytest.mark.parametrize("words", [{}, WORDS, {**WORDS, "spans": True}], ids=["tokens", "words", "spans"])
 def test_dynamic_masks_are_a_function_of_seed_step_and_row(unmasked, words):
-    additions = [masks(RULES._replace(**words))]
-    straight = batches_of(unmasked, 30, additions=additions)
-    assert_same(straight[17:], batches_of(unmasked, 13, start=17, additions=additions))
+    transforms = [masks(RULES._replace(**words))]
+    straight = batches_of(unmasked, 30, transforms=transforms)
+    assert_same(straight[17:], batches_of(unmasked, 13, start=17, transforms=transforms))
     for rows in ([0, 1, 2], [5], [1, 3, 6]):
-        own = batches_of(unmasked, 13, start=17, rows=lambda _, rows=rows: np.array(rows), additions=additions)
+        own = batches_of(unmasked, 13, start=17, rows=lambda _, rows=rows: np.array(rows), transforms=transforms)
         assert_same([{name: x[rows] for name, x in batch.items()} for batch in straight[17:]], own)
 
 
 def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
-    masks = {}
+    masked_rows = {}
     for batch in [*batches_of(unmasked, 48), *batches_of(unmasked, 48, seed=1)]:  # four epochs each
         assert (batch["word_weights"].sum(1) >= 1).all()
         ids, used = batch["input_ids"].copy(), batch["word_weights"] > 0
         ids[np.nonzero(used)[0], batch["word_positions"][used]] = batch["word_ids"][used]
         for restored, masked in zip(ids, batch["input_ids"]):
-            masks.setdefault(tuple(restored), []).append(tuple(masked))
-    assert masks.keys() == {tuple(ids) for ids in random_rows(96, is_masked=False)["ids"]}
-    assert {len(found) for found in masks.values()} == {8}
-    assert np.mean([len(set(found)) for found in masks.values()]) > 7
+            masked_rows.setdefault(tuple(restored), []).append(tuple(masked))
+    assert masked_rows.keys() == {tuple(ids) for ids in random_rows(96, is_masked=False)["ids"]}
+    assert {len(found) for found in masked_rows.values()} == {8}
+    assert np.mean([len(set(found)) for found in masked_rows.values()]) > 7
 
 
 def test_another_seed_masks_the_same_text_at_the_same_place_otherwise(tmp_path):
@@ -240,7 +254,7 @@ def test_another_seed_masks_the_same_text_at_the_same_place_otherwise(tmp_path):
 
 def test_held_out_masks_are_a_function_of_place_and_seed(unmasked):
     def evaluated(batch_size, seed=0):
-        batch = heldout(unmasked, batch_size, 90, additions=[masks(RULES)], seed=seed)
+        batch = heldout(unmasked, batch_size, 90, transforms=[masks(RULES)], seed=seed)
         assert batch["sequence_weights"].sum() == 90 and not batch["sequence_weights"][90:].any()
         return {name: x[:90] for name, x in batch.items()}
 
@@ -339,7 +353,7 @@ def test_values_that_no_record_has_are_named(tmp_path, monkeypatch, field, value
     rows = random_rows(120, is_masked=is_masked)
     rows[field][77] = value
     files = write_set(tmp_path / "records", rows)
-    settings = {} if is_masked else dict(additions=[masks(RULES._replace(continues_word=np.zeros(1000, bool)))])
+    settings = {} if is_masked else dict(transforms=[masks(RULES._replace(continues_word=np.zeros(1000, bool)))])
     for read in (batches_of, heldout):
         with pytest.raises(UserError, match=rf"1.tfrecord: record 37 has {value} in {name}, which must be from 0 to"):
             read(files, **settings)

@@ -14,14 +14,13 @@ from bertjax.common import sorting
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.data.corpus import corpus, selection, sentences
-from bertjax.data.loading.pipeline import heldout_batches
 from bertjax.data.preprocessing import blocks, preparation, shards, vocabulary
 from bertjax.data.preprocessing.word_counts import PARTS, WordCounts, sample
 from bertjax.data.records import record_sets
 from bertjax.data.records.manifest import read_manifest
 from bertjax.launch.overrides import find_field
 from bertjax.text import tokenizer, vocabulary_learning
-from tests.conftest import make_corpus, preparing_in_process, tiny_config
+from tests.conftest import heldout_batches, make_corpus, preparing_in_process, tiny_config
 
 
 def digest(folder):
@@ -56,7 +55,7 @@ def test_the_same_bytes_for_any_number_of_workers(corpus_file, tmp_path, monkeyp
         preparation.prepare(config, tmp_path / "alone")
     preparation.prepare(config, tmp_path / "two", workers=2)
     assert digest(tmp_path / "alone") == digest(tmp_path / "two")
-    assert capsys.readouterr().out.count("; of words rarer than ") == 2
+    assert capsys.readouterr().out.count("; a sample of words rarer than ") == 2
 
 
 def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file, records_folder, tmp_path, in_process):
@@ -147,7 +146,7 @@ TWENTY, ENDLESS = make_corpus(20), "x" * 1_000_000
 
 @pytest.mark.parametrize("text, options, message", [
     ("Only one document.\nWith two lines.", {"data.heldout_fraction": 0.0}, "gives 1 document for training"),
-    (TWENTY, {"data.cleaning.min_words": 999}, r"training; .* 20 documents left out, of no words, or of fewer"),
+    (TWENTY, {"data.cleaning.min_words": 999}, r"training; .* 20 documents left out: no words, or fewer"),
     (TWENTY, {"data.heldout_fraction": 0.0001}, r"heldout_fraction = 0.0001: of 20 documents it holds out 0"),
     (f"{TWENTY}\n{ENDLESS}", {}, r"text.txt:\d+: a sentence of 1,000,000 .*--config.data.on_bad_document=skip"),
     (f"{TWENTY}\n{ENDLESS}", {"tokenizer.path": ""}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
@@ -275,7 +274,7 @@ def test_bad_documents_are_left_out_and_counted(monkeypatch, tmp_path, in_proces
     manifest = preparation.prepare(config, tmp_path / "out")
     printed = capsys.readouterr().out
     assert manifest["cleaning"] == {"bad_documents": 2}
-    assert "2 documents left out, which are no text" in printed and printed.count("left out: ") == 2
+    assert "2 documents left out: not text" in printed and printed.count(f"left out: {tmp_path}") == 2
     clean, found = digest(tmp_path / "clean"), digest(tmp_path / "out")
     assert clean.pop("manifest.json") != found.pop("manifest.json") and clean == found
 
@@ -441,7 +440,7 @@ def with_duplicates(tmp_path, monkeypatch):
 def test_beam_writes_the_records_of_the_local_run(with_duplicates, tmp_path, in_process, monkeypatch, capsys):
     monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than there are
     here = preparation.prepare(with_duplicates, tmp_path / "here")
-    assert "; of words rarer than " in capsys.readouterr().out
+    assert "; a sample of words rarer than " in capsys.readouterr().out
     assert here["cleaning"]["duplicate_documents"] == 40 and here["cleaning"]["repeated_lines"] > 0
     left = tmp_path / "beam" / "unfinished" / "beam"  # by a pipeline that was stopped
     left.mkdir(parents=True)
@@ -486,7 +485,7 @@ def test_words_are_those_of_the_sentences_that_are_not_held_out(kind, corpus_fil
             if kind == "wordpiece":
                 sentence = sentence.lower().replace(",", " ,").replace(".", " .")
             expected.update(sentence.split())
-    groups, words = corpus.groups([config.data.corpus]), vocabulary.words_of(config)
+    groups, words = corpus.groups([config.data.corpus]), vocabulary.settings_of(config)
     with vocabulary.worker_pool(1) as pool:
         counts = vocabulary.count_corpus(words, groups, selection.selection_of(config), tmp_path, pool, 2)
     assert used < 80

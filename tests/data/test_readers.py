@@ -6,13 +6,13 @@ import itertools
 import numpy as np
 import pytest
 
+from bertjax.data.batch import RowSize, record_arrays
 from bertjax.data.loading import order
 from bertjax.data.loading.order import Order
-from bertjax.data.loading.packing import RowSize
 from bertjax.data.loading.readers import interface, plain
 from bertjax.data.records import layouts
 from bertjax.data.records.parsing import Records, Unfit
-from bertjax.data.records.serialization import Damaged, Places, read_range
+from bertjax.data.records.serialization import Damaged, RecordOffsets, read_range
 from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_rows, write_set
 
 
@@ -41,8 +41,7 @@ def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypat
     tf_data, expected = interface.reader(), list(batches(plain, "google"))
     for reader, layout in ((plain, "compact"), (tf_data, "google"), (tf_data, "compact")):
         assert_same(list(batches(reader, layout)), expected)
-    words = {"word_positions", "word_ids", "word_weights"}
-    assert set(expected[0]) == {*layouts.NAMES_IN_BATCH.values(), "sequence_weights"} - (set() if is_masked else words)
+    assert set(expected[0]) == set(record_arrays("static" if is_masked else "dynamic"))
     ids = np.concatenate([batch["input_ids"] for batch in expected]).tolist()
     assert len(ids) > 300 and set(map(tuple, ids)) <= {*map(tuple, rows["ids"].tolist()), (0,) * LENGTH}
 
@@ -83,7 +82,7 @@ def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in written:
             writer.write(record)
-    places = Places()
+    places = RecordOffsets()
     for first, count in ((0, None), (0, 593), (3, 256), (2, 1), (255, 2), (512, 81), (592, 1), (593, 0)):
         last = None if count is None else first + count
         assert list(read_range(str(path), first, count, buffer, places)) == written[first:last]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.data.loading.pipeline import heldout_batches
+from bertjax.data.batch import record_arrays
 from bertjax.data.records import layouts, lengths, record_sets
 from bertjax.data.records.manifest import read_manifest, write_manifest
+from tests.conftest import heldout_batches
 
 # What create_pretraining_data.py writes for max_seq_length 8 and max_predictions_per_seq 2.
 GOOGLE = {
@@ -178,7 +179,7 @@ def test_the_manifest_has_size_and_checksum_of_each_file(records_folder):
             }
 
 
-SIZE, CONTENT = r"has [\d,]+ bytes, not [\d,]+ as the manifest says", "is another file than the manifest says"
+SIZE, CONTENT = r"has [\d,]+ bytes, not [\d,]+ as in the manifest", "is not the file in the manifest"
 CHANGES = {
     "truncated": (lambda content: content[:-5], SIZE),
     "empty": (lambda content: b"", SIZE),
@@ -213,7 +214,9 @@ def test_files_that_are_not_what_the_manifest_says_can_be_left_out(copied, capfd
     assert found.lost == {str(p): (range(found.counts[i]),) for i, p in zip((2, 5, 6), files)}
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 3 and all(str(p) in line and "; skipping its" in line for p, line in zip(files, lines))
-    batches = heldout_batches(found, 64, 10, batch_size=found.total, max_sequences=found.total)
+    batches = heldout_batches(
+        found, record_arrays(found.masking), 64, 10, batch_size=found.total, max_sequences=found.total
+    )
     is_lost = np.repeat([i in (2, 5, 6) for i in range(8)], found.counts)
     assert ((next(batches)["sequence_weights"] == 0) == is_lost).all()
 
@@ -239,8 +242,8 @@ def test_a_manifest_that_counts_more_records_than_there_are_is_refused(copied, m
     files = manifest["sets"]["64"]["train"]
     path, entry = next(iter(files.items()))
     for wrong, message in (
-        (2**31, r"train-00000-of-.*: cannot have 2,147,483,648 records, as the manifest says, in"),
-        ({**entry, "records": entry["records"] + 1000}, "train-00000-of-00008.lengths: is not what the manifest says"),
+        (2**31, r"train-00000-of-.*: cannot have the 2,147,483,648 records of the manifest in"),
+        ({**entry, "records": entry["records"] + 1000}, "train-00000-of-00008.lengths: differs from the manifest"),
     ):
         files[path] = wrong
         write_manifest(copied, manifest)
@@ -281,7 +284,7 @@ def test_lengths_are_those_of_the_records_and_are_named_if_they_are_not(copied):
         np.testing.assert_array_equal(found.lengths, lengths.measure(found.paths, found.counts, form, None))
     path = copied / "length32/train-00003-of-00008.lengths"
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(UserError, match=rf"{path.name}: is not what the manifest says"):
+    with pytest.raises(UserError, match=rf"{path.name}: differs from the manifest"):
         find(copied, 32, 5)
     path.unlink()
     with pytest.raises(UserError, match=rf"{path.name}: cannot be read"):

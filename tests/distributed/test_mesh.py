@@ -16,9 +16,8 @@ from bertjax.config.model_config import Compute
 from bertjax.distributed import topology
 from bertjax.distributed.mesh import _arrange, compute_on, local_rows, make_mesh, put_batch
 from bertjax.distributed.topology import peak_flops
-from bertjax.pretraining.task import Pretraining
 from bertjax.training.step import make_program
-from tests.conftest import tiny_config
+from tests.conftest import pretraining_task, tiny_config
 
 
 def config_with(**mesh):
@@ -51,7 +50,7 @@ def test_every_matrix_of_the_state_is_split_over_all_devices(sizes):
     """Params and both moments at rest; biases and LayerNorm, a thousandth of it, are not."""
     config = config_with(**sizes)
     config.model.num_hidden_layers = 2  # which "data" splits
-    task = Pretraining(config, make_mesh(config), None)
+    task = pretraining_task(config, make_mesh(config), None)
     shares = {
         jax.tree_util.keystr(path): leaf.size / np.prod(leaf.sharding.shard_shape(leaf.shape))
         for path, leaf in jax.tree.leaves_with_path(make_program(task, config, task.mesh).state)

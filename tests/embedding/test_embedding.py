@@ -144,8 +144,8 @@ def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
     assert several["segments"].max() > 2 * examples.choices and (several["weights"] == 0).any()
 
     def loss(vectors, batch, groups):
-        parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), (vectors, task.normalize(batch)))
-        return jax.vmap(lambda *given: task.loss_of_outputs(*given)[0], axis_name=GROUPS)(*parts).sum()
+        parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), (vectors, task.loss.normalize(batch)))
+        return jax.vmap(lambda *given: task.loss.loss_of_outputs(*given)[0], axis_name=GROUPS)(*parts).sum()
 
     found = []
     for batch, groups in batches:

@@ -307,9 +307,9 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
         config.head.update(dict(class_weights="", label_smoothing=0.0), **head)
         return FineTuning(config, one_device_mesh(config), dataset)
 
-    assert task_of(class_weights="sea=2")._loss.weights == (1, 1, 1, 2)
+    assert task_of(class_weights="sea=2").loss.compare.weights == (1, 1, 1, 2)
     given = np.array(dataset.train.labels)
-    assert task_of(class_weights="balanced")._loss.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
+    assert task_of(class_weights="balanced").loss.compare.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
     for text, message in (
         ("earth=2", r" = 'earth=2': 'earth' is no label of the training data, which has court,"),
         ("sea", r" = 'sea': write LABEL=WEIGHT,\.\.\., with weights of at least 0"),
@@ -390,7 +390,7 @@ def test_rows_that_differ_are_for_json_lines(tmp_path):
         writer.write({"a": 1, "b": None}, "x:1")
         writer.write({"a": [1, "é"]}, "x:2")
         writer.write({"a": "x\ry"}, "x:2")
-        with pytest.raises(UserError, match=r"x:3: the rows before have no column 'c'; write a .jsonl"):
+        with pytest.raises(UserError, match=r"x:3: earlier rows have no column 'c'; write a .jsonl"):
             writer.write({"c": 1}, "x:3")
     assert (tmp_path / "out.csv").read_bytes().decode() == 'a,b\n1,\n"[1, ""é""]",\n"x\ry",""\n'
 

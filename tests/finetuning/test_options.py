@@ -23,12 +23,11 @@ from bertjax.inference import output_layers
 from bertjax.interop import huggingface, pretrained, resizing
 from bertjax.launch.validate import validate
 from bertjax.models.modernbert.config import ModernBertConfig
-from bertjax.pretraining.task import Pretraining
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
-from tests.conftest import TOPICS, launch_and_stop, one_device_mesh, tiny_config
+from tests.conftest import TOPICS, launch_and_stop, one_device_mesh, pretraining_task, tiny_config
 from tests.finetuning.test_classify import LABELS, write_table, write_topics
 from tests.finetuning.test_classify import config_for as classify_config
 from tests.finetuning.test_finetuning import config_for as glue_config
@@ -332,7 +331,7 @@ def test_without_held_out_text_there_is_no_patience(records_folder, tmp_path):
     config.eval.patience = 3
     validate(config)
     with pytest.raises(UserError, match=r"config.eval.patience = 3: .* holds out no text, by whose score"):
-        Pretraining(config, one_device_mesh(config), tmp_path / "records")
+        pretraining_task(config, one_device_mesh(config), tmp_path / "records")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.roberta.config import RobertaConfig
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.family import FAMILY as XLNET
-from bertjax.models.xlnet.huggingface import to_tensors
 from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import Memory
 
@@ -292,7 +291,7 @@ def test_both_streams_their_logits_and_gradients_are_transformers(kept, xlnets):
     np.testing.assert_allclose(logits, expected.logits.detach(), atol=1e-4)
     theirs.zero_grad()
     (expected.logits * torch.tensor(weights)).mean().backward()
-    named, _ = to_tensors(gradients, source.config, "XLNetLMHeadModel")
+    named, _ = XLNET.huggingface.to_tensors(gradients, source.config, "XLNetLMHeadModel")
     for name, param in theirs.named_parameters():
         gradient = param.grad.numpy()
         assert np.abs(named[name] - gradient).max() <= 1e-4 * max(np.abs(gradient).max(), 1e-2), name

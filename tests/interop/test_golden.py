@@ -23,12 +23,11 @@ from bertjax.finetuning import classification
 from bertjax.finetuning.tasks import ner
 from bertjax.inference import fill_mask
 from bertjax.interop import conversion, huggingface, pretrained, tf1
-from bertjax.models.bert.huggingface import choose_architecture, huggingface_name, is_transposed
+from bertjax.models.bert.huggingface import FORMAT, huggingface_name, is_transposed
 from bertjax.models.bert.tf1_names import to_variables
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining, word_logits
-from bertjax.pretraining.task import Pretraining
 from bertjax.text.tokenizer import WordPiece
-from tests.conftest import one_device_mesh
+from tests.conftest import one_device_mesh, pretraining_task
 from tests.markers import slow_case
 from tests.text.test_tokenizer import modernbert_json
 
@@ -90,10 +89,11 @@ def test_loss_and_gradients(golden):
     settings = pretraining_config()
     settings.model.update(dataclasses.asdict(golden.config))
     settings.stages, settings.batch_size = named_stages(short=stage(1, 16, 3)), 3
-    task = Pretraining(settings, one_device_mesh(settings), None)
-    batch = {name: EXPECTED[feature] for feature, name in layouts.NAMES_IN_BATCH.items()}
+    task = pretraining_task(settings, one_device_mesh(settings), None)
+    batch = {name: EXPECTED[feature] for feature, name in layouts.ARRAY_OF_FEATURE.items()}
     batch["sequence_weights"] = np.ones(3, np.float32)
-    loss, gradients = jax.jit(jax.value_and_grad(lambda p: task.loss(p, task.normalize(batch))[0]))(golden.params)
+    step = jax.jit(jax.value_and_grad(lambda params: task.loss(params, task.loss.normalize(batch))[0]))
+    loss, gradients = step(golden.params)
     np.testing.assert_allclose(loss, EXPECTED["loss"], rtol=1e-5)
     for name, gradient in to_variables(gradients, golden.config).items():
         expected = EXPECTED[f"gradient {huggingface_name(name)}"]
@@ -264,7 +264,7 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
     rows = 1 if stated == "BertForMultipleChoice" else 2
     head = {"dense": {"kernel": np.ones((32, rows), np.float32), "bias": np.zeros(rows, np.float32)}}
     params = only(golden.params | {"classifier": head, "spans": head}, *parts)
-    architecture = choose_architecture(params, golden.config, stated)
+    architecture = FORMAT.choose_architecture(params, golden.config, stated)
     assert architecture in chosen.split()
     dropped = huggingface.write(tmp_path, golden.config, params, None, architecture)
     assert left_out is None or sorted(dropped) == list(left_out)

@@ -20,9 +20,8 @@ from bertjax.models.bert.model import BertModel
 from bertjax.models.families import model_fields
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS
-from bertjax.pretraining.task import Pretraining
 from bertjax.training.step import make_program
-from tests.conftest import one_device_mesh
+from tests.conftest import one_device_mesh, pretraining_task
 from tests.interop.test_golden import GOLDEN, edit, only, same
 
 
@@ -40,7 +39,7 @@ def config_for(golden, path=GOLDEN):
 
 def random_params(config):
     """Random params of the model that a run with this config trains."""
-    shapes = jax.eval_shape(Pretraining(config, one_device_mesh(config), None).init_params, jax.random.key(0))
+    shapes = jax.eval_shape(pretraining_task(config, one_device_mesh(config), None).init_params, jax.random.key(0))
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: jax.numpy.asarray(rng.normal(size=x.shape), x.dtype), nn.meta.unbox(shapes))
 
@@ -61,7 +60,7 @@ def test_params_are_put_where_they_belong_on_a_mesh(golden):
     config = config_for(golden)
     config.mesh.update(data=2, fsdp=2, tensor=2)
     mesh = make_mesh(config)
-    params = make_program(Pretraining(config, mesh, None), config, mesh).init(jax.random.key(0)).params
+    params = make_program(pretraining_task(config, mesh, None), config, mesh).init(jax.random.key(0)).params
     loaded = pretrained.initialize(params, GOLDEN)
     assert same(loaded, golden.params)
     assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, loaded, params))

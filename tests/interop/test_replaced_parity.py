@@ -1,7 +1,5 @@
 """Replaced words beside transformers' ElectraForPreTraining and ElectraForMaskedLM: both halves of a run, converted."""
 
-import dataclasses
-
 import flax.linen as nn
 import jax
 import numpy as np
@@ -10,11 +8,12 @@ import pytest
 from bertjax.config.defaults import named_stages, stage
 from bertjax.interop import huggingface
 from bertjax.models import families
-from bertjax.models.electra import huggingface as layout
+from bertjax.models.electra.huggingface import FORMAT
+from bertjax.objectives.generator import Generator
 from bertjax.objectives.parsing import learn
-from bertjax.objectives.parts.generator import joined
-from bertjax.pretraining.task import Pretraining
-from tests.conftest import one_device_mesh, tiny_config
+from bertjax.objectives.parts.generator import separate_params
+from bertjax.pretraining.losses import StageLoss
+from tests.conftest import one_device_mesh, pretraining_task, tiny_config
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -32,7 +31,7 @@ def task_of(embeddings: str):
     config.model = families.model_fields("electra", **SIZES)
     learn(config, "50*replaced + generator", generator=dict(width=0.5, layers=0.5, embeddings=embeddings))
     config.stages = named_stages(only=stage(1, 32, 5))
-    return Pretraining(config, one_device_mesh(config), None)
+    return pretraining_task(config, one_device_mesh(config), None)
 
 
 def random_like(rng, path, x):
@@ -64,27 +63,29 @@ def test_losses_and_gradients_are_transformers(embeddings, tmp_path):
     task, (batch, ids) = task_of(embeddings), batch_of()
     shapes, rng = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0))), np.random.default_rng(1)
     params = jax.tree_util.tree_map_with_path(lambda path, x: random_like(rng, path, x), shapes)
-    replaced, generator = task.terms
+    replaced, generator = task.loss.terms
     read = {}
 
-    def rewritten(encoded, weights, keys, rewrite=generator.objective.rewrite):
-        found = rewrite(encoded, weights, keys)
-        read["ids"] = found[0].batch["input_ids"]
-        return found
+    class Spied(Generator):
+        def rewrite(self, encoded, weights, keys):
+            rewritten = super().rewrite(encoded, weights, keys)
+            read["ids"] = rewritten.batch["input_ids"]
+            return rewritten
+
+    spied = generator._replace(objective=Spied(**vars(generator.objective)))
+    spied_loss = StageLoss(task.loss.model.clone(terms=(replaced, spied)))
 
     def loss(params):
-        total, metrics = task.loss(params, task.normalize(batch))
+        total, metrics = spied_loss(params, spied_loss.normalize(batch))
         return total, (metrics, read["ids"])
 
-    spied = generator._replace(objective=dataclasses.replace(generator.objective, rewrite=rewritten))
-    task.model = task.model.clone(terms=(replaced, spied))
     (_, (metrics, drawn)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     drawn, gradient = np.asarray(drawn), jax.device_get(gradient)
 
-    finished, theirs = generator.objective.finished(params), {}
-    own = generator.objective.models(task.model.config)["generator"]
+    finished, theirs = generator.objective.export_params(params), {}
+    own = generator.objective.models(task.loss.model.config)["generator"]
     for name, config, its in (
-        ("ForPreTraining", task.model.config, finished),
+        ("ForPreTraining", task.loss.model.config, finished),
         ("ForMaskedLM", own, finished["generator"]),
     ):
         huggingface.write(tmp_path / name, config, its, None, f"Electra{name}")
@@ -121,14 +122,16 @@ def test_losses_and_gradients_are_transformers(embeddings, tmp_path):
         for name in shared:
             sums = sum(each[name] for each in expected.values())
             expected["ForPreTraining"][name] = expected["ForMaskedLM"][name] = sums
-    of_difference = gradient["generator"].get("difference")
-    whole = joined(gradient["bert"], {x: part for x, part in gradient["generator"].items() if x != "difference"})[1]
+    of_difference, encoder_config = gradient["generator"].get("difference"), task.loss.model.config
+    whole = separate_params(
+        gradient["bert"], {x: part for x, part in gradient["generator"].items() if x != "difference"}
+    )[1]
     ours = gradient["bert"]
     if embeddings == "disentangled":  # the tables have the gradient of the generator only
         ours = ours | {"embeddings": ours["embeddings"] | of_difference}
     tensors = {
-        "ForPreTraining": layout.to_tensors(gradient | {"bert": ours}, task.model.config, "ElectraForPreTraining")[0],
-        "ForMaskedLM": layout.to_tensors(whole, own, "ElectraForMaskedLM")[0],
+        "ForPreTraining": FORMAT.to_tensors(gradient | {"bert": ours}, encoder_config, "ElectraForPreTraining")[0],
+        "ForMaskedLM": FORMAT.to_tensors(whole, own, "ElectraForMaskedLM")[0],
     }
     for kind, named in tensors.items():
         assert named.keys() == expected[kind].keys()

@@ -15,6 +15,7 @@ import yaml
 import bertjax
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
+from bertjax.config.model_config import BertConfig
 from bertjax.data.corpus import python_docs
 from bertjax.embedding import task as embed
 from bertjax.finetuning import run as finetuning_run
@@ -23,7 +24,6 @@ from bertjax.finetuning.task import _init
 from bertjax.interop import conversion, pretrained
 from bertjax.interop import sentence_transformers as interop
 from bertjax.launch.start import launch
-from bertjax.models import families
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.families import model_fields
 from bertjax.models.heads import SentenceEncoder
@@ -67,7 +67,7 @@ def made_run(folder, family: str, **settings):
     words = vocabulary_learning.count_words(kind := "bpe" if family == "roberta" else "wordpiece", LINES)
     pieces = vocabulary_learning.learn(kind, words, 330 if kind == "bpe" else 150)
     more = dict(vocab_size=pieces.vocab_size) | (ONLY.get(family, {}))
-    model = CONFIGS.get(family, families.BertConfig)(**(SIZES | more))
+    model = CONFIGS.get(family, BertConfig)(**(SIZES | more))
     head = HEADS[family]
     config = experiments.load("embed").unlock()
     config.update(max_seq_length=24, dtype="float32", init_checkpoint="some/where")
@@ -412,7 +412,7 @@ def begun_from(config, workdir):
     """Adopts what the checkpoint of a config has; returns the run's first params."""
     finetuning_run.adopt(config, None)
     begun = finetuning_run.open_run(config, workdir, None)
-    return begun.initialize(nn.meta.unbox(_init(begun.task.model, jax.random.key(0))))
+    return begun.initialize(nn.meta.unbox(_init(begun.task.loss.model, jax.random.key(0))))
 
 
 def test_fine_tuning_begins_with_a_folder_unless_the_config_says_otherwise(of_bert, data, tmp_path, capsys):

@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from bertjax import library
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import pretraining_config
-from bertjax.data.preprocessing.vocabulary import given_tokenizer
+from bertjax.data.preprocessing.vocabulary import load_tokenizer
 from bertjax.finetuning.encoding import encode_pairs
 from bertjax.inference.fill_mask import fill_masks
 from bertjax.interop import conversion, hf_tokenizer, huggingface, pretrained
@@ -393,12 +393,12 @@ def test_positions_are_counted_from_the_padding_of_the_tokenizer(tmp_path):
     config.tokenizer.update(kind="unigram", path=str(tmp_path / "tokenizer.json"))
     config.model = families.model_fields("roberta", vocab_size=size)
     with pytest.raises(UserError, match=r"config.model.position_offset = 1: .* which is 1 in .*; set it to 2"):
-        given_tokenizer(config)
+        load_tokenizer(config)
     config.model.position_offset = 2
-    assert given_tokenizer(config).vocab_size == size
+    assert load_tokenizer(config).vocab_size == size
     config.tokenizer.path = ""
-    with pytest.raises(UserError, match=r"'unigram': is read, not learnt; name a tokenizer.json in tokenizer.path"):
-        given_tokenizer(config)
+    with pytest.raises(UserError, match=r"'unigram': cannot be learnt; name a tokenizer.json in tokenizer.path"):
+        load_tokenizer(config)
 
 
 def test_more_pieces_come_after_the_special_ones(tmp_path):
@@ -448,7 +448,7 @@ def test_a_run_reads_older_files_and_keeps_a_tokenizer_json(tmp_path):
     config.init_checkpoint = str(tmp_path)
     pretrained.adopt(config)
     assert config.tokenizer.kind == "unigram" and config.tokenizer.path == str(tmp_path / "sentencepiece.bpe.model")
-    assert given_tokenizer(config).fingerprint == hf_tokenizer.read(tmp_path).fingerprint
+    assert load_tokenizer(config).fingerprint == hf_tokenizer.read(tmp_path).fingerprint
     conversion.convert(tmp_path, tmp_path / "back", "huggingface")
     ours = hf_tokenizer.read(tmp_path / "back")
     assert from_folder(tmp_path / "back")("the ship").input_ids == ours.framed(ours.encode("the ship").ids)

@@ -13,7 +13,7 @@ import pytest
 from bertjax.config.model_config import BertConfig, Compute, model_size
 from bertjax.models.bert.model import BertModel
 from bertjax.models.eurobert.config import EuroBertConfig
-from bertjax.models.heads import BertForMaskedLM, BertForPreTraining, count_parameters, forward_flops
+from bertjax.models.heads import BertForMaskedLM, BertForPreTraining, count_parameters, model_flops
 from bertjax.nn import attention
 from bertjax.nn.encoder import ACTIVATIONS
 from bertjax.nn.ops.dropout import dropout, fold_in, row_keys
@@ -142,7 +142,7 @@ def test_dropout_drops_its_rate_of_the_elements_and_scales_the_rest():
 
 def test_flops_of_the_pooler_and_of_pairs():
     """The first token of each row is multiplied by a square matrix, and has two logits."""
-    pooled = forward_flops(TINY, 4, 32, 5) - forward_flops(TINY, 4, 32, 5, pooled=0)
+    pooled = model_flops(TINY, 4, 32, 5) - model_flops(TINY, 4, 32, 5, pooled=0)
     assert pooled == 4 * 2 * (32 * 32 + 32 * 2)
 
 

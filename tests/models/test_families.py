@@ -24,17 +24,16 @@ from bertjax.interop import conversion, huggingface, pretrained, tf1
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.models import families
-from bertjax.models.family import HuggingFaceFamily, QueryStream
-from bertjax.models.heads import BertForMaskedLM, count_parameters, forward_flops
+from bertjax.models.family import HuggingFaceFamily, TwoStreamAttention
+from bertjax.models.heads import BertForMaskedLM, count_parameters, model_flops
 from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.models.transformer_xl.family import FAMILY as TRANSFORMER_XL
 from bertjax.nn.kernels import pallas, triton
-from bertjax.pretraining.task import Pretraining
 from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.training.checkpoints import checkpoint, workdir
 from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
-from tests.conftest import TOPICS, make_corpus, tiny_config
+from tests.conftest import TOPICS, make_corpus, pretraining_task, tiny_config
 from tests.markers import slow_case
 from tests.models import own_family
 from tests.models.test_modernbert import random_params
@@ -143,7 +142,7 @@ def matrix_products(config, rows, length, words, new_memory=None) -> int:
     def predict(*leaves):
         params, ids, places, memory = jax.tree.unflatten(tree, leaves)
         inputs = ids, jnp.ones_like(ids), jnp.zeros_like(ids), places, *memory
-        method = "remember" if memory else "__call__"
+        method = "predict_with_memory" if memory else "__call__"
         return jax.tree.leaves(BertForMaskedLM(config).apply({"params": params}, *inputs, method=method))
 
     total = 0
@@ -163,8 +162,8 @@ def test_flops_are_those_of_the_matrix_products(family):
     """
     own = dict(global_attn_every_n_layers=1) if family == "modernbert" else {}  # within windows, blocks have padding
     config, length, words = model_config(family, max_position_embeddings=24, **own), 24, 6
-    expected = forward_flops(config, 1, length, words, pooled=0)
-    if isinstance(families.FAMILIES.get(family), QueryStream):
+    expected = model_flops(config, 1, length, words, pooled=0)
+    if isinstance(families.FAMILIES.get(family), TwoStreamAttention):
         expected += families.FAMILIES.get(family).query_flops(config, length, words)
     traced = matrix_products(config, 2, length, words) - matrix_products(config, 1, length, words)
     assert expected <= traced < 1.005 * expected and (traced == expected or family == "xlnet")
@@ -181,7 +180,7 @@ def params_and_loss_after_a_step(config, devices, records):
     """Returns the params after a step of gradient descent from random params, and the loss."""
     validate(config)
     mesh, rng = make_mesh(config, jax.devices()[:devices]), np.random.default_rng(0)
-    task = Pretraining(config, mesh, records, tokenizer=tokenizer.load("wordpiece", records / "vocab.txt"))
+    task = pretraining_task(config, mesh, records, tokenizer=tokenizer.load("wordpiece", records / "vocab.txt"))
     program = make_program(task, config, mesh)
 
     def value(path, x):  # large enough for attention to matter

@@ -25,7 +25,7 @@ def test_each_field_that_transformers_obeys_is_in_a_group(kind, tmp_path, monkey
     groups = []
     monkeypatch.setattr(tables, "check_fields", lambda path, fields, library, kind, read: groups.append(read))
     table = tables.defaults_of("transformers", kind)
-    aliases = getattr(families.by_model_type()[kind].huggingface, "ALIASES", {})
+    aliases = families.by_model_type()[kind].huggingface.aliases
     fields = {name: value for name, value in table.items() if value is not None and name not in aliases}
     if kind == "gpt2":
         fields = {name: value for name, value in fields.items() if name != "hidden_size" and "num_" not in name}

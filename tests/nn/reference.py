@@ -10,9 +10,9 @@ import numpy as np
 
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.nn.ops.dropout import dropout, row_keys
-from bertjax.pretraining.task import Pretraining
 from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
+from tests.conftest import pretraining_task
 
 
 def arrays(dtype, *shapes):
@@ -87,11 +87,11 @@ def assert_same(definition, kernels, inputs, gradients, bound: float, size=np.li
 def metrics_of_a_step(config, segments, kernel_names=()) -> tuple[list[float], list[str]]:
     """Returns loss and gradient norm of the first step on random data, and the kernels that the program contains."""
     mesh = make_mesh(config, jax.devices()[: math.prod(config.mesh.values())])
-    task, rng = Pretraining(config, mesh, None), np.random.default_rng(0)
+    task, rng = pretraining_task(config, mesh, None), np.random.default_rng(0)
     program = make_program(task, config, mesh)
     batch = {
         name: rng.integers(0, 2, array.shape).astype(array.dtype)
-        for name, array in sorted(task.abstract_batch(0).items())
+        for name, array in sorted(task.data[0].abstract_batch().items())
     }
     batch["input_ids"] = rng.integers(0, config.model.vocab_size, segments.shape).astype(np.int32)
     batch["segments"] = np.asarray(segments, np.int32)

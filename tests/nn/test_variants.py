@@ -17,8 +17,8 @@ from bertjax.models.heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    forward_flops,
     lstm_flops,
+    model_flops,
 )
 from bertjax.nn.encoder import sinusoids
 from tests.markers import slow_case
@@ -178,7 +178,7 @@ def test_each_lstm_predicts_the_words_that_it_has_not_seen():
 
 def test_flops_of_two_lstms():
     """Four gates of 16 units a direction, which read 32 numbers in the first layer and 16 in the second."""
-    assert forward_flops(LSTMS, 3, 7, 0, pooled=0) == 3 * 7 * 2 * 2 * 4 * 16 * ((32 + 16) + (16 + 16))
+    assert model_flops(LSTMS, 3, 7, 0, pooled=0) == 3 * 7 * 2 * 2 * 4 * 16 * ((32 + 16) + (16 + 16))
 
 
 def test_flops_of_a_bilstm():

@@ -11,8 +11,7 @@ from bertjax.objectives import auxiliary
 from bertjax.objectives.parsing import learn
 from bertjax.pretraining import adaptation
 from bertjax.pretraining import run as pretraining_run
-from bertjax.pretraining.task import Pretraining
-from tests.conftest import one_device_mesh
+from tests.conftest import one_device_mesh, pretraining_task
 from tests.curves import configs
 from tests.objectives.test_objectives import assert_as_planned, params_of
 
@@ -37,13 +36,13 @@ def run(request):
 def task_for(records=None, **fields):
     config = config_for(records or "records", **fields)
     validate(config)
-    return Pretraining(config, one_device_mesh(config), records)
+    return pretraining_task(config, one_device_mesh(config), records)
 
 
 def by_definition(task, params, batch, settings):
     """The mean over next characters of each layer's auxiliary losses, sequence by sequence: `[LAYERS]`."""
     read = (batch.get(name) for name in ("input_ids", "segments", "token_types", "positions"))
-    encode = jax.jit(lambda *given: task.model.bind({"params": params}).bert.encode(*given, every_layer=True))
+    encode = jax.jit(lambda *given: task.loss.model.bind({"params": params}).bert.encode(*given, every_layer=True))
     states, params = jax.device_get((encode(*read), params))
     totals, count = np.zeros(LAYERS), 0
     for row, segments in enumerate(batch["segments"]):
@@ -67,12 +66,12 @@ def by_definition(task, params, batch, settings):
 )
 def test_losses_and_gradients_while_layers_stop(run, packing, settings):
     """All in one compiled function: the progress is an input."""
-    task, settings = task_for(run / "records", packing=packing, **settings), auxiliary.AuxiliarySettings(**settings)
+    task, settings = task_for(run / "records", packing=packing, **settings), auxiliary.AuxiliaryWords(**settings)
     params = params_of(task)
     batch = next(task.batches(5))
     assert (batch["progress"] == np.float32(5 / STEPS)).all()
     assert_as_planned(task, batch)
-    step = jax.jit(jax.value_and_grad(lambda p, b: task.loss(p, task.normalize(b)), has_aux=True))
+    step = jax.jit(jax.value_and_grad(lambda p, b: task.loss(p, task.loss.normalize(b)), has_aux=True))
     each = by_definition(task, params, batch, settings)
     for progress in (0.0, 0.16, 0.17, 0.34, 0.9):
         given = batch | {"progress": np.full_like(batch["progress"], progress)}
@@ -90,7 +89,7 @@ def test_flops_are_those_of_all_output_layers():
     def flops(objective, **settings):
         config = config_for(packing=False, **settings)
         config.objective = objective
-        return Pretraining(config, one_device_mesh(config), None).flops(0, 1)
+        return pretraining_task(config, one_device_mesh(config), None).flops(0, 1)
 
     for settings, predicted in ((dict(targets=3), 3 * (LAYERS - 1) + 2), (dict(layers_until=0.0, targets=5), 4)):
         expected = 3 * 8 * 31 * 2 * WIDTH * 384 * predicted  # three passes of eight rows
@@ -105,7 +104,7 @@ def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_p
     config.eval.bits_windows = 4
     config.data.update(corpus=str(corpus_file), records=str(run / "records"))
     task = pretraining_run.KIND.open(config, tmp_path, None).task
-    scores = task.evaluate(jax.device_put(source.params), STEPS).scores
+    scores = task.evaluator.run(jax.device_put(source.params), STEPS).scores
     (bits,) = (value for name, value in scores.items() if name.startswith("bits_per_byte"))
     text = adaptation.read(tmp_path)
     (windows,) = text.windows.values()

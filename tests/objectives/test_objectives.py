@@ -1,7 +1,6 @@
 """Objectives: what ours add to a batch, how they are summed, and one from outside of the package."""
 
 import copy
-import dataclasses
 import itertools
 
 import flax.linen as nn
@@ -12,15 +11,15 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import stages_of
-from bertjax.data.loading import transforms as additions_module
+from bertjax.data.batch import BatchSpec, per_sequence
+from bertjax.data.loading.transforms import transformed
 from bertjax.launch.validate import validate
 from bertjax.objectives.parsing import learn, parse_objective
 from bertjax.objectives.parts import words
-from bertjax.objectives.parts.transforms import additions_of
+from bertjax.objectives.parts.transforms import transforms_of
 from bertjax.objectives.registry import OBJECTIVES, register
-from bertjax.pretraining.task import Pretraining
 from bertjax.text import tokenizer
-from tests.conftest import one_device_mesh, tiny_config
+from tests.conftest import one_device_mesh, pretraining_task, tiny_config
 from tests.models.test_families import params_and_loss_after_a_step
 from tests.objectives import own_objective
 
@@ -34,10 +33,6 @@ def registered():
     yield
     for name in ("count", "twin"):
         del OBJECTIVES.registered[name]
-
-
-def added_to(batch, additions):
-    return additions_module.added(batch, additions, np.arange(4), 256, [0, 0, 2])
 
 
 def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
@@ -89,7 +84,7 @@ def config_for(records="unused", objective="count + mlm", **fields):
 def task_for(records, *given, **fields):
     config = config_for(records, *given, **fields)
     pieces = tokenizer.load("wordpiece", records / "vocab.txt")
-    return Pretraining(config, one_device_mesh(config), records, tokenizer=pieces)
+    return pretraining_task(config, one_device_mesh(config), records, tokenizer=pieces)
 
 
 def params_of(task, deviation=0.1):
@@ -110,7 +105,7 @@ def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder
     batch, params = next(task.batches(0)), params_of(task)
 
     def traced():
-        gradient = jax.value_and_grad(lambda params: task.loss(params, task.normalize(batch)), has_aux=True)
+        gradient = jax.value_and_grad(lambda params: task.loss(params, task.loss.normalize(batch)), has_aux=True)
         return jax.jit(gradient).trace(params)
 
     expected = traced()
@@ -149,7 +144,7 @@ def test_eight_devices_and_microbatches_give_the_step_of_one_device(objective, s
 
 def assert_as_planned(task, batch):
     """Compares the shapes and types of a batch with what the planner is told."""
-    told = task.abstract_batch(0)
+    told = task.data[0].abstract_batch()
     assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
 
 
@@ -171,8 +166,8 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
     for objective in ("mlm", "mlm + count", "count + mlm"):
         config = config_for(records_folder, objective, **{"data.masking": "dynamic"})
         batch = {"input_ids": np.arange(5, 69)[None].repeat(4, 0).astype(np.int32), "segments": np.ones((4, 64), int)}
-        additions = additions_of(config, stages_of(config)[-1], pieces)
-        found.append(added_to(batch, additions))
+        transforms = transforms_of(config, stages_of(config)[-1], pieces)
+        found.append(transformed(batch, transforms, np.arange(4), 256, [0, 0, 2]))
     assert (found[0]["input_ids"] == pieces.mask_id).any()
     for other in found[1:]:
         assert all((other[name] == found[0][name]).all() for name in found[0])
@@ -181,8 +176,11 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
 
 
 def test_what_is_added_must_be_declared(records_folder, monkeypatch):
-    undeclared = dataclasses.replace(own_objective.OBJECTIVE, adds={"count": ("sequence", np.float32)})
-    monkeypatch.setitem(OBJECTIVES.registered, "twin", undeclared)
+    class Undeclared(own_objective.Count):
+        def batch_spec(self, config, stage):
+            return BatchSpec(count=per_sequence(np.float32))
+
+    monkeypatch.setitem(OBJECTIVES.registered, "twin", Undeclared())
     task = task_for(records_folder, "twin + mlm")
-    with pytest.raises(ValueError, match=r"objective twin: adds .*chosen_id.* to batches; its `adds` must say so"):
+    with pytest.raises(ValueError, match=r"objective twin: its transform adds .*chosen_id.* to batches; declare these"):
         next(task.batches(0))

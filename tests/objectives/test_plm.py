@@ -10,8 +10,7 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
-from bertjax.data.loading import pipeline
-from bertjax.data.loading.permutation import permutes
+from bertjax.data.loading.permutation import RandomOrder, rules_of
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.data.records.record_sets import find_records
 from bertjax.launch.validate import validate
@@ -24,7 +23,7 @@ from bertjax.objectives.parsing import learn
 from bertjax.objectives.registry import OBJECTIVES
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import XLNET
-from tests.conftest import preparing_in_process, tiny_config
+from tests.conftest import heldout_batches, preparing_in_process, tiny_config
 from tests.models.test_modernbert import random_params
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -67,8 +66,8 @@ def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, has_mem
     ids[0, 10:12], ids[1, 16:18] = [pieces.sep_id, pieces.cls_id], [pieces.sep_id, pieces.cls_id]
     sizes = np.array([first, length - first])
     segments = (np.arange(length) < sizes[:, None]).astype(np.int32)
-    addition = permutes(3, 5, 8, pieces)
-    added = addition.add(dict(input_ids=ids, segments=segments), addition.draw(rng, 2, length))
+    transform = RandomOrder(rules_of(3, 5, 8, pieces))
+    added = transform(dict(input_ids=ids, segments=segments), transform.draw(rng, 2, length))
     joined = {name: np.concatenate([x[0, :first], x[1, : length - first]])
               for name, x in dict(ids=ids, ranks=added["ranks"]).items()}  # fmt: skip
     used = added["word_weights"] > 0
@@ -103,7 +102,7 @@ def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, has_mem
 def test_records_end_with_cls_which_has_a_type_of_its_own(records, pieces, corpus_file, tmp_path, in_process):
     def batches(folder, **given):
         files = find_records(folder, 32, 8, "train", **given)
-        return list(pipeline.heldout_batches(files, 32, 8, batch_size=64, max_sequences=256))
+        return list(heldout_batches(files, 32, 8, batch_size=64, max_sequences=256))
 
     assert pieces.special_ids == tuple(map(pieces.pieces.index, XLNET))
     google = batches(records, token_types=3)

@@ -1,6 +1,5 @@
 """Replaced words: drawing and reading words, configs, checkpoints that are read and begun with, layers, meshes."""
 
-import dataclasses
 import functools
 import json
 import shutil
@@ -15,6 +14,7 @@ from flax.traverse_util import flatten_dict
 from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.data.batch import RowSize
 from bertjax.distributed.mesh import make_mesh
 from bertjax.interop import conversion, pretrained
 from bertjax.interop.pretrained import Pretrained, flattened
@@ -22,20 +22,19 @@ from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.electra.config import ElectraConfig
-from bertjax.models.heads import forward_flops
+from bertjax.models.heads import model_flops
 from bertjax.objectives.encoded_batch import EncodedBatch
+from bertjax.objectives.generator import Generator
 from bertjax.objectives.parsing import learn, parse_objective
-from bertjax.objectives.parts.pretraining_model import drawn
+from bertjax.objectives.parts.pretraining_model import sample
 from bertjax.objectives.registry import OBJECTIVES
 from bertjax.pretraining import run as pretraining_run
-from bertjax.pretraining.batch_shapes import RowSize
-from bertjax.pretraining.task import Pretraining
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
 from bertjax.training.optim import frozen
 from bertjax.training.scores import Scores
 from bertjax.training.trackers.jsonl import read_metrics
-from tests.conftest import one_device_mesh, tiny_config
+from tests.conftest import one_device_mesh, pretraining_task, tiny_config
 from tests.interop.test_model_card import read_card
 from tests.markers import slow_case
 from tests.objectives.test_objectives import assert_as_planned, params_of
@@ -54,7 +53,7 @@ def config_for(records="unused", family="bert", steps=4, depth=2, **settings):
 
 
 def task_of(config, records=None):
-    return Pretraining(config, one_device_mesh(config), records)
+    return pretraining_task(config, one_device_mesh(config), records)
 
 
 def keys_of(rows, seed=0):
@@ -69,7 +68,7 @@ def test_words_are_drawn_from_the_softmax():
     logits = np.random.default_rng(0).normal(0, 1.5, (1, 2, 60)).astype(np.float32)
     logits[..., 50:] = np.finfo(np.float32).min  # rows that pad the vocabulary
     rows = 40_000
-    found = np.asarray(jax.jit(drawn)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))
+    found = np.asarray(jax.jit(sample)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))
     expected = np.asarray(jax.nn.softmax(logits))[0]
     for place in range(2):
         counts = np.bincount(found[:, place], minlength=60)
@@ -78,21 +77,21 @@ def test_words_are_drawn_from_the_softmax():
         assert chi_square < 95  # 49 degrees of freedom: 1 in 10,000
     both = np.histogram2d(*found.T, bins=[range(61), range(61)])[0] / rows
     assert np.abs(both - np.outer(*expected)).max() < 0.005  # places are independent
-    assert (found == np.asarray(jax.jit(drawn)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))).all()
-    parts = [drawn(jnp.broadcast_to(logits[:, i : i + 1], (9, 1, 60)), keys_of(9), 60 * i) for i in range(2)]
+    assert (found == np.asarray(jax.jit(sample)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))).all()
+    parts = [sample(jnp.broadcast_to(logits[:, i : i + 1], (9, 1, 60)), keys_of(9), 60 * i) for i in range(2)]
     assert (np.concatenate(parts, 1) == found[:9]).all()
 
 
 def rewritten(task, params, batch, keys):
     """Returns the batch that the encoder reads, and the generator's loss."""
-    objective = task.terms[1].objective
+    objective = task.loss.terms[1].objective
 
     def rewrite(model, batch, keys):
         given = EncodedBatch(batch, model.bert, {"generator": model.generator}, None, None)
-        encoded, (loss, _) = objective.rewrite(given, batch["word_weights"], keys)
-        return {name: encoded.batch[name] for name in ("input_ids", "original_ids")}, loss
+        encoded = objective.rewrite(given, batch["word_weights"], keys)
+        return {name: encoded.batch[name] for name in ("input_ids", "original_ids")}, encoded.joint_loss[0]
 
-    return task.model.apply({"params": params}, batch, keys, method=rewrite)
+    return task.loss.model.apply({"params": params}, batch, keys, method=rewrite)
 
 
 @pytest.mark.slow
@@ -100,7 +99,7 @@ def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
     config = config_for(records_folder, depth=1)
     config.packing, config.stages = True, named_stages(only=stage(4, 64, 10))
     validate(config)
-    task = Pretraining(config, one_device_mesh(config), records_folder)
+    task = pretraining_task(config, one_device_mesh(config), records_folder)
     batch = next(task.batches(0))
     assert_as_planned(task, batch)
     assert batch["segments"].max() > 1
@@ -109,7 +108,7 @@ def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
     changed = {(row, place) for row, place in np.argwhere(found["input_ids"] != batch["input_ids"])}
     used = np.argwhere(batch["word_weights"] > 0)
     assert changed and changed <= {(row, batch["word_positions"][row, place]) for row, place in used}
-    weights = task.terms[0].objective.weights(batch)
+    weights = task.loss.terms[0].objective.weights(batch)
     assert weights.sum() == (batch["segments"] > 0).sum()
 
 
@@ -142,10 +141,13 @@ def test_flops_are_those_of_both_models(records_folder):
     task, alone = task_of(config_for(records_folder)), config_for(records_folder)
     alone.objective = "mlm"
     del alone.unlock()["objectives"]
-    alone = Pretraining(alone, task.mesh, records_folder)
-    own = task.terms[1].objective.models(task.model.config)["generator"]
-    head, of_words = 2 * 32 * (32 * 32 + 32), alone.terms[0].objective.flops(alone.model.config, RowSize(32, 1, 5))
-    expected = 3 * (forward_flops(own, 16, 32, 5, pooled=0) + 16 * (head - of_words))
+    alone = pretraining_task(alone, task.mesh, records_folder)
+    own = task.loss.terms[1].objective.models(task.loss.model.config)["generator"]
+    head, of_words = (
+        2 * 32 * (32 * 32 + 32),
+        alone.loss.terms[0].objective.flops(alone.loss.model.config, RowSize(32, 1, 5)),
+    )
+    expected = 3 * (model_flops(own, 16, 32, 5, pooled=0) + 16 * (head - of_words))
     assert task.flops(0, 1) - alone.flops(0, 1) == expected
 
 
@@ -185,8 +187,7 @@ def test_what_cannot_be_learnt_is_said(fields, message):
 
 
 def test_two_that_rewrite_are_refused(monkeypatch):
-    twin = dataclasses.replace(OBJECTIVES.get("replaced"), rewrite=lambda *given: None)
-    monkeypatch.setitem(OBJECTIVES.registered, "twin", twin)
+    monkeypatch.setitem(OBJECTIVES.registered, "twin", Generator())
     config = config_for()
     config.objective += " + twin"
     with pytest.raises(UserError, match="generator and twin both change what is read; leave one out"):
@@ -446,7 +447,7 @@ def test_stages_may_leave_replaced_words(records_folder, tmp_path):
     losses = {f"{part}/{name}_loss" for part in ("train", "eval") for name in ("replaced", "generator", "nsp")}
     assert losses <= names[3] and not losses & names[5] and {"train/mlm_loss", "eval/mlm_loss"} <= names[5]
     for name in ("replaced", "generator"):
-        for plot in OBJECTIVES.get(name).plots:
+        for plot in OBJECTIVES.get(name).metrics.plots:
             drawn_names = {f"train/{name}_{plot.metric}", f"eval/{name}_{plot.metric}"}
             assert drawn_names | {f"eval/{plot.baseline.format(name=name)}"} <= names[3]
     assert pretrained.read(tmp_path).predicts_words

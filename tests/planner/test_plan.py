@@ -22,11 +22,11 @@ from bertjax.models import families
 from bertjax.objectives.parsing import learn
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
-from bertjax.pretraining.batch_shapes import packed_rows
-from bertjax.pretraining.task import Pretraining
+from bertjax.pretraining.data import packed_rows
 from bertjax.training.optim.optimizers import make_optimizer
 from bertjax.training.state import abstract_axes, make_layout
 from experiments import embed, glue, small
+from tests.conftest import pretraining_task
 from tests.golden import make_hbm
 from tests.processes import ROOT, run
 
@@ -185,7 +185,7 @@ def test_the_stored_measurements_are_those_of_todays_configs(experiment):
     names = [name for name in GOLDEN if name.rpartition(" ")[0] == experiment]
     first_config = make_hbm.load(names[0])
     one_device = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), tuple(first_config.mesh))
-    init_params = Pretraining(first_config, one_device, None).init_params
+    init_params = pretraining_task(first_config, one_device, None).init_params
     optimizer = make_optimizer(first_config.optimizer, abstract_axes(init_params))
     params = nn.meta.unbox(jax.eval_shape(init_params, jax.random.key(0)))
     moments = jax.eval_shape(optimizer.init, params)
@@ -195,7 +195,7 @@ def test_the_stored_measurements_are_those_of_todays_configs(experiment):
         layout = make_layout(init_params, optimizer, mesh).state
         at_rest = [bytes_of(params, layout.params, target), bytes_of(moments, layout.opt_state, target)]
         rows = packed_rows(config, mesh, make_hbm.REAL_TOKENS) if config.packing else None
-        task, stages = Pretraining(config, one_device, None, rows=rows), stages_of(config)
+        task, stages = pretraining_task(config, one_device, None, rows=rows), stages_of(config)
         grown = [number for number, stage in enumerate(stages) if not stage.grows]  # others are parts of these
         assert [row["stage"] for row in GOLDEN[name]] == grown
         for first, row in zip((stages[number].first_step for number in grown), GOLDEN[name]):

@@ -14,7 +14,7 @@ from bertjax.config import experiments
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.lists import mixture_of
 from bertjax.config.stages import config_in, stages_of
-from bertjax.data.records.record_sets import RecordSet, mixed
+from bertjax.data.records.record_sets import RecordSet, mix_sources
 from bertjax.interop import pretrained
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
@@ -122,7 +122,7 @@ def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp
     inputs = (ids, np.ones_like(ids), np.zeros_like(ids), np.tile(np.arange(40), (2, 1)))
     ours, theirs = (
         jax.jit(BertForMaskedLM(config).apply)({"params": params}, *inputs)
-        for config, params in ((opened.task.model.config, new), (before.config, before.params))
+        for config, params in ((opened.task.loss.model.config, new), (before.config, before.params))
     )
     size = before.tokenizer.vocab_size
     if how == "repeat":
@@ -202,7 +202,7 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     config.data.mixture = "general=20%"
     files = RecordSet(("a", "b", "c"), (100, 2500, 2500), sources=("domain", "general", "general"))
     assert files.sizes == sizes
-    found = mixed(files, mixture_of(config, sizes=files.sizes)).sizes
+    found = mix_sources(files, mixture_of(config, sizes=files.sizes)).sizes
     assert found["general"] / sum(found.values()) == pytest.approx(0.2, rel=0.02) and found["general"] == 5000
 
 

@@ -19,7 +19,6 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.model_config import BertConfig
 from bertjax.data.loading.examples import Examples, packed_evaluation
-from bertjax.data.loading.pipeline import heldout_batches
 from bertjax.data.preprocessing import preparation
 from bertjax.data.records.record_sets import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
@@ -27,24 +26,30 @@ from bertjax.inference import fill_mask, output_layers
 from bertjax.launch.validate import validate
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.pretraining import run as pretraining_run
-from bertjax.pretraining import task as pretraining
-from bertjax.pretraining.batch_shapes import row_size
+from bertjax.pretraining.data import StageData, packed_row
 from bertjax.pretraining.run import find_or_prepare, report
 from bertjax.pretraining.scores import divided
-from bertjax.pretraining.task import Pretraining
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints.workdir import differences, raise_if_fatal
 from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import fits_in_memory, make_program, put_hyperparameters
 from experiments import features
-from tests.conftest import TOPICS, make_corpus, one_device_mesh, preparing_in_process, tiny_config
+from tests.conftest import (
+    TOPICS,
+    heldout_batches,
+    make_corpus,
+    one_device_mesh,
+    preparing_in_process,
+    pretraining_task,
+    tiny_config,
+)
 from tests.markers import slow_case
 
 
 @pytest.fixture(scope="module")
 def task(records_folder):
     config = tiny_config(records=records_folder)
-    return Pretraining(config, one_device_mesh(config), records_folder)
+    return pretraining_task(config, one_device_mesh(config), records_folder)
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +59,14 @@ def params(task):
 
 @pytest.fixture(scope="module")
 def scores(task, params):
-    return task.evaluate(params, step=10)
+    return task.evaluator.run(params, step=10)
 
 
 def task_with(task, **fields):
     """Returns a task on the same records with other fields, a dot of whose names is here two underscores."""
     config = task.config.copy_and_resolve_references()
     config.update_from_flattened_dict({name.replace("__", "."): value for name, value in fields.items()})
-    return Pretraining(config, task.mesh, config.data.records)
+    return pretraining_task(config, task.mesh, config.data.records)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +76,7 @@ def step_of(task):
     @functools.cache
     def step_of(next_sentence):
         own = task_with(task, data__next_sentence=next_sentence)
-        return jax.jit(jax.value_and_grad(lambda p, b: own.loss(p, own.normalize(b)), has_aux=True))
+        return jax.jit(jax.value_and_grad(lambda p, b: own.loss(p, own.loss.normalize(b)), has_aux=True))
 
     return step_of
 
@@ -81,7 +86,7 @@ def test_loss_is_the_papers(task, params, step_of):
     batch = next(task.batches(0))
     (loss, metrics), _ = step_of("pairs")(params, batch)
     names = ("input_ids", "segments", "token_types", "word_positions")
-    model = BertForPreTraining(task.model.config)
+    model = BertForPreTraining(task.loss.model.config)
     words, pairs = jax.jit(model.apply)({"params": params}, *(batch[name] for name in names))
     w, labels = batch["word_weights"], batch["word_ids"]
     ce = -np.take_along_axis(np.asarray(jax.nn.log_softmax(words)), labels[..., None], 2)[..., 0]
@@ -119,12 +124,12 @@ def test_baselines_are_what_they_say(task, scores, records_folder):
 def test_evaluation_counts_every_held_out_sequence_once(task, params, scores):
     """Whatever the batch size: the rows that fill up the last batch weigh nothing."""
     other = task_with(task, batch_size=7)
-    assert other.eval_batch_size == 7 and task.eval_batch_size == 16
-    other._statistics = task._statistics
-    assert other.evaluate(params, step=10).scores == pytest.approx(scores.scores, rel=1e-5)
+    assert other.evaluator.batch_size == 7 and task.evaluator.batch_size == 16
+    other.evaluator._statistics = task.evaluator._statistics
+    assert other.evaluator.run(params, step=10).scores == pytest.approx(scores.scores, rel=1e-5)
     # One more sequence changes the scores: every one counts.
     other.config.eval.max_sequences -= 1
-    fewer = other.evaluate(params, step=10).scores["mlm_loss"]
+    fewer = other.evaluator.run(params, step=10).scores["mlm_loss"]
     assert fewer != pytest.approx(scores.scores["mlm_loss"], rel=1e-6)
 
 
@@ -143,8 +148,8 @@ def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, r
     share = used[sources[0]] / sum(used.values())
     assert share > 0.97
 
-    mixed = Pretraining(config, task.mesh, tmp_path / "out")
-    found, loss = mixed.evaluate(params, step=10), jax.jit(task.loss)
+    mixed = pretraining_task(config, task.mesh, tmp_path / "out")
+    found, loss = mixed.evaluator.run(params, step=10), jax.jit(lambda *arguments: task.loss(*arguments))
     scores = found.scores
     for source in sources:
         files = find_records(tmp_path / "out", 64, 10, "heldout").by_source()[source]
@@ -161,7 +166,7 @@ def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, r
 def test_masks_are_filled_best_first(task, params, records_folder):
     pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
     texts = ["the [MASK] saw the [MASK] near a ship .", "[MASK]"]
-    model = BertForMaskedLM(task.model.config)
+    model = BertForMaskedLM(task.loss.model.config)
     filled = list(fill_mask.fill_masks(model, params, pieces, texts, top_k=4))
     assert [f.text for f in filled] == texts and [len(f.masks) for f in filled] == [2, 1]
     for mask in filled[0].masks:
@@ -194,12 +199,14 @@ def test_empty_rows_teach_nothing(task, params, step_of, next_sentence):
 
 
 def test_held_out_files_without_a_readable_record_give_no_scores(task, params, monkeypatch):
-    def empty(*arguments, **settings):
-        for batch in heldout_batches(*arguments, **settings):
+    heldout = StageData.heldout_batches
+
+    def empty(*arguments):
+        for batch in heldout(*arguments):
             yield {name: np.zeros_like(x) for name, x in batch.items()}
 
-    monkeypatch.setattr(pretraining.pipeline, "heldout_batches", empty)
-    assert task.evaluate(params, step=1) is None
+    monkeypatch.setattr(StageData, "heldout_batches", empty)
+    assert task.evaluator.run(params, step=1) is None
 
 
 THEIRS = {"data.records": "theirs", "tokenizer.path": "theirs/vocab.txt"}
@@ -373,11 +380,11 @@ def test_loss_and_gradient_of_pretraining_are_those_of_padded_sequences(objectiv
         config = config_of(records, packing)
         config.update_from_flattened_dict(fields)
         config.model.causal = bool(fields)
-        task = Pretraining(config, one_device_mesh(config), records, tokenizer=pieces)
+        task = pretraining_task(config, one_device_mesh(config), records, tokenizer=pieces)
         params = params or nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
-        batch, told = next(task.batches(3)), task.abstract_batch(0)
+        batch, told = next(task.batches(3)), task.data[0].abstract_batch()
         assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
-        step = jax.value_and_grad(lambda p, b, task=task: task.loss(p, task.normalize(b)), has_aux=True)
+        step = jax.value_and_grad(lambda p, b, task=task: task.loss(p, task.loss.normalize(b)), has_aux=True)
         found.append((len(batch["input_ids"]), *jax.jit(step)(params, batch)))
         if fields:  # all words but [CLS]; the last [SEP] of a sequence predicts nothing
             assert batch["word_weights"].sum() == (batch["segments"] > 0).sum() - 2 * batch["sequence_weights"].sum()
@@ -392,13 +399,13 @@ def after_a_step(records, microbatches=1, **mesh):
     config.batch_size, config.microbatches = 48, microbatches
     config.model.update(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     devices = jax.devices()[: math.prod(mesh.values())]
-    task = Pretraining(config, make_mesh(config, devices), records)
-    assert task.rows[0] % (microbatches * len(devices) // mesh.get("tensor", 1)) == 0
+    task = pretraining_task(config, make_mesh(config, devices), records)
+    assert task.data[0].rows % (microbatches * len(devices) // mesh.get("tensor", 1)) == 0
     program = make_program(task, config, task.mesh)
     hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 10), task.mesh)
     batch = put_batch(next(task.batches(0)), task.mesh)
     state, metrics = program.train_step(program.init(jax.random.key(0)), batch, hyperparameters)
-    return task.rows[0], jax.device_get(state.params), jax.device_get(metrics)
+    return task.data[0].rows, jax.device_get(state.params), jax.device_get(metrics)
 
 
 @pytest.fixture(scope="module")
@@ -422,7 +429,7 @@ def test_there_is_room_for_the_masked_tokens_of_any_row(prob):
     for length in (16, 128, 512):
         config = config_of("", True)
         config.data.masked_lm_prob = prob
-        row = row_size(config, stage(1, length, length))
+        row = packed_row(config, stage(1, length, length))
         for _ in range(1000):
             left, sizes = length, []
             while left >= 3 and len(sizes) < row.sequences:

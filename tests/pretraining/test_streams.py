@@ -16,9 +16,10 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.data.batch import RECORD_ARRAYS, STREAM_ARRAYS, RowSize
 from bertjax.data.loading import pipeline
 from bertjax.data.loading.order import Order
-from bertjax.data.loading.packing import RowSize
+from bertjax.data.loading.transforms import SeededTransform
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.data.records.record_sets import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
@@ -31,7 +32,7 @@ from bertjax.models.families import config_of
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import new_memory
-from bertjax.objectives import lm
+from bertjax.objectives.lm import NextWordsOfStream
 from bertjax.objectives.parsing import learn
 from bertjax.pretraining import run as pretraining_run
 from bertjax.pretraining.task import Pretraining
@@ -43,7 +44,7 @@ from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
 from tests import processes
-from tests.conftest import launch_and_stop, make_corpus, one_device_mesh, preparing_in_process
+from tests.conftest import launch_and_stop, make_corpus, one_device_mesh, preparing_in_process, pretraining_task
 from tests.finetuning.test_finetuning import config_for as fine_tuning_config_for
 from tests.finetuning.test_finetuning import write_sst2
 
@@ -129,7 +130,7 @@ def four_devices():
 def rows_of(records, split):
     """The arrays of all records, in their order."""
     files = find_records(records, LENGTH, 3, split)
-    batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=1, max_sequences=files.total))
+    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=1, max_sequences=files.total))
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
@@ -150,9 +151,13 @@ def test_records_are_the_text_in_its_order(records, xlnet_records, kind):
     assert found == 9 and len(text) - place < 1000  # the tenth is cut where no whole sequence is left
 
 
+SPEC = RECORD_ARRAYS | STREAM_ARRAYS
+
+
 def batches_of(order, start=0, rows=np.arange):
-    given = dict(start=start, rows=rows, additions=[lm.OBJECTIVE.addition(stream_config(), None, None)])
-    return pipeline.train_batches(order, 3, **given)
+    return pipeline.train_batches(
+        order, SPEC, 3, start=start, rows=rows, transforms=[SeededTransform(NextWordsOfStream())]
+    )
 
 
 def test_a_row_goes_on_where_it_ended(records):
@@ -166,7 +171,7 @@ def test_a_row_goes_on_where_it_ended(records):
         own = ids[starts[row] : starts[row + 1]]
         found = np.array([batch["input_ids"][row] for batch in whole])
         np.testing.assert_array_equal(found, own[np.arange(steps) % len(own)])
-        goes_on = [batch["goes_on"][row] for batch in whole]
+        goes_on = [batch["continues"][row] for batch in whole]
         np.testing.assert_array_equal(goes_on, np.arange(steps) % len(own) > 0)
         flat = own.ravel()
         predicted = np.array([batch["word_ids"][row] for batch in whole[: len(own)]]).ravel()
@@ -182,13 +187,13 @@ def test_a_row_goes_on_where_it_ended(records):
 
 def test_held_out_text_is_read_once_side_by_side(records):
     files, ids = find_records(records, LENGTH, 3, "heldout"), rows_of(records, "heldout")["input_ids"]
-    given = dict(additions=[lm.OBJECTIVE.addition(stream_config(), None, None)], is_stream=True)
-    batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=ROWS, max_sequences=21, **given))
+    given = dict(transforms=[SeededTransform(NextWordsOfStream())], is_stream=True)
+    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=21, **given))
     rows = [np.concatenate([b["input_ids"][row][b["segments"][row] > 0] for b in batches]) for row in range(ROWS)]
     np.testing.assert_array_equal(np.concatenate(rows), ids[:21].ravel())
     assert sum(b["word_weights"].sum() for b in batches) == 21 * LENGTH - ROWS  # all but the last of each row
-    assert [b["goes_on"].tolist() for b in batches] == [[0] * ROWS, [1] * ROWS, [1] * ROWS]
-    few = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=ROWS, max_sequences=3, **given))
+    assert [b["continues"].tolist() for b in batches] == [[0] * ROWS, [1] * ROWS, [1] * ROWS]
+    few = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=3, **given))
     assert len(few) == 1 and few[0]["sequence_weights"].sum() == 3
 
 
@@ -196,7 +201,7 @@ def after_three_steps(records, devices=1, change=lambda step, batch: batch, **fi
     """Returns the state, and the losses and the filled memory of each step."""
     config = stream_config(records, **{"optimizer.skip_nonfinite": 2}, **fields)
     mesh = make_mesh(config, jax.devices()[:devices])
-    task = Pretraining(config, mesh, records)
+    task = pretraining_task(config, mesh, records)
     program, losses, filled = make_program(task, config, mesh), [], []
     state, hyper = program.init(jax.random.key(0)), put_hyperparameters(0, make_schedule(config.optimizer, 3), mesh)
     for step, batch in enumerate(itertools.islice(task.batches(0), 3)):
@@ -228,7 +233,7 @@ def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
     """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
     config = xlnet_config(xlnet_records)
     pieces = tokenizer.load("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
-    task = Pretraining(config, one_device_mesh(config), xlnet_records, tokenizer=pieces)
+    task = pretraining_task(config, one_device_mesh(config), xlnet_records, tokenizer=pieces)
     program = make_program(task, config, task.mesh)
     state, model = program.init(jax.random.key(0)), XlnetModel(config_of(config))
     params = {"params": jax.device_get(state.params["bert"])}
@@ -292,7 +297,7 @@ def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
     """What its params make of all steps from the first on, or of so many that the rest cannot be seen."""
     config = stream_config(records, **{"model.hidden_dropout_prob": 0.0, "model.num_hidden_layers": 2}).unlock()
     config.stages = named_stages(first=stage(6, LENGTH, 3), then=stage(3, LENGTH, 3))
-    task, mesh = Pretraining(config, one_device_mesh(config), records), one_device_mesh(config)
+    task, mesh = pretraining_task(config, one_device_mesh(config), records), one_device_mesh(config)
     program, said = make_program(task, config, mesh), []
     config.optimizer.learning_rate = 0.0  # training reads with the params that it began with
     state, hyper = program.init(jax.random.key(1)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
@@ -327,11 +332,11 @@ def test_held_out_text_is_read_with_a_memory_of_its_own(records):
 
     def task_of(**fields):
         config = stream_config(records, **{name.replace("_", ".", 1): value for name, value in fields.items()})
-        return Pretraining(config, one_device_mesh(config), records)
+        return pretraining_task(config, one_device_mesh(config), records)
 
     files, task = find_records(records, LENGTH, 3, "heldout"), task_of()
-    given = dict(additions=[lm.OBJECTIVE.addition(task.config, None, None)], is_stream=True)
-    batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=8, max_sequences=30, **given))
+    given = dict(transforms=[SeededTransform(NextWordsOfStream())], is_stream=True)
+    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=8, max_sequences=30, **given))
     names = [name for name, x in batches[0].items() if x.ndim > 1]
     whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in names}
     params, scores = random_params(task), {}
@@ -341,12 +346,12 @@ def test_held_out_text_is_read_with_a_memory_of_its_own(records):
         inputs = whole["input_ids"], whole["segments"], whole["token_types"], places
         logits = jax.jit(model.apply)({"params": params}, *inputs)
         losses = -np.take_along_axis(jax.nn.log_softmax(logits[..., :261]), whole["word_ids"][..., None], -1)[..., 0]
-        scores[limit] = task_of(eval_memory_length=500, eval_clamp_length=limit).evaluate(params, 1).scores
+        scores[limit] = task_of(eval_memory_length=500, eval_clamp_length=limit).evaluator.run(params, 1).scores
         expected = (losses * whole["word_weights"]).sum() / whole["word_weights"].sum()
         np.testing.assert_allclose(scores[limit]["lm_loss"], expected, rtol=1e-4)
     assert abs(scores[0]["lm_loss"] - scores[20]["lm_loss"]) > 1e-3
-    assert abs(task.evaluate(params, 1).scores["lm_loss"] - scores[0]["lm_loss"]) > 1e-3
-    assert task_of(microbatches=4).evaluate(params, 1).scores == task.evaluate(params, 1).scores
+    assert abs(task.evaluator.run(params, 1).scores["lm_loss"] - scores[0]["lm_loss"]) > 1e-3
+    assert task_of(microbatches=4).evaluator.run(params, 1).scores == task.evaluator.run(params, 1).scores
 
 
 @pytest.mark.slow

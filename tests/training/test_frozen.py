@@ -87,7 +87,7 @@ class Layered(Toy):
             "classifier": {"kernel": named(normal(self.hidden, 1), "embed", None), "bias": jnp.zeros(1)},
         }
 
-    def layer_numbers(self, path):
+    def layer_ids(self, path):
         return families.layer_ids(BertConfig(num_hidden_layers=self.layers), path)
 
     def loss(self, params, batch, dropout_keys=None):

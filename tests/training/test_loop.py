@@ -21,7 +21,6 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.distributed.rules import RULES
-from bertjax.pretraining.task import Pretraining
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.loop import train
 from bertjax.training.monitoring.clocks import PARTS
@@ -29,7 +28,7 @@ from bertjax.training.monitoring.logging import MetricsWriter
 from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
-from tests.conftest import one_device_mesh, tiny_config
+from tests.conftest import one_device_mesh, pretraining_task, tiny_config
 from tests.training.toy import Toy, toy_config
 
 
@@ -40,7 +39,7 @@ def config_for(records_folder):
 
 
 def make_task(config, mesh=None):
-    return Pretraining(config, mesh or one_device_mesh(config), config.data.records)
+    return pretraining_task(config, mesh or one_device_mesh(config), config.data.records)
 
 
 def leaves(tree):
@@ -155,7 +154,6 @@ def test_training_runs_without_tensorflow(tmp_path):
     """The task, the loop, checkpoints and TensorBoard import neither TensorFlow nor PyArrow."""
     script = f"""
 import pathlib, sys
-from bertjax.pretraining.task import Pretraining
 from bertjax.training.loop import train
 from tests.training.toy import Toy, toy_config
 
@@ -245,13 +243,13 @@ def test_the_best_checkpoint_survives_a_restart(train_toy, tmp_path):
 def test_scores_on_different_data_are_not_compared(train_toy, tmp_path):
     """A loss at length 512 is lower than one at length 128, and no better for that."""
     task = Toy(toy_config(), scores=[9, 8, 1, 2, 1], measured_on="length 32")
-    evaluate = task.evaluate
+    evaluate = task.run
 
     def two_lengths(params, step, after_batch):
         task.measured_on = "length 32" if step < 6 else "length 64"
         return evaluate(params, step, after_batch)
 
-    task.evaluate = two_lengths
+    task.run = two_lengths
     train_toy(task, **KEPT)
     assert checkpoint.best_step(tmp_path) == 8 and checkpoint.steps(tmp_path) == [8, 9, 10]
 
@@ -262,9 +260,9 @@ PATIENT = dict(eval=dict(every_steps=2, patience=2), checkpoint=dict(every_steps
 class Scored(Toy):
     """With the scores of the evaluations of steps 2, 4, ..., whenever they are made."""
 
-    def evaluate(self, params, step, after_batch=lambda: None):
+    def run(self, params, step, after_batch=lambda: None):
         given, self.scores = self.scores, iter([self.scores[step // 2 - 1]])
-        found = super().evaluate(params, step, after_batch)
+        found = super().run(params, step, after_batch)
         self.scores = given
         return found
 
@@ -327,14 +325,14 @@ def test_what_a_stopped_run_logs_is_what_it_would_have_logged(train_toy, tmp_pat
 
 def test_a_signal_during_an_evaluation_ends_it(train_toy, tmp_path):
     task = Toy(toy_config())
-    evaluate = task.evaluate
+    evaluate = task.run
 
     def interrupted(params, step, after_batch):
         os.kill(os.getpid(), signal.SIGTERM)
         evaluate(params, step, after_batch)
         raise AssertionError("the evaluation went on")
 
-    task.evaluate = interrupted
+    task.run = interrupted
     with pytest.raises(KeyboardInterrupt, match="stopped at step 5, during evaluation"):
         train_toy(task)
     assert checkpoint.steps(tmp_path) == [5] and evaluated_steps(tmp_path) == []
@@ -457,9 +455,9 @@ class Slow(Toy):
             time.sleep(0.02)
             yield batch
 
-    def evaluate(self, params, step, after_batch):
+    def run(self, params, step, after_batch):
         time.sleep(0.3)
-        return super().evaluate(params, step, after_batch)
+        return super().run(params, step, after_batch)
 
 
 def test_the_log_says_where_the_wall_time_goes(train_toy, tmp_path, capsys):

@@ -35,7 +35,7 @@ class Toy:
     def is_frozen(self, path):
         return False
 
-    def layer_numbers(self, path):
+    def layer_ids(self, path):
         return None
 
     def batches(self, start_step):
@@ -47,7 +47,7 @@ class Toy:
     def at(self, step):
         return self, self.config
 
-    def limited(self, updates, step):
+    def mask_updates(self, updates, step):
         return updates
 
     def normalize(self, batch):
@@ -56,14 +56,18 @@ class Toy:
     def cast(self, params):
         return params
 
-    def loss(self, params, batch, dropout_keys=None):
+    def __call__(self, params, batch, dropout_keys=None):
         guess = (batch["x"] @ params["dense"]["kernel"])[:, 0] + params["dense"]["bias"]
         return (batch["weights"] * jnp.square(guess - batch["y"])).sum(), {
             "tokens": jnp.float32(1),
             "padding": jnp.float32(0),
         }
 
-    def evaluate(self, params, step, after_batch=lambda: None):
+    @property
+    def evaluator(self):
+        return self
+
+    def run(self, params, step, after_batch=lambda: None):
         if self.scores is None:
             return None
         self.evaluated.append(step)

@@ -1,1 +1,1 @@
-"""Documents of a corpus: where they lie, how they are read, cleaned and selected; tables of labelled data."""
+"""Documents of a corpus: finds, reads, cleans and selects them; reads tables of labelled data."""

@@ -1,4 +1,4 @@
-"""Cleans a corpus: leaves out documents that are hardly text, duplicates, and lines that many documents repeat."""
+"""Cleans a corpus: removes documents without prose, duplicate documents, and lines of many documents."""
 
 import collections
 import dataclasses
@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,22 +18,22 @@ from bertjax.data.corpus.reading import Document
 from bertjax.text.words import MARKS, UNSPACED
 
 HASHED_CHARACTERS = 4_000_000  # characters hashed at a time
-RANGE_BYTES = 64 << 20  # bytes of hashes that are compared at a time
-ROW = np.dtype(np.int64)  # what comes with each hash
+RANGE_BYTES = 64 << 20  # bytes of hashes compared at a time
+ROW = np.dtype(np.int64)  # type of the position or the document hash that is stored with each hash
 SHINGLE_WORDS = 5
 WORD = re.compile(rf"[{UNSPACED}][{MARKS}]*|[^\s{UNSPACED}]+")
-# MinHash: two documents with a share s of shingles in common are found with probability 1 - (1 - s**8)**16, which is
-# 0.95 for s = 0.8 and 0.06 for s = 0.5.
+# MinHash detects two documents with a share s of common shingles with probability 1 - (1 - s**8)**16: 0.95 for s = 0.8,
+# 0.06 for s = 0.5.
 BANDS, BAND_HASHES = 16, 8
 
 
 class Repeats(NamedTuple):
-    """What repeats in a corpus and is left out.
+    """The repeated documents and lines of a corpus, which are removed.
 
     Attributes:
-      duplicates: `[documents]`, ascending positions of documents with the text of an earlier one.
-      near_duplicates: `[documents]`, ascending positions of documents that resemble an earlier one.
-      lines: `[lines]`, ascending hashes.
+      duplicates: `[documents]`, ascending positions of documents with the text of an earlier document.
+      near_duplicates: `[documents]`, ascending positions of documents that resemble an earlier document.
+      lines: `[lines]`, ascending hashes of repeated lines.
     """
 
     duplicates: np.ndarray
@@ -41,32 +41,42 @@ class Repeats(NamedTuple):
     lines: np.ndarray
 
 
-NONE = Repeats(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
+NO_REPEATS = Repeats(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
 
-
-CHANGES = {  # changes that are counted
-    "bad_documents": "documents left out, which are no text (data.on_bad_document=skip)",
+# Counted changes, and their descriptions after a number.
+CHANGES = {
+    "bad_documents": "documents left out: not text (data.on_bad_document=skip)",
     "normalized_lines": "lines normalized to NFC",
-    "short_documents": "documents left out, of no words, or of fewer than data.cleaning.min_words",
-    "documents_of_symbols": "documents left out, with a larger share of symbols than data.cleaning.max_symbols",
-    "duplicate_documents": "documents left out, with the text of an earlier one",
-    "near_duplicates": "documents left out, which resemble an earlier one",
-    "repeated_lines": "lines left out, which more than data.cleaning.max_line_documents documents have",
+    "short_documents": "documents left out: no words, or fewer than data.cleaning.min_words",
+    "documents_of_symbols": "documents left out: the share of symbols exceeds data.cleaning.max_symbols",
+    "duplicate_documents": "documents left out: duplicates of earlier documents",
+    "near_duplicates": "documents left out: near-duplicates of earlier documents",
+    "repeated_lines": "lines left out: in more than data.cleaning.max_line_documents documents",
 }
-LINES = ("normalized_lines", "repeated_lines")  # the changes that count lines; others count documents
+LINE_CHANGES = ("normalized_lines", "repeated_lines")  # changes that count lines; other changes count documents
 
 
 def describe(counts: Mapping) -> str:
-    """What was left out, for a message about what is missing."""
-    return "".join(f"; {counts[what]:,} {text}" for what, text in CHANGES.items() if counts[what])
+    """Returns the changes of a corpus, to append to a message about missing text."""
+    return "".join(f"; {counts[change]:,} {text}" for change, text in CHANGES.items() if counts[change])
 
 
 def text_hash(text: str, salt: bytes = b"") -> int:
+    """Returns a 64-bit hash of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, salt=salt).digest(), "big")
 
 
-def cleaned(document: Document, rules: Mapping, counts: Counter) -> Document | None:
-    """Applies the rules of `config.data.cleaning` that need no other document; None if it is left out."""
+def apply_rules(document: Document, rules: Mapping, counts: Counter) -> Document | None:
+    """Applies the rules that need only one document.
+
+    Args:
+      document: the document.
+      rules: `config.data.cleaning`.
+      counts: the number of changes, which the function increases.
+
+    Returns:
+      The changed document; None if the rules remove it.
+    """
     if rules["nfc"]:
         lines = [unicodedata.normalize("NFC", line) for line in document.lines]
         counts["normalized_lines"] += sum(map(str.__ne__, lines, document.lines))
@@ -80,8 +90,8 @@ def cleaned(document: Document, rules: Mapping, counts: Counter) -> Document | N
 
 
 def _symbols(lines: Sequence[str]) -> float:
-    """The share of characters that are neither letters, marks, digits nor spaces."""
-    characters = Counter()
+    """Returns the share of characters that are not letters, marks, digits or spaces."""
+    characters: Counter[str] = Counter()
     for line in lines:
         characters.update(line)
     symbols = sum(n for c, n in characters.items() if unicodedata.category(c)[0] not in "LMNZ" and not c.isspace())
@@ -91,13 +101,24 @@ def _symbols(lines: Sequence[str]) -> float:
 def without_repeats(
     document: Document, position: int, repeats: Repeats, rules: Mapping, counts: Counter
 ) -> Document | None:
-    """Leaves out a document that is not to be used, and the lines that too many documents have.
+    """Removes a repeated document, or the repeated lines of a document.
 
-    `position` is that of the document in the corpus; `counts` is increased by what is left out.
+    Args:
+      document: the document.
+      position: the position of the document in the corpus.
+      repeats: the repeats in the corpus.
+      rules: `config.data.cleaning`.
+      counts: the number of changes, which the function increases.
+
+    Returns:
+      The document without repeated lines; None if it is repeated, or too short then.
     """
-    for what, positions in (("duplicate_documents", repeats.duplicates), ("near_duplicates", repeats.near_duplicates)):
+    for change, positions in (
+        ("duplicate_documents", repeats.duplicates),
+        ("near_duplicates", repeats.near_duplicates),
+    ):
         if _is_in(positions, np.int64(position)):
-            counts[what] += 1
+            counts[change] += 1
             return None
     if len(repeats.lines):
         repeated = _is_in(repeats.lines, np.array([text_hash(line) for line in document.lines], np.uint64))
@@ -109,7 +130,7 @@ def without_repeats(
 
 
 def words_of(line: str) -> list[str]:
-    """Splits a line at spaces, and into characters where a script has no spaces between words."""
+    """Splits a line at spaces; splits text of scripts without spaces into characters."""
     return WORD.findall(line)
 
 
@@ -120,51 +141,60 @@ def _long_enough(document: Document, rules: Mapping, counts: Counter) -> Documen
     return None
 
 
-def _is_in(ascending: np.ndarray, values):
+def _is_in(ascending: np.ndarray, values: Any) -> Any:
     if not len(ascending):
         return np.zeros(np.shape(values), bool)
     return ascending[np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)] == values
 
 
-# How repeats are found: hashes are written to disk in their order, and compared range by range.
+# To find repeats, hashes are sorted on disk, and compared range by range.
 
 
-def looks_for_repeats(rules: Mapping) -> bool:
+def needs_repeats(rules: Mapping) -> bool:
+    """Returns whether the rules remove repeats."""
     return bool(rules["duplicate_documents"] or rules["near_duplicates"] or rules["max_line_documents"])
 
 
-def in_pieces(documents: Iterable[tuple[int, Document]]) -> Iterator[list[tuple[int, list[str]]]]:
-    """Yields (position, lines) of documents, as many at a time as have `HASHED_CHARACTERS`."""
-    piece, characters = [], 0
+def in_chunks(documents: Iterable[tuple[int, Document]]) -> Iterator[list[tuple[int, list[str]]]]:
+    """Yields lists of (position, lines) of documents with about `HASHED_CHARACTERS` in total."""
+    chunk: list[tuple[int, list[str]]] = []
+    characters = 0
     for position, document in documents:
-        piece.append((position, document.lines))
+        chunk.append((position, document.lines))
         characters += sum(map(len, document.lines))
         if characters >= HASHED_CHARACTERS:
-            yield piece
-            piece, characters = [], 0
-    if piece:
-        yield piece
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
-def hashes_of(piece: Sequence[tuple[int, list[str]]], rules: Mapping) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns what the rules need: hashes of documents, of their bands, and of their lines.
+def hashes_of(chunk: Sequence[tuple[int, list[str]]], rules: Mapping) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Returns the hashes that the rules need.
 
-    With the hash of a document or of a band comes its position, with that of a line the hash of its document.
+    Args:
+      chunk: (position, lines) of documents.
+      rules: `config.data.cleaning`.
+
+    Returns:
+      {kind: (hashes, rows)}: "documents" and "bands" with the positions of the documents, "lines" with the hashes of
+      the documents.
     """
-    positions, texts = np.array([position for position, _ in piece], np.int64), [lines for _, lines in piece]
-    keys, found = np.array([text_hash("\n".join(lines)) for lines in texts], np.uint64), {}
+    positions, texts = np.array([position for position, _ in chunk], np.int64), [lines for _, lines in chunk]
+    keys = np.array([text_hash("\n".join(lines)) for lines in texts], np.uint64)
+    hashes: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     if rules["duplicate_documents"]:
-        found["documents"] = keys, positions
+        hashes["documents"] = keys, positions
     if rules["near_duplicates"]:
-        found["bands"] = bands_of(texts).ravel(), np.repeat(positions, BANDS)
+        hashes["bands"] = bands_of(texts).ravel(), np.repeat(positions, BANDS)
     if rules["max_line_documents"]:
-        lines = [np.unique(np.array([text_hash(line) for line in lines], np.uint64)) for lines in texts]
-        found["lines"] = np.concatenate(lines), np.repeat(keys, [len(each) for each in lines]).view(np.int64)
-    return found
+        lines_of = [np.unique(np.array([text_hash(line) for line in lines], np.uint64)) for lines in texts]
+        hashes["lines"] = np.concatenate(lines_of), np.repeat(keys, list(map(len, lines_of))).view(np.int64)
+    return hashes
 
 
 def bands_of(texts: Iterable[list[str]]) -> np.ndarray:
-    """`[documents, BANDS]` hashes; two documents have one in common with the probability that `BANDS` tells."""
+    """Returns MinHash bands of documents, `[documents, BANDS]`. Similar documents have at least one equal band."""
     try:
         import rensa
     except ImportError:
@@ -182,49 +212,70 @@ def bands_of(texts: Iterable[list[str]]) -> np.ndarray:
 
 
 def write_hashes(numbered: tuple[int, Sequence], folder: str, rules: Mapping) -> int:
-    """Writes the hashes of a piece of the corpus; returns their size in bytes."""
-    number, piece = numbered
+    """Writes the hashes of a chunk of the corpus.
+
+    Args:
+      numbered: number of the chunk, and (position, lines) of its documents.
+      folder: the folder for the files.
+      rules: `config.data.cleaning`.
+
+    Returns:
+      The size of the hashes in bytes.
+    """
+    number, chunk = numbered
     size = 0
-    for kind, (keys, rows) in hashes_of(piece, rules).items():
+    for kind, (keys, rows) in hashes_of(chunk, rules).items():
         write_run(os.path.join(folder, f"{kind}-{number:08d}"), keys, [rows])
         size += keys.nbytes + rows.nbytes
     return size
 
 
-def merge_hashes(folder: str, pool, ahead: int) -> dict[str, list[str]]:
-    """Merges the files of each kind of hashes into few; returns their paths."""
+def merge_hashes(folder: str, pool: Any, ahead: int) -> dict[str, list[str]]:
+    """Merges the files of each kind of hashes into few files; returns {kind: paths}."""
     paths = collections.defaultdict(list)
     for path in sorted(entry.path for entry in os.scandir(folder)):
         paths[os.path.basename(path).partition("-")[0]].append(path)
-    return {kind: merge_until_few(found, ROW, pool, ahead) for kind, found in paths.items()}
+    return {kind: merge_until_few(runs, ROW, pool, ahead) for kind, runs in paths.items()}
 
 
 def repeats_in_range(index: int, count: int, paths: Mapping[str, Sequence[str]], rules: Mapping) -> Repeats:
-    """Returns what repeats, of the hashes in range `index` of `count`; `paths` of each kind of hashes."""
+    """Returns the repeats among the hashes in one range.
+
+    Args:
+      index: the number of the range.
+      count: the number of ranges.
+      paths: {kind: files of hashes}.
+      rules: `config.data.cleaning`.
+    """
     return repeats_among(lambda kind: gather(paths.get(kind, ()), ROW, index, count), rules)
 
 
 def repeats_among(hashes: Callable[[str], tuple[np.ndarray, np.ndarray]], rules: Mapping) -> Repeats:
-    """Returns what repeats; `hashes` gives those of "documents", "bands" and "lines", see `hashes_of`."""
-    found = NONE
+    """Returns the repeats among hashes.
+
+    Args:
+      hashes: kind -> (hashes, rows), see `hashes_of`.
+      rules: `config.data.cleaning`.
+    """
+    repeats = NO_REPEATS
     if rules["duplicate_documents"]:
-        found = found._replace(duplicates=later_ones(*hashes("documents")))
+        repeats = repeats._replace(duplicates=later_positions(*hashes("documents")))
     if rules["near_duplicates"]:
-        found = found._replace(near_duplicates=later_ones(*hashes("bands")))
+        repeats = repeats._replace(near_duplicates=later_positions(*hashes("bands")))
     if rules["max_line_documents"]:
-        found = found._replace(lines=repeated_lines(*hashes("lines"), rules["max_line_documents"]))
-    return found
+        repeats = repeats._replace(lines=repeated_lines(*hashes("lines"), rules["max_line_documents"]))
+    return repeats
 
 
-def later_ones(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """All positions of each key but the first."""
+def later_positions(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Returns all positions of each key except the first position, ascending."""
     order = np.lexsort((positions, keys))
     keys, positions = keys[order], positions[order]
     return np.unique(positions[1:][keys[1:] == keys[:-1]])
 
 
 def repeated_lines(keys: np.ndarray, documents: np.ndarray, most: int) -> np.ndarray:
-    """Lines in more than `most` documents; copies of a document count once."""
+    """Returns the hashes of lines in more than `most` documents. Copies of a document count once."""
     order = np.lexsort((documents, keys))
     keys, documents = keys[order], documents[order]
     is_copy = (keys[1:] == keys[:-1]) & (documents[1:] == documents[:-1])
@@ -232,6 +283,6 @@ def repeated_lines(keys: np.ndarray, documents: np.ndarray, most: int) -> np.nda
     return keys[counts > most]
 
 
-def joined(parts: Sequence[Repeats]) -> Repeats:
-    """Joins the repeats of several ranges."""
-    return Repeats(*(np.unique(np.concatenate(arrays)) for arrays in zip(NONE, *parts)))
+def merge_repeats(parts: Iterable[Repeats]) -> Repeats:
+    """Merges the repeats of several ranges."""
+    return Repeats(*(np.unique(np.concatenate(arrays)) for arrays in zip(NO_REPEATS, *parts)))

@@ -1,67 +1,82 @@
-"""Reads the documents of `data.corpus`: text files, Hugging Face data sets, TensorFlow Datasets, Python's own texts."""
+"""Reads the documents of `data.corpus`: text files, Hugging Face data sets, TensorFlow Datasets, Python docstrings."""
 
+import builtins
 import hashlib
 import importlib.metadata
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import python_docs, reading
-from bertjax.data.corpus.reading import Document, File, Reading
+from bertjax.data.corpus.reading import Document, File, ReadOptions
 
 PORTION_BYTES = 512_000_000
-FILE_BYTES = 1 << 15  # a smaller file counts as so many in a portion: opening one costs as much, on gs:// far more
+FILE_BYTES = 1 << 15  # minimum weight of a file in a portion, the cost of opening it; on gs:// the cost is far higher
 STAMP_BYTES = 8
 HF_ROWS = 256  # rows read at a time
 
 
 class Portion(NamedTuple):
-    """A part of one source of the corpus, which is read from start to end."""
+    """A part of one source of the corpus, which one process reads.
 
-    source: str  # the source's name in data.corpus
-    number: int  # over all sources, from 0
-    files: tuple[str, ...]  # paths; empty for pydoc, tfds: and hf:, which are one portion each
-    identity: str  # changes if the text may have changed
-    bytes: int  # bytes of the files as stored, or those that a data set states; 0 if unknown
-    stamps: bytes = b""  # `STAMP_BYTES` a file: a hash of its size and modified time
-    others: tuple[tuple[str, int, tuple[str, ...]], ...] = ()  # `reading.Kinds` of a source, with its first portion
+    Attributes:
+      source: the name of the source in `data.corpus`.
+      number: the number of the portion in the corpus, from 0.
+      files: the paths of the files; empty for pydoc, tfds: and hf:, which are one portion each.
+      identity: a string that changes if the text may have changed.
+      bytes: the size of the files as stored, or the size that a data set states; 0 if unknown.
+      stamps: a hash of the size and time of each file, `STAMP_BYTES` per file.
+      unread: `reading.Kinds` of the source, in the first portion of the source.
+    """
+
+    source: str
+    number: int
+    files: tuple[str, ...]
+    identity: str
+    bytes: int
+    stamps: builtins.bytes = b""
+    unread: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
 
     @property
     def weight(self) -> int:
-        """How many bytes reading it is like."""
+        """The cost of reading the portion, in bytes."""
         return max(self.bytes, FILE_BYTES * len(self.files))
 
 
 def portions(sources: Sequence[str]) -> list[Portion]:
-    """Returns the corpus in parts of about `PORTION_BYTES`, none of two sources. Raises `UserError` if one is missing.
+    """Divides the corpus into portions of about `PORTION_BYTES`; a portion is of one source.
 
-    The parts are a function of the sources and of the paths and sizes of their files.
+    The portions are a function of the sources and of the paths and sizes of their files.
+
+    Raises:
+      UserError: a source does not exist.
     """
-    found = []
+    corpus: list[Portion] = []
     for source in sources:
         if source == "pydoc":
-            found.append(Portion(source, len(found), (), _python_identity(), 0))
+            corpus.append(Portion(source, len(corpus), (), _python_identity(), 0))
         elif source.startswith("tfds:"):
-            found.append(Portion(source, len(found), (), *_tfds_identity(_load_tfds(source))))
+            corpus.append(Portion(source, len(corpus), (), *_tfds_identity(_load_tfds(source))))
         elif source.startswith("hf:"):
-            found.append(Portion(source, len(found), (), *_hf_identity(source, _load_hf(source))))
+            corpus.append(Portion(source, len(corpus), (), *_hf_identity(source, _load_hf(source))))
         else:
             listing = reading.list_files(source)
-            kinds = reading.kinds_of(source, listing.others).items()
-            others = tuple((kind, count, tuple(names)) for kind, (count, names) in kinds)
+            kinds = reading.kinds_of(source, listing.unread).items()
+            unread = tuple((kind, count, tuple(names)) for kind, (count, names) in kinds)
             for files in _group(listing.files):
                 paths, stamps = tuple(file.path for file in files), b"".join(map(_stamp, files))
                 identity = _hash("\n".join(paths).encode(errors="surrogateescape") + stamps)
                 size = sum(file.size for file in files)
-                found.append(Portion(source, len(found), paths, identity, size, stamps, others))
-                others = ()
-    return found
+                corpus.append(Portion(source, len(corpus), paths, identity, size, stamps, unread))
+                unread = ()
+    return corpus
 
 
 def _group(files: Iterable[File]) -> Iterator[list[File]]:
-    group, size = [], 0
+    group: list[File] = []
+    size = 0
     for file in files:
         group.append(file)
         size += max(file.size, FILE_BYTES)
@@ -72,10 +87,11 @@ def _group(files: Iterable[File]) -> Iterator[list[File]]:
         yield group
 
 
-def read_portion(portion: Portion, how: Reading = reading.DEFAULT) -> Iterator[Document]:
+def read_portion(portion: Portion, options: ReadOptions = reading.DEFAULT) -> Iterator[Document]:
     """Yields the documents of a portion, in order.
 
-    Raises `UserError` if text cannot be read, is damaged or cut off, or is no longer what `portions` saw.
+    Raises:
+      UserError: text is damaged, cut off or cannot be read, or a file has changed since `portions` listed it.
     """
     source = portion.source
     if source == "pydoc":
@@ -84,67 +100,72 @@ def read_portion(portion: Portion, how: Reading = reading.DEFAULT) -> Iterator[D
     elif source.startswith("tfds:"):
         builder = _load_tfds(source)
         _check_unchanged(portion, *_tfds_identity(builder))
-        yield from _read_tfds(source, builder, how)
+        yield from _read_tfds(source, builder, options)
     elif source.startswith("hf:"):
         builder = _load_hf(source)
         _check_unchanged(portion, *_hf_identity(source, builder))
-        yield from _read_hf(source, builder, how)
+        yield from _read_hf(source, builder, options)
     for number, path in enumerate(portion.files):
         stamp = portion.stamps[number * STAMP_BYTES :][:STAMP_BYTES]
         _check_stamp(path, stamp)
-        yield from reading.read_file(path, how)
+        yield from reading.read_file(path, options)
         _check_stamp(path, stamp)
 
 
 class Group(NamedTuple):
-    """Portions that one process reads, and divides into blocks, as one text."""
+    """Portions that one process reads as one text and divides into blocks."""
 
     number: int
     portions: tuple[Portion, ...]
 
     @property
     def bytes(self) -> int:
+        """The size of the portions as stored."""
         return sum(portion.bytes for portion in self.portions)
 
     @property
     def identity(self) -> str:
+        """A string that changes if the text may have changed."""
         return " ".join(portion.identity for portion in self.portions)
 
 
 def groups(sources: Sequence[str]) -> list[Group]:
-    """Returns the corpus as groups of portions: of at least `PORTION_BYTES`, unless the corpus is smaller.
+    """Returns the corpus as groups of portions of at least `PORTION_BYTES`, or one group for a smaller corpus.
 
-    Raises `UserError` if there are no sources, or if one is missing.
+    Raises:
+      UserError: there are no sources, or a source does not exist.
     """
     if not sources:
         raise UserError("config.data.corpus = None: say where the text is (files, a folder, a glob, hf:NAME, ...)")
-    collected, size = [[]], 0
+    collected: list[list[Portion]] = [[]]
+    size = 0
     for portion in portions(sources):
         if size >= PORTION_BYTES:
             collected.append([])
             size = 0
         collected[-1].append(portion)
         size += portion.weight
-    if len(collected) > 1 and size < PORTION_BYTES:  # too short for blocks of its own
+    if len(collected) > 1 and size < PORTION_BYTES:  # too short for separate blocks
         collected[-2:] = [collected[-2] + collected[-1]]
     return [Group(number, tuple(portions)) for number, portions in enumerate(collected)]
 
 
 class Extent(NamedTuple):
-    """A source of the corpus as it was read: what identifies its text, and its size as stored."""
+    """The identity and the size, as stored, of a source of the corpus."""
 
     identity: str
     files: int
     bytes: int
 
     def __str__(self) -> str:
+        """Returns the size in words."""
         return f"{self.files:,} files of {self.bytes:,} bytes" if self.files else f"{self.bytes:,} bytes"
 
 
-def extents(found: Iterable[Portion]) -> dict[str, Extent]:
+def extents(portions: Iterable[Portion]) -> dict[str, Extent]:
     """Returns the extent of each source."""
     by_source: dict[str, list[Portion]] = {}
-    for portion in found:
+    for portion in portions:
         by_source.setdefault(portion.source, []).append(portion)
     return {
         source: Extent(
@@ -156,26 +177,28 @@ def extents(found: Iterable[Portion]) -> dict[str, Extent]:
     }
 
 
-def others_of(found: Iterable[Portion]) -> dict[str, reading.Kinds]:
-    """Returns the files of each source that are not read because of their names."""
-    return {part.source: {kind: (n, [*names]) for kind, n, names in part.others} for part in found if part.others}
+def unread_kinds(portions: Iterable[Portion]) -> dict[str, reading.Kinds]:
+    """Returns the kinds of files of each source that are not read because of their names."""
+    return {part.source: {kind: (n, [*names]) for kind, n, names in part.unread} for part in portions if part.unread}
 
 
-def read_documents(sources: Sequence[str], how: Reading = reading.DEFAULT) -> Iterator[Document]:
-    """Yields the documents of all sources, in order. Raises `UserError` if one is missing, empty or damaged."""
+def read_documents(sources: Sequence[str], options: ReadOptions = reading.DEFAULT) -> Iterator[Document]:
+    """Yields the documents of all sources, in order. Raises `UserError` if a source is missing, empty or damaged."""
     for source, parts in itertools.groupby(portions(sources), lambda portion: portion.source):
         count = 0
         for portion in parts:
-            for document in read_portion(portion, how):
+            for document in read_portion(portion, options):
                 count += 1
                 yield document
         check_not_empty({source: count})
 
 
 def check_not_empty(counts: Mapping[str, int], faults: Mapping[str, str] = {}) -> None:
-    """Raises `UserError` if one of the sources has no documents.
+    """Raises `UserError` if a source has no documents.
 
-    `counts` are the documents of all its portions; `faults` is the fault of one of its files.
+    Args:
+      counts: the number of documents of each source.
+      faults: the fault of one file of a source, for the message.
     """
     for source, count in counts.items():
         if not count:
@@ -188,10 +211,10 @@ def _stamp(file: File) -> bytes:
 
 def _check_stamp(path: str, stamp: bytes) -> None:
     if _stamp(reading.file_at(path)) != stamp:
-        raise UserError(f"{path}: changed while the corpus was read; start again when nothing writes to it")
+        raise UserError(f"{path}: changed while the corpus was read; start again when no program writes to the file")
 
 
-def _check_unchanged(portion: Portion, identity: str, *_) -> None:
+def _check_unchanged(portion: Portion, identity: str, *_: int) -> None:
     if identity != portion.identity:
         raise UserError(f"data.corpus: {portion.source!r} changed while the corpus was read; start again")
 
@@ -205,9 +228,10 @@ def _python_identity() -> str:
     return _hash("\n".join([sys.version, *packages]).encode())
 
 
-def _load_tfds(source: str):
-    """Returns the builder of a dataset that is on disk."""
-    import bertjax.data.tensorflow  # noqa: F401  first: says if TensorFlow is not installed, keeps it off accelerators
+def _load_tfds(source: str) -> Any:
+    """Returns the builder of a dataset, which is on disk then."""
+    # Comes first: raises `UserError` without TensorFlow, and keeps TensorFlow off accelerators.
+    import bertjax.data.tensorflow  # noqa: F401
 
     import tensorflow_datasets as tfds  # isort: skip
 
@@ -221,30 +245,30 @@ def _load_tfds(source: str):
     return builder
 
 
-def _tfds_identity(builder) -> tuple[str, int]:
+def _tfds_identity(builder: Any) -> tuple[str, int]:
     sizes = {name: split.num_bytes for name, split in builder.info.splits.items()}
     return f"{builder.info.full_name} {sizes}", sizes.get("train", 0)
 
 
-def _read_tfds(source: str, builder, how: Reading) -> Iterator[Document]:
-    """Yields a feature of a dataset's train split, in file order."""
+def _read_tfds(source: str, builder: Any, options: ReadOptions) -> Iterator[Document]:
+    """Yields the text feature of the train split of a dataset, in file order."""
     from bertjax.data.tensorflow import elements
 
-    name, feature = source.removeprefix("tfds:"), how.text_column
+    name, feature = source.removeprefix("tfds:"), options.text_column
     if feature not in builder.info.features:
         has = ", ".join(builder.info.features)
         raise UserError(f"config.data.text_column = {feature!r}: {name!r} has no such feature; it has {has}")
     dataset = builder.as_dataset(split="train", shuffle_files=False)
     for number, example in enumerate(elements(dataset)):
         if not isinstance(example[feature], bytes):
-            raise UserError(f"config.data.text_column = {feature!r}: in {name!r} that is no text")
-        yield from reading.as_document(f"{source} example {number}", example[feature].decode(), how)
+            raise UserError(f"config.data.text_column = {feature!r}: this feature of {name!r} is not text")
+        yield from reading.as_document(f"{source} example {number}", example[feature].decode(), options)
 
 
 class HubSource(NamedTuple):
-    """hf:NAME[#CONFIGURATION][:SPLIT[:COLUMN]]."""
+    """The parts of hf:NAME[#CONFIGURATION][:SPLIT[:COLUMN]]."""
 
-    name: str  # user/set, or a folder
+    name: str  # USER/DATASET, or a folder
     configuration: str | None
     split: str
     column: str  # empty: config.data.text_column
@@ -258,7 +282,7 @@ def _hub_source(source: str) -> HubSource:
     return HubSource(name, configuration or None, split or "train", column)
 
 
-def _load_hf(source: str):
+def _load_hf(source: str) -> Any:
     """Returns the builder of a data set."""
     try:
         import datasets
@@ -271,9 +295,9 @@ def _load_hf(source: str):
         raise UserError(f"data.corpus: {source!r} cannot be loaded ({reading.first_line(error)})") from None
 
 
-def _hf_identity(source: str, builder) -> tuple[str, int]:
+def _hf_identity(source: str, builder: Any) -> tuple[str, int]:
     files = builder.config.data_files or {}
-    # The origin of files on the hub is the commit, that of other files their modified time.
+    # `origin_metadata` is the commit of files on the hub, and the modified time of other files.
     parts = [(str(split), list(paths), paths.origin_metadata) for split, paths in sorted(files.items())]
     sizes = builder.info.splits or {}
     split = _hub_source(source).split
@@ -282,11 +306,11 @@ def _hf_identity(source: str, builder) -> tuple[str, int]:
     )
 
 
-def _read_hf(source: str, builder, how: Reading) -> Iterator[Document]:
-    """Streams a column of a split, in the order of its files."""
+def _read_hf(source: str, builder: Any, options: ReadOptions) -> Iterator[Document]:
+    """Yields the texts of a column of a split, in the order of the files."""
     hub = _hub_source(source)
     column, setting = (
-        (hub.column, "config.data.corpus: COLUMN") if hub.column else (how.text_column, "config.data.text_column")
+        (hub.column, "config.data.corpus: COLUMN") if hub.column else (options.text_column, "config.data.text_column")
     )
     number = 0
     try:
@@ -295,7 +319,7 @@ def _read_hf(source: str, builder, how: Reading) -> Iterator[Document]:
             reading.check_column(column, table.schema, repr(source), setting)
             for text in table.column(column).to_pylist():
                 number += 1
-                yield from reading.as_document(f"{source} example {number}", text or "", how)
+                yield from reading.as_document(f"{source} example {number}", text or "", options)
     except UserError:
         raise
     except Exception as error:  # the library raises many types

@@ -1,4 +1,4 @@
-"""Fingerprints of the files that examples are read from: a run knows its data by them."""
+"""Fingerprints of the files with training examples. They identify the data of a run."""
 
 import contextlib
 import contextvars
@@ -9,31 +9,31 @@ from etils import epath
 
 from bertjax.common.files import persistently
 
-PIECE_BYTES = 1 << 20
-_noted: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("noted", default=None)
+READ_BYTES = 1 << 20  # bytes read at a time
+_collected: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("collected", default=None)
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[dict[str, str]]:
-    """Collects, by path, the fingerprints of the files that are read meanwhile, whichever task reads them."""
-    found: dict[str, str] = {}
-    token = _noted.set(found)
+def collect() -> Iterator[dict[str, str]]:
+    """Collects the fingerprints of all files that are read inside the `with` block, {path: fingerprint}."""
+    collected: dict[str, str] = {}
+    token = _collected.set(collected)
     try:
-        yield found
+        yield collected
     finally:
-        _noted.reset(token)
+        _collected.reset(token)
 
 
-def note(path: epath.PathLike) -> None:
-    """Says that a file is read."""
-    if (found := _noted.get()) is not None:
-        found[str(path)] = of_file(path)
+def add_file(path: epath.PathLike) -> None:
+    """Adds the fingerprint of a file inside a `collect` block. Readers of files call this."""
+    if (collected := _collected.get()) is not None:
+        collected[str(path)] = of_file(path)
 
 
-def note_set(name: str, version: str) -> None:
-    """Says that a data set is read which its version, with its sizes, identifies."""
-    if (found := _noted.get()) is not None:
-        found[name] = hashlib.sha256(version.encode()).hexdigest()[:16]
+def add_dataset(name: str, version: str) -> None:
+    """Adds a data set to the collection; `version` identifies its content."""
+    if (collected := _collected.get()) is not None:
+        collected[name] = hashlib.sha256(version.encode()).hexdigest()[:16]
 
 
 @persistently
@@ -41,22 +41,22 @@ def of_file(path: epath.PathLike) -> str:
     """Returns a hash of the content of a file."""
     digest = hashlib.sha256()
     with epath.Path(path).open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
+        while chunk := file.read(READ_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()[:16]
 
 
-def named_in(folder: str, found: Mapping[str, str]) -> dict[str, str]:
-    """Returns fingerprints by the names that files have in a folder, which may be moved."""
+def relative_to(folder: str, by_path: Mapping[str, str]) -> dict[str, str]:
+    """Returns fingerprints by the paths relative to a folder, so that the folder may be moved."""
     prefix = folder.rstrip("/") + "/"
-    return {path.removeprefix(prefix): fingerprint for path, fingerprint in sorted(found.items())}
+    return {path.removeprefix(prefix): fingerprint for path, fingerprint in sorted(by_path.items())}
 
 
 def of_files(folder: str, names: Iterable[str]) -> dict[str, str]:
-    """Returns the fingerprints of those of the files that are there, in a folder or where their names say."""
-    found = {}
+    """Returns the fingerprints of existing files by their names; a name is a path, or relative to the folder."""
+    by_name = {}
     for name in names:
         paths = epath.Path(folder) / name, epath.Path(name)
         if path := next((path for path in paths if path.is_file()), None):
-            found[name] = of_file(path)
-    return found
+            by_name[name] = of_file(path)
+    return by_name

@@ -1,34 +1,46 @@
-"""Holds out a tenth of the examples of one file as the dev set, for data that has no dev file.
+"""Holds out a tenth of the examples of one file as the dev set, for data without a dev file.
 
-The choice is a function of the file and of `config.data.heldout_seed`: it is the same on all hosts, when a run is
-resumed, and when `evaluate` reads the file again.
+The split is a function of the file and of `config.data.heldout_seed`: it is the same on all hosts, in a resumed run and
+in `evaluate`.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import fingerprints
 from bertjax.data.corpus.tables import SUFFIXES, Row
 
-ONE_OF = 10  # one of ten examples is held out
-LEAST_NUMBERS = 3  # held-out examples that a correlation needs
+ONE_OF = 10  # holds out one example of ten
+MIN_FOR_CORRELATION = 3  # held-out examples
 
 
-class Part(Sequence[Row]):
-    """Some of the rows of a table, without a copy of the table."""
+class Subset(Sequence[Row]):
+    """A view of some rows of a table."""
 
     def __init__(self, rows: Sequence[Row], numbers: Sequence[int]):
+        """Creates a view of the rows with these numbers."""
         self._rows, self._numbers = rows, numbers
 
     def __len__(self) -> int:
+        """Returns the number of rows."""
         return len(self._numbers)
 
-    def __getitem__(self, index: int) -> Row:
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Subset": ...
+
+    def __getitem__(self, index: int | slice) -> "Row | Subset":
+        """Returns a row, or a view of several rows."""
+        if isinstance(index, slice):
+            return Subset(self._rows, self._numbers[index])
         return self._rows[self._numbers[index]]
 
 
@@ -37,10 +49,11 @@ def is_one_file(path: str) -> bool:
     return epath.Path(path).suffix in SUFFIXES and not epath.Path(path).is_dir()
 
 
-def is_file_of_run(path: epath.PathLike, data, known: dict[str, str]) -> bool:
-    """Returns whether a file is the one file that a run has read and has held out a part of.
+def is_file_of_run(path: epath.PathLike, data: ConfigDict, known: dict[str, str]) -> bool:
+    """Returns whether a run has split this file into training and held-out examples.
 
     Args:
+      path: the file.
       data: the `config.data` of the run.
       known: the fingerprints of the run's files, by name.
     """
@@ -52,11 +65,12 @@ def choose(labels: Sequence[Sequence[Any]], seed: int, stratified: bool = True) 
     """Returns the numbers of the examples to hold out, one of `ONE_OF`.
 
     Args:
-      labels: the labels of each example, each label once. An example is not held out if no other example in the
-        training data has one of its labels.
-      stratified: holds out one of `ONE_OF` of the examples of each label; of several labels the rarest one counts.
+      labels: the distinct labels of each example. An example stays in the training data if none of the remaining
+        training examples has one of its labels.
+      seed: the seed of the split.
+      stratified: holds out one of `ONE_OF` of the examples of each label. The rarest label of an example counts.
     """
-    left = Counter(label for each in labels for label in each)
+    left = Counter(label for labels_of_example in labels for label in labels_of_example)
     counts = dict(left)
 
     def place(number: int) -> tuple:
@@ -71,29 +85,32 @@ def choose(labels: Sequence[Sequence[Any]], seed: int, stratified: bool = True) 
     return chosen
 
 
-def require(held_out: int, examples: int, data, named: str, least: int = 1) -> None:
+def require(held_out: int, examples: int, data: ConfigDict, noun: str, least: int = 1) -> None:
     """Raises `UserError` unless enough examples are held out.
 
     Args:
+      held_out: the number of held-out examples.
+      examples: the number of all examples.
       data: `config.data`.
-      named: the examples in words, such as "rows".
+      noun: the name of the examples, such as "rows".
+      least: the minimum number of held-out examples.
     """
     if held_out < least:
         raise UserError(
-            f"config.data.path = {data.path!r}: {examples} {named} are too few to hold out 1 of {ONE_OF} as the dev "
-            f"set; add {named}, or name a folder with a training and a dev file"
+            f"config.data.path = {data.path!r}: {examples} {noun} are too few to hold out 1 of {ONE_OF} as the dev "
+            f"set; add {noun}, or name a folder with a training and a dev file"
         )
 
 
-def describe(held_out: int, examples: int, data, named: str, stratified_by: str = "") -> str:
-    """Returns the line that states the split; arguments as of `require`."""
+def describe(held_out: int, examples: int, data: ConfigDict, noun: str, stratified_by: str = "") -> str:
+    """Returns a line that describes the split; see `require` for the arguments."""
     how = f", stratified by {stratified_by}" if stratified_by else ""
     return (
-        f"{data.path}: 1 of {ONE_OF} {named} held out as dev{how} (data.heldout_seed={seed_of(data)}): "
+        f"{data.path}: 1 of {ONE_OF} {noun} held out as dev{how} (data.heldout_seed={seed_of(data)}): "
         f"{examples - held_out:,} for training, {held_out:,} held out"
     )
 
 
-def seed_of(data) -> int:
-    """Returns `config.data.heldout_seed`; 0 for configs that are older than this field."""
+def seed_of(data: ConfigDict) -> int:
+    """Returns `config.data.heldout_seed`; 0 for older configs without this field."""
     return data.get("heldout_seed", 0)

@@ -1,4 +1,4 @@
-"""Reads a corpus that comes with every Python installation: the language reference and the libraries' docstrings."""
+"""Reads a corpus from the Python installation: the language reference and the docstrings of libraries."""
 
 import functools
 import importlib.metadata
@@ -11,21 +11,21 @@ from collections.abc import Iterator
 
 from bertjax.data.corpus.reading import Document
 
-# A string at the start of a file or after a line that ends in a colon. 18 times as fast as the ast module.
+# Matches a string at the start of a file or after a line that ends in a colon. 18 times as fast as the ast module.
 DOCSTRING = re.compile(r'(?:\A|:[ \t]*(?:#[^\n]*)?\n)\s*[rRuU]?"""(.*?)"""', re.DOTALL)
 
-MAX_CHARACTERS = 5_000_000  # total characters of prose; enough for a demonstration, and read in seconds
+MAX_CHARACTERS = 5_000_000  # total characters of prose: enough for a demonstration, and read in seconds
 MAX_CHARACTERS_PER_PACKAGE = 350_000  # so that no package dominates the corpus
 MIN_WORDS_PER_DOCUMENT = 50
 
 
-@functools.cache  # a run reads its corpus several times, and this one has thousands of files
+@functools.cache  # a run reads this corpus of thousands of files several times
 def read_documents() -> tuple[Document, ...]:
     """Returns `pydoc_data.topics` and the docstrings of the standard library and of the installed packages.
 
     A document is one topic or one module. Modules are read as text, never imported. Skips text that is not prose
-    (examples, tables, signatures) and modules with few words. The same installation gives the same documents in the
-    same order, shuffled so that adjacent documents are unrelated.
+    (examples, tables, signatures) and modules with few words. The order of the documents is random, and the same for
+    the same installation.
     """
     documents = list(_find_documents())
     random.Random(0).shuffle(documents)
@@ -42,15 +42,16 @@ def _find_documents() -> Iterator[Document]:
     distributions = {d.metadata["Name"] or "": d for d in importlib.metadata.distributions()}
     for name in sorted(distributions, key=str.lower):
         files = sorted(distributions[name].files or ())
-        paths = [pathlib.Path(distributions[name].locate_file(f)) for f in files if f.suffix == ".py"]
+        paths = [pathlib.Path(str(distributions[name].locate_file(f))) for f in files if f.suffix == ".py"]
         groups.append((str(p), docstrings(p)) for p in paths)
 
-    seen = set()  # lines; libraries repeat whole docstrings
+    seen: set[str] = set()  # lines; libraries repeat whole docstrings
     for group in groups:
         taken = 0
         for source, texts in group:
             lines = [line for text in texts for line in prose(text)]
-            lines = [line for line in lines if not (line in seen or seen.add(line))]
+            lines = [line for line in dict.fromkeys(lines) if line not in seen]
+            seen.update(lines)
             if sum(line.count(" ") + 1 for line in lines) < MIN_WORDS_PER_DOCUMENT:
                 continue
             yield Document(source, lines)
@@ -63,7 +64,7 @@ def _find_documents() -> Iterator[Document]:
 
 
 def docstrings(path: pathlib.Path) -> list[str]:
-    """Returns the docstrings of a Python file in file order; none if it cannot be read."""
+    """Returns the docstrings of a Python file in file order; an empty list if it cannot be read."""
     try:
         return DOCSTRING.findall(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError):

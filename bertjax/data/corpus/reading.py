@@ -3,6 +3,7 @@
 import bz2
 import collections
 import dataclasses
+import datetime
 import functools
 import glob
 import lzma
@@ -22,16 +23,18 @@ from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
 
-# One per stream of a file, which may have several. The libraries' file objects do not serve: python-zstandard's ends
-# quietly on an unfinished frame, lzma's at whatever follows the first stream and is none.
+# Suffix -> decompressor of one stream of a file. The file objects of the libraries hide damage: the object of
+# python-zstandard accepts an unfinished frame, the object of lzma ignores invalid data after the first stream.
 DECOMPRESSORS = {
-    ".gz": lambda: zlib.decompressobj(wbits=31),  # gzip's format, with its checksum
+    ".gz": lambda: zlib.decompressobj(wbits=31),  # the format of gzip, which has a checksum
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
-    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(),  # the most that zstd writes
+    ".zst": lambda: zstandard.ZstdDecompressor(
+        max_window_size=2**31
+    ).decompressobj(),  # the largest window that zstd writes
 }
 SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
-BEGINNINGS = {  # first bytes of files that are no text, after decompression
+BEGINNINGS = {  # first bytes, after decompression, -> format of files that are not text
     b"\x1f\x8b": "compressed (.gz)",
     b"\xfd7zXZ\x00": "compressed (.xz)",
     b"\x28\xb5\x2f\xfd": "compressed (.zst)",
@@ -42,140 +45,158 @@ BEGINNINGS = {  # first bytes of files that are no text, after decompression
     b"\xff\xfe": "UTF-16 (convert it with iconv -f utf-16 -t utf-8)",
     b"\xfe\xff": "UTF-16 (convert it with iconv -f utf-16 -t utf-8)",
 }
-MOST_SNIFFED = 64  # first bytes, of which a text has hardly any zeros
-MAX_DOCUMENT_CHARACTERS = 20_000_000  # workers hold whole documents; the longest books have a quarter of that
-MAX_LINE_BYTES = 8 * MAX_DOCUMENT_CHARACTERS  # such as a JSON object with a document and other fields
+SNIFFED_BYTES = 64  # first bytes; text has hardly any zeros among them
+MAX_DOCUMENT_CHARACTERS = 20_000_000  # workers hold whole documents; the longest books have 5 million
+MAX_LINE_BYTES = 8 * MAX_DOCUMENT_CHARACTERS  # a JSON object contains a document and other fields
 READABLE = "supported are .txt, .jsonl and .json (JSON lines), plain or as .gz, .bz2, .xz, .zst, and .parquet"
 TO_JSON_LINES = "write an object with the text in each line, with jq -c '.[]' for an array"
-HIDDEN, NO_SUFFIX = "hidden", "without a suffix"  # kinds of files that are not read, besides their suffixes
-REMEDIES = {  # by kind; other kinds, such as images, have none
+HIDDEN, NO_SUFFIX = "hidden", "without a suffix"  # kinds of files that are not read; other kinds are suffixes
+REMEDIES = {  # by kind; other kinds, such as images, have no remedy
     **dict.fromkeys((NO_SUFFIX, ".md", ".rst", ".text", ".tex", ".log"), "rename text to .txt"),
     **dict.fromkeys((".ndjson", ".jsonlines", ".jl"), "rename to .jsonl"),
     **dict.fromkeys((".csv", ".tsv"), "write as .jsonl, or name hf:FOLDER"),
     **dict.fromkeys((".html", ".htm", ".xml", ".pdf", ".docx", ".epub"), "extract the text to .txt"),
     **dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "unpack first"),
     ".arrow": "write as .parquet",
-    "folder": "name folders by themselves, or write ** in the pattern",
+    "folder": "name the folders, or write ** in the pattern",
 }
-NAMED, NAMED_KINDS = 3, 4  # how many files, and kinds of files, are named
+MAX_NAMED, MAX_NAMED_KINDS = 3, 4  # files, and kinds of files, that a message names
 PARQUET_ROWS = 64  # rows read at a time
 CHUNK_BYTES = 1 << 18  # bytes read at a time
-REQUEST_SECONDS = 120  # a request to gs:// is repeated for so long; the library's own limit is 15 minutes
+REQUEST_SECONDS = 120  # limit for repeated requests to gs://; the default of the library is 15 minutes
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """Consecutive text. `lines` are its paragraphs or sentences; `source` is its location for messages, "FILE:LINE"."""
+    """Consecutive text.
+
+    Attributes:
+      source: the location for messages, "FILE:LINE".
+      lines: the paragraphs or sentences.
+    """
 
     source: str
     lines: list[str]
 
 
 class File(NamedTuple):
+    """A file of a corpus.
+
+    Attributes:
+      path: the path or URL.
+      size: the size in bytes as stored.
+      modified: the time of the last change since 1970: nanoseconds for local files, seconds for remote files, because
+        listings have no nanoseconds; 0 if unknown.
+    """
+
     path: str
-    size: int  # in bytes, as stored
-    modified: int  # local: ns since 1970; remote: s, of which a listing and a single file tell the same; 0: unknown
+    size: int
+    modified: int
 
 
-SKIP = "mend it, or leave out such documents with --config.data.on_bad_document=skip"
+SKIP = "correct it, or skip such documents with --config.data.on_bad_document=skip"
 
 
 def stop_at(fault: str, remedy: str = SKIP) -> None:
-    """Stops at a document that cannot be used."""
+    """Raises `UserError` for an invalid document."""
     raise UserError(f"{fault}; {remedy}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-    """How text is read.
+class ReadOptions:
+    """Options and callbacks for reading text.
 
     Attributes:
-      text_column: the field of .jsonl and the column of .parquet files that has the text.
-      document: what a document of .txt files is: text that ends at a blank_line, a file, or a line.
-      on_bad: called with what is wrong with a document, "FILE:LINE: ...", and perhaps with a remedy other than `SKIP`.
-        If it returns, the document is left out.
-      on_read: called with the number of bytes of each piece that has been read, as stored.
-      count: called with "files" for each file that has documents, "empty_files" for each other, "empty_documents" for
-        each document without text, and with "skipped_files", path and fault for each .json that is no JSON lines.
+      text_column: the field of .jsonl files and the column of .parquet files with the text.
+      document: the unit of a document in .txt files: blank_line (text between blank lines), file, or line.
+      on_bad: (fault[, remedy]) -> None, called for an invalid document with "FILE:LINE: ..." and a remedy, by default
+        `SKIP`. If it returns, the document is skipped.
+      on_read: called with the number of bytes, as stored, of each chunk that was read.
+      count: called with "files" for a file with documents, "empty_files" for other files, "empty_documents" for a
+        document without text, and ("skipped_files", path, fault) for a .json file without JSON lines.
     """
 
     text_column: str = "text"
     document: str = "blank_line"
     on_bad: Callable[..., None] = stop_at
     on_read: Callable[[int], None] = lambda size: None
-    count: Callable[..., None] = lambda what, *details: None
+    count: Callable[..., None] = lambda event, *details: None
 
 
-DEFAULT = Reading()
+DEFAULT = ReadOptions()
 
 
-def read_file(path: str, how: Reading = DEFAULT) -> Iterator[Document]:
-    """Yields the documents of a file. Raises `UserError` with file and line if it is damaged, cut off, or no text."""
+def read_file(path: str, options: ReadOptions = DEFAULT) -> Iterator[Document]:
+    """Yields the documents of a file. Raises `UserError` with file and line if it is damaged, cut off, or not text."""
     readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".json": _read_jsonl, ".parquet": _read_parquet}
-    suffix, document = _suffixes(path)[0], None
-    if suffix == ".json" and (fault := _fault_of_json(path, how)):
-        how.count("skipped_files", path, fault)
+    suffix, is_empty = _suffixes(path)[0], True
+    if suffix == ".json" and (fault := _fault_of_json(path, options)):
+        options.count("skipped_files", path, fault)
         return
-    for document in readers[suffix](path, how):
+    for document in readers[suffix](path, options):
+        is_empty = False
         yield document
-    how.count("files" if document else "empty_files")
+    options.count("empty_files" if is_empty else "files")
 
 
-def _fault_of_json(path: str, how: Reading) -> str:
-    """Returns why a .json file is not read: its first line is no object with a text; "" if the file is read."""
-    quiet = Reading(on_bad=lambda *_: None)
+def _fault_of_json(path: str, options: ReadOptions) -> str:
+    """Returns the fault of a .json file whose first line is not an object with a text; "" for other files."""
+    quiet = ReadOptions(on_bad=lambda *_: None)
     line = next((line for _, line in read_lines(path, quiet) if line is None or line.strip()), None)
-    if line is None:  # `_read_jsonl` names a line that is too long or no text
+    if line is None:  # `_read_jsonl` reports a line that is too long or not text
         return ""
     try:
-        found = parse_texts(line, dict[str, Any])
+        fields = parse_texts(line, dict[str, Any])
     except ValueError:
         is_array = line.lstrip().startswith("[")
         return f"{'one JSON array' if is_array else 'no JSON lines'}; {TO_JSON_LINES}"
-    if how.text_column in found:
+    if options.text_column in fields:
         return ""
-    return f'no "{how.text_column}" in the first line, but {", ".join(found) or "nothing"}; set data.text_column'
+    return f'no "{options.text_column}" in the first line, but {", ".join(fields) or "nothing"}; set data.text_column'
 
 
 class Listing(NamedTuple):
-    """The files of a source: those that are read, and the paths of the others, each sorted."""
+    """The files of a source, sorted: corpus files, and the paths of files that are not read."""
 
     files: list[File]
-    others: list[str]
+    unread: list[str]
 
 
 def list_files(source: str) -> Listing:
-    """Lists the corpus files of a file, a folder (recursively) or a glob, and the files there that are not read.
+    """Lists the files of a source: a file, a folder (recursively) or a glob.
 
-    Raises `UserError` if there are no corpus files, or if a folder or a link cannot be followed.
+    Raises:
+      UserError: there are no corpus files, or a folder or a link cannot be followed.
     """
     try:
-        files, others = (_find_remote if "://" in source else _find_local)(source)
+        files, unread = (_find_remote if "://" in source else _find_local)(source)
     except FileNotFoundError as error:
-        missing = error.filename if isinstance(error.filename, str) and "://" not in source else source  # a link's end
+        missing = (
+            error.filename if isinstance(error.filename, str) and "://" not in source else source
+        )  # the target of a link
         raise UserError(f"data.corpus: no file or folder {missing!r}") from None
     except (OSError, pyarrow.ArrowException, ImportError, ValueError, NotImplementedError) as error:
         raise UserError(f"data.corpus: {source!r} cannot be listed ({first_line(error)})") from None
     if not files:
-        there = describe_kinds(kinds_of(source, others))
-        raise UserError(f"data.corpus: no text files in {source!r}{f', but {there}' if there else ''}; {READABLE}")
+        kinds = describe_kinds(kinds_of(source, unread))
+        raise UserError(f"data.corpus: no text files in {source!r}{f', but {kinds}' if kinds else ''}; {READABLE}")
     for file in files:  # manifests and messages name the files
         if file.path != surrogates.replaced(file.path):
             raise UserError(f"data.corpus: the name of {os.fsencode(file.path)!r} is not UTF-8; rename the file")
-    return Listing(sorted(files), sorted(others))
+    return Listing(sorted(files), sorted(unread))
 
 
-Kinds = dict[str, tuple[int, list[str]]]  # kind of a file -> how many there are, and the names of the first ones
+Kinds = dict[str, tuple[int, list[str]]]  # kind of files -> number of files, names of the first files
 
 
 def kinds_of(source: str, paths: Iterable[str]) -> Kinds:
-    """Returns the kinds of files that are not read: their suffix, `NO_SUFFIX`, `HIDDEN` or "folder"."""
+    """Returns the kinds of files that are not read. A kind is a suffix, `NO_SUFFIX`, `HIDDEN` or "folder"."""
     start = os.path.join(source, "") if not _is_pattern(source) else os.path.dirname(re.split(r"[*?[]", source)[0])
     by_kind = collections.defaultdict(list)
     for path in sorted(paths):
         name = path.removeprefix(start).lstrip("/")
         by_kind[_kind_of(name)].append(printable(name))
-    return {kind: (len(names), names[:NAMED]) for kind, names in sorted(by_kind.items(), key=lambda x: -len(x[1]))}
+    return {kind: (len(names), names[:MAX_NAMED]) for kind, names in sorted(by_kind.items(), key=lambda x: -len(x[1]))}
 
 
 def _kind_of(name: str) -> str:
@@ -193,12 +214,12 @@ def describe_kinds(kinds: Kinds) -> str:
     for kind in kinds:
         by_remedy[_remedy(kind)].append(kind)
     parts = []
-    for remedy, alike in by_remedy.items():
-        count = sum(kinds[kind][0] for kind in alike)
-        names = [name for kind in alike for name in kinds[kind][1]][:NAMED]
+    for remedy, group in by_remedy.items():
+        count = sum(kinds[kind][0] for kind in group)
+        names = [name for kind in group for name in kinds[kind][1]][:MAX_NAMED]
         named = f" ({', '.join(names)}{', ...' if count > len(names) else ''})"
-        more = ", ..." if len(alike) > NAMED_KINDS else ""
-        parts.append(f"{count:,} {', '.join(alike[:NAMED_KINDS])}{more}{named}{f': {remedy}' if remedy else ''}")
+        more = ", ..." if len(group) > MAX_NAMED_KINDS else ""
+        parts.append(f"{count:,} {', '.join(group[:MAX_NAMED_KINDS])}{more}{named}{f': {remedy}' if remedy else ''}")
     return "; ".join(parts)
 
 
@@ -207,16 +228,16 @@ def _remedy(kind: str) -> str:
 
 
 def printable(name: str) -> str:
-    """Returns the name of a file without line ends, and without bytes that are no UTF-8."""
+    """Returns the name of a file with line ends and invalid UTF-8 escaped."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
 
 
 def file_at(path: str) -> File:
-    """Returns what is at a path now. Raises `UserError` if it is no file."""
+    """Returns the current size and time of a file. Raises `UserError` if it does not exist."""
     try:
         if "://" not in path:
-            found = os.stat(path)
-            return File(path, found.st_size, found.st_mtime_ns)
+            status = os.stat(path)
+            return File(path, status.st_size, status.st_mtime_ns)
         filesystem, inner = _filesystem_of(path)
         info = filesystem.get_file_info(inner)
         if info.type == fs.FileType.NotFound:
@@ -228,24 +249,24 @@ def file_at(path: str) -> File:
 
 def _find_local(source: str) -> tuple[list[File], list[str]]:
     if _is_pattern(source) and not os.path.exists(source):
-        found = sorted(glob.glob(source, recursive=True))
-        folders = {path for path in found if os.path.isdir(path)}
-        paths = [path for path in found if path not in folders]
-        others = [path for path in paths if not _is_text(path)]
+        matches = sorted(glob.glob(source, recursive=True))
+        folders = {path for path in matches if os.path.isdir(path)}
+        paths = [path for path in matches if path not in folders]
+        unread = [path for path in paths if not _is_text(path)]
         read_from = {parent for path in paths for parent in _parents(path)}
-        others += [f"{path}/" for path in folders if path.rstrip("/") not in read_from]
-        return [file_at(path) for path in paths if _is_text(path)], others
+        unread += [f"{path}/" for path in folders if path.rstrip("/") not in read_from]
+        return [file_at(path) for path in paths if _is_text(path)], unread
     if os.path.isdir(source):
-        files, others = [], []
+        files, unread = [], []
         for entry in _walk(source.rstrip("/") or "/"):
             if _is_text(entry.name):
-                found = entry.stat()
-                files.append(File(entry.path, found.st_size, found.st_mtime_ns))
+                status = entry.stat()
+                files.append(File(entry.path, status.st_size, status.st_mtime_ns))
             else:
-                others.append(entry.path)
-        return files, others
+                unread.append(entry.path)
+        return files, unread
     os.stat(source)
-    return [file_at(_named(source))], []
+    return [file_at(_require_text(source))], []
 
 
 def _parents(path: str) -> Iterator[str]:
@@ -254,7 +275,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _walk(folder: str) -> Iterator[os.DirEntry]:
-    """Yields the files in a folder and the folders in it."""
+    """Yields the files in a folder and in its subfolders."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
@@ -265,16 +286,16 @@ def _walk(folder: str) -> Iterator[os.DirEntry]:
 
 def _find_remote(source: str) -> tuple[list[File], list[str]]:
     filesystem, inner = _filesystem_of(source)
-    # Prepended to a path in the file system, it gives the path as the user writes it.
+    # The prefix of URLs: prefix + path in the file system = URL.
     prefix = source.rstrip("/").removesuffix(inner.lstrip("/"))
     info = filesystem.get_file_info(inner)
     if info.type == fs.FileType.File:
-        return [file_at(_named(source))], []
+        return [file_at(_require_text(source))], []
     folder, pattern = inner, None
     if info.type != fs.FileType.Directory:
         if not _is_pattern(source):
             raise FileNotFoundError
-        # Folders on gs:// need not exist to have files, so there is no going down from one to the next.
+        # Lists all files under the folder, because folders of existing files need not exist on gs://.
         folder, pattern = re.split(r"/[^/]*[*?[]", inner)[0], re.compile(glob_translate(inner))
     infos = filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
     infos = [info for info in infos if info.type != fs.FileType.Directory and (not pattern or pattern.match(info.path))]
@@ -298,12 +319,12 @@ def _connect(scheme: str, authority: str) -> tuple[fs.FileSystem, str]:
     url = f"{scheme}://{authority}"
     try:
         return fs.FileSystem.from_uri(f"{url}?retry_limit_seconds={REQUEST_SECONDS}" if scheme == "gs" else url)
-    except pyarrow.ArrowInvalid:  # none of pyarrow's
+    except pyarrow.ArrowInvalid:  # pyarrow does not support the scheme
         filesystem, inner = fsspec.url_to_fs(url)
         return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
 
 
-def _seconds(modified) -> int:
+def _seconds(modified: datetime.datetime | None) -> int:
     return int(modified.timestamp()) if modified else 0
 
 
@@ -311,7 +332,8 @@ def _is_pattern(source: str) -> bool:
     return any(character in source for character in "*?[")
 
 
-def _named(source: str) -> str:
+def _require_text(source: str) -> str:
+    """Returns the path. Raises `UserError` if the suffix is not supported."""
     if not _is_text(source):
         remedy = _remedy(_kind_of(os.path.basename(source)))
         raise UserError(f"data.corpus: cannot read {source!r}; {READABLE}{f'; {remedy}' if remedy else ''}")
@@ -329,12 +351,12 @@ def _suffixes(path: str) -> tuple[str, str]:
 
 
 def is_plain_text(path: str) -> bool:
-    """Returns whether `Reading.document` divides a file into documents."""
+    """Returns whether a file is a .txt file, which `ReadOptions.document` divides into documents."""
     return _suffixes(path)[0] == ".txt"
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of what an error says; libraries' messages may have many."""
+    """Returns the first line of the message of an error; messages of libraries may have many lines."""
     return str(error).strip().split("\n")[0][:300] or type(error).__name__
 
 
@@ -345,21 +367,21 @@ def _open(path: str, seekable: bool = False) -> BinaryIO:
     return filesystem.open_input_file(inner) if seekable else filesystem.open_input_stream(inner, compression=None)
 
 
-def read_lines(path: str, how: Reading) -> Iterator[tuple[int, str | None]]:
-    """Yields (line number from 1, line without its line ending), decompressed and decoded.
+def read_lines(path: str, options: ReadOptions) -> Iterator[tuple[int, str | None]]:
+    """Yields (line number from 1, decompressed and decoded line without its line ending).
 
-    Yields None for a line that is no text, after `how.on_bad`.
+    Calls `options.on_bad` for a line that is too long or not UTF-8; the line is then None.
     """
     compression = _suffixes(path)[1]
     number = 0
     try:
         with _open(path) as file:
-            chunks = _read_chunks(file, how.on_read)
+            chunks = _read_chunks(file, options.on_read)
             lines = _split_lines(_decompress(chunks, compression) if compression else chunks)
             for number, line in enumerate(lines, 1):
                 if number == 1:
                     _check_beginning(path, line or b"")
-                yield number, _decoded(path, number, line, how)
+                yield number, _decoded(path, number, line, options)
     except EOFError:
         raise UserError(f"{path}: cut off after line {number}; download or compress it again") from None
     except (lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
@@ -371,40 +393,40 @@ def read_lines(path: str, how: Reading) -> Iterator[tuple[int, str | None]]:
 
 
 def _check_beginning(path: str, content: bytes) -> None:
-    """Raises `UserError` if a file begins as one of another format does."""
-    for beginning, what in BEGINNINGS.items():
+    """Raises `UserError` if the first bytes of a file are typical of another format."""
+    for beginning, form in BEGINNINGS.items():
         if content.startswith(beginning):
-            within = f"what is in it is {what}" if _suffixes(path)[1] else f"it is {what}, which its name does not say"
+            within = f"the content is {form}" if _suffixes(path)[1] else f"the file is {form}, unlike its name"
             raise UserError(f"{path}: not text: {within}; {READABLE}")
-    if 4 * content[:MOST_SNIFFED].count(0) > len(content[:MOST_SNIFFED]):
+    if 4 * content[:SNIFFED_BYTES].count(0) > len(content[:SNIFFED_BYTES]):
         raise UserError(f"{path}: not text: UTF-16 (convert it with iconv -f utf-16le -t utf-8), or binary; {READABLE}")
 
 
-def _decoded(path: str, number: int, line: bytes | None, how: Reading) -> str | None:
+def _decoded(path: str, number: int, line: bytes | None, options: ReadOptions) -> str | None:
     if line is None:
-        how.on_bad(f"{path}:{number}: a line of more than {MAX_LINE_BYTES:,} bytes")
+        options.on_bad(f"{path}:{number}: a line of more than {MAX_LINE_BYTES:,} bytes")
         return None
     try:
         return line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
-        how.on_bad(
+        options.on_bad(
             f"{path}:{number}: byte {error.start + 1} of the line, 0x{bad:02x}, is not UTF-8 (to convert a whole "
             f"file: iconv -f latin1 -t utf-8)"
         )
         return None
 
 
-def _read_chunks(file: BinaryIO, on_read: Callable) -> Iterator[bytes]:
+def _read_chunks(file: BinaryIO, on_read: Callable[[int], None]) -> Iterator[bytes]:
     while chunk := file.read(CHUNK_BYTES):
         on_read(len(chunk))
         yield chunk
 
 
 def _decompress(chunks: Iterable[bytes], compression: str) -> Iterator[bytes]:
-    """Yields the content of a file's streams, one after the other. Raises `EOFError` if the last one is cut off."""
-    new = DECOMPRESSORS[compression]
-    stream = new()  # None between streams, where a file may be padded with zeros
+    """Yields the content of the streams of a file in succession. Raises `EOFError` if the last stream is cut off."""
+    new: Callable[[], Any] = DECOMPRESSORS[compression]
+    stream = new()  # is None between streams, where a file may have padding of zeros
     for chunk in chunks:
         while chunk := chunk if stream else chunk.lstrip(b"\0"):
             stream = stream or new()
@@ -415,23 +437,25 @@ def _decompress(chunks: Iterable[bytes], compression: str) -> Iterator[bytes]:
 
 
 def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Yields lines; None for each of more than `MAX_LINE_BYTES`."""
-    parts, size = [], 0  # parts and size of the line that has not ended
+    """Yields lines; None for a line of more than `MAX_LINE_BYTES`."""
+    parts: list[bytes] = []  # the parts of the unfinished line
+    size = 0
     for chunk in chunks:
-        first, *others = chunk.split(b"\n")
+        first, *rest = chunk.split(b"\n")
         size += len(first)
         parts = [*parts, first] if size <= MAX_LINE_BYTES else []
-        if others:
+        if rest:
             yield b"".join(parts) if size <= MAX_LINE_BYTES else None
-            yield from others[:-1]
-            parts, size = others[-1:], len(others[-1])
+            yield from rest[:-1]
+            parts, size = rest[-1:], len(rest[-1])
     if size:
         yield b"".join(parts) if size <= MAX_LINE_BYTES else None
 
 
-def _read_txt(path: str, how: Reading) -> Iterator[Document]:
-    """Yields the documents of a text file, which end where `how.document` says."""
-    lines, start, characters, is_bad = [], 1, 0, False
+def _read_txt(path: str, options: ReadOptions) -> Iterator[Document]:
+    """Yields the documents of a text file, divided by `options.document`."""
+    lines: list[str] = []
+    start, characters, is_bad = 1, 0, False
 
     def end() -> Iterator[Document]:
         nonlocal lines, is_bad
@@ -439,7 +463,7 @@ def _read_txt(path: str, how: Reading) -> Iterator[Document]:
             yield Document(f"{path}:{start}", lines)
         lines, is_bad = [], False
 
-    for number, line in read_lines(path, how):
+    for number, line in read_lines(path, options):
         text = line and line.strip()
         is_bad = is_bad or line is None
         if text and not is_bad:
@@ -448,68 +472,75 @@ def _read_txt(path: str, how: Reading) -> Iterator[Document]:
             lines.append(text)
             characters += len(text)
             if characters > MAX_DOCUMENT_CHARACTERS:
-                how.on_bad(
+                options.on_bad(
                     f"{path}:{start}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters, which ends with "
-                    f"a {how.document.replace('_', ' ')} (config.data.document)"
+                    f"a {options.document.replace('_', ' ')} (config.data.document)"
                 )
                 lines, is_bad = [], True
-        if how.document == "line" or (how.document == "blank_line" and text == ""):
+        if options.document == "line" or (options.document == "blank_line" and text == ""):
             yield from end()
     yield from end()
 
 
-def _read_jsonl(path: str, how: Reading) -> Iterator[Document]:
+def _read_jsonl(path: str, options: ReadOptions) -> Iterator[Document]:
     """Yields a field of the object in each line as a document."""
-    field, has_field = how.text_column, False
-    for number, line in read_lines(path, how):
+    field, has_field = options.text_column, False
+    for number, line in read_lines(path, options):
         if line is None or not line.strip():
             continue
         where = f"{path}:{number}"
         try:
-            found = parse_texts(line, dict[str, Any])
+            fields = parse_texts(line, dict[str, Any])
         except ValueError:
-            how.on_bad(f"{where}: not a JSON object: {line[:60]!r}")
+            options.on_bad(f"{where}: not a JSON object: {line[:60]!r}")
             continue
-        text = found.get(field)
-        has_field = has_field or (field in found and isinstance(text, str | None))
+        text = fields.get(field)
+        has_field = has_field or (field in fields and isinstance(text, str | None))
         if isinstance(text, str):
-            yield from as_document(where, text, how)
+            yield from as_document(where, text, options)
             continue
-        if field in found:
+        if field in fields:
             kind = "null" if text is None else type(text).__name__
             fault = f'{where}: "{field}" (config.data.text_column) is {kind}, not a string'
         else:
-            fault = f'{where}: no "{field}" (config.data.text_column) among {", ".join(found) or "its no fields"}'
-        texts = {name: value for name, value in found.items() if isinstance(value, str) and value.strip()}
+            fault = f'{where}: no "{field}" (config.data.text_column) among {", ".join(fields) or "no fields"}'
+        texts = {name: value for name, value in fields.items() if isinstance(value, str) and value.strip()}
         if has_field or not texts:
-            how.on_bad(fault)
-        else:  # all documents of the file seem to have their text in another field; skipping would leave them out
+            options.on_bad(fault)
+        else:  # probably, all documents of the file have their text in another field, and skipping would omit all
             names = sorted(texts, key=lambda name: -len(texts[name]))
-            how.on_bad(fault, f"fields with text: {', '.join(names)}; set --config.data.text_column={names[0]}")
+            options.on_bad(fault, f"fields with text: {', '.join(names)}; set --config.data.text_column={names[0]}")
 
 
-def _read_parquet(path: str, how: Reading) -> Iterator[Document]:
+def _read_parquet(path: str, options: ReadOptions) -> Iterator[Document]:
     """Yields the texts of a column as documents, `PARQUET_ROWS` at a time."""
     from pyarrow import parquet
 
-    row, column = 0, how.text_column
+    row, column = 0, options.text_column
     try:
         with _open(path, seekable=True) as raw:
-            # By default it reads the column of a row group whole, which may be the whole file.
+            # The default buffers the column of a whole row group, which may be the whole file.
             file = parquet.ParquetFile(raw, page_checksum_verification=True, buffer_size=CHUNK_BYTES, pre_buffer=False)
             check_column(column, file.schema_arrow, path)
             size, rows = file_at(path).size, file.metadata.num_rows
             for batch in file.iter_batches(PARQUET_ROWS, columns=[column], use_threads=False):
-                how.on_read(size * len(batch) // rows)
+                options.on_read(size * len(batch) // rows)
                 for text in batch.column(0).to_pylist():
                     row += 1
-                    yield from as_document(f"{path}:{row}", text or "", how)
+                    yield from as_document(f"{path}:{row}", text or "", options)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: cannot be read as Parquet after row {row} ({first_line(error)})") from None
 
 
 def check_column(column: str, schema: pyarrow.Schema, where: str, setting: str = "config.data.text_column") -> None:
-    """Raises `UserError` unless a table has text in the column that this setting names."""
+    """Raises `UserError` unless a column of a table is text.
+
+    Args:
+      column: the name of the column.
+      schema: the schema of the table.
+      where: the table, for the message.
+      setting: the config field that names the column.
+    """
     texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
     if column in texts:
         return
@@ -520,11 +551,11 @@ def check_column(column: str, schema: pyarrow.Schema, where: str, setting: str =
     raise UserError(f"{setting} = {column!r}: {where} {fault}; {remedy}")
 
 
-def as_document(source: str, text: str, how: Reading) -> Iterator[Document]:
-    """Yields a text as a document, if it has lines that are not blank, and is not too long."""
+def as_document(source: str, text: str, options: ReadOptions) -> Iterator[Document]:
+    """Yields a text as a document unless it is blank or too long."""
     if len(text) > MAX_DOCUMENT_CHARACTERS:
-        how.on_bad(f"{source}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters")
+        options.on_bad(f"{source}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters")
     elif lines := [line for part in text.splitlines() if (line := part.strip())]:
         yield Document(source, lines)
     else:
-        how.count("empty_documents")
+        options.count("empty_documents")

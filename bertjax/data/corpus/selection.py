@@ -1,8 +1,8 @@
-"""Selects the documents of a corpus that are used: cleaned, held out or not, and how often.
+"""Cleans the documents of a corpus, assigns them to training or held-out data, and computes numbers of copies.
 
-A document goes to a part of the records: "train", or "heldout". If there are several sources, "heldout-0" has the
-held-out documents of the first source, and so on, so that each source can be evaluated by itself. If the sources are
-mixed when they are read (`data.mix_when`), "train-0" has the training documents of the first source.
+A document belongs to a part of the records: "train" or "heldout". With several sources, "heldout-0" has the held-out
+documents of the first source, and so on, so that each source can be evaluated separately. If the sources are mixed in
+training (`data.mix_when`), "train-0" has the training documents of the first source.
 """
 
 import collections
@@ -11,9 +11,10 @@ import functools
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from bertjax.common.files import replacing
 from bertjax.common.progress import Bar, phase
@@ -24,101 +25,111 @@ from bertjax.data.corpus.cleaning import Repeats
 from bertjax.data.corpus.reading import Document
 
 SPLITS = ("train", "heldout")
-SHOWN = 10  # how many documents that are no text are named in a group: the first ones
+MAX_NAMED = 10  # invalid documents of a group that are named
 
 
 class Selected(NamedTuple):
+    """A document with its part of the records and its number of copies."""
+
     document: Document
     part: str
-    copies: int  # how often it is used
+    copies: int
     source: str = ""
 
 
 def is_train(part: str) -> bool:
+    """Returns whether a part of the records is for training."""
     return part.startswith("train")
 
 
 def split_of(part: str, sources: Sequence[str]) -> tuple[str, str]:
-    """Returns the split of a part, and the source that all of it is from; "" if it is not of one of several."""
+    """Returns the split and the source of a part. The source is "" unless the part has one of several sources."""
     split, _, number = part.partition("-")
     return split, sources[int(number)] if number else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """How documents are selected. Each is judged by itself, so that groups can be read in any order, on any machine.
+    """The selection of documents. It is a function of each document, so that groups can be read in any order.
 
     Attributes:
       data: `config.data`, as a dict.
-      weights: the weights of the sources that are used, see `config.lists.mixture_of`.
-      repeats: what `cleaning` found to repeat in the corpus.
+      weights: the weights of the used sources, see `config.lists.mixture_of`.
+      repeats: the repeated documents and lines of the corpus.
     """
 
     data: Mapping
     weights: Mapping[str, float]
-    repeats: Repeats = cleaning.NONE
+    repeats: Repeats = cleaning.NO_REPEATS
 
     def read(self, group: corpus.Group, counts: collections.Counter) -> Iterator[Selected]:
-        """Yields the selected documents of a group, each of which is used at least once.
+        """Yields the selected documents of a group; each has at least one copy.
 
-        Increases `counts` by the changes of cleaning, by the "bytes" that were read, as stored, by the documents and
-        characters of each source, copies counted, by the "unused_documents" that a mixture does not draw, and by the
-        counts of `clean`.
+        Args:
+          group: the group.
+          counts: increased by the changes of cleaning, the "bytes" that were read, the "documents" and "characters" of
+            each source with copies, the "unused_documents" without copies, and the counts of `clean`.
         """
         for position, source, document in self.clean(group, counts):
-            if document := cleaning.without_repeats(document, position, self.repeats, self.data["cleaning"], counts):
-                selected = self._select(document, source)
+            rules = self.data["cleaning"]
+            if unique := cleaning.without_repeats(document, position, self.repeats, rules, counts):
+                selected = self._select(unique, source)
                 counts["documents", source] += selected.copies
-                counts["characters", source] += selected.copies * sum(map(len, document.lines))
+                counts["characters", source] += selected.copies * sum(map(len, unique.lines))
                 counts["unused_documents"] += not selected.copies
                 if selected.copies:
                     yield selected
 
     def clean(self, group: corpus.Group, counts: collections.Counter) -> Iterator[tuple[int, str, Document]]:
-        """Yields position, source and text of the documents that are used as far as can be said of them alone.
+        """Yields the documents of a group after the rules that need only one document: (position, source, document).
 
-        Increases `counts` by the documents that were "read", and by the events that `Reading.count` names, each of a
-        source; the first skipped files are named.
+        Args:
+          group: the group.
+          counts: increased by the documents "read" of each source and by the events of `ReadOptions.count`. Contains
+            the names of the first skipped files.
         """
-        data, skips = self.data, self.data["on_bad_document"] == "skip"
+        for place, (source, document) in enumerate(self._documents(group, counts)):
+            counts["read", source] += 1
+            if fault := sentences.find_fault(document, self.data["language"], self.data["split_sentences"]):
+                self._skip_or_stop(counts, fault)
+            elif cleaned := cleaning.apply_rules(document, self.data["cleaning"], counts):
+                yield group.number << 32 | place, source, cleaned
+
+    def _documents(self, group: corpus.Group, counts: collections.Counter) -> Iterator[tuple[str, Document]]:
+        """Yields (source, document) of a group, and counts events."""
 
         def on_read(size: int) -> None:
             counts["bytes"] += size
 
         def on_bad(fault: str, remedy: str = reading.SKIP) -> None:
-            if not skips:
-                reading.stop_at(fault, remedy)
-            counts["bad_documents"] += 1
-            if counts["bad_documents"] <= SHOWN:
-                _say_once(f"left out: {fault}")
-
-        def on_bad_in_file(fault: str, remedy: str = reading.SKIP) -> None:
-            on_bad(fault, remedy)
+            self._skip_or_stop(counts, fault, remedy)
             counts["unreadable_documents"] += 1
 
-        def count(what: str, *details: str, source: str) -> None:
-            counts[what, source] += 1
+        def count(event: str, *details: str, source: str) -> None:
+            counts[event, source] += 1
             if details:
                 path, fault = map(reading.printable, details)
-                _say_once(f"{path}: not read: {fault}")
-                if counts[what, source] <= reading.NAMED:
+                _print_once(f"{path}: not read: {fault}")
+                if counts[event, source] <= reading.MAX_NAMED:
                     counts["skipped_file", source, path, fault] += 1
 
-        def documents() -> Iterator[tuple[str, Document]]:
-            for portion in group.portions:
-                of_source = functools.partial(count, source=portion.source)
-                how = reading.Reading(data["text_column"], data["document"], on_bad_in_file, on_read, of_source)
-                yield from ((portion.source, document) for document in corpus.read_portion(portion, how))
+        for portion in group.portions:
+            count_in_source = functools.partial(count, source=portion.source)
+            column, unit = self.data["text_column"], self.data["document"]
+            options = reading.ReadOptions(column, unit, on_bad, on_read, count_in_source)
+            yield from ((portion.source, document) for document in corpus.read_portion(portion, options))
 
-        for place, (source, document) in enumerate(documents()):
-            counts["read", source] += 1
-            if fault := sentences.fault_in(document, data["language"], data["split_sentences"]):
-                on_bad(fault)
-            elif found := cleaning.cleaned(document, self.data["cleaning"], counts):
-                yield group.number << 32 | place, source, found
+    def _skip_or_stop(self, counts: collections.Counter, fault: str, remedy: str = reading.SKIP) -> None:
+        """Counts an invalid document, or raises `UserError`, as `data.on_bad_document` determines."""
+        if self.data["on_bad_document"] != "skip":
+            reading.stop_at(fault, remedy)
+        counts["bad_documents"] += 1
+        if counts["bad_documents"] <= MAX_NAMED:
+            _print_once(f"left out: {fault}")
 
     @property
     def parts(self) -> tuple[str, ...]:
+        """The parts of the records, parts for training first."""
         train, heldout = (dict.fromkeys(self._part(split, source) for source in self.weights) for split in SPLITS)
         return (*train, *heldout)
 
@@ -137,72 +148,89 @@ class Selection:
 
 
 def skipped_files(counts: Mapping) -> dict[str, list[tuple[str, str]]]:
-    """Returns the first files of each source that are not read for what is in them: (path, fault), by path."""
-    found: dict[str, list] = {}
+    """Returns the first files of each source that were skipped because of their content: (path, fault), by path."""
+    skipped: dict[str, list] = {}
     for name in sorted(name for name in counts if isinstance(name, tuple) and name[0] == "skipped_file"):
         _, source, path, fault = name
-        found.setdefault(source, []).append((path, fault))
-    return {source: files[: reading.NAMED] for source, files in found.items()}
+        skipped.setdefault(source, []).append((path, fault))
+    return {source: files[: reading.MAX_NAMED] for source, files in skipped.items()}
 
 
 def check_not_empty(counts: Mapping, sources: Iterable[str]) -> None:
-    """Raises `UserError` if one of the sources has no documents. `counts` are those of `Selection.clean`."""
+    """Raises `UserError` if a source has no documents.
+
+    Args:
+      counts: the counts of `Selection.clean`.
+      sources: the sources.
+    """
     skipped = skipped_files(counts)
     faults = {source: ": ".join(files[0]) for source, files in skipped.items()}
     corpus.check_not_empty({source: counts["read", source] for source in sources}, faults)
 
 
 @functools.lru_cache(maxsize=10_000)  # a corpus is read several times
-def _say_once(text: str) -> None:
+def _print_once(text: str) -> None:
     print(text, flush=True)
 
 
-def selection_of(config) -> Selection:
-    """The selection of a config, before repeats are known."""
+def selection_of(config: ConfigDict) -> Selection:
+    """Returns the selection of a config without repeats, see `with_repeats`."""
     weights = {source: weight for source, weight in mixture_of(config).items() if weight}
     if config.data.mix_when == "read":
         weights = dict.fromkeys(mixture_of(config), 1.0)
     return Selection(config.data.to_dict(), weights)
 
 
-def heldout_documents(config, source: str) -> Iterator[Document]:
-    """Yields the documents of a source that are held out, in order, whether or not they repeat others."""
-    selection, counts = selection_of(config), collections.Counter()
+def heldout_documents(config: ConfigDict, source: str) -> Iterator[Document]:
+    """Yields the held-out documents of a source, in order, repeated documents included."""
+    selection = selection_of(config)
+    counts: collections.Counter = collections.Counter()
     for group in corpus.groups([source]):
-        yield from (each.document for each in selection.read(group, counts) if not is_train(each.part))
+        yield from (x.document for x in selection.read(group, counts) if not is_train(x.part))
 
 
 def is_heldout(text: str, fraction: float, seed: int) -> bool:
-    """Returns whether a document is held out. A hash of its text decides, so all copies land in the same split."""
+    """Returns whether a document is held out: a function of the text, so that all copies are in the same split."""
     return _share(text, seed, b"") < fraction
 
 
 def _share(text: str, seed: int, purpose: bytes) -> float:
-    """A number from 0 to 1, the same for the same text."""
+    """Returns a number from 0 to 1, a function of the text."""
     return cleaning.text_hash(text, salt=seed.to_bytes(8, "big") + purpose) / 2**64
 
 
-def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, pool, ahead: int) -> Selection:
-    """Finds what repeats in the corpus, if it is to be left out; keeps the result in the folder `work`."""
+def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, pool: Any, ahead: int) -> Selection:
+    """Finds the repeats of the corpus if the rules remove repeats.
+
+    Args:
+      selection: the selection.
+      groups: the corpus.
+      work: a folder for temporary files and for the result, which later calls read.
+      pool: the pool of workers.
+      ahead: the number of tasks that the workers start before their results are needed.
+
+    Returns:
+      The selection with repeats.
+    """
     rules = selection.data["cleaning"]
-    if not cleaning.looks_for_repeats(rules):
+    if not cleaning.needs_repeats(rules):
         return selection
     done, folder = os.path.join(work, "repeats.npz"), os.path.join(work, "hashes")
     if not os.path.exists(done):
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
         os.makedirs(folder)
-        counts = collections.Counter()
-        found = ((position, document) for group in groups for position, _, document in selection.clean(group, counts))
+        counts: collections.Counter = collections.Counter()
+        documents = ((place, document) for group in groups for place, _, document in selection.clean(group, counts))
         write, size = functools.partial(cleaning.write_hashes, folder=folder, rules=rules), 0
         phase("looking for repeated text")
         with Bar("looking for repeated text", [group.bytes for group in groups]) as bar:
-            for written in in_order(pool, write, enumerate(cleaning.in_pieces(found)), ahead):
+            for written in in_order(pool, write, enumerate(cleaning.in_chunks(documents)), ahead):
                 size += written
                 bar.update(counts["bytes"] - bar.n)
         ranges = 1 + size // cleaning.RANGE_BYTES
         paths = cleaning.merge_hashes(folder, pool, ahead)
         find = functools.partial(cleaning.repeats_in_range, count=ranges, paths=paths, rules=rules)
-        repeats = cleaning.joined(list(in_order(pool, find, range(ranges), ahead)))
+        repeats = cleaning.merge_repeats(in_order(pool, find, range(ranges), ahead))
         with replacing(done) as partial, partial.open("wb") as file:
             np.savez(file, **repeats._asdict())
         shutil.rmtree(folder)

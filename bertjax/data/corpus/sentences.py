@@ -17,8 +17,8 @@ def _split_line(line: str, language: str, split_lines: bool) -> list[str]:
     return [sentence for part in parts if (sentence := part.strip())]
 
 
-def fault_in(document: Document, language: str, split_lines: bool) -> str:
-    """Says whether a document has a sentence of more than `MAX_SENTENCE_CHARACTERS`; "" if not."""
+def find_fault(document: Document, language: str, split_lines: bool) -> str:
+    """Returns a message if a sentence has more than `MAX_SENTENCE_CHARACTERS`, else ""."""
     long = (line for line in document.lines if len(line) > MAX_SENTENCE_CHARACTERS)
     longest = max((len(part) for line in long for part in _split_line(line, language, split_lines)), default=0)
     if longest <= MAX_SENTENCE_CHARACTERS:

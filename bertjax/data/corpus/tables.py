@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO, overload
 
 from etils import epath
 
@@ -18,16 +18,19 @@ from bertjax.data.corpus import fingerprints
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-OPENING_QUOTE = re.compile(r'(?:\A|\t)"')  # at the beginning of a cell of a line of a .tsv
-SHORT, MOST_SHARED = 40, 10_000  # characters of a cell that may recur, such as a label; cells that are remembered
-csv.field_size_limit(2**31 - 1)  # a whole document may be one cell
+OPENING_QUOTE = re.compile(r'(?:\A|\t)"')  # matches a quote at the start of a cell of a .tsv
+MAX_SHARED_LENGTH, MAX_SHARED = 40, 10_000  # short cells, such as labels, are stored once: characters, number of cells
+csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
 TFDS = "tfds:"  # prefix of a `config.data.path` that names a TensorFlow dataset
 
 
 class Row(NamedTuple):
-    """The columns of an example and its location for error messages, "FILE:LINE".
+    """The columns of an example.
 
-    Values are text or, from JSON and TensorFlow Datasets, what they are there; `column` returns text.
+    Attributes:
+      columns: the values by the name of the column: text, or values of JSON and TensorFlow Datasets. `column` converts
+        them to text.
+      where: the location for error messages, "FILE:LINE".
     """
 
     columns: dict[str, Any]
@@ -35,31 +38,44 @@ class Row(NamedTuple):
 
 
 class Rows(Sequence[Row]):
-    """The rows of a file, in little memory: a `Row` is made whenever one is asked for."""
+    """The rows of a file in little memory. A `Row` is created for each access."""
 
     def __init__(self, file: epath.PathLike):
+        """Creates an empty table for the rows of a file."""
         self._file = str(file)
-        self._names: list[tuple[str, ...]] = []  # names of each row's columns; rows with the same names share one tuple
-        self._cells: list = []  # cells of all rows, one after the other
+        self._names: list[tuple[str, ...]] = []  # column names of each row; rows with equal names share one tuple
+        self._cells: list = []  # cells of all rows in succession
         self._starts, self._lines = array.array("q", [0]), array.array("q")
-        self._known: dict = {}
+        self._shared: dict = {}
 
     def append(self, names: Iterable[str], cells: Iterable, line: int) -> None:
+        """Appends the row of a line of the file."""
         names = tuple(names)
-        self._names.append(self._known.setdefault(names, names))
-        self._cells.extend(map(self._shared, cells))
+        self._names.append(self._shared.setdefault(names, names))
+        self._cells.extend(map(self._share, cells))
         self._starts.append(len(self._cells))
         self._lines.append(line)
 
-    def _shared(self, cell):
-        if not isinstance(cell, str) or len(cell) > SHORT or len(self._known) > MOST_SHARED:
+    def _share(self, cell: Any) -> Any:
+        """Returns the stored cell that equals a short cell, or stores it."""
+        if not isinstance(cell, str) or len(cell) > MAX_SHARED_LENGTH or len(self._shared) > MAX_SHARED:
             return cell
-        return self._known.setdefault(cell, cell)
+        return self._shared.setdefault(cell, cell)
 
     def __len__(self) -> int:
+        """Returns the number of rows."""
         return len(self._names)
 
-    def __getitem__(self, index: int) -> Row:
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        """Returns a row, or a list of rows."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
         index = range(len(self))[index]
         cells = self._cells[self._starts[index] : self._starts[index + 1]]
         return Row(dict(zip(self._names[index], cells)), f"{self._file}:{self._lines[index]}")
@@ -68,40 +84,46 @@ class Rows(Sequence[Row]):
 def read_table(
     path: epath.PathLike, names: Sequence[str] = (), drop_ragged: bool = False, quoting: bool = True
 ) -> tuple[Rows, int]:
-    """Returns the rows of a .tsv, .csv or .jsonl file, and the number of dropped rows.
+    """Reads a .tsv, .csv or .jsonl file.
+
+    Skips columns without a name, rows of empty cells, and empty cells at the end of rows.
 
     Args:
       path: a .csv follows RFC 4180; a .tsv has one row per line, or is quoted like a .csv, see `_is_quoted`.
       names: the names of the columns, if the file has no header line.
-      drop_ragged: drop rows with a wrong number of columns instead of raising an error.
-      quoting: False: quotes in a .tsv are part of the text.
+      drop_ragged: drops rows with a wrong number of columns instead of raising an error.
+      quoting: False if quotes in a .tsv are part of the text.
 
-    Columns without a name are left out, and so are rows of empty cells and empty cells at the end of rows.
+    Returns:
+      The rows, and the number of dropped rows.
 
-    Raises `UserError` if the file is missing, has no rows, a row with a wrong number of columns, two columns of one
-    name or another separator, or is not UTF-8, CSV or JSON.
+    Raises:
+      UserError: the file is missing, has no rows, a row with a wrong number of columns, two columns with the same name
+        or another separator, or is not UTF-8, CSV or JSON.
     """
     path = epath.Path(path)
     rows, dropped = Rows(path), 0
-    for found in _rows(path, functools.partial(_lines, read_text(path)), names, drop_ragged, quoting):
-        if found is None:
+    for row in _rows(path, functools.partial(_lines, read_text(path)), names, drop_ragged, quoting):
+        if row is None:
             dropped += 1
         else:
-            rows.append(*found)
+            rows.append(*row)
     if not rows:
         raise UserError(f"{path}: no example in it")
     return rows, dropped
 
 
 def rows_of(path: epath.PathLike) -> Iterator[Row]:
-    """Yields the rows that `read_table` reads, with one of them in memory at a time. Raises `UserError` as it does."""
-    path, found = epath.Path(path), None
+    """Yields the rows of `read_table`, with one row in memory at a time. Raises the same errors."""
+    path, is_empty = epath.Path(path), True
     if not path.is_file():
         raise UserError(f"no file {path}")
-    for found in _rows(path, functools.partial(_lines_of, path)):
-        names, cells, line = found
-        yield Row(dict(zip(names, cells)), f"{path}:{line}")
-    if found is None:
+    for row in _rows(path, functools.partial(_lines_of, path)):
+        if row is not None:
+            names, cells, line = row
+            is_empty = False
+            yield Row(dict(zip(names, cells)), f"{path}:{line}")
+    if is_empty:
         raise UserError(f"{path}: no example in it")
 
 
@@ -111,11 +133,11 @@ def find_table(folder: str, name: str) -> epath.Path:
         raise UserError(
             f"config.data.path = {folder!r}: must be a folder, or a file that ends in {', '.join(SUFFIXES)}"
         )
-    found = [path for suffix in SUFFIXES if (path := epath.Path(folder) / (name + suffix)).exists()]
-    if len(found) != 1:
-        which = f"both {found[0].name} and {found[1].name}" if found else f"no {name}.csv, {name}.tsv or {name}.jsonl"
+    paths = [path for suffix in SUFFIXES if (path := epath.Path(folder) / (name + suffix)).exists()]
+    if len(paths) != 1:
+        which = f"both {paths[0].name} and {paths[1].name}" if paths else f"no {name}.csv, {name}.tsv or {name}.jsonl"
         raise UserError(f"config.data.path = {folder!r}: {which} in it")
-    return found[0]
+    return paths[0]
 
 
 def read_text(path: epath.PathLike) -> str:
@@ -123,65 +145,68 @@ def read_text(path: epath.PathLike) -> str:
     path = epath.Path(path)
     if not path.is_file():
         raise UserError(f"no file {path}")
-    fingerprints.note(path)
+    fingerprints.add_file(path)
     try:
         return read_whole(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-Lines = Callable[[], Iterator[str]]  # the lines of a file with their ends, from the first one on whenever it is called
+Lines = Callable[[], Iterator[str]]  # () -> all lines of a file with their line ends
 
 
 def _rows(
     path: epath.Path, lines: Lines, names: Sequence[str] = (), drop_ragged: bool = False, quoting: bool = True
 ) -> Iterator[tuple[Iterable[str], Iterable, int] | None]:
-    """Yields the names of the columns of each row, its cells and its line; None for a row that is dropped."""
+    """Yields (column names, cells, line number) of each row; None for a dropped row."""
     if path.suffix == ".jsonl":
         yield from _json_rows(path, lines())
     else:
         yield from _separated_rows(path, lines, names, drop_ragged, quoting)
 
 
-def _separated_rows(path: epath.Path, lines: Lines, names: Sequence[str], drop_ragged: bool, quoting: bool):
+def _separated_rows(
+    path: epath.Path, lines: Lines, names: Sequence[str], drop_ragged: bool, quoting: bool
+) -> Iterator[tuple[Iterable[str], Iterable, int] | None]:
+    """Yields the rows of a .csv or .tsv, see `_rows`."""
     separator = "," if path.suffix == ".csv" else "\t"
     is_quoted = separator == "," or (quoting and _is_quoted(path, lines))
     numbered = _quoted_lines(path, lines(), separator) if is_quoted else _plain_lines(lines())
     if not names:
         number, header = next(numbered, (0, []))
         names = _header(f"{path}:{number}", header, separator)
-    named = tuple(name for name in names if name)
-    width, which = _width(names), [i for i, name in enumerate(names) if name]
+    used_names = tuple(name for name in names if name)
+    width, used = _width(names), [i for i, name in enumerate(names) if name]
     for number, cells in numbered:
         if separator == "\t" and is_quoted and _holds_rows(cells, width):
             raise UserError(
-                f"{path}:{number}: from the quote in this line to the next one there are whole rows; double the quotes "
+                f"{path}:{number}: whole rows are between the quote in this line and the next quote; double the quotes "
                 f"of the text"
             )
         if _width(cells) <= width <= len(cells):
-            yield named, [cells[i] for i in which], number
+            yield used_names, [cells[i] for i in used], number
         elif drop_ragged:
             yield None
         else:
-            found = max(_width(cells), min(len(cells), width))
-            raise UserError(f"{path}:{number}: {found} columns, expected {width}: {', '.join(named)}")
+            count = max(_width(cells), min(len(cells), width))
+            raise UserError(f"{path}:{number}: {count} columns, expected {width}: {', '.join(used_names)}")
 
 
 def _header(where: str, cells: Sequence[str], separator: str) -> list[str]:
-    """Returns the names of the columns; "" for those that have none."""
+    """Returns the names of the columns; "" for columns without a name."""
     names = [name.strip() for name in cells]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
         raise UserError(f"{where}: two columns are named {twice[0]!r}")
-    if _width(names) == 1 and (other := [sign for sign in SEPARATORS if sign != separator and sign in cells[0]]):
+    if _width(names) == 1 and (used := [sign for sign in SEPARATORS if sign != separator and sign in cells[0]]):
         raise UserError(
-            f"{where}: one column, {names[0]!r}: its columns seem to be separated by {SEPARATORS[other[0]]}, not by "
+            f"{where}: one column, {names[0]!r}: the columns seem to be separated by {SEPARATORS[used[0]]}, not by "
             f"{SEPARATORS[separator]}; save it with {SEPARATORS[separator]}"
         )
     return names
 
 
 def _width(cells: Sequence[str]) -> int:
-    """Returns the number of cells without empty ones at the end."""
+    """Returns the number of cells without empty cells at the end."""
     width = len(cells)
     while width and not cells[width - 1].strip():
         width -= 1
@@ -189,11 +214,13 @@ def _width(cells: Sequence[str]) -> int:
 
 
 def _is_quoted(path: epath.Path, lines: Lines) -> bool:
-    """Returns whether quotes at the ends of a TSV's cells enclose text, as pandas writes it, and are not part of it.
+    """Returns whether quotes around the cells of a TSV enclose them, as pandas writes it, and are not part of the text.
 
-    They are if only then all rows have as many columns. Where they have in either case, a row begins in each line, and
-    quotes enclose cells if they do so in the header, or if one encloses doubled quotes. If rows differ in either case,
-    what has more rows before the first odd one.
+    Parses the file with and without enclosing quotes, and compares the numbers of columns of all rows:
+    - If all rows have the same number in one case only, this case is true.
+    - If all rows have the same number in both cases, each line must be one row; then quotes enclose cells if they
+      enclose a cell of the header, or a cell with doubled quotes.
+    - If rows differ in both cases, the case with more rows before the first different row is true.
     """
     if not any(map(OPENING_QUOTE.search, lines())):
         return False
@@ -213,7 +240,7 @@ def _is_quoted(path: epath.Path, lines: Lines) -> bool:
 
 
 def _first_odd(lines: Iterator[tuple[int, list[str]]]) -> int:
-    """Returns the number of the first line of a TSV that has not as many columns as the header; 0 if all have."""
+    """Returns the first line number of a TSV whose number of columns differs from the header; 0 if all are equal."""
     number = 0
     try:
         number, header = next(lines, (0, []))
@@ -227,7 +254,7 @@ def _first_odd(lines: Iterator[tuple[int, list[str]]]) -> int:
 
 
 def _holds_rows(cells: Sequence[str], width: int) -> bool:
-    """Returns whether a cell from quote to quote holds the ends of rows: the quotes are of the text in two rows."""
+    """Returns whether a quoted cell contains line ends between complete rows: its quotes belong to text of two rows."""
     for place, cell in enumerate(cells):
         tabs = [line.count("\t") for line in cell.split("\n")] if "\n" in cell else ()
         if tabs and tabs == [width - 1 - place, *[width - 1] * (len(tabs) - 2), place]:
@@ -236,10 +263,9 @@ def _holds_rows(cells: Sequence[str], width: int) -> bool:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yields lines with their ends.
+    """Yields lines with their line ends.
 
-    Not splitlines, which also splits at line separators that are valid inside a cell; and not StringIO, which takes
-    four bytes for each character.
+    `splitlines` also splits at line separators that are valid inside a cell. `StringIO` needs four bytes per character.
     """
     if "\n" not in text:
         text = text.replace("\r", "\n")  # line ends of old Macs
@@ -251,7 +277,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _lines_of(path: epath.Path) -> Iterator[str]:
-    """As `_lines`, of a file."""
+    """Yields the lines of a file with their line ends."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -268,7 +294,7 @@ def _plain_lines(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _quoted_lines(path: epath.Path, lines: Iterable[str], separator: str) -> Iterator[tuple[int, list[str]]]:
-    # The space after a separator is no part of a cell: it may precede a quote.
+    # The space after a separator is not part of a cell: it may precede a quote.
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     first = 1
     try:
@@ -292,20 +318,34 @@ def _json_rows(path: epath.Path, lines: Iterable[str]) -> Iterator[tuple[Iterabl
 
 
 class TableWriter:
-    """Writes rows of columns to a .csv, .tsv or .jsonl file, which is there when all are written.
+    """Writes rows of columns to a .csv, .tsv or .jsonl file.
 
-    The columns of a .csv or .tsv are those of the first row. A cell that is no text is what JSON writes, and empty for
-    None; quotes enclose cells as in a .csv.
+    The first row determines the columns of a .csv or .tsv. Cells are written as text, other values as JSON, and None as
+    an empty cell. Quotes enclose cells as in a .csv.
     """
 
     def __init__(self, path: epath.Path, file: TextIO):
-        self._path, self._file, self._names = path, file, None
-        separator = "," if path.suffix == ".csv" else "\t"
-        self._form = dict(delimiter=separator, lineterminator="\n")
+        """Creates a writer.
+
+        Args:
+          path: the path, whose suffix determines the format.
+          file: the opened file.
+        """
+        self._path, self._file = path, file
+        self._names: list[str] | None = None
+        self._separator = "," if path.suffix == ".csv" else "\t"
         self._is_table = path.suffix != ".jsonl"
 
     def write(self, columns: dict[str, Any], where: str) -> None:
-        """Writes a row. Raises `UserError` for a column that the first row has not; `where`: the row's place."""
+        """Writes a row.
+
+        Args:
+          columns: the values by the name of the column.
+          where: the location of the row, for error messages.
+
+        Raises:
+          UserError: the first row does not have one of the columns.
+        """
         if not self._is_table:
             self._file.write(json.dumps(columns, ensure_ascii=False) + "\n")
             return
@@ -313,26 +353,26 @@ class TableWriter:
             self._names = list(columns)
             self._write(self._names)
         if more := [name for name in columns if name not in self._names]:
-            raise UserError(
-                f"{where}: the rows before have no column {more[0]!r}; write a .jsonl, whose rows may differ"
-            )
+            raise UserError(f"{where}: earlier rows have no column {more[0]!r}; write a .jsonl, whose rows may differ")
         self._write([_as_text(columns.get(name)) for name in self._names])
 
     def _write(self, cells: list[str]) -> None:
-        quoting = csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL  # which forgets these
-        csv.writer(self._file, **self._form, quoting=quoting).writerow(cells)
+        # QUOTE_MINIMAL does not quote "\r".
+        quoting: Literal[0, 1] = csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL
+        csv.writer(self._file, delimiter=self._separator, lineterminator="\n", quoting=quoting).writerow(cells)
 
 
-def _as_text(value) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def read_tfds(path: str, split: str) -> list[Row]:
-    """Returns the examples of a split of the TensorFlow dataset "tfds:NAME"; class labels become their names.
+    """Returns the examples of a split of the TensorFlow dataset "tfds:NAME", with names of class labels.
 
-    Raises `UserError` if the dataset cannot be loaded.
+    Raises:
+      UserError: the dataset cannot be loaded.
     """
-    from bertjax.data.tensorflow import untuned  # first: says if TensorFlow is not installed
+    from bertjax.data.tensorflow import untuned  # comes first: raises `UserError` without TensorFlow
 
     import tensorflow_datasets as tfds  # isort: skip
 
@@ -345,7 +385,7 @@ def read_tfds(path: str, split: str) -> list[Row]:
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"config.data.path: TensorFlow Datasets cannot load {name!r}, {split} ({reason})") from None
 
-    def plain(feature, value):
+    def plain(feature: Any, value: Any) -> Any:
         if isinstance(feature, tfds.features.Sequence):
             if isinstance(value, dict):
                 return {key: [plain(feature.feature[key], part) for part in parts] for key, parts in value.items()}
@@ -355,7 +395,7 @@ def read_tfds(path: str, split: str) -> list[Row]:
         return value.decode() if isinstance(value, bytes) else value.item()
 
     sizes = {name: part.num_bytes for name, part in builder.info.splits.items()}
-    fingerprints.note_set(f"{path}, {split}", f"{builder.info.full_name} {sizes}")
+    fingerprints.add_dataset(f"{path}, {split}", f"{builder.info.full_name} {sizes}")
     features = builder.info.features
     return [
         Row({key: plain(features[key], value) for key, value in example.items()}, f"{path}, {split} {number}")
@@ -371,9 +411,10 @@ def cell(row: Row, name: str) -> Any:
 
 
 def column(row: Row, name: str) -> str:
-    """Returns the value of a column as text: of numbers and booleans what JSON writes, and 1 for 1.0.
+    """Returns the value of a column as text: numbers and booleans as in JSON, but 1 for 1.0.
 
-    Raises `UserError` if the row has no such column, or if it has null, a list or an object there.
+    Raises:
+      UserError: the row has no such column, or the value is null, a list or an object.
     """
     value = cell(row, name)
     if isinstance(value, str):

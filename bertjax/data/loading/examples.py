@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from bertjax.data.batch import Batch, RowSize
 from bertjax.data.loading import packing
-from bertjax.data.loading.packing import Arrangement, RowSize, first_in_row, numbers_in_row
-from bertjax.distributed.mesh import Batch, Rows
+from bertjax.data.loading.packing import Arrangement, first_in_row, numbers_in_row
+from bertjax.distributed.mesh import Rows
 
 # Lengths that batches are padded to. Each costs a compilation; more lengths mean less padding.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.loading.transforms import Addition, Arrays
+from bertjax.data.batch import Batch
+from bertjax.data.loading.transforms import BatchTransform
 from bertjax.text.tokenizer import Tokenizer
 
 # Lengths of spans, in words: geometric, cut off at 10; 3.8 on average (Joshi et al. 2020, section 3.1).
@@ -103,20 +104,26 @@ class Masking(NamedTuple):
     counts: np.ndarray
 
 
-def masks(rules: Rules) -> Addition:
-    """Returns the addition that masks rows when they are read, differently each time they are."""
+class DynamicMasking(BatchTransform):
+    """Masks the tokens of a row when the row is read. Each reading of the row draws another mask."""
 
-    def add(batch: Arrays, drawn: Arrays) -> Arrays:
-        masking = mask_tokens(batch["input_ids"], batch["segments"].sum(1), Draws(**drawn), rules)
-        used = np.arange(rules.max_predictions_per_seq) < masking.counts[:, None]
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    def draw(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
+        """Returns the fields of `Draws`."""
+        return draw(rng, rows, length, self.rules)._asdict()
+
+    def __call__(self, batch: Batch, draws: Batch) -> Batch:
+        """Returns the masked `input_ids`, and the predictions."""
+        masking = mask_tokens(batch["input_ids"], batch["segments"].sum(1), Draws(**draws), self.rules)
+        used = np.arange(self.rules.max_predictions_per_seq) < masking.counts[:, None]
         return {
             "input_ids": masking.ids,
             "word_positions": masking.positions,
             "word_ids": masking.labels,
             "word_weights": used.astype(np.float32),
         }
-
-    return Addition(add, lambda rng, rows, length: draw(rng, rows, length, rules)._asdict())
 
 
 def mask_tokens(ids: np.ndarray, sizes: np.ndarray, draws: Draws, rules: Rules) -> Masking:

@@ -7,23 +7,14 @@ dealt to the steps, so that each has as many sequences as the config says, in ne
 
 import collections
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from bertjax.common.errors import UserError
-from bertjax.distributed.mesh import Batch
+from bertjax.data.batch import Axis, Batch, BatchSpec, RowSize
 
 PARTNERS = 8  # steps, at most, with which one exchanges packs: of a million steps, all pairs would be too many
-
-
-class RowSize(NamedTuple):
-    """The most that a row holds."""
-
-    tokens: int
-    sequences: int
-    predictions: int = 0  # words that are predicted
 
 
 class Arrangement(NamedTuple):
@@ -194,84 +185,80 @@ def first_in_row(numbers: np.ndarray, rows: np.ndarray, count: int) -> np.ndarra
     return found
 
 
-def pack_pretraining(
+def pack(
     batch: Batch,
+    spec: BatchSpec,
     numbers: np.ndarray,
     rows: np.ndarray,
     starts: np.ndarray,
     count: int,
     row: RowSize,
-    kinds: Mapping[str, str] = {},
 ) -> Batch:
-    """Packs the sequences of a batch of pre-training, `[sequences, length]`, into `count` rows.
+    """Packs the sequences of a padded batch, one in each row, into `count` rows.
 
     Args:
-      batch: the arrays that `pipeline.train_batches` describes.
-      numbers: `[sequences]` row of each in the padded batch of all hosts.
-      rows, starts: `[sequences]`, as in `Arrangement`.
-      kinds: "token" or "sequence", by the names of what objectives have added to the batch.
+      batch: the padded batch, `[sequences, ...]`.
+      spec: the arrays of the packed batch. `segments` numbers the sequences of a row from 1. `positions`,
+        `first_tokens` and `dropout_rows` are computed, see `bertjax.data.batch.PACKING_ARRAYS`.
+      numbers: `[sequences]`, the row of each sequence in the padded batch of all hosts.
+      rows: `[sequences]`, the packed row of each sequence, ascending.
+      starts: `[sequences]`, the position of the first token of each sequence in its packed row.
+      count: the number of packed rows.
+      row: the size of a packed row.
 
     Returns:
-      The same arrays, `[count, length]`, `[count, predictions]` for predicted words, and `[count, sequences]` for
-      labels and weights of sequences. `segments` numbers the sequences of a row from 1. Three are added: `positions`
-      `[count, length]` within the sequences, `first_tokens` `[count, sequences]`, and `dropout_rows` `[count]`.
+      The arrays of the spec, `[count, ...]`.
 
-    Raises `UserError` if a row has too many predictions.
+    Raises:
+      UserError: if a sequence or the predictions of a row do not fit.
     """
-    length = row.tokens
     inside = batch["segments"] > 0
     sizes, place_in_row = inside.sum(1), numbers_in_row(rows)
-    ends = np.append(np.where(np.diff(rows), length, starts[1:]), length)
+    ends = np.append(np.where(np.diff(rows), row.tokens, starts[1:]), row.tokens)
     if (starts + sizes > ends).any():
         raise UserError("the records are longer than when their lengths were read; copy or prepare them again")
-
-    place = (rows * length + starts)[:, None] + np.arange(length)
-    place = place[inside]
-
-    def tokens(values):
-        values = np.broadcast_to(values, inside.shape)
-        packed = np.zeros(count * length, values.dtype)
-        packed[place] = values[inside]
-        return packed.reshape(count, length)
-
-    def sequences(values):
-        packed = np.zeros((count, row.sequences), values.dtype)
-        packed[rows, place_in_row] = values
-        return packed
-
-    packed = {
-        "dropout_rows": first_in_row(numbers, rows, count),
-        "input_ids": tokens(batch["input_ids"]),
-        "segments": tokens((place_in_row[:, None] + 1).astype(np.int32)),
-        "token_types": tokens(batch["token_types"]),
-        "positions": tokens(np.arange(length, dtype=np.int32)),
-        "first_tokens": sequences(starts.astype(np.int32)),
-        "pair_labels": sequences(batch["pair_labels"]),
-        "sequence_weights": sequences(batch["sequence_weights"]),
-    }
-    for name, kind in kinds.items():
-        packed[name] = (tokens if kind == "token" else sequences)(batch[name])
-    return packed | (_packed_words(batch, rows, starts, count, row) if row.predictions else {})
-
-
-def _packed_words(batch: Batch, rows: np.ndarray, starts: np.ndarray, count: int, row: RowSize) -> Batch:
-    """Packs the predicted words, those of a row one after the other."""
-    used = batch["word_weights"] > 0
-    of_row = np.repeat(rows, used.sum(1))
-    prediction = numbers_in_row(of_row)
+    place = ((rows * row.tokens + starts)[:, None] + np.arange(row.tokens))[inside]
+    is_predicted = _is_predicted(batch, spec)
+    row_of_prediction = np.repeat(rows, is_predicted.sum(1))
+    prediction = numbers_in_row(row_of_prediction)
     if (most := prediction.max(initial=-1) + 1) > row.predictions:
         raise UserError(
             f"config.packing: a row has {most} predicted words, but there is room for {row.predictions}; set "
             f"config.data.masked_lm_prob to what the records were made with, or config.packing=False"
         )
 
-    def packed(values):
-        found = np.zeros((count, row.predictions), values.dtype)
-        found[of_row, prediction] = values[used]
-        return found
+    def placed(axis: Axis, values: np.ndarray, padding: int) -> np.ndarray:
+        """Returns values per token, sequence or prediction in their places of the packed rows."""
+        if axis is Axis.TOKEN:
+            packed = np.full(count * row.tokens, padding, values.dtype)
+            packed[place] = np.broadcast_to(values, inside.shape)[inside]
+            return packed.reshape(count, row.tokens)
+        if axis is Axis.PREDICTION:
+            packed = np.full((count, row.predictions), padding, values.dtype)
+            packed[row_of_prediction, prediction] = values[is_predicted]
+            return packed
+        packed = np.full((count, row.sequences), padding, values.dtype)
+        packed[rows, place_in_row] = values
+        return packed
 
-    return {
-        "word_positions": packed((batch["word_positions"] + starts[:, None]).astype(np.int32)),
-        "word_ids": packed(batch["word_ids"]),
-        "word_weights": packed(batch["word_weights"]),
+    computed = {
+        "segments": (place_in_row[:, None] + 1).astype(np.int32),
+        "positions": np.arange(row.tokens, dtype=np.int32),
+        "first_tokens": starts.astype(np.int32),
     }
+    result = {}
+    for name, array in spec.items():
+        if array.axis is Axis.ROW:
+            continue
+        values = computed[name] if name in computed else batch[name]
+        if array.is_position:
+            values = (values + starts[:, None]).astype(array.dtype)
+        result[name] = placed(array.axis, values, array.padding)
+    return result | {"dropout_rows": first_in_row(numbers, rows, count)}
+
+
+def _is_predicted(batch: Batch, spec: BatchSpec) -> np.ndarray:
+    """Returns where there are predictions, booleans `[sequences, predictions]`."""
+    if any(array.axis is Axis.PREDICTION for array in spec.values()):
+        return batch["word_weights"] > 0
+    return np.zeros((len(batch["segments"]), 0), bool)

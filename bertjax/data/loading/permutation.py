@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.data.batch import Batch
 from bertjax.data.loading.masking import first_allowed
-from bertjax.data.loading.transforms import Addition, Arrays
+from bertjax.data.loading.transforms import BatchTransform
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -60,15 +61,27 @@ class Permutation(NamedTuple):
     selected: np.ndarray
 
 
-def permutes(k: int, max_span_words: int, max_predictions_per_seq: int, tokenizer: Tokenizer) -> Addition:
-    """Returns the addition of `ranks` and predicted words, see `Permutation`; other ones each time a row is read."""
+def rules_of(k: int, max_span_words: int, max_predictions_per_seq: int, tokenizer: Tokenizer) -> PermutationRules:
+    """Returns the rules for the tokens of a tokenizer."""
     special = tokenizer.cls_id, tokenizer.sep_id
-    rules = PermutationRules(k, max_span_words, max_predictions_per_seq, *special, tokenizer.continues_word)
+    return PermutationRules(k, max_span_words, max_predictions_per_seq, *special, tokenizer.continues_word)
 
-    def add(batch: Arrays, drawn: Arrays) -> Arrays:
+
+class RandomOrder(BatchTransform):
+    """Draws the order in which the tokens of a row are predicted. Each reading of the row draws another order."""
+
+    def __init__(self, rules: PermutationRules) -> None:
+        self.rules = rules
+
+    def draw(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
+        """Returns the fields of `PermutationDraws`."""
+        return draw(rng, rows, length, self.rules)._asdict()
+
+    def __call__(self, batch: Batch, draws: Batch) -> Batch:
+        """Returns the `ranks` of `Permutation`, and the predictions."""
         ids = batch["input_ids"]
-        ranks, selected = permute(ids, batch["segments"].sum(1), PermutationDraws(**drawn), rules)
-        used = np.arange(max_predictions_per_seq) < selected.sum(1)[:, None]
+        ranks, selected = permute(ids, batch["segments"].sum(1), PermutationDraws(**draws), self.rules)
+        used = np.arange(self.rules.max_predictions_per_seq) < selected.sum(1)[:, None]
         positions, words = np.zeros((2, *used.shape), np.int32)
         positions[used], words[used] = np.nonzero(selected)[1], ids[selected]
         return {
@@ -77,8 +90,6 @@ def permutes(k: int, max_span_words: int, max_predictions_per_seq: int, tokenize
             "word_ids": words,
             "word_weights": used.astype(np.float32),
         }
-
-    return Addition(add, lambda rng, rows, length: draw(rng, rows, length, rules)._asdict())
 
 
 def draw(rng: np.random.Generator, rows: int, length: int, rules: PermutationRules) -> PermutationDraws:

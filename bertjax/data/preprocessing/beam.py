@@ -1,7 +1,7 @@
-"""The preparation as Apache Beam pipelines: on a cluster, with the same functions and, byte for byte, the same records.
+"""The preparation as Apache Beam pipelines, for clusters. The functions and the bytes of the records are the same.
 
-Groups are read in parallel, blocks made into sequences wherever there is room, and the sequences of a shard brought
-together by a range of their random keys, as in `preparation`. No step holds more than a block or a shard, as arrays.
+Groups are read in parallel. Blocks are converted to sequences on any machine. The sequences of a shard are gathered by
+a range of random keys, as in `preparation`. A step holds at most one block or one shard, as arrays.
 """
 
 import collections
@@ -11,16 +11,17 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from etils import epath
+from ml_collections import ConfigDict
 
 try:
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 except ImportError:
-    beam = None
+    beam = None  # type: ignore[assignment]
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
@@ -35,44 +36,47 @@ from bertjax.data.preprocessing.job import Job
 from bertjax.data.preprocessing.rows import row_type
 from bertjax.data.preprocessing.shards import Shard
 from bertjax.data.preprocessing.word_counts import sample
+from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.vocabulary_learning import COUNTED_LETTERS
 
-HASH_RANGES = 1024  # each is compared on one machine
+HASH_RANGES = 1024  # ranges of hashes; one machine compares a range
 COUNTED_TOGETHER = 100_000  # words
 
 
 @contextlib.contextmanager
 def pipeline(options: Sequence[str]) -> Iterator:
-    """Runs a pipeline with Beam's own options. Raises `UserError` if it fails."""
+    """Runs a pipeline with options of Beam. Raises `UserError` if it fails."""
     if beam is None:
         raise UserError("--runner needs Apache Beam: pip install 'bertjax[beam]'")
-    logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)  # it prints what is raised below
+    logging.getLogger("apache_beam.runners.common").setLevel(
+        logging.CRITICAL
+    )  # otherwise, Beam also prints errors that are raised below
     try:
-        with beam.Pipeline(options=PipelineOptions([*options])) as made:
-            yield made
-    except Exception as error:  # runners raise many types, and wrap what a step raises
+        with beam.Pipeline(options=PipelineOptions([*options])) as running:
+            yield running
+    except Exception as error:  # runners raise many types, and wrap the errors of steps
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        said = re.search(r"UserError: (.*?)(?: \[while running.*)?$", str(error), re.MULTILINE)
-        raise UserError(said[1] if said else f"the Beam pipeline failed: {lines[-1][:300]}") from None
+        user_error = re.search(r"UserError: (.*?)(?: \[while running.*)?$", str(error), re.MULTILINE)
+        raise UserError(user_error[1] if user_error else f"the Beam pipeline failed: {lines[-1][:300]}") from None
 
 
-# What is left out.
+# Repeated text.
 
 
 def find_repeats(selection: Selection, groups: list[Group], work: epath.Path, options: Sequence[str]) -> str | None:
-    """As `selection.with_repeats`; returns the path of what repeats, None if the corpus is not cleaned of it."""
+    """Finds the repeats of the corpus; returns the path of the result, None if the rules do not remove repeats."""
     rules, path = selection.data["cleaning"], work / "repeats.npz"
-    if not cleaning.looks_for_repeats(rules):
+    if not cleaning.needs_repeats(rules):
         return None
 
     def write(ranges: Iterable[Repeats]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            np.savez(file, **cleaning.joined(ranges)._asdict())
+            np.savez(file, **cleaning.merge_repeats(ranges)._asdict())
 
-    with pipeline(options) as made:
+    with pipeline(options) as running:
         (
-            made
+            running
             | beam.Create(groups)
             | "spread groups" >> beam.Reshuffle()
             | "hash" >> beam.FlatMap(_hashes, selection)
@@ -84,20 +88,21 @@ def find_repeats(selection: Selection, groups: list[Group], work: epath.Path, op
     return str(path)
 
 
-def _hashes(group: Group, selection: Selection):
+def _hashes(group: Group, selection: Selection) -> Iterator[tuple[int, tuple[str, np.ndarray, np.ndarray]]]:
     """Yields (range, (kind, hashes, positions or documents))."""
     documents = ((position, document) for position, _, document in selection.clean(group, collections.Counter()))
-    for piece in cleaning.in_pieces(documents):
-        for kind, (keys, rows) in cleaning.hashes_of(piece, selection.data["cleaning"]).items():
+    for chunk in cleaning.in_chunks(documents):
+        for kind, (keys, rows) in cleaning.hashes_of(chunk, selection.data["cleaning"]).items():
             order = np.argsort(keys, kind="stable")
             for index, place in divide(keys[order], HASH_RANGES):
                 yield index, (kind, keys[order][place], rows[order][place])
 
 
-def _repeats_of(hashes, rules) -> Repeats:
+def _repeats_of(hashes: tuple[int, Iterable], rules: Mapping) -> Repeats:
+    """Returns the repeats in one range of hashes."""
     parts = [(kind, (keys, rows)) for kind, keys, rows in hashes[1]]
 
-    def of_kind(kind):
+    def of_kind(kind: str) -> tuple[np.ndarray, np.ndarray]:
         return merge((part for name, part in parts if name == kind), np.dtype(np.int64))
 
     return cleaning.repeats_among(of_kind, rules)
@@ -107,52 +112,63 @@ def _repeats_of(hashes, rules) -> Repeats:
 
 
 def learn_tokenizer(
-    config, groups: list[Group], selection: Selection, repeats: str | None, work: epath.Path, options: Sequence[str]
-):
-    """As `vocabulary.learn_tokenizer`."""
+    config: ConfigDict,
+    groups: list[Group],
+    selection: Selection,
+    repeats: str | None,
+    work: epath.Path,
+    options: Sequence[str],
+) -> Tokenizer:
+    """Learns or extends a vocabulary, like `vocabulary.learn_tokenizer`."""
     words = work / "words"
     work.mkdir(parents=True, exist_ok=True)
-    with pipeline(options) as made:
+    with pipeline(options) as running:
         (
-            made
+            running
             | beam.Create(groups)
             | "spread groups" >> beam.Reshuffle()
             | "read" >> beam.ParDo(_Read(selection, repeats))
             | "training" >> beam.Filter(lambda block: is_train(block.part))
             | "spread blocks" >> beam.Reshuffle()
-            | "count" >> beam.FlatMap(_count, vocabulary.words_of(config))
+            | "count" >> beam.FlatMap(_count, vocabulary.settings_of(config))
             | beam.CombinePerKey(sum)
             | "as lines" >> beam.Map(json.dumps)
             | beam.io.WriteToText(str(words))
         )
 
-    def parts():
+    def parts() -> Iterator[dict[str, int]]:
         for path in words.parent.glob("words-*"):
             with path.open() as file:
                 lines = map(json.loads, file)
-                while some := dict(itertools.islice(lines, COUNTED_TOGETHER)):
-                    yield some
+                while counts := dict(itertools.islice(lines, COUNTED_TOGETHER)):
+                    yield counts
 
     return vocabulary.learn_from(config, sample(parts(), COUNTED_LETTERS[config.tokenizer.kind]))
 
 
-def _count(block: Block, how: vocabulary.Words):
-    yield from vocabulary.count_block(block, how).items()
+def _count(block: Block, settings: vocabulary.WordSettings) -> Iterator[tuple[str, int]]:
+    yield from vocabulary.count_block(block, settings).items()
 
 
 # The records.
 
 
-def write_all(job: Job, groups: list[Group], selection: Selection, repeats: str | None, options: Sequence[str]):
-    """Writes all shards. Returns the statistics, the counts of `Selection.read`, and what each shard contains."""
+def write_all(
+    job: Job, groups: list[Group], selection: Selection, repeats: str | None, options: Sequence[str]
+) -> tuple[Mapping[str, int], Mapping, dict[Shard, dict]]:
+    """Writes all shards.
+
+    Returns:
+      The statistics by split, the counts of `Selection.read`, and the entry of each shard in the manifest.
+    """
     result = epath.Path(job.work) / "result.json"
 
-    def write_result(_, statistics, counts, written) -> None:
+    def write_result(_: None, statistics: Mapping, counts: list, written: list) -> None:
         write_whole(result, json.dumps([list(statistics.items()), counts, written]))
 
-    with pipeline(options) as made:
+    with pipeline(options) as running:
         read = (
-            made
+            running
             | beam.Create(groups)
             | "spread groups" >> beam.Reshuffle()
             | "read" >> beam.ParDo(_Read(selection, repeats)).with_outputs("counts", main="blocks")
@@ -164,7 +180,7 @@ def write_all(job: Job, groups: list[Group], selection: Selection, repeats: str 
         )
         rows = sequences.rows | "count rows" >> beam.CombinePerKey(sum)
         parts = sequences.pieces | "choose shards" >> beam.FlatMap(_by_shard, job, beam.pvalue.AsDict(rows))
-        empty = rows | "all shards" >> beam.FlatMap(_empty_shards, job)  # a range may have no rows
+        empty = rows | "all shards" >> beam.FlatMap(_empty_shards, job)  # a shard may have no rows
         written = (
             [parts, empty]
             | beam.Flatten()
@@ -174,7 +190,7 @@ def write_all(job: Job, groups: list[Group], selection: Selection, repeats: str 
         statistics = sequences.statistics | "sum statistics" >> beam.CombinePerKey(sum)
         counts = read.counts | "sum counts" >> beam.CombinePerKey(sum)
         (
-            made
+            running
             | "once" >> beam.Create([None])
             | "write result"
             >> beam.Map(
@@ -187,67 +203,73 @@ def write_all(job: Job, groups: list[Group], selection: Selection, repeats: str 
     statistics, counts, written = json.loads(result.read_text())
     counts = collections.Counter({tuple(name) if isinstance(name, list) else name: n for name, n in counts})
     check_not_empty(counts, selection.weights)
-    contents = {Shard(job.shapes[number], *rest): found for (number, *rest), found in written}
-    return collections.Counter(dict(statistics)), counts, contents
+    entries = {Shard(job.shapes[number], *rest): entry for (number, *rest), entry in written}
+    return collections.Counter(dict(statistics)), counts, entries
 
 
 if beam is not None:
 
     class _Read(beam.DoFn):
-        """Group -> blocks; "counts": what `Selection.read` counts."""
+        """Converts a group to blocks. The output "counts" has the counts of `Selection.read`."""
 
         def __init__(self, selection: Selection, repeats: str | None):
+            """Stores the arguments; workers receive a copy."""
             self.selection, self.repeats = selection, repeats
 
-        def setup(self):
+        def setup(self) -> None:
+            """Reads the repeats, once per worker."""
             if self.repeats:
                 with epath.Path(self.repeats).open("rb") as file, np.load(file) as arrays:
                     self.selection = dataclasses.replace(self.selection, repeats=Repeats(**arrays))
 
-        def process(self, group: Group):
-            counts = collections.Counter()
+        def process(self, group: Group) -> Iterator:
+            """Yields the blocks of a group and the counts."""
+            counts: collections.Counter = collections.Counter()
             yield from blocks.blocks_of(group, self.selection, counts)
             for item in counts.items():
                 yield beam.pvalue.TaggedOutput("counts", item)
 
     class _MakeSequences(beam.DoFn):
-        """Block -> pieces of its sequences in the order of their keys; "statistics"; "rows" by part and length."""
+        """Converts a block to chunks of sequences in the order of the keys. More outputs: "statistics" and "rows"."""
 
         def __init__(self, job: Job):
+            """Stores the settings; workers receive a copy."""
             self.job = job
 
-        def process(self, block: Block):
+        def process(self, block: Block) -> Iterator:
+            """Yields chunks of sequences, statistics, and the number of rows by part and shape."""
             statistics, rows = blocks.sequences_of(block, self.job)
             for name, count in blocks.of_split(block.part, statistics, self.job).items():
                 yield beam.pvalue.TaggedOutput("statistics", (name, count))
-            for number, (keys, pieces) in enumerate(rows):
+            for number, (keys, arrays) in enumerate(rows):
                 yield beam.pvalue.TaggedOutput("rows", ((block.part, number), len(keys)))
-                keys, together = merge([(keys, np.concatenate(pieces))], pieces[0].dtype)
+                keys, ordered = merge([(keys, np.concatenate(arrays))], arrays[0].dtype)
                 for first in range(0, len(keys), ROWS):
                     place = slice(first, first + ROWS)
-                    yield block.part, number, (*block.number, first), keys[place].tobytes(), together[place].tobytes()
+                    yield block.part, number, (*block.number, first), keys[place].tobytes(), ordered[place].tobytes()
 
 
 def _shards_of(job: Job, part: str, number: int, rows: int) -> list[Shard]:
     return shards.shards_of(job, {(part, job.shapes[number]): rows})
 
 
-def _empty_shards(of_part, job: Job):
-    (part, number), rows = of_part
+def _empty_shards(part_and_rows: tuple[tuple[str, int], int], job: Job) -> Iterator[tuple[tuple, tuple]]:
+    """Yields the shards of a part and shape without content."""
+    (part, number), rows = part_and_rows
     for shard in _shards_of(job, part, number, rows):
         yield (number, shard.part, shard.index, shard.count), ((), b"", b"")
 
 
-def _by_shard(piece, job: Job, rows: dict[tuple[str, int], int]):
-    """Yields (shard, (place in the corpus, keys, rows)) of a piece."""
-    part, number, place, keys, data = piece
+def _by_shard(chunk: tuple, job: Job, rows: Mapping[tuple[str, int], int]) -> Iterator[tuple[tuple, tuple]]:
+    """Yields (shard, (place in the corpus, keys, rows)) of a chunk of sequences."""
+    part, number, place, key_bytes, row_bytes = chunk
     count = len(_shards_of(job, part, number, rows[part, number]))
-    keys, data = np.frombuffer(keys, np.uint64), np.frombuffer(data, row_type(job.shapes[number], job))
-    for index, its in divide(keys, count):
-        yield (number, part, index, count), (place, keys[its].tobytes(), data[its].tobytes())
+    keys, data = np.frombuffer(key_bytes, np.uint64), np.frombuffer(row_bytes, row_type(job.shapes[number], job))
+    for index, in_shard in divide(keys, count):
+        yield (number, part, index, count), (place, keys[in_shard].tobytes(), data[in_shard].tobytes())
 
 
-def _write_shard(gathered, job: Job) -> tuple[list, dict]:
+def _write_shard(gathered: tuple[tuple, Iterable[tuple]], job: Job) -> tuple[list, dict]:
     (number, *rest), parts = gathered
     shard = Shard(job.shapes[number], *rest)
     kind = row_type(shard.shape, job)

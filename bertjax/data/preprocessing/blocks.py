@@ -1,4 +1,4 @@
-"""The first pass of a preparation: documents -> blocks -> masked sequences on disk, in random order."""
+"""The first pass of a preparation: divides documents into blocks, and writes their masked sequences to disk."""
 
 import collections
 import glob
@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,26 +18,42 @@ from bertjax.data.corpus.corpus import Group
 from bertjax.data.corpus.selection import Selected, Selection, check_not_empty, split_of
 from bertjax.data.preprocessing.job import Job, tokenizer_of
 from bertjax.data.preprocessing.rows import make_rows, row_type
-from bertjax.data.preprocessing.sequences import as_tokens
+from bertjax.data.preprocessing.sequences import Tokens, as_tokens
 from bertjax.text.tokenizer import Tokenizer
 
 BLOCK_CHARACTERS = 2_000_000
-BLOCK_DOCUMENTS = 16  # least documents of a block: a random next segment comes from another document of it
+MIN_BLOCK_DOCUMENTS = 16  # documents of a block; a random next segment is from another document of the block
 BIG_BLOCK_CHARACTERS = 16_000_000  # a block of this size needs only two documents
-UNKNOWN, MOST_SHOWN = "unknown_word_of_source_", 30  # prefix in the statistics; letters of a word that are shown
+UNKNOWN, MAX_SHOWN = "unknown_word_of_source_", 30  # prefix in the statistics; letters of a word that are shown
 ENCODED_SENTENCES = 8192  # sentences encoded at a time
-UNKNOWN_SENTENCES, UNKNOWN_WORDS = 20, 3  # of a block: sentences whose unknown words are counted, and the most frequent
+UNKNOWN_SENTENCES, UNKNOWN_WORDS = 20, 3  # per block: sentences with counted unknown words; reported words
 
 
 class Block(NamedTuple):
-    part: str  # see `selection`
-    number: tuple[int, int]  # the group's number, and the block's within it
+    """Documents that one worker converts together.
+
+    Attributes:
+      part: the part of the records, see `selection`.
+      number: the number of the group, and the number of the block in the group.
+      selected: the documents.
+      bytes: the number of bytes, as stored, that were read since the previous block.
+    """
+
+    part: str
+    number: tuple[int, int]
     selected: list[Selected]
-    bytes: int  # bytes read since the block before, as they are stored
+    bytes: int
 
 
 class Spilled(NamedTuple):
-    """A block on disk: its statistics; for each shape the number of its sequences, and their file."""
+    """A block on disk.
+
+    Attributes:
+      part: the part of the records.
+      stats: the statistics of the block.
+      rows: the number of sequences of each shape.
+      paths: the file of the sequences of each shape.
+    """
 
     part: str
     stats: dict[str, int]
@@ -46,13 +62,17 @@ class Spilled(NamedTuple):
 
 
 def blocks_of(group: Group, selection: Selection, counts: collections.Counter) -> Iterator[Block]:
-    """Yields a group in blocks of at least `BLOCK_CHARACTERS` and `BLOCK_DOCUMENTS`, separately for each part.
+    """Yields the blocks of a group for each part: at least `BLOCK_CHARACTERS` and `MIN_BLOCK_DOCUMENTS` per block.
 
-    Buffers a full block until the next one of its part is full, so that it can absorb a last block that is too short.
-    `counts` is as in `Selection.read`.
+    Buffers a full block until the next block of its part is full, so that it can absorb a short last block.
+
+    Args:
+      group: the group.
+      selection: the selection of documents.
+      counts: the counts of `Selection.read`.
     """
-    held = {part: [] for part in selection.parts}
-    growing = {part: [] for part in selection.parts}
+    held: dict[str, list[Selected]] = {part: [] for part in selection.parts}
+    growing: dict[str, list[Selected]] = {part: [] for part in selection.parts}
     sizes = dict.fromkeys(selection.parts, 0)
     number, read = 0, counts["bytes"]
 
@@ -62,19 +82,20 @@ def blocks_of(group: Group, selection: Selection, counts: collections.Counter) -
         number, read = number + 1, counts["bytes"]
         return made
 
-    for each in selection.read(group, counts):
-        part = each.part
-        growing[part].append(each)
-        sizes[part] += sum(map(len, each.document.lines))
+    for document in selection.read(group, counts):
+        part = document.part
+        growing[part].append(document)
+        sizes[part] += sum(map(len, document.document.lines))
         if sizes[part] >= BLOCK_CHARACTERS and (
-            len(growing[part]) >= BLOCK_DOCUMENTS or (sizes[part] >= BIG_BLOCK_CHARACTERS and len(growing[part]) >= 2)
+            len(growing[part]) >= MIN_BLOCK_DOCUMENTS
+            or (sizes[part] >= BIG_BLOCK_CHARACTERS and len(growing[part]) >= 2)
         ):
             if held[part]:
                 yield block(part, held[part])
             held[part], growing[part], sizes[part] = growing[part], [], 0
     for part in selection.parts:
         last = [held[part], growing[part]]
-        for selected in last if len(growing[part]) >= BLOCK_DOCUMENTS else [held[part] + growing[part]]:
+        for selected in last if len(growing[part]) >= MIN_BLOCK_DOCUMENTS else [held[part] + growing[part]]:
             if selected:
                 yield block(part, selected)
 
@@ -87,29 +108,29 @@ def read_blocks(groups: Iterable[Group], selection: Selection, counts: collectio
 
 
 def identity_of(block: Block, job: Job) -> str:
-    """Returns a hash that changes if the sequences of a block, in this folder for unfinished work, become others."""
-    content = [job.fingerprint, block.part, block.number]
-    content += [(each.copies, each.document.lines) for each in block.selected]
+    """Returns a hash that changes if the sequences of a block change. It is unique in the folder `Job.work`."""
+    content: list[Any] = [job.fingerprint, block.part, block.number]
+    content += [(selected.copies, selected.document.lines) for selected in block.selected]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def spill(block: Block, job: Job) -> Spilled:
-    """Writes the sequences of a block to disk, unless a preparation before has done so with the same text."""
+    """Writes the sequences of a block to disk, unless an earlier preparation has written the same block."""
     path = os.path.join(job.work, f"block-{identity_of(block, job)}")
     done, paths = f"{path}.json", [f"{path}.{shape.length}" for shape in job.shapes]
     if os.path.exists(done):
         with open(done) as file:
             return Spilled(**json.load(file), paths=paths)
     stats, rows = sequences_of(block, job)
-    for file, (keys, parts) in zip(paths, rows):
-        write_run(file, keys, parts)
-    summary = dict(part=block.part, stats=stats, rows=[len(keys) for keys, _ in rows])
+    for path_of_shape, (keys, arrays) in zip(paths, rows):
+        write_run(path_of_shape, keys, arrays)
+    summary: dict[str, Any] = dict(part=block.part, stats=stats, rows=[len(keys) for keys, _ in rows])
     write_whole(done, json.dumps(summary))
     return Spilled(**summary, paths=paths)
 
 
 def keep_unmerged(work: str) -> None:
-    """Deletes what is left of the preparation of another corpus, except blocks that have not been merged."""
+    """Deletes the files of a preparation of another corpus, except blocks that are not merged yet."""
     for entry in os.scandir(work):
         path, kind = os.path.splitext(entry.path)
         is_block = entry.name.startswith("block-")
@@ -120,34 +141,62 @@ def keep_unmerged(work: str) -> None:
 
 
 def delete_other_blocks(work: str, spilled: Iterable[Spilled]) -> None:
-    """Deletes the blocks of a preparation before, of a text that is no longer there."""
-    used = {os.path.splitext(each.paths[0])[0] for each in spilled}
+    """Deletes the blocks of earlier preparations whose text is not in the corpus any more."""
+    used = {os.path.splitext(block.paths[0])[0] for block in spilled}
     for entry in os.scandir(work):
         if entry.name.startswith("block-") and entry.path.rpartition(".")[0] not in used:
             os.unlink(entry.path)
 
 
 def of_split(part: str, statistics: Mapping[str, int], job: Job) -> dict[str, int]:
-    """Returns the statistics of some documents of a part, named as in the manifest."""
+    """Returns statistics of documents of a part under their names in the manifest."""
     split, _ = split_of(part, job.sources)
     return {f"{split}_{name}": count for name, count in statistics.items()}
 
 
-def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, list[np.ndarray]]]]:
-    """Returns the statistics of a block; for each shape random keys of its rows `[rows]`, and the rows in pieces."""
-    tokenizer, data = tokenizer_of(job), job.data
-    documents = [each.document for each in block.selected]
-    texts = [sentences.split(document, data["language"], data["split_sentences"]) for document in documents]
-    flat = [sentence for text in texts for sentence in text]
-    pieces = range(0, max(1, len(flat)), ENCODED_SENTENCES)
-    ids, sizes = zip(*(tokenizer.encode_flat(flat[first : first + ENCODED_SENTENCES]) for first in pieces))
-    tokens = as_tokens(np.concatenate(ids), np.concatenate(sizes), [len(text) for text in texts])
-    sizes, owner = np.concatenate(sizes), np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    tokens_of_each = np.bincount(owner, sizes, len(texts)).astype(int)
-    has_tokens = tokens_of_each > 0  # `as_tokens` leaves out the others
-    copies = np.array([each.copies for each in block.selected])[has_tokens]
+def sequences_of(block: Block, job: Job) -> tuple[dict[str, int], list[tuple[np.ndarray, list[np.ndarray]]]]:
+    """Makes the sequences of a block.
+
+    Returns:
+      The statistics of the block; for each shape, random keys `[rows]` and arrays of the rows in succession.
+    """
+    data = job.data
+    tokens, has_tokens, stats = _encode(block, job)
+    copies = np.array([selected.copies for selected in block.selected])[has_tokens]
     if data["next_sentence"] == "pairs" and len(copies) < 2:  # a random next segment needs another document
         copies = copies[:0]
+    rows = []
+    for shape in job.shapes:
+        seed = [data["seed"], shape.length, *block.number]
+        arrays, in_no_copy = [np.empty(0, row_type(shape, job))], np.arange(len(tokens.ids))
+        for copy in range(copies.max(initial=0)):
+            used = np.flatnonzero(copies > copy)
+            made, cut = make_rows(tokens, used, shape, job, tokenizer_of(job), [*seed, copy])
+            arrays.append(made)
+            in_no_copy = np.intersect1d(in_no_copy, cut, assume_unique=True)
+        stats[f"tokens_of_{shape.length}"] = int(sum(array["size"].sum(dtype=np.int64) for array in arrays))
+        stats[f"tokens_in_records_of_{shape.length}"] = len(tokens.ids) - len(in_no_copy)
+        rows.append((keys_of(sum(map(len, arrays)), data["stream"], np.random.default_rng(seed)), arrays))
+    return stats, rows
+
+
+def _encode(block: Block, job: Job) -> tuple[Tokens, np.ndarray, dict[str, int]]:
+    """Returns the tokens of a block, whether each document has tokens `[documents]`, and statistics.
+
+    The tokens do not contain documents without tokens.
+    """
+    tokenizer, data = tokenizer_of(job), job.data
+    documents = [selected.document for selected in block.selected]
+    texts = [sentences.split(document, data["language"], data["split_sentences"]) for document in documents]
+    counts = [len(text) for text in texts]
+    flat = [sentence for text in texts for sentence in text]
+    starts = range(0, max(1, len(flat)), ENCODED_SENTENCES)
+    encoded = [tokenizer.encode_flat(flat[first : first + ENCODED_SENTENCES]) for first in starts]
+    ids, sizes = (np.concatenate(arrays) for arrays in zip(*encoded))
+    tokens = as_tokens(ids, sizes, counts)
+    document_of = np.repeat(np.arange(len(texts)), counts)  # `[sentences]`
+    document_sizes = np.bincount(document_of, sizes, len(texts)).astype(int)
+    has_tokens = document_sizes > 0
     stats = dict(
         documents=len(tokens.documents) - 1,
         several_sentences=int((np.diff(tokens.documents) > 1).sum()),
@@ -157,45 +206,40 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
         bytes=block.bytes,
         documents_without_tokens=int((~has_tokens).sum()),
     )
-    unknown = np.searchsorted(np.cumsum(sizes), np.flatnonzero(tokens.ids == tokenizer.unk_id), "right")  # sentences
-    of_source = np.array([job.sources.index(each.source) for each in block.selected])
-    for name, counts in {
-        "tokens": np.bincount(of_source, tokens_of_each),
-        "unknown_tokens": np.bincount(of_source[owner[unknown]]),
+    # The sentence of each unknown token.
+    unknown = np.searchsorted(np.cumsum(sizes), np.flatnonzero(tokens.ids == tokenizer.unk_id), "right")
+    source_of = np.array([job.sources.index(selected.source) for selected in block.selected])  # `[documents]`
+    for name, by_source in {
+        "tokens": np.bincount(source_of, document_sizes),
+        "unknown_tokens": np.bincount(source_of[document_of[unknown]]),
     }.items():
-        stats |= {f"{name}_of_source_{number}": int(count) for number, count in enumerate(counts) if count}
-    first = {number: int(of_source[owner[number]]) for number in unknown.tolist()}
+        stats |= {f"{name}_of_source_{number}": int(count) for number, count in enumerate(by_source) if count}
+    first = {number: int(source_of[document_of[number]]) for number in unknown.tolist()}
     stats |= _unknown_words([(flat[number], source) for number, source in first.items()], tokenizer)
-    rows = []
-    for shape in job.shapes:
-        seed = [data["seed"], shape.length, *block.number]
-        pieces, in_no_copy = [np.empty(0, row_type(shape, job))], np.arange(len(tokens.ids))
-        for copy in range(copies.max(initial=0)):
-            used = np.flatnonzero(copies > copy)
-            made, cut = make_rows(tokens, used, shape, job, tokenizer, [*seed, copy])
-            pieces.append(made)
-            in_no_copy = np.intersect1d(in_no_copy, cut, assume_unique=True)
-        stats[f"tokens_of_{shape.length}"] = int(sum(piece["size"].sum(dtype=np.int64) for piece in pieces))
-        stats[f"tokens_in_records_of_{shape.length}"] = len(tokens.ids) - len(in_no_copy)
-        rows.append((keys_of(sum(map(len, pieces)), data["stream"], np.random.default_rng(seed)), pieces))
-    return stats, rows
+    return tokens, has_tokens, stats
 
 
 def _unknown_words(texts: list[tuple[str, int]], tokenizer: Tokenizer) -> dict[str, int]:
-    """Returns how often the first texts have unknown words, as statistics; `texts`: all that have some, with the number
-    of their source."""
-    words = collections.Counter()
+    """Returns counts of the unknown words in the first texts, as statistics.
+
+    Args:
+      texts: sentences with unknown words, and the numbers of their sources.
+      tokenizer: the tokenizer.
+    """
+    words: collections.Counter[str] = collections.Counter()
     for text, source in texts[:UNKNOWN_SENTENCES]:
         encoded = tokenizer.encode(text)
         for token, (start, end) in zip(encoded.ids, encoded.offsets):
             if token == tokenizer.unk_id and (word := text[start:end].strip()):
-                words[f"{UNKNOWN}{source} {word[:MOST_SHOWN]}"] += 1
+                words[f"{UNKNOWN}{source} {word[:MAX_SHOWN]}"] += 1
     return dict(words.most_common(UNKNOWN_WORDS))
 
 
 def keys_of(rows: int, is_stream: bool, rng: np.random.Generator) -> np.ndarray:
-    """Returns random keys of a block's rows `[rows]`; of a stream one key, to which their numbers are added, so that
-    they stay together, in their order."""
+    """Returns random keys of the rows of a block, `[rows]`.
+
+    The keys of a stream are one random number plus the number of the row, so that the rows stay together in order.
+    """
     if is_stream:
         return (rng.integers(2**32, dtype=np.uint64) << np.uint64(32)) + np.arange(rows, dtype=np.uint64)
     return rng.integers(2**64, size=rows, dtype=np.uint64)

@@ -1,14 +1,14 @@
-"""What a preparation is, and what its workers need to know of it."""
+"""The settings of a preparation for its workers."""
 
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
-UNFINISHED = "unfinished"  # folder in the output of what is kept between the passes
+UNFINISHED = "unfinished"  # folder in the output for files between the passes
 
 
 class RecordShape(NamedTuple):
@@ -23,10 +23,13 @@ class Job:
     """The settings that a worker needs.
 
     Attributes:
+      shapes: the shapes of the records.
       data: `config.data`, as a dict.
-      sources: the sources of the corpus that are used.
-      tokenizer: arguments of `tokenizer.load`, as pairs.
-      work: the folder of what is kept between the passes.
+      sources: the used sources of the corpus.
+      vocab_size: the vocabulary size of the tokenizer.
+      fingerprint: the fingerprint of the tokenizer.
+      tokenizer: the arguments of `tokenizer.load`, as pairs.
+      work: the folder for files between the passes.
       output: the folder of the records.
     """
 
@@ -34,17 +37,17 @@ class Job:
     data: Mapping
     sources: tuple[str, ...]
     vocab_size: int
-    fingerprint: str  # the tokenizer's fingerprint
-    tokenizer: tuple[tuple[str, object], ...]
+    fingerprint: str
+    tokenizer: tuple[tuple[str, Any], ...]
     work: str
     output: str
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
-    """Loads the tokenizer of a job, once in a process."""
+    """Returns the tokenizer of a job. Loads it once per process."""
     return _load(job.tokenizer, job.fingerprint)
 
 
 @functools.lru_cache(maxsize=1)
-def _load(settings: tuple[tuple[str, object], ...], fingerprint: str) -> Tokenizer:
+def _load(settings: tuple[tuple[str, Any], ...], fingerprint: str) -> Tokenizer:
     return tokenizer.load(**dict(settings))

@@ -1,13 +1,13 @@
 """Converts a corpus to TFRecords in several processes, with bounded memory.
 
-The output does not depend on the number of processes, byte for byte. A preparation that is killed continues where it
-was when it is started again.
+The bytes of the output do not depend on the number of processes. A killed preparation continues when it is started
+again.
 
-First pass (`blocks`): workers tokenize blocks of documents, make sequences and mask them, with random generators of
-the block's own, give each a random key, and write them to disk in the order of their keys. The files of many blocks
-are merged into few (`runs`). Second pass (`shards`): each shard is a range of keys; workers gather it from all files
-and write it in the order of the keys, which shuffles. A worker never holds more than one block or one shard. If
-duplicates are to be left out, a pass before (`cleaning`) finds them.
+If duplicates are removed, a pass before the first pass (`cleaning`) finds them. First pass (`blocks`): workers tokenize
+blocks of documents, make sequences and mask them. The seeds of the random generators belong to the block. Each sequence
+has a random key; a block is written to disk in the order of the keys. The files of many blocks are merged into few
+files (`common.sorting`). Second pass (`shards`): each shard is a range of keys. Workers gather this range from all
+files, and write it in the order of the keys, which shuffles the sequences. A worker holds one block or shard at most.
 """
 
 import collections
@@ -18,9 +18,10 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common import lock
 from bertjax.common.errors import UserError
@@ -46,12 +47,12 @@ RECIPE_FIELDS = (
     "next_sentence", "masking", "text_column", "document", "mix_when", "stream",
 )  # fmt: skip
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
-VERSION = 3  # version of the records: increased if the same config gives other records, or other counts
-STREAM_VERSION = 5  # the same, where the records are a stream of text
+VERSION = 3  # version of the records: increase it if the same config gives other records or counts
+STREAM_VERSION = 5  # version of the records of a stream of text
 
 
-def recipe_of(config) -> dict:
-    """Returns the config fields that determine the records, besides tokenizer and lengths."""
+def recipe_of(config: ConfigDict) -> dict:
+    """Returns the config fields that determine the records, except the tokenizer and the lengths."""
     fields = RECIPE_FIELDS + (MASKING_FIELDS if config.data.masking == "static" else ())
     recipe = {"corpus": list(corpus_sources(config)), **{name: config.data[name] for name in fields}}
     if config.data.mix_when == "read":
@@ -60,10 +61,10 @@ def recipe_of(config) -> dict:
     return json.loads(json.dumps(recipe))  # the same types as in the manifest
 
 
-def check_recipe(config, manifest: dict, folder: epath.PathLike) -> None:
-    """Raises `UserError` if the records were prepared with another recipe; names the flags that match them."""
+def check_recipe(config: ConfigDict, manifest: Mapping, folder: epath.PathLike) -> None:
+    """Raises `UserError` if the records were prepared with another recipe. The message has the flags of the records."""
     recipe = recipe_of(config)
-    if not recipe["corpus"]:  # the config does not set it
+    if not recipe["corpus"]:  # the config does not set the corpus
         del recipe["corpus"], recipe["mixture"]
     prepared = {**recipe_of(pretraining_config()), **manifest["recipe"]}  # older manifests do not have all fields
     if wrong := {name: prepared.get(name) for name, value in recipe.items() if prepared.get(name) != value}:
@@ -78,31 +79,40 @@ def check_recipe(config, manifest: dict, folder: epath.PathLike) -> None:
         )
 
 
-def changes_of_corpus(config, manifest: Mapping) -> list[str]:
-    """Returns which sources are no longer what the records were prepared from, and how; one that is gone is not."""
-    found = []
-    for source, before in manifest.get("read", {}).items():
+def changes_of_corpus(config: ConfigDict, manifest: Mapping) -> list[str]:
+    """Returns descriptions of the sources that have changed since the preparation; ignores missing sources."""
+    changes = []
+    for source, extent in manifest.get("read", {}).items():
         try:
             now = corpus.extents(corpus.portions([source]))[source]
         except UserError:
             continue
-        before = corpus.Extent(**before)
+        before = corpus.Extent(**extent)
         if now.identity != before.identity:
             sizes = f"{now}, was {before}" if str(now) != str(before) else f"{now} as before, but written since"
-            found.append(f"{source} has changed ({sizes})")
-    return found
+            changes.append(f"{source} has changed ({sizes})")
+    return changes
 
 
-def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequence[str] | None = None) -> dict:
-    """Writes the records of every stage of `config`, the tokenizer and the manifest to `output`; returns the manifest.
+def prepare(
+    config: ConfigDict, output: epath.PathLike, workers: int = 1, beam_options: Sequence[str] | None = None
+) -> dict:
+    """Writes the records of every stage of `config`, the tokenizer and the manifest.
 
     Loads the tokenizer from `config.tokenizer.path`, or learns it from the training documents if the path is empty.
-    Writes the manifest last. Goes on with what a killed run of the same config and corpus has finished. Raises
-    `UserError` if `output` already has a manifest or the corpus has too few documents.
+    Continues a killed preparation of the same config and corpus. Writes the manifest last.
 
     Args:
-      workers: processes on this machine.
-      beam_options: if given, runs as Apache Beam pipelines with these options instead, such as `--runner=...`.
+      config: the whole config.
+      output: the folder for the records.
+      workers: the number of processes on this machine.
+      beam_options: the options of Apache Beam pipelines, such as `--runner=...`; None prepares on this machine.
+
+    Returns:
+      The manifest.
+
+    Raises:
+      UserError: `output` already has a manifest, or the corpus has too few documents.
     """
     if workers < 1:
         raise UserError(f"--workers={workers}: must be at least 1")
@@ -111,13 +121,13 @@ def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequ
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
     phase(f"reading {_describe(groups)}")
-    given = vocabulary.given_tokenizer(config)
+    loaded = vocabulary.load_tokenizer(config)
     with lock.held(output, "--output"):
-        folder_for(output)  # again: another preparation may just have ended
+        folder_for(output)  # checks again, because another preparation may have ended since the first check
         if beam_options is None:
-            prepared = prepare_here(config, output, groups, selection, given, workers)
+            prepared = prepare_here(config, output, groups, selection, loaded, workers)
         else:
-            prepared = prepare_on_beam(config, output, groups, selection, given, beam_options)
+            prepared = prepare_on_beam(config, output, groups, selection, loaded, beam_options)
         manifest = manifest_of(config, prepared, groups)
         shards.delete_others(output, manifest["sets"])
         write_manifest(output, manifest)
@@ -127,20 +137,20 @@ def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequ
 
 
 def _describe(groups: Sequence[Group]) -> str:
-    """Describes the corpus: "12 files, 3.0 MB", or names its sources if these are no files."""
+    """Describes the corpus: "12 files, 3.0 MB". Names the sources that are not files."""
     portions = [portion for group in groups for portion in group.portions]
     files, size = sum(len(portion.files) for portion in portions), sum(portion.bytes for portion in portions)
-    others = [portion.source for portion in portions if not portion.files]
-    parts = [*others, *([f"{files:,} file{'s' * (files > 1)}"] if files else [])]
-    others = sum(count for portion in portions for _, count, _ in portion.others)
-    skipped = f"; {others:,} other file{'s have names' if others > 1 else ' has a name'} that prepare does not read"
-    return ", ".join(parts + ([describe_bytes(size)] if size else [])) + skipped * (others > 0)
+    names = [portion.source for portion in portions if not portion.files]
+    parts = [*names, *([f"{files:,} file{'s' * (files > 1)}"] if files else [])]
+    skipped = sum(count for portion in portions for _, count, _ in portion.unread)
+    note = f"; {skipped:,} other file{'s have names' if skipped > 1 else ' has a name'} that prepare does not read"
+    return ", ".join(parts + ([describe_bytes(size)] if size else [])) + note * (skipped > 0)
 
 
 def folder_for(output: epath.PathLike) -> epath.Path:
-    """Raises `UserError` if records cannot be written there."""
+    """Returns the folder as a path. Raises `UserError` if records cannot be written there."""
     if not str(output):
-        raise UserError("--output: name a folder")
+        raise UserError("--output: set it to a folder")
     try:
         output = epath.Path(output)
     except KeyError as error:
@@ -153,9 +163,10 @@ def folder_for(output: epath.PathLike) -> epath.Path:
 
 
 class Prepared(NamedTuple):
-    """What a preparation has done.
+    """The result of a preparation.
 
     Attributes:
+      job: the settings of the workers.
       totals: statistics of the documents, by split.
       counts: the counts of `Selection.read`.
       written: the entry of each shard in the manifest.
@@ -168,16 +179,21 @@ class Prepared(NamedTuple):
 
 
 def prepare_here(
-    config, output: epath.Path, groups: list[Group], selection: Selection, given: Tokenizer | None, workers: int
+    config: ConfigDict,
+    output: epath.Path,
+    groups: list[Group],
+    selection: Selection,
+    loaded: Tokenizer | None,
+    workers: int,
 ) -> Prepared:
     """Prepares the records in processes of this machine."""
     corpus_identity = identity_of_corpus(groups)
-    work, ahead = unfinished(output, identity_of(config, given), corpus_identity), 2 * workers
+    work, ahead = unfinished(output, identity_of(config, loaded), corpus_identity), 2 * workers
     with worker_pool(workers) as pool:
-        of_corpus = os.path.join(work, f"corpus-{corpus_identity}")  # what the whole text decides
-        os.makedirs(of_corpus, exist_ok=True)
-        selection = with_repeats(selection, groups, of_corpus, pool, ahead)
-        used = given or learnt_tokenizer(config, groups, selection, of_corpus, pool, ahead)
+        corpus_work = os.path.join(work, f"corpus-{corpus_identity}")  # files that depend on the whole text
+        os.makedirs(corpus_work, exist_ok=True)
+        selection = with_repeats(selection, groups, corpus_work, pool, ahead)
+        used = loaded or learnt_tokenizer(config, groups, selection, corpus_work, pool, ahead)
         used.save(output)
         job = job_of(config, used, output, work)
         totals, counts, rows, paths = spill_all(job, groups, selection, pool, ahead)
@@ -186,7 +202,12 @@ def prepare_here(
 
 
 def prepare_on_beam(
-    config, output: epath.Path, groups: list[Group], selection: Selection, given: Tokenizer | None, options
+    config: ConfigDict,
+    output: epath.Path,
+    groups: list[Group],
+    selection: Selection,
+    loaded: Tokenizer | None,
+    options: Sequence[str],
 ) -> Prepared:
     """Prepares the records with Apache Beam."""
     from bertjax.data.preprocessing import beam  # its import takes seconds
@@ -195,36 +216,36 @@ def prepare_on_beam(
     if work.exists():
         work.rmtree()
     repeats = beam.find_repeats(selection, groups, work, options)
-    used = given or beam.learn_tokenizer(config, groups, selection, repeats, work, options)
+    used = loaded or beam.learn_tokenizer(config, groups, selection, repeats, work, options)
     used.save(output)
     job = job_of(config, used, output, str(work))
     totals, counts, written = beam.write_all(job, groups, selection, repeats, options)
-    rows = collections.Counter()
+    rows: collections.Counter[tuple[str, RecordShape]] = collections.Counter()
     for shard, entry in written.items():
         rows[shard.part, shard.shape] += entry["records"]
     check_contents(config, totals, counts, rows)
     return Prepared(job, totals, counts, written)
 
 
-def identity_of(config, given: Tokenizer | None) -> str:
-    """A hash that changes if the records of the same text may become others."""
+def identity_of(config: ConfigDict, loaded: Tokenizer | None) -> str:
+    """Returns a hash that changes if the records of the same text may change."""
     version = STREAM_VERSION if config.data.stream else VERSION
     content = [version, recipe_of(config), config.data.layout, [list(shape) for shape in shapes(config)]]
-    content += [given.fingerprint if given else [_learnt_by(config), config.model.vocab_size]]
+    content += [loaded.fingerprint if loaded else [_vocabulary_recipe(config), config.model.vocab_size]]
     return _hash(json.dumps(content, sort_keys=True))
 
 
-def _learnt_by(config) -> dict:
-    """What says how a vocabulary is learnt, or extended."""
-    found = config.tokenizer.to_dict()
-    if not found.pop("extend"):
-        return found
-    base = tokenizer.load(found["kind"], found["path"], found["lowercase"])
-    return found | {"extend": config.tokenizer.extend, "path": base.fingerprint}
+def _vocabulary_recipe(config: ConfigDict) -> dict:
+    """Returns the fields that determine a learnt or extended vocabulary."""
+    fields = config.tokenizer.to_dict()
+    if not fields.pop("extend"):
+        return fields
+    base = tokenizer.load(fields["kind"], fields["path"], fields["lowercase"])
+    return fields | {"extend": config.tokenizer.extend, "path": base.fingerprint}
 
 
 def identity_of_corpus(groups: Sequence[Group]) -> str:
-    """A hash that changes if the text may have changed."""
+    """Returns a hash that changes if the text may have changed."""
     return _hash("\n".join(group.identity for group in groups))
 
 
@@ -232,7 +253,7 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def shapes(config) -> tuple[RecordShape, ...]:
+def shapes(config: ConfigDict) -> tuple[RecordShape, ...]:
     """Returns the shapes of the records of all stages of pre-training, one for each length."""
     most: dict[int, int] = {}
     for stage in stages_of(config):
@@ -241,10 +262,15 @@ def shapes(config) -> tuple[RecordShape, ...]:
 
 
 def unfinished(output: epath.Path, identity: str, corpus_identity: str) -> str:
-    """Returns the local folder of what is kept between the passes: in the output, or in TMPDIR if that is remote.
+    """Creates the local folder for files between the passes: in the output, or in TMPDIR for a remote output.
 
-    Blocks of a stopped run with the same identity are kept, and files of other runs are deleted. If the corpus has
-    changed, blocks with the same text are kept.
+    Keeps blocks of a stopped run with the same identity, and deletes files of other runs. If the corpus has changed,
+    keeps blocks with the same text.
+
+    Args:
+      output: the folder for the records.
+      identity: the hash of `identity_of`.
+      corpus_identity: the hash of `identity_of_corpus`.
     """
     if "://" not in str(output):
         folder = output / UNFINISHED
@@ -252,7 +278,7 @@ def unfinished(output: epath.Path, identity: str, corpus_identity: str) -> str:
         folder = epath.Path(tempfile.gettempdir()) / f"bertjax-{_hash(str(output))}"
     work = folder / identity
     if work.exists():
-        print(f"going on with the unfinished preparation in {output}", flush=True)
+        print(f"continuing the unfinished preparation in {output}", flush=True)
     elif folder.exists():
         folder.rmtree()
     work.mkdir(parents=True, exist_ok=True)
@@ -261,18 +287,21 @@ def unfinished(output: epath.Path, identity: str, corpus_identity: str) -> str:
     return str(work)
 
 
-def learnt_tokenizer(config, groups: list[Group], selection: Selection, work: str, pool, ahead: int) -> Tokenizer:
-    """Learns the tokenizer and keeps it, or loads the one that a killed run has learnt."""
+def learnt_tokenizer(
+    config: ConfigDict, groups: list[Group], selection: Selection, work: str, pool: Any, ahead: int
+) -> Tokenizer:
+    """Learns the tokenizer and saves it in the folder `work`, or loads it from there."""
     kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
-    kept = epath.Path(work) / tokenizer.KINDS[kind].filename
-    if kept.exists():
-        return tokenizer.load(kind, kept, lowercase)
+    saved = epath.Path(work) / tokenizer.KINDS[kind].filename
+    if saved.exists():
+        return tokenizer.load(kind, saved, lowercase)
     learnt = vocabulary.learn_tokenizer(config, groups, selection, work, pool, ahead)
     learnt.save(work)
     return learnt
 
 
-def job_of(config, used: Tokenizer, output: epath.Path, work: str) -> Job:
+def job_of(config: ConfigDict, used: Tokenizer, output: epath.Path, work: str) -> Job:
+    """Returns the settings of the workers for a config and the used tokenizer."""
     return Job(
         shapes=shapes(config),
         data=config.data.to_dict(),
@@ -285,14 +314,22 @@ def job_of(config, used: Tokenizer, output: epath.Path, work: str) -> Job:
     )
 
 
-def spill_all(job: Job, groups: list[Group], selection: Selection, pool, ahead: int):
-    """Spills the whole corpus.
+def spill_all(
+    job: Job, groups: list[Group], selection: Selection, pool: Any, ahead: int
+) -> tuple[
+    Mapping[str, int], Mapping, Mapping[tuple[str, RecordShape], int], Mapping[tuple[str, RecordShape], list[str]]
+]:
+    """Writes the blocks of the whole corpus to disk.
 
-    Returns its statistics by split, the counts of `Selection.read`, and of each part and shape the number of rows and
-    the files that they are in, in the order of the corpus.
+    Returns:
+      The statistics by split; the counts of `Selection.read`; the number of rows and the files of each part and shape
+      in the order of the corpus.
     """
-    totals, counts, rows = collections.Counter(), collections.Counter(), collections.Counter()
-    paths, done = collections.defaultdict(list), []
+    totals: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter = collections.Counter()
+    rows: collections.Counter[tuple[str, RecordShape]] = collections.Counter()
+    paths: dict[tuple[str, RecordShape], list[str]] = collections.defaultdict(list)
+    done = []
     function = functools.partial(blocks.spill, job=job)
     lengths = " and ".join(str(shape.length) for shape in job.shapes)
     phase(f"converting the text to sequences of {lengths} tokens")
@@ -312,25 +349,29 @@ def write_all(
     job: Job,
     rows: Mapping[tuple[str, RecordShape], int],
     paths: Mapping[tuple[str, RecordShape], list[str]],
-    pool,
+    pool: Any,
     ahead: int,
-) -> dict:
-    """Writes all shards; returns what each contains. `rows`, `paths`: as `spill_all` returns them."""
+) -> dict[shards.Shard, dict]:
+    """Writes all shards; returns their entries in the manifest. `spill_all` returns `rows` and `paths`."""
     for shape in job.shapes:
         (epath.Path(job.output) / record_sets.set_folder(shape.length)).mkdir(exist_ok=True)
     phase("shuffling the sequences and writing the records")
-    few = {each: merge_until_few(found, row_type(each[1], job), pool, ahead) for each, found in paths.items()}
+    merged = {
+        (part, shape): merge_until_few(files, row_type(shape, job), pool, ahead)
+        for (part, shape), files in paths.items()
+    }
     wanted = shards.shards_of(job, rows)
-    function, parts = functools.partial(shards.write, job=job), ((s, few[s.part, s.shape]) for s in wanted)
+    function, parts = functools.partial(shards.write, job=job), ((s, merged[s.part, s.shape]) for s in wanted)
     with Bar("writing the records", [len(wanted)], " files") as bar:
         written = {}
-        for shard, contents in zip(wanted, in_order(pool, function, parts, ahead)):
-            written[shard] = contents
+        for shard, entry in zip(wanted, in_order(pool, function, parts, ahead)):
+            written[shard] = entry
             bar.update()
     return written
 
 
-def manifest_of(config, prepared: Prepared, groups: Sequence[Group]) -> dict:
+def manifest_of(config: ConfigDict, prepared: Prepared, groups: Sequence[Group]) -> dict:
+    """Returns the manifest of prepared records."""
     job, totals, counts, written = prepared
     return {
         "recipe": recipe_of(config),
@@ -351,16 +392,16 @@ def manifest_of(config, prepared: Prepared, groups: Sequence[Group]) -> dict:
 
 
 def _real_tokens_share(shape: RecordShape, totals: Mapping, written: Mapping[shards.Shard, dict]) -> float:
-    """Returns the share of the tokens of training sequences that is no padding."""
+    """Returns the share of the tokens of training sequences that are not padding."""
     rows = sum(entry["records"] for shard, entry in written.items() if shard.shape == shape and is_train(shard.part))
     return round(totals[f"train_tokens_of_{shape.length}"] / (rows * shape.length), 4)
 
 
 def report(manifest: dict, seconds: float) -> None:
-    """Prints what was prepared, left out and mixed."""
+    """Prints the summary of a preparation."""
     totals = manifest["corpus"]
     characters = totals["train_characters"] + totals["heldout_characters"]
-    written = sum(file["records"] for found in manifest["sets"].values() for s in SPLITS for file in found[s].values())
+    written = sum(file["records"] for files in manifest["sets"].values() for s in SPLITS for file in files[s].values())
     print(
         f"prepared {written:,} records from {totals['train_documents']:,} training and "
         f"{totals['heldout_documents']:,} held-out documents: {characters / 1e6:.1f} M characters in {seconds:.0f} s, "
@@ -371,8 +412,10 @@ def report(manifest: dict, seconds: float) -> None:
         print(line, flush=True)
 
 
-def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple[str, RecordShape], int]) -> None:
-    """Raises `UserError` if there is too little text to train or to evaluate on."""
+def check_contents(
+    config: ConfigDict, totals: Mapping, counts: Mapping, rows: Mapping[tuple[str, RecordShape], int]
+) -> None:
+    """Raises `UserError` if there is too little text for training or evaluation."""
     train, heldout = totals["train_documents"], totals["heldout_documents"]
     is_pairs = config.data.next_sentence == "pairs"
     needs = "next-sentence prediction needs at least two" if is_pairs else "at least one is needed"

@@ -1,4 +1,4 @@
-"""Sequences as rows of an array: made from tokens, kept on disk between the passes, turned into records."""
+"""Sequences as rows of a structured array, the format on disk between the passes of a preparation."""
 
 import random
 
@@ -12,7 +12,7 @@ from bertjax.text.tokenizer import Tokenizer
 
 
 def row_type(shape: RecordShape, job: Job) -> np.dtype:
-    """The format of a sequence; omits what can be derived, and with dynamic masking what is masked."""
+    """Returns the type of a sequence, without derived fields and, with dynamic masking, without masked tokens."""
     number = number_type(shape.length, job.vocab_size)
     fields = [
         ("ids", number, (shape.length,)),
@@ -32,12 +32,21 @@ def row_type(shape: RecordShape, job: Job) -> np.dtype:
 def make_rows(
     tokens: Tokens, documents: np.ndarray, shape: RecordShape, job: Job, tokenizer: Tokenizer, seed: list[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Makes the sequences that cover some documents once, masked unless masking is dynamic.
+    """Makes the sequences that cover documents once, with masks unless masking is dynamic.
 
-    Returns the sequences, and the places of the tokens that are in no sequence, ascending.
+    Args:
+      tokens: the tokens of a block.
+      documents: the ascending indices of the documents.
+      shape: the shape of the sequences.
+      job: the preparation.
+      tokenizer: the tokenizer.
+      seed: the seed of the random generators.
+
+    Returns:
+      The sequences, and the ascending places of the tokens that are in no sequence.
     """
     rng = np.random.default_rng(seed)
-    chance, data, of_all = random.Random(rng.bytes(16)), job.data, tokens
+    python_rng, data, all_tokens = random.Random(rng.bytes(16)), job.data, tokens
     if data["next_sentence"] == "none":
         tokens = separated(of_documents(tokens, documents), tokenizer.sep_id)
     if data["stream"]:
@@ -45,21 +54,21 @@ def make_rows(
         rows = _cut(framed, row_type(shape, job))
         rest = np.isin(framed[rows["ids"].size :], (tokenizer.cls_id, tokenizer.sep_id), invert=True).sum()
         size = len(tokens.ids) - len(documents)
-        return rows, _places_among_all(np.arange(size - rest, size), of_all, documents)
-    instances = make_instances(
+        return rows, _places_among_all(np.arange(size - rest, size), all_tokens, documents)
+    made = make_instances(
         tokens,
         documents.tolist(),
         data["next_sentence"],
-        chance,
+        python_rng,
         length=shape.length,
         short_seq_prob=data["short_seq_prob"],
     )
-    instances = np.array(list(instances), np.int32).reshape(-1, 5)
+    instances = np.array(list(made), np.int32).reshape(-1, 5)
     outside = _outside(instances[:, :4].reshape(-1, 2), len(tokens.ids))
     if data["next_sentence"] == "none":
         separators = np.array([tokens.starts[place] for place in tokens.documents[1:]]) - 1
         outside = outside[np.isin(outside, separators, invert=True)]
-        outside = _places_among_all(outside - np.searchsorted(separators, outside), of_all, documents)
+        outside = _places_among_all(outside - np.searchsorted(separators, outside), all_tokens, documents)
     ids, sizes = assemble(tokens.ids, instances[:, :4], shape.length, tokenizer)
     rows = np.empty(len(instances), row_type(shape, job))
     if data["masking"] == "static":
@@ -74,15 +83,15 @@ def make_rows(
 
 
 def _outside(spans: np.ndarray, size: int) -> np.ndarray:
-    """Returns the places from 0 to `size` that are in none of the spans `[spans, 2]`, of start and size."""
+    """Returns the places from 0 to `size - 1` outside of all spans (start, size), `[spans, 2]`."""
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
-    ends = np.maximum.accumulate(np.append(0, spans.sum(1)))  # of all spans before
+    ends = np.maximum.accumulate(np.append(0, spans.sum(1)))  # maximum end of the earlier spans
     gaps = np.maximum(np.append(spans[:, 0], size) - ends, 0)
     return np.repeat(ends - np.cumsum(gaps) + gaps, gaps) + np.arange(gaps.sum())
 
 
 def _places_among_all(places: np.ndarray, tokens: Tokens, documents: np.ndarray) -> np.ndarray:
-    """Returns the places among all tokens of places among the tokens of some documents, and of all other documents."""
+    """Converts unused places among the tokens of some documents to unused places among all tokens of the block."""
     if len(documents) == len(tokens.documents) - 1:
         return places
     edges = np.array([tokens.starts[place] for place in tokens.documents])
@@ -92,14 +101,14 @@ def _places_among_all(places: np.ndarray, tokens: Tokens, documents: np.ndarray)
 
 
 def _framed(tokens: Tokens, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the tokens with [CLS] where texts that are scored or continued have it: before each document, or last."""
+    """Inserts [CLS], or the special pieces of the tokenizer, before or after each document."""
     edges = np.array(tokens.starts)[np.array(tokens.documents)]
     places, added = (edges[1:], (tokenizer.cls_id,)) if tokenizer.ends_with_cls else (edges[:-1], tokenizer.begin)
     return np.insert(tokens.ids, np.repeat(places, len(added)), added * len(places))
 
 
 def _cut(ids: np.ndarray, row: np.dtype) -> np.ndarray:
-    """Cuts tokens into sequences as long as they may be, all of them tokens; leaves out what remains at the end."""
+    """Cuts tokens into sequences of the full length; omits the remaining tokens at the end."""
     length = row["ids"].shape[0]
     rows = np.zeros(len(ids) // length, row)
     rows["ids"] = ids[: len(rows) * length].reshape(-1, length)
@@ -107,18 +116,19 @@ def _cut(ids: np.ndarray, row: np.dtype) -> np.ndarray:
     return rows
 
 
-def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Tokenizer):
-    """Copies segments A and B out of `tokens`, as [CLS] A [SEP] B [SEP] and padding; without a B, as [CLS] A [SEP]. The
-    [CLS] comes last if that is where the tokenizer has it.
+def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Makes rows [CLS] A [SEP] B [SEP] or [CLS] A [SEP], with padding. Some tokenizers have the [CLS] at the end.
 
     Args:
       tokens: `[tokens]`.
       spans: `[rows, 4]`: start and size of A, start and size of B.
+      length: the length of the rows.
+      tokenizer: the tokenizer.
 
     Returns:
       ids `[rows, length]`, and the number of tokens of each row `[rows]`.
     """
-    first_start, first_size, second_start, second_size = spans.T[..., None]  # [rows, 1] each
+    first_start, first_size, second_start, second_size = spans.T[..., None]  # arrays `[rows, 1]`
     place = np.arange(length, dtype=np.int32)
     begin = len(tokenizer.begin)
     first_end = begin + first_size  # `first_end` and `end` are the places of the [SEP]s

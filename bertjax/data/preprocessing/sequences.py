@@ -1,5 +1,8 @@
-"""Makes the sequences of pre-training from documents: segment pairs (Google's create_pretraining_data.py), segments in
-order or swapped (ALBERT), or full sentences (RoBERTa)."""
+"""Makes the sequences of pre-training from documents.
+
+The sequences are segment pairs (Google's create_pretraining_data.py), segments in order or swapped (ALBERT), or full
+sentences (RoBERTa).
+"""
 
 import bisect
 import random
@@ -10,12 +13,12 @@ import numpy as np
 
 
 class Tokens(NamedTuple):
-    """The tokens of some documents: sentence i is `ids[starts[i] : starts[i + 1]]`, and never empty.
+    """The tokens of documents: sentence i is `ids[starts[i] : starts[i + 1]]`. Sentences are not empty.
 
     Attributes:
       ids: `[tokens]`.
       starts: `[sentences + 1]`, also the end of the last sentence.
-      documents: `[documents + 1]`: document i has the sentences `documents[i] : documents[i + 1]`, at least one.
+      documents: `[documents + 1]`. Document i has the sentences `documents[i] : documents[i + 1]`, at least one.
     """
 
     ids: np.ndarray
@@ -24,12 +27,12 @@ class Tokens(NamedTuple):
 
 
 def as_tokens(ids: np.ndarray, sizes: np.ndarray, sentences: Sequence[int]) -> Tokens:
-    """Leaves out sentences without tokens, and documents without sentences.
+    """Returns the tokens of documents. Removes sentences without tokens, and documents without sentences.
 
     Args:
-      ids: `[tokens]` of all sentences, one after the other.
-      sizes: tokens of each sentence.
-      sentences: number of sentences of each document.
+      ids: `[tokens]` of all sentences in succession.
+      sizes: the number of tokens of each sentence.
+      sentences: the number of sentences of each document.
     """
     document = np.repeat(np.arange(len(sentences)), sentences)[sizes > 0]
     counts = np.bincount(document, minlength=1)
@@ -38,14 +41,14 @@ def as_tokens(ids: np.ndarray, sizes: np.ndarray, sentences: Sequence[int]) -> T
 
 
 def of_documents(tokens: Tokens, documents: np.ndarray) -> Tokens:
-    """Returns the tokens of some documents, given as ascending indices."""
+    """Returns the tokens of the documents with these ascending indices."""
     sizes, counts = np.diff(tokens.starts), np.diff(tokens.documents)
     used = np.repeat(np.isin(np.arange(len(counts)), documents), counts)
     return as_tokens(tokens.ids[np.repeat(used, sizes)], sizes[used], counts[documents])
 
 
 def separated(tokens: Tokens, sep_id: int) -> Tokens:
-    """Adds [SEP] at the end of each document, to its last sentence."""
+    """Appends [SEP] to the last sentence of each document."""
     starts, documents = np.array(tokens.starts), np.array(tokens.documents)
     ids = np.insert(tokens.ids, starts[documents[1:]], sep_id)
     return Tokens(
@@ -54,16 +57,21 @@ def separated(tokens: Tokens, sep_id: int) -> Tokens:
 
 
 class Instance(NamedTuple):
-    """Segments A and B, of at least one token each; with [CLS] and two [SEP] they fit the sequence length.
+    """A sequence: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] if the size of B is 0. Segments are spans of the tokens.
 
-    A segment is `size` of the tokens, from `start` on. Without a B, whose size is 0 then, there is but one [SEP].
+    Attributes:
+      first_start: the first token of A.
+      first_size: the number of tokens of A, at least one.
+      second_start: the first token of B.
+      second_size: the number of tokens of B.
+      label: 1 if B is a random segment, or if the segments are swapped.
     """
 
     first_start: int
     first_size: int
     second_start: int
     second_size: int
-    label: int  # 1 if B is a random segment, or if the segments are swapped
+    label: int
 
 
 def make_instances(
@@ -75,7 +83,16 @@ def make_instances(
     length: int,
     short_seq_prob: float = 0.1,
 ) -> Iterator[Instance]:
-    """Yields the sequences of some documents: pairs | order | none, for which the tokens must be `separated`."""
+    """Yields the sequences of documents.
+
+    Args:
+      tokens: the tokens; `separated` tokens for `next_sentence="none"`.
+      documents: the indices of the documents; ignored for `next_sentence="none"`, which uses all documents.
+      next_sentence: pairs, order, or none (full sentences).
+      rng: the random generator.
+      length: the sequence length.
+      short_seq_prob: the probability of a shorter sequence.
+    """
     if next_sentence == "none":
         yield from make_full_sentences(tokens, rng, length=length, short_seq_prob=short_seq_prob)
     else:
@@ -87,11 +104,11 @@ def make_instances(
 def make_pairs(
     tokens: Tokens, index: int, rng: random.Random, *, length: int, short_seq_prob: float
 ) -> Iterator[Instance]:
-    """Yields segment pairs that cover document `index`, as Google's create_instances_from_document does.
+    """Yields segment pairs that cover document `index`, like create_instances_from_document of Google.
 
     Gathers sentences until they fill a sequence of `length` tokens, then splits them at a random sentence boundary.
-    With probability 0.5, and always if there is only one sentence, takes B from a random position in another document
-    instead; the sentences that this frees go into the next pair. There must be at least two documents.
+    With probability 0.5, and always for a single sentence, B is a random segment of another document; the sentences of
+    the original B are then part of the next pair. There must be at least two documents.
     """
     _, starts, documents = tokens
     max_tokens = length - 3
@@ -125,10 +142,10 @@ def make_pairs(
 def make_ordered(
     tokens: Tokens, index: int, rng: random.Random, *, length: int, short_seq_prob: float
 ) -> Iterator[Instance]:
-    """Yields two consecutive segments at a time that cover document `index`, half of them swapped (Lan et al. 2020).
+    """Yields pairs of consecutive segments that cover document `index`, half of them swapped (Lan et al. 2020).
 
-    Gathers sentences and splits them as `make_pairs`, a single sentence at a random token. What is too long loses its
-    beginning and its end, so that the segments remain consecutive. Leaves out a single token at the document's end.
+    Gathers and splits sentences like `make_pairs`; splits a single sentence at a random token. Segments that are too
+    long lose tokens at their outer ends, so that they remain consecutive. Omits a single last token of a document.
     """
     _, starts, documents = tokens
     max_tokens = length - 3
@@ -154,10 +171,10 @@ def make_ordered(
 def make_full_sentences(
     tokens: Tokens, rng: random.Random, *, length: int, short_seq_prob: float
 ) -> Iterator[Instance]:
-    """Yields single segments of full sentences, also of several documents (Liu et al. 2019, section 4.2).
+    """Yields single segments of full sentences, which may span documents (Liu et al. 2019, section 4.2).
 
-    Only sentences that are longer than a sequence are cut. Uses each token once, of the [SEP] between documents
-    (`separated`) those within a segment. Draws for each sequence, not for each document, whether it is a short one.
+    Cuts only sentences that are longer than a sequence. Uses each token once, and the [SEP] of a document (`separated`)
+    only inside a segment. Draws the length for each sequence, not for each document.
     """
     starts, documents = tokens.starts, tokens.documents
     max_tokens = length - 2
@@ -178,28 +195,28 @@ def make_full_sentences(
 
 
 def _target(max_tokens: int, short_seq_prob: float, rng: random.Random) -> int:
-    """The number of tokens to gather: `max_tokens`, or with a small probability a random number, at least 2."""
+    """Returns the number of tokens to gather: `max_tokens`, or with `short_seq_prob` a random number of at least 2."""
     return 2 + _below(rng, max_tokens - 1) if rng.random() < short_seq_prob else max_tokens
 
 
 def _gather(starts: list[int], sentence: int, last: int, target: int) -> int:
-    """The end of the sentences from `sentence` on that have `target` tokens; at least one, and not beyond `last`."""
+    """Returns the end of the sentences from `sentence` that reach `target` tokens: at least one, up to `last`."""
     return min(last, bisect.bisect_left(starts, starts[sentence] + target, sentence + 1))
 
 
 def _below(rng: random.Random, limit: int) -> int:
-    """A random number from 0 to limit - 1; `rng.randrange` takes five times as long."""
+    """Returns a random number from 0 to limit - 1; `rng.randrange` is five times slower."""
     return int(rng.random() * limit)
 
 
 def _random_segment(starts: list[int], first: int, last: int, target: int, rng: random.Random) -> tuple[int, int]:
-    """Sentences of a document, from a random one on, until there are `target` tokens; at least one sentence."""
+    """Returns start and end of consecutive sentences of a document with `target` tokens, from a random sentence."""
     sentence = first + _below(rng, last - first)
     return starts[sentence], starts[_gather(starts, sentence, last, max(target, 1))]
 
 
 def _truncate(first: int, second: int, max_tokens: int) -> tuple[int, int]:
-    """The sizes that remain if the longer segment always loses a token, B if both are equal (truncate_seq_pair)."""
+    """Returns the sizes after the longer segment, or B on a tie, has repeatedly lost a token (truncate_seq_pair)."""
     excess = max(0, first + second - max_tokens)
     difference = first - second
     lead = min(excess, abs(difference))
@@ -209,5 +226,5 @@ def _truncate(first: int, second: int, max_tokens: int) -> tuple[int, int]:
 
 
 def _cut_in_front(excess: int, rng: random.Random) -> int:
-    """How many of the tokens that are removed are the first ones: each is, or is not, with probability 0.5."""
+    """Returns the number of tokens to remove in front, if each removed token is in front with probability 0.5."""
     return rng.getrandbits(excess).bit_count() if excess else 0

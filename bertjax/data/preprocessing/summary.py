@@ -1,7 +1,7 @@
-"""The summary of a preparation: the files, documents and tokens of a corpus. Each is counted once.
+"""The summary of a preparation: numbers of files, documents and tokens, which the manifest contains.
 
-Its numbers are in the manifest. Files: found = read + empty + skipped. Documents: read = used + held out + empty + left
-out + not used. Tokens: in the corpus = in the records of a length + cut.
+Files: found = read + empty + skipped. Documents: read = training + held out + empty + left out + unused. Tokens: in the
+corpus = in the records of a length + cut.
 """
 
 import collections
@@ -12,12 +12,12 @@ from bertjax.data.corpus.corpus import Group
 from bertjax.data.corpus.selection import SPLITS, skipped_files
 from bertjax.data.preprocessing.blocks import UNKNOWN
 
-STATISTICS = ("characters", "documents", "several_sentences", "sentences", "tokens")  # of the documents of each split
-LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled
-MOST_CUT = 0.01  # share of the tokens that are in no record, above which there is a warning
-MOST_UNKNOWN = 0.01  # share of unknown tokens in a source, above which there is a warning
-MOST_WORDS = 5  # unknown words that are shown
-NOT_USED = {  # documents that are read and not used, for other reasons than cleaning
+STATISTICS = ("characters", "documents", "several_sentences", "sentences", "tokens")  # statistics of each split
+MIN_REAL_TOKENS = 0.5  # a smaller share of tokens that are not padding gives a hint
+MAX_CUT = 0.01  # a larger share of tokens outside of the records gives a warning
+MAX_UNKNOWN = 0.01  # a larger share of unknown tokens in a source gives a warning
+MAX_WORDS = 5  # unknown words that are shown
+UNUSED = {  # counts of documents that are not used, without the counts of cleaning
     "empty_documents": "empty",
     "documents_without_tokens": "without any token",
     "unused_documents": "not drawn for the mixture",
@@ -27,13 +27,17 @@ NOT_USED = {  # documents that are read and not used, for other reasons than cle
 def counts_of(
     totals: Mapping, counts: Mapping, groups: Sequence[Group], sources: Sequence[str], lengths: Sequence[int]
 ) -> dict:
-    """Returns the counts of a preparation for its manifest: "corpus", "sources", "files", "cleaning", "unknown_words".
+    """Returns the counts of a preparation for the manifest: "corpus", "sources", "files", "cleaning", "unknown_words".
 
     Args:
       totals: the statistics of the blocks, by split.
       counts: the counts of `Selection.read`.
+      groups: the corpus.
+      sources: the sources of the corpus.
+      lengths: the sequence lengths of the records.
     """
-    skipped, others = skipped_files(counts), corpus.others_of(part for group in groups for part in group.portions)
+    portions = [portion for group in groups for portion in group.portions]
+    skipped, unread = skipped_files(counts), corpus.unread_kinds(portions)
     names = *STATISTICS, *(f"tokens_in_records_of_{length}" for length in lengths)
     whole = {f"{split}_{name}": totals[f"{split}_{name}"] for split in SPLITS for name in names}
     of_all = {name: sum(counts[name, source] for source in sources) for name in ("read", "empty_documents")}
@@ -41,9 +45,9 @@ def counts_of(
     whole["empty_documents"] = of_all["empty_documents"]
     whole["documents_without_tokens"] = sum(totals[f"{split}_documents_without_tokens"] for split in SPLITS)
     whole["unused_documents"] = counts["unused_documents"]
-    paths = (path for group in groups for part in group.portions for path in part.files)
+    paths = (path for portion in portions for path in portion.files)
     whole["text_files"] = sum(map(reading.is_plain_text, paths))
-    words = collections.Counter()
+    words: collections.Counter[tuple[str, str]] = collections.Counter()
     for name, count in totals.items():
         if UNKNOWN in name:
             number, _, word = name.partition(UNKNOWN)[2].partition(" ")
@@ -66,34 +70,34 @@ def counts_of(
                 "empty": counts["empty_files", source],
                 "no_json_lines": counts["skipped_files", source],
                 "first_faults": [f"{path}: {fault}" for path, fault in skipped.get(source, ())],
-                "other_names": {kind: [n, *first] for kind, (n, first) in others.get(source, {}).items()},
+                "other_names": {kind: [n, *first] for kind, (n, first) in unread.get(source, {}).items()},
             }
             for source in sources
             if counts["files", source] + counts["empty_files", source] + counts["skipped_files", source]
         },
-        "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
+        "cleaning": {change: counts[change] for change in cleaning.CHANGES if counts[change]},
         "unknown_words": _first_words(words),
     }
 
 
 def _first_words(words: Mapping[tuple[str, str], int]) -> dict[str, list[str]]:
-    """Returns the most frequent words of each source. `words`: how often each (source, word) occurs."""
+    """Returns the most frequent words of each source from the counts of (source, word)."""
     frequent: dict[str, list[str]] = {}
     for source, word in sorted(words, key=lambda key: (-words[key], key)):
-        if len(shown := frequent.setdefault(source, [])) < MOST_WORDS:
-            shown.append(word)
+        if len(first := frequent.setdefault(source, [])) < MAX_WORDS:
+            first.append(word)
     return frequent
 
 
 def unused(totals: Mapping, counts: Mapping) -> str:
-    """Returns which documents are not used for training, for a message about too few; see `counts_of`."""
-    found = {
+    """Returns the counts of documents that are not training documents, to append to a message; see `counts_of`."""
+    unused_counts = {
         "held out (config.data.heldout_fraction)": totals["heldout_documents"],
         "empty": sum(count for name, count in counts.items() if "empty_documents" in name),
         "without any token": sum(totals[f"{split}_documents_without_tokens"] for split in SPLITS),
         "not drawn for the mixture": counts["unused_documents"],
     }
-    return "".join(f"; {count:,} {text}" for text, count in found.items() if count)
+    return "".join(f"; {count:,} {text}" for text, count in unused_counts.items() if count)
 
 
 def lines_of(manifest: Mapping) -> Iterator[str]:
@@ -108,15 +112,15 @@ def lines_of(manifest: Mapping) -> Iterator[str]:
 
 def _files(manifest: Mapping) -> Iterator[str]:
     files = manifest["files"]
-    for source, found in files.items():
-        kinds = {kind: (count, names) for kind, (count, *names) in found["other_names"].items()}
-        skipped = found["no_json_lines"] + sum(count for count, _ in kinds.values())
-        total = found["read"] + found["empty"] + skipped
+    for source, counts in files.items():
+        kinds = {kind: (count, names) for kind, (count, *names) in counts["other_names"].items()}
+        skipped = counts["no_json_lines"] + sum(count for count, _ in kinds.values())
+        total = counts["read"] + counts["empty"] + skipped
         of_source = f" of {source}" if len(files) > 1 else ""
-        empty = f", {found['empty']:,} without a document" if found["empty"] else ""
-        yield f"files{of_source}: {total:,} found = {found['read']:,} read{empty}, {skipped:,} skipped"
-        if found["no_json_lines"]:
-            yield f"  {found['no_json_lines']:,} skipped for their content, such as {found['first_faults'][0]}"
+        empty = f", {counts['empty']:,} without a document" if counts["empty"] else ""
+        yield f"files{of_source}: {total:,} found = {counts['read']:,} read{empty}, {skipped:,} skipped"
+        if counts["no_json_lines"]:
+            yield f"  {counts['no_json_lines']:,} skipped for their content, such as {counts['first_faults'][0]}"
         if kinds:
             yield f"  skipped for their names: {reading.describe_kinds(kinds)}"
 
@@ -124,12 +128,12 @@ def _files(manifest: Mapping) -> Iterator[str]:
 def _documents(manifest: Mapping) -> Iterator[str]:
     totals, removed = manifest["corpus"], manifest["cleaning"]
     parts = [f"{totals['train_documents']:,} for training", f"{totals['heldout_documents']:,} held out"]
-    parts += [f"{totals[name]:,} {text}" for name, text in NOT_USED.items() if totals[name]]
-    if left_out := sum(count for what, count in removed.items() if what not in cleaning.LINES):
+    parts += [f"{totals[name]:,} {text}" for name, text in UNUSED.items() if totals[name]]
+    if left_out := sum(count for change, count in removed.items() if change not in cleaning.LINE_CHANGES):
         parts.append(f"{left_out:,} left out")
     yield f"documents: {totals['read_documents']:,} read = {', '.join(parts)}"
-    for what, count in removed.items():
-        yield f"  {count:,} {cleaning.CHANGES[what]}"
+    for change, count in removed.items():
+        yield f"  {count:,} {cleaning.CHANGES[change]}"
 
 
 def _tokens(manifest: Mapping) -> Iterator[str]:
@@ -143,12 +147,12 @@ def _tokens(manifest: Mapping) -> Iterator[str]:
 
 
 def _kept(totals: Mapping, length: str) -> int:
-    """Returns how many tokens of the corpus are in the records of a length."""
+    """Returns the number of tokens of the corpus in the records of a length."""
     return sum(totals[f"{split}_tokens_in_records_of_{length}"] for split in SPLITS)
 
 
 def _unknown_share(sources: Iterable[Mapping]) -> float:
-    """Returns the share of unknown tokens in sources."""
+    """Returns the share of unknown tokens in the sources."""
     sources = [*sources]
     return sum(source["unknown_tokens"] for source in sources) / max(1, sum(source["tokens"] for source in sources))
 
@@ -164,22 +168,22 @@ def _mixture(manifest: Mapping) -> Iterator[str]:
 
 
 def _has_heldout(manifest: Mapping, source: str) -> bool:
-    """Whether sequences of this source are held out, if any are, and if they are held out by source."""
-    entries = [entry for found in manifest["sets"].values() for entry in found["heldout"].values()]
+    """Returns whether a source has held-out sequences; True if no sequences are held out by source."""
+    entries = [entry for files in manifest["sets"].values() for entry in files["heldout"].values()]
     return not any("source" in entry for entry in entries) or source in [entry["source"] for entry in entries]
 
 
 def warnings_of(manifest: Mapping) -> Iterator[str]:
-    """Yields lines about text that is cut or unknown, with the settings that change it."""
+    """Yields warnings about cut or unknown text, with the settings that avoid it."""
     totals, recipe = manifest.get("corpus", {}), manifest["recipe"]
-    if "read_documents" not in totals:  # an older version has not counted it
+    if "read_documents" not in totals:  # manifests of older versions do not contain it
         return
     tokens = sum(totals[f"{split}_tokens"] for split in SPLITS)
     for length in manifest["sets"]:
-        if tokens - (kept := _kept(totals, length)) > MOST_CUT * tokens:
+        if tokens - (kept := _kept(totals, length)) > MAX_CUT * tokens:
             yield f"warning: {1 - kept / tokens:.1%} of the tokens are in no record of length {length}: {_why(recipe)}"
     for name, source in manifest["sources"].items():
-        if (unknown := _unknown_share([source])) > MOST_UNKNOWN:
+        if (unknown := _unknown_share([source])) > MAX_UNKNOWN:
             words = ", ".join(map(repr, manifest["unknown_words"].get(name, ())))
             yield (
                 f"warning: {unknown:.1%} of the tokens of {name} are unknown to the vocabulary"
@@ -190,30 +194,30 @@ def warnings_of(manifest: Mapping) -> Iterator[str]:
 
 
 def _hints(manifest: Mapping) -> Iterator[str]:
-    """Yields lines about sequences that are hardly filled, and about pairs without a real next sentence."""
+    """Yields hints about sequences with much padding, and about pairs without a real next sentence."""
     totals, recipe = manifest["corpus"], manifest["recipe"]
     is_divided = recipe["document"] != "file" and totals["text_files"] > 1
     whole = ["--config.data.document=file if the paragraphs of a file are one text"] * is_divided
     is_pair = recipe["next_sentence"] != "none"
     one_segment = ["--config.data.next_sentence=none (sequences run across documents)"] * is_pair
     for length, share in manifest["real_tokens_share"].items():
-        if share < LEAST_FULL:
+        if share < MIN_REAL_TOKENS:
             per_document = totals["train_tokens"] / max(1, totals["train_documents"])
             yield (
-                f"most of a sequence of {length} is padding, since a document has {per_document:.0f} tokens on "
+                f"most of a sequence of {length} is padding, because a document has {per_document:.0f} tokens on "
                 f"average; set {', or '.join([*one_segment, '--config.packing=True', *whole])}"
             )
     if recipe["next_sentence"] == "pairs" and not totals["train_several_sentences"]:
         settings = ", or ".join(one_segment + whole)
-        yield f"no document has two sentences, so no next sentence is the real one: set {settings}"
+        yield f"no document has two sentences, so that no pair has a real next sentence; set {settings}"
 
 
 def _why(recipe: Mapping) -> str:
     if recipe.get("stream"):
-        return "what does not fill a sequence at the end of a block is cut; use shorter sequences for so little text"
+        return "the last tokens of a block that do not fill a sequence are cut; use shorter sequences for little text"
     copies = recipe["dupe_factor"]
     return (
         f"sentences are cut where a pair would exceed the length (data.next_sentence={recipe['next_sentence']}, as in "
         f"the paper's code); --config.data.next_sentence=none keeps all text, and a data.dupe_factor above {copies} "
-        f"keeps more of it, since each copy is cut differently"
+        f"keeps more of it, because each copy is cut differently"
     )

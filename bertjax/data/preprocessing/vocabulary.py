@@ -1,4 +1,4 @@
-"""The tokenizer of a corpus: loaded, or learnt from the words of the documents that are not held out."""
+"""Loads the tokenizer of a corpus, or learns it from the words of the training documents."""
 
 import collections
 import functools
@@ -6,9 +6,10 @@ import itertools
 import pathlib
 import tempfile
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.common.progress import Bar, phase
@@ -24,42 +25,53 @@ from bertjax.text import tokenizer, vocabulary_extension, vocabulary_learning
 from bertjax.text.tokenizer import Tokenizer
 
 
-def given_tokenizer(config) -> Tokenizer | None:
-    """Loads the tokenizer of `config.tokenizer.path`; None if pieces are to be learnt. Bytes have no need of one.
+def load_tokenizer(config: ConfigDict) -> Tokenizer | None:
+    """Loads the tokenizer of `config.tokenizer.path`, or the tokenizer of bytes; None if pieces must be learnt.
 
-    Raises `UserError` unless its size is the model's, and it has a [MASK] if the model needs one.
+    Raises:
+      UserError: the model has another vocabulary size, or needs a [MASK] that the tokenizer does not have.
     """
     kind, path, lowercase = (config.tokenizer[name] for name in ("kind", "path", "lowercase"))
     if not path and kind != tokenizer.Bytes.kind:
-        _check_learnt(config)
+        _check_learnable(config)
         return None
     loaded = tokenizer.load(kind, path, lowercase) if path else tokenizer.Bytes()
     check_vocab_size(config, loaded, path or "of bytes", config.tokenizer.extend)
     offset = config.model.get("position_offset", loaded.pad_id + 1)
     if offset != loaded.pad_id + 1:  # transformers could not read the model
         raise UserError(
-            f"config.model.position_offset = {offset}: positions are counted from the id of padding on, which is "
+            f"config.model.position_offset = {offset}: positions start after the id of padding, which is "
             f"{loaded.pad_id} in {path or 'bytes'}; set it to {loaded.pad_id + 1}"
         )
     if loaded.mask_id == loaded.sep_id and families.lm_type_of(config) == "masked":
-        raise UserError(f"config.tokenizer.path = {path!r}: has no [MASK]; set --config.model.causal=True, or another")
+        raise UserError(
+            f"config.tokenizer.path = {path!r}: has no [MASK]; set --config.model.causal=True, or another path"
+        )
     return None if config.tokenizer.extend else loaded
 
 
-def _check_learnt(config) -> None:
-    """Raises `UserError` if a kind of tokenizer is not learnt. Any but bytes can be extended."""
+def _check_learnable(config: ConfigDict) -> None:
+    """Raises `UserError` if the tokenizer can neither be learnt nor extended."""
     if config.tokenizer.extend and config.tokenizer.path:
         return
     if config.tokenizer.kind == tokenizer.Bytes.kind:
-        raise UserError("config.tokenizer.kind = 'bytes': there is nothing to learn; leave tokenizer.path empty")
+        raise UserError("config.tokenizer.kind = 'bytes': nothing to learn; leave tokenizer.path empty")
     if config.tokenizer.kind == tokenizer.Unigram.kind:
         remedy = "name a tokenizer.json in tokenizer.path, or learn one with tokenizer.kind=sentencepiece"
-        raise UserError(f"config.tokenizer.kind = 'unigram': is read, not learnt; {remedy}")
+        raise UserError(f"config.tokenizer.kind = 'unigram': cannot be learnt; {remedy}")
 
 
-def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike, more: int = 0) -> None:
-    """Raises `UserError` unless model and tokenizer, with so many more pieces, have the same size. Published models may
-    have unused rows."""
+def check_vocab_size(config: ConfigDict, loaded: tokenizer.Tokenizer, path: epath.PathLike, more: int = 0) -> None:
+    """Raises `UserError` unless the vocabulary sizes of model and tokenizer are equal.
+
+    With `init_checkpoint`, the model may have more rows, because published models have unused rows.
+
+    Args:
+      config: the whole config.
+      loaded: the tokenizer.
+      path: the path of the tokenizer, for the message.
+      more: the number of new pieces, `config.tokenizer.extend`.
+    """
     pieces = loaded.vocab_size + more
     spare = config.model.vocab_size - pieces
     if spare < 0 or (spare > 0 and not config.init_checkpoint):
@@ -69,10 +81,9 @@ def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike, 
         )
 
 
-def learn_vocabulary(config, workers: int) -> Tokenizer:
-    """Learns or extends the tokenizer of a config in `workers` processes. Raises `UserError` if there is nothing to
-    learn."""
-    _check_learnt(config)
+def learn_vocabulary(config: ConfigDict, workers: int) -> Tokenizer:
+    """Learns or extends the tokenizer of a config in `workers` processes. Raises `UserError` if it cannot be learnt."""
+    _check_learnable(config)
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
     with worker_pool(workers) as pool, tempfile.TemporaryDirectory() as work:
@@ -80,25 +91,36 @@ def learn_vocabulary(config, workers: int) -> Tokenizer:
         return learn_tokenizer(config, groups, selection, work, pool, 2 * workers)
 
 
-def learn_tokenizer(config, groups: list[Group], selection: Selection, work: str, pool, ahead: int) -> Tokenizer:
-    """Learns a vocabulary of `model.vocab_size` pieces from the documents that are not held out.
+def learn_tokenizer(
+    config: ConfigDict, groups: list[Group], selection: Selection, work: str, pool: Any, ahead: int
+) -> Tokenizer:
+    """Learns a vocabulary of `model.vocab_size` pieces, or extends one, from the training documents.
 
-    Reads them once, each document once whatever the mixture. The vocabulary does not depend on the number of processes,
-    and the memory not on the corpus.
+    Counts each document once for any mixture. The vocabulary does not depend on the number of processes. The memory
+    does not depend on the size of the corpus.
+
+    Args:
+      config: the whole config.
+      groups: the corpus.
+      selection: the selection of documents.
+      work: a folder for temporary files.
+      pool: the pool of workers.
+      ahead: the number of tasks that the workers start before their results are needed.
     """
     if more := config.tokenizer.extend:
         phase(f"extending the vocabulary by {more:,} tokens")
     else:
         phase(f"learning a vocabulary of {config.model.vocab_size:,} tokens")
-    return learn_from(config, count_corpus(words_of(config), groups, selection, work, pool, ahead))
+    return learn_from(config, count_corpus(settings_of(config), groups, selection, work, pool, ahead))
 
 
-def learn_from(config, counts: Sample) -> Tokenizer:
+def learn_from(config: ConfigDict, counts: Sample) -> Tokenizer:
+    """Learns or extends a vocabulary from counts of words."""
     kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
     is_new = not config.tokenizer.extend
     if is_new and kind == "wordpiece" and lowercase and config.data.language != "en":
         print("text is lower-cased and accents are stripped; --config.tokenizer.lowercase=False keeps both", flush=True)
-    rare = f"; of words rarer than {counts.threshold}, a sample" if counts.threshold > 1 else ""
+    rare = f"; a sample of words rarer than {counts.threshold}" if counts.threshold > 1 else ""
     print(f"counted {counts.total:,} words, {len(counts.words):,} different{rare}", flush=True)
     if config.tokenizer.extend:
         base = tokenizer.load(kind, config.tokenizer.path, lowercase)
@@ -108,35 +130,43 @@ def learn_from(config, counts: Sample) -> Tokenizer:
     return vocabulary_learning.learn(kind, counts.words, config.model.vocab_size, lowercase, special)
 
 
-class Words(NamedTuple):
-    """How to count words."""
+class WordSettings(NamedTuple):
+    """The settings for counting words; `kind` is the kind of the tokenizer."""
 
-    kind: str  # kind of tokenizer
+    kind: str
     lowercase: bool
     language: str
     split_sentences: bool
 
 
-def words_of(config) -> Words:
-    return Words(config.tokenizer.kind, config.tokenizer.lowercase, config.data.language, config.data.split_sentences)
+def settings_of(config: ConfigDict) -> WordSettings:
+    """Returns the settings of a config."""
+    return WordSettings(
+        config.tokenizer.kind, config.tokenizer.lowercase, config.data.language, config.data.split_sentences
+    )
 
 
-def count_block(block: Block, how: Words) -> collections.Counter[str]:
-    texts = (sentences.split(each.document, how.language, how.split_sentences) for each in block.selected)
-    return vocabulary_learning.count_words(how.kind, itertools.chain.from_iterable(texts), how.lowercase)
+def count_block(block: Block, settings: WordSettings) -> collections.Counter[str]:
+    """Counts the words of a block."""
+    language, split_sentences = settings.language, settings.split_sentences
+    texts = (sentences.split(selected.document, language, split_sentences) for selected in block.selected)
+    return vocabulary_learning.count_words(settings.kind, itertools.chain.from_iterable(texts), settings.lowercase)
 
 
-def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, work: str, pool, ahead: int) -> Sample:
-    """Counts the words of the documents that are not held out, in a folder within `work`."""
-    most, read = vocabulary_learning.COUNTED_LETTERS[how.kind], collections.Counter()
+def count_corpus(
+    settings: WordSettings, groups: Iterable[Group], selection: Selection, work: str, pool: Any, ahead: int
+) -> Sample:
+    """Counts the words of the training documents; see `learn_tokenizer` for the arguments."""
+    most = vocabulary_learning.COUNTED_LETTERS[settings.kind]
+    read: collections.Counter = collections.Counter()
     train = (block for block in read_blocks(groups, selection, read) if is_train(block.part))
     with tempfile.TemporaryDirectory(dir=work) as folder:
         counts = WordCounts(pathlib.Path(folder), most)
         with Bar("counting words", [group.bytes for group in groups]) as bar:
-            for words in in_order(pool, functools.partial(count_block, how=how), train, ahead):
-                counts.add(words)
+            for counted in in_order(pool, functools.partial(count_block, settings=settings), train, ahead):
+                counts.add(counted)
                 bar.update(read["bytes"] - bar.n)
-        found = sample(counts.parts(), most)
-    if not found.words:
+        words = sample(counts.parts(), most)
+    if not words.words:
         raise UserError(f"data.corpus: there are no words to learn a vocabulary from{cleaning.describe(read)}")
-    return found
+    return words

@@ -1,31 +1,35 @@
-"""Counts the words of a corpus exactly, and keeps a part of them that a vocabulary can be learnt from.
+"""Counts the words of a corpus exactly, and samples words to learn a vocabulary from.
 
-Both take bounded memory, and the result is a function of the corpus alone, in whatever order and parts it is counted.
+Both need bounded memory. The result is a function of the corpus; it does not depend on the order of counting.
 """
 
 import collections
 import hashlib
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from bertjax.common.errors import UserError
 
-PARTS = 64  # files; of 100 GB of text, one has some million words
+PARTS = 64  # files; for 100 GB of text, a file has a few million words
 
 
 class WordCounts:
-    """Exact counts. Words of more than `max_letters` letters together go to files in `folder`, by their hash.
-
-    Raises `UserError` if these cannot be written, such as on a full disk.
-    """
+    """Exact counts of words. Writes counts to files by the hash of the word if they exceed the memory limit."""
 
     def __init__(self, folder: pathlib.Path, max_letters: int):
+        """Creates empty counts.
+
+        Args:
+          folder: the folder for the files.
+          max_letters: the maximum total letters of the words in memory.
+        """
         self._folder, self._max_letters = folder, max_letters
         self._words: dict[str, int] = {}
         self._letters, self._on_disk = 0, False
 
     def add(self, words: Mapping[str, int]) -> None:
+        """Adds counts. Raises `UserError` if a file cannot be written, such as on a full disk."""
         known = self._words
         for word, count in words.items():
             if word in known:
@@ -48,7 +52,7 @@ class WordCounts:
             raise UserError(f"{self._folder}: cannot be written ({error.strerror or error})") from None
         self._words, self._letters, self._on_disk = {}, 0, True
 
-    def _file(self, number: int, mode: str):
+    def _file(self, number: int, mode: str) -> IO[str]:
         return open(self._folder / f"words-{number:02d}", mode, encoding="utf-8", errors="surrogatepass", newline="\n")
 
     def parts(self) -> Iterator[dict[str, int]]:
@@ -58,7 +62,7 @@ class WordCounts:
             return
         self._write()
         for number in range(PARTS):
-            words = collections.Counter()
+            words: collections.Counter[str] = collections.Counter()
             with self._file(number, "a+") as file:
                 file.seek(0)
                 for line in file:
@@ -68,10 +72,15 @@ class WordCounts:
 
 
 class Sample(NamedTuple):
-    """Words with their counts; of those rarer than `threshold` a random part. `total`: words in all, with repetition.
+    """A sample of words with their counts.
 
-    Each word rarer than the threshold t is kept with probability count / t, and then counts as t: so every count, and
-    every sum of counts, is right on average, and the others are exact.
+    The sample has all words with a count of at least the threshold t. It has other words with probability count / t;
+    their count is then t. Therefore sums of counts are unbiased.
+
+    Attributes:
+      words: the counts.
+      total: the number of words of the corpus, with repetition.
+      threshold: the threshold.
     """
 
     words: dict[str, int]
@@ -80,9 +89,13 @@ class Sample(NamedTuple):
 
 
 def sample(parts: Iterable[Mapping[str, int]], max_letters: int) -> Sample:
-    """Keeps words of at most `max_letters` letters together, with the smallest power of two as threshold.
+    """Returns a sample with at most `max_letters` letters in total. The threshold is the smallest power of two.
 
-    Whether a word is kept depends on nothing but its count and its hash.
+    The sample depends only on the counts and the hashes of the words.
+
+    Args:
+      parts: the counts; a word is in one part only.
+      max_letters: the maximum total letters of the sampled words.
     """
     kept: dict[str, int] = {}
     letters = total = 0
@@ -100,6 +113,7 @@ def sample(parts: Iterable[Mapping[str, int]], max_letters: int) -> Sample:
 
 
 def _frequent(words: Mapping[str, int], threshold: int) -> dict[str, int]:
+    """Returns the words of a sample with this threshold."""
     return {
         word: count
         for word, count in words.items()
@@ -108,5 +122,5 @@ def _frequent(words: Mapping[str, int], threshold: int) -> dict[str, int]:
 
 
 def _hash(word: str) -> bytes:
-    """Nine bytes: the first one chooses the file, the others are the word's random number."""
+    """Returns nine bytes: the first byte determines the file of a word, the other bytes are its random number."""
     return hashlib.blake2b(word.encode(errors="surrogatepass"), digest_size=9).digest()

@@ -6,11 +6,13 @@ change. With dynamic masking, records lack what is masked.
 """
 
 import io
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.data.batch import RECORD_ARRAYS, RowSize, record_arrays
 from bertjax.data.records.parsing import Records, Unfit, order_of
 from bertjax.data.records.serialization import Numbers, read_tfrecords, tfrecords
 
@@ -31,30 +33,17 @@ class Format(NamedTuple):
     token_types: int = 2
 
 
+# {name of a feature of a record: name of the array of a batch}
+ARRAY_OF_FEATURE = {array.feature: name for name, array in RECORD_ARRAYS.items() if array.feature}
+
+
 def features(length: int, max_predictions_per_seq: int, masking: str = "static") -> dict[str, tuple[int, type]]:
-    """Returns the size and type of each feature of a record, named as in Google's create_pretraining_data.py."""
-    sizes = {
-        "input_ids": (length, np.int64),
-        "input_mask": (length, np.int64),
-        "segment_ids": (length, np.int64),
-        "masked_lm_positions": (max_predictions_per_seq, np.int64),
-        "masked_lm_ids": (max_predictions_per_seq, np.int64),
-        "masked_lm_weights": (max_predictions_per_seq, np.float32),
-        "next_sentence_labels": (1, np.int64),
-    }
-    return {name: size for name, size in sizes.items() if masking == "static" or not name.startswith("masked_lm")}
-
-
-# The arrays of a batch, by the features that they come from.
-NAMES_IN_BATCH = {
-    "input_ids": "input_ids",
-    "input_mask": "segments",
-    "segment_ids": "token_types",
-    "masked_lm_positions": "word_positions",
-    "masked_lm_ids": "word_ids",
-    "masked_lm_weights": "word_weights",
-    "next_sentence_labels": "pair_labels",
-}
+    """Returns {feature of a record: (number of values, type)}, named as in Google's create_pretraining_data.py."""
+    row = RowSize(length, 1, max_predictions_per_seq)
+    arrays = [array for array in record_arrays(masking).values() if array.feature]
+    sizes = [math.prod(array.shape(row, is_packed=False)) for array in arrays]
+    types = [np.float32 if array.dtype is np.float32 else np.int64 for array in arrays]
+    return {array.feature: (size, dtype) for array, size, dtype in zip(arrays, sizes, types)}
 
 
 def number_type(length: int, vocab_size: int) -> type:
@@ -113,7 +102,7 @@ def number_of(form: Format) -> np.dtype:
 def parse(serialized: Sequence[bytes], form: Format) -> dict[str, np.ndarray]:
     """Parses serialized examples into the arrays of a batch, `[records, ...]`, integers as int32.
 
-    Their names are those of `NAMES_IN_BATCH`. Labels are `[records]`, and so are the added `sequence_weights`: 0 for
+    Their names are the names in `RECORD_ARRAYS`. Labels are `[records]`, and so are the added `sequence_weights`: 0 for
     rows without tokens, else 1. Raises `Unfit` if a record is not of this form.
     """
     try:
@@ -130,7 +119,7 @@ def parse(serialized: Sequence[bytes], form: Format) -> dict[str, np.ndarray]:
         parsed = [parse([serialized[number] for number in numbers], form) for numbers in parts.values()]
         places = np.argsort(np.concatenate(list(parts.values())))
         return {name: np.concatenate([part[name] for part in parsed])[places] for name in parsed[0]}
-    batch = {NAMES_IN_BATCH[name]: values for name, values in found.items()}
+    batch = {ARRAY_OF_FEATURE[name]: values for name, values in found.items()}
     return {**batch, "sequence_weights": batch["segments"][:, 0].astype(np.float32)}
 
 

@@ -1,4 +1,7 @@
-"""The lengths of records in tokens, which packing needs before it reads them: written beside them, or measured once."""
+"""The lengths of records in tokens. Packing needs them before it reads the records.
+
+Files of lengths are written with the records. For records without such files, the lengths are measured once.
+"""
 
 import concurrent.futures
 import hashlib
@@ -19,24 +22,32 @@ from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import read_tfrecords
 
 LENGTH = np.dtype("<u2")
-CHECKSUM = "lengths_crc32c"  # in a file's entry in the manifest
+CHECKSUM = "lengths_crc32c"  # field of a file in the manifest
 
 
 def path_of(records: epath.PathLike) -> epath.Path:
+    """Returns the path of the lengths of a file of records."""
     return epath.Path(records).with_suffix(".lengths")
 
 
 def write(records: epath.PathLike, lengths: np.ndarray) -> dict[str, int]:
-    """Writes the lengths `[records]` of a file of records; returns their checksum for its entry in the manifest."""
+    """Writes the lengths `[records]` of a file of records; returns the checksum for the manifest."""
     content = lengths.astype(LENGTH).tobytes()
     write_whole(path_of(records), content)
     return {CHECKSUM: google_crc32c.value(content)}
 
 
 def read(files: Mapping[str, Mapping]) -> np.ndarray | None:
-    """Reads the lengths of files, given with their entries in the manifest; None if it knows none.
+    """Reads the lengths of the records of files.
 
-    Raises `UserError` if they are missing or damaged.
+    Args:
+      files: {path: entry in the manifest}.
+
+    Returns:
+      The lengths `[records]` of all files in succession; None if the manifest does not contain lengths.
+
+    Raises:
+      UserError: lengths are missing or damaged.
     """
     if not all(CHECKSUM in entry for entry in files.values()):
         return None
@@ -50,41 +61,52 @@ def _read(records: str, entry: Mapping) -> np.ndarray:
         content = read_whole(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); copy it with the records") from None
-    is_of_all = len(content) == entry["records"] * LENGTH.itemsize
-    if google_crc32c.value(content) != entry[CHECKSUM] or not is_of_all:
-        raise UserError(f"{path}: is not what the manifest says; copy it again, or prepare the records again")
+    is_complete = len(content) == entry["records"] * LENGTH.itemsize
+    if google_crc32c.value(content) != entry[CHECKSUM] or not is_complete:
+        raise UserError(f"{path}: differs from the manifest; copy it again, or prepare the records again")
     return np.frombuffer(content, LENGTH)
 
 
 def measure(paths: Sequence[str], counts: Sequence[int], form: Format, cache: epath.PathLike | None) -> np.ndarray:
-    """Measures the records of files, given with their numbers; keeps the lengths of each file in the folder `cache`."""
-    found = []
+    """Measures the lengths of the records of files.
+
+    Args:
+      paths: the files.
+      counts: the number of records of each file.
+      form: the format of the records.
+      cache: a folder that stores the lengths for later calls; None to store nothing.
+
+    Returns:
+      The lengths `[records]` of all files in succession.
+    """
+    measured = []
     for path, count in tqdm.tqdm(list(zip(paths, counts)), "measuring records", disable=None, leave=False):
         file = epath.Path(path).stat()
         identity = f"{path} {file.length} {file.mtime} {count}"
-        kept = epath.Path(cache) / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.lengths" if cache else None
-        if kept is not None and kept.exists() and kept.stat().length == count * LENGTH.itemsize:
-            found.append(np.frombuffer(read_whole(kept), LENGTH))
+        cached = epath.Path(cache) / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.lengths" if cache else None
+        if cached is not None and cached.exists() and cached.stat().length == count * LENGTH.itemsize:
+            measured.append(np.frombuffer(read_whole(cached), LENGTH))
             continue
         lengths = _measure(path, count, form)
-        found.append(np.maximum(lengths, 1))
-        if kept is not None and lengths.all():
-            write_whole(kept, lengths.tobytes())
-    return np.concatenate(found)
+        measured.append(np.maximum(lengths, 1))
+        if cached is not None and lengths.all():
+            write_whole(cached, lengths.tobytes())
+    return np.concatenate(measured)
 
 
 def _measure(path: str, count: int, form: Format) -> np.ndarray:
-    """The lengths of a file's records; 0 for those that cannot be read, which training will find."""
+    """Returns the lengths of the records of a file; 0 for damaged records, which the reader of the training reports."""
     lengths = np.zeros(count, LENGTH)
     with epath.Path(path).open("rb") as file:
-        found = enumerate(itertools.islice(read_tfrecords(file), count))
-        while block := list(itertools.islice(found, BLOCK)):
+        numbered = enumerate(itertools.islice(read_tfrecords(file), count))
+        while block := list(itertools.islice(numbered, BLOCK)):
             readable = {number: record for number, record in block if record is not None}
             lengths[list(readable)] = _lengths(list(readable.values()), form)
     return lengths
 
 
 def _lengths(records: list[bytes], form: Format) -> list[int]:
+    """Returns the lengths of records; 0 for records that cannot be parsed."""
     try:
         return layouts.parse(records, form)["segments"].sum(1).tolist() if records else []
     except Unfit:

@@ -1,4 +1,4 @@
-"""The manifest of a folder of records: what they were made from, and how, and which files there are."""
+"""The manifest of a folder of records: its files, the recipe and the sources of the records."""
 
 import hashlib
 import json
@@ -13,11 +13,12 @@ from bertjax.text import tokenizer
 
 MANIFEST = "manifest.json"
 
-
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class TokenizerEntry(TypedDict):
+    """The tokenizer of the records."""
+
     kind: tokenizer.Kind
     lowercase: bool
     vocab_size: Count
@@ -25,18 +26,18 @@ class TokenizerEntry(TypedDict):
 
 
 class FileEntry(TypedDict):
-    """A file of records; the manifests of older versions have less than `write_records` and `lengths.write` return."""
+    """A file of records, as `write_records` and `lengths.write` return it. Older manifests lack some fields."""
 
     records: Count
     bytes: NotRequired[Count]
     crc32c: NotRequired[Count]
     head_crc32c: NotRequired[Count]
     lengths_crc32c: NotRequired[Count]
-    source: NotRequired[str]  # only of files that have one of several sources
+    source: NotRequired[str]  # if the corpus has several sources, and the file has records of one source only
 
 
 class SetEntry(TypedDict):
-    """The records of one length: their files by path, relative to the folder."""
+    """The records of one length: the files by their paths relative to the folder."""
 
     max_predictions_per_seq: Count
     train: dict[str, FileEntry | Count]
@@ -44,36 +45,38 @@ class SetEntry(TypedDict):
 
 
 class Manifest(TypedDict):
-    """What `MANIFEST` says of a folder of records; `preparation.manifest_of` makes it."""
+    """The content of `MANIFEST`, from `preparation.manifest_of`."""
 
     recipe: dict[str, Any]
     layout: NotRequired[Literal["google", "compact"]]
     tokenizer: TokenizerEntry
     sets: dict[str, SetEntry]
-    corpus: NotRequired[dict[str, int]]  # what was read and left out
+    corpus: NotRequired[dict[str, int]]  # counts of documents and lines that were read or omitted
     sources: NotRequired[dict[str, dict[str, int]]]
-    files: NotRequired[dict[str, dict[str, Any]]]  # source -> how many files were read or not, see `summary`
-    unknown_words: NotRequired[dict[str, list[str]]]  # source -> the most frequent ones
+    files: NotRequired[dict[str, dict[str, Any]]]  # source -> numbers of files, see `summary`
+    unknown_words: NotRequired[dict[str, list[str]]]  # source -> the most frequent unknown words
     read: NotRequired[dict[str, dict[str, Any]]]  # source -> `corpus.Extent`
     cleaning: NotRequired[dict[str, int]]
-    real_tokens_share: NotRequired[dict[str, float]]  # length -> share in training sequences
+    real_tokens_share: NotRequired[dict[str, float]]  # length -> share of tokens that are not padding
 
 
 def read_manifest(folder: epath.PathLike) -> Manifest | None:
-    """Returns the manifest of a folder of records; None if it has none, as records from Google's code do."""
+    """Returns the manifest of a folder of records; None without a manifest, such as for records of Google's code."""
     path = epath.Path(folder) / MANIFEST
     return read_json(path, Manifest, "prepare the records again") if path.exists() else None
 
 
 def training_shares(folder: epath.PathLike) -> dict[str, float]:
-    """Returns the share of each source in the text that is trained on; empty if the manifest does not say it."""
-    sources = (read_manifest(folder) or {}).get("sources", {})
+    """Returns the share of each source in the training text; empty if the manifest does not contain it."""
+    manifest = read_manifest(folder)
+    sources = manifest.get("sources", {}) if manifest else {}
     total = sum(source["characters"] for source in sources.values())
     return {name: source["characters"] / total for name, source in sources.items()} if total else {}
 
 
 def fingerprint(folder: epath.PathLike) -> str:
-    """Returns a hash that changes if the records become others: of what the manifest says, or of names and sizes."""
+    """Returns a hash of the manifest's files, or of the names and sizes of the files without a manifest."""
+    content: list[Any]
     if manifest := read_manifest(folder):
         content = [manifest["sets"], manifest["tokenizer"]["fingerprint"]]
     else:

@@ -1,11 +1,11 @@
-"""Records of pre-training: sets of TFRecord files, found with or without a manifest, written, and counted."""
+"""Sets of TFRecord files for pre-training: finds them with or without a manifest, writes them, counts records."""
 
 import collections
 import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import google_crc32c
 import numpy as np
@@ -16,27 +16,30 @@ from bertjax.common.files import inside, parse_json, read_whole, replacing, writ
 from bertjax.data.records import lengths
 from bertjax.data.records.integrity import HEAD_BYTES, check_files, crc32c_of
 from bertjax.data.records.layouts import Format, features
-from bertjax.data.records.manifest import MANIFEST, Count, read_manifest
+from bertjax.data.records.manifest import MANIFEST, Count, Manifest, read_manifest
 from bertjax.data.records.parsing import Records, Unfit
 from bertjax.data.records.serialization import Damaged, Numbers, count_of, read_range, tfrecords
 
 COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
-MOST_COPIES = 16  # the source that is used least is repeated so often at most, see `mixed`
-MIXTURE_ERROR = 0.01  # relative errors of weights below this do not matter
+MAX_COPIES = 16  # maximum copies of the source with the smallest weight, see `mix_sources`
+MIXTURE_ERROR = 0.01  # smaller relative errors of weights are ignored
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordSet:
-    """TFRecord files with sequences of one length, and their record counts; in this order they form one list.
+    """TFRecord files with sequences of one length. In the order of the files, the records form one list.
 
     Attributes:
-      layout, masking: those of `config.data`; the defaults are what records from elsewhere have.
+      paths: the files.
+      counts: the number of records of each file.
+      layout: `config.data.layout` of the records; records of other programs have the default.
+      masking: `config.data.masking` of the records; records of other programs have the default.
       vocab_size: the vocabulary size of the tokenizer that made the records; None if it is unknown.
-      token_types: those of the model that reads them.
-      on_corrupt: what a reader does at a record that cannot be read: stop, or skip it.
-      lost: {path: numbers of records} that are skipped unread.
-      lengths: tokens of each record `[total]`; None if they are unknown.
-      sources: for each file, the source of the corpus that all of it is from; "" if it is not of one of several.
+      on_corrupt: "stop" or "skip": the reaction of a reader to a damaged record.
+      lost: {path: numbers of records} that readers skip.
+      lengths: tokens of each record, `[total]`; None if they are unknown.
+      sources: the source of each file in the corpus; "" if a file has records of several sources.
+      token_types: the number of token types of the model.
     """
 
     paths: tuple[str, ...]
@@ -52,41 +55,43 @@ class RecordSet:
 
     @property
     def total(self) -> int:
+        """The number of records."""
         return sum(self.counts)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Records of each source."""
-        found = collections.Counter()
+        """The number of records of each source."""
+        sizes: collections.Counter[str] = collections.Counter()
         for source, count in zip(self.sources, self.counts):
-            found[source] += count
-        return dict(found)
+            sizes[source] += count
+        return dict(sizes)
 
     def by_source(self) -> dict[str, "RecordSet"]:
         """Returns the files of each source."""
-        found: dict[str, list] = {}
+        files_of: dict[str, list] = {}
         for path, count, source in zip(self.paths, self.counts, self.sources or [""] * len(self.paths)):
-            found.setdefault(source, []).append((path, count))
-        parts = {source: tuple(zip(*files)) for source, files in found.items()}
+            files_of.setdefault(source, []).append((path, count))
+        parts = {source: tuple(zip(*files)) for source, files in files_of.items()}
         return {s: dataclasses.replace(self, paths=p, counts=c, sources=(s,) * len(p)) for s, (p, c) in parts.items()}
 
 
-def mixed(files: RecordSet, weights: Mapping[str, float]) -> RecordSet:
-    """Returns the files of each source as often as its weight says, those of all sources spread over the list.
+def mix_sources(files: RecordSet, weights: Mapping[str, float]) -> RecordSet:
+    """Repeats the files of each source in proportion to the weight of the source, and interleaves the sources.
 
-    Weights are made whole by a factor of at most `MOST_COPIES`, with which they come closest.
+    The numbers of copies are integers close to multiples of the weights. The source with the smallest weight has up to
+    `MAX_COPIES` copies.
     """
     used = {source: weight for source, weight in weights.items() if weight and source in files.sources}
-    least = min(used.values())
-    copies = {source: weight / least for source, weight in used.items()}
+    smallest = min(used.values())
+    copies = {source: weight / smallest for source, weight in used.items()}
 
     def error(factor: int) -> float:
         return max(abs(round(factor * n) / (factor * n) - 1) for n in copies.values())
 
-    factor = min(range(1, MOST_COPIES + 1), key=lambda factor: (max(error(factor), MIXTURE_ERROR), factor))
-    numbers = {source: [i for i, its in enumerate(files.sources) if its == source] for source in used}
-    numbers = {source: found * round(factor * copies[source]) for source, found in numbers.items()}
-    places = ((place / len(found), number) for found in numbers.values() for place, number in enumerate(found))
+    factor = min(range(1, MAX_COPIES + 1), key=lambda factor: (max(error(factor), MIXTURE_ERROR), factor))
+    files_of = {source: [i for i, name in enumerate(files.sources) if name == source] for source in used}
+    repeated = [numbers * round(factor * copies[source]) for source, numbers in files_of.items()]
+    places = ((place / len(numbers), number) for numbers in repeated for place, number in enumerate(numbers))
     order = [number for _, number in sorted(places)]
     per_file = None if files.lengths is None else np.split(files.lengths, np.cumsum(files.counts)[:-1])
     return dataclasses.replace(
@@ -99,9 +104,17 @@ def mixed(files: RecordSet, weights: Mapping[str, float]) -> RecordSet:
 
 
 def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray | Numbers]]) -> dict[str, int]:
-    """Writes one TFRecord file; returns its entry for the manifest: "records", "bytes", and its checksums.
+    """Writes a TFRecord file.
 
-    Each block maps names of features to arrays `[records, size]`, see `layouts.features_of`.
+    Args:
+      path: the file.
+      blocks: {name of a feature: array `[records, size]`} for successive records, see `layouts.features_of`.
+
+    Returns:
+      The entry of the file in the manifest: "records", "bytes", and checksums.
+
+    Raises:
+      UserError: the disk returns other bytes than were written.
     """
     count, size, checksum, head = 0, 0, 0, b""
     with replacing(path) as partial, partial.open("wb") as file:
@@ -111,12 +124,13 @@ def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray | 
             count, size = count + count_of(next(iter(block.values()))), size + len(data)
             checksum = google_crc32c.extend(checksum, data)
             head += data[: HEAD_BYTES - len(head)]
-    if "://" not in str(path) and crc32c_of(path) != checksum:  # object stores have checksums of their own
-        raise UserError(f"{path}: cannot be read back as it was written; check the disk")
+    if "://" not in str(path) and crc32c_of(path) != checksum:  # object stores verify uploads
+        raise UserError(f"{path}: the disk returns other bytes than were written; check the disk")
     return dict(records=count, bytes=size, crc32c=checksum, head_crc32c=google_crc32c.value(head))
 
 
 def set_folder(length: int) -> str:
+    """Returns the name of the folder with the records of a length."""
     return f"length{length}"
 
 
@@ -141,46 +155,32 @@ def find_records(
     cache: epath.PathLike | None = None,
     measures: bool = False,
 ) -> RecordSet | None:
-    """Returns the records of `split` ("train" or "heldout") for one length; None if no records are held out.
+    """Finds the records of one length and checks them.
 
-    Files without a manifest are expected in the folder or in its subfolder `length<N>`; a name that contains "heldout"
-    marks held-out files. Counting their records reads the files, and so does measuring their lengths, if `measures`; a
-    folder `cache` keeps both: files of unchanged size are not read again.
+    Files without a manifest are in the folder or in its subfolder `length<N>`. Their names contain "heldout" if they
+    are held out. Their records are counted, which reads the files.
 
-    Raises `UserError` if there are no files, if some are missing, if they have another length or vocabulary, or if they
-    are not what the manifest says, in size and beginning or, with `checksums`, anywhere; `on_corrupt="skip"` leaves out
-    such files, unless all are.
+    Args:
+      folder: the folder of the records, `config.data.records`.
+      length: the sequence length.
+      max_predictions_per_seq: the number of masked positions of a sequence.
+      split: "train" or "heldout".
+      vocab_size: the vocabulary size of the model, for files without a manifest; None to skip the check.
+      token_types: the number of token types of the model.
+      on_corrupt: "stop", or "skip" to leave out damaged files.
+      checksums: checks whole files instead of their sizes and their first bytes.
+      cache: a folder for counts and lengths, so that unchanged files are not read again.
+      measures: measures the lengths of the records if they are unknown.
+
+    Returns:
+      The records; None if no records are held out.
+
+    Raises:
+      UserError: files are missing, all files are damaged, or the records have another length or vocabulary.
     """
     folder = require_folder(folder)
     if manifest := read_manifest(folder):
-        found = manifest["sets"].get(str(length))
-        if not found:
-            have = ", ".join(manifest["sets"])
-            raise UserError(f"config.stages: the records in {folder} have length {have}, not {length}; prepare them")
-        masking = manifest["recipe"].get("masking", "static")
-        if masking == "static" and found["max_predictions_per_seq"] != max_predictions_per_seq:
-            raise UserError(
-                f"config.stages: max_predictions_per_seq = {max_predictions_per_seq}, but the records of length "
-                f"{length} in {folder} were prepared with {found['max_predictions_per_seq']}"
-            )
-        if not found[split]:
-            return None
-        files = {
-            str(inside(folder, name, folder / MANIFEST)): entry if isinstance(entry, dict) else {"records": entry}
-            for name, entry in found[split].items()
-        }
-        found = RecordSet(
-            tuple(files),
-            tuple(entry["records"] for entry in files.values()),
-            manifest.get("layout", "google"),
-            masking,
-            manifest["tokenizer"]["vocab_size"],
-            on_corrupt,
-            lost={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt, checksums)},
-            lengths=lengths.read(files) if split == "train" else None,
-            sources=tuple(entry.get("source", "") for entry in files.values()),
-            token_types=token_types,
-        )
+        files = _from_manifest(folder, manifest, length, max_predictions_per_seq, split, on_corrupt, checksums)
     else:
         paths = _find_files(folder, length, split)
         if checksums:
@@ -189,33 +189,78 @@ def find_records(
             return None
         check_record(paths[0], length, max_predictions_per_seq, vocab_size)
         counts = _count_all(paths, None if cache is None else epath.Path(cache) / COUNTS)
-        found = RecordSet(tuple(paths), counts, vocab_size=vocab_size, on_corrupt=on_corrupt, token_types=token_types)
-    if measures and found.lengths is None:
-        form = Format(length, max_predictions_per_seq, found.layout, found.masking, found.vocab_size)
-        kept = None if cache is None else epath.Path(cache) / LENGTHS
-        found = dataclasses.replace(found, lengths=lengths.measure(found.paths, found.counts, form, kept))
-    return found
+        files = RecordSet(tuple(paths), counts, vocab_size=vocab_size, on_corrupt=on_corrupt)
+    if files is None:
+        return None
+    files = dataclasses.replace(files, token_types=token_types)
+    if measures and files.lengths is None:
+        form = Format(length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size)
+        cached = None if cache is None else epath.Path(cache) / LENGTHS
+        files = dataclasses.replace(files, lengths=lengths.measure(files.paths, files.counts, form, cached))
+    return files
+
+
+def _from_manifest(
+    folder: epath.Path,
+    manifest: Manifest,
+    length: int,
+    max_predictions_per_seq: int,
+    split: str,
+    on_corrupt: str,
+    checksums: bool,
+) -> RecordSet | None:
+    """Returns the records of a split in a folder with a manifest; see `find_records`."""
+    entry = manifest["sets"].get(str(length))
+    if not entry:
+        lengths_of_sets = ", ".join(manifest["sets"])
+        raise UserError(
+            f"config.stages: the records in {folder} have length {lengths_of_sets}, not {length}; prepare them"
+        )
+    masking = manifest["recipe"].get("masking", "static")
+    if masking == "static" and entry["max_predictions_per_seq"] != max_predictions_per_seq:
+        raise UserError(
+            f"config.stages: max_predictions_per_seq = {max_predictions_per_seq}, but the records of length "
+            f"{length} in {folder} were prepared with {entry['max_predictions_per_seq']}"
+        )
+    in_split = entry["heldout"] if split == "heldout" else entry["train"]
+    if not in_split:
+        return None
+    files: dict[str, dict[str, Any]] = {
+        str(inside(folder, name, folder / MANIFEST)): dict(file) if isinstance(file, dict) else {"records": file}
+        for name, file in in_split.items()
+    }
+    return RecordSet(
+        tuple(files),
+        tuple(file["records"] for file in files.values()),
+        manifest.get("layout", "google"),
+        masking,
+        manifest["tokenizer"]["vocab_size"],
+        on_corrupt,
+        lost={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt, checksums)},
+        lengths=lengths.read(files) if split == "train" else None,
+        sources=tuple(file.get("source", "") for file in files.values()),
+    )
 
 
 def _find_files(folder: epath.Path, length: int, split: str) -> list[str]:
-    """Returns the files of `split` in a folder without a manifest; none if there are no held-out ones."""
-    own = folder / set_folder(length)
-    paths = [str(p) for p in (own if own.is_dir() else folder).iterdir() if "tfrecord" in p.name.lower()]
+    """Returns the files of `split` in a folder without a manifest; an empty list if no files are held out."""
+    subfolder = folder / set_folder(length)
+    paths = [str(p) for p in (subfolder if subfolder.is_dir() else folder).iterdir() if "tfrecord" in p.name.lower()]
     paths = sorted(p for p in paths if ("heldout" in epath.Path(p).name) == (split == "heldout"))
     if not paths and split == "train":
         raise UserError(f"config.data.records: no TFRecord files (*.tfrecord*) in {folder}")
     for path in paths:
         if (numbered := re.search(r"-of-(\d+)", epath.Path(path).name)) and len(paths) < int(numbered[1]):
-            raise UserError(f"{own}: {len(paths)} of {int(numbered[1])} files; prepare or copy the records again")
+            raise UserError(f"{subfolder}: {len(paths)} of {int(numbered[1])} files; prepare or copy the records again")
     return paths
 
 
-def _damaged_files(files: dict[str, dict[str, int]], on_corrupt: str, checksums: bool) -> list[str]:
-    """Returns the paths of files that are not what the manifest says, to be left out."""
+def _damaged_files(files: Mapping[str, Mapping], on_corrupt: str, checksums: bool) -> list[str]:
+    """Returns the paths of the files that differ from the manifest; raises `UserError` unless they can be skipped."""
     faults = check_files(files, reads_all=checksums)
     if faults and (on_corrupt == "stop" or len(faults) == len(files)):
-        (path, fault), others = next(iter(faults.items())), len(faults) - 1
-        also = f" (and {others} more files are damaged)" if others else ""
+        (path, fault), more_files = next(iter(faults.items())), len(faults) - 1
+        also = f" (and {more_files} more files are damaged)" if more_files else ""
         raise UserError(f"{path}: {fault}{also}; copy or prepare it again")
     for path, fault in faults.items():
         print(f"{path}: {fault}; skipping its {files[path]['records']:,} records", flush=True)
@@ -232,12 +277,12 @@ def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_siz
         raise UserError(f"{path}: contains no records")
     sizes = features(length, max_predictions_per_seq)
     try:
-        found = Records([first])
-        counts = {name: found.count(name) for name in sizes}
+        record = Records([first])
+        counts = {name: record.count(name) for name in sizes}
         fits = all(counts[name] == size for name, (size, _) in sizes.items())
-        largest = found.numbers("input_ids", length, np.int64).max() if fits else 0
+        largest = record.numbers("input_ids", length, np.int64).max() if fits else 0
     except Unfit:
-        raise UserError(f"{path}: its records are not tf.train.Examples with packed lists") from None
+        raise UserError(f"{path}: the records are not tf.train.Examples with packed lists") from None
     for name, (size, _) in sizes.items():
         if counts[name] != size:
             field = "max_predictions_per_seq" if name.startswith("masked") else "length"
@@ -261,7 +306,7 @@ def count_records(path: str) -> int:
 
 
 def _count_all(paths: list[str], counts: epath.PathLike | None) -> tuple[int, ...]:
-    """Counts the records of each file, or takes the count from `counts` if the file size has not changed."""
+    """Counts the records of each file, or reads the count from the file `counts` if the size has not changed."""
     known = _read_counts(counts) if counts is not None else {}
     sizes = {path: epath.Path(path).stat().length for path in paths}
     missing = [path for path in paths if path not in known or known[path]["bytes"] != sizes[path]]
@@ -276,8 +321,8 @@ class _Counted(TypedDict):
     records: Count
 
 
-def _read_counts(path: epath.PathLike) -> dict[str, dict[str, int]]:
-    """Returns {path: {"bytes": size, "records": count}}; empty if the file is missing or invalid."""
+def _read_counts(path: epath.PathLike) -> dict[str, _Counted]:
+    """Returns the counts by the path of the counted file; empty if the file `path` is missing or invalid."""
     path = epath.Path(path)
     try:
         return parse_json(read_whole(path), dict[str, _Counted]) if path.exists() else {}

@@ -56,9 +56,9 @@ def _divided(rows: Sequence[Row], target: Target, data) -> tuple[Sequence[Row], 
         values = (target.value(row, data.label) for row in rows)
         labels = [np.flatnonzero(value).tolist() if isinstance(target, Labels) else [value] for value in values]
     chosen = holdout.choose(labels, holdout.seed_of(data))
-    holdout.require(len(chosen), len(rows), data, "rows", holdout.LEAST_NUMBERS if is_number else 1)
+    holdout.require(len(chosen), len(rows), data, "rows", holdout.MIN_FOR_CORRELATION if is_number else 1)
     train, dev = (
-        holdout.Part(rows, [number for number in range(len(rows)) if (number in chosen) == is_dev])
+        holdout.Subset(rows, [number for number in range(len(rows)) if (number in chosen) == is_dev])
         for is_dev in (False, True)
     )
     stratified_by = "" if is_number else ", ".join(_label_columns(data))

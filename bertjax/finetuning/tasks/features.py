@@ -9,7 +9,7 @@ from bertjax.finetuning.tasks import ner
 from bertjax.inference import output_layers
 from bertjax.inference.output_layers import OutputLayer
 from bertjax.models import families
-from bertjax.models.heads import BertForFeatureBasedTagging, forward_flops, lstm_flops
+from bertjax.models.heads import BertForFeatureBasedTagging, lstm_flops, model_flops
 from bertjax.nn.layer_pooling import HIDDEN_STATES, TABLE_7, check_layers
 from bertjax.text.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ def tagging(labels: int) -> OutputLayer:
 
     def flops(model: BertForFeatureBasedTagging, sequences: int, length: int) -> int:
         # BERT has no backward pass.
-        return forward_flops(model.config, sequences, length, 0) + 3 * lstm_flops(model, sequences, length)
+        return model_flops(model.config, sequences, length, 0) + 3 * lstm_flops(model, sequences, length)
 
     make_model = functools.partial(BertForFeatureBasedTagging, labels=labels)
     return dataclasses.replace(

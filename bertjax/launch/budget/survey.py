@@ -153,7 +153,7 @@ class _Reader:
             if file:  # one that is skipped, with the fault
                 faults.append((": ".join(file), reading.READABLE))
 
-        self._how = reading.Reading(
+        self._how = reading.ReadOptions(
             config.data.text_column, document, lambda *fault: faults.append(fault), self._on_read, count
         )
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import BertConfig, Compute
@@ -20,6 +19,7 @@ from bertjax.models.family import (
 if TYPE_CHECKING:
     import jax
 
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -29,15 +29,18 @@ class BertLayersFamily(Decodes, ExposesAttention, ModelFamily):
     supports_packing = True
 
     def lm_type(self, config: BertConfig) -> LmType:
+        """Returns the task of language modelling, see `ModelFamily.lm_type`."""
         return "causal" if config.causal else "masked"
 
     def forward_flops(self, config: BertConfig, length: int) -> int:
+        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
         hidden, inner = config.hidden_size, config.intermediate_size
         per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
         attention = 2 * length * length * hidden  # scores and weighted values, all heads
         return 2 * config.num_hidden_layers * (length * per_token + attention)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
         if "layers" not in params["bert"]["encoder"]:
             return None
         kernels = params["bert"]["encoder"]["layers"]
@@ -56,6 +59,7 @@ class BertLayersFamily(Decodes, ExposesAttention, ModelFamily):
     def attention_probabilities(
         self, config: BertConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
     ) -> "jax.Array":
+        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
         from bertjax.models.bert.model import attention_probabilities
 
         return attention_probabilities(config, params, ids, segments, token_types)
@@ -67,6 +71,7 @@ class BertFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
     model_types = ("bert", "gpt2")
 
     def build(self, config: BertConfig, compute: Compute) -> "EncoderModel":
+        """Returns the encoder, a `BertModel`."""
         from bertjax.models.bert.model import BertModel
 
         return BertModel(config, compute)
@@ -79,10 +84,11 @@ class BertFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
         return electra(**shared | {"embedding_size": size})
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.bert import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders of transformers."""
+        from bertjax.models.bert.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = BertFamily()

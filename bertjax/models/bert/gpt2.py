@@ -1,7 +1,8 @@
-"""GPT-2's published layout: fields of config.json and tensors of `GPT2LMHeadModel`, as our causal model."""
+"""Reads GPT-2 as a causal model: fields of config.json and tensors of `GPT2LMHeadModel`."""
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -10,7 +11,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.models import json_config, tensors
 
-# Our field -> GPT-2's. Their dropout after embeddings, embd_pdrop, is that of all sums here.
+# {our field: the field of GPT-2}. bertjax has one dropout rate for embeddings and sums, and ignores embd_pdrop.
 FIELDS = {
     "vocab_size": "vocab_size",
     "hidden_size": "n_embd",
@@ -34,36 +35,53 @@ ONLY = {
     "add_cross_attention": False, "is_causal": True, "scale_attn_by_inverse_layer_idx": False,
     "scale_attn_weights": True,
 }  # fmt: skip
-# Dropout after embeddings, an order of operations, and the output layer of `GPT2DoubleHeadsModel`, which is not read.
+# Dropout after embeddings, an order of operations, and an output layer of `GPT2DoubleHeadsModel` that is not read.
 HARMLESS = (
     "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_proj_to_labels", "summary_type",
     "summary_use_proj",
 )  # fmt: skip
-FORM = {"causal": True, "norm": "pre", "output": "plain"}
+FORM: dict[str, Any] = {"causal": True, "norm": "pre", "output": "plain"}
 CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants of the attention mask, in older files
 
 
-def read_fields(path: epath.Path, fields: Mapping) -> dict:
+def read_fields(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of GPT-2's config.json under the names of `BertConfig`.
 
-    Raises `UserError` if one is missing, or for a variant that we do not have.
+    Args:
+      path: the file, for messages.
+      fields: the content of the file.
+
+    Raises:
+      UserError: if a field is missing, or for a model that bertjax does not have.
     """
     fields = json_config.with_aliases(path, fields, ALIASES)
     for name in REQUIRED:
         if name not in fields:
             raise UserError(f"{path}: {name} is missing; a GPT-2 config needs it")
-    found = json_config.read_fields(path, fields, "gpt2", FIELDS, ONLY, also=(*HARMLESS, *ALIASES))
-    if found["intermediate_size"] is None and isinstance(found["hidden_size"], int):
-        found["intermediate_size"] = 4 * found["hidden_size"]
-    return found | {"hidden_act": json_config.activation(path, found, "hidden_act")}
+    values = json_config.read_fields(path, fields, "gpt2", FIELDS, ONLY, also=(*HARMLESS, *ALIASES))
+    if values["intermediate_size"] is None and isinstance(values["hidden_size"], int):
+        values["intermediate_size"] = 4 * values["hidden_size"]
+    return values | {"hidden_act": json_config.activation(path, values, "hidden_act")}
 
 
-def to_params(given: dict[str, np.ndarray], fields: Mapping, config: BertConfig, source: str) -> tuple[dict, list[str]]:
-    """Converts tensors to our params, and returns the names of those that are not used.
+def to_params(
+    named: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: BertConfig, source: str
+) -> tuple[dict, list[str]]:
+    """Converts tensors to params. The embeddings of token types, which GPT-2 does not have, are zeros.
 
-    GPT-2 has no token types: ours are 0. Raises `UserError` if a tensor is missing or of another shape.
+    Args:
+      named: {name: tensor}.
+      fields: the content of config.json.
+      config: the model config.
+      source: the folder, for messages.
+
+    Returns:
+      The params, and the names of the tensors that are ignored.
+
+    Raises:
+      UserError: if a tensor is missing or has another shape, or if the decoder is not tied.
     """
-    named = {name.removeprefix("transformer."): tensor for name, tensor in given.items()}
+    named = {name.removeprefix("transformer."): tensor for name, tensor in named.items()}
     named = {name: tensor for name, tensor in named.items() if not CONSTANTS.fullmatch(name)}
     hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     heads, size = config.num_attention_heads, config.head_size
@@ -79,7 +97,7 @@ def to_params(given: dict[str, np.ndarray], fields: Mapping, config: BertConfig,
     def norm(name: str) -> dict:
         return {"scale": stacked(f"{name}.weight", hidden), "bias": stacked(f"{name}.bias", hidden)}
 
-    def dense(name: str, inputs: int, outputs: int) -> dict:  # their Conv1D is [inputs, outputs] as well
+    def dense(name: str, inputs: int, outputs: int) -> dict:  # the Conv1D of GPT-2 is [inputs, outputs]
         return {"kernel": stacked(f"{name}.weight", inputs, outputs), "bias": stacked(f"{name}.bias", outputs)}
 
     three, output = dense("attn.c_attn", hidden, 3 * hidden), dense("attn.c_proj", hidden, hidden)

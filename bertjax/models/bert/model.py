@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,43 +10,52 @@ import numpy as np
 from bertjax.config.model_config import BertConfig
 from bertjax.nn.attention import standardize
 from bertjax.nn.encoder import Encoder
-from bertjax.nn.encoder_model import EncoderModel
+from bertjax.nn.encoder_model import EncoderModel, layer_inputs
 from bertjax.nn.ops.plain_attention import Cache, visible
 from bertjax.nn.ops.segments import last_tokens
 
 
 class BertModel(EncoderModel):
-    """Layers of self-attention. A causal model is pooled at the last token of a text, which alone sees all of it."""
+    """Layers of self-attention. A causal model pools the last token of a text, because it sees the whole text."""
 
-    def make_layers(self):
+    config: BertConfig
+
+    def make_layers(self) -> nn.Module:
+        """Returns the layers."""
         return Encoder(self.config, self.compute)
 
-    def through_layers(self, x, positions, segments, dropout_keys, every_layer: bool):
+    def apply_layers(
+        self, x: jax.Array, positions: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None, every_layer: bool
+    ) -> jax.Array:
+        """Returns the hidden states after the layers."""
         return self.encoder(x, segments, dropout_keys, positions, every_layer=every_layer)
 
-    def pool(self, hidden, segments, first_tokens):
+    def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
+        """Returns the pooled output of the first token, or of the last token of a causal model."""
         return self.pooler(hidden, last_tokens(segments, first_tokens) if self.config.causal else first_tokens)
 
-    def decode(self, input_ids, positions, cache: Cache):
-        """Runs a causal model on some tokens that follow those in a cache: hidden states, and the cache with these.
+    def decode(self, input_ids: jax.Array, positions: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Runs a causal model on tokens that follow the tokens in a cache.
 
         Args:
           input_ids: `[batch, length]`.
-          positions: `[length]`, one after the other.
-          cache: a cache from `Decodes.new_cache`.
+          positions: `[length]`, consecutive.
+          cache: keys and values of the tokens before, see `Decodes.new_cache`.
+
+        Returns:
+          Hidden states `[batch, length, hidden]`, and the cache with these tokens.
         """
-        each = jnp.broadcast_to(positions, input_ids.shape)
-        x = self.embeddings(input_ids, jnp.zeros_like(input_ids), each)
-        return self.encoder(x, positions, positions=each, cache=cache)
+        of_rows = jnp.broadcast_to(positions, input_ids.shape)
+        x = self.embeddings(input_ids, jnp.zeros_like(input_ids), of_rows)
+        return self.encoder(x, positions, positions=of_rows, cache=cache)
 
 
 def attention_probabilities(
     config: BertConfig, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
 ) -> jax.Array:
     """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
-    states = BertModel(config).apply({"params": params}, ids, segments, token_types, every_layer=True, method="encode")
     layers = params["encoder"]["layers"]
-    x = jnp.asarray(states)[:-1, 0]  # the input of each layer
+    x = layer_inputs(BertModel(config), params, ids, segments, token_types)[:, 0]
     if config.positions == "each_layer":
         x = x + layers["position"]["embedding"][:, config.position_offset :][:, : ids.shape[1]]
     if config.norm == "pre":

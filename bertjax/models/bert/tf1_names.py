@@ -1,6 +1,6 @@
-"""Converts our params to and from Google's TF1 variables (modeling.py, run_pretraining.py).
+"""Converts params to and from Google's TF1 variables (modeling.py, run_pretraining.py).
 
-Hugging Face's names follow Google's, so both formats are read and written through these variables.
+Tensors of Hugging Face have similar names, so that both formats are read and written by way of these variables.
 """
 
 import flax.traverse_util
@@ -13,7 +13,7 @@ LAYERS = "bert/encoder/layers"
 QUERY_KEY_VALUE = f"{LAYERS}/attention/query_key_value"
 WORDS = "bert/embeddings/word_embeddings"
 
-# Our path -> Google's variable. The arrays differ in shape only, except for transposition and padding in `to_params`.
+# {path of a param: Google's variable}. `to_params` reshapes, transposes and pads the arrays.
 SINGLE = {
     "bert/embeddings/word/embedding": WORDS,
     "bert/embeddings/position/embedding": "bert/embeddings/position_embeddings",
@@ -36,12 +36,13 @@ SINGLE = {
     "spans/dense/kernel": "cls/squad/output_weights",  # run_squad.create_model
     "spans/dense/bias": "cls/squad/output_bias",
 }
-OUTPUT_WEIGHTS = ("next_sentence/dense/kernel", "classifier/dense/kernel", "spans/dense/kernel")  # Google's: transposed
+OUTPUT_WEIGHTS = ("next_sentence/dense/kernel", "classifier/dense/kernel", "spans/dense/kernel")  # stored transposed
 
-# The parts of our params that have variables.
+# The parts of a model that have variables.
 PARTS = {"bert", *(path.partition("/")[0] for path in SINGLE)}
 
-# Within a layer: our `bert/encoder/layers/PATH` stacks all layers, Google's `bert/encoder/layer_N/VARIABLE` is one.
+# {path in a layer: variable in a layer}. The param `bert/encoder/layers/PATH` stacks the variables
+# `bert/encoder/layer_N/VARIABLE` of all layers.
 LAYER = {
     "attention/output/kernel": "attention/output/dense/kernel",
     "attention/output/bias": "attention/output/dense/bias",
@@ -57,7 +58,7 @@ LAYER = {
 
 
 def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the variables of a pre-trained BERT with the shapes in which Google stores them."""
+    """Returns {variable of a pre-trained BERT: its shape in Google's checkpoints}."""
     hidden, inner, size = config.hidden_size, config.intermediate_size, config.embedding_size
     shapes: dict[str, tuple[int, ...]] = {
         WORDS: (config.vocab_size, size),
@@ -96,14 +97,23 @@ def _norm(name: str, size: int) -> dict:
     return {f"{name}/gamma": (size,), f"{name}/beta": (size,)}
 
 
-# Parts that a checkpoint may lack, each as a whole. The rest is the encoder, which is required.
+# Parts that a checkpoint may lack. The encoder is required.
 OPTIONAL = ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/")
-# Variables that fine-tuning adds, with one row per label.
+# Variables of fine-tuning, with one row per label.
 FINE_TUNED = ("output_weights", "output_bias", "cls/squad/output_weights", "cls/squad/output_bias")
 
 
 def check_variables(variables: dict[str, np.ndarray], config: BertConfig, source: str) -> None:
-    """Raises `UserError` if a variable is missing or does not have the shape that the checkpoint's config implies."""
+    """Checks the variables of a checkpoint.
+
+    Args:
+      variables: {name: array}.
+      config: the model config.
+      source: the checkpoint, for messages.
+
+    Raises:
+      UserError: if a variable is missing, or its shape contradicts the config.
+    """
     present = tuple(part for part in OPTIONAL if any(name.startswith(part) for name in variables))
     for name, shape in variable_shapes(config).items():
         if name not in variables:
@@ -123,7 +133,12 @@ def check_variables(variables: dict[str, np.ndarray], config: BertConfig, source
 
 
 def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
-    """Converts variables to our params in float32; absent parts stay absent. See `check_variables`."""
+    """Converts variables to params in float32. Absent parts stay absent.
+
+    Args:
+      variables: {name: array}, see `check_variables`.
+      config: the model config.
+    """
 
     def stacked(variable: str, *shape: int) -> np.ndarray:
         layers = [variables[f"bert/encoder/layer_{i}/{variable}"] for i in range(config.num_hidden_layers)]
@@ -148,7 +163,12 @@ def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
 
 
 def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
-    """Converts our params to variables; omits absent parts, and heads that Google's format does not have."""
+    """Converts params to variables. Parts without variables are omitted.
+
+    Args:
+      params: the params of a model.
+      config: the model config.
+    """
     flat = {path: np.asarray(x) for path, x in flax.traverse_util.flatten_dict(params, sep="/").items()}
     variables = {
         name: flat[path].T if path in OUTPUT_WEIGHTS else flat[path] for path, name in SINGLE.items() if path in flat

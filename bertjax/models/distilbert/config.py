@@ -8,14 +8,14 @@ from bertjax.config.model_config import BertConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class DistilBertConfig(BertConfig):
-    """The architecture of a DistilBERT. Fields are named as BERT's; transformers has other names for most of them."""
+    """The architecture of a DistilBERT. Fields have the names of BERT; most names differ in transformers."""
 
     num_hidden_layers: int = size(6, most=1000)
     hidden_act: str = field("gelu", "behaviour", choices=("gelu", "gelu_new", "relu"))
-    pooled_dropout_prob: float = field(0.2, least=0, below=1)  # before a classifier of texts, or of choices
+    pooled_dropout_prob: float = field(0.2, least=0, below=1)  # before a classifier of texts or choices
     spans_dropout_prob: float = field(0.1, least=0, below=1)  # before the output layer for spans
     family: str = field("distilbert", "form")
 
     attention_output_dropout: ClassVar[bool] = False
-    type_vocab_size: ClassVar[int] = 0
-    layer_norm_eps: ClassVar[float] = 1e-12
+    type_vocab_size: ClassVar[int] = 0  # type: ignore[misc]
+    layer_norm_eps: ClassVar[float] = 1e-12  # type: ignore[misc]

@@ -1,7 +1,8 @@
-"""DistilBERT (Sanh et al. 2019): BERT without token types. Only classifiers of texts have a pooler, a dense layer with
-ReLU."""
+"""DistilBERT (Sanh et al. 2019): BERT without token types.
 
-from types import ModuleType
+Only classifiers of texts have a pooler, a dense layer with ReLU.
+"""
+
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import Compute
@@ -10,6 +11,7 @@ from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.family import HuggingFaceFamily
 
 if TYPE_CHECKING:
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -20,15 +22,17 @@ class DistilBertFamily(BertLayersFamily, HuggingFaceFamily):
     model_types = ("distilbert",)
 
     def build(self, config: DistilBertConfig, compute: Compute) -> "EncoderModel":
+        """Returns the encoder, a `DistilBertModel`."""
         from bertjax.models.distilbert.model import DistilBertModel
 
         return DistilBertModel(config, compute)
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.distilbert import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders of transformers."""
+        from bertjax.models.distilbert.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = DistilBertFamily()

@@ -7,7 +7,8 @@ from bertjax.nn.heads import Pooler
 
 
 class DistilBertModel(BertModel):
-    """BERT, pooled with ReLU (`pre_classifier` of transformers)."""
+    """BERT with a ReLU in the pooler, the `pre_classifier` of transformers."""
 
-    def make_pooler(self):
+    def make_pooler(self) -> nn.Module:
+        """Returns the pooler."""
         return Pooler(self.config, self.compute, nn.relu)

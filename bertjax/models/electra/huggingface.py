@@ -1,6 +1,7 @@
-"""ELECTRA in Hugging Face's folders: names of tensors are BERT's, but for those of its output layers."""
+"""ELECTRA in Hugging Face's folders. Tensors have the names of BERT, except in output layers."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
@@ -9,93 +10,103 @@ from bertjax.models import json_config, tensors
 from bertjax.models.bert import huggingface as bert
 from bertjax.models.electra.config import ElectraConfig
 
-CLASSES = {"Electra": "ELECTRA"}  # how the names of its classes begin, and how people write it
-INPUTS = bert.INPUTS
-SPECIAL_IDS = bert.SPECIAL_IDS
 REQUIRED = (*bert.REQUIRED, "embedding_size")
 ONLY = bert.ONLY | {"hidden_act": "gelu"}
-# What a classifier of choices is pooled with. No other class reads these fields.
+# The pooling of a classifier of choices. No other class reads these fields.
 SUMMARY = {
     "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu", "summary_proj_to_labels": False,
 }  # fmt: skip
 DISCRIMINATOR = "ElectraForPreTraining"
-LAYOUT = bert.FolderLayout(
-    lambda config: "Electra",
-    bert.KINDS_WITHOUT_PAIRS | {"Model": (), "ForPreTraining": ()},
-    names={
+# The output layer that detects replaced tokens. BERT does not have it.
+REPLACED_TOKENS, DISCRIMINATOR_HEAD = "replaced_tokens", "discriminator_predictions"
+# {layer of the output layer: the name of its tensors}
+LAYERS = {"dense": f"{DISCRIMINATOR_HEAD}.dense", "output": f"{DISCRIMINATOR_HEAD}.dense_prediction"}
+
+
+class ElectraFormat(bert.BertLayersFormat):
+    """Folders of generators and discriminators of ELECTRA."""
+
+    classes: ClassVar = {"Electra": "ELECTRA"}
+    inputs = ("input_ids", "token_type_ids", "attention_mask")
+    kinds: ClassVar = bert.KINDS_WITHOUT_PAIRS | {"Model": (), "ForPreTraining": ()}
+    names: ClassVar = {
         "cls.predictions.transform.": "generator_predictions.",
         "cls.predictions.decoder.weight": "generator_lm_head.weight",
         "cls.predictions.bias": "generator_lm_head.bias",
         "bert.": "electra.",
-    },
+    }
     # The dense layer of a classifier of texts, or of choices, is our pooler.
-    names_in={
+    names_of_kind: ClassVar = {
         "ForSequenceClassification": {"classifier.": "classifier.out_proj.", "bert.pooler.dense.": "classifier.dense."},
         "ForMultipleChoice": {"bert.pooler.dense.": "sequence_summary.summary."},
-    },
-)
-ARCHITECTURES = tuple(f"Electra{kind}" for kind in LAYOUT.kinds)
-# What tells replaced words, which is no part of BERT: our name and the tensors'.
-REPLACED_TOKENS = "replaced_tokens"
-LAYERS = {"dense": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"}
-classifier_rows, check_form = LAYOUT.classifier_rows, bert.check_form
+    }
 
+    def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> ElectraConfig:
+        """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
+        chooses = "ForMultipleChoice" in str(fields.get("architectures"))
+        names, only = json_config.field_names(ElectraConfig, bert.OWN_FIELDS), ONLY | (SUMMARY if chooses else {})
+        values = json_config.read_fields(path, fields, "electra", names, only, required=REQUIRED, also=SUMMARY)
+        return json_config.build(path, ElectraConfig, values, REQUIRED, bert.OWN_FIELDS)
 
-def read_config(path: epath.Path, fields: Mapping) -> ElectraConfig:
-    """Returns the config of a config.json with these fields. Raises `UserError` for a variant that we do not have."""
-    chooses = "ForMultipleChoice" in str(fields.get("architectures"))
-    names, only = json_config.field_names(ElectraConfig, bert.OWN_FIELDS), ONLY | (SUMMARY if chooses else {})
-    found = json_config.read_fields(path, fields, "electra", names, only, required=REQUIRED, also=SUMMARY)
-    return json_config.build(path, ElectraConfig, found, REQUIRED, bert.OWN_FIELDS)
+    def to_fields(self, config: ElectraConfig) -> dict[str, Any]:
+        """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
+        fields = {name: value for name, value in vars(config).items() if name not in bert.OWN_FIELDS}
+        return {"model_type": "electra", **fields, "hidden_act": ElectraConfig.hidden_act}
 
-
-def read_params(
-    given: Iterable[tuple[str, np.ndarray]], fields: Mapping, config: ElectraConfig, source: str
-) -> tuple[dict, list[str], str]:
-    """As `bert.huggingface.FolderLayout.read_params`, with the layers of a discriminator."""
-    names = [f"{theirs}.{part}" for theirs in LAYERS.values() for part in ("weight", "bias")]
-    head: dict[str, np.ndarray] = {}
-
-    def others() -> Iterator[tuple[str, np.ndarray]]:
-        for name, tensor in given:
-            plain = tensors.WRAPPERS.sub("", name)
-            if plain in names:
-                head[plain] = tensor
-            else:
-                yield name, tensor
-
-    params, ignored, wordless = LAYOUT.read_params(others(), fields, config, source)
-    if not head:
+    def read_params(
+        self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: ElectraConfig, source: str
+    ) -> tuple[dict, list[str], str]:
+        """Converts tensors to params, with the output layer of a discriminator."""
+        head: dict[str, np.ndarray] = {}
+        params, ignored, wordless = super().read_params(_without_head(tensors, head), fields, config, source)
+        if head:
+            params = params | {REPLACED_TOKENS: _read_head(head, config, source)}
         return params, ignored, wordless
-    found, hidden = {}, config.hidden_size
-    for (ours, theirs), size in zip(LAYERS.items(), (hidden, 1)):
-        kernel = tensors.take(head, f"{theirs}.weight", (size, hidden), source, "an ELECTRA").T
-        found[ours] = {"kernel": kernel, "bias": tensors.take(head, f"{theirs}.bias", (size,), source, "an ELECTRA")}
-    return params | {REPLACED_TOKENS: found}, ignored, wordless
+
+    def choose_architecture(self, params: dict, config: ElectraConfig, stated: str = "") -> str:
+        """Returns the class for params: a discriminator's class, unless the discriminator is fine-tuned."""
+        chosen = super().choose_architecture(params, config, stated)
+        is_fine_tuned = bool(set(self.kinds[bert.kind_of(chosen)]) & bert.FINE_TUNED_PARTS)
+        return DISCRIMINATOR if REPLACED_TOKENS in params and not is_fine_tuned else chosen
+
+    def to_tensors(
+        self, params: dict, config: ElectraConfig, architecture: str
+    ) -> tuple[dict[str, np.ndarray], list[str]]:
+        """Converts params to tensors, with the output layer of a discriminator."""
+        named, left_out = super().to_tensors(params, config, architecture)
+        if architecture != DISCRIMINATOR:
+            return named, left_out
+        present = [DISCRIMINATOR_HEAD] if REPLACED_TOKENS in params else []
+        fitting = self.choose_architecture(params, config)
+        tensors.check_parts(architecture, [DISCRIMINATOR_HEAD], present, fitting)
+        for layer, name in LAYERS.items():
+            arrays = params[REPLACED_TOKENS][layer]
+            named[f"{name}.weight"] = np.ascontiguousarray(np.asarray(arrays["kernel"]).T)
+            named[f"{name}.bias"] = np.asarray(arrays["bias"])
+        return named, [name for name in left_out if name != REPLACED_TOKENS]
 
 
-def choose_architecture(params: dict, config: ElectraConfig, stated: str = "") -> str:
-    """As `bert.huggingface.FolderLayout.choose_architecture`; a discriminator is one, unless it has been fine-tuned."""
-    chosen = LAYOUT.choose_architecture(params, config, stated)
-    is_fine_tuned = set(LAYOUT.kinds[bert.kind_of(chosen)]) & set(bert.FINE_TUNED_HEADS)
-    return DISCRIMINATOR if REPLACED_TOKENS in params and not is_fine_tuned else chosen
+def _without_head(
+    named: Iterable[tuple[str, np.ndarray]], head: dict[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields tensors, but moves the tensors of a discriminator's output layer to `head`."""
+    head_names = [f"{layer}.{part}" for layer in LAYERS.values() for part in ("weight", "bias")]
+    for name, tensor in named:
+        plain = tensors.WRAPPERS.sub("", name)
+        if plain in head_names:
+            head[plain] = tensor
+        else:
+            yield name, tensor
 
 
-def to_tensors(params: dict, config: ElectraConfig, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """As `bert.huggingface.FolderLayout.to_tensors`."""
-    found, left_out = LAYOUT.to_tensors(params, config, architecture)
-    if architecture != DISCRIMINATOR:
-        return found, left_out
-    present = ["discriminator_predictions"] if REPLACED_TOKENS in params else []
-    tensors.check_parts(architecture, ["discriminator_predictions"], present, choose_architecture(params, config))
-    for ours, theirs in LAYERS.items():
-        layer = params[REPLACED_TOKENS][ours]
-        found[f"{theirs}.weight"] = np.ascontiguousarray(np.asarray(layer["kernel"]).T)
-        found[f"{theirs}.bias"] = np.asarray(layer["bias"])
-    return found, [name for name in left_out if name != REPLACED_TOKENS]
+def _read_head(head: Mapping[str, np.ndarray], config: ElectraConfig, source: str) -> dict:
+    """Returns the params of a discriminator's output layer."""
+    params, hidden = {}, config.hidden_size
+    for (layer, name), size in zip(LAYERS.items(), (hidden, 1), strict=True):
+        kernel = tensors.take(head, f"{name}.weight", (size, hidden), source, "an ELECTRA").T
+        bias = tensors.take(head, f"{name}.bias", (size,), source, "an ELECTRA")
+        params[layer] = {"kernel": kernel, "bias": bias}
+    return params
 
 
-def to_fields(config: ElectraConfig) -> dict:
-    """Returns what config.json says of the encoder."""
-    fields = {name: x for name, x in vars(config).items() if name not in bert.OWN_FIELDS}
-    return {"model_type": "electra", **fields, "hidden_act": config.hidden_act}
+FORMAT = ElectraFormat()

@@ -1,12 +1,15 @@
 """The modules of ELECTRA."""
 
+import flax.linen as nn
+
 from bertjax.models.roberta.model import RobertaModel
 from bertjax.nn.encoder import ACTIVATIONS
 from bertjax.nn.heads import Pooler
 
 
 class ElectraModel(RobertaModel):
-    """BERT, pooled with GELU, and with RoBERTa's dropout before that (transformers' ElectraClassificationHead)."""
+    """RoBERTa with a GELU in the pooler, as in the ElectraClassificationHead of transformers."""
 
-    def make_pooler(self):
+    def make_pooler(self) -> nn.Module:
+        """Returns the pooler."""
         return Pooler(self.config, self.compute, ACTIVATIONS["gelu"])

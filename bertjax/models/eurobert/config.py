@@ -17,7 +17,7 @@ class EuroBertConfig(ModelConfig):
     hidden_size: int = size(768)
     num_hidden_layers: int = size(12, most=1000)
     num_attention_heads: int = size(12)
-    num_key_value_heads: int = size(12)  # a divisor of num_attention_heads, of which as many share a key and a value
+    num_key_value_heads: int = size(12)  # heads with a key and a value; must divide num_attention_heads
     head_dim: int = size(64)
     intermediate_size: int = size(3072)
     # The longest sequence; no param depends on it.
@@ -25,10 +25,10 @@ class EuroBertConfig(ModelConfig):
     initializer_range: float = field(0.02, above=0, below=1)
     rms_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
     rope_theta: float = field(250_000.0, "behaviour", above=0)
-    # What is classified of a text: the first state, or the mean state, of which a dense layer makes the pooled output
-    # (bos, mean); or the mean of what the dense layer makes of all states (late).
+    # The pooled output of a text. bos, mean: a dense layer of the first state, or of the mean state; late: the mean of
+    # the dense layer of all states.
     classifier_pooling: str = field("late", choices=("bos", "mean", "late"))
-    tie_word_embeddings: bool = field(False, "form")  # False: words are predicted with a matrix of their own
+    tie_word_embeddings: bool = field(False, "form")  # False: the output layer for words has another table
     family: str = field("eurobert", "form")
 
     output: ClassVar[str] = "plain"
@@ -38,4 +38,5 @@ class EuroBertConfig(ModelConfig):
 
     @property
     def head_size(self) -> int:
+        """The size of a head."""
         return self.head_dim

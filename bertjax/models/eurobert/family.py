@@ -5,7 +5,6 @@ and there are no biases.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import ml_collections
@@ -18,6 +17,7 @@ from bertjax.models.family import ExposesAttention, HuggingFaceFamily, ModelFami
 if TYPE_CHECKING:
     import jax
 
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -29,11 +29,13 @@ class EuroBertFamily(ModelFamily, ExposesAttention, HuggingFaceFamily):
     model_types = ("eurobert",)
 
     def build(self, config: EuroBertConfig, compute: Compute) -> "EncoderModel":
+        """Returns the encoder, a `EuroBertModel`."""
         from bertjax.models.eurobert.model import EuroBertModel
 
         return EuroBertModel(config, compute)
 
     def forward_flops(self, config: EuroBertConfig, length: int) -> int:
+        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
         hidden, queries = config.hidden_size, config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
         # Query and output; key and value; three feed-forward matrices.
@@ -42,6 +44,7 @@ class EuroBertFamily(ModelFamily, ExposesAttention, HuggingFaceFamily):
         return 2 * config.num_hidden_layers * (length * per_token + attention)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
         kernels = params["bert"]["encoder"].get("layers", {})
         if "key_value" not in kernels.get("attention", {}):
             return None
@@ -58,6 +61,7 @@ class EuroBertFamily(ModelFamily, ExposesAttention, HuggingFaceFamily):
         return fields | ({"tie_word_embeddings": (False,)} if "masked_lm" in params else {})
 
     def validate(self, config: ml_collections.ConfigDict) -> None:
+        """Checks the number of keys and values, and the size of a head."""
         heads, keys, size = (config.model[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
         remedy = f"must divide model.num_attention_heads = {heads}"
         require(heads % keys == 0, "model.num_key_value_heads", keys, remedy)
@@ -66,15 +70,17 @@ class EuroBertFamily(ModelFamily, ExposesAttention, HuggingFaceFamily):
     def attention_probabilities(
         self, config: EuroBertConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
     ) -> "jax.Array":
+        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
         from bertjax.models.eurobert.model import attention_probabilities
 
         return attention_probabilities(config, params, ids, segments)
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.eurobert import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders of transformers."""
+        from bertjax.models.eurobert.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = EuroBertFamily()

@@ -1,5 +1,7 @@
 """The modules of EuroBERT."""
 
+from typing import cast
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ from bertjax.config.model_config import Compute
 from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.nn.attention import Dense, RMSNorm
 from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
-from bertjax.nn.encoder_model import RotaryModel
+from bertjax.nn.encoder_model import RotaryModel, layer_inputs
 from bertjax.nn.ops.dropout import fold_in
 from bertjax.nn.ops.plain_attention import visible
 from bertjax.nn.ops.rotary import Rotation, rotate, rotation
@@ -22,15 +24,22 @@ class EuroBertModel(RotaryModel):
     config: EuroBertConfig
     compute: Compute = Compute()
 
-    def setup(self):
-        self.embeddings = WordEmbeddings(self.config, self.compute)
-        self.encoder = EuroBertEncoder(self.config, self.compute)
-        self.pooler = EuroBertPooler(self.config, self.compute)
+    def make_embeddings(self) -> nn.Module:
+        """Returns the embeddings."""
+        return WordEmbeddings(self.config, self.compute)
 
-    def pool(self, hidden, segments, first_tokens):
-        """What `config.classifier_pooling` says.
+    def make_layers(self) -> nn.Module:
+        """Returns the layers."""
+        return EuroBertEncoder(self.config, self.compute)
 
-        The mean of the logits of all tokens, which transformers takes (late), is the logits of the mean.
+    def make_pooler(self) -> nn.Module:
+        """Returns the pooler."""
+        return EuroBertPooler(self.config, self.compute)
+
+    def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
+        """Returns the pooled output, see `classifier_pooling` in the config.
+
+        With "late", transformers averages the logits of all tokens. The logits of the mean are the same.
         """
         tokens = jnp.zeros((hidden.shape[0], 1), jnp.int32) if first_tokens is None else first_tokens
         if self.config.classifier_pooling == "late":
@@ -43,26 +52,29 @@ class EuroBertModel(RotaryModel):
 
 
 class WordEmbeddings(nn.Module):
-    """Word embeddings alone."""
+    """Word embeddings."""
 
     config: EuroBertConfig
     compute: Compute
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
 
-    def __call__(self, input_ids):
+    def __call__(self, input_ids: jax.Array) -> jax.Array:
+        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
         return self.word(input_ids)
 
 
 class EuroBertPooler(nn.Module):
-    """Dense with a bias, and GELU: `[..., hidden]` -> the same."""
+    """A dense layer with a bias, and GELU, `[..., hidden]` -> `[..., hidden]`."""
 
     config: EuroBertConfig
     compute: Compute
 
     @nn.compact
-    def __call__(self, hidden):
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """Returns the activated dense layer of hidden states, of the same shape."""
         size = (self.config.hidden_size,)
         return ACTIVATIONS["gelu"](Dense(self.config, self.compute, size, size, ("embed", None), name="dense")(hidden))
 
@@ -74,16 +86,24 @@ class EuroBertEncoder(nn.Module):
     compute: Compute
 
     @nn.compact
-    def __call__(self, x, positions, segments, dropout_keys=None, *, every_layer: bool = False):
-        """As `RotaryModel` calls it; the keys are for low-rank updates, since there is no other dropout."""
+    def __call__(
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        segments: jax.Array,
+        dropout_keys: jax.Array | None = None,
+        *,
+        every_layer: bool = False,
+    ) -> jax.Array:
+        """Returns hidden states, see `EncoderModel.make_layers`. Only low-rank updates have dropout."""
         config, compute = self.config, self.compute
-        turn = rotation(positions, config.head_size, config.rope_theta)
+        angles = rotation(positions, config.head_size, config.rope_theta)
         in_axes, trains = (0, nn.broadcast, nn.broadcast, nn.broadcast), dropout_keys is not None
         make = stacked(recomputed(EuroBertLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
         numbers = 1 + jnp.arange(config.num_hidden_layers)
-        last, each = make(config, compute, every_layer, name="layers")(x, numbers, turn, segments, dropout_keys)
+        last, states = make(config, compute, every_layer, name="layers")(x, numbers, angles, segments, dropout_keys)
         last = RMSNorm(config, compute, name="norm")(last)
-        return each.at[-1].set(last) if every_layer else last
+        return states.at[-1].set(last) if every_layer else last
 
 
 class EuroBertLayer(nn.Module):
@@ -94,15 +114,23 @@ class EuroBertLayer(nn.Module):
     every_layer: bool = False  # also return x as an output of the scan
 
     @nn.compact
-    def __call__(self, x, number, turn: Rotation, segments, dropout_keys):
+    def __call__(
+        self,
+        x: jax.Array,
+        number: jax.Array,
+        angles: Rotation,
+        segments: jax.Array,
+        dropout_keys: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns x after layer `number`, and again x as an output of the scan, or None."""
         config, compute, keys = self.config, self.compute, fold_in(dropout_keys, number)
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
-        read = RMSNorm(config, compute, name="attention_norm")(x)
-        x = x + GroupedAttention(config, compute, name="attention")(read, turn, segments, keys)
+        normed = RMSNorm(config, compute, name="attention_norm")(x)
+        x = x + GroupedAttention(config, compute, name="attention")(normed, angles, segments, keys)
 
-        read = RMSNorm(config, compute, name="output_norm")(x)
+        normed = RMSNorm(config, compute, name="output_norm")(x)
         axes = ("embed", "projections", "mlp")
-        inner = Dense(config, compute, hidden, (2, *wide), axes, use_bias=False, name="input")(read, keys)
+        inner = Dense(config, compute, hidden, (2, *wide), axes, use_bias=False, name="input")(normed, keys)
         inner = nn.with_logical_constraint(activate(inner, config.hidden_act, compute), ("batch", "length", "mlp"))
         x = x + Dense(config, compute, wide, hidden, ("mlp", "embed"), use_bias=False, name="output")(inner, keys)
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
@@ -110,17 +138,16 @@ class EuroBertLayer(nn.Module):
 
 
 def attention_probabilities(config: EuroBertConfig, params: dict, ids: jax.Array, segments: jax.Array) -> jax.Array:
-    """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
-    inputs = (ids, segments, jnp.zeros_like(ids))
-    states = EuroBertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
-    turn = rotation(jnp.arange(ids.shape[1])[None], config.head_size, config.rope_theta)
-    seen = visible(segments)[0]
+    """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+    inputs = layer_inputs(EuroBertModel(config), params, ids, segments, jnp.zeros_like(ids))
+    angles = rotation(jnp.arange(ids.shape[1])[None], config.head_size, config.rope_theta)
+    mask = visible(segments)[0]
 
-    def of_layer(layer, x):
-        x = RMSNorm(config, Compute()).apply({"params": layer["attention_norm"]}, x)
+    def of_layer(layer: dict, x: jax.Array) -> jax.Array:
+        normed = cast(jax.Array, RMSNorm(config, Compute()).apply({"params": layer["attention_norm"]}, x))
         kernel = joined(layer["attention"]["query"]["kernel"], layer["attention"]["key_value"]["kernel"])
-        query, key, _ = jnp.moveaxis(rotate(jnp.einsum("blh,hpnd->blpnd", x, kernel), turn)[0], 1, 0)
+        query, key, _ = jnp.moveaxis(rotate(jnp.einsum("blh,hpnd->blpnd", normed, kernel), angles)[0], 1, 0)
         scores = jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5
-        return nn.softmax(jnp.where(seen, scores, -jnp.inf))
+        return nn.softmax(jnp.where(mask, scores, -jnp.inf))
 
-    return jax.lax.map(lambda each: of_layer(*each), (params["encoder"]["layers"], states[:-1]))
+    return jax.lax.map(lambda layer_and_x: of_layer(*layer_and_x), (params["encoder"]["layers"], inputs))

@@ -8,13 +8,16 @@ from bertjax.config.model_config import ModelConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class ModernBertConfig(ModelConfig):
-    """The architecture of a ModernBERT. Fields are named as BERT's, or else as in Hugging Face's config.json."""
+    """The architecture of a ModernBERT.
+
+    Fields that BERT has as well have the same names. Other fields have the names of Hugging Face's config.json.
+    """
 
     vocab_size: int = size(50368)
     hidden_size: int = size(768)
     num_hidden_layers: int = size(22, most=1000)
     num_attention_heads: int = size(12)
-    intermediate_size: int = size(1152)  # width of the gated product, half of what is projected to
+    intermediate_size: int = size(1152)  # the width after the gate; the input projection is twice as wide
     hidden_act: str = field("gelu", "behaviour", choices=("gelu", "gelu_new", "relu"))
     attention_output_dropout_prob: float = field(0.1, least=0, below=1)  # there is no other dropout in the encoder
     classifier_dropout: float = field(0.0, least=0, below=1)
@@ -22,14 +25,16 @@ class ModernBertConfig(ModelConfig):
     max_position_embeddings: int = field(8192, "behaviour", least=1, most=2**31 - 1)
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
-    # Layers 0, n, 2 n, ... attend to all tokens; the others to those at most local_attention / 2 places away.
+    # Layers 0, n, 2 n, ... attend to all tokens. Other layers attend to tokens at most local_attention / 2 places away.
     global_attn_every_n_layers: int = field(3, "form", least=1, most=1000)
     local_attention: int = field(128, "behaviour", least=2, most=2**31 - 1)
     global_rope_theta: float = field(160_000.0, "behaviour", above=0)
     local_rope_theta: float = field(10_000.0, "behaviour", above=0)
-    classifier_pooling: str = field("cls", choices=("cls", "mean"))  # the state of a text that is classified
+    classifier_pooling: str = field("cls", choices=("cls", "mean"))  # the pooled state: of [CLS], or the mean
     glu: bool = field(True, "form")  # False: the activation alone, as in BERT
-    bias: bool = field(False, "form")  # dense layers and norms have one; outputs for words and classes always do
+    bias: bool = field(
+        False, "form"
+    )  # of dense layers and norms; output layers for words and classes always have a bias
     family: str = field("modernbert", "form")
 
     output: ClassVar[str] = "transform"
@@ -37,20 +42,21 @@ class ModernBertConfig(ModelConfig):
 
     @property
     def hidden_dropout_prob(self) -> float:
-        """The dropout before an output layer, as the parts call it."""
+        """The dropout before an output layer; the name that `nn/` reads."""
         return self.classifier_dropout
 
     @property
     def output_init_scale(self) -> float:
-        """Initial values of the matrices that add to the residual sum are smaller by it (Radford et al. 2019)."""
+        """The factor of the initial values of matrices that add to the residual sum (Radford et al. 2019)."""
         return (2 * self.num_hidden_layers) ** -0.5
 
     @property
     def window(self) -> int:
-        """How many places away a token of a local layer sees, to either side."""
+        """The tokens to either side that a token of a local layer sees."""
         return self.local_attention // 2
 
     def is_global(self, layer: int) -> bool:
+        """Returns whether a layer, counted from 0, attends to all tokens."""
         return layer % self.global_attn_every_n_layers == 0
 
 

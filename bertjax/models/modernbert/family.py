@@ -4,7 +4,6 @@ There are few biases. Two of three layers attend within a window.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import ml_collections
@@ -26,6 +25,7 @@ from bertjax.models.modernbert.config import ModernBertConfig, ProjectedModernBe
 if TYPE_CHECKING:
     import jax
 
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -37,11 +37,13 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
     model_types = ("modernbert",)
 
     def build(self, config: ModernBertConfig, compute: Compute) -> "EncoderModel":
+        """Returns the encoder, a `ModernBertModel`."""
         from bertjax.models.modernbert.model import ModernBertModel
 
         return ModernBertModel(config, compute)
 
     def forward_flops(self, config: ModernBertConfig, length: int) -> int:
+        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
         hidden, inner = config.hidden_size, config.intermediate_size
         per_token = 4 * hidden * hidden + (3 if config.glu else 2) * hidden * inner
         visible_keys = [
@@ -53,6 +55,7 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
         return projection_flops(config, length) + layers
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
         encoder = params["bert"]["encoder"]
         if "first" not in encoder:
             return None
@@ -70,6 +73,7 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
         }
 
     def layer_ids(self, config: ModernBertConfig, path: tuple[str, ...]) -> np.ndarray | None:
+        """Returns the layers of a param, in `first`, `groups` and `rest`."""
         if path[0] != "encoder":
             return super().layer_ids(config, path)
         period = config.global_attn_every_n_layers
@@ -82,6 +86,7 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
         return None
 
     def validate(self, config: ml_collections.ConfigDict) -> None:
+        """Checks the size of a window and of a head."""
         model = config.model
         require(model.local_attention % 2 == 0, "model.local_attention", model.local_attention, "must be even")
         head = model.hidden_size // model.num_attention_heads
@@ -91,26 +96,29 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
     def attention_probabilities(
         self, config: ModernBertConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
     ) -> "jax.Array":
+        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
         from bertjax.models.modernbert.model import attention_probabilities
 
         return attention_probabilities(config, params, ids, segments)
 
     def with_embedding_size(self, config: ModernBertConfig, size: int) -> ModernBertConfig:
+        """Returns the config with another embedding size, of a class that has this field."""
         fields = vars(config) | {"embedding_size": size}
         return config if size == config.embedding_size else ProjectedModernBertConfig(**fields)
 
     def import_params(self, params: dict) -> dict:
-        """Returns params with the dense layer of the masked-LM head as the pooler, as transformers does."""
+        """Returns params whose pooler is the dense layer of the masked-LM head, as in transformers."""
         if "masked_lm" not in params or "pooler" in params["bert"]:
             return params
         head = {name: params["masked_lm"][name] for name in ("dense", "norm")}
         return params | {"bert": params["bert"] | {"pooler": head}}
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.modernbert import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders of transformers."""
+        from bertjax.models.modernbert.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = ModernBertFamily()

@@ -1,6 +1,7 @@
 """The modules of ModernBERT."""
 
 import functools
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -10,7 +11,7 @@ from bertjax.config.model_config import Compute
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
-from bertjax.nn.encoder_model import RotaryModel
+from bertjax.nn.encoder_model import RotaryModel, layer_inputs
 from bertjax.nn.kernels.flash_attention import can_flash, flash_attention
 from bertjax.nn.kernels.pallas import has_kernels
 from bertjax.nn.ops.dropout import fold_in
@@ -26,13 +27,20 @@ class ModernBertModel(RotaryModel):
     config: ModernBertConfig
     compute: Compute = Compute()
 
-    def setup(self):
-        self.embeddings = ModernBertEmbeddings(self.config, self.compute)
-        self.encoder = ModernBertEncoder(self.config, self.compute)
-        self.pooler = Head(self.config, self.compute)
+    def make_embeddings(self) -> nn.Module:
+        """Returns the embeddings."""
+        return ModernBertEmbeddings(self.config, self.compute)
 
-    def pool(self, hidden, segments, first_tokens):
-        """The head of the first token's state, or of the mean state of a text (`classifier_pooling`)."""
+    def make_layers(self) -> nn.Module:
+        """Returns the layers."""
+        return ModernBertEncoder(self.config, self.compute)
+
+    def make_pooler(self) -> nn.Module:
+        """Returns the pooler."""
+        return Head(self.config, self.compute)
+
+    def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
+        """Returns the head of the state of the first token, or of the mean state, see `classifier_pooling`."""
         tokens = jnp.zeros((hidden.shape[0], 1), jnp.int32) if first_tokens is None else first_tokens
         if self.config.classifier_pooling == "mean":
             pooled = mean_of_segments(hidden, segments, tokens)
@@ -41,17 +49,19 @@ class ModernBertModel(RotaryModel):
         pooled = self.pooler(pooled)
         return pooled[:, 0] if first_tokens is None else pooled
 
-    def of_tokens(self, hidden):
+    def token_states(self, hidden: jax.Array) -> jax.Array:
+        """Returns the states that a classifier of tokens reads `[batch, length, hidden]`: the output of the pooler."""
         return self.pooler(hidden)
 
 
 class ModernBertEmbeddings(nn.Module):
-    """Word embeddings and a LayerNorm; projection, if hidden states have another size."""
+    """Word embeddings, a LayerNorm, and a projection if the hidden size differs from the embedding size."""
 
     config: ModernBertConfig
     compute: Compute
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
         size, hidden = self.config.embedding_size, self.config.hidden_size
         self.norm = LayerNorm(self.config, self.compute, self.config.bias, size)
@@ -59,19 +69,21 @@ class ModernBertEmbeddings(nn.Module):
             axes = ("embed", None)
             self.projection = Dense(self.config, self.compute, (size,), (hidden,), axes, self.config.bias)
 
-    def __call__(self, input_ids):
+    def __call__(self, input_ids: jax.Array) -> jax.Array:
+        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
         x = self.norm(self.word(input_ids))
         return x if self.config.embedding_size == self.config.hidden_size else self.projection(x)
 
 
 class Head(nn.Module):
-    """Dense, activation, LayerNorm: `[..., hidden]` -> the same."""
+    """A dense layer, an activation and a LayerNorm, `[..., hidden]` -> `[..., hidden]`."""
 
     config: ModernBertConfig
     compute: Compute
 
     @nn.compact
-    def __call__(self, hidden):
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """Returns the output of the head, of the same shape as `hidden`."""
         config, size = self.config, hidden.shape[-1:]
         scale = config.output_init_scale
         x = Dense(config, self.compute, size, size, ("embed", None), config.bias, scale, name="dense")(hidden)
@@ -79,43 +91,53 @@ class Head(nn.Module):
 
 
 class ModernBertEncoder(nn.Module):
-    """The layers and a LayerNorm. After the first layer, which has no norm of its own, they come in groups: as many
-    local ones as there are between two global ones, and a global one. Groups are a scan, and what is left comes last.
+    """The layers and a LayerNorm.
+
+    The first layer is global and has no norm before attention. The next layers form groups: local layers and then a
+    global layer. The groups are a scan. The local layers after the last group are `rest`.
     """
 
     config: ModernBertConfig
     compute: Compute
 
     @nn.compact
-    def __call__(self, x, positions, segments, dropout_keys=None, *, every_layer: bool = False):
-        """As `RotaryModel` calls it."""
+    def __call__(
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        segments: jax.Array,
+        dropout_keys: jax.Array | None = None,
+        *,
+        every_layer: bool = False,
+    ) -> jax.Array:
+        """Returns hidden states, see `EncoderModel.make_layers`."""
         config, compute = self.config, self.compute
-        turns = {
+        angles = {
             theta: rotation(positions, config.head_size, theta)
             for theta in (config.global_rope_theta, config.local_rope_theta)
         }
-        rotations = turns[config.global_rope_theta], turns[config.local_rope_theta]
+        rotations = angles[config.global_rope_theta], angles[config.local_rope_theta]
         period, layers = config.global_attn_every_n_layers, config.num_hidden_layers
         count, left = divmod(layers - 1, period)
-        given = (rotations, segments, dropout_keys)
+        arguments = (rotations, segments, dropout_keys)
 
-        x = _layer(config, compute, is_global=True, has_norm=False, name="first")(x, 0, *given)
-        states = [x[None]]
+        x = _layer(config, compute, is_global=True, has_norm=False, name="first")(x, 0, *arguments)
+        states: list[Any] = [x[None]]
         if count:
             in_axes = (0, nn.broadcast, nn.broadcast, nn.broadcast)
             make = stacked(LayerGroup, count, in_axes, compute, dropout_keys is not None)
             groups = make(config, compute, period, every_layer, name="groups")
-            x, each = groups(x, 1 + period * jnp.arange(count), *given)
-            states.append(each.reshape(-1, *x.shape) if every_layer else each)
+            x, group_states = groups(x, 1 + period * jnp.arange(count), *arguments)
+            states.append(group_states.reshape(-1, *x.shape) if every_layer else group_states)
         if left:
-            x, each = LayerGroup(config, compute, left, every_layer, name="rest")(x, layers - left, *given)
-            states.append(each)
+            x, rest_states = LayerGroup(config, compute, left, every_layer, name="rest")(x, layers - left, *arguments)
+            states.append(rest_states)
         last = LayerNorm(config, compute, config.bias, name="norm")(x)
         return jnp.concatenate(states).at[-1].set(last) if every_layer else last
 
 
 class LayerGroup(nn.Module):
-    """Layers one after the other, of which the last is global if they are all of a period."""
+    """The layers of a period, in order. The last layer of a whole period is global."""
 
     config: ModernBertConfig
     compute: Compute
@@ -123,8 +145,23 @@ class LayerGroup(nn.Module):
     every_layer: bool = False
 
     @nn.compact
-    def __call__(self, x, number, rotations, segments, dropout_keys):
-        """`number`: that of the first layer. Returns x, and the states after each layer, if asked for."""
+    def __call__(
+        self,
+        x: jax.Array,
+        number: jax.Array | int,
+        rotations: tuple[Rotation, Rotation],
+        segments: jax.Array,
+        dropout_keys: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns x after the layers, and with `every_layer` the states after each layer `[layers, ...]`, or None.
+
+        Args:
+          x: `[batch, length, hidden]`.
+          number: the number of the first layer.
+          rotations: the angles of global layers, and of local layers.
+          segments: `[batch, length]`.
+          dropout_keys: `[batch]`, or None.
+        """
         states = []
         for layer in range(self.layers):
             is_global = self.config.is_global(1 + layer)
@@ -139,7 +176,7 @@ def _layer(config: ModernBertConfig, compute: Compute, is_global: bool, has_norm
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x)). Dropout follows attention only."""
+    """x + attention(norm(x)), then x + feed-forward(norm(x)). There is dropout after attention only."""
 
     config: ModernBertConfig
     compute: Compute
@@ -147,21 +184,29 @@ class Layer(nn.Module):
     has_norm: bool
 
     @nn.compact
-    def __call__(self, x, number, rotations: tuple[Rotation, Rotation], segments, dropout_keys):
+    def __call__(
+        self,
+        x: jax.Array,
+        number: jax.Array | int,
+        rotations: tuple[Rotation, Rotation],
+        segments: jax.Array,
+        dropout_keys: jax.Array | None,
+    ) -> jax.Array:
+        """Returns x after layer `number`; arguments as in `LayerGroup`."""
         config, compute = self.config, self.compute
         hidden, wide, scale = (config.hidden_size,), (config.intermediate_size,), config.output_init_scale
         norm = functools.partial(LayerNorm, config, compute, config.bias)
 
-        read = norm(name="attention_norm")(x) if self.has_norm else x
+        normed = norm(name="attention_norm")(x) if self.has_norm else x
         keys, rate = fold_in(dropout_keys, number + 1), config.attention_output_dropout_prob
-        attended = RotaryAttention(config, compute, self.is_global, name="attention")(read, rotations, segments, keys)
-        x, read = norm(name="output_norm").and_sum(x, attended, None, keys, rate)
+        attended = RotaryAttention(config, compute, self.is_global, name="attention")(normed, rotations, segments, keys)
+        x, normed = norm(name="output_norm").and_sum(x, attended, None, keys, rate)
 
         if config.glu:
             axes = ("embed", "projections", "mlp")
-            inner = Dense(config, compute, hidden, (2, *wide), axes, config.bias, name="input")(read, keys)
+            inner = Dense(config, compute, hidden, (2, *wide), axes, config.bias, name="input")(normed, keys)
         else:
-            inner = Dense(config, compute, hidden, wide, ("embed", "mlp"), config.bias, name="input")(read, keys)
+            inner = Dense(config, compute, hidden, wide, ("embed", "mlp"), config.bias, name="input")(normed, keys)
         output = Dense(config, compute, wide, hidden, ("mlp", "embed"), config.bias, scale, name="output")
 
         inner = activate(inner, config.hidden_act, compute)
@@ -170,38 +215,45 @@ class Layer(nn.Module):
 
 
 class RotaryAttention(nn.Module):
-    """Self-attention with rotary positions, of all tokens of a segment or of those within the window."""
+    """Self-attention with rotary positions, to all tokens of a segment or within a window."""
 
     config: ModernBertConfig
     compute: Compute
     is_global: bool
 
     @nn.compact
-    def __call__(self, x, rotations, segments, keys=None):
-        """`[batch, length, hidden]`, segments `[batch, length]` -> `[batch, length, hidden]`."""
+    def __call__(
+        self, x: jax.Array, rotations: tuple[Rotation, Rotation], segments: jax.Array, keys: jax.Array | None = None
+    ) -> jax.Array:
+        """Returns the context of each token, projected, `[batch, length, hidden]`.
+
+        Args:
+          x: `[batch, length, hidden]`.
+          rotations: the angles of global layers, and of local layers.
+          segments: `[batch, length]`.
+          keys: random keys for the dropout of low-rank updates `[batch]`, or None.
+        """
         config, compute = self.config, self.compute
         hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
-        axes = ("embed", "projections", "heads", "kv")
+        axes: tuple[str, ...] = ("embed", "projections", "heads", "kv")
         project = Dense(config, compute, (hidden,), (3, heads, size), axes, config.bias, name="query_key_value")
-        turn = rotations[0 if self.is_global else 1]
+        angles = rotations[0 if self.is_global else 1]
         window = None if self.is_global else config.window
         if has_kernels(compute.chip) and can_flash(x.shape[1], hidden, size) and project.can_merge(keys):
-            kernel, bias = (
-                each if each is None else each.astype(compute.dtype) for each in (project.merged(), project.bias)
-            )
-            context = flash_attention(x, kernel, bias, turn, segments, compute.chip, window)
+            kernel, bias = project.merged().astype(compute.dtype), cast(Any, project.bias)
+            bias = None if bias is None else bias.astype(compute.dtype)
+            context = flash_attention(x, kernel, bias, angles, segments, compute.chip, window)
         else:
-            context = attend(rotate(project(x, keys), turn), segments, compute, window)
+            context = attend(rotate(project(x, keys), angles), segments, compute, window)
         axes, scale = ("heads", "kv", "embed"), config.output_init_scale
         return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context, keys)
 
 
 def attention_probabilities(config: ModernBertConfig, params: dict, ids: jax.Array, segments: jax.Array) -> jax.Array:
-    """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
-    inputs = (ids, segments, jnp.zeros_like(ids))
-    states = ModernBertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
-    positions, found = jnp.arange(ids.shape[1])[None], []
-    for number, (layer, x) in enumerate(zip(layers_of(params["encoder"], config), states)):
+    """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+    inputs = layer_inputs(ModernBertModel(config), params, ids, segments, jnp.zeros_like(ids))
+    positions, probabilities = jnp.arange(ids.shape[1])[None], []
+    for number, (layer, x) in enumerate(zip(layers_of(params["encoder"], config), inputs, strict=True)):
         if "attention_norm" in layer:
             norm = LayerNorm(config, Compute(), config.bias)
             x = norm.apply({"params": layer["attention_norm"]}, x)
@@ -211,18 +263,19 @@ def attention_probabilities(config: ModernBertConfig, params: dict, ids: jax.Arr
         theta = config.global_rope_theta if is_global else config.local_rope_theta
         query, key, _ = jnp.moveaxis(rotate(projected, rotation(positions, config.head_size, theta))[0], 1, 0)
         scores = jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5
-        seen = visible(segments, window=None if is_global else config.window)[0]
-        found.append(nn.softmax(jnp.where(seen, scores, -jnp.inf)))
-    return jnp.stack(found)
+        mask = visible(segments, window=None if is_global else config.window)[0]
+        probabilities.append(nn.softmax(jnp.where(mask, scores, -jnp.inf)))
+    return jnp.stack(probabilities)
 
 
 def layers_of(encoder: dict, config: ModernBertConfig) -> list[dict]:
-    """Returns the params of each layer, in their order."""
+    """Returns the params of each layer, in order."""
     groups = encoder.get("groups", {})
     count = (config.num_hidden_layers - 1) // config.global_attn_every_n_layers
-    each = [
+    in_groups = [
         jax.tree.map(lambda x, number=number: x[number], groups[f"layer_{layer}"])
         for number in range(count)
         for layer in range(len(groups))
     ]
-    return [encoder["first"], *each, *(encoder["rest"][f"layer_{i}"] for i in range(len(encoder.get("rest", {}))))]
+    rest = encoder.get("rest", {})
+    return [encoder["first"], *in_groups, *(rest[f"layer_{number}"] for number in range(len(rest)))]

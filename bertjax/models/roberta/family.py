@@ -4,7 +4,6 @@ XLM-R and CamemBERT are RoBERTas for other languages.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import Compute
@@ -13,6 +12,7 @@ from bertjax.models.family import HuggingFaceFamily
 from bertjax.models.roberta.config import RobertaConfig
 
 if TYPE_CHECKING:
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -23,11 +23,13 @@ class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
     model_types = ("roberta", "xlm-roberta", "camembert")
 
     def build(self, config: RobertaConfig, compute: Compute) -> "EncoderModel":
+        """Returns the encoder, a `RobertaModel`."""
         from bertjax.models.roberta.model import RobertaModel
 
         return RobertaModel(config, compute)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
         fields = super().infer_config(params)
         if fields is None or "max_position_embeddings" not in fields:
             return fields
@@ -35,10 +37,11 @@ class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
         return fields | {"max_position_embeddings": range(rows, 0, -1)}
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.roberta import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders of transformers."""
+        from bertjax.models.roberta.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = RobertaFamily()

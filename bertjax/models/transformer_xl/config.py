@@ -8,8 +8,10 @@ from bertjax.config.model_config import ModelConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class TransformerXLConfig(ModelConfig):
-    """The architecture of a Transformer-XL, by default the paper's base model for WikiText-103. Fields are named as
-    BERT's, if it has them."""
+    """The architecture of a Transformer-XL, by default of the base model for WikiText-103.
+
+    Fields have the names of BERT, if BERT has them.
+    """
 
     vocab_size: int = size(267735)
     hidden_size: int = size(410)
@@ -19,13 +21,13 @@ class TransformerXLConfig(ModelConfig):
     hidden_act: str = field("relu", "behaviour", choices=("relu", "gelu", "gelu_new"))
     hidden_dropout_prob: float = field(0.1, least=0, below=1)
     attention_probs_dropout_prob: float = field(0.0, least=0, below=1)
-    # The longest sequence that is read at once; no param depends on it.
+    # The longest row; no param depends on it.
     max_position_embeddings: int = field(8192, "behaviour", least=1, most=2**31 - 1)
-    # States of each layer that are kept for the tokens that follow, where texts are longer than what is read at once.
+    # Hidden states of each layer that the memory keeps, for texts that are longer than a row.
     memory_length: int = field(150, "behaviour", least=1, most=2**31 - 1)
-    # Tokens that are farther away count as so far; 0: no limit.
+    # The largest distance; tokens that are farther away have this distance. 0: no limit.
     clamp_length: int = field(0, "behaviour", least=0, most=2**31 - 1)
-    untie_biases: bool = field(False, "form")  # each layer has biases u and v of its own
+    untie_biases: bool = field(False, "form")  # each layer has the biases u and v
     tie_word_embeddings: bool = field(True, "form")
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)

@@ -26,14 +26,17 @@ class TransformerXLFamily(ModelFamily, Recurrent, Decodes, ExposesAttention):
     has_kernels = False
 
     def build(self, config: TransformerXLConfig, compute: Compute) -> "EncoderModel":
+        """Returns the encoder, a `TransformerXLModel`."""
         from bertjax.models.transformer_xl.model import TransformerXLModel
 
         return TransformerXLModel(config, compute)
 
     def lm_type(self, config: TransformerXLConfig) -> LmType:
+        """Returns the task of language modelling, see `ModelFamily.lm_type`."""
         return "causal"
 
     def forward_flops(self, config: TransformerXLConfig, length: int) -> int:
+        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
         hidden = config.hidden_size
         # Query, key, value, output; two feed-forward matrices. All rows share one projection of distances.
         per_token = 4 * hidden * hidden + 2 * hidden * config.intermediate_size
@@ -41,6 +44,7 @@ class TransformerXLFamily(ModelFamily, Recurrent, Decodes, ExposesAttention):
         return 2 * config.num_hidden_layers * (length * per_token + attention)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
         kernels = params["bert"]["encoder"].get("layers", {})
         if "position" not in kernels.get("attention", {}):
             return None
@@ -58,6 +62,7 @@ class TransformerXLFamily(ModelFamily, Recurrent, Decodes, ExposesAttention):
         return fields
 
     def layer_ids(self, config: TransformerXLConfig, path: tuple[str, ...]) -> np.ndarray | None:
+        """Returns the layers of a param. Biases that all layers share count as embeddings."""
         if path[:2] == ("encoder", "biases"):  # shared by all layers
             return np.array(0)
         return super().layer_ids(config, path)
@@ -66,6 +71,7 @@ class TransformerXLFamily(ModelFamily, Recurrent, Decodes, ExposesAttention):
         self, config: TransformerXLConfig, params: dict, ids: "jax.Array", segments: "jax.Array",
         token_types: "jax.Array",
     ) -> "jax.Array":  # fmt: skip
+        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
         from bertjax.models.transformer_xl.model import attention_probabilities
 
         return attention_probabilities(config, params, ids, segments)

@@ -1,5 +1,7 @@
 """The modules of Transformer-XL."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ from bertjax.config.model_config import Compute
 from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
-from bertjax.nn.encoder_model import EncoderModel
+from bertjax.nn.encoder_model import EncoderModel, layer_inputs
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import Cache, visible
 from bertjax.nn.ops.recurrent_memory import Memory, last_states
@@ -19,69 +21,77 @@ from bertjax.nn.relative_attention import (
     RelativeBiases,
     distance_embeddings,
     distances,
-    probabilities,
+    layer_probabilities,
 )
 
-SITES = 4  # places in a layer that have dropout
+SITES = 4  # places of dropout in a layer
 
 
 class TransformerXLModel(EncoderModel):
-    """Word embeddings and layers. A text is pooled at its last token, which alone sees all of it.
+    """Word embeddings and layers. The last token is pooled, because it sees the whole text.
 
-    Token types and positions have no effect: attention sees distances.
+    Token types and positions have no effect: attention depends on distances.
     """
 
     config: TransformerXLConfig
     compute: Compute = Compute()
 
-    def setup(self):
-        self.embeddings = ScaledEmbeddings(self.config, self.compute)
-        self.encoder = TransformerXLEncoder(self.config, self.compute)
-        self.pooler = self.make_pooler()
+    def make_embeddings(self) -> nn.Module:
+        """Returns the embeddings."""
+        return ScaledEmbeddings(self.config, self.compute)
+
+    def make_layers(self) -> nn.Module:
+        """Returns the layers."""
+        return TransformerXLEncoder(self.config, self.compute)
 
     def encode(
         self,
-        input_ids,
-        segments,
-        token_types,
-        positions=None,
-        dropout_keys=None,
+        input_ids: jax.Array,
+        segments: jax.Array,
+        token_types: jax.Array,
+        positions: jax.Array | None = None,
+        dropout_keys: jax.Array | None = None,
         *,
         every_layer: bool = False,
         memory: Memory | None = None,
-    ):
-        """As `EncoderModel.encode`; with a memory also returns what it then is."""
-        del token_types, positions
+    ) -> Any:
+        """Returns hidden states as `EncoderModel.encode`; with a memory, the hidden states and the next memory."""
         x = self.embeddings(input_ids, fold_in(dropout_keys, 0))
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         hidden, memory = self.encoder(x, segments, dropout_keys, every_layer=every_layer, memory=memory)
         hidden = jnp.concatenate([x[None], hidden]) if every_layer else hidden
         return hidden if memory is None else (hidden, memory)
 
-    def decode(self, input_ids, positions, cache: Cache):
-        """As `models.bert.model.BertModel.decode`. A token sees as many before it as the memory has."""
+    def decode(self, input_ids: jax.Array, positions: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Runs the model on tokens that follow the tokens in a cache, as `BertModel.decode`.
+
+        A token sees the last `memory_length` tokens.
+        """
         return self.encoder(self.embeddings(input_ids), positions, cache=cache)
 
-    def pool(self, hidden, segments, first_tokens):
+    def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
+        """Returns the pooled output of the last token of each example."""
         return self.pooler(hidden, last_tokens(segments, first_tokens))
 
 
 class ScaledEmbeddings(nn.Module):
-    """Word embeddings times the root of their size, and dropout."""
+    """Word embeddings, multiplied by the square root of their size, and dropout."""
 
     config: TransformerXLConfig
     compute: Compute
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the submodules."""
         self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
 
-    def __call__(self, input_ids, dropout_keys=None):
+    def __call__(self, input_ids: jax.Array, dropout_keys: jax.Array | None = None) -> jax.Array:
+        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
         config = self.config
         return dropout(self.word(input_ids) * config.embedding_size**0.5, config.hidden_dropout_prob, dropout_keys)
 
 
 class TransformerXLEncoder(nn.Module):
-    """The layers, a scan whose params are stacked, and the dropout of what they give."""
+    """The layers, a scan whose params are stacked, and dropout after the last layer."""
 
     config: TransformerXLConfig
     compute: Compute
@@ -89,50 +99,53 @@ class TransformerXLEncoder(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x,
-        segments,
-        dropout_keys=None,
+        x: jax.Array,
+        segments: jax.Array,
+        dropout_keys: jax.Array | None = None,
         *,
         every_layer: bool = False,
         cache: Cache | None = None,
         memory: Memory | None = None,
-    ):
-        """The last layer's `[batch, length, hidden]`, or with `every_layer` all `[layers, batch, length, hidden]`; and
-        what the cache or the memory then is, if there is one.
+    ) -> tuple[jax.Array, Any]:
+        """Returns hidden states, see `EncoderModel.make_layers`; and the next cache, the next memory, or None.
 
-        With a cache, `segments` are the places of the tokens in it `[length]`, one after the other.
+        Args:
+          x: `[batch, length, hidden]`.
+          segments: `[batch, length]`; with a cache, the places of the tokens in the cache `[length]`, consecutive.
+          dropout_keys: `[batch]`, or None.
+          every_layer: return the states of all layers.
+          cache: keys and values of earlier tokens `[layers, batch, length, heads, size]`, or None.
+          memory: hidden states of earlier tokens, or None.
         """
         config, compute, length = self.config, self.compute, x.shape[1]
-        count, places, remembered = config.num_hidden_layers, None, None
+        count, places, memory_states = config.num_hidden_layers, None, None
         if cache is not None:
             places, keys = segments, cache.keys.shape[2]
-            apart = places[-1] - jnp.arange(keys)  # like `distances`; the tokens need not be the cache's last
+            apart = places[-1] - jnp.arange(keys)  # as `distances`, but more keys may follow the tokens
             before = places[:, None] - jnp.arange(keys)
             mask = ((before >= 0) & (before <= config.memory_length))[None, None]
         else:
             mask = visible(segments, causal=True)
             if memory is not None:
-                mask, remembered = memory.seen_with(mask), memory.by_layer()
+                mask, memory_states = memory.extend_mask(mask), memory.by_layer()
             apart = distances(length, mask.shape[-1], is_causal=True)
-        if config.clamp_length:
-            apart = jnp.minimum(apart, config.clamp_length)
-        embedded = distance_embeddings(apart, config.hidden_size)
+        embedded = distance_embeddings(_clamped(config, apart), config.hidden_size)
         biases = None if config.untie_biases else RelativeBiases(config, name="biases")()
 
         in_axes = (0, 0, 0, *[nn.broadcast] * 5)
         make = stacked(recomputed(TransformerXLLayer, compute), count, in_axes, compute, dropout_keys is not None)
         numbers = jnp.arange(1, count + 1)  # 0 is the embeddings' dropout
         layers = make(config, compute, every_layer, name="layers")
-        last, (each, kept) = layers(x, numbers, cache, remembered, places, embedded, biases, mask, dropout_keys)
+        last, (states, kept) = layers(x, numbers, cache, memory_states, places, embedded, biases, mask, dropout_keys)
         last = dropout(last, config.hidden_dropout_prob, fold_in(fold_in(dropout_keys, count), SITES))
-        left = kept if memory is None else memory.after(kept, length)
-        return each.at[-1].set(last) if every_layer else last, left
+        kept = kept if memory is None else memory.advance(kept, length)
+        return states.at[-1].set(last) if every_layer else last, kept
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and a two-layer feed-forward network, each followed by dropout, residual sum and LayerNorm.
+    """Attention and a feed-forward network. Dropout, a residual sum and a LayerNorm follow both.
 
-    There is dropout within the feed-forward network as well, as in the paper's code.
+    There is also dropout in the feed-forward network, as in the code of the paper.
     """
 
     config: TransformerXLConfig
@@ -140,18 +153,43 @@ class TransformerXLLayer(nn.Module):
     every_layer: bool = False  # also return x as an output of the scan
 
     @nn.compact
-    def __call__(self, x, number, cache, memory, places, embedded, biases, mask, dropout_keys):
+    def __call__(
+        self,
+        x: jax.Array,
+        number: jax.Array,
+        cache: Cache | None,
+        memory: jax.Array | None,
+        places: jax.Array | None,
+        embedded: jax.Array,
+        biases: Biases | None,
+        mask: jax.Array,
+        dropout_keys: jax.Array | None,
+    ) -> tuple[jax.Array, tuple[jax.Array | None, Any]]:
+        """Returns x after layer `number`; and x or None, with the next cache, the `last_states`, or None.
+
+        Args:
+          x: `[batch, length, hidden]`.
+          number: the number of the layer, from 1.
+          cache: keys and values of earlier tokens, or None.
+          memory: states of earlier tokens `[batch, memory, hidden]`, or None.
+          places: the places of the tokens in the cache `[length]`, or None.
+          embedded: `distance_embeddings`.
+          biases: the biases that all layers share; None: the layer has biases.
+          mask: booleans `[batch or 1, 1, length, keys]`.
+          dropout_keys: `[batch]`, or None.
+        """
         config, compute, rate = self.config, self.compute, self.config.hidden_dropout_prob
         keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(SITES)]
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
         biases = RelativeBiases(config, name="biases")() if biases is None else biases
 
         attention = RelativeAttention(config, compute, name="attention")
-        kept, whole = None, x
+        kept: Any = None
+        context = x
         if memory is not None:
-            kept, whole = last_states(memory, x), jnp.concatenate([memory.astype(x.dtype), x], axis=1)
-        read = attention.read(whole, embedded, keys[0])
-        if cache is not None:
+            kept, context = last_states(memory, x), jnp.concatenate([memory.astype(x.dtype), x], axis=1)
+        read = attention.read(context, embedded, keys[0])
+        if cache is not None and places is not None:
             read, kept = read.joined(cache, places[0])
         attended = attention(x, read, biases, mask, keys[0])
         none = jnp.zeros(hidden, attended.dtype)
@@ -169,19 +207,14 @@ class TransformerXLLayer(nn.Module):
 def attention_probabilities(
     config: TransformerXLConfig, params: dict, ids: jax.Array, segments: jax.Array
 ) -> jax.Array:
-    """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
-    inputs, length = (ids, segments, jnp.zeros_like(ids)), ids.shape[1]
-    states = TransformerXLModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
-    apart = distances(length, length, is_causal=True)
-    apart = jnp.minimum(apart, config.clamp_length) if config.clamp_length else apart
-    embedded = distance_embeddings(apart, config.hidden_size)
-    tied, mask = params["encoder"].get("biases"), visible(segments, causal=True)
-    attention = RelativeAttention(config, Compute())
+    """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+    length, encoder = ids.shape[1], params["encoder"]
+    inputs = layer_inputs(TransformerXLModel(config), params, ids, segments, jnp.zeros_like(ids))
+    apart = _clamped(config, distances(length, length, is_causal=True))
+    mask = visible(segments, causal=True)
+    return layer_probabilities(config, encoder["layers"], inputs, apart, mask, encoder.get("biases"))
 
-    def of_layer(layer, x):
-        bound = attention.bind({"params": layer["attention"]})
-        biases = Biases(**layer.get("biases", tied))
-        return probabilities(bound.query(x), bound.read(x, embedded), biases, mask)[0]
 
-    layers = params["encoder"]["layers"]
-    return jax.lax.map(lambda each: of_layer(*each), (layers, states[:-1]))
+def _clamped(config: TransformerXLConfig, apart: jax.Array) -> jax.Array:
+    """Returns distances of at most `clamp_length`, if the limit is not 0."""
+    return jnp.minimum(apart, config.clamp_length) if config.clamp_length else apart

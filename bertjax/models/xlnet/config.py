@@ -1,4 +1,4 @@
-"""The config of a XLNet model."""
+"""The config of an XLNet model."""
 
 import dataclasses
 from typing import ClassVar
@@ -8,7 +8,7 @@ from bertjax.config.model_config import ModelConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class XlnetConfig(ModelConfig):
-    """The architecture of an XLNet, by default of base. Fields are named as BERT's."""
+    """The architecture of an XLNet, by default of base. Fields have the names of BERT."""
 
     vocab_size: int = size(32000)
     hidden_size: int = size(768)
@@ -20,16 +20,16 @@ class XlnetConfig(ModelConfig):
     attention_probs_dropout_prob: float = field(0.1, least=0, below=1)
     # The longest sequence; no param depends on it.
     max_position_embeddings: int = field(512, least=1, most=2**31 - 1)
-    # States of each layer that are kept for the tokens that follow, where a row goes on (`data.stream`).
+    # Hidden states of each layer that the memory keeps, if rows continue a text (`data.stream`).
     memory_length: int = field(384, least=1, most=2**31 - 1)
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
     family: str = field("xlnet", "form")
 
     output: ClassVar[str] = "bias"
-    type_vocab_size: ClassVar[int] = 3  # text A, text B, and the [CLS] at the end; only whether two are the same counts
+    type_vocab_size: ClassVar[int] = 3  # text A, text B, and [CLS]; layers compare the types of two tokens
 
     @property
     def spans_dropout_prob(self) -> float:
-        """What output layers read has dropout: `XlnetModel` drops that of texts, output layers of tokens their own."""
+        """The dropout before an output layer for spans. `XlnetModel` applies the dropout before the pooler."""
         return self.hidden_dropout_prob

@@ -1,8 +1,9 @@
-"""XLNet (Yang et al. 2019): relative positions and segments, and a second stream of states that predicts tokens in any
-order. [CLS] comes last."""
+"""XLNet (Yang et al. 2019): relative positions and segments, and a second stream of states.
+
+The second stream predicts tokens in any order. [CLS] comes last.
+"""
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import Compute
@@ -12,8 +13,8 @@ from bertjax.models.family import (
     LmType,
     ModelFamily,
     NamesSpecialPieces,
-    QueryStream,
     Recurrent,
+    TwoStreamAttention,
     possible_vocab_sizes,
 )
 from bertjax.models.xlnet.config import XlnetConfig
@@ -22,10 +23,11 @@ from bertjax.text.tokenizer import XLNET
 if TYPE_CHECKING:
     import jax
 
+    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
-class XlnetFamily(ModelFamily, Recurrent, QueryStream, ExposesAttention, NamesSpecialPieces, HuggingFaceFamily):
+class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, NamesSpecialPieces, HuggingFaceFamily):
     """XLNet."""
 
     config_class = XlnetConfig
@@ -35,14 +37,17 @@ class XlnetFamily(ModelFamily, Recurrent, QueryStream, ExposesAttention, NamesSp
     special_pieces = XLNET
 
     def build(self, config: XlnetConfig, compute: Compute) -> "EncoderModel":
+        """Returns the encoder, an `XlnetModel`."""
         from bertjax.models.xlnet.model import XlnetModel
 
         return XlnetModel(config, compute)
 
     def lm_type(self, config: XlnetConfig) -> LmType:
+        """Returns the task of language modelling, see `ModelFamily.lm_type`."""
         return "permuted"
 
     def forward_flops(self, config: XlnetConfig, length: int) -> int:
+        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
         hidden = config.hidden_size
         keys_and_values = 2 * 2 * length * hidden * hidden
         return config.num_hidden_layers * keys_and_values + self.query_flops(config, length, length)
@@ -58,6 +63,7 @@ class XlnetFamily(ModelFamily, Recurrent, QueryStream, ExposesAttention, NamesSp
         return 2 * config.num_hidden_layers * queries * (per_token + attention)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
         kernels = params["bert"]["encoder"].get("layers", {})
         if "segment_bias" not in kernels:
             return None
@@ -73,15 +79,17 @@ class XlnetFamily(ModelFamily, Recurrent, QueryStream, ExposesAttention, NamesSp
     def attention_probabilities(
         self, config: XlnetConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
     ) -> "jax.Array":
+        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
         from bertjax.models.xlnet.model import attention_probabilities
 
         return attention_probabilities(config, params, ids, segments, token_types)
 
     @property
-    def huggingface(self) -> ModuleType:
-        from bertjax.models.xlnet import huggingface
+    def huggingface(self) -> "HuggingFaceFormat":
+        """The format of the folders of transformers."""
+        from bertjax.models.xlnet.huggingface import FORMAT
 
-        return huggingface
+        return FORMAT
 
 
 FAMILY = XlnetFamily()

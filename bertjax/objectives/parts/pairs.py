@@ -1,61 +1,78 @@
-"""What the objectives on pairs of segments have in common: two classes of the pooled output."""
+"""Objectives that classify pairs of segments by the pooled output."""
 
-import functools
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from bertjax.config.limits import require
-from bertjax.config.model_config import BertConfig
-from bertjax.objectives.objective import Objective, Plot
+from bertjax.config.model_config import BertConfig, Compute
+from bertjax.data.batch import RowSize
+from bertjax.objectives.objective import Metrics, Objective, ObjectiveMetrics, Plot
+
+if TYPE_CHECKING:
+    import flax.linen as nn
+    import jax
+    from ml_collections import ConfigDict
+
+    from bertjax.objectives.encoded_batch import EncodedBatch
 
 
-def telling(title: str, pairs: str) -> Objective:
-    """Returns an objective that tells the two classes of `pair_labels` apart.
+class PairMetrics(ObjectiveMetrics):
+    """The accuracy, beside the accuracy of the more frequent class.
 
     Args:
+      title: the words of the report for the objective.
+    """
+
+    plots = (Plot("accuracy of sentence pairs", "accuracy", "{name}_majority"),)
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+
+    def scores(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
+        """Returns the loss, the accuracy and the majority baseline."""
+        majority = max(means["label_1"], 1 - means["label_1"])
+        return {f"{name}_loss": means["loss"], f"{name}_accuracy": means["accuracy"], f"{name}_majority": majority}
+
+    def report(self, name: str, scores: Mapping[str, float]) -> list[str]:
+        """Returns one line."""
+        accuracy, majority = (scores[f"{name}_{metric}"] for metric in ("accuracy", "majority"))
+        return [f"held-out {self.title}: accuracy {accuracy:.1%}; always the more frequent class {majority:.1%}"]
+
+    def baselines(self, batch: dict, weights: "jax.Array", statistics: None) -> Metrics:
+        """Returns the number of pairs with label 1."""
+        return {"label_1": (weights * batch["pair_labels"]).sum()}
+
+
+class PairObjective(Objective):
+    """Classifies pairs of segments into the two classes of `pair_labels`.
+
+    Attributes:
       pairs: the value of `data.next_sentence` that makes such pairs.
     """
-    return Objective(
-        loss=_loss,
-        scores=_scores,
-        report=functools.partial(_report, title),
-        heads=_heads,
-        baselines=lambda batch, weights, statistics: {"label_1": (weights * batch["pair_labels"]).sum()},
-        flops=_flops,
-        validate=functools.partial(_validate, pairs),
-        plots=(Plot("accuracy of sentence pairs", "accuracy", "{name}_majority"),),
-    )
 
+    pairs: ClassVar[str]
 
-def _heads(config, compute) -> dict:
-    from bertjax.nn.heads import NextSentenceHead
+    def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
+        """Returns the classifier of the pooled output."""
+        from bertjax.nn.heads import NextSentenceHead
 
-    return {"next_sentence": NextSentenceHead(config)}
+        return {"next_sentence": NextSentenceHead(config)}
 
+    def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
+        """Returns the cross-entropy and the accuracy."""
+        from bertjax.objectives.parts.pretraining_model import classified
 
-def _loss(encoded, weights, keys):
-    from bertjax.objectives.parts.pretraining_model import classified
+        return classified(encoded.heads["next_sentence"](encoded.pooled()), encoded.batch["pair_labels"], weights)
 
-    del keys
-    return classified(encoded.heads["next_sentence"](encoded.pooled()), encoded.batch["pair_labels"], weights)
+    def flops(self, config: BertConfig, row: RowSize) -> int:
+        """Returns the FLOPs of the pooler and the classifier."""
+        from bertjax.nn.heads import pooled_flops
 
+        return pooled_flops(config, row.sequences)
 
-def _scores(name: str, means: dict[str, float]) -> dict[str, float]:
-    majority = max(means["label_1"], 1 - means["label_1"])
-    return {f"{name}_loss": means["loss"], f"{name}_accuracy": means["accuracy"], f"{name}_majority": majority}
-
-
-def _report(title: str, name: str, scores: Mapping[str, float]) -> list[str]:
-    accuracy, majority = (scores[f"{name}_{metric}"] for metric in ("accuracy", "majority"))
-    return [f"held-out {title}: accuracy {accuracy:.1%}; always the more frequent class {majority:.1%}"]
-
-
-def _flops(config: BertConfig, row) -> int:
-    from bertjax.nn.heads import pooled_flops
-
-    return pooled_flops(config, row.sequences)
-
-
-def _validate(pairs: str, config) -> None:
-    given = config.data.next_sentence
-    remedy = f"records need other pairs for objective = {config.objective!r}: set {pairs}, or another objective"
-    require(given == pairs, "data.next_sentence", given, remedy)
+    def validate(self, config: "ConfigDict") -> None:
+        """Checks that the records have these pairs."""
+        remedy = (
+            f"records need other pairs for objective = {config.objective!r}: set {self.pairs}, or another objective"
+        )
+        require(config.data.next_sentence == self.pairs, "data.next_sentence", config.data.next_sentence, remedy)

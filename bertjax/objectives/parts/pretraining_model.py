@@ -1,4 +1,4 @@
-"""The model that is pre-trained: an encoder of any family, and the output layers of the objectives."""
+"""The model of pre-training: an encoder of any family, and the output layers of the objectives."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,71 +12,88 @@ from bertjax.models import families
 from bertjax.nn.ops.dropout import fold_in, random_bits
 from bertjax.nn.ops.recurrent_memory import Memory
 from bertjax.objectives.encoded_batch import EncodedBatch
-from bertjax.objectives.objective import Term
+from bertjax.objectives.objective import AuxiliaryObjective, JointModel, QueryStream, Term
+
+# Names of the module's fields and of its encoder, which an output layer cannot have.
+TAKEN = ("bert", "config", "terms", "compute", "z_loss", "head_names")
 
 
 class PretrainingModel(nn.Module):
-    """An encoder, as `bert`, and the output layers of what is learnt."""
+    """An encoder, as `bert`, and the output layers of the objectives.
+
+    Attributes:
+      config: the config of the encoder.
+      terms: the objectives. Each receives random keys that are derived with its number.
+      compute: how to compute.
+      z_loss: the weight of the z-loss in training, see `classified`.
+    """
 
     config: BertConfig
     terms: tuple[Term, ...]
     compute: Compute = Compute()
     z_loss: float = 0.0
 
-    def setup(self):
+    def setup(self) -> None:
+        """Makes the encoder and the output layers. Objectives with a common name share a layer."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         heads = {term.name: term.objective.heads(self.config, self.compute) for term in self.terms}
-        for name, head in {name: head for each in heads.values() for name, head in each.items()}.items():
-            if name in ("bert", "config", "terms", "compute", "z_loss", "head_names"):
+        for name, head in {name: head for layers in heads.values() for name, head in layers.items()}.items():
+            if name in TAKEN:
                 raise ValueError(f"an output layer cannot be called {name!r}")
             setattr(self, name, head)
-        self.head_names = {name: tuple(each) for name, each in heads.items()}
+        self.head_names = {name: tuple(layers) for name, layers in heads.items()}
 
-    def __call__(self, batch: dict, weights: dict, dropout_keys, keys) -> tuple[dict[str, tuple], Memory | None]:
-        """Returns what each objective's `loss`, or `rewrite`, returns, by its name, of auxiliary ones if there is
-        `progress` in the batch; and what the rows remember, if the batch has a `memory`.
+    def __call__(
+        self, batch: dict, weights: dict, dropout_keys: jax.Array | None, keys: jax.Array
+    ) -> tuple[dict[str, tuple[jax.Array, dict]], Memory | None]:
+        """Returns {objective: (loss, metrics)}, and the recurrent memory if the batch has a `memory`.
+
+        Auxiliary objectives have a loss only if the batch has `progress`.
 
         Args:
-          weights: by the objectives' names.
-          dropout_keys: `[rows]`; None: no dropout.
-          keys: `[rows]`, from which each objective gets its own.
+          batch: the arrays of the batch, `[rows, ...]`.
+          weights: {objective: weights of its predictions}.
+          dropout_keys: `[rows]` random keys; None for no dropout.
+          keys: `[rows]` random keys, from which the keys of each objective are derived.
         """
-        encoded = EncodedBatch(batch, self.bert, {}, None, dropout_keys, 0.0 if dropout_keys is None else self.z_loss)
+        z_loss = 0.0 if dropout_keys is None else self.z_loss
+        encoded = EncodedBatch(batch, self.bert, {}, None, dropout_keys, z_loss)
         heads = {term.name: {name: getattr(self, name) for name in self.head_names[term.name]} for term in self.terms}
-        own = {term.name: fold_in(keys, number) for number, term in enumerate(self.terms)}
-        found = {}
+        objective_keys = {term.name: fold_in(keys, number) for number, term in enumerate(self.terms)}
         for name, _, objective in self.terms:
-            if objective.rewrite:
-                given = encoded._replace(heads=heads[name])
-                encoded, found[name] = objective.rewrite(given, weights[name], own[name])
-        learnt = [term for term in self.terms if "progress" in encoded.batch or not term.objective.is_auxiliary]
-        encoded, memory = _read(encoded, learnt)
-        for name, _, objective in learnt:
-            if not objective.rewrite:
-                given = encoded._replace(heads=heads[name])
-                found[name] = objective.loss(given, weights[name], own[name])
-        return found, memory
+            if isinstance(objective, JointModel):
+                encoded = encoded._replace(heads=heads[name])
+                encoded = objective.rewrite(encoded, weights[name], objective_keys[name])
+        has_progress = "progress" in encoded.batch
+        terms = [term for term in self.terms if has_progress or not isinstance(term.objective, AuxiliaryObjective)]
+        encoded, memory = _encode(encoded, terms)
+        losses = {}
+        for name, _, objective in terms:
+            inputs = encoded._replace(heads=heads[name])
+            losses[name] = objective.loss(inputs, weights[name], objective_keys[name])
+        return losses, memory
 
 
-def _read(encoded: EncodedBatch, terms: Sequence[Term]) -> tuple[EncodedBatch, Memory | None]:
-    """Has the encoder read the batch as what is learnt says; also returns what rows that go on remember then."""
-    batch, encode, keys = encoded.batch, encoded.encoder.encode, dict(dropout_keys=encoded.dropout_keys)
-    arrays, memory = [batch[name] for name in ("input_ids", "segments", "token_types")], None
-    if "memory" in batch:
-        memory = batch["memory"].where(batch["goes_on"] > 0)
-    own = next((term.objective.encode for term in terms if term.objective.encode), None)
-    if own or memory is not None:
-        if own:
-            hidden, of_words, memory = own(encoded.encoder, batch, encoded.dropout_keys, memory)
-        else:
-            (hidden, memory), of_words = encode(*arrays, memory=memory, **keys), None
-        if memory is not None:  # rows whose record is lost leave nothing
-            memory = memory.where(batch["segments"][:, 0] > 0)
-        return encoded._replace(hidden=hidden, of_words=of_words), memory
-    if any(term.objective.is_auxiliary for term in terms):
-        states = encode(*arrays, batch.get("positions"), every_layer=True, **keys)
-        return encoded._replace(states=states, hidden=states[-1]), None
-    return encoded._replace(hidden=encode(*arrays, batch.get("positions"), **keys)), None
+def _encode(encoded: EncodedBatch, terms: Sequence[Term]) -> tuple[EncodedBatch, Memory | None]:
+    """Returns the batch with the states that the objectives need, and the recurrent memory after the batch."""
+    batch, encoder, keys = encoded.batch, encoded.encoder, encoded.dropout_keys
+    arrays, positions = [batch[name] for name in ("input_ids", "segments", "token_types")], batch.get("positions")
+    memory = batch["memory"].where(batch["continues"] > 0) if "memory" in batch else None
+    stream = next((term.objective for term in terms if isinstance(term.objective, QueryStream)), None)
+    if stream is not None:
+        hidden, query_states, memory = stream.encode(encoder, batch, keys, memory)
+        encoded = encoded._replace(hidden=hidden, query_states=query_states)
+    elif memory is not None:
+        hidden, memory = encoder.encode(*arrays, memory=memory, dropout_keys=keys)
+        encoded = encoded._replace(hidden=hidden)
+    elif any(isinstance(term.objective, AuxiliaryObjective) for term in terms):
+        states = encoder.encode(*arrays, positions, every_layer=True, dropout_keys=keys)
+        encoded = encoded._replace(states=states, hidden=states[-1])
+    else:
+        encoded = encoded._replace(hidden=encoder.encode(*arrays, positions, dropout_keys=keys))
+    if memory is not None:  # a row whose record cannot be read leaves no memory
+        memory = memory.where(batch["segments"][:, 0] > 0)
+    return encoded, memory
 
 
 def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0) -> tuple[jax.Array, dict]:
@@ -84,8 +101,10 @@ def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss:
 
     Args:
       logits: `[..., classes]`.
-      labels, weights: `[...]`.
-      z_loss: adds so many times log(Z)^2, Z the sum that the softmax divides by (Chowdhery et al. 2022, section 5).
+      labels: `[...]`.
+      weights: `[...]`.
+      z_loss: the factor of log(Z)^2, which is added to the loss; Z is the denominator of the softmax (Chowdhery et al.
+        2022, section 5).
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     if z_loss:
@@ -94,42 +113,49 @@ def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss:
     return (weights * losses).sum(), {"accuracy": (weights * correct).sum()}
 
 
-def drawn(logits: jax.Array, keys: jax.Array, start: int | jax.Array = 0) -> jax.Array:
-    """Draws from the softmax of logits `[rows, predictions, words]`: int32 `[rows, predictions]`, without a gradient.
+def sample(logits: jax.Array, keys: jax.Array, start: int | jax.Array = 0) -> jax.Array:
+    """Samples tokens from the softmax of logits: int32 `[rows, predictions]`, without a gradient.
 
-    It is where the logits and Gumbel noise have the largest sum. The noise is a function of the rows' keys and of the
-    index of a logit in its row, of which `start` is the first one's.
+    The sample is the index of the largest sum of a logit and Gumbel noise. The noise is a function of the key of the
+    row and of the index of the logit in the row.
+
+    Args:
+      logits: `[rows, predictions, words]`.
+      keys: `[rows]` random keys.
+      start: the index in the row of the first logit.
     """
     bits = jax.vmap(lambda key: random_bits(key, logits.shape[1:], start))(keys)
     uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23  # has 2 ** 23 values, neither 0 nor 1
     return jnp.argmax(jax.lax.stop_gradient(logits) - jnp.log(-jnp.log(uniform)), axis=-1).astype(jnp.int32)
 
 
-def summed_in_parts(function: Callable, arrays, size: int):
-    """Applies a function to parts of arrays `[rows, length]`, of `size` columns each.
+def summed_in_parts(function: Callable, arrays: Sequence[jax.Array], size: int) -> tuple:
+    """Applies a function to parts of arrays, and keeps no intermediate values: the backward pass recomputes them.
 
     Args:
-      function: part of the arrays -> (what is summed, arrays `[rows, size]`).
+      function: parts of the arrays -> (values to sum over the parts, arrays `[rows, size]`).
+      arrays: `[rows, length]` each. Zeros fill the last part, so that weights must be among the arrays.
+      size: columns of a part.
 
-    Returns the sums, and the arrays joined, `[rows, length]`. Neither what is summed nor what leads to it is kept: the
-    backward pass computes it again. The last part is filled up with zeros, so weights must be among the arrays.
+    Returns:
+      The sums, and the joined arrays `[rows, length]`.
     """
     length = arrays[0].shape[1]
     count = -(-length // size)
 
-    def parts(x):
+    def parts(x: jax.Array) -> jax.Array:
         padded = jnp.pad(x, [(0, 0), (0, count * size - x.shape[1])])
         return jnp.moveaxis(padded.reshape(len(x), count, size), 1, 0)
 
     @jax.checkpoint
-    def add(total, part):
-        found, own = function(*part)
-        return jax.tree.map(jnp.add, total, found), own
+    def add(total: tuple, part: tuple) -> tuple:
+        sums, columns = function(*part)
+        return jax.tree.map(jnp.add, total, sums), columns
 
-    def joined(x):
+    def joined(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1)[:, :length]
 
-    each = jax.tree.map(parts, arrays)
-    shapes, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], each))
-    total, own = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), each)
-    return total, jax.tree.map(joined, own)
+    all_parts = jax.tree.map(parts, arrays)
+    shapes, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], all_parts))
+    total, columns = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), all_parts)
+    return total, jax.tree.map(joined, columns)

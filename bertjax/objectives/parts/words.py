@@ -1,93 +1,189 @@
-"""What the objectives that predict words have in common: the loss at `word_positions`, and the unigram baseline."""
+"""Objectives that predict tokens: the loss at `word_positions`, and the unigram baseline."""
 
-import functools
+import abc
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from bertjax.config.limits import require, value_of
-from bertjax.config.model_config import BertConfig
+from bertjax.config.model_config import BertConfig, Compute
+from bertjax.config.stages import Stage
+from bertjax.data.batch import WORD_ARRAYS, Batch, BatchSpec, RowSize
 from bertjax.models import families
-from bertjax.objectives.objective import Objective, Plot, Statistics
-from bertjax.objectives.parsing import OF_WORDS
+from bertjax.models.family import LmType
+from bertjax.objectives.objective import Metrics, Objective, ObjectiveMetrics, Plot
+from bertjax.objectives.parsing import OBJECTIVE_OF_LM_TYPE
 
-# Logits of more bytes than this are computed a part at a time, forwards and again backwards, so that they never exist
-# together: of 8,192 tokens of which 30 % are predicted, two sequences' would be a GiB. Twice the work takes its time.
+if TYPE_CHECKING:
+    import flax.linen as nn
+    import jax
+    from ml_collections import ConfigDict
+
+    from bertjax.objectives.encoded_batch import EncodedBatch
+
+# Logits of more bytes than MOST_BYTES are computed in parts of PART_BYTES, so that they never exist together. The
+# backward pass computes them again. The logits of two sequences of 8,192 tokens, of which 30 % are predicted, take a
+# GiB. Smaller logits are computed once, which is faster.
 MOST_BYTES, PART_BYTES = 1 << 30, 1 << 28
-PLOTS = (
-    Plot("loss of words", "loss", "unigram_loss", is_main=True),
-    Plot("accuracy of words", "accuracy", "{name}_majority", is_main=True),
-)
 
 
-def predicting(title: str, words: str, validate: Callable = lambda config: None, **own) -> Objective:
-    """Returns an objective that predicts the words at `word_positions`.
+class WordMetrics(ObjectiveMetrics):
+    """Loss and accuracy, beside the unigram baseline and the most frequent token.
 
     Args:
-      words: the `LmType` that the model needs, see `models.family`.
-      validate: what else it checks of a config.
-      own: fields of `Objective` in which these objectives differ.
+      title: the words of the report for the objective.
     """
 
-    def validated(config) -> None:
-        learns = families.lm_type_of(config)
-        remedy = (
-            f"a model with these fields of config.model learns words as {OF_WORDS[learns]}, not as {OF_WORDS[words]}"
-        )
-        require(learns == words, "objective", config.objective, remedy)
-        validate(config)
-
-    return Objective(
-        loss=_loss,
-        scores=_scores,
-        report=functools.partial(report, title),
-        heads=_heads,
-        weights=lambda batch: batch["word_weights"],
-        total=lambda weights: weights.sum() + 1e-5,  # as in run_pretraining.get_masked_lm_output
-        baselines=_baselines,
-        statistics=Statistics(lambda config: (config.vocab_size,), _unigram_log_probabilities),
-        flops=_flops,
-        validate=validated,
-        plots=PLOTS,
-        **own,
+    plots = (
+        Plot("loss of words", "loss", "unigram_loss", is_main=True),
+        Plot("accuracy of words", "accuracy", "{name}_majority", is_main=True),
     )
 
+    def __init__(self, title: str) -> None:
+        self.title = title
 
-def _heads(config, compute) -> dict:
-    from bertjax.nn.heads import MaskedLanguageModelHead
+    def scores(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
+        """Returns the loss, the accuracy and the baselines."""
+        return {
+            f"{name}_loss": means["loss"],
+            "unigram_loss": means["unigram_loss"],
+            f"{name}_accuracy": means["accuracy"],
+            f"{name}_majority": means["majority"],
+        }
 
-    return {"masked_lm": MaskedLanguageModelHead(config, compute)}
+    def report(self, name: str, scores: Mapping[str, float]) -> list[str]:
+        """Returns the lines of all sources, and a line for each source."""
+        loss, accuracy, majority = (scores[f"{name}_{metric}"] for metric in ("loss", "accuracy", "majority"))
+        unigram = scores["unigram_loss"]
+        comparison = f"{abs(unigram - loss):.3f} {'better' if loss < unigram else 'worse'} than it"
+        title = f"held-out {self.title}: "
+        lines = [
+            f"{title}loss {loss:.3f} nats; unigram baseline {unigram:.3f} ({comparison})",
+            f"{'':{len(title)}}accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}",
+        ]
+        for score, loss in scores.items():
+            if match := re.fullmatch(rf"{name}_loss \((.*)\)", score):
+                accuracy = scores[f"{name}_accuracy ({match[1]})"]
+                lines.append(f"{'':{len(title)}}of {match[1]}: loss {loss:.3f}, accuracy {accuracy:.1%}")
+        return lines
+
+    def baselines(self, batch: dict, weights: "jax.Array", statistics: "jax.Array") -> Metrics:
+        """Returns the loss of the unigram frequencies, and the number of the most frequent token."""
+        words = batch["word_ids"]
+        return {
+            "unigram_loss": -(weights * statistics[words]).sum(),
+            "majority": (weights * (words == statistics.argmax())).sum(),
+        }
+
+    def statistics_shape(self, config: BertConfig) -> tuple[int, ...]:
+        """Returns `[vocab_size]`."""
+        return (config.vocab_size,)
+
+    def measure_statistics(self, config: BertConfig, batches: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
+        """Returns the unigram log-probabilities of the predicted tokens, with add-one smoothing."""
+        counts = np.ones(config.vocab_size, np.int64)
+        for batch in batches:
+            counts += np.bincount(batch["word_ids"][batch["word_weights"] > 0], minlength=len(counts))
+        return np.log(counts / counts.sum()).astype(np.float32)
 
 
-def _loss(encoded, weights, keys):
-    del keys
-    return loss_of_words(encoded, weights)[0]
+class WordObjective(Objective):
+    """Predicts the tokens at `word_positions` with the output layer of masked language models.
+
+    At most one objective of a sum may predict tokens.
+
+    Attributes:
+      lm_type: the way in which the encoder must read a text, see `models.family.ModelFamily.lm_type`.
+      fills_masks: whether the model can fill a [MASK] afterwards.
+      continues: whether the objective can read a stream of text, whose rows continue in the next step (`data.stream`).
+    """
+
+    metrics: ClassVar[WordMetrics]
+    lm_type: ClassVar[LmType]
+    fills_masks: ClassVar[bool] = False
+    continues: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
+        """Returns the most predicted tokens of a sequence."""
+
+    def predictions_per_row(self, config: "ConfigDict", stage: Stage, sequences: int) -> int:
+        """Returns the most predicted tokens of a packed row that holds at most `sequences` sequences."""
+        return sequences * self.predictions_per_sequence(config, stage)
+
+    def batch_spec(self, config: "ConfigDict", stage: Stage) -> BatchSpec:
+        """Returns the arrays of the predictions."""
+        return WORD_ARRAYS
+
+    def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
+        """Returns the output layer of masked language models, for all kinds of language models."""
+        from bertjax.nn.heads import MaskedLanguageModelHead
+
+        return {"masked_lm": MaskedLanguageModelHead(config, compute)}
+
+    def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
+        """Returns the cross-entropy and the accuracy."""
+        return loss_of_words(encoded, weights)[0]
+
+    def weights(self, batch: dict) -> "jax.Array":
+        """Returns the weights of the predictions `[rows, predictions]`."""
+        return batch["word_weights"]
+
+    def normalizer(self, weights: "jax.Array") -> "jax.Array":
+        """Returns the number of predictions, as `get_masked_lm_output` of Google's run_pretraining.py."""
+        return weights.sum() + 1e-5
+
+    def flops(self, config: BertConfig, row: RowSize) -> int:
+        """Returns the FLOPs of the output layer."""
+        from bertjax.nn.heads import word_flops
+
+        return word_flops(config, row.predictions)
+
+    def validate(self, config: "ConfigDict") -> None:
+        """Checks that the encoder reads a text in the way that the objective needs."""
+        lm_type = families.lm_type_of(config)
+        remedy = (
+            f"a model with these fields of config.model learns words as {OBJECTIVE_OF_LM_TYPE[lm_type]}, not as "
+            f"{OBJECTIVE_OF_LM_TYPE[self.lm_type]}"
+        )
+        require(lm_type == self.lm_type, "objective", config.objective, remedy)
 
 
-def loss_of_words(encoded, weights, keys=None):
-    """Returns the sums of the cross-entropy and of the correct predictions, over all words with a weight; and with
-    `keys` `[rows]` words that are drawn from the predictions, `[rows, predictions]`."""
+def loss_of_words(
+    encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array | None" = None
+) -> "tuple[tuple[jax.Array, Metrics], jax.Array | None]":
+    """Returns the loss of the predicted tokens, and tokens that are sampled from the predictions.
+
+    Args:
+      encoded: the batch, with the output layer `masked_lm`.
+      weights: `[rows, predictions]`.
+      keys: `[rows]` random keys of the samples; None for no samples.
+
+    Returns:
+      The weighted sums of the cross-entropy and of the correct predictions; the samples `[rows, predictions]`, or None.
+    """
     import jax.numpy as jnp
 
     from bertjax.models.heads import word_logits
-    from bertjax.objectives.parts.pretraining_model import classified, drawn, summed_in_parts
+    from bertjax.objectives.parts.pretraining_model import classified, sample, summed_in_parts
 
     batch, encoder, head = encoded.batch, encoded.encoder, encoded.heads["masked_lm"]
     positions, words, size = batch["word_positions"], batch["word_ids"], head.config.padded_vocab_size
 
-    def read(logits, words, weights, first=0):
-        found = classified(logits, words, weights, encoded.z_loss)
-        return found, None if keys is None else drawn(logits, keys, first * size)
+    def read(logits: Any, words: Any, weights: Any, first: Any = 0) -> tuple:
+        sums = classified(logits, words, weights, encoded.z_loss)
+        return sums, None if keys is None else sample(logits, keys, first * size)
 
     is_small = positions.size * 4 * size <= MOST_BYTES
-    if is_small or encoder.is_initializing() or len(list(encoder.readers(encoded.hidden, positions))) > 1:
+    if is_small or encoder.is_initializing() or len(list(encoder.prediction_states(encoded.hidden, positions))) > 1:
         return read(word_logits(encoder, head, encoded.hidden, positions), words, weights)
-    module, variables = head.unbind()  # which the loop can call
+    module, variables = head.unbind()  # the loop cannot call a bound module
     table, rows = encoder.word_embeddings(), len(positions)
 
-    def read_part(positions, words, weights, columns):
+    def read_part(positions: Any, words: Any, weights: Any, columns: Any) -> tuple:
         logits = module.apply(variables, encoded.hidden, positions, table)
         return read(logits, words, weights, columns[0, 0])
 
@@ -96,108 +192,51 @@ def loss_of_words(encoded, weights, keys=None):
     return summed_in_parts(read_part, (positions, words, weights, columns), part)
 
 
-def words_of_rows(share: float, stage, sequences: int) -> int:
-    """Returns the words that are predicted, at most, in a row of so many sequences, of each of which it is a share."""
-    # Their number is rounded, and at least one; the shortest sequence has three tokens.
+def predictions_of_rows(share: float, stage: Stage, sequences: int) -> int:
+    """Returns the most predicted tokens of a packed row.
+
+    Args:
+      share: the share of the tokens of each sequence that is predicted.
+      stage: the stage.
+      sequences: the most sequences of the row.
+    """
+    # The number of predictions of a sequence is rounded, and at least 1. The shortest sequence has three tokens.
     wanted = share * stage.length
     rounded = math.ceil(wanted + sequences / 2)
     at_least_one = math.floor(wanted + sequences * (1 - 3 * share))
     return min(max(rounded, at_least_one), sequences * stage.max_predictions_per_seq)
 
 
-def _baselines(batch, weights, unigram):
-    """Predicting the frequencies of words in the training data, and always the most frequent word."""
-    words = batch["word_ids"]
-    return {
-        "unigram_loss": -(weights * unigram[words]).sum(),
-        "majority": (weights * (words == unigram.argmax())).sum(),
-    }
-
-
-def _unigram_log_probabilities(config: BertConfig, batches: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
-    """`[vocab_size]` float32, from the predicted words, with add-one smoothing."""
-    counts = np.ones(config.vocab_size, np.int64)
-    for batch in batches:
-        counts += np.bincount(batch["word_ids"][batch["word_weights"] > 0], minlength=len(counts))
-    return np.log(counts / counts.sum()).astype(np.float32)
-
-
-def _scores(name: str, means: dict[str, float]) -> dict[str, float]:
-    return {
-        f"{name}_loss": means["loss"],
-        "unigram_loss": means["unigram_loss"],
-        f"{name}_accuracy": means["accuracy"],
-        f"{name}_majority": means["majority"],
-    }
-
-
-def report(title: str, name: str, scores: Mapping[str, float]) -> list[str]:
-    """As `Objective.report`."""
-    loss, accuracy, majority = (scores[f"{name}_{metric}"] for metric in ("loss", "accuracy", "majority"))
-    unigram = scores["unigram_loss"]
-    comparison = f"{abs(unigram - loss):.3f} {'better' if loss < unigram else 'worse'} than it"
-    title = f"held-out {title}: "
-    lines = [
-        f"{title}loss {loss:.3f} nats; unigram baseline {unigram:.3f} ({comparison})",
-        f"{'':{len(title)}}accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}",
-    ]
-    for score, loss in scores.items():
-        if found := re.fullmatch(rf"{name}_loss \((.*)\)", score):
-            accuracy = scores[f"{name}_accuracy ({found[1]})"]
-            lines.append(f"{'':{len(title)}}of {found[1]}: loss {loss:.3f}, accuracy {accuracy:.1%}")
-    return lines
-
-
-def _flops(config: BertConfig, row) -> int:
-    from bertjax.nn.heads import word_flops
-
-    return word_flops(config, row.predictions)
-
-
 def next_words(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the positions before a row's next words, these words, and which there are `[rows, length - 1]`.
+    """Returns the positions that predict a next token, the next tokens, and which exist, `[rows, length - 1]` each.
+
+    Every token predicts the next one, except the token before the [SEP] that closes the row: this [SEP] marks the end
+    of the row, not the end of a document.
 
     Args:
       ids: `[rows, length]`, padded.
       sizes: `[rows]`, tokens of each row.
-
-    All tokens predict the next one, except those before the [SEP] that closes the row: it says where the row ends, not
-    the document.
     """
     place = np.arange(ids.shape[1] - 1, dtype=ids.dtype)
     used = place < sizes[:, None] - 2
     return np.where(used, place, 0), np.where(used, ids[:, 1:], 0), used
 
 
-def addition_of(predicted: Callable) -> Callable:
-    """Returns an `Objective.addition` of words that are not in the records.
-
-    Args:
-      predicted: (ids `[rows, length]`, sizes `[rows]`) -> positions, words, and which there are `[rows, predictions]`.
-    """
-
-    def add(batch, drawn):
-        positions, words, used = predicted(batch["input_ids"], batch["segments"].sum(1))
-        return {"word_positions": positions, "word_ids": words, "word_weights": used.astype(np.float32)}
-
-    def addition(config, stage, tokenizer):
-        from bertjax.data.loading.transforms import Addition
-
-        return Addition(add)
-
-    return addition
+def word_arrays(positions: np.ndarray, words: np.ndarray, used: np.ndarray) -> Batch:
+    """Returns the arrays of predictions, from positions, tokens and booleans `[rows, predictions]`."""
+    return {"word_positions": positions, "word_ids": words, "word_weights": used.astype(np.float32)}
 
 
-def validate_unmasked(title: str, config) -> None:
-    """Raises `UserError` unless nothing in the data is masked, and there are no pairs."""
+def validate_unmasked(title: str, config: "ConfigDict") -> None:
+    """Raises `UserError` if the data has masks or pairs of segments."""
     validate_not_masked(title, config)
     for field, needed in (("data.next_sentence", "none"), ("eval.fill_masks", ())):
         why = f"nothing is masked where {title} are learnt, and there are no pairs; set {needed}"
         require(value_of(config, field) == needed, field, value_of(config, field), why)
 
 
-def validate_not_masked(title: str, config) -> None:
-    """Raises `UserError` unless nothing in the data is masked."""
+def validate_not_masked(title: str, config: "ConfigDict") -> None:
+    """Raises `UserError` if the data has masks."""
     for field, needed in (
         ("data.masking", "dynamic"),
         ("data.do_whole_word_mask", False),

@@ -1,4 +1,4 @@
-"""Words that the layers of a model predict, each with output layers of its own."""
+"""Tokens that several layers of a model predict, each layer with output matrices of its own."""
 
 import flax.linen as nn
 import jax
@@ -11,11 +11,13 @@ from bertjax.objectives.parts.pretraining_model import classified
 
 
 class WordsOfLayers(nn.Module):
-    """The loss of what some layers predict: logistic regressions of their states.
+    """The loss of the predictions of some layers: logistic regressions of their states.
 
-    Args:
-      layers: how many there are.
-      targets: words that each position predicts.
+    Attributes:
+      config: the config of the model.
+      compute: how to compute.
+      layers: the number of layers.
+      targets: the number of tokens that each position predicts.
     """
 
     config: BertConfig
@@ -24,20 +26,22 @@ class WordsOfLayers(nn.Module):
     targets: int
 
     @nn.compact
-    def __call__(self, states, positions, words, weights, z_loss: float):
-        """Returns the weighted sum of the cross-entropies. No two layers' logits exist together.
+    def __call__(
+        self, states: jax.Array, positions: jax.Array, words: jax.Array, weights: jax.Array, z_loss: float
+    ) -> jax.Array:
+        """Returns the weighted sum of the cross-entropies. The logits of two layers never exist together.
 
         Args:
           states: `[layers, rows, length, hidden]`.
-          positions: `[rows, predictions]`, of the states that predict.
+          positions: `[rows, predictions]`, the positions of the states that predict.
           words: `[rows, predictions, targets]`.
           weights: `[layers, rows, predictions, targets]`.
           z_loss: see `classified`.
         """
         recomputed = nn.remat(_WordsOfLayer, prevent_cse=False)
         make = stacked(recomputed, self.layers, (0, 0, nn.broadcast, nn.broadcast), self.compute, trains=False)
-        each = make(self.config, self.compute, self.targets, z_loss, name="layers")
-        return each(jnp.float32(0), states, weights, positions, words)[0]
+        layers = make(self.config, self.compute, self.targets, z_loss, name="layers")
+        return layers(jnp.float32(0), states, weights, positions, words)[0]
 
 
 class _WordsOfLayer(nn.Module):
@@ -47,7 +51,9 @@ class _WordsOfLayer(nn.Module):
     z_loss: float
 
     @nn.compact
-    def __call__(self, total, states, weights, positions, words):
+    def __call__(
+        self, total: jax.Array, states: jax.Array, weights: jax.Array, positions: jax.Array, words: jax.Array
+    ) -> tuple[jax.Array, None]:
         size, axes = self.config.padded_vocab_size, (None, "vocab", "embed")
         init = nn.initializers.truncated_normal(self.config.initializer_range)
         shape = (self.targets, size, states.shape[-1])
@@ -62,21 +68,24 @@ class _WordsOfLayer(nn.Module):
 
 
 def words_ahead(batch: dict, weights: jax.Array, targets: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the words 1, 2, ... places ahead of each position and their weights, `[rows, predictions, targets]`.
+    """Returns the tokens 1, 2, ... places ahead of each position and their weights, `[rows, predictions, targets]`.
 
-    A word that is not in the same sequence of a row has the weight 0.
+    A token of another sequence of the row has the weight 0.
 
     Args:
-      weights: `[rows, predictions]`, of the next words.
+      batch: the arrays of the predictions, see `bertjax.data.batch.WORD_ARRAYS`.
+      weights: `[rows, predictions]`, of the next tokens.
+      targets: the number of tokens ahead.
     """
     positions, words, is_there = batch["word_positions"], batch["word_ids"], batch["word_weights"] > 0
 
-    def moved(x, places):
+    def shifted(x: jax.Array, places: int) -> jax.Array:
         return jnp.pad(x[:, places:], ((0, 0), (0, places)))
 
-    def weight(places):
-        # Before the end of a sequence no position predicts, so that one of the next sequence is further away.
-        return weights * (moved(is_there, places) & (moved(positions, places) == positions + places))
+    def weight(places: int) -> jax.Array:
+        # No position predicts at the end of a sequence, so that the next sequence begins further away.
+        return weights * (shifted(is_there, places) & (shifted(positions, places) == positions + places))
 
-    each = [(moved(words, places), weight(places)) for places in range(targets)]
-    return tuple(jnp.stack(parts, axis=-1) for parts in zip(*each))
+    columns = [(shifted(words, places), weight(places)) for places in range(targets)]
+    all_words, all_weights = zip(*columns)
+    return jnp.stack(all_words, axis=-1), jnp.stack(all_weights, axis=-1)

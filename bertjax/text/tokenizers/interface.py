@@ -51,13 +51,13 @@ class Tokenizer(abc.ABC):
         self.pieces = list(pieces)
         ids = {piece: i for i, piece in enumerate(self.pieces)}
         names = [(name, *(aliases or {}).get(name, ())) for name in SPECIAL_PIECES]
-        found = [next((ids[name] for name in each if name in ids), None) for each in names]
-        missing = [name for name, i in zip(SPECIAL_PIECES, found) if i is None]
+        special_ids = [next((ids[name] for name in alternatives if name in ids), -1) for alternatives in names]
+        missing = [name for name, i in zip(SPECIAL_PIECES, special_ids) if i < 0]
         if not self.pieces:
             raise UserError(f"tokenizer.path: the vocabulary {path} is empty")
         if missing:
             raise UserError(f"tokenizer.path: the vocabulary {path} lacks {', '.join(missing)}, which BERT needs")
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = found
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_ids
         # The special pieces before a text, between the texts of a pair, and after the last text.
         self.begin: tuple[int, ...] = (self.cls_id,)
         self.between: tuple[int, ...] = (self.sep_id,)

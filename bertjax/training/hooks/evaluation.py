@@ -52,11 +52,11 @@ class Evaluation(Hook):
             run.print(f"evaluating step {step} (compiles first)")
             self._has_compiled = True
         with run.clocks.waiting("evaluation"):
-            scores = run.task.evaluate(run.program.gather(run.state.eval_params), step, after_batch)
+            scores = run.task.evaluator.run(run.program.gather(run.state.eval_params), step, after_batch)
             if scores is None:
                 return
             if run.is_first_host and run.checkpoints.would_be_best(step, scores):
-                for name, content in run.task.files().items():
+                for name, content in run.task.evaluator.files().items():
                     write_whole(run.workdir / name, content)
             for hook in run.hooks:
                 hook.on_evaluation(run, scores)

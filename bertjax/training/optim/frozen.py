@@ -38,7 +38,7 @@ def find_frozen(task: Task, config: ConfigDict, params: dict) -> Frozen:
         raise UserError(f"config.freeze_layers = {freeze_layers}: the model has {top} layers")
     frozen: dict[tuple[str, ...], int | None] = {}
     for path in paths:
-        numbers = task.layer_numbers(path)
+        numbers = task.layer_ids(path)
         is_below = np.atleast_1d(False if numbers is None or not freeze_layers else numbers <= freeze_layers)
         factor = groups.factor_of(config.optimizer, tuple(map(jax.tree_util.DictKey, path)))
         if is_below.all() or task.is_frozen(path) or factor == 0:
@@ -73,7 +73,7 @@ def layer_factors(task: Task, decay: float, params: dict, trainable: dict, froze
         raise UserError(f"config.optimizer.layer_decay = {decay}: the model's family names no layers of its params")
     factors = {}
     for path, x in flatten_dict(trainable).items():
-        numbers = task.layer_numbers(path)
+        numbers = task.layer_ids(path)
         factor = np.asarray(1 if numbers is None else decay ** (top - numbers), np.float32)
         if factor.ndim:
             factor = factor[frozen.get(path, 0) :].reshape(-1, *[1] * (x.ndim - 1))
@@ -83,5 +83,5 @@ def layer_factors(task: Task, decay: float, params: dict, trainable: dict, froze
 
 def _top_layer(task: Task, params: dict) -> int:
     """Returns the number of the layer next to the output; 0 if no param has a layer number."""
-    numbers = map(task.layer_numbers, flatten_dict(params))
+    numbers = map(task.layer_ids, flatten_dict(params))
     return max((int(np.max(layers)) for layers in numbers if layers is not None), default=0)

@@ -29,6 +29,6 @@ def _dimensions(path: tuple, axes: Any) -> optax.contrib.MuonDimensionNumbers | 
     matrix_axes = [axis for axis in range(len(axes)) if axis not in stacked(axes)]
     if path[-1].key != "kernel" or len(matrix_axes) < 2 or any(axes[axis] is None for axis in matrix_axes):
         return None
-    # `embed` is the first axis of a kernel, and its only input axis, or the last, and its only output axis.
+    # `embed` is either the first axis and the only input axis, or the last axis and the only output axis.
     inputs = 1 if axes[matrix_axes[0]] == "embed" else len(matrix_axes) - 1
     return optax.contrib.MuonDimensionNumbers(tuple(matrix_axes[:inputs]), tuple(matrix_axes[inputs:]))

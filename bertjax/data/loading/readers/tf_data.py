@@ -1,75 +1,80 @@
-"""The reader with tf.data; see the package for what its functions do."""
+"""The reader with tf.data; `interface.Reader` describes the functions."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from bertjax.data.batch import Batch
 from bertjax.data.loading.order import Order
-from bertjax.data.loading.readers.interface import PREFETCH, READ_BUFFER, Part, UnreadableRecord, ranges, readable
+from bertjax.data.loading.readers.interface import PREFETCH, READ_BUFFER, Lost, Part, UnreadableRecord, ranges, readable
 from bertjax.data.records import layouts
-from bertjax.data.records.layouts import NAMES_IN_BATCH, Format
+from bertjax.data.records.layouts import ARRAY_OF_FEATURE, Format
 from bertjax.data.tensorflow import elements, tf
-from bertjax.distributed.mesh import Batch
 from bertjax.distributed.topology import available_cores
 
 _UNREADABLE = (
     tf.errors.DataLossError,
-    tf.errors.FailedPreconditionError,  # too few records
-    tf.errors.InvalidArgumentError,  # not of this layout
+    tf.errors.FailedPreconditionError,  # a file has too few records
+    tf.errors.InvalidArgumentError,  # a record has another layout
     tf.errors.NotFoundError,
 )
 
-# Nothing here is control flow of tensors, for which TensorFlow would rewrite each function: a second at every start.
-_as_it_is = tf.autograph.experimental.do_not_convert
+# The functions have no control flow of tensors. Without this, AutoGraph rewrites them, which takes a second.
+_no_autograph = tf.autograph.experimental.do_not_convert
 
 
-@_as_it_is
-def grouped(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, step: int, lost):
+@_no_autograph
+def grouped(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, step: int, lost: Lost) -> Any:
+    """Returns a dataset of the sequences `rows` of each batch."""
     size = order.group_size
-    wanted = np.searchsorted(groups, rows // size) * size + rows % size  # other hosts use other rows of a group
+    indices = np.searchsorted(groups, rows // size) * size + rows % size  # other hosts use other rows of a group
     is_all = len(rows) == len(groups) * size
-    together = len(order.lanes_of(0))
+    lanes_per_group = len(order.lanes_of(0))
 
-    def parts(lane):
+    def parts(lane: Any) -> Iterator[Part]:
         for span in order.spans(int(lane), step):
             yield from readable(span, lost)
 
-    def orders(group):
+    def orders(group: Any) -> Iterator[np.ndarray]:
         window, offset = divmod(step, order.steps)
         while True:
             yield order.arrangement(int(group), window).order[offset:].ravel()
             window, offset = window + 1, 0
 
-    def lane_windows(lane):
+    def lane_windows(lane: Any) -> Any:
         return _read(parts, form, lane).batch(order.window)
 
-    def group_records(group):
+    def group_records(group: Any) -> Any:
         lanes = tf.data.Dataset.range(group, order.lanes, order.groups)
-        windows = lanes.interleave(lane_windows, cycle_length=together)  # not in parallel: it would read windows ahead
-        windows = windows.batch(together).map(lambda lanes: tf.reshape(lanes, [-1]))
+        windows = lanes.interleave(lane_windows, cycle_length=lanes_per_group)  # parallel calls would read more windows
+        windows = windows.batch(lanes_per_group).map(lambda lanes: tf.reshape(lanes, [-1]))
         places = tf.data.Dataset.from_generator(orders, output_signature=tf.TensorSpec([None], tf.int64), args=(group,))
         return tf.data.Dataset.zip((windows, places)).map(tf.gather).rebatch(size)
 
-    found = tf.data.Dataset.from_tensor_slices(groups.astype(np.int64))
+    dataset = tf.data.Dataset.from_tensor_slices(groups.astype(np.int64))
     parallel = min(len(groups), available_cores())
-    found = found.interleave(group_records, cycle_length=len(groups), num_parallel_calls=parallel)
-    found = found.batch(len(groups), drop_remainder=True).map(lambda groups: tf.reshape(groups, [-1]))
-    return found if is_all else found.map(lambda records: tf.gather(records, wanted))
+    dataset = dataset.interleave(group_records, cycle_length=len(groups), num_parallel_calls=parallel)
+    dataset = dataset.batch(len(groups), drop_remainder=True).map(lambda groups: tf.reshape(groups, [-1]))
+    return dataset if is_all else dataset.map(lambda records: tf.gather(records, indices))
 
 
-@_as_it_is
-def in_order(parts: Sequence[Part], form: Format, most: int, step: int, batch_size: int):
+@_no_autograph
+def in_order(parts: Sequence[Part], form: Format, most: int, step: int, batch_size: int) -> Any:
+    """Returns a dataset of batches of the first `most` records of `parts`."""
     return _read(lambda: iter(parts), form).take(most).skip(step * batch_size).batch(batch_size)
 
 
-@_as_it_is
-def side_by_side(parts: Sequence[Part], form: Format, total: int, rows: int, step: int):
-    own = functools.partial(_read, lambda row: ranges(parts, total, rows, row), form)
-    return tf.data.Dataset.range(rows).interleave(own, cycle_length=rows).batch(rows).skip(step)
+@_no_autograph
+def side_by_side(parts: Sequence[Part], form: Format, total: int, rows: int, step: int) -> Any:
+    """Returns a dataset of batches with one record of the range of each row."""
+    records_of_row = functools.partial(_read, lambda row: ranges(parts, total, rows, row), form)
+    return tf.data.Dataset.range(rows).interleave(records_of_row, cycle_length=rows).batch(rows).skip(step)
 
 
-def batches(source, form: Format) -> Iterator[Batch]:
+def batches(source: Any, form: Format) -> Iterator[Batch]:
+    """Yields the parsed batches of a dataset."""
     parsed = source.map(functools.partial(_parse, form=form), num_parallel_calls=available_cores())
     try:
         yield from elements(parsed.prefetch(PREFETCH))
@@ -77,30 +82,31 @@ def batches(source, form: Format) -> Iterator[Batch]:
         raise UnreadableRecord(error.message.splitlines()[0][:300]) from None
 
 
-def _read(parts: Callable[..., Iterator[Part]], form: Format, *arguments):
-    """A dataset of the serialized records of `parts(*arguments)`."""
+def _read(parts: Callable[..., Iterator[Part]], form: Format, *arguments: Any) -> Any:
+    """Returns a dataset of the serialized records of `parts(*arguments)`."""
     number = tf.TensorSpec([], tf.int64)
-    found = tf.data.Dataset.from_generator(
+    dataset = tf.data.Dataset.from_generator(
         parts, output_signature=(tf.TensorSpec([], tf.string), number, number, number), args=arguments
     )
 
-    def read(path, first, count, missing):
-        found = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER).skip(first).take(count)
-        found = found.apply(tf.data.experimental.assert_cardinality(count))  # a shorter file would shift all rows
-        return found.concatenate(tf.data.Dataset.from_tensors(tf.constant(layouts.empty_record(form))).repeat(missing))
+    def read(path: Any, first: Any, count: Any, missing: Any) -> Any:
+        records = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER).skip(first).take(count)
+        records = records.apply(tf.data.experimental.assert_cardinality(count))  # a shorter file would shift all rows
+        empty = tf.data.Dataset.from_tensors(tf.constant(layouts.empty_record(form)))
+        return records.concatenate(empty.repeat(missing))
 
-    return found.flat_map(read)
+    return dataset.flat_map(read)
 
 
-@_as_it_is
-def _parse(serialized, form: Format):
-    """As `layouts.parse`, inside tf.data."""
-    found = (_parse_compact if form.layout == "compact" else _parse_google)(serialized, form)
-    batch = {NAMES_IN_BATCH[name]: values for name, values in found.items()}
+@_no_autograph
+def _parse(serialized: Any, form: Format) -> dict[str, Any]:
+    """Parses serialized records to a batch of tensors, equal to `layouts.parse`."""
+    features = (_parse_compact if form.layout == "compact" else _parse_google)(serialized, form)
+    batch = {ARRAY_OF_FEATURE[name]: values for name, values in features.items()}
     return {**batch, "sequence_weights": tf.cast(batch["segments"][:, 0], tf.float32)}
 
 
-def _parse_google(serialized, form: Format):
+def _parse_google(serialized: Any, form: Format) -> dict[str, Any]:
     sizes = layouts.features(form.length, form.max_predictions_per_seq, form.masking)
     spec = {name: tf.io.FixedLenFeature([size], tf.as_dtype(dtype)) for name, (size, dtype) in sizes.items()}
     batch = tf.io.parse_example(serialized, spec)
@@ -109,17 +115,17 @@ def _parse_google(serialized, form: Format):
     return batch
 
 
-def _parse_compact(serialized, form: Format):
+def _parse_compact(serialized: Any, form: Format) -> dict[str, Any]:
     number = layouts.number_of(form)
     names = ["ids", "first_size", "label"] + (["positions", "labels"] if form.masking == "static" else [])
-    found = tf.io.parse_example(serialized, {name: tf.io.FixedLenFeature([], tf.string) for name in names})
+    features = tf.io.parse_example(serialized, {name: tf.io.FixedLenFeature([], tf.string) for name in names})
 
-    def padded(name, size):
+    def padded(name: str, size: int) -> Any:
         dtype = tf.as_dtype(number.newbyteorder("="))
-        return tf.cast(tf.io.decode_raw(found[name], dtype, fixed_length=size * number.itemsize), tf.int32)
+        return tf.cast(tf.io.decode_raw(features[name], dtype, fixed_length=size * number.itemsize), tf.int32)
 
-    def sizes(name):
-        return tf.strings.length(found[name])[:, None] // number.itemsize
+    def sizes(name: str) -> Any:
+        return tf.strings.length(features[name])[:, None] // number.itemsize
 
     place = tf.range(form.length)
     inside = place < sizes("ids")
@@ -139,7 +145,7 @@ def _parse_compact(serialized, form: Format):
     return batch
 
 
-def _types(ends, count, place):
-    """Returns the token types of places `[length]`, which change at `count` `[batch, 1]` of the ends `[batch, 2]`."""
+def _types(ends: Any, count: Any, place: Any) -> Any:
+    """Returns the token types of places `[length]`: they change at the first `count` of the `ends` `[batch, 2]`."""
     is_past = (place >= ends[..., None]) & (tf.range(2)[:, None] < count[..., None])
     return tf.reduce_sum(tf.cast(is_past, tf.int32), 1)

@@ -1,0 +1,296 @@
+"""The batches of a stage of pre-training: their spec, their sizes, and the records that they are read from."""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from bertjax.common.errors import UserError
+from bertjax.config.lists import mixture_of
+from bertjax.config.stages import Stage, config_in, stages_of, total_steps
+from bertjax.data.batch import (
+    PROGRESS_ARRAYS,
+    STREAM_ARRAYS,
+    WORD_ARRAYS,
+    Batch,
+    BatchSpec,
+    RowSize,
+    record_arrays,
+)
+from bertjax.data.loading import pipeline
+from bertjax.data.loading.order import Order, count_groups
+from bertjax.data.loading.packing import whole
+from bertjax.data.loading.transforms import SeededTransform
+from bertjax.data.records.manifest import training_shares
+from bertjax.data.records.record_sets import RecordSet, find_records, mix_sources
+from bertjax.distributed.mesh import batch_sharding, local_rows
+from bertjax.models import families
+from bertjax.objectives.objective import AuxiliaryObjective
+from bertjax.objectives.parsing import parse_objective
+from bertjax.objectives.parts.transforms import transforms_of
+from bertjax.objectives.parts.words import WordObjective
+from bertjax.text.tokenizer import Tokenizer
+
+SEQUENCES_PER_ROW = 8  # the most sequences in a packed row; see experiments/benchmarks/RESULTS.md
+
+
+class StageRecords(NamedTuple):
+    """The records of a stage.
+
+    Attributes:
+      order: the order of the training records.
+      heldout: {source: held-out records}.
+      shares: {source: its share of the training records}.
+      transforms: the transforms of the objectives.
+    """
+
+    order: Order
+    heldout: Mapping[str, RecordSet]
+    shares: Mapping[str, float]
+    transforms: Sequence[SeededTransform]
+
+
+class StageData:
+    """The batches of a stage.
+
+    Args:
+      config: the whole config.
+      stage: the stage.
+      mesh: the mesh of the run.
+      records: the records; None if no batch is read, as in the planner.
+      rows: the rows of a packed batch, if there are no records.
+
+    Attributes:
+      stage: the stage.
+      config: the config in the stage.
+      spec: the arrays of a batch of training.
+      padded_spec: the arrays of a batch of training before packing.
+      eval_spec: the arrays of a batch of evaluation, which is not packed.
+      row: the size of a row of training.
+      eval_row: the size of a row of evaluation.
+      rows: the rows of a batch of training. With packing, later batches may have a few more or fewer rows.
+
+    Raises:
+      UserError: if the devices cannot share a batch.
+    """
+
+    def __init__(
+        self, config: ConfigDict, stage: Stage, mesh: Mesh, records: StageRecords | None = None, rows: int | None = None
+    ) -> None:
+        self.stage, self.config, self._mesh, self._records = stage, config_in(config, stage), mesh, records
+        self._total_steps = total_steps(config)
+        ways, microbatches = mesh.shape["data"] * mesh.shape["fsdp"], self.config.microbatches
+        if stage.batch_size % (microbatches * ways):
+            raise UserError(
+                f"config.stages.{stage.name}: a batch of {stage.batch_size} in {microbatches} microbatches cannot be "
+                f"shared by {ways} devices (mesh.data * mesh.fsdp); choose multiples"
+            )
+        is_packed = config.packing
+        self.padded_spec = batch_spec(self.config, stage)
+        self.spec = self.padded_spec.packed() if is_packed else self.padded_spec
+        self.eval_spec = self.padded_spec.without(PROGRESS_ARRAYS)
+        self.eval_row = RowSize(stage.length, 1, most_predictions(self.config, stage))
+        self.row = packed_row(self.config, stage) if is_packed else self.eval_row
+        self.rows = rows or stage.batch_size
+        if is_packed and records is not None:
+            self.rows = records.order.rows(0, row_multiple(self.config, mesh))
+
+    @property
+    def records(self) -> StageRecords:
+        """The records of the stage."""
+        assert self._records is not None, "the stage was opened without records"
+        return self._records
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """Yields this host's rows of the batches from a step of the run to the end of the stage.
+
+        Args:
+          start: the number of steps of the run before the first batch.
+        """
+        first, end = self.stage.first_step, self.stage.first_step + self.stage.steps
+        order, rows = self.records.order, functools.partial(local_rows, self._mesh)
+        transforms, predictions = self.records.transforms, self.stage.max_predictions_per_seq
+        spec = self.spec.without(PROGRESS_ARRAYS)
+        if self.config.packing:
+            batches = pipeline.packed_batches(
+                order, spec, predictions, multiple=row_multiple(self.config, self._mesh), start=start - first,
+                rows=rows, transforms=transforms,
+            )  # fmt: skip
+        else:
+            batches = pipeline.train_batches(
+                order, spec, predictions, start=start - first, rows=rows, transforms=transforms
+            )
+        for step, batch in zip(range(start, end), batches):
+            if PROGRESS_ARRAYS.keys() <= self.spec.keys():
+                count = len(batch["input_ids"])
+                batch = {**batch, "progress": np.full(count, step / self._total_steps, np.float32)}
+            yield batch
+
+    def first_batches(self, sequences: int) -> Iterator[Batch]:
+        """Yields the first batches of training, padded, with the rows of all hosts: `sequences` sequences at most."""
+        order, predictions = self.records.order, self.stage.max_predictions_per_seq
+        batches = pipeline.train_batches(order, self.eval_spec, predictions, transforms=self.records.transforms)
+        count = max(1, min(sequences, order.files.total) // order.batch_size)
+        yield from itertools.islice(batches, count)
+
+    def heldout_batches(self, source: str, batch_size: int, max_sequences: int) -> Iterator[Batch]:
+        """Yields this host's rows of the batches of the first held-out sequences of a source."""
+        yield from pipeline.heldout_batches(
+            self.records.heldout[source],
+            self.eval_spec,
+            self.stage.length,
+            self.stage.max_predictions_per_seq,
+            batch_size=batch_size,
+            max_sequences=max_sequences,
+            rows=functools.partial(local_rows, self._mesh),
+            transforms=self.records.transforms,
+            seed=self.config.data.seed,
+            is_stream=self.config.data.stream,
+        )
+
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes, types and shardings of a batch of training."""
+        return self.spec.abstract(self.rows, self.row, batch_sharding(self._mesh))
+
+    def abstract_eval_batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes, types and shardings of a batch of evaluation."""
+        return self.eval_spec.abstract(rows, self.eval_row, batch_sharding(self._mesh))
+
+
+def planned_stages(config: ConfigDict, mesh: Mesh, rows: Sequence[int] | None = None) -> list[StageData]:
+    """Returns the data of all stages without records, for the planner.
+
+    Args:
+      config: the whole config.
+      mesh: the mesh of the run.
+      rows: the rows of a packed batch of each stage, see `packed_rows`; None without packing.
+    """
+    stages = stages_of(config)
+    return [StageData(config, stage, mesh, rows=count) for stage, count in zip(stages, rows or [None] * len(stages))]
+
+
+def load_stages(
+    config: ConfigDict,
+    mesh: Mesh,
+    records: epath.PathLike,
+    cache: epath.Path | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> list[StageData]:
+    """Returns the data of all stages.
+
+    Args:
+      config: the whole config.
+      mesh: the mesh of the run.
+      records: the folder of the records.
+      cache: a folder that keeps the counts of records without a manifest.
+      tokenizer: the tokenizer of the records, for transforms such as dynamic masking.
+
+    Raises:
+      UserError: if the records do not suit the config.
+    """
+    token_types = max(2, families.config_of(config).type_vocab_size)
+    find = functools.cache(
+        functools.partial(
+            find_records, records, vocab_size=config.model.vocab_size, cache=cache, token_types=token_types,
+            on_corrupt=config.data.on_corrupt, checksums=config.data.checksums,
+        )
+    )  # fmt: skip
+    shares, data = training_shares(records), []
+    for stage in stages_of(config):
+        size, stage_config = (stage.length, stage.max_predictions_per_seq), config_in(config, stage)
+        train = find(*size, split="train", measures=config.packing)
+        mixture: Mapping[str, float] = {}
+        if any(train.sources):
+            mixture = mixture_of(stage_config, dict.fromkeys([*shares, *train.sources], 1.0), train.sizes)
+        train = mix_sources(train, mixture) if mixture else train
+        row = packed_row(stage_config, stage)
+        order = Order(train, stage.batch_size, config.seed, row, stage.sequences_before, config.data.stream)
+        heldout = find(*size, split="heldout")
+        stage_records = StageRecords(
+            order,
+            heldout.by_source() if heldout else {},
+            {source: share * mixture.get(source, 1) for source, share in shares.items()},
+            transforms_of(config, stage, tokenizer),
+        )
+        data.append(StageData(config, stage, mesh, stage_records))
+    if config.eval.patience and not all(stage.records.heldout for stage in data):
+        raise UserError(
+            f"config.eval.patience = {config.eval.patience}: {records} holds out no text, by whose score a run could "
+            "stop early; set 0"
+        )
+    return data
+
+
+def batch_spec(config: ConfigDict, stage: Stage) -> BatchSpec:
+    """Returns the arrays of a padded batch of training.
+
+    Args:
+      config: the config in the stage.
+      stage: the stage.
+    """
+    terms, spec = parse_objective(config), record_arrays(config.data.masking)
+    if config.packing and not any(isinstance(term.objective, WordObjective) for term in terms):
+        spec = spec.without(WORD_ARRAYS)  # packed rows have room for the predictions of an objective only
+    for term in terms:
+        spec = spec | term.objective.batch_spec(config, stage)
+    if any(isinstance(term.objective, AuxiliaryObjective) for term in terms):
+        spec = spec | PROGRESS_ARRAYS
+    return spec | STREAM_ARRAYS if config.data.stream else spec
+
+
+def most_predictions(config: ConfigDict, stage: Stage) -> int:
+    """Returns the most predicted tokens of a sequence; 0 if there are none.
+
+    Args:
+      config: the config in the stage.
+      stage: the stage.
+    """
+    for term in parse_objective(config):
+        if isinstance(term.objective, WordObjective):
+            return term.objective.predictions_per_sequence(config, stage)
+    return stage.max_predictions_per_seq if config.data.masking == "static" else 0  # records hold them in any case
+
+
+def packed_row(config: ConfigDict, stage: Stage) -> RowSize:
+    """Returns the size of a row of packed sequences.
+
+    Args:
+      config: the config in the stage.
+      stage: the stage.
+    """
+    predictions = 0
+    for term in parse_objective(config):
+        if isinstance(term.objective, WordObjective):
+            predictions = term.objective.predictions_per_row(config, stage, SEQUENCES_PER_ROW)
+    return RowSize(stage.length, SEQUENCES_PER_ROW, predictions)
+
+
+def row_multiple(config: ConfigDict, mesh: Mesh) -> int:
+    """Returns the divisor of the number of packed rows: each device has equally many rows of each microbatch."""
+    return mesh.shape["data"] * mesh.shape["fsdp"] * config.microbatches
+
+
+def packed_rows(config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[int]:
+    """Returns estimates of the packed rows of a batch of each stage, as `Order.rows`.
+
+    Args:
+      config: the whole config.
+      mesh: the mesh of the run.
+      real_tokens_share: the share of real tokens in the sequences of each stage of `config.stages`.
+    """
+    if len(real_tokens_share) != len(config.stages):
+        raise ValueError("packing needs the share of real tokens of each stage")
+    stages = stages_of(config)
+    shares, rows = dict(zip(dict.fromkeys(stage.name for stage in stages), real_tokens_share)), []
+    for stage in stages:
+        groups = count_groups(stage.batch_size)
+        multiple = math.lcm(groups, row_multiple(config_in(config, stage), mesh))
+        rows.append(whole(math.ceil(shares[stage.name] * stage.batch_size / groups) * groups, multiple))
+    return rows

@@ -1,0 +1,238 @@
+"""Evaluates a model on held-out data: the scores of its objectives, beside their baselines."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from bertjax.data.batch import Batch
+from bertjax.distributed.mesh import batch_sharding, local_copy, replicated
+from bertjax.distributed.rules import RULES
+from bertjax.distributed.transfers import fetched, on_devices
+from bertjax.models import families
+from bertjax.models.families import recurrent_family_of
+from bertjax.models.heads import BertForMaskedLM
+from bertjax.nn.ops.dropout import row_keys
+from bertjax.objectives.objective import AuxiliaryObjective, Term
+from bertjax.objectives.parsing import terms_of_stages
+from bertjax.objectives.parts.pretraining_model import PretrainingModel
+from bertjax.pretraining.adaptation import HeldOutText
+from bertjax.pretraining.data import StageData
+from bertjax.pretraining.losses import StageLoss
+from bertjax.pretraining.scores import divided, means_of, normalized, scores_of
+from bertjax.text.tokenizer import Tokenizer
+from bertjax.training.evaluator import Evaluator
+from bertjax.training.scores import Scores
+
+MEASURED_SEQUENCES = 65_536  # training sequences for the statistics of baselines
+STREAM_ROWS = 8  # rows of a batch of held-out text that continues, or one for each device: few rows read far
+
+
+class PretrainingEvaluator(Evaluator):
+    """Scores the objectives of a stage on the held-out sequences of the stage.
+
+    Args:
+      config: the whole config.
+      mesh: the mesh of the run.
+      data: the data of each stage.
+      losses: the loss of each stage.
+      tokenizer: the tokenizer of the records, for bits per byte.
+      heldout_text: the text for bits per byte (`eval.bits_windows`); None if these are not measured.
+
+    Attributes:
+      batch_size: rows of a batch of evaluation.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        mesh: Mesh,
+        data: Sequence[StageData],
+        losses: Sequence[StageLoss],
+        tokenizer: Tokenizer | None = None,
+        heldout_text: HeldOutText | None = None,
+    ) -> None:
+        self._config, self._mesh, self._data, self._losses = config, mesh, data, losses
+        self._tokenizer, self._heldout_text = tokenizer, heldout_text
+        self._terms = terms_of_stages(config)
+        self._model_config = families.config_of(config)
+        self._statistics: dict[str, np.ndarray] | None = None  # measured at the first evaluation
+        self._steps: dict[StageLoss, Callable] = {}  # compiled functions
+        self._new_memories: dict[StageLoss, Callable] = {}  # compiled functions
+        self.batch_size = self._rows_of_batch()
+
+    def _rows_of_batch(self) -> int:
+        if self._config.data.stream:  # the memory of a row must not depend on the number of microbatches
+            ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+            return ways * -(-STREAM_ROWS // ways)
+        # A microbatch of training fits in memory.
+        stages = (stage for stage in self._data if not stage.stage.grows)
+        return min(stage.rows // stage.config.microbatches for stage in stages)
+
+    def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
+        """Returns the scores of the stage of a step; None without held-out data, see `Evaluator.run`.
+
+        Evaluates the first `eval.max_sequences` held-out sequences. Losses of different lengths are not compared. Each
+        of several sources counts by its share in training; `mlm_loss (SOURCE)` and `mlm_accuracy (SOURCE)` are the
+        scores of one source by the first objective.
+        """
+        index = self._index(step)
+        data, loss = self._data[index], self._losses[index]
+        heldout = data.records.heldout
+        shares = {source: data.records.shares.get(source, 1.0) for source in heldout}
+        shares = normalized({source: share for source, share in shares.items() if share})
+        means, total = {}, 0
+        for source, sequences in divided(self._config.eval.max_sequences, shares).items():
+            evaluated, sums = self._sums(params, data, loss, source, sequences, after_batch)
+            means[source], total = means_of(sums), total + round(evaluated)
+        first = loss.terms[0].name
+        scores = scores_of(loss.terms, means, shares)
+        if f"{first}_loss" not in scores:  # no held-out data, or none that can be read
+            return None
+        if self._heldout_text is not None and families.lm_type_of(data.config) == families.lm_type_of(self._config):
+            scores |= self._bits_per_byte(params, loss)
+        changes = data.stage.changes.items()
+        changes = {name: value for name, value in changes if name.startswith(("data.", "objective"))}
+        kinds = [f"sequences of length {data.stage.length}", *(f"{name} = {value}" for name, value in changes.items())]
+        return Scores(scores, -scores[f"{first}_loss"], f"{total} {', '.join(kinds)}")
+
+    def _index(self, step: int) -> int:
+        """Returns the number of the stage of the last update of `step` updates."""
+        ends = (data.stage.first_step + data.stage.steps for data in self._data)
+        return next((index for index, end in enumerate(ends) if step <= end), len(self._data) - 1)
+
+    def _sums(
+        self,
+        params: dict,
+        data: StageData,
+        loss: StageLoss,
+        source: str,
+        max_sequences: int,
+        after_batch: Callable[[], None],
+    ) -> tuple[float, dict[str, dict[str, float]]]:
+        """Returns the sums of the results of `eval_step` over the first held-out sequences of a source."""
+        statistics = jax.device_put(self._measured_statistics(after_batch), replicated(self._mesh))
+        batches, sums = data.heldout_batches(source, self.batch_size, max_sequences), None
+        with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
+            for result in fetched(self._results(params, batches, statistics, loss)):
+                sums = result if sums is None else jax.tree.map(np.add, sums, result)
+                after_batch()
+        return jax.tree.map(float, sums)
+
+    def _results(self, params: dict, batches: Iterator[Batch], statistics: dict, loss: StageLoss) -> Iterator[tuple]:
+        """Yields the result of `eval_step` for each batch; a stream passes its memory from batch to batch."""
+        eval_step, memory, seed = self.eval_step(loss), self._new_memory(loss), self._config.data.seed
+        for number, batch in enumerate(on_devices(batches, self._mesh)):
+            result, memory = eval_step(params, batch, statistics, np.int32([seed, number]), memory)
+            yield result
+
+    def _bits_per_byte(self, params: dict, loss: StageLoss) -> dict[str, float]:
+        """Returns the bits per byte of each source. Each host measures all sources, and a device has all params."""
+        model = self._eval_model(loss)
+        network = BertForMaskedLM(model.config, model.compute)
+        measured = self._heldout_text.measured(network, local_copy(params, self._mesh), self._tokenizer)
+        bits = {f"bits_per_byte ({source})": scores["bits_per_byte"] for source, scores in measured.items()}
+        return {name: value for name, value in bits.items() if value is not None}
+
+    def eval_step(self, loss: StageLoss) -> Callable:
+        """Returns the compiled function that evaluates a batch.
+
+        Its arguments are cast params, the batch, the statistics, `[2]` with the seed and the number of the batch, and
+        the recurrent memory of the rows or None. It returns ((number of sequences, {objective: {metric: weighted
+        sum}}), memory).
+        """
+        if loss not in self._steps:
+            model, out = self._eval_model(loss), (replicated(self._mesh), batch_sharding(self._mesh))
+            self._steps[loss] = jax.jit(functools.partial(_eval_step, loss, model), out_shardings=out)
+        return self._steps[loss]
+
+    def arguments(self, data: StageData, loss: StageLoss) -> tuple:
+        """Returns the shapes, types and shardings of the arguments of `eval_step` after the params."""
+        place = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(self._mesh))
+        batch = data.abstract_eval_batch(self.batch_size)
+        sharding = batch_sharding(self._mesh)
+        memory = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            jax.eval_shape(lambda: self._new_memory(loss)),
+        )
+        return batch, self._abstract_statistics(), place, memory
+
+    def _eval_model(self, loss: StageLoss) -> PretrainingModel:
+        """Returns the model that reads held-out text, whose memory may be longer than in training."""
+        names = ("memory_length", "clamp_length")
+        fields = {name: value for name in names if (value := self._config.eval[name])}
+        model = loss.model
+        return model.clone(config=dataclasses.replace(model.config, **fields)) if fields else model
+
+    def _new_memory(self, loss: StageLoss) -> Any:
+        """Returns the empty recurrent memory of the rows of a batch; None unless the held-out text is a stream."""
+        if not self._config.data.stream:
+            return None
+        if loss not in self._new_memories:
+            model = self._eval_model(loss)
+            new_memory = recurrent_family_of(model.config).new_memory
+            new = functools.partial(new_memory, model.config, self.batch_size, model.compute.dtype)
+            self._new_memories[loss] = jax.jit(new, out_shardings=batch_sharding(self._mesh))
+        return self._new_memories[loss]()
+
+    def _terms_with_statistics(self) -> Iterator[tuple[Term, tuple[int, ...]]]:
+        """Yields the objectives whose baselines need statistics, and the shape of the statistics."""
+        for term in self._terms:
+            shape = term.objective.metrics.statistics_shape(self._model_config)
+            if shape is not None:
+                yield term, shape
+
+    def _abstract_statistics(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes, types and shardings of the statistics."""
+        return {
+            term.name: jax.ShapeDtypeStruct(shape, np.float32, sharding=replicated(self._mesh))
+            for term, shape in self._terms_with_statistics()
+        }
+
+    def _measured_statistics(self, after_batch: Callable[[], None]) -> dict[str, np.ndarray]:
+        """Returns the statistics of the first training sequences."""
+
+        def batches() -> Iterator[Batch]:
+            for batch in self._data[0].first_batches(MEASURED_SEQUENCES):
+                yield batch
+                after_batch()
+
+        if self._statistics is None:
+            self._statistics = {
+                term.name: term.objective.metrics.measure_statistics(self._model_config, batches())
+                for term, _ in self._terms_with_statistics()
+            }
+        return self._statistics
+
+
+def _eval_step(
+    loss: StageLoss,
+    model: PretrainingModel,
+    params: dict,
+    batch: dict,
+    statistics: Mapping,
+    place: jax.Array,
+    memory: Any,
+) -> tuple[tuple[jax.Array, dict], Any]:
+    """Evaluates a batch, see `PretrainingEvaluator.eval_step`."""
+    seed, number = place
+    rows = len(batch["input_ids"])
+    keys = row_keys(jax.random.key(seed, impl="threefry2x32"), number * rows + jnp.arange(rows))
+    weights = loss.weights(batch)
+    inputs = batch if memory is None else batch | {"memory": memory}
+    losses, memory = model.apply({"params": params}, inputs, weights, None, keys)
+    sums = {}
+    for name, _, objective in loss.terms:
+        if isinstance(objective, AuxiliaryObjective):
+            continue
+        total, metrics = losses[name]
+        baselines = objective.metrics.baselines(batch, weights[name], statistics.get(name))
+        sums[name] = {"weight": weights[name].sum(), "loss": total, **metrics, **baselines}
+    return (batch["sequence_weights"].sum(), sums), memory

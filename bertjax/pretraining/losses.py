@@ -1,0 +1,79 @@
+"""The loss of a stage of pre-training: the weighted sum of its objectives."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from bertjax.distributed.mesh import compute_on
+from bertjax.models import families
+from bertjax.models.heads import cast_encoder
+from bertjax.nn.ops.dropout import fold_in, row_keys
+from bertjax.objectives.objective import Term
+from bertjax.objectives.parts.pretraining_model import PretrainingModel
+
+OBJECTIVES_KEY = 1 << 16  # derives the keys of the objectives from the keys of the rows; layers have lower numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class StageLoss:
+    """The `training.task.Loss` of a stage. Equal losses share compiled programs.
+
+    Attributes:
+      model: the encoder and the output layers of the objectives of the stage.
+    """
+
+    model: PretrainingModel
+    couples_rows: ClassVar[bool] = False
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The objectives of the stage."""
+        return self.model.terms
+
+    def weights(self, batch: dict) -> dict[str, jax.Array]:
+        """Returns {objective: weights of its predictions}."""
+        return {term.name: term.objective.weights(batch) for term in self.terms}
+
+    def normalize(self, batch: dict) -> dict:
+        """Returns the batch with `weights` whose losses sum to the mean loss of the batch."""
+        weights = {}
+        for name, _, objective in self.terms:
+            values = objective.weights(batch)
+            weights[name] = values / objective.normalizer(values)
+        return {**batch, "weights": weights}
+
+    def cast(self, params: dict) -> dict:
+        """Casts the parameters of the encoder to the types that the loss computes with."""
+        return cast_encoder(params, self.model.compute.dtype)
+
+    def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
+        """Returns the loss and the metrics, sums over the rows, and as `memory` the recurrent memory.
+
+        Args:
+          params: cast parameters.
+          batch: the arrays of a batch, perhaps with normalized `weights`.
+          dropout_keys: `[rows]` random keys; None for no dropout.
+        """
+        keys = fold_in(dropout_keys, OBJECTIVES_KEY)
+        if keys is None:
+            keys = row_keys(jax.random.key(0), jnp.arange(len(batch["input_ids"])))
+        weights = batch["weights"] if "weights" in batch else self.weights(batch)
+        losses, memory = self.model.apply({"params": params}, batch, weights, dropout_keys, keys)
+        tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
+        total, metrics = 0.0, {"tokens": tokens, "padding": batch["segments"].size - tokens}
+        for name, weight, _ in self.terms:
+            loss, sums = losses[name]
+            total = total + (loss if weight == 1 else weight * loss)
+            metrics |= {f"{name}_{metric}": value for metric, value in {"loss": loss, **sums}.items()}
+        return total, metrics if memory is None else metrics | {"memory": memory}
+
+
+def make_loss(config: ConfigDict, mesh: Mesh, terms: Sequence[Term]) -> StageLoss:
+    """Returns the loss of objectives, computed as a config sets on a mesh."""
+    model = PretrainingModel(families.config_of(config), tuple(terms), compute_on(mesh, config), config.z_loss)
+    return StageLoss(model)
