@@ -296,7 +296,7 @@ class FineTuning:
         if dataset.train.teacher_logits is not None:
             compare = losses.Distilled(compare, config.distill.temperature, config.distill.weight)
         self.loss = FineTuningLoss(self.model, layer, compare)
-        if config.packing and not layer.packs_rows_of(self.model):
+        if config.packing and not layer.can_pack(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
         self.recurrence = None
         self.total_steps = count_steps(config, dataset.count(config.batch_size))

@@ -53,7 +53,7 @@ class Program(NamedTuple):
       state: the shapes, types and shardings of the state.
       train_step: the step of the first loss: (state, batch, hyperparameters) -> (state, metrics). Donates the state.
       step_of: (loss, config), as `Task.at` returns them -> the step of this loss. Equal configs share a step.
-      remember: (loss, state, batch) -> the state after the rows have read the batch, without training.
+      update_memory: (loss, state, batch) -> the state after the rows have read the batch, without training.
       gather: stored params -> cast params for `Evaluator.run`.
       saves: a line about frozen params and the memory that they save; empty if no params are frozen.
     """
@@ -63,7 +63,7 @@ class Program(NamedTuple):
     state: TrainState
     train_step: jax.stages.Wrapped
     step_of: Callable[[Loss, ConfigDict], jax.stages.Wrapped]
-    remember: Callable[[Loss, TrainState, dict], TrainState]
+    update_memory: Callable[[Loss, TrainState, dict], TrainState]
     gather: Callable[[dict], dict]
     saves: str
 
@@ -95,7 +95,7 @@ def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
         abstract_state(init, layout),
         step_of(loss, first_config),
         step_of,
-        _make_remember(layout, mesh),
+        _make_update_memory(layout, mesh),
         jax.jit(loss.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
         _describe_frozen(task, config, axes, frozen) if frozen else "",
     )
@@ -270,12 +270,12 @@ def _of_rows(of_groups: Any) -> Any:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), of_groups)
 
 
-def _make_remember(layout: Layout, mesh: Mesh) -> Callable[[Loss, TrainState, dict], TrainState]:
+def _make_update_memory(layout: Layout, mesh: Mesh) -> Callable[[Loss, TrainState, dict], TrainState]:
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1, out_shardings=layout.state)
-    def remember(loss: Loss, state: TrainState, batch: dict) -> TrainState:
+    def update_memory(loss: Loss, state: TrainState, batch: dict) -> TrainState:
         params = _gathered(loss, state, layout, mesh)
         batch, _ = _inputs(loss, state, batch)
         memory = _in_groups(lambda params, part: loss(params, part, None)[1]["memory"], mesh, params, batch)
         return state.replace(memory=_of_rows(memory))
 
-    return remember
+    return update_memory

@@ -49,5 +49,5 @@ def fill_memory(
     say(f"the checkpoint has no memory of these rows: reads steps {first + 1:,} to {step:,} again to fill it")
     with contextlib.closing(on_devices(task.batches(first), mesh)) as batches:
         for number, batch in enumerate(itertools.islice(batches, step - first), first):
-            state = program.remember(task.at(number)[0], state, batch)
+            state = program.update_memory(task.at(number)[0], state, batch)
     return state
