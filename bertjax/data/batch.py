@@ -218,8 +218,8 @@ PROGRESS_ARRAYS = BatchSpec(progress=per_row(np.float32))
 # which does not reach the devices.
 FOLLOWING = "following"
 # Names that a compiled step adds to a batch: weights of the objectives, the token ids before a generator has replaced
-# some, and recurrent memory.
-RESERVED_NAMES = ("weights", "original_ids", "memory", FOLLOWING)
+# some, and the carry of the rows.
+RESERVED_NAMES = ("weights", "original_ids", "carry", "memory", FOLLOWING)
 
 
 def record_arrays(masking: str) -> BatchSpec:

@@ -298,7 +298,7 @@ class FineTuning:
         self.loss = FineTuningLoss(self.model, layer, compare)
         if config.packing and not layer.can_pack(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
-        self.recurrence = None
+        self.carry = None
         self.total_steps = count_steps(config, dataset.count(config.batch_size))
         self._order = self._make_order()
         self._predict = make_predictor(

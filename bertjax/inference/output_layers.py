@@ -51,8 +51,8 @@ class OutputLayer:
       flops: (module, rows, length) -> model FLOPs of a training step.
       couples: whether the loss of an example depends on others of its batch. It is computed of the rows of a group of
         devices, and gets those of the other groups with `jax.lax.all_gather(..., mesh.GROUPS)`.
-      supports_packing: whether sequences can share a row, unless LSTMs read whole rows; then the module takes `positions`, see
-        `apply`.
+      supports_packing: whether sequences can share a row, unless LSTMs read whole rows; then the module takes
+        `positions`, see `apply`.
     """
 
     architecture: str

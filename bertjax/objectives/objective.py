@@ -220,7 +220,7 @@ class QueryStream(abc.ABC):
 
     @abc.abstractmethod
     def encode(
-        self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None"
+        self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None" = None
     ) -> "tuple[jax.Array, jax.Array, Memory | None]":
         """Returns the hidden states, the query states `[rows, predictions, hidden]`, and the recurrent memory.
 

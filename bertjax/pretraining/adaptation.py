@@ -46,7 +46,8 @@ class HeldOutWindow(TypedDict):
 @dataclasses.dataclass(frozen=True)
 class HeldOutText:
     """Windows of held-out text by source of the corpus, and what the checkpoint that is adapted, if one is, scores on
-    them."""
+    them.
+    """
 
     windows: Mapping[str, list[HeldOutWindow]]
     before: Mapping[str, Measured]

@@ -16,7 +16,7 @@ Gradients = tuple[dict, dict]  # gradients of the trainable params, and the metr
 
 @dataclasses.dataclass(frozen=True)
 class GradientFunction:
-    """Computes gradients and metrics, sums over the rows, and the recurrent memory of the rows, or None.
+    """Computes gradients and metrics, sums over the rows, and the carry of the rows, or None.
 
     Attributes:
       loss: the loss.
@@ -29,7 +29,7 @@ class GradientFunction:
     microbatches: int
 
     def __call__(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
-        """Returns ((gradients, metrics), memory).
+        """Returns ((gradients, metrics), carry).
 
         Args:
           params: cast params, trainable and frozen.
@@ -48,8 +48,8 @@ class GradientFunction:
 
         trainable = trainable_params(params, self.frozen)
         (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
-        memory = metrics.pop("memory", None)
-        return (gradients, {"loss": loss, **metrics}), memory
+        carry = metrics.pop("carry", None)
+        return (gradients, {"loss": loss, **metrics}), carry
 
     def _accumulated(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
         parts = split_microbatches((batch, keys), self.microbatches)

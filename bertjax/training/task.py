@@ -12,15 +12,16 @@ from bertjax.data.batch import Batch
 from bertjax.training.evaluator import Evaluator
 
 
-class Recurrence(NamedTuple):
-    """The recurrent memory of the rows of a batch, which continue the rows of the step before.
+class Carry(NamedTuple):
+    """Arrays of the rows of a batch that a step passes to the next step, such as the recurrent memory of a model.
 
     Attributes:
-      new_memory: () -> the memory of rows that have read nothing, a tree of arrays `[rows, ...]`.
-      reach: the number of steps after which the memory does not depend on earlier steps.
+      new: () -> the carry of the first step, a NamedTuple of arrays `[rows, ...]`. Its method `where(continues)`
+        empties the carry of rows that do not continue.
+      reach: the number of steps after which a carry does not depend on earlier steps.
     """
 
-    new_memory: Callable[[], Any]
+    new: Callable[[], Any]
     reach: int
 
 
@@ -31,7 +32,7 @@ class Loss(abc.ABC):
     def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
         """Returns the loss and the metrics, all sums over rows. Two metrics are `tokens` and `padding`.
 
-        With recurrence the batch has the `memory` of its rows, and the metrics have the `memory` after it.
+        With a carry the batch has the `carry` of its rows, and the metrics have the `carry` for the next step.
 
         Args:
           params: cast params.
@@ -83,8 +84,8 @@ class Task(Protocol):
         """The evaluator of the run."""
 
     @property
-    def recurrence(self) -> Recurrence | None:
-        """The recurrent memory of the rows; None if each step reads rows by themselves."""
+    def carry(self) -> Carry | None:
+        """The carry of the rows; None if steps do not depend on each other."""
 
     def init_params(self, key: jax.Array) -> dict:
         """Returns random params, logically partitioned."""

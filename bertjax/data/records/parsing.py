@@ -140,7 +140,8 @@ class Records:
 
     def strings(self, name: str, dtype: np.dtype, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns a feature of one string of numbers: `[records, most]` int32, the rest zeros, and the sizes
-        `[records]`."""
+        `[records]`.
+        """
         feature = self._values(name, "bytes")
         count = feature.sizes // dtype.itemsize
         if (count > most).any() or (feature.sizes % dtype.itemsize).any():
