@@ -86,12 +86,7 @@ class StageData:
     ) -> None:
         self.stage, self.config, self._mesh, self._records = stage, config_in(config, stage), mesh, records
         self._total_steps = total_steps(config)
-        ways, microbatches = mesh.shape["data"] * mesh.shape["fsdp"], self.config.microbatches
-        if stage.batch_size % (microbatches * ways):
-            raise UserError(
-                f"config.stages.{stage.name}: a batch of {stage.batch_size} in {microbatches} microbatches cannot be "
-                f"shared by {ways} devices (mesh.data * mesh.fsdp); choose multiples"
-            )
+        _check_batch_size(self.config, stage, mesh)
         is_packed = config.packing
         self.padded_spec = batch_spec(self.config, stage)
         self.spec = self.padded_spec.packed() if is_packed else self.padded_spec
@@ -164,6 +159,16 @@ class StageData:
         return self.eval_spec.abstract(rows, self.eval_row, batch_sharding(self._mesh))
 
 
+def _check_batch_size(config: ConfigDict, stage: Stage, mesh: Mesh) -> None:
+    """Raises `UserError` if the devices cannot share the microbatches of a stage."""
+    ways, microbatches = mesh.shape["data"] * mesh.shape["fsdp"], config.microbatches
+    if stage.batch_size % (microbatches * ways):
+        raise UserError(
+            f"config.stages.{stage.name}: a batch of {stage.batch_size} in {microbatches} microbatches cannot be "
+            f"shared by {ways} devices (mesh.data * mesh.fsdp); choose multiples"
+        )
+
+
 def planned_stages(config: ConfigDict, mesh: Mesh, rows: Sequence[int] | None = None) -> list[StageData]:
     """Returns the data of all stages without records, for the planner.
 
@@ -206,6 +211,7 @@ def load_stages(
     shares, data = training_shares(records), []
     for stage in stages_of(config):
         size, stage_config = (stage.length, stage.max_predictions_per_seq), config_in(config, stage)
+        _check_batch_size(stage_config, stage, mesh)  # before any record is read
         train = find(*size, split="train", measures=config.packing)
         assert train is not None  # `find_records` raises an error for missing records of training
         mixture: Mapping[str, float] = {}

@@ -118,7 +118,7 @@ def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_p
      "config.objective = 'auxiliary': auxiliary only helps others to be learnt; put one"),
     ({"objective": "auxiliary + lm"}, "config.objective = .*: auxiliary only helps others to be learnt; put one"),
     ({"objective": "nsp + auxiliary", "data.next_sentence": "pairs"},
-     "what the last layer predicts is missing: write 'lm . auxiliary'"),
+     "the objective of the last layer is missing: write 'lm . auxiliary'"),
     ({"model.causal": False}, "learns words as mlm, not as lm"),
     ({"objectives.auxiliary.targets": 0}, "config.objectives.auxiliary.targets = 0: must be at least 1"),
     ({"objectives.auxiliary.layers_until": 1.5}, "auxiliary.layers_until = 1.5: must be at least 0 and at most 1"),

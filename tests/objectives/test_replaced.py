@@ -24,7 +24,7 @@ from bertjax.models import families
 from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.heads import model_flops
 from bertjax.objectives.encoded_batch import EncodedBatch
-from bertjax.objectives.generator import Generator
+from bertjax.objectives.objective import JointModel, Objective
 from bertjax.objectives.parsing import learn, parse_objective
 from bertjax.objectives.parts.pretraining_model import sample
 from bertjax.objectives.registry import OBJECTIVES
@@ -188,7 +188,14 @@ def test_what_cannot_be_learnt_is_said(fields, message):
 
 
 def test_two_that_rewrite_are_refused(monkeypatch):
-    monkeypatch.setitem(OBJECTIVES.registered, "twin", Generator())
+    class Twin(Objective, JointModel):
+        def loss(self, encoded, weights, keys):
+            return encoded.joint_loss
+
+        def rewrite(self, encoded, weights, keys):
+            return encoded
+
+    monkeypatch.setitem(OBJECTIVES.registered, "twin", Twin())
     config = config_for()
     config.objective += " + twin"
     with pytest.raises(UserError, match="generator and twin both change what is read; leave one out"):
@@ -323,7 +330,7 @@ def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, c
     said = capsys.readouterr().out
     assert "left fresh" not in said and "not used" not in said
     (term,) = (term for term in parse_objective(config) if term.name == "generator")
-    found, expected = flattened(term.objective.finished(params)), flattened(pretrained.read(run).params)
+    found, expected = flattened(term.objective.export_params(params)), flattened(pretrained.read(run).params)
     assert found.keys() == expected.keys()
     for name, x in expected.items():
         np.testing.assert_allclose(found[name], x, atol=1e-5, err_msg=name)

@@ -44,7 +44,14 @@ from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
 from tests import processes
-from tests.conftest import launch_and_stop, make_corpus, one_device_mesh, preparing_in_process, pretraining_task
+from tests.conftest import (
+    heldout_batches,
+    launch_and_stop,
+    make_corpus,
+    one_device_mesh,
+    preparing_in_process,
+    pretraining_task,
+)
 from tests.finetuning.test_finetuning import config_for as fine_tuning_config_for
 from tests.finetuning.test_finetuning import write_sst2
 
@@ -130,7 +137,7 @@ def four_devices():
 def rows_of(records, split):
     """The arrays of all records, in their order."""
     files = find_records(records, LENGTH, 3, split)
-    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=1, max_sequences=files.total))
+    batches = list(heldout_batches(files, LENGTH, 3, batch_size=1, max_sequences=files.total))
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
