@@ -35,7 +35,7 @@ from bertjax.objectives.validate import validate_mesh
 from bertjax.pretraining import adaptation
 from bertjax.pretraining.data import StageData, load_stages, packed_rows, planned_stages
 from bertjax.pretraining.task import Pretraining
-from bertjax.pretraining.validate import require_memory, validate
+from bertjax.pretraining.validate import require_recurrent_memory, validate
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry
@@ -77,7 +77,7 @@ def adopt_checkpoint(config, before: RunInfo | None = None) -> None:
             pretrained.adopt_tokenizer(config)
             _extend_model(config)
         _check_stages(config)
-        require_memory(config)
+        require_recurrent_memory(config)
         validate(config, with_data=False, is_adopted=True)  # now that the model is known
     elif before is None:
         pretrained.adopt(config)
@@ -238,8 +238,8 @@ def _heldout_text(
         return None
     if is_new and jax.process_index() == 0:
         phase("measuring bits per byte of the checkpoint" if config.init_checkpoint else "choosing held-out text")
-        adaptation.begin(config, workdir, tokenizer)
-    return adaptation.read(workdir)
+        adaptation.write_heldout_text(config, workdir, tokenizer)
+    return adaptation.read_heldout_text(workdir)
 
 
 def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
@@ -269,7 +269,7 @@ def _end_report(
     model = BertForMaskedLM(loss.model.config, loss.model.compute)
     can_fill = any(isinstance(term.objective, WordObjective) and term.objective.fills_masks for term in loss.terms)
     filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks if can_fill else ())
-    bits = text.report(text.measured(model, params, tokenizer)) if text is not None else []
+    bits = text.report(text.score(model, params, tokenizer)) if text is not None else []
     return "\n".join([report(config_after(config, step), trained.scores), *bits, *map(fill_mask.describe, filled)])
 
 
