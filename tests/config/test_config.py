@@ -66,7 +66,7 @@ def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
     config.init_checkpoint = "checkpoint"
     validate(config)
     assert config.is_locked
-    with pytest.raises(UserError, match=r"config.task = '.*': this command is for pre-training"):
+    with pytest.raises(UserError, match=r"config.task = '.*': must be 'pretraining' for this command"):
         validate_pretraining(config)
 
 
