@@ -387,7 +387,7 @@ def prepare(
     """
     from bertjax.data.preprocessing import preparation
     from bertjax.launch.budget import plan
-    from bertjax.pretraining.run import adopt_checkpoint
+    from bertjax.pretraining.init_checkpoint import adopt_checkpoint
     from bertjax.pretraining.validate import validate_pretraining
 
     whole = _config(config, overrides)

@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.data.preprocessing.vocabulary import learn_vocabulary
     from bertjax.launch.budget import plan
     from bertjax.launch.validate import validate
-    from bertjax.pretraining.run import adopt_checkpoint
+    from bertjax.pretraining.init_checkpoint import adopt_checkpoint
     from bertjax.pretraining.validate import validate_pretraining
 
     if arguments:

@@ -98,7 +98,7 @@ class BatchSpec(Mapping[str, ArraySpec]):
       **arrays: the declaration of each array by its name.
     """
 
-    def __init__(self, is_packed: bool = False, **arrays: ArraySpec) -> None:
+    def __init__(self, is_packed: bool = False, /, **arrays: ArraySpec) -> None:
         self.is_packed, self._arrays = is_packed, arrays
 
     def __getitem__(self, name: str) -> ArraySpec:
@@ -218,8 +218,8 @@ PROGRESS_ARRAYS = BatchSpec(progress=per_row(np.float32))
 # which does not reach the devices.
 FOLLOWING = "following"
 # Names that a compiled step adds to a batch: weights of the objectives, the token ids before a generator has replaced
-# some, and recurrent memory.
-RESERVED_NAMES = ("weights", "original_ids", "memory", FOLLOWING)
+# some, and the carry of the rows.
+RESERVED_NAMES = ("weights", "original_ids", "carry", "memory", FOLLOWING)
 
 
 def record_arrays(masking: str) -> BatchSpec:

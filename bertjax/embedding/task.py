@@ -48,7 +48,7 @@ def output_layer() -> OutputLayer:
         dense = 2 * sequences * model.config.hidden_size * model.dense
         return 3 * (model_flops(model.config, sequences, length, 0, pooled=0) + dense)
 
-    how = dict(flops=flops, packs=True, couples=True, pooled=True)
+    how = dict(flops=flops, supports_packing=True, couples=True, pooled=True)
     return OutputLayer(ARCHITECTURE, SentenceEncoder, None, loss_of=_loss_of, **how)
 
 

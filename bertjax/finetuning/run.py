@@ -149,37 +149,45 @@ def _total_steps(config, before: RunInfo | None) -> int | None:
     return count_steps(config, before.train_examples) if before and before.train_examples else None
 
 
-def _adopt_for_plan(config) -> None:
-    if config.init_checkpoint:  # else the model is that of the config
-        adopt(config, None, with_data=False)
+class FineTuningPlanning(Planning):
+    """Compiles the steps of a fine-tuning task without data."""
 
+    def adopt(self, config: ConfigDict) -> None:
+        """Reads the model of `init_checkpoint`, if there is one."""
+        if config.init_checkpoint:
+            adopt(config, None, with_data=False)
 
-def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
-    sample, longest = tasks.get(config.task).sample, config.model.max_position_embeddings
-    if sample is None:
-        known = [name for name in tasks.FINE_TUNING if tasks.get(name).sample]
-        raise UserError(
-            f"config.task = {config.task!r}: what is compiled depends on its data; plan pretraining, or "
-            f"{', '.join(known)}"
-        )
-    length = config.max_seq_length
-    require(length <= longest, "max_seq_length", length, f"longer than model.max_position_embeddings = {longest}")
-    (share,) = real_tokens_share or (1.0,)
-    task = FineTuning(config, mesh, sample(config, np.zeros(math.ceil(share * length), np.int32)))
-    rows, batch, evaluate, evaluated = task.planned()
-    length, sharding = batch["input_ids"].shape[-1], batch_sharding(mesh)
+    def ways(self, config: ConfigDict, platform: str, device_kind: str) -> list[ConfigDict]:
+        """Returns the config: fine-tuning has nothing to choose."""
+        return [config]
 
-    def abstract(batch: Batch) -> dict:
-        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in batch.items()}
+    def open(self, config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
+        """Returns the programs for a batch of sample texts. Raises `UserError` for a task without sample texts."""
+        sample, longest = tasks.get(config.task).sample, config.model.max_position_embeddings
+        if sample is None:
+            known = [name for name in tasks.FINE_TUNING if tasks.get(name).sample]
+            raise UserError(
+                f"config.task = {config.task!r}: what is compiled depends on its data; plan pretraining, or "
+                f"{', '.join(known)}"
+            )
+        length = config.max_seq_length
+        require(length <= longest, "max_seq_length", length, f"longer than model.max_position_embeddings = {longest}")
+        (share,) = real_tokens_share or (1.0,)
+        task = FineTuning(config, mesh, sample(config, np.zeros(math.ceil(share * length), np.int32)))
+        rows, batch, evaluate, evaluated = task.planned()
+        length, sharding = batch["input_ids"].shape[-1], batch_sharding(mesh)
 
-    stage = Stage(config.task, 0, length, 0, config.batch_size)
-    return Planned(task, [PlannedStage(stage, rows, abstract(batch), evaluate, (abstract(evaluated),))])
+        def abstract(batch: Batch) -> dict:
+            return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in batch.items()}
+
+        stage = Stage(config.task, 0, length, 0, config.batch_size)
+        return Planned(task, [PlannedStage(stage, rows, abstract(batch), evaluate, (abstract(evaluated),))])
 
 
 class FineTuningKind(RunKind):
     """Fine-tuning, as `training.run` executes it."""
 
-    planning = Planning(_adopt_for_plan, lambda config, *_: [config], _planned)
+    planning = FineTuningPlanning()
 
     def identity(self, config: ConfigDict) -> tuple[str, ...]:
         return tasks.get(config.task).identity

@@ -28,6 +28,7 @@ from bertjax.nn.ops import low_rank
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.evaluator import Evaluator
 from bertjax.training.scores import Scores
+from bertjax.training.task import CoupledLoss
 
 SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
@@ -231,8 +232,8 @@ class FineTuningEvaluator(Evaluator):
         return files
 
 
-class FineTuningLoss:
-    """The `training.task.Loss` of a task.
+class FineTuningLoss(CoupledLoss):
+    """The loss of a task.
 
     Attributes:
       model: the encoder and the output layer.
@@ -295,9 +296,9 @@ class FineTuning:
         if dataset.train.teacher_logits is not None:
             compare = losses.Distilled(compare, config.distill.temperature, config.distill.weight)
         self.loss = FineTuningLoss(self.model, layer, compare)
-        if config.packing and not layer.packs_rows_of(self.model):
+        if config.packing and not layer.can_pack(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
-        self.recurrence = None
+        self.carry = None
         self.total_steps = count_steps(config, dataset.count(config.batch_size))
         self._order = self._make_order()
         self._predict = make_predictor(

@@ -51,8 +51,8 @@ class OutputLayer:
       flops: (module, rows, length) -> model FLOPs of a training step.
       couples: whether the loss of an example depends on others of its batch. It is computed of the rows of a group of
         devices, and gets those of the other groups with `jax.lax.all_gather(..., mesh.GROUPS)`.
-      packs: whether sequences can share a row, unless LSTMs read whole rows; then the module takes `positions`, see
-        `apply`.
+      supports_packing: whether sequences can share a row, unless LSTMs read whole rows; then the module takes
+        `positions`, see `apply`.
     """
 
     architecture: str
@@ -62,7 +62,7 @@ class OutputLayer:
     flops: Callable[[nn.Module, int, int], int] = lambda model, sequences, length: (
         3 * (model_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
     )
-    packs: bool = False
+    supports_packing: bool = False
     couples: bool = False
     loss_of: Callable[..., Callable] | None = None
     problem_type: str = ""
@@ -80,14 +80,18 @@ class OutputLayer:
         loss = self.loss_of(config) if self.loss_of else self.loss
         return losses.with_settings(loss, config.get("head", {}), labels, train)
 
-    def packs_rows_of(self, model: nn.Module) -> bool:
-        return self.packs and not getattr(model, "lstm_size", 0) and families.family_of(model.config).supports_packing
+    def can_pack(self, model: nn.Module) -> bool:
+        return (
+            self.supports_packing
+            and not getattr(model, "lstm_size", 0)
+            and families.family_of(model.config).supports_packing
+        )
 
 
 def classification(labels: int) -> OutputLayer:
     """Labels are `[batch]` class indices."""
     make_model = functools.partial(BertForSequenceClassification, labels=labels)
-    return OutputLayer("BertForSequenceClassification", make_model, CrossEntropy(), packs=True, pooled=True)
+    return OutputLayer("BertForSequenceClassification", make_model, CrossEntropy(), supports_packing=True, pooled=True)
 
 
 def multi_label(labels: int) -> OutputLayer:
@@ -98,14 +102,14 @@ def multi_label(labels: int) -> OutputLayer:
 def regression() -> OutputLayer:
     """Labels are `[batch]` numbers."""
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    layer = OutputLayer("BertForSequenceClassification", make_model, SquaredError(), packs=True, pooled=True)
+    layer = OutputLayer("BertForSequenceClassification", make_model, SquaredError(), supports_packing=True, pooled=True)
     return dataclasses.replace(layer, problem_type=REGRESSION)
 
 
 def tagging(labels: int) -> OutputLayer:
     """Labels are `[batch, length]` class indices; those with weight 0 are ignored."""
     make_model = functools.partial(BertForTokenClassification, labels=labels)
-    return OutputLayer("BertForTokenClassification", make_model, CrossEntropy(), packs=True, pooled=False)
+    return OutputLayer("BertForTokenClassification", make_model, CrossEntropy(), supports_packing=True, pooled=False)
 
 
 def spans() -> OutputLayer:
@@ -121,7 +125,7 @@ def spans() -> OutputLayer:
         of_ends, correct = CrossEntropy()(jnp.swapaxes(logits, -1, -2), {"labels": labels})
         return of_ends.mean(-1), correct.all(-1)
 
-    return OutputLayer("BertForQuestionAnswering", BertForQuestionAnswering, loss, packs=True, pooled=False)
+    return OutputLayer("BertForQuestionAnswering", BertForQuestionAnswering, loss, supports_packing=True, pooled=False)
 
 
 def choice() -> OutputLayer:
@@ -132,7 +136,7 @@ def choice() -> OutputLayer:
         return CrossEntropy()(logits[..., 0], batch)
 
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return OutputLayer("BertForMultipleChoice", make_model, loss, packs=True, pooled=True)
+    return OutputLayer("BertForMultipleChoice", make_model, loss, supports_packing=True, pooled=True)
 
 
 def apply(model: nn.Module, pooled: bool, params, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
@@ -225,7 +229,7 @@ def on_one_device(output_layer: OutputLayer, source) -> Callable[[Examples], lis
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = output_layer.model(source.config, source.head, compute=compute_for(source.dtype))
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
-    packs = output_layer.packs_rows_of(model)
+    packs = output_layer.can_pack(model)
     predictor = make_predictor(model, output_layer.pooled, mesh, PREDICTION_BATCH, packs)
 
     def logits(examples: Examples) -> list[np.ndarray]:

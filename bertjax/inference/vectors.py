@@ -103,7 +103,7 @@ def pooled(source: Pretrained, layers: str, pool: str) -> Vectors:
         return ids, types, [max(0, len(each) - room) for each in found]
 
     make_model = functools.partial(PooledStates, layers=layers, pooling=pool)
-    layer = OutputLayer("", make_model, loss=None, packs=True, pooled=True)
+    layer = OutputLayer("", make_model, loss=None, supports_packing=True, pooled=True)
     plain = dataclasses.replace(source, settings=ml_collections.ConfigDict())  # no head
     return Vectors(plain, layer, encode, flags={"layers": layers, "pool": pool})
 

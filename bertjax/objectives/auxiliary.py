@@ -1,5 +1,6 @@
-"""Auxiliary losses of causal language models: intermediate layers predict as well, and each position predicts several
-tokens ahead (Al-Rfou et al. 2019, section "Auxiliary Losses").
+"""Auxiliary losses of causal language models (Al-Rfou et al. 2019, section "Auxiliary Losses").
+
+Intermediate layers predict as well, and each position predicts several tokens ahead.
 
 Each layer has an output matrix for each token ahead, and predicts in training only. Evaluation reads the next tokens of
 the last layer, the objective `lm`. Write "lm + auxiliary".
@@ -67,6 +68,7 @@ class AuxiliaryWords(AuxiliaryObjective):
 
         from bertjax.objectives.parts.words_of_layers import words_ahead
 
+        assert encoded.states is not None
         batch, heads, count = encoded.batch, encoded.heads, len(encoded.states) - 1
         words, word_weights = words_ahead(batch, weights, self.targets)
         word_weights *= jnp.where(jnp.arange(self.targets) > 0, self.target_weight, 1.0)

@@ -1,5 +1,7 @@
-"""Bidirectional language modelling: next tokens and previous tokens, by two stacks of layers that read the text in
-opposite directions (ELMo; Peters et al. 2018, section 3.1)."""
+"""Bidirectional language modelling (ELMo; Peters et al. 2018, section 3.1).
+
+Two stacks of layers read the text in opposite directions, and predict the next token and the previous token.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -5,7 +5,7 @@ The objective `replaced` detects the replaced tokens (Clark et al. 2020, section
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertjax.common.errors import UserError
 from bertjax.config.limits import require
@@ -63,7 +63,9 @@ class Generator(MaskedWords, JointModel):
             with a narrower model.
         """
         names = {entry.name for entry in dataclasses.fields(config)}
-        sizes = {name: self._size(config, name, setting) for name, setting in SHARES.items() if name in names}
+        sizes: dict[str, Any] = {
+            name: self._size(config, name, setting) for name, setting in SHARES.items() if name in names
+        }
         generator, size = dataclasses.replace(config, **sizes), config.embedding_size
         if self.embeddings == "apart" or generator.embedding_size == size:
             return generator

@@ -104,7 +104,7 @@ class Objective(abc.ABC):
     metrics: ClassVar[ObjectiveMetrics] = ObjectiveMetrics()
 
     @abc.abstractmethod
-    def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
+    def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> "tuple[jax.Array, Metrics]":
         """Returns the weighted sum of the losses, and {metric: weighted sum}.
 
         Args:
@@ -220,7 +220,7 @@ class QueryStream(abc.ABC):
 
     @abc.abstractmethod
     def encode(
-        self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None"
+        self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None" = None
     ) -> "tuple[jax.Array, jax.Array, Memory | None]":
         """Returns the hidden states, the query states `[rows, predictions, hidden]`, and the recurrent memory.
 

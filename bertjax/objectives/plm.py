@@ -72,7 +72,7 @@ class PermutedWords(WordObjective, QueryStream):
         return RandomOrder(rules_of(self.k, self.max_span_words, stage.max_predictions_per_seq, tokenizer))
 
     def encode(
-        self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None"
+        self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None" = None
     ) -> "tuple[jax.Array, jax.Array, Memory | None]":
         """Returns the states of both streams, see `QueryStream.encode`.
 

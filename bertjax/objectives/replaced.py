@@ -1,5 +1,8 @@
-"""Replaced token detection: which tokens are original, and which were replaced by a joint model (ELECTRA; Clark et al.
-2020, section 2). All tokens count, also [CLS] and [SEP], as in Google's code."""
+"""Replaced token detection (ELECTRA; Clark et al. 2020, section 2).
+
+Each token is classified as original, or as replaced by a joint model. All tokens count, also [CLS] and [SEP], as in
+Google's code.
+"""
 
 import math
 from collections.abc import Mapping

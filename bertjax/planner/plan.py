@@ -226,7 +226,7 @@ class _Builder:
             length=stage.length,
             params_bytes=_bytes_per_device(self._program.state.params) * per_chip,
             optimizer_bytes=_bytes_per_device((self._program.state.opt_state, self._program.state.average)) * per_chip,
-            memory_bytes=_bytes_per_device(self._program.state.memory) * per_chip,
+            memory_bytes=_bytes_per_device(self._program.state.carry) * per_chip,
             hbm_used_bytes=used,
             hbm_available_bytes=int(generation.hbm_bytes),
             flops_per_step=self._task.flops(stage.first_step, stage.first_step + 1),

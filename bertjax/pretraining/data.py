@@ -173,7 +173,8 @@ def planned_stages(config: ConfigDict, mesh: Mesh, rows: Sequence[int] | None = 
       rows: the rows of a packed batch of each stage, see `packed_rows`; None without packing.
     """
     stages = stages_of(config)
-    return [StageData(config, stage, mesh, rows=count) for stage, count in zip(stages, rows or [None] * len(stages))]
+    counts: Sequence[int | None] = rows or [None] * len(stages)
+    return [StageData(config, stage, mesh, rows=count) for stage, count in zip(stages, counts)]
 
 
 def load_stages(
@@ -206,6 +207,7 @@ def load_stages(
     for stage in stages_of(config):
         size, stage_config = (stage.length, stage.max_predictions_per_seq), config_in(config, stage)
         train = find(*size, split="train", measures=config.packing)
+        assert train is not None  # `find_records` raises an error for missing records of training
         mixture: Mapping[str, float] = {}
         if any(train.sources):
             mixture = mixture_of(stage_config, dict.fromkeys([*shares, *train.sources], 1.0), train.sizes)

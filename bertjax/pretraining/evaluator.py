@@ -17,7 +17,6 @@ from bertjax.distributed.mesh import batch_sharding, local_copy, replicated
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.transfers import fetched, on_devices
 from bertjax.models import families
-from bertjax.models.families import recurrent_family_of
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.ops.dropout import row_keys
 from bertjax.objectives.objective import AuxiliaryObjective, Term
@@ -25,7 +24,7 @@ from bertjax.objectives.parsing import terms_of_stages
 from bertjax.objectives.parts.pretraining_model import PretrainingModel
 from bertjax.pretraining.adaptation import HeldOutText
 from bertjax.pretraining.data import StageData
-from bertjax.pretraining.losses import StageLoss
+from bertjax.pretraining.losses import StageLoss, new_carry
 from bertjax.pretraining.scores import divide_sequences, means_of, normalized, scores_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.evaluator import Evaluator
@@ -64,8 +63,8 @@ class PretrainingEvaluator(Evaluator):
         self._terms = terms_of_stages(config)
         self._model_config = families.config_of(config)
         self._statistics: dict[str, np.ndarray] | None = None  # measured at the first evaluation
-        self._steps: dict[StageLoss, Callable] = {}  # compiled functions
-        self._new_memories: dict[StageLoss, Callable] = {}  # compiled functions
+        self._steps: dict[StageLoss, jax.stages.Wrapped] = {}  # compiled functions
+        self._new_carries: dict[StageLoss, Callable] = {}  # compiled functions
         self.batch_size = self._rows_of_batch()
 
     def _rows_of_batch(self) -> int:
@@ -97,11 +96,10 @@ class PretrainingEvaluator(Evaluator):
         if f"{first}_loss" not in scores:  # no held-out data, or none that can be read
             return None
         if self._heldout_text is not None and families.lm_type_of(data.config) == families.lm_type_of(self._config):
-            scores |= self._bits_per_byte(params, loss)
-        changes = data.stage.changes.items()
-        changes = {name: value for name, value in changes if name.startswith(("data.", "objective"))}
-        kinds = [f"sequences of length {data.stage.length}", *(f"{name} = {value}" for name, value in changes.items())]
-        return Scores(scores, -scores[f"{first}_loss"], f"{total} {', '.join(kinds)}")
+            scores |= self._bits_per_byte(self._heldout_text, params, loss)
+        changes = [f"{name} = {value}" for name, value in data.stage.changes.items() if _is_of_data(name)]
+        measured_on = ", ".join([f"{total} sequences of length {data.stage.length}", *changes])
+        return Scores({**scores}, -scores[f"{first}_loss"], measured_on)
 
     def _index(self, step: int) -> int:
         """Returns the number of the stage of the last update of `step` updates."""
@@ -127,26 +125,27 @@ class PretrainingEvaluator(Evaluator):
         return jax.tree.map(float, sums)
 
     def _results(self, params: dict, batches: Iterator[Batch], statistics: dict, loss: StageLoss) -> Iterator[tuple]:
-        """Yields the result of `eval_step` for each batch; a stream passes its memory from batch to batch."""
-        eval_step, memory, seed = self.eval_step(loss), self._new_memory(loss), self._config.data.seed
+        """Yields the result of `eval_step` for each batch; a stream passes its carry from batch to batch."""
+        eval_step, carry, seed = self.eval_step(loss), self._new_carry(loss), self._config.data.seed
         for number, batch in enumerate(on_devices(batches, self._mesh)):
-            result, memory = eval_step(params, batch, statistics, np.int32([seed, number]), memory)
+            result, carry = eval_step(params, batch, statistics, np.array([seed, number], np.int32), carry)
             yield result
 
-    def _bits_per_byte(self, params: dict, loss: StageLoss) -> dict[str, float]:
+    def _bits_per_byte(self, text: HeldOutText, params: dict, loss: StageLoss) -> dict[str, float]:
         """Returns the bits per byte of each source. Each host measures all sources, and a device has all params."""
         model = self._eval_model(loss)
         network = BertForMaskedLM(model.config, model.compute)
-        scores_by_source = self._heldout_text.score(network, local_copy(params, self._mesh), self._tokenizer)
+        assert self._tokenizer is not None
+        scores_by_source = text.score(network, local_copy(params, self._mesh), self._tokenizer)
         bits = {f"bits_per_byte ({source})": scores["bits_per_byte"] for source, scores in scores_by_source.items()}
         return {name: value for name, value in bits.items() if value is not None}
 
-    def eval_step(self, loss: StageLoss) -> Callable:
+    def eval_step(self, loss: StageLoss) -> jax.stages.Wrapped:
         """Returns the compiled function that evaluates a batch.
 
         Its arguments are cast params, the batch, the statistics, `[2]` with the seed and the number of the batch, and
-        the recurrent memory of the rows or None. It returns ((number of sequences, {objective: {metric: weighted
-        sum}}), memory).
+        the carry of the rows or None. It returns ((number of sequences, {objective: {metric: weighted
+        sum}}), carry).
         """
         if loss not in self._steps:
             model, out = self._eval_model(loss), (replicated(self._mesh), batch_sharding(self._mesh))
@@ -158,11 +157,11 @@ class PretrainingEvaluator(Evaluator):
         place = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(self._mesh))
         batch = data.abstract_eval_batch(self.batch_size)
         sharding = batch_sharding(self._mesh)
-        memory = jax.tree.map(
+        carry = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            jax.eval_shape(lambda: self._new_memory(loss)),
+            jax.eval_shape(lambda: self._new_carry(loss)),
         )
-        return batch, self._abstract_statistics(), place, memory
+        return batch, self._abstract_statistics(), place, carry
 
     def _eval_model(self, loss: StageLoss) -> PretrainingModel:
         """Returns the model that reads held-out text, whose memory may be longer than in training."""
@@ -171,16 +170,14 @@ class PretrainingEvaluator(Evaluator):
         model = loss.model
         return model.clone(config=dataclasses.replace(model.config, **fields)) if fields else model
 
-    def _new_memory(self, loss: StageLoss) -> Any:
-        """Returns the empty recurrent memory of the rows of a batch; None unless the held-out text is a stream."""
+    def _new_carry(self, loss: StageLoss) -> Any:
+        """Returns the empty carry of the rows of a batch; None unless the held-out text is a stream."""
         if not self._config.data.stream:
             return None
-        if loss not in self._new_memories:
-            model = self._eval_model(loss)
-            new_memory = recurrent_family_of(model.config).new_memory
-            new = functools.partial(new_memory, model.config, self.batch_size, model.compute.dtype)
-            self._new_memories[loss] = jax.jit(new, out_shardings=batch_sharding(self._mesh))
-        return self._new_memories[loss]()
+        if loss not in self._new_carries:
+            new = functools.partial(new_carry, self._eval_model(loss), self.batch_size)
+            self._new_carries[loss] = jax.jit(new, out_shardings=batch_sharding(self._mesh))
+        return self._new_carries[loss]()
 
     def _terms_with_statistics(self) -> Iterator[tuple[Term, tuple[int, ...]]]:
         """Yields the objectives whose baselines need statistics, and the shape of the statistics."""
@@ -212,6 +209,11 @@ class PretrainingEvaluator(Evaluator):
         return self._statistics
 
 
+def _is_of_data(field: str) -> bool:
+    """Returns whether scores are comparable only between equal values of a field that a stage changes."""
+    return field.startswith(("data.", "objective"))
+
+
 def _eval_step(
     loss: StageLoss,
     model: PretrainingModel,
@@ -219,15 +221,15 @@ def _eval_step(
     batch: dict,
     statistics: Mapping,
     place: jax.Array,
-    memory: Any,
+    carry: Any,
 ) -> tuple[tuple[jax.Array, dict], Any]:
     """Evaluates a batch, see `PretrainingEvaluator.eval_step`."""
     seed, number = place
     rows = len(batch["input_ids"])
     keys = row_keys(jax.random.key(seed, impl="threefry2x32"), number * rows + jnp.arange(rows))
     weights = loss.weights(batch)
-    inputs = batch if memory is None else batch | {"memory": memory}
-    losses, memory = model.apply({"params": params}, inputs, weights, None, keys)
+    inputs = batch if carry is None else batch | {"carry": carry}
+    losses, carry = model.apply({"params": params}, inputs, weights, None, keys)
     sums = {}
     for name, _, objective in loss.terms:
         if isinstance(objective, AuxiliaryObjective):
@@ -235,4 +237,4 @@ def _eval_step(
         total, metrics = losses[name]
         baselines = objective.metrics.baselines(batch, weights[name], statistics.get(name))
         sums[name] = {"weight": weights[name].sum(), "loss": total, **metrics, **baselines}
-    return (batch["sequence_weights"].sum(), sums), memory
+    return (batch["sequence_weights"].sum(), sums), carry

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +11,25 @@ from ml_collections import ConfigDict
 
 from bertjax.distributed.mesh import compute_on
 from bertjax.models import families
+from bertjax.models.families import recurrent_family_of
 from bertjax.models.heads import cast_encoder
 from bertjax.nn.ops.dropout import fold_in, row_keys
 from bertjax.objectives.objective import Term
 from bertjax.objectives.parts.pretraining_model import PretrainingModel
+from bertjax.training.task import Loss
 
 OBJECTIVES_KEY = 1 << 16  # derives the keys of the objectives from the keys of the rows; layers have lower numbers
 
 
 @dataclasses.dataclass(frozen=True)
-class StageLoss:
-    """The `training.task.Loss` of a stage. Equal losses share compiled programs.
+class StageLoss(Loss):
+    """The loss of a stage. Equal losses share compiled programs.
 
     Attributes:
       model: the encoder and the output layers of the objectives of the stage.
     """
 
     model: PretrainingModel
-    couples_rows: ClassVar[bool] = False
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -52,7 +53,7 @@ class StageLoss:
         return cast_encoder(params, self.model.compute.dtype)
 
     def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
-        """Returns the loss and the metrics, sums over the rows, and as `memory` the recurrent memory.
+        """Returns the loss and the metrics, sums over the rows, and as `carry` the next carry.
 
         Args:
           params: cast parameters.
@@ -63,14 +64,19 @@ class StageLoss:
         if keys is None:
             keys = row_keys(jax.random.key(0), jnp.arange(len(batch["input_ids"])))
         weights = batch["weights"] if "weights" in batch else self.weights(batch)
-        losses, memory = self.model.apply({"params": params}, batch, weights, dropout_keys, keys)
+        losses, carry = self.model.apply({"params": params}, batch, weights, dropout_keys, keys)
         tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
-        total, metrics = 0.0, {"tokens": tokens, "padding": batch["segments"].size - tokens}
+        total, metrics = jnp.float32(0), {"tokens": tokens, "padding": batch["segments"].size - tokens}
         for name, weight, _ in self.terms:
             loss, sums = losses[name]
             total = total + (loss if weight == 1 else weight * loss)
             metrics |= {f"{name}_{metric}": value for metric, value in {"loss": loss, **sums}.items()}
-        return total, metrics if memory is None else metrics | {"memory": memory}
+        return total, metrics if carry is None else metrics | {"carry": carry}
+
+
+def new_carry(model: PretrainingModel, rows: int) -> Any:
+    """Returns the empty recurrent memory of `rows` rows. Raises `UserError` if the family has no such memory."""
+    return recurrent_family_of(model.config).new_memory(model.config, rows, model.compute.dtype)
 
 
 def make_loss(config: ConfigDict, mesh: Mesh, terms: Sequence[Term]) -> StageLoss:

@@ -20,10 +20,10 @@ from bertjax.objectives.parsing import parse_objective, terms_of_stages
 from bertjax.pretraining.adaptation import HeldOutText, keep_piece_updates
 from bertjax.pretraining.data import StageData
 from bertjax.pretraining.evaluator import PretrainingEvaluator
-from bertjax.pretraining.losses import StageLoss, make_loss
+from bertjax.pretraining.losses import StageLoss, make_loss, new_carry
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.state import abstract_axes
-from bertjax.training.task import Recurrence
+from bertjax.training.task import Carry
 
 INIT_ROW = RowSize(
     tokens=8, sequences=1, predictions=8
@@ -76,14 +76,13 @@ class Pretraining:
         return loss.model.init(key, arrays, loss.weights(arrays), None, keys)["params"]
 
     @property
-    def recurrence(self) -> Recurrence | None:
+    def carry(self) -> Carry | None:
         """The recurrent memory of the rows with `data.stream`; else None."""
         if not self.config.data.stream:
             return None
         model, shortest = self.loss.model, min(stage.stage.length for stage in self.data)
-        family = recurrent_family_of(model.config)
-        new = functools.partial(family.new_memory, model.config, self.config.batch_size, model.compute.dtype)
-        return Recurrence(new, family.memory_reach(model.config, shortest))
+        reach = recurrent_family_of(model.config).memory_reach(model.config, shortest)
+        return Carry(functools.partial(new_carry, model, self.config.batch_size), reach)
 
     def is_frozen(self, path: tuple[str, ...]) -> bool:
         """Returns False: pre-training trains all params."""

@@ -1,1 +1,1 @@
-"""Training: the loop, the compiled step, its state, optimizers, checkpoints, trackers and monitoring."""
+"""Training: the loop and its hooks, the compiled step, its state, optimizers, checkpoints, trackers and monitoring."""

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 from bertjax.data.batch import join_microbatches, split_microbatches
 from bertjax.training.state import Frozen, merge_trainable, trainable_params
-from bertjax.training.task import Loss
+from bertjax.training.task import CoupledLoss, Loss
 
 Gradients = tuple[dict, dict]  # gradients of the trainable params, and the metrics with the `loss`
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientFunction:
-    """Computes gradients and metrics, sums over the rows, and the recurrent memory of the rows, or None.
+    """Computes gradients and metrics, sums over the rows, and the carry of the rows, or None.
 
     Attributes:
       loss: the loss.
@@ -29,7 +29,7 @@ class GradientFunction:
     microbatches: int
 
     def __call__(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
-        """Returns ((gradients, metrics), memory).
+        """Returns ((gradients, metrics), carry).
 
         Args:
           params: cast params, trainable and frozen.
@@ -38,7 +38,9 @@ class GradientFunction:
         """
         if self.microbatches == 1:
             return self._of_rows(params, batch, keys)
-        return (self._of_coupled_rows if self.loss.couples_rows else self._accumulated)(params, batch, keys)
+        if isinstance(self.loss, CoupledLoss) and self.loss.couples_rows:
+            return self._of_coupled_rows(self.loss, params, batch, keys)
+        return self._accumulated(params, batch, keys)
 
     def _of_rows(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
         def loss_of(trainable: dict) -> tuple[jax.Array, dict]:
@@ -46,30 +48,32 @@ class GradientFunction:
 
         trainable = trainable_params(params, self.frozen)
         (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
-        memory = metrics.pop("memory", None)
-        return (gradients, {"loss": loss, **metrics}), memory
+        carry = metrics.pop("carry", None)
+        return (gradients, {"loss": loss, **metrics}), carry
 
     def _accumulated(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
         parts = split_microbatches((batch, keys), self.microbatches)
         return _sum_parts(lambda *part: self._of_rows(params, *part), parts)
 
-    def _of_coupled_rows(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
+    def _of_coupled_rows(
+        self, coupled: CoupledLoss, params: dict, batch: dict, keys: jax.Array
+    ) -> tuple[Gradients, Any]:
         """Returns the gradients of rows that depend on each other (GradCache; Gao et al. 2021).
 
         Computes the outputs of all rows, then the gradient of the loss with respect to the outputs, and then the
         gradient of each microbatch.
         """
         parts = split_microbatches((batch, keys), self.microbatches)
-        outputs = jax.lax.map(lambda part: self.loss.outputs(params, *part), parts)
+        outputs = jax.lax.map(lambda part: coupled.outputs(params, *part), parts)
 
         def loss_of(outputs: jax.Array) -> tuple[jax.Array, dict]:
-            return self.loss.loss_of_outputs(join_microbatches(outputs), batch)
+            return coupled.loss_of_outputs(join_microbatches(outputs), batch)
 
         (loss, metrics), output_gradients = jax.value_and_grad(loss_of, has_aux=True)(outputs)
 
         def gradients_of(part: tuple, output_gradient: jax.Array) -> tuple[dict, None]:
             def outputs_of(trainable: dict) -> jax.Array:
-                return self.loss.outputs(merge_trainable(params, trainable, self.frozen), *part)
+                return coupled.outputs(merge_trainable(params, trainable, self.frozen), *part)
 
             _, pull_back = jax.vjp(outputs_of, trainable_params(params, self.frozen))
             return pull_back(output_gradient)[0], None

@@ -226,4 +226,4 @@ def _restore_or_initialize(
         return 0, state if initialize is None else state.with_initial_params(initialize(state.params))
     # The last checkpoint of a trial has params only.
     saved = checkpoints.restore(start, program.state, params_only=True)
-    return start, TrainState(state.step + start, saved.params, state.opt_state, saved.average, state.memory)
+    return start, TrainState(state.step + start, saved.params, state.opt_state, saved.average, state.carry)

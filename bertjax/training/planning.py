@@ -1,47 +1,62 @@
-"""What the planner asks of a kind of run, pre-training or fine-tuning, whose steps it compiles without data."""
+"""The interface of the planner to a kind of run, whose steps it compiles without data."""
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import abc
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import jax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from bertjax.config.stages import Stage
 from bertjax.training.task import Task
 
 
 class PlannedStage(NamedTuple):
-    """What is compiled of a stage.
+    """The programs of a stage.
 
     Attributes:
-      stage: fine-tuning has one, of no steps: their number depends on the data.
-      rows: rows of a batch of training; `batch`: its shapes, types and shardings.
-      evaluate: compiled function of cast params and more: `arguments`, their shapes, types and shardings.
+      stage: the stage. Fine-tuning has one stage without steps, because their number depends on the data.
+      rows: rows of a batch of training.
+      batch: the shapes, types and shardings of a batch of training.
+      evaluate: the compiled function of evaluation. Its arguments are cast params and `arguments`.
+      arguments: the shapes, types and shardings of the other arguments of `evaluate`.
     """
 
     stage: Stage
     rows: int
     batch: dict
-    evaluate: Callable
+    evaluate: jax.stages.Wrapped
     arguments: tuple
 
 
 class Planned(NamedTuple):
+    """A task without data, and the programs of its stages."""
+
     task: Task
     stages: Sequence[PlannedStage]
 
 
-@dataclasses.dataclass(frozen=True)
-class Planning:
-    """The functions of a kind of run for the planner.
+class Planning(abc.ABC):
+    """The part of a kind of run that the planner calls."""
 
-    Args:
-      adopt: (config) sets the fields that `init_checkpoint` determines, as far as plans depend on them.
-      ways: (config, platform, device_kind) -> the config with what "auto" may stand for, the fastest first.
-      open: (config, mesh, share of real tokens by stage, none without packing) -> what is compiled. Raises `UserError`
-        for a task that is only known with its data.
-    """
+    @abc.abstractmethod
+    def adopt(self, config: ConfigDict) -> None:
+        """Sets the fields of a config that `init_checkpoint` determines and that plans depend on."""
 
-    adopt: Callable[[object], None]
-    ways: Callable[[object, str, str], Iterator]
-    open: Callable[[object, Mesh, Sequence[float]], Planned]
+    @abc.abstractmethod
+    def ways(self, config: ConfigDict, platform: str, device_kind: str) -> Iterable[ConfigDict]:
+        """Returns configs with values in place of "auto", the fastest first."""
+
+    @abc.abstractmethod
+    def open(self, config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
+        """Returns the programs to compile.
+
+        Args:
+          config: the whole config.
+          mesh: the devices, which need not exist.
+          real_tokens_share: the share of real tokens in the sequences of each stage; empty without packing.
+
+        Raises:
+          UserError: if the programs depend on the data of the task.
+        """

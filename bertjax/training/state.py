@@ -35,7 +35,7 @@ class TrainState(flax.struct.PyTreeNode):
     params: dict
     opt_state: optax.OptState
     average: dict | None = None  # moving average of the params, if the config has `optimizer.average`
-    memory: Any = None  # recurrent memory of the rows of a batch, if the task has a `task.Recurrence`
+    carry: Any = None  # arrays of the rows for the next step, if the task has a `task.Carry`
 
     @property
     def eval_params(self) -> dict:
@@ -97,7 +97,7 @@ def make_layout(
     mesh: Mesh,
     frozen: Frozen = NONE_FROZEN,
     has_average: bool = False,
-    new_memory: Callable[[], Any] | None = None,
+    new_carry: Callable[[], Any] | None = None,
 ) -> Layout:
     """Makes the layout of a run.
 
@@ -107,7 +107,7 @@ def make_layout(
       mesh: the device mesh.
       frozen: the frozen params.
       has_average: whether the state has a moving average of the params.
-      new_memory: returns the initial recurrent memory, `[rows, ...]`; None without recurrence.
+      new_carry: returns the carry of the first step, `[rows, ...]`; None without a carry.
     """
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     abstract, compute, axes = nn.meta.unbox(boxed), param_shardings(boxed, mesh), nn.get_partition_spec(boxed)
@@ -120,9 +120,9 @@ def make_layout(
     leaves = (trainable_leaves(tree, frozen) for tree in (axes, compute))
     shardings = jax.tree.map(stored, trainable, *leaves, matrices(trainable))
     opt_state = _opt_state_shardings(jax.eval_shape(optimizer.init, trainable), trainable, shardings, mesh)
-    memory = None if new_memory is None else jax.tree.map(lambda x: batch_sharding(mesh), jax.eval_shape(new_memory))
+    carry = None if new_carry is None else jax.tree.map(lambda x: batch_sharding(mesh), jax.eval_shape(new_carry))
     average = params if has_average else None
-    state = TrainState(replicated(mesh), params, opt_state, average, memory)  # type: ignore[arg-type]  # no arrays
+    state = TrainState(replicated(mesh), params, opt_state, average, carry)  # type: ignore[arg-type]  # no arrays
     return Layout(state, compute, shardings)
 
 
@@ -153,7 +153,7 @@ def make_init(
     optimizer: optax.GradientTransformation,
     layout: Layout,
     frozen: Frozen = NONE_FROZEN,
-    new_memory: Callable[[], Any] = lambda: None,
+    new_carry: Callable[[], Any] = lambda: None,
 ) -> Callable[[jax.Array], TrainState]:
     """Returns a compiled function: key -> the state of step 0, with random params.
 
@@ -164,7 +164,7 @@ def make_init(
         params = nn.meta.unbox(init_params(key))
         average = None if layout.state.average is None else jax.tree.map(jnp.copy, params)
         opt_state = optimizer.init(trainable_params(params, frozen))
-        return TrainState(jnp.zeros([], jnp.int32), params, opt_state, average, new_memory())
+        return TrainState(jnp.zeros([], jnp.int32), params, opt_state, average, new_carry())
 
     return jax.jit(init, out_shardings=layout.state)
 

@@ -53,7 +53,6 @@ class Program(NamedTuple):
       state: the shapes, types and shardings of the state.
       train_step: the step of the first loss: (state, batch, hyperparameters) -> (state, metrics). Donates the state.
       step_of: (loss, config), as `Task.at` returns them -> the step of this loss. Equal configs share a step.
-      remember: (loss, state, batch) -> the state after the rows have read the batch, without training.
       gather: stored params -> cast params for `Evaluator.run`.
       saves: a line about frozen params and the memory that they save; empty if no params are frozen.
     """
@@ -61,9 +60,8 @@ class Program(NamedTuple):
     layout: Layout
     init: Callable[[jax.Array], TrainState]
     state: TrainState
-    train_step: Callable
-    step_of: Callable[[Loss, ConfigDict], Callable]
-    remember: Callable[[Loss, TrainState, dict], TrainState]
+    train_step: jax.stages.Wrapped
+    step_of: Callable[[Loss, ConfigDict], jax.stages.Wrapped]
     gather: Callable[[dict], dict]
     saves: str
 
@@ -74,13 +72,13 @@ def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
     axes = abstract_axes(init_params)
     frozen = find_frozen(task, config, axes)
     optimizer = _make_optimizer(task, config, axes, frozen)
-    new_memory = task.recurrence.new_memory if task.recurrence else None
+    new_carry = task.carry.new if task.carry else None
     has_average = config.optimizer.average > 0
-    layout = make_layout(init_params, optimizer, mesh, frozen, has_average, new_memory)
-    init = make_init(init_params, optimizer, layout, frozen, new_memory or (lambda: None))
-    steps: dict[str, Callable] = {}
+    layout = make_layout(init_params, optimizer, mesh, frozen, has_average, new_carry)
+    init = make_init(init_params, optimizer, layout, frozen, new_carry or (lambda: None))
+    steps: dict[str, jax.stages.Wrapped] = {}
 
-    def step_of(loss: Loss, stage_config: ConfigDict) -> Callable:
+    def step_of(loss: Loss, stage_config: ConfigDict) -> jax.stages.Wrapped:
         """Returns the step of a loss. Stages that compile the same step share it."""
         key = _compiled_fields(stage_config)
         if key not in steps:
@@ -95,7 +93,6 @@ def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
         abstract_state(init, layout),
         step_of(loss, first_config),
         step_of,
-        _make_remember(layout, mesh),
         jax.jit(loss.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
         _describe_frozen(task, config, axes, frozen) if frozen else "",
     )
@@ -161,6 +158,7 @@ def fits_in_memory(lowered: jax.stages.Lowered, limit: int | None) -> bool:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return False
+    assert sizes is not None
     needed = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes  # the output replaces the donated arguments
     return limit is None or needed <= limit
 
@@ -183,7 +181,7 @@ def _make_train_step(
     layout: Layout,
     mesh: Mesh,
     config: ConfigDict,
-) -> Callable:
+) -> jax.stages.Wrapped:
     """Compiles the training step of a loss.
 
     The dropout of a row depends only on (seed, step, row of the batch). If a batch has `dropout_rows`, these are the
@@ -195,12 +193,12 @@ def _make_train_step(
     loss, frozen = gradients.loss, gradients.frozen
 
     def train_step(state: TrainState, batch: dict, hyperparameters: Hyperparameters) -> tuple[TrainState, dict]:
-        params = _gathered(loss, state, layout, mesh)
-        batch, rows = _inputs(loss, state, batch)
+        params = gathered_params(loss, state, layout, mesh)
+        batch, rows = loss_inputs(loss, state, batch)
         key = jax.random.fold_in(jax.random.key(hyperparameters.seed, impl="threefry2x32"), state.step)
         keys = row_keys(key, rows)
 
-        (grads, metrics), memory = _in_groups(gradients, mesh, params, batch, keys)
+        (grads, metrics), carry = in_groups(gradients, mesh, params, batch, keys)
         grads = jax.tree.map(functools.partial(_sum_over_data, config.grad_dtype), grads, layout.trainable)
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
 
@@ -211,7 +209,7 @@ def _make_train_step(
         params = merge_trainable(state.params, optax.apply_updates(before, updates), frozen)
         metrics["grad_norm"] = optax.global_norm(grads)
         average = None if state.average is None else averaged(state, params, config.optimizer.average)
-        new = TrainState(state.step + 1, params, opt_state, average, _of_rows(memory))
+        new = TrainState(state.step + 1, params, opt_state, average, of_rows(carry))
         return _skip_nonfinite(state, new, metrics) if config.optimizer.skip_nonfinite else new, metrics
 
     return jax.jit(
@@ -234,12 +232,12 @@ def _skip_nonfinite(state: TrainState, new: TrainState, metrics: dict) -> TrainS
     """Returns the new state, or the old state with the new step number if a number is not finite."""
     is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     kept = jax.tree.map(lambda a, b: jnp.where(is_finite, b, a), state, new).replace(step=new.step)
-    if new.memory is not None:  # the memory of the old state is not the text before the next batch
-        kept = kept.replace(memory=new.memory.where(is_finite))
+    if new.carry is not None:  # the carry of the old state does not precede the next batch
+        kept = kept.replace(carry=new.carry.where(is_finite))
     return kept
 
 
-def _gathered(loss: Loss, state: TrainState, layout: Layout, mesh: Mesh) -> dict:
+def gathered_params(loss: Loss, state: TrainState, layout: Layout, mesh: Mesh) -> dict:
     """Returns the params as the loss reads them."""
     params = loss.cast(state.params)
     if mesh.devices.flat[0].platform == "gpu":
@@ -249,14 +247,14 @@ def _gathered(loss: Loss, state: TrainState, layout: Layout, mesh: Mesh) -> dict
     return jax.lax.with_sharding_constraint(params, layout.compute)
 
 
-def _inputs(loss: Loss, state: TrainState, batch: dict) -> tuple[dict, jax.Array]:
+def loss_inputs(loss: Loss, state: TrainState, batch: dict) -> tuple[dict, jax.Array]:
     """Returns the batch as the loss reads it, and the numbers of its rows."""
     batch = loss.normalize(batch)
     rows = batch.pop("dropout_rows", jnp.arange(len(jax.tree.leaves(batch)[0])))
-    return (batch if state.memory is None else batch | {"memory": state.memory}), rows
+    return (batch if state.carry is None else batch | {"carry": state.carry}), rows
 
 
-def _in_groups(compute: Callable, mesh: Mesh, params: dict, *arrays: Any) -> Any:
+def in_groups(compute: Callable, mesh: Mesh, params: dict, *arrays: Any) -> Any:
     """Computes the rows of each index along `data` by themselves. The results are `[ways, ...]`."""
     groups = jax.tree.map(lambda x: x.reshape(mesh.shape["data"], -1, *x.shape[1:]), arrays)
     axes = None, *[0] * len(arrays)
@@ -264,17 +262,6 @@ def _in_groups(compute: Callable, mesh: Mesh, params: dict, *arrays: Any) -> Any
         return jax.vmap(compute, axes, axis_name=GROUPS, spmd_axis_name="data")(params, *groups)
 
 
-def _of_rows(of_groups: Any) -> Any:
+def of_rows(of_groups: Any) -> Any:
     """Returns arrays `[rows, ...]` from arrays `[ways, rows / ways, ...]`."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), of_groups)
-
-
-def _make_remember(layout: Layout, mesh: Mesh) -> Callable[[Loss, TrainState, dict], TrainState]:
-    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1, out_shardings=layout.state)
-    def remember(loss: Loss, state: TrainState, batch: dict) -> TrainState:
-        params = _gathered(loss, state, layout, mesh)
-        batch, _ = _inputs(loss, state, batch)
-        memory = _in_groups(lambda params, part: loss(params, part, None)[1]["memory"], mesh, params, batch)
-        return state.replace(memory=_of_rows(memory))
-
-    return remember

@@ -1,5 +1,6 @@
 """The interface between the training loop and a task, pre-training or fine-tuning."""
 
+import abc
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -11,41 +12,27 @@ from bertjax.data.batch import Batch
 from bertjax.training.evaluator import Evaluator
 
 
-class Recurrence(NamedTuple):
-    """The recurrent memory of the rows of a batch, which continue the rows of the step before.
+class Carry(NamedTuple):
+    """Arrays of the rows of a batch that a step passes to the next step, such as the recurrent memory of a model.
 
     Attributes:
-      new_memory: () -> the memory of rows that have read nothing, a tree of arrays `[rows, ...]`.
-      reach: the number of steps after which the memory does not depend on earlier steps.
+      new: () -> the carry of the first step, a NamedTuple of arrays `[rows, ...]`. Its method `where(continues)`
+        empties the carry of rows that do not continue.
+      reach: the number of steps after which a carry does not depend on earlier steps.
     """
 
-    new_memory: Callable[[], Any]
+    new: Callable[[], Any]
     reach: int
 
 
-class Loss(Protocol):
-    """The loss of a training step. Losses that compare equal share compiled programs, so that a loss is hashable.
+class Loss(abc.ABC):
+    """The loss of a training step. A loss is hashable, and equal losses share compiled programs."""
 
-    Attributes:
-      couples_rows: whether the loss of a row depends on other rows of the batch, as in a contrastive loss. Then the
-        loss is `loss_of_outputs` of `outputs`. These call `jax.lax.all_gather(..., mesh.GROUPS)` for the rows of
-        other groups of devices.
-    """
-
-    @property
-    def couples_rows(self) -> bool:
-        """Whether rows depend on each other."""
-
-    def normalize(self, batch: dict) -> dict:
-        """Returns the global batch with weights such that the losses of its microbatches sum to its loss."""
-
-    def cast(self, params: dict) -> dict:
-        """Casts params to the types that the loss and evaluation compute with, before the params are gathered."""
-
-    def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None) -> tuple[jax.Array, dict]:
+    @abc.abstractmethod
+    def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
         """Returns the loss and the metrics, all sums over rows. Two metrics are `tokens` and `padding`.
 
-        With recurrence the batch has the `memory` of its rows, and the metrics have the `memory` after it.
+        With a carry the batch has the `carry` of its rows, and the metrics have the `carry` for the next step.
 
         Args:
           params: cast params.
@@ -53,17 +40,34 @@ class Loss(Protocol):
           dropout_keys: `[rows]` random keys; None for no dropout.
         """
 
-    def outputs(self, params: dict, batch: dict, dropout_keys: jax.Array | None) -> jax.Array:
-        """Returns the outputs of the model that `loss_of_outputs` reads, `[rows, ...]`.
+    @abc.abstractmethod
+    def normalize(self, batch: dict) -> dict:
+        """Returns the global batch with weights such that the losses of its microbatches sum to its loss."""
 
-        The outputs of a row do not depend on other rows. Only losses that couple rows have this method.
-        """
+    @abc.abstractmethod
+    def cast(self, params: dict) -> dict:
+        """Casts params to the types that the loss and evaluation compute with, before the params are gathered."""
 
+
+class CoupledLoss(Loss):
+    """A loss whose rows may depend on other rows of the batch, as in a contrastive loss.
+
+    The loss is `loss_of_outputs` of `outputs`. `loss_of_outputs` calls `jax.lax.all_gather(..., mesh.GROUPS)` for the
+    rows of other groups of devices.
+
+    Attributes:
+      couples_rows: whether rows depend on each other. False: microbatches are computed independently.
+    """
+
+    couples_rows: bool
+
+    @abc.abstractmethod
+    def outputs(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
+        """Returns the outputs of the model `[rows, ...]`. The outputs of a row do not depend on other rows."""
+
+    @abc.abstractmethod
     def loss_of_outputs(self, outputs: jax.Array, batch: dict) -> tuple[jax.Array, dict]:
-        """Returns the loss and the metrics of the outputs of all rows of a batch.
-
-        Only losses that couple rows have this method.
-        """
+        """Returns the loss and the metrics of the outputs of all rows of a batch."""
 
 
 class Task(Protocol):
@@ -80,8 +84,8 @@ class Task(Protocol):
         """The evaluator of the run."""
 
     @property
-    def recurrence(self) -> Recurrence | None:
-        """The recurrent memory of the rows; None if each step reads rows by themselves."""
+    def carry(self) -> Carry | None:
+        """The carry of the rows; None if steps do not depend on each other."""
 
     def init_params(self, key: jax.Array) -> dict:
         """Returns random params, logically partitioned."""
@@ -95,7 +99,7 @@ class Task(Protocol):
     def batches(self, start_step: int) -> Iterator[Batch]:
         """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""
 
-    def at(self, step: int) -> tuple[Loss, ConfigDict]:
+    def at(self, step: int) -> "tuple[Loss, ConfigDict]":
         """Returns the loss and the config of the update after `step` updates. Stages of pre-training change both."""
 
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:

@@ -207,7 +207,7 @@ def make_records(folder):
 
 def train_on_records(folder):
     """As `bertjax.main` does until the first steps."""
-    from bertjax.pretraining.run import find_or_prepare
+    from bertjax.pretraining.records import find_or_prepare
 
     config = tiny_config()
     config.data.records = str(folder / "records")

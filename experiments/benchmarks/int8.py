@@ -46,9 +46,7 @@ def measured(dataset, source, dtype: str):
     output_layer, mesh = dataset.output_layer, make_mesh(source.settings, jax.devices()[:1])
     compute = compute_for("float32" if dtype == "int8" else dtype)
     model = output_layer.model(source.config, source.head, compute=compute)
-    predictor = Predictor(
-        model, output_layer.pooled, mesh, source.settings.batch_size, output_layer.packs_rows_of(model)
-    )
+    predictor = Predictor(model, output_layer.pooled, mesh, source.settings.batch_size, output_layer.can_pack(model))
     params, seconds = jax.device_put(source.params, replicated(mesh)), []
     with mock.patch("bertjax.nn.attention.project", project if dtype == "int8" else matmul.project):
         for _ in range(1 + ROUNDS):

@@ -78,8 +78,8 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     from bertjax.distributed.mesh import make_mesh
     from bertjax.distributed.topology import accelerator
     from bertjax.planner.hlo import HloModule
+    from bertjax.pretraining.compute_choice import ways_to_compute
     from bertjax.pretraining.data import planned_stages
-    from bertjax.pretraining.run import ways_to_compute
     from bertjax.pretraining.task import Pretraining
     from bertjax.training.step import abstract_hyperparameters, make_program
 

@@ -28,6 +28,7 @@ from bertjax.objectives.generator import Generator
 from bertjax.objectives.parsing import learn, parse_objective
 from bertjax.objectives.parts.pretraining_model import sample
 from bertjax.objectives.registry import OBJECTIVES
+from bertjax.pretraining import init_checkpoint
 from bertjax.pretraining import run as pretraining_run
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
@@ -309,7 +310,7 @@ def begun_with(run, **settings):
     config.init_checkpoint = str(run)
     validate(config)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes_of(task_of(config)))
-    return pretrained.initialize(zeros, run, start=functools.partial(pretraining_run._started, config)), config
+    return pretrained.initialize(zeros, run, start=functools.partial(init_checkpoint.import_params, config)), config
 
 
 @pytest.mark.parametrize("before, after", [

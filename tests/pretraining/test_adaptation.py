@@ -20,7 +20,7 @@ from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.pretraining import adaptation
+from bertjax.pretraining import adaptation, init_checkpoint
 from bertjax.pretraining import run as pretraining_run
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.trackers.jsonl import read_metrics
@@ -176,7 +176,7 @@ def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint,
         flags = [*flags, f"--config.data.corpus={corpus_file}", f"--config.init_checkpoint={source}"]
         config, _ = from_arguments(["--config=adapt", "--config.adapt.positions=9000", *flags])
         validate(config)
-        pretraining_run.adopt_checkpoint(config)
+        init_checkpoint.adopt_checkpoint(config)
         return families.config_of(config_in(config, stages_of(config)[0]))
 
     before = pretrained.read_config(modern)

@@ -25,9 +25,11 @@ from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.inference import fill_mask, output_layers
 from bertjax.launch.validate import validate
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining
+from bertjax.pretraining import compute_choice
 from bertjax.pretraining import run as pretraining_run
 from bertjax.pretraining.data import StageData, packed_row
-from bertjax.pretraining.run import find_or_prepare, report
+from bertjax.pretraining.records import find_or_prepare
+from bertjax.pretraining.run import report
 from bertjax.pretraining.scores import divide_sequences
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints.workdir import differences, raise_if_fatal
@@ -281,6 +283,7 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
 def test_remat_auto_takes_the_first_policy_that_fits(task, monkeypatch):
     """Of those that are tried, the largest stage is lowered."""
     way, tried, fitting = task_with(task, remat="auto"), [], {}
+    config = way.config
 
     def fits(lowered, limit):
         tried.append(lowered)
@@ -294,16 +297,16 @@ def test_remat_auto_takes_the_first_policy_that_fits(task, monkeypatch):
 
     def chosen(platform="gpu", **fits):
         fitting.update(fits)
-        return pretraining_run.fastest_that_fits(way, platform).config.remat
+        return compute_choice.fastest_that_fits(config, way.mesh, way.data, platform).remat
 
-    monkeypatch.setattr(pretraining_run, "fits_in_memory", fits)
-    monkeypatch.setattr(pretraining_run, "make_program", stubbed)
+    monkeypatch.setattr(compute_choice, "fits_in_memory", fits)
+    monkeypatch.setattr(compute_choice, "make_program", stubbed)
     assert chosen("cpu") == "none" and not tried
     assert chosen(none=False, dots=True) == "dots" and tried == [("none", (16, 64)), ("dots", (16, 64))]
     assert chosen(none=False, dots=False) == "full" and len(tried) == 4  # nothing is left to try after the last
-    monkeypatch.setattr(pretraining_run.hosts, "as_on_first", lambda fits: False)  # whatever this host finds
+    monkeypatch.setattr(compute_choice.hosts, "as_on_first", lambda fits: False)  # whatever this host finds
     assert chosen(none=True, dots=True) == "full"
-    assert way.config.remat == "auto"
+    assert config.remat == "auto"
 
 
 def test_long_runs_on_chips_with_kernels_unroll_their_layers_if_that_fits():
@@ -311,7 +314,7 @@ def test_long_runs_on_chips_with_kernels_unroll_their_layers_if_that_fits():
         config = tiny_config()
         config.unroll, config.stages.short.steps = "auto", steps
         config.update(fields)
-        return [(way.remat, way.unroll) for way in pretraining_run.ways_to_compute(config, platform, chip)]
+        return [(way.remat, way.unroll) for way in compute_choice.ways_to_compute(config, platform, chip)]
 
     assert ways("tpu", "TPU v4") == [("none", "yes"), ("none", "auto")]
     assert ways("tpu", "TPU v4", remat="auto")[:3] == [("none", "yes"), ("none", "auto"), ("dots", "auto")]

@@ -207,7 +207,7 @@ def after_three_steps(records, devices=1, change=lambda step, batch: batch, **fi
     for step, batch in enumerate(itertools.islice(task.batches(0), 3)):
         state, metrics = program.train_step(state, put_batch(change(step, batch), mesh), hyper)
         losses.append(float(metrics["loss"]))
-        filled.append(int(state.memory.filled.max()))
+        filled.append(int(state.carry.filled.max()))
     return state, losses, filled
 
 
@@ -216,9 +216,9 @@ def test_any_mesh_and_number_of_microbatches_gives_the_same(records):
     state, losses, _ = after_three_steps(records, 4, **{"mesh.data": 2, "mesh.fsdp": 2, "microbatches": 2})
     expected, expected_losses, filled = after_three_steps(records)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    for found, theirs in zip(jax.tree.leaves(state.memory), jax.tree.leaves(expected.memory)):
+    for found, theirs in zip(jax.tree.leaves(state.carry), jax.tree.leaves(expected.carry)):
         np.testing.assert_allclose(found, theirs, atol=1e-3)  # Adam's first steps have the size of a gradient's sign
-    assert state.memory.states.addressable_shards[0].data.shape[0] == 2  # each device has its own rows only
+    assert state.carry.states.addressable_shards[0].data.shape[0] == 2  # each device has its own rows only
     # The memory of the step before one that is skipped is not of the text before the next step.
     weights = {1: np.nan}
     state, _, of_skipped = after_three_steps(
@@ -240,7 +240,7 @@ def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
     first, second = itertools.islice(task.batches(0), 2)
     hyper = put_hyperparameters(0, make_schedule(config.optimizer, 6), task.mesh)
     state, metrics = program.train_step(state, put_batch(first, task.mesh), hyper)
-    assert "plm_loss" in metrics and state.memory.filled.tolist() == [LENGTH] * ROWS
+    assert "plm_loss" in metrics and state.carry.filled.tolist() == [LENGTH] * ROWS
 
     @jax.jit
     def read(batch, memory):
@@ -303,18 +303,18 @@ def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
     state, hyper = program.init(jax.random.key(1)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
 
     def warm(step):
-        return fill_memory(task, program, program.init(jax.random.key(1)), mesh, step, said.append).memory
+        return fill_memory(task, program, program.init(jax.random.key(1)), mesh, step, said.append).carry
 
     for batch in itertools.islice(task.batches(0), 6):
         state, _ = program.train_step(state, put_batch(batch, mesh), hyper)
-    assert task.recurrence.reach == 4  # two layers, each of which sees into the second row before
+    assert task.carry.reach == 4  # two layers, each of which sees into the second row before
     found = warm(6)
     assert said == ["the checkpoint has no memory of these rows: reads steps 3 to 6 again to fill it"]
-    np.testing.assert_array_equal(found.filled, state.memory.filled)
-    np.testing.assert_allclose(found.states, state.memory.states, atol=1e-5)
+    np.testing.assert_array_equal(found.filled, state.carry.filled)
+    np.testing.assert_allclose(found.states, state.carry.states, atol=1e-5)
     assert warm(7).filled.tolist() == [LENGTH] * ROWS  # of the step before, and not of the stage before
-    monkeypatch.setattr(Pretraining, "recurrence", task.recurrence._replace(reach=3))
-    assert np.abs(warm(6).states - state.memory.states).max() > 1e-3
+    monkeypatch.setattr(Pretraining, "carry", task.carry._replace(reach=3))
+    assert np.abs(warm(6).states - state.carry.states).max() > 1e-3
 
 
 # In use.

@@ -90,7 +90,7 @@ class Layered(Toy):
     def layer_ids(self, path):
         return families.layer_ids(BertConfig(num_hidden_layers=self.layers), path)
 
-    def loss(self, params, batch, dropout_keys=None):
+    def __call__(self, params, batch, dropout_keys=None):
         x, dense = batch["x"] @ params["bert"]["embeddings"]["word"]["embedding"], params["bert"]["encoder"]["layers"]
         for layer in range(self.layers):
             x = x + jnp.tanh(x @ dense["dense"]["kernel"][layer] + dense["dense"]["bias"][layer])

@@ -5,9 +5,12 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.training.checkpoints import checkpoint
+from bertjax.training.checkpoints.workdir import RunInfo
 from bertjax.training.hooks import Hook, register
 from bertjax.training.hooks.registry import HOOKS, validate
 from bertjax.training.loop import train
+from bertjax.training.run import Run, RunKind
+from bertjax.training.run import run as run_one
 from tests.training.test_loop import toy_program  # noqa: F401
 from tests.training.toy import Toy, toy_config
 
@@ -93,3 +96,26 @@ def test_a_hook_requests_checkpoints_evaluations_and_the_end(run, tmp_path):
     assert int(trained.state.step) == 7 and trained.scores.score == 1
     task, trained = run([])
     assert int(trained.state.step) == 10 and task.evaluated == [10]
+
+
+class ToyKind(RunKind):
+    planning, changes_of_data = None, None
+
+    def identity(self, config):
+        return ()
+
+    def adopt(self, config, info):
+        pass
+
+    def total_steps(self, config, info):
+        return Toy.total_steps
+
+    def open(self, config, workdir, info):
+        task = Toy(config)
+        return Run(config, task.mesh, task, RunInfo(config), None, None, [], lambda trained: "trained", None)
+
+
+def test_the_report_names_the_step_at_which_a_hook_has_ended_the_run(toy_program, tmp_path):  # noqa: F811
+    for hooks, report in (([Requests()], "trained\nstopped early, at step 7 of 10\n"), ([], "trained\n")):
+        run_one(ToyKind(), toy_config(), tmp_path, lambda opened: (opened, toy_program), hooks=hooks)
+        assert (tmp_path / "report.txt").read_text() == report

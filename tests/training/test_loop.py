@@ -364,8 +364,8 @@ class Poisoned(Toy):
         for step, batch in enumerate(super().batches(start_step), start_step + 1):
             yield {**batch, "poison": np.full_like(batch["y"], step in self.poisoned)}
 
-    def loss(self, params, batch, dropout_keys=None):
-        value, metrics = super().loss(params, batch, dropout_keys)
+    def __call__(self, params, batch, dropout_keys=None):
+        value, metrics = super().__call__(params, batch, dropout_keys)
         poison = batch["poison"].max()
         if self.what == "loss":
             return jnp.where(poison, jnp.nan, value), metrics

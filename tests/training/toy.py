@@ -21,7 +21,7 @@ def toy_config(**fields):
 class Toy:
     """`scores`: of one evaluation after the other, by which checkpoints are compared; None: nothing is held out."""
 
-    total_steps, couples_rows, recurrence = 10, False, None
+    total_steps, carry = 10, None
 
     def __init__(self, config, mesh=None, scores=(1.0,) * 5, measured_on=""):
         self.config, self.mesh = config, mesh or one_device_mesh(config)

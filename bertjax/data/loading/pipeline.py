@@ -214,9 +214,10 @@ def _batches(
 
 def _continued(batches: Iterator[Batch], step: int, continues: Callable[[int], np.ndarray]) -> Iterator[Batch]:
     """Adds `continues` `[rows]` to batches, and for transforms `FOLLOWING` `[rows]`, see `bertjax.data.batch`."""
-    for number, (batch, after) in enumerate(itertools.pairwise(itertools.chain(batches, [None])), step):
+    end: Batch = {}
+    for number, (batch, after) in enumerate(itertools.pairwise(itertools.chain(batches, [end])), step):
         following = np.full(len(batch["input_ids"]), -1, np.int32)
-        if after is not None:
+        if after:
             is_next = continues(number + 1) & (after["segments"][:, 0] > 0)
             following = np.where(is_next, after["input_ids"][:, 0], following)
         yield {**batch, "continues": continues(number).astype(np.int32), FOLLOWING: following}

@@ -82,7 +82,7 @@ def find_repeats(selection: Selection, groups: list[Group], work: epath.Path, op
             | "hash" >> beam.FlatMap(_hashes, selection)
             | beam.GroupByKey()
             | "compare" >> beam.Map(_repeats_of, rules)
-            | beam.combiners.ToList()
+            | beam.combiners.ToList()  # type: ignore[attr-defined]
             | "write" >> beam.Map(write)
         )
     return str(path)

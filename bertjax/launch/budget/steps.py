@@ -48,7 +48,7 @@ def measure(opened: Run, program: Program) -> StepTimes:
     compiling, rates = 0.0, {}
     for part in measured_stages(config, task.total_steps):
         state = program.init(jax.random.key(config.seed))
-        if task.recurrence:
+        if task.carry:
             state = fill_memory(task, program, state, mesh, 0, lambda text: None)
         train_step = program.step_of(*task.at(part.first_step))
         compiled, first, seconds, flops = set(), 0.0, 0.0, 0

@@ -3,7 +3,8 @@
 The segment recurrence of Transformer-XL (Dai et al. 2019, section 3.2).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,20 @@ class Memory(NamedTuple):
         """
         filled = jnp.minimum(self.filled + length, self.states.shape[2])
         return Memory(jnp.moveaxis(states, 0, 1).astype(self.states.dtype), filled)
+
+
+def encode_with_memory(encode: Callable, batch: dict) -> Any:
+    """Calls an encoder with the memory of the rows, and returns its result.
+
+    Args:
+      encode: (memory) -> a tuple with the next memory at its end.
+      batch: the arrays of a batch: `carry`, the memory after the step before; `continues` `[rows]`; `segments`.
+
+    Returns:
+      The result of `encode`. The next memory has no states for a row without tokens.
+    """
+    *states, memory = encode(batch["carry"].where(batch["continues"] > 0))
+    return *states, memory.where(batch["segments"][:, 0] > 0)
 
 
 def new_memory(rows: int, layers: int, length: int, hidden: int, dtype: str) -> Memory:

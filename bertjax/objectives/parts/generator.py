@@ -1,5 +1,7 @@
 """The model of ELECTRA's generator: a masked language model beside the encoder, whose embeddings it can share."""
 
+from collections.abc import Mapping
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -33,7 +35,7 @@ class GeneratorModel(nn.Module):
     embeddings: str
 
     @nn.compact
-    def __call__(self) -> dict:
+    def __call__(self) -> Mapping:
         """Returns the parameters."""
         if self.is_initializing():
             ids = jnp.zeros((1, 8), jnp.int32)
@@ -56,7 +58,7 @@ def _split(embeddings: dict) -> tuple[dict, dict]:
     return {name: part for name, part in embeddings.items() if name not in projection}, projection
 
 
-def separate_params(encoder: dict, generator: dict) -> tuple[dict, dict]:
+def separate_params(encoder: Mapping, generator: Mapping) -> tuple[Mapping, dict]:
     """Returns the parameters of an encoder and of a whole `BertForMaskedLM`.
 
     Args:
@@ -69,7 +71,7 @@ def separate_params(encoder: dict, generator: dict) -> tuple[dict, dict]:
     whole["bert"] = generator["bert"] | {"embeddings": tables | projection}
     if "difference" in generator:
         sums = jax.tree.map(lambda x, delta: jax.lax.stop_gradient(x) + delta, tables, generator["difference"])
-        encoder = encoder | {"embeddings": encoder["embeddings"] | sums}
+        encoder = {**encoder, "embeddings": encoder["embeddings"] | sums}
     return encoder, whole
 
 
@@ -125,6 +127,7 @@ def rewrite(encoded: EncodedBatch, weights: jax.Array, keys: jax.Array) -> Encod
     )
     masked = encoded._replace(encoder=model.bert, heads={"masked_lm": model.masked_lm}, hidden=hidden)
     loss, words = loss_of_words(masked, weights, keys)
+    assert words is not None
     batch = batch | {"input_ids": _with_words(batch, words), "original_ids": _with_words(batch, batch["word_ids"])}
     return encoded._replace(batch=batch, encoder=module.bind({"params": encoder_params}), joint_loss=loss)
 

@@ -1,6 +1,8 @@
 """The model of pre-training: an encoder of any family, and the output layers of the objectives."""
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -10,7 +12,7 @@ import optax
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.models import families
 from bertjax.nn.ops.dropout import fold_in, random_bits
-from bertjax.nn.ops.recurrent_memory import Memory
+from bertjax.nn.ops.recurrent_memory import encode_with_memory
 from bertjax.objectives.encoded_batch import EncodedBatch
 from bertjax.objectives.objective import AuxiliaryObjective, JointModel, QueryStream, Term
 
@@ -45,8 +47,8 @@ class PretrainingModel(nn.Module):
 
     def __call__(
         self, batch: dict, weights: dict, dropout_keys: jax.Array | None, keys: jax.Array
-    ) -> tuple[dict[str, tuple[jax.Array, dict]], Memory | None]:
-        """Returns {objective: (loss, metrics)}, and the recurrent memory if the batch has a `memory`.
+    ) -> tuple[dict[str, tuple[jax.Array, dict]], Any]:
+        """Returns {objective: (loss, metrics)}, and the next carry if the batch has a `carry`, else None.
 
         Auxiliary objectives have a loss only if the batch has `progress`.
 
@@ -59,41 +61,44 @@ class PretrainingModel(nn.Module):
         z_loss = 0.0 if dropout_keys is None else self.z_loss
         encoded = EncodedBatch(batch, self.bert, {}, None, dropout_keys, z_loss)
         heads = {term.name: {name: getattr(self, name) for name in self.head_names[term.name]} for term in self.terms}
-        objective_keys = {term.name: fold_in(keys, number) for number, term in enumerate(self.terms)}
+        objective_keys: dict[str, Any] = {term.name: fold_in(keys, number) for number, term in enumerate(self.terms)}
         for name, _, objective in self.terms:
             if isinstance(objective, JointModel):
                 encoded = encoded._replace(heads=heads[name])
                 encoded = objective.rewrite(encoded, weights[name], objective_keys[name])
         has_progress = "progress" in encoded.batch
         terms = [term for term in self.terms if has_progress or not isinstance(term.objective, AuxiliaryObjective)]
-        encoded, memory = _encode(encoded, terms)
+        encoded, carry = _encode(encoded, terms)
         losses = {}
         for name, _, objective in terms:
             inputs = encoded._replace(heads=heads[name])
             losses[name] = objective.loss(inputs, weights[name], objective_keys[name])
-        return losses, memory
+        return losses, carry
 
 
-def _encode(encoded: EncodedBatch, terms: Sequence[Term]) -> tuple[EncodedBatch, Memory | None]:
-    """Returns the batch with the states that the objectives need, and the recurrent memory after the batch."""
+def _encode(encoded: EncodedBatch, terms: Sequence[Term]) -> tuple[EncodedBatch, Any]:
+    """Returns the batch with the states that the objectives need, and the carry for the next step."""
     batch, encoder, keys = encoded.batch, encoded.encoder, encoded.dropout_keys
     arrays, positions = [batch[name] for name in ("input_ids", "segments", "token_types")], batch.get("positions")
-    memory = batch["memory"].where(batch["continues"] > 0) if "memory" in batch else None
     stream = next((term.objective for term in terms if isinstance(term.objective, QueryStream)), None)
-    if stream is not None:
-        hidden, query_states, memory = stream.encode(encoder, batch, keys, memory)
+    carry = None
+    if stream is not None and "carry" in batch:
+        read = functools.partial(stream.encode, encoder, batch, keys)
+        hidden, query_states, carry = encode_with_memory(read, batch)
         encoded = encoded._replace(hidden=hidden, query_states=query_states)
-    elif memory is not None:
-        hidden, memory = encoder.encode(*arrays, memory=memory, dropout_keys=keys)
+    elif stream is not None:
+        hidden, query_states, _ = stream.encode(encoder, batch, keys)
+        encoded = encoded._replace(hidden=hidden, query_states=query_states)
+    elif "carry" in batch:
+        read = functools.partial(encoder.encode, *arrays, dropout_keys=keys)
+        hidden, carry = encode_with_memory(lambda memory: read(memory=memory), batch)
         encoded = encoded._replace(hidden=hidden)
     elif any(isinstance(term.objective, AuxiliaryObjective) for term in terms):
         states = encoder.encode(*arrays, positions, every_layer=True, dropout_keys=keys)
         encoded = encoded._replace(states=states, hidden=states[-1])
     else:
         encoded = encoded._replace(hidden=encoder.encode(*arrays, positions, dropout_keys=keys))
-    if memory is not None:  # a row whose record cannot be read leaves no memory
-        memory = memory.where(batch["segments"][:, 0] > 0)
-    return encoded, memory
+    return encoded, carry
 
 
 def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0) -> tuple[jax.Array, dict]:

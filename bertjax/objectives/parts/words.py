@@ -170,6 +170,7 @@ def loss_of_words(
     from bertjax.models.heads import word_logits
     from bertjax.objectives.parts.pretraining_model import classified, sample, summed_in_parts
 
+    assert encoded.hidden is not None
     batch, encoder, head = encoded.batch, encoded.encoder, encoded.heads["masked_lm"]
     positions, words, size = batch["word_positions"], batch["word_ids"], head.config.padded_vocab_size
 

@@ -1,5 +1,7 @@
 """Tokens that several layers of a model predict, each layer with output matrices of its own."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -57,9 +59,9 @@ class _WordsOfLayer(nn.Module):
         size, axes = self.config.padded_vocab_size, (None, "vocab", "embed")
         init = nn.initializers.truncated_normal(self.config.initializer_range)
         shape = (self.targets, size, states.shape[-1])
-        kernel = self.param("kernel", nn.with_logical_partitioning(init, axes), shape)
+        kernel: Any = self.param("kernel", nn.with_logical_partitioning(init, axes), shape)
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, axes[:2])
-        bias = self.param("bias", bias_init, shape[:2])
+        bias: Any = self.param("bias", bias_init, shape[:2])
         hidden = jnp.take_along_axis(states, positions[:, :, None], axis=1)
         for target in range(self.targets):
             logits = decoded(hidden, kernel[target], bias[target], self.config, self.compute)

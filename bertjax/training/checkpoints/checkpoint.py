@@ -4,7 +4,7 @@
 - `params`;
 - `rest`: the step and the optimizer state; absent if the run cannot resume from the checkpoint;
 - `average`: the moving average of the params, if the run has it;
-- `memory`: the recurrent memory of the batch rows, if the task is recurrent;
+- `memory`: the carry of the batch rows, if the task has one, such as recurrent memory;
 - `checksums` of these items;
 - `scores.json` after the evaluation of the step. It determines the best checkpoint; predict and convert read it.
 
@@ -35,7 +35,7 @@ from bertjax.training.state import TrainState
 
 FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"
 CHECKSUMS_FILE = "checksums/metadata"  # path in the folder of a step; Orbax chooses the name of the file
-PARAMS, REST, AVERAGE, MEMORY = "params", "rest", "average", "memory"  # items of a checkpoint
+PARAMS, REST, AVERAGE, CARRY = "params", "rest", "average", "memory"  # items of a checkpoint
 NO_STEP, ALL_DAMAGED = -1, -2  # integers that the first host sends instead of a step
 # Parts of the messages of errors that may not occur again. A checkpoint with such an error may be intact.
 TRANSIENT_ERRORS = re.compile(
@@ -140,7 +140,7 @@ def _describe_damage(workdir: epath.PathLike, step: int) -> str:
     try:
         checksums_of_items = _read_checksums(workdir, step)
         _read_item(workdir, step, PARAMS, checksums_of_items)
-        for item in (AVERAGE, MEMORY):
+        for item in (AVERAGE, CARRY):
             if checksums_of_items and item in checksums_of_items:
                 _read_item(workdir, step, item, checksums_of_items)
         if is_resumable(workdir, step) or (checksums_of_items and REST in checksums_of_items):
@@ -234,7 +234,7 @@ class Checkpoints(PreservationPolicy):
         Args:
           step: the step of the checkpoint.
           state: the state after this step.
-          params_only: saves neither the optimizer state nor the recurrent memory.
+          params_only: saves neither the optimizer state nor the carry.
         """
         items = _items_of(state, params_only)
         self._manager.save(step, args=_with_checksums(items), force=True)  # the loop decides when to save
@@ -242,7 +242,7 @@ class Checkpoints(PreservationPolicy):
     def restore(self, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
         """Restores the state of a step; the mesh may differ from the mesh of the saved state.
 
-        The memory is None if the memory in the checkpoint is absent or has other shapes.
+        The carry is None if the carry in the checkpoint is absent or has other shapes.
 
         Args:
           step: the step of the checkpoint.
@@ -311,28 +311,28 @@ def _items_of(state: TrainState, params_only: bool) -> dict[str, Any]:
         items[AVERAGE] = state.average
     if not params_only:
         items[REST] = {"step": state.step, "opt_state": state.opt_state}
-        items |= {} if state.memory is None else {MEMORY: state.memory}
+        items |= {} if state.carry is None else {CARRY: state.carry}
     return items
 
 
 def _restore(manager: ocp.CheckpointManager, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
     items = _items_of(abstract, params_only)
-    if MEMORY in items and not _has_memory(manager.directory / str(step), abstract):
-        del items[MEMORY]
+    if CARRY in items and not _has_carry(manager.directory / str(step), abstract):
+        del items[CARRY]
     arguments = {item: ocp.args.StandardRestore(tree) for item, tree in items.items()}
     restored = manager.restore(step, args=ocp.args.Composite(**arguments))
     rest: dict[str, Any] = {"step": None, "opt_state": None} if params_only else restored.rest
-    average, memory = restored.get(AVERAGE), restored.get(MEMORY)
-    return TrainState(rest["step"], restored.params, rest["opt_state"], average, memory)
+    average, carry = restored.get(AVERAGE), restored.get(CARRY)
+    return TrainState(rest["step"], restored.params, rest["opt_state"], average, carry)
 
 
-def _has_memory(folder: epath.Path, abstract: TrainState) -> bool:
-    """Returns whether a checkpoint has a memory with the shapes of the state's memory."""
-    if abstract.memory is None or not (folder / MEMORY).exists():
+def _has_carry(folder: epath.Path, abstract: TrainState) -> bool:
+    """Returns whether a checkpoint has a carry with the shapes of the state's carry."""
+    if abstract.carry is None or not (folder / CARRY).exists():
         return False
     with _checkpointer_of_this_host() as checkpointer:
-        saved = checkpointer.metadata(folder / MEMORY).item_metadata.tree
-    saved_shapes, shapes = (sorted(tuple(x.shape) for x in jax.tree.leaves(tree)) for tree in (saved, abstract.memory))
+        saved = checkpointer.metadata(folder / CARRY).item_metadata.tree
+    saved_shapes, shapes = (sorted(tuple(x.shape) for x in jax.tree.leaves(tree)) for tree in (saved, abstract.carry))
     return saved_shapes == shapes
 
 

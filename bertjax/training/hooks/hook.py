@@ -113,7 +113,7 @@ class TrainingRun:
         self._ends = True
 
     def finish_step(self) -> None:
-        """Forgets the requests of a step. The loop calls it."""
+        """Clears the requests of a step. The loop calls it."""
         self._saves = self._evaluates = False
 
 
@@ -123,8 +123,10 @@ class Hook:
     All hosts call the hooks of a run, in the same order: first the hooks of a user, then the built-in hooks. A method
     that all hosts must call together, such as `run.save`, must not depend on `run.is_first_host`.
 
-    An exception in a hook stops the run as any other error does: nothing is saved, the other hooks receive the error in
-    `on_end`, and the same command resumes from the last checkpoint. The time in a hook counts as time of the steps.
+    An exception in a hook stops the run as any other error does. No further checkpoint is saved, all hooks receive the
+    exception in `on_end`, and the same command resumes from the last checkpoint.
+
+    The time in a hook counts as time of the steps, and the time in `on_evaluation` as time of the evaluation.
     """
 
     def on_start(self, run: TrainingRun) -> None:

@@ -154,6 +154,8 @@ def _fits(config: ConfigDict, settings: Mapping[str, Any], mesh: Mesh, limit: in
     config.update(settings)
     task, stages = planning.open(config, mesh, ())
     program, hyperparameters = make_program(task, config, mesh), abstract_hyperparameters(config, mesh)
-    steps = (program.step_of(*task.at(each.stage.first_step)) for each in stages)
-    lowered = (step.lower(program.state, each.batch, hyperparameters) for step, each in zip(steps, stages))
-    return all(fits_in_memory(each, limit) for each in lowered)
+    for stage in stages:
+        train_step: Any = program.step_of(*task.at(stage.stage.first_step))
+        if not fits_in_memory(train_step.lower(program.state, stage.batch, hyperparameters), limit):
+            return False
+    return True
