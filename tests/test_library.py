@@ -177,7 +177,7 @@ def test_mistakes_in_a_config_are_told_before_anything_runs(launched, arguments,
 
 
 def test_only_pretraining_has_records(tmp_path):
-    with pytest.raises(UserError, match=r"config.task = 'classify': this command is for pre-training"):
+    with pytest.raises(UserError, match=r"config.task = 'classify': must be 'pretraining' for this command"):
         bertjax.prepare("classify", tmp_path)
     with pytest.raises(UserError, match="--workers=0: must be at least 1"):
         bertjax.prepare("quickstart", tmp_path, workers=0)

@@ -20,9 +20,9 @@ def stage(steps: int, length: int, max_predictions_per_seq: int, **changes) -> m
 
     Args:
       changes: `tokens=1e9` instead of steps, which are 0 then. Fields that differ in this stage, such as
-        `batch_size=64` and `data=dict(masked_lm_prob=0.15)`; `pretraining.stage_fields.changeable` lists them. A batch
-        that grows to its size: `ramp_from=64, ramp_tokens=1e9` begins with 64 sequences, and has 128, 192, ... in as
-        many steps each.
+        `batch_size=64` and `data=dict(masked_lm_prob=0.15)`; `pretraining.stage_fields.changeable_fields` lists these
+        fields. A batch that grows to its size: `ramp_from=64, ramp_tokens=1e9` begins with 64 sequences, and has 128,
+        192, ... in as many steps each.
     """
     for name in ("tokens", "ramp_tokens"):
         if isinstance(changes.get(name), int):

@@ -9,7 +9,7 @@ AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE = dict(least=1), dict(least=0), dict(leas
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 DTYPES = ("auto", "float32", "bfloat16")
 SEED = dict(least=0, below=2**31)
-LIMITS = {
+LIMITS: dict[str, dict] = {
     "unroll": dict(choices=("auto", "yes", "no")),
     "kernels": dict(choices=("auto", "no")),
     "dtype": dict(choices=DTYPES),
@@ -37,7 +37,7 @@ LIMITS = {
     "optimizer.max_grad_norm": dict(above=0),
     "optimizer.epsilon": dict(above=0, below=1),
 }
-PRETRAINING_LIMITS = LIMITS | {
+PRETRAINING_LIMITS: dict[str, dict] = LIMITS | {
     "recipe": dict(choices=("", *RECIPES)),
     "remat": dict(choices=(*REMAT_POLICIES, "auto")),
     "optimizer.warmup_steps": AT_LEAST_ZERO,

@@ -2,7 +2,7 @@
 
 A stage of `config.stages` has a length, and steps or tokens. It may also have a `batch_size`, `microbatches`, an
 `objective`, and sections `data`, `model` and `optimizer` with fields that may change while a model is trained, see
-`pretraining.stage_fields.changeable`. All else is as the config says.
+`pretraining.stage_fields.changeable_fields`. All else is as the config says.
 """
 
 import dataclasses

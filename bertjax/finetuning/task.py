@@ -247,7 +247,7 @@ class FineTuningLoss(CoupledLoss):
 
     def normalize(self, batch: dict) -> dict:
         """Returns the batch with normalized `weights` and `loss_weights`."""
-        weights, total = batch["weights"], losses.counted(self.compare, batch).sum()
+        weights, total = batch["weights"], losses.prediction_weights(self.compare, batch).sum()
         return {
             **batch,
             "weights": weights / jnp.maximum(weights.sum(), 1),

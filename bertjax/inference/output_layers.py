@@ -15,7 +15,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.data.batch import Batch
 from bertjax.data.loading.examples import Examples, evaluation_batches, packed_evaluation
-from bertjax.data.loading.packing import numbers_in_row
+from bertjax.data.loading.packing import index_in_row
 from bertjax.distributed.mesh import Rows, compute_for, local_rows, replicated
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.transfers import fetched, on_devices
@@ -203,7 +203,7 @@ class Predictor:
         ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
         for found, rows, starts, *shape in packed_evaluation(examples, self._batch_size, self._longest, ways):
             if self._pooled:
-                places = list(zip(found, rows, numbers_in_row(rows)))
+                places = list(zip(found, rows, index_in_row(rows)))
             else:
                 ends = starts + examples.lengths[found]
                 places = list(zip(found, rows, map(slice, starts, ends)))

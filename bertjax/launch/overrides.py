@@ -12,7 +12,7 @@ from bertjax.config import fields
 from bertjax.config.stages import OPTIONAL, predictions_for
 from bertjax.models import families
 from bertjax.objectives.parsing import add_settings
-from bertjax.pretraining.stage_fields import changeable
+from bertjax.pretraining.stage_fields import changeable_fields
 
 
 def find_field(config: ConfigDict, path: str) -> fields.Field:
@@ -49,7 +49,7 @@ def _add_stage_field(config: ConfigDict, keys: Sequence[str]) -> None:
     with config.unlocked():
         if stage is not None and field in OPTIONAL:
             stage[field] = OPTIONAL[field]
-        elif stage is not None and field in changeable(config):
+        elif stage is not None and field in changeable_fields(config):
             *section, last = path
             theirs = config[section[0]] if section else config
             value = theirs[last] if last in theirs else families.field_default(last)  # an adopted model may have it

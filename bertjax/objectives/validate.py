@@ -98,8 +98,8 @@ def _validate(config: ConfigDict, stage: Stage, with_model: bool) -> None:
         if with_model:
             objective.validate(config)
     if config.eval.fill_masks and not any(getattr(term.objective, "fills_masks", False) for term in terms):
-        names = " + ".join(term.name for term in terms)
-        raise UserError(f"config.eval.fill_masks = {config.eval.fill_masks!r}: {names} does not teach it; set ()")
+        text = " + ".join(term.name for term in terms)
+        raise UserError(f"config.eval.fill_masks = {config.eval.fill_masks!r}: {text} does not teach it; set ()")
 
 
 def _continues(objective: Objective) -> bool:

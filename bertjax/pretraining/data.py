@@ -26,7 +26,7 @@ from bertjax.data.batch import (
 )
 from bertjax.data.loading import pipeline
 from bertjax.data.loading.order import Order, count_groups
-from bertjax.data.loading.packing import whole
+from bertjax.data.loading.packing import round_up
 from bertjax.data.loading.transforms import SeededTransform
 from bertjax.data.records.manifest import training_shares
 from bertjax.data.records.record_sets import RecordSet, find_records, mix_sources
@@ -300,5 +300,5 @@ def packed_rows(config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[floa
     for stage in stages:
         groups = count_groups(stage.batch_size)
         multiple = math.lcm(groups, row_multiple(config_in(config, stage), mesh))
-        rows.append(whole(math.ceil(shares[stage.name] * stage.batch_size / groups) * groups, multiple))
+        rows.append(round_up(math.ceil(shares[stage.name] * stage.batch_size / groups) * groups, multiple))
     return rows

@@ -25,7 +25,7 @@ from bertjax.objectives.parts.pretraining_model import PretrainingModel
 from bertjax.pretraining.adaptation import HeldOutText
 from bertjax.pretraining.data import StageData
 from bertjax.pretraining.losses import StageLoss, new_carry
-from bertjax.pretraining.scores import divided, means_of, normalized, scores_of
+from bertjax.pretraining.scores import divide_sequences, means_of, normalized, scores_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.evaluator import Evaluator
 from bertjax.training.scores import Scores
@@ -88,7 +88,7 @@ class PretrainingEvaluator(Evaluator):
         shares = {source: data.records.shares.get(source, 1.0) for source in heldout}
         shares = normalized({source: share for source, share in shares.items() if share})
         means, total = {}, 0
-        for source, sequences in divided(self._config.eval.max_sequences, shares).items():
+        for source, sequences in divide_sequences(self._config.eval.max_sequences, shares).items():
             evaluated, sums = self._sums(params, data, loss, source, sequences, after_batch)
             means[source], total = means_of(sums), total + round(evaluated)
         first = loss.terms[0].name
@@ -136,8 +136,8 @@ class PretrainingEvaluator(Evaluator):
         model = self._eval_model(loss)
         network = BertForMaskedLM(model.config, model.compute)
         assert self._tokenizer is not None
-        measured = text.measured(network, local_copy(params, self._mesh), self._tokenizer)
-        bits = {f"bits_per_byte ({source})": scores["bits_per_byte"] for source, scores in measured.items()}
+        scores_by_source = text.score(network, local_copy(params, self._mesh), self._tokenizer)
+        bits = {f"bits_per_byte ({source})": scores["bits_per_byte"] for source, scores in scores_by_source.items()}
         return {name: value for name, value in bits.items() if value is not None}
 
     def eval_step(self, loss: StageLoss) -> jax.stages.Wrapped:

@@ -12,7 +12,7 @@ from bertjax.interop import pretrained, resizing
 from bertjax.models import families
 from bertjax.objectives.objective import joint_models
 from bertjax.objectives.parsing import add_all_settings, parse_objective, terms_of_stages
-from bertjax.pretraining.validate import require_memory, validate
+from bertjax.pretraining.validate import require_recurrent_memory, validate
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo
@@ -58,7 +58,7 @@ def adopt_checkpoint(config: ConfigDict, before: RunInfo | None = None) -> None:
             pretrained.adopt_tokenizer(config)
             _extend_model(config)
         _check_stages(config)
-        require_memory(config)
+        require_recurrent_memory(config)
         validate(config, with_data=False, is_adopted=True)  # the first validation did not check the model
     elif before is None:
         pretrained.adopt(config)

@@ -162,8 +162,8 @@ def _heldout_text(
         return None
     if is_new and jax.process_index() == 0:
         phase("measuring bits per byte of the checkpoint" if config.init_checkpoint else "choosing held-out text")
-        adaptation.begin(config, workdir, tokenizer)
-    return adaptation.read(workdir)
+        adaptation.write_heldout_text(config, workdir, tokenizer)
+    return adaptation.read_heldout_text(workdir)
 
 
 def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
@@ -193,7 +193,7 @@ def _end_report(
     model = BertForMaskedLM(loss.model.config, loss.model.compute)
     can_fill = any(isinstance(term.objective, WordObjective) and term.objective.fills_masks for term in loss.terms)
     filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks if can_fill else ())
-    bits = text.report(text.measured(model, params, tokenizer)) if text is not None else []
+    bits = text.report(text.score(model, params, tokenizer)) if text is not None else []
     return "\n".join([report(config_after(config, step), trained.scores), *bits, *map(fill_mask.describe, filled)])
 
 

@@ -1,49 +1,66 @@
-"""The scores of held-out text: how much of it each source gives, and what their means make together."""
+"""Arithmetic of the scores of held-out text: shares of the sources, means per source, scores of the objectives."""
 
 from collections.abc import Mapping, Sequence
 
 from bertjax.objectives.objective import Term
 
+Means = Mapping[str, Mapping[str, float]]  # {name of an objective or a source: {metric: mean}}
 
-def divided(sequences: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Divides a number of sequences among sources by their shares; each has a fourth of an equal part at least."""
-    return {
-        source: max(1, round(sequences * share), sequences // (4 * len(shares))) for source, share in shares.items()
-    }
+
+def divide_sequences(sequences: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """Divides a number of sequences among sources by their shares.
+
+    Each source gets at least a quarter of `sequences / number of sources`. The sum may exceed `sequences`.
+    """
+    least = sequences // (4 * len(shares))
+    return {source: max(1, round(sequences * share), least) for source, share in shares.items()}
 
 
 def normalized(shares: Mapping[str, float]) -> dict[str, float]:
     """Returns shares that add up to 1."""
     total = sum(shares.values())
-    return {name: share / total for name, share in shares.items()}
+    return {source: share / total for source, share in shares.items()}
 
 
 def means_of(sums: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Returns the weighted means of an evaluation's sums, by objective and metric, where there is any weight."""
-    found = {name: each for name, each in sums.items() if each["weight"]}
-    return {name: {metric: x / each["weight"] for metric, x in each.items()} for name, each in found.items()}
+    """Returns {objective: {metric: weighted mean}} for the objectives with a positive weight.
 
-
-def scores_of(
-    terms: Sequence[Term], means: Mapping[str, Mapping[str, Mapping[str, float]]], shares: Mapping[str, float]
-) -> dict[str, float]:
-    """Returns the scores of objectives of the means of each source, which counts by its share.
-
-    Of several sources also the loss and accuracy of each by the first objective, such as `mlm_loss (SOURCE)`.
+    Args:
+      sums: {objective: {metric: weighted sum}}. The metric "weight" is the sum of the weights.
     """
-    scores = {}
+    return {
+        name: {metric: value / metrics["weight"] for metric, value in metrics.items()}
+        for name, metrics in sums.items()
+        if metrics["weight"]
+    }
+
+
+def scores_of(terms: Sequence[Term], means: Mapping[str, Means], shares: Mapping[str, float]) -> dict[str, float]:
+    """Returns the scores of all objectives.
+
+    With several sources, the result also has the loss and accuracy of the first objective per source, such as
+    `mlm_loss (SOURCE)`.
+
+    Args:
+      terms: the objectives.
+      means: the result of `means_of` for each source.
+      shares: the weight of each source.
+    """
+    scores: dict[str, float] = {}
     for name, _, objective in terms:
-        given = {source: found[name] for source, found in means.items() if name in found}
-        if given:
-            own = normalized({source: shares[source] for source in given})
-            means_of_all = {
-                metric: sum(own[source] * found[metric] for source, found in given.items())
-                for metric in next(iter(given.values()))
-            }
-            scores |= objective.metrics.scores(name, means_of_all)
-    first, _, learnt = terms[0]
+        means_by_source = {source: by_objective[name] for source, by_objective in means.items() if name in by_objective}
+        if means_by_source:
+            scores |= objective.metrics.scores(name, _mean_over_sources(means_by_source, shares))
+    first, _, objective = terms[0]
     kept = {f"{first}_{metric}" for metric in ("loss", "accuracy")}
-    for source, found in means.items() if len(means) > 1 else ():
-        own = learnt.metrics.scores(first, found[first]) if first in found else {}
-        scores |= {f"{score} ({source})": value for score, value in own.items() if score in kept}
+    for source, by_objective in means.items() if len(means) > 1 else ():
+        source_scores = objective.metrics.scores(first, by_objective[first]) if first in by_objective else {}
+        scores |= {f"{score} ({source})": value for score, value in source_scores.items() if score in kept}
     return scores
+
+
+def _mean_over_sources(means: Means, shares: Mapping[str, float]) -> dict[str, float]:
+    """Returns {metric: mean weighted by `shares`} from {source: {metric: mean}}."""
+    weights = normalized({source: shares[source] for source in means})
+    metrics = next(iter(means.values()))
+    return {metric: sum(weights[source] * values[metric] for source, values in means.items()) for metric in metrics}

@@ -17,7 +17,7 @@ from bertjax.models.families import recurrent_family_of
 from bertjax.nn.ops.dropout import row_keys
 from bertjax.objectives.objective import joint_models
 from bertjax.objectives.parsing import parse_objective, terms_of_stages
-from bertjax.pretraining.adaptation import HeldOutText, only_pieces
+from bertjax.pretraining.adaptation import HeldOutText, keep_piece_updates
 from bertjax.pretraining.data import StageData
 from bertjax.pretraining.evaluator import PretrainingEvaluator
 from bertjax.pretraining.losses import StageLoss, make_loss, new_carry
@@ -119,7 +119,7 @@ class Pretraining:
             return updates
         pieces = self._tokenizer.vocab_size if self._tokenizer else self.loss.model.config.vocab_size
         new = range(pieces - self.config.tokenizer.extend, pieces)
-        return only_pieces(updates, abstract_axes(self.init_params), new, step < first)
+        return keep_piece_updates(updates, abstract_axes(self.init_params), new, step < first)
 
     def largest_stage(self) -> int:
         """Returns the number of the stage with the most tokens in a microbatch; of equal stages, of the last."""

@@ -66,7 +66,7 @@ def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
     config.init_checkpoint = "checkpoint"
     validate(config)
     assert config.is_locked
-    with pytest.raises(UserError, match=r"config.task = '.*': this command is for pre-training"):
+    with pytest.raises(UserError, match=r"config.task = '.*': must be 'pretraining' for this command"):
         validate_pretraining(config)
 
 
@@ -75,7 +75,7 @@ def test_every_experiment_is_valid_with_a_corpus(experiment):
     config = load(experiment)
     config.data.corpus = "text.txt"
     if config.adapt.model:
-        with pytest.raises(UserError, match=r"there is nothing to adapt: set init_checkpoint"):
+        with pytest.raises(UserError, match=r"needs a checkpoint to adapt; set init_checkpoint"):
             validate(config)
         config.init_checkpoint = "checkpoint"
     validate(config)
@@ -122,17 +122,25 @@ MISTAKES = {
         ("seed", 2**64, "config.seed = 18446744073709551616: must be at least 0 and below 2"),
         ("data.seed", -1, "config.data.seed = -1: must be at least 0"),
         ("data.corpus", 5, "config.data.corpus = 5: must be a string"),
-        ("stages", named_stages(only=stage(5, 1024, 160)), "only.length = 1024: longer than sequences may be.* = 512"),
-        ("stages", named_stages(only=stage(5, 128, 10)), "only.max_predictions_per_seq = 10: too small .* at least 19"),
-        ("stages", named_stages(only=stage(5, 128, 129)), "more than the sequence's 128 tokens"),
+        (
+            "stages",
+            named_stages(only=stage(5, 1024, 160)),
+            "only.length = 1024: must be at most model.max_position_embeddings = 512",
+        ),
+        ("stages", named_stages(only=stage(5, 128, 10)), "only.max_predictions_per_seq = 10: must be at least 19 for"),
+        ("stages", named_stages(only=stage(5, 128, 129)), "must be at most the length of 128 tokens"),
         ("stages", named_stages(only=stage(0, 128, 20)), "config.stages.only.steps = 0"),
-        ("stages", LATER_BUT_SHORTER, "'decay': would be trained before 'pretraining', though it is written after"),
-        ("stages", named_stages(a=stage(5, 128, 20), b=stage(5, 128, 21)), "a.max_predictions_per_seq = 20: stages of"),
+        ("stages", LATER_BUT_SHORTER, "'decay': must follow 'pretraining' alphabetically"),
+        (
+            "stages",
+            named_stages(a=stage(5, 128, 20), b=stage(5, 128, 21)),
+            "a.max_predictions_per_seq = 20: must be 21, because stages of",
+        ),
         ("data.masked_lm_prob", 0.0, "config.data.masked_lm_prob = 0.0"),
         ("data.heldout_fraction", 1.5, "config.data.heldout_fraction = 1.5"),
         ("data.corpus", None, "config.data.corpus = None: say where the text is"),
         ("data.corpus", [], "config.data.corpus = .*: say where the text is"),
-        ("eval.fill_masks", ("no mask",), "config.eval.fill_masks = 'no mask': each text needs a"),
+        ("eval.fill_masks", ("no mask",), "config.eval.fill_masks = 'no mask': each text must contain"),
         ("optimizer.learning_rate", -1.0, "config.optimizer.learning_rate = -1.0: must be above 0"),
         ("mesh.data", 0, "config.mesh.data = 0"),
         ("mesh.fsdp", -1, "only one axis can be -1"),

@@ -332,23 +332,23 @@ def test_z_loss_is_added_in_training_alone(records):
 
 
 @pytest.mark.parametrize("changed, message", [
-    (stage(0, 32, 10), r"stages.only.steps = 0: must be at least 1, or tokens above 0"),
-    (stage(4, 32, 10, tokens=1e3), r"stages.only.tokens = 1000.0: a stage has steps or tokens, not both"),
+    (stage(0, 32, 10), r"stages.only.steps = 0: must be at least 1, or tokens must be above 0"),
+    (stage(4, 32, 10, tokens=1e3), r"stages.only.tokens = 1000.0: must be 0 with steps = 4"),
     (stage(4, 32, 10, model=dict(global_rope_theta=0.0)), r"model.global_rope_theta = 0.0: must be above 0"),
-    (stage(4, 32, 10, model=dict(hidden_size=64)), r"only.model.hidden_size = 64: is nothing that a stage may"),
+    (stage(4, 32, 10, model=dict(hidden_size=64)), r"only.model.hidden_size = 64: must be removed"),
     (stage(4, 32, 10, data=dict(masked_lm_prob=0.7)), r"only.data.masked_lm_prob = 0.7: must be above 0 and at"),
-    (stage(4, 32, 10, data=dict(masked_lm_prob=0.4)), r"too small for data.masked_lm_prob = 0.4 of 32 tokens"),
+    (stage(4, 32, 10, data=dict(masked_lm_prob=0.4)), r"must be at least 12 for data.masked_lm_prob = 0.4"),
     (stage(4, 32, 10, data=dict(masked_lm_split=(0.5, 0.1, 0.1))), r"only.data.masked_lm_split = .*three shares"),
     (stage(4, 32, 10, batch_size=3, microbatches=2), r"only.batch_size = 3: must be a multiple of microbatches"),
-    (stage(4, 32, 10, ramp_from=2), r"only.ramp_from = 2: a batch that grows needs both"),
+    (stage(4, 32, 10, ramp_from=2), r"only.ramp_from = 2: must be the first batch size, together with ramp_tokens"),
     (stage(4, 32, 10, ramp_from=8, ramp_tokens=1e3), r"only.ramp_from = 8: must be below batch_size = 8"),
-    (stage(4, 32, 10, ramp_from=4, ramp_tokens=1.0), r"only.ramp_tokens = 1.0: too few"),
-    (stage(4, 32, 10, ramp_from=4, ramp_tokens=1e5), r"only.ramp_tokens = 100000.0: the stage ends before"),
-    (stage(0, 32, 10, tokens=50), r"only.tokens = 50.0: too few for one step of 8 sequences of 32"),
-    (stage(4, 32, 10, batch_size=1000, ramp_from=1, ramp_tokens=1e9), r"makes 1000 batch sizes"),
-    (stage(4, 32, 10, optimizer=dict(learning_rate="x")), r"optimizer.learning_rate = 'x': must be such as 0.001"),
+    (stage(4, 32, 10, ramp_from=4, ramp_tokens=1.0), r"only.ramp_tokens = 1.0: must give each batch size"),
+    (stage(4, 32, 10, ramp_from=4, ramp_tokens=1e5), r"only.ramp_tokens = 100000.0: must be reached before"),
+    (stage(0, 32, 10, tokens=50), r"only.tokens = 50.0: must give at least one step of 8 sequences of 32"),
+    (stage(4, 32, 10, batch_size=1000, ramp_from=1, ramp_tokens=1e9), r"at most 64 batch sizes, not 1000"),
+    (stage(4, 32, 10, optimizer=dict(learning_rate="x")), r"learning_rate = 'x': must be a value such as 0.001"),
     (stage(0, 32, 10, tokens=None), r"only.tokens = None: must be a whole number"),
-    (stage(4, 32, 10, optimizer=dict(name="lamb")), r"only.optimizer.name = 'lamb': is nothing that a stage"),
+    (stage(4, 32, 10, optimizer=dict(name="lamb")), r"only.optimizer.name = 'lamb': must be removed"),
 ])  # fmt: skip
 def test_mistakes_in_a_stage_are_named(changed, message):
     with pytest.raises(UserError, match=message) as error:
@@ -365,7 +365,7 @@ def test_a_batch_that_the_devices_cannot_share_is_named(records):
 def test_masks_of_records_cannot_change():
     config = tiny_config("x").unlock()
     config.stages = named_stages(only=stage(4, 32, 10, data=dict(masked_lm_prob=0.1)))
-    with pytest.raises(UserError, match=r"masks of records stay what they are; set data.masking=dynamic"):
+    with pytest.raises(UserError, match=r"records store the static masks; set data.masking=dynamic"):
         validate(config)
 
 

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.data.loading.masking import Rules, draw, mask_tokens
+from bertjax.data.loading.masking import MaskingRules, draw, mask_tokens
 
 VOCAB, MASK, CLS, SEP, LENGTH = 1000, 4, 2, 3, 128
-RULES = Rules(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)
+RULES = MaskingRules(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)
 CONTINUES = np.arange(VOCAB) % 3 == 0
 SINGLE = np.zeros(VOCAB, bool)  # each word is one piece
 TOKENS, WORDS, SPANS = {}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}
@@ -103,7 +103,8 @@ def test_the_tokens_of_a_span_share_what_becomes_of_them():
     rules = RULES._replace(**shares, continues_word=SINGLE, spans=True)
     ids = np.random.default_rng(0).integers(5, VOCAB, size=(1000, LENGTH), dtype=np.int32)
     draws = draw(np.random.default_rng(1), 1000, LENGTH, rules)
-    draws = draws._replace(words=np.full_like(draws.words, 10), pieces=draws.pieces % 900 + 50)  # [MASK] is none
+    random_pieces = draws.random_pieces % 900 + 50  # without [MASK]
+    draws = draws._replace(span_words=np.full_like(draws.span_words, 10), random_pieces=random_pieces)
     masking = mask_tokens(ids, np.full(1000, LENGTH), draws, rules)
     whole = masking.positions[:, -1] < LENGTH - 1  # the others met the end of the row
     assert whole.mean() > 0.9 and (masking.positions[whole, -1] - masking.positions[whole, 0] == 9).all()

@@ -26,7 +26,7 @@ def assert_arrangement(found, lengths, size, row=ROW):
     for step, is_there in enumerate(there):
         rows, starts = found.rows[step][is_there], found.starts[step][is_there]
         own = lengths[found.order[step][is_there]].astype(int)
-        assert (np.diff(rows) >= 0).all() and set(rows) == set(range(rows.max() + 1)) and rows.max() < found.count
+        assert (np.diff(rows) >= 0).all() and set(rows) == set(range(rows.max() + 1)) and rows.max() < found.row_count
         for number in set(rows):
             ends = np.cumsum(own[rows == number])
             assert (starts[rows == number] == ends - own[rows == number]).all()
@@ -51,7 +51,7 @@ def test_rows_are_full():
     lengths = like_wikipedia(64 * 1024)
     found = arrange(lengths, 64, ROW, rng())
     needed = lengths.sum(dtype=int) / 512 / 1024
-    assert needed < found.count < needed + 1.2  # the last row of a step need not be full
+    assert needed < found.row_count < needed + 1.2  # the last row of a step need not be full
     assert (found.rows.max(1) + 1).mean() < needed / 0.99
 
 
@@ -184,7 +184,7 @@ def test_the_number_of_rows_hardly_changes(monkeypatch):
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 32)
     lengths = rng().integers(8, 512, 40_000).astype(np.uint16)
     made = Order(RecordSet(("a",), (40_000,), lengths=lengths), 24, 0, ROW)
-    own = {made.arrangement(0, window).count for window in range(40)}
+    own = {made.arrangement(0, window).row_count for window in range(40)}
     assert len(own) > 1 and len({made.rows(window * made.steps, 1) for window in range(40)}) <= 2
 
 
@@ -206,6 +206,8 @@ def test_lengths_that_are_not_those_of_the_records_are_noticed(tmp_path):
 
 
 def test_a_row_with_too_many_masked_tokens_is_refused(tmp_path):
-    message = r"config.packing: a row has \d+ predicted words, but there is room for 3; set config.data.masked_lm_prob"
+    message = (
+        r"config.packing = True: a row has \d+ predicted words, but the limit is 3; set config.data.masked_lm_prob"
+    )
     with pytest.raises(UserError, match=message):
         batches_of(measured_set(tmp_path), 20, multiple=1, transforms=[masks(RULES)], row=RowSize(LENGTH, 8, 3))

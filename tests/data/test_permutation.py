@@ -50,11 +50,14 @@ def test_spans_are_words_of_harmonic_lengths_in_their_context():
     begins[[0, -1]] = True
     # The first span of a row: its words are those drawn, and it begins after a share of its context.
     for row in range(50):
-        words, start = int(draws.words[row, 0]), int(draws.before[row, 0] * given.k * draws.words[row, 0])
+        words, start = (
+            int(draws.span_words[row, 0]),
+            int(draws.context_shares[row, 0] * given.k * draws.span_words[row, 0]),
+        )
         begin = start + int(np.flatnonzero(begins[start:])[0])
         end = begin + 1 + int(np.flatnonzero(np.cumsum(begins[begin + 1 :]) == words)[0])
         assert selected[row, begin:end].all()
-    drawn = np.bincount(draws.words.ravel(), minlength=6)[1:] / draws.words.size
+    drawn = np.bincount(draws.span_words.ravel(), minlength=6)[1:] / draws.span_words.size
     np.testing.assert_allclose(drawn, 1 / np.arange(1, 6) / sum(1 / np.arange(1, 6)), atol=0.01)
 
 

@@ -11,7 +11,7 @@ from bertjax.data.loading import order
 from bertjax.data.loading.order import Order
 from bertjax.data.loading.readers import interface, plain
 from bertjax.data.records import layouts
-from bertjax.data.records.parsing import Records, Unfit
+from bertjax.data.records.parsing import InvalidRecord, Records
 from bertjax.data.records.serialization import Damaged, RecordOffsets, read_range
 from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_rows, write_set
 
@@ -68,7 +68,7 @@ def test_examples_are_parsed_in_any_order_of_features_and_with_others():
     assert found["input_ids"].tolist() == ids and found["input_ids"].dtype == np.int32
     assert found["pair_labels"].tolist() == [1] * 4
     for torn, length in ((records, 5), ([*records, b"no example"], 4)):
-        with pytest.raises(Unfit):
+        with pytest.raises(InvalidRecord):
             layouts.parse(torn, layouts.Format(length, 1, masking="dynamic"))
 
 
@@ -105,14 +105,14 @@ def test_torn_examples_are_refused_and_never_read_beyond():
     form, rng = layouts.Format(LENGTH, PREDICTIONS), np.random.default_rng(0)
     layouts.parse([record, record], form)
     for end in range(0, len(record), 7):
-        with pytest.raises(Unfit):
+        with pytest.raises(InvalidRecord):
             layouts.parse([record[:end]], form)
     for _ in range(300):  # each is refused, or has the right sizes
         torn = bytearray(record)
         torn[rng.integers(len(torn))] = rng.integers(256)
         try:
             assert layouts.parse([record, bytes(torn)], form)["input_ids"].shape == (2, LENGTH)
-        except Unfit:
+        except InvalidRecord:
             pass
     assert Records([record]).count("input_ids") == LENGTH
 

@@ -318,7 +318,9 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
     ):
         with pytest.raises(UserError, match="config.head.class_weights" + message):
             task_of(class_weights=text)
-    with pytest.raises(UserError, match=r"config.head.label_smoothing = 0.1: is for classes, of which a text has one"):
+    with pytest.raises(
+        UserError, match=r"config.head.label_smoothing = 0.1: must be 0 if a text can have several labels"
+    ):
         task_of(label_smoothing=0.1)
     numbers = dataclasses.replace(dataset, output_layer=output_layers.regression(), labels=())
     with pytest.raises(UserError, match=r"config.head.class_weights = 'balanced': this task predicts no classes"):
@@ -335,7 +337,7 @@ def test_classes_that_are_not_there_weigh_one():
     examples = Examples(ids, types, np.array([[1, 0, 1], [1, 0, 0]]))
     assert SigmoidCrossEntropy.balanced(examples, 3).tolist() == [1, 1, 1]
     nothing = {"labels": np.zeros(2, int), "weights": np.ones(2)}  # a batch of a class without weight
-    assert CrossEntropy((0.0, 1.0)).counted(nothing).sum() == 0
+    assert CrossEntropy((0.0, 1.0)).prediction_weights(nothing).sum() == 0
 
 
 # Tables of texts to predict.

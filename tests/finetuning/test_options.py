@@ -321,7 +321,7 @@ def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoin
 def test_without_held_out_text_there_is_no_patience(records_folder, tmp_path):
     config = tiny_config("text.txt")
     config.eval.patience, config.data.heldout_fraction = 3, 0.0
-    with pytest.raises(UserError, match=r"data.heldout_fraction = 0.0: no text is held out, by whose score a run"):
+    with pytest.raises(UserError, match=r"data.heldout_fraction = 0.0: must be above 0, because early stopping"):
         validate(config)
     shutil.copytree(records_folder, tmp_path / "records")
     (tmp_path / "records/manifest.json").unlink()  # without one, names tell what is held out

@@ -106,10 +106,10 @@ def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_p
     task = pretraining_run.KIND.open(config, tmp_path, None).task
     scores = task.evaluator.run(jax.device_put(source.params), STEPS).scores
     (bits,) = (value for name, value in scores.items() if name.startswith("bits_per_byte"))
-    text = adaptation.read(tmp_path)
+    text = adaptation.read_heldout_text(tmp_path)
     (windows,) = text.windows.values()
     assert not text.before and len(windows) == 4 and 1 < bits < np.log2(261)
-    after = dict.fromkeys(text.windows, adaptation.Measured(bits_per_byte=bits, tokens_per_word=5.0))
+    after = dict.fromkeys(text.windows, adaptation.TextScores(bits_per_byte=bits, tokens_per_word=5.0))
     assert text.report(after) == [f"held-out text of {corpus_file}: bits per byte {bits:.3f}; tokens per word 5.000"]
 
 
@@ -125,7 +125,7 @@ def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_p
     ({"objectives.auxiliary.target_weight": 0.0}, "auxiliary.target_weight = 0.0: must be above 0"),
     ({"objectives.auxiliary.targets": 1, "objectives.auxiliary.layers_until": 0.0}, "nothing is predicted besides"),
     ({"objective": "lm"}, "config.objectives.auxiliary: lm is learnt, without it; leave it out"),
-    ({"eval.bits_windows": 3, "data.corpus": None}, "config.data.corpus = None: eval.bits_windows = 3 are of held"),
+    ({"eval.bits_windows": 3, "data.corpus": None}, "config.data.corpus = None: eval.bits_windows = 3 needs held-out"),
 ])  # fmt: skip
 def test_what_cannot_be_learnt_is_said(fields, message):
     config = config_for()

@@ -71,12 +71,12 @@ def two_sources(checkpoint, corpus_file, folder):
 def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
     """And begins with the checkpoint's own score: that of the same words, by its own vocabulary."""
     sources = str(corpus_file), str(adapted.parent / "general.txt")
-    text = adaptation.read(adapted)
+    text = adaptation.read_heldout_text(adapted)
     assert text.windows.keys() == text.before.keys() == set(sources)
     assert all(len(each) == 3 for each in text.windows.values())
     assert any(window["hidden"] for window in text.windows[sources[0]])
     runs = map(pretrained.read, (checkpoint, adapted))
-    before, after = (text.measured(BertForMaskedLM(each.config), each.params, each.tokenizer) for each in runs)
+    before, after = (text.score(BertForMaskedLM(each.config), each.params, each.tokenizer) for each in runs)
     assert text.before == {source: pytest.approx(scores) for source, scores in before.items()}
     report, lines = (adapted / "report.txt").read_text(), read_metrics(adapted)
     for source in sources:
@@ -211,14 +211,14 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     ({"data.mixture": "{corpus}=100%", "data.corpus": "{corpus},b"}, r"shares must leave some of 100 %"),
     ({"data.mixture": "{corpus}=50%", "data.mix_when": "prepared"}, r"shares are .*mix_when=read"),
     ({"tokenizer.extend": 100_000}, r"config.tokenizer.extend = 100000: this corpus gives \d+ new pieces"),
-    ({"tokenizer.extend": 0}, r"config.adapt.new_pieces_first = 3: there are no new pieces"),
-    ({"adapt.model": False}, r"only the model of init_checkpoint itself .*adapt.model=True"),
+    ({"tokenizer.extend": 0}, r"config.adapt.new_pieces_first = 3: must be 0 without new pieces"),
+    ({"adapt.model": False}, r"only the model of init_checkpoint can grow; set adapt.model=True"),
     ({"adapt.positions": 40}, r"config.adapt.positions = 40: .* has 64 positions; choose more, or 0"),
     ({"adapt.positions_from": "x"}, r"config.adapt.positions_from = 'x': choose one of repeat, interpolate"),
     ({"stages.adapt.length": 128, "stages.adapt.max_predictions_per_seq": 20}, r"length = 128: .* has 96 positions; s"),
-    ({"tokenizer.kind": "bytes"}, r"tokenizer.kind = 'bytes' has all the pieces that there are"),
-    ({"data.heldout_fraction": 0.0}, r"config.data.heldout_fraction = 0.0: holds out no text"),
-    ({"init_checkpoint": ""}, r"there is nothing to adapt: set init_checkpoint"),
+    ({"tokenizer.kind": "bytes"}, r"tokenizer.extend = .*tokenizer.kind = 'bytes', whose vocabulary is fixed"),
+    ({"data.heldout_fraction": 0.0}, r"config.data.heldout_fraction = 0.0: must hold out text"),
+    ({"init_checkpoint": ""}, r"needs a checkpoint to adapt; set init_checkpoint"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(fields, message, checkpoint, corpus_file, tmp_path):
     given = {name: x.format(corpus=corpus_file) if isinstance(x, str) else x for name, x in fields.items()}

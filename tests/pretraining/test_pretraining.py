@@ -30,7 +30,7 @@ from bertjax.pretraining import run as pretraining_run
 from bertjax.pretraining.data import StageData, packed_row
 from bertjax.pretraining.records import find_or_prepare
 from bertjax.pretraining.run import report
-from bertjax.pretraining.scores import divided
+from bertjax.pretraining.scores import divide_sequences
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints.workdir import differences, raise_if_fatal
 from bertjax.training.optim.schedules import make_schedule
@@ -162,7 +162,7 @@ def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, r
     assert abs(much - little) > 0.002
     np.testing.assert_allclose(scores["mlm_loss"], share * much + (1 - share) * little, rtol=1e-6)
     assert f"of {sources[1]}: loss {little:.3f}, accuracy" in report(config, found)
-    assert divided(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
+    assert divide_sequences(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
 
 
 def test_masks_are_filled_best_first(task, params, records_folder):

@@ -394,15 +394,15 @@ def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
 
 
 @pytest.mark.parametrize("fields, message", [
-    ({"packing": True}, "config.packing = True: rows that go on in the next step (data.stream) are full"),
+    ({"packing": True}, "config.packing = True: must be False with data.stream=True"),
     ({"eval.clamp_length": -1}, "config.eval.clamp_length = -1: must be at least 0"),
-    ({"data.stream": False, "eval.memory_length": 9}, "config.eval.memory_length = 9: is of rows that go on"),
+    ({"data.stream": False, "eval.memory_length": 9}, "config.eval.memory_length = 9: needs data.stream=True"),
     ({"model.memory_length": 0}, "config.model.memory_length = 0: must be at least 1"),
-    ({"data.dupe_factor": 2}, "config.data.dupe_factor = 2: a stream of text is cut into whole sequences, once"),
+    ({"data.dupe_factor": 2}, "config.data.dupe_factor = 2: must be 1 with data.stream=True"),
     ({"data.masking": "static"}, "config.data.masking = 'static': "),
     ({"objective": "mlm"}, "config.data.stream = True: mlm reads sequences by themselves, not text that goes on"),
-    ({"stages": named_stages(only=stage(6, LENGTH, 3, batch_size=4))}, "config.stages.only.batch_size = 4: rows"),
-    ({"model": pretraining_config().model}, "config.data.stream = True: model.family = 'bert' has no memory"),
+    ({"stages": named_stages(only=stage(6, LENGTH, 3, batch_size=4))}, "config.stages.only.batch_size = 4: must be"),
+    ({"model": pretraining_config().model}, "config.data.stream = True: model.family = 'bert' has no recurrent memory"),
 ])  # fmt: skip
 def test_what_cannot_go_on_is_told(fields, message):
     config = stream_config().copy_and_resolve_references().unlock()

@@ -1,6 +1,7 @@
 """Masks tokens for masked-language-model training (Devlin et al. 2019, section 3.1).
 
-All random numbers are drawn first, as arrays by row, so that a row's mask does not depend on the rows beside it.
+All random numbers are drawn first, in arrays whose first axis is rows. Therefore the mask of a row does not depend on
+the rows of the same batch.
 """
 
 from collections.abc import Mapping
@@ -12,26 +13,31 @@ from bertjax.data.batch import Batch
 from bertjax.data.loading.transforms import BatchTransform
 from bertjax.text.tokenizer import Tokenizer
 
-# Lengths of spans, in words: geometric, cut off at 10; 3.8 on average (Joshi et al. 2020, section 3.1).
+# The probabilities of span lengths in words: geometric, at most 10 words, 3.8 words on average (Joshi et al. 2020,
+# section 3.1).
 SPAN_PROB, MAX_SPAN_WORDS = 0.2, 10
 SPAN_LENGTHS = SPAN_PROB * (1 - SPAN_PROB) ** np.arange(MAX_SPAN_WORDS)
 SPAN_LENGTHS /= SPAN_LENGTHS.sum()
 NONE = np.uint32(2**32 - 1)
 
 
-class Rules(NamedTuple):
-    """How tokens are masked.
+class MaskingRules(NamedTuple):
+    """The settings of masking.
 
     Attributes:
-      masked_lm_prob: share of a row's tokens that are selected.
-      split: shares of the selected tokens that become [MASK], become a random piece, and stay as they are.
-      max_predictions_per_seq: tokens that are selected at most.
+      masked_lm_prob: the share of the tokens of a row that are selected.
+      split: the shares of the selected tokens that become [MASK], become a random piece, and stay unchanged.
+      max_predictions_per_seq: the largest number of selected tokens.
+      vocab_size: the vocabulary size.
+      mask_id: the id of [MASK].
+      cls_id: the id of [CLS].
+      sep_id: the id of [SEP].
       continues_word: `[vocab_size]` booleans: True if a piece continues a word; None to select single tokens.
       spans: whether to select spans of whole words (SpanBERT).
     """
 
     masked_lm_prob: float
-    split: tuple[float, float, float]
+    split: tuple[float, ...]
     max_predictions_per_seq: int
     vocab_size: int
     mask_id: int
@@ -41,10 +47,10 @@ class Rules(NamedTuple):
     spans: bool = False
 
 
-def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int) -> Rules:
+def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int) -> MaskingRules:
     """Returns the rules of `config.data`."""
     whole_words = data["do_whole_word_mask"] or data["do_span_mask"]
-    return Rules(
+    return MaskingRules(
         masked_lm_prob=data["masked_lm_prob"],
         split=tuple(data["masked_lm_split"]),
         max_predictions_per_seq=max_predictions_per_seq,
@@ -57,45 +63,47 @@ def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int) 
     )
 
 
-class Draws(NamedTuple):
-    """All random numbers that masking takes. The first axis of each array is rows.
+class MaskingDraws(NamedTuple):
+    """All random numbers of masking. The first axis of each array is rows.
 
     Attributes:
-      order: `[rows, length]` uint32: tokens, words or beginnings of spans are tried in this order.
-      words: `[rows, max_predictions_per_seq]` uint8: `words[:, i]` is how many words a span has before which i tokens
-        of its row were selected.
-      fates: `[rows, max_predictions_per_seq]` float32 from 0 to 1: what becomes of each prediction; with spans,
-        `fates[:, i]` is for all tokens of such a span.
-      pieces: `[rows, max_predictions_per_seq]` int32: random pieces.
+      order: `[rows, length]` uint32. Tokens, words or starts of spans are tried in ascending order of these numbers.
+      span_words: `[rows, max_predictions_per_seq]` uint8. A span that starts after i selected tokens of the row has
+        `span_words[:, i]` words.
+      replacements: `[rows, max_predictions_per_seq]` float32 from 0 to 1. The numbers decide whether selected tokens
+        are masked, random or unchanged. Without spans, number i is for prediction i. With spans, number i is for all
+        tokens of the span that starts after i selected tokens of the row.
+      random_pieces: `[rows, max_predictions_per_seq]` int32, a random piece for each prediction.
     """
 
     order: np.ndarray
-    words: np.ndarray
-    fates: np.ndarray
-    pieces: np.ndarray
+    span_words: np.ndarray
+    replacements: np.ndarray
+    random_pieces: np.ndarray
 
 
-def draw(rng: np.random.Generator, rows: int, length: int, rules: Rules) -> Draws:
-    """Draws what `mask_tokens` needs for `[rows, length]` ids."""
-    predictions = (rows, rules.max_predictions_per_seq)
-    words = np.ones(predictions, np.uint8)
+def draw(rng: np.random.Generator, rows: int, length: int, rules: MaskingRules) -> MaskingDraws:
+    """Returns the random numbers that `mask_tokens` needs for ids `[rows, length]`."""
+    shape = (rows, rules.max_predictions_per_seq)
+    span_words = np.ones(shape, np.uint8)
     if rules.spans:
-        words += np.searchsorted(np.cumsum(SPAN_LENGTHS[:-1]), rng.random(predictions), "right").astype(np.uint8)
-    return Draws(
+        span_words += np.searchsorted(np.cumsum(SPAN_LENGTHS[:-1]), rng.random(shape), "right").astype(np.uint8)
+    return MaskingDraws(
         order=rng.integers(2**32, size=(rows, length), dtype=np.uint32),
-        words=words,
-        fates=rng.random(predictions, np.float32),
-        pieces=rng.integers(rules.vocab_size, size=predictions, dtype=np.int32),
+        span_words=span_words,
+        replacements=rng.random(shape, np.float32),
+        random_pieces=rng.integers(rules.vocab_size, size=shape, dtype=np.int32),
     )
 
 
 class Masking(NamedTuple):
-    """Masked token ids `[rows, length]`, and the predictions of each row in ascending order of position, padded with 0.
+    """Masked token ids, and the predictions of each row in ascending order of position.
 
     Attributes:
-      ids: `[rows, length]`.
-      positions, labels: `[rows, max_predictions_per_seq]`.
-      counts: `[rows]`, predictions of each row.
+      ids: `[rows, length]`, the masked token ids.
+      positions: `[rows, max_predictions_per_seq]`, the positions of the predictions, padded with 0.
+      labels: `[rows, max_predictions_per_seq]`, the ids at these positions before masking, padded with 0.
+      counts: `[rows]`, the number of predictions of each row.
     """
 
     ids: np.ndarray
@@ -105,36 +113,43 @@ class Masking(NamedTuple):
 
 
 class DynamicMasking(BatchTransform):
-    """Masks the tokens of a row when the row is read. Each reading of the row draws another mask."""
+    """Masks the tokens of a row when the row is read. Each reading of the row draws another mask.
 
-    def __init__(self, rules: Rules) -> None:
+    Attributes:
+      rules: the settings.
+    """
+
+    def __init__(self, rules: MaskingRules) -> None:
+        """Stores the settings."""
         self.rules = rules
 
     def draw(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
-        """Returns the fields of `Draws`."""
+        """Returns the fields of `MaskingDraws`."""
         return draw(rng, rows, length, self.rules)._asdict()
 
     def __call__(self, batch: Batch, draws: Batch) -> Batch:
         """Returns the masked `input_ids`, and the predictions."""
-        masking = mask_tokens(batch["input_ids"], batch["segments"].sum(1), Draws(**draws), self.rules)
-        used = np.arange(self.rules.max_predictions_per_seq) < masking.counts[:, None]
+        masking = mask_tokens(batch["input_ids"], batch["segments"].sum(1), MaskingDraws(**draws), self.rules)
+        is_prediction = np.arange(self.rules.max_predictions_per_seq) < masking.counts[:, None]
         return {
             "input_ids": masking.ids,
             "word_positions": masking.positions,
             "word_ids": masking.labels,
-            "word_weights": used.astype(np.float32),
+            "word_weights": is_prediction.astype(np.float32),
         }
 
 
-def mask_tokens(ids: np.ndarray, sizes: np.ndarray, draws: Draws, rules: Rules) -> Masking:
-    """Masks `masked_lm_prob` of each row's tokens, at least one and at most `max_predictions_per_seq`.
+def mask_tokens(ids: np.ndarray, sizes: np.ndarray, draws: MaskingDraws, rules: MaskingRules) -> Masking:
+    """Masks the share `masked_lm_prob` of the tokens of each row: 1 to `max_predictions_per_seq` tokens.
 
-    As in Google's create_masked_lm_predictions, [CLS] and [SEP] count towards the total length but are never selected,
-    and words that would exceed the number are passed over. Each token's fate is its own, but tokens of a span share it.
+    [CLS] and [SEP] count as tokens but are never selected, and words that would exceed the number are passed over, as
+    in Google's create_masked_lm_predictions. The tokens of a span are all masked, all random, or all unchanged.
 
     Args:
-      ids: `[rows, length]`, padded. Integers of any type, which `positions` and `labels` will have too.
-      sizes: `[rows]`, tokens of each row.
+      ids: `[rows, length]`, padded, of any integer type. The positions and labels have the same type.
+      sizes: `[rows]`, the number of tokens of each row.
+      draws: the random numbers.
+      rules: the settings.
     """
     length = ids.shape[1]
     allowed = (ids != rules.cls_id) & (ids != rules.sep_id)
@@ -142,94 +157,122 @@ def mask_tokens(ids: np.ndarray, sizes: np.ndarray, draws: Draws, rules: Rules) 
     wanted = np.clip(np.rint(sizes * rules.masked_lm_prob), 1, rules.max_predictions_per_seq).astype(np.int32)
     if rules.continues_word is None:
         selected, counts = _select_tokens(allowed, wanted, draws)
+        span_start = None
     else:
-        selected, counts, span = _select_words(allowed, rules.continues_word[ids], wanted, draws)
+        selected, counts, span_start = _select_words(allowed, rules.continues_word[ids], wanted, draws)
 
-    used = np.arange(rules.max_predictions_per_seq, dtype=np.int32) < counts[:, None]
-    fates = draws.fates[selected // length, span] if rules.spans else draws.fates[used]
-    found = ids.ravel()[selected]
-    positions, labels = np.zeros(used.shape, ids.dtype), np.zeros(used.shape, ids.dtype)
-    positions[used], labels[used] = selected % length, found
-
-    to_mask, to_random, _ = rules.split
-    masked = ids.copy()
-    masked.ravel()[selected] = np.where(
-        fates < to_mask, rules.mask_id, np.where(fates < to_mask + to_random, draws.pieces[used], found)
+    is_prediction = np.arange(rules.max_predictions_per_seq, dtype=np.int32) < counts[:, None]
+    replacements = (
+        draws.replacements[selected // length, span_start] if rules.spans else draws.replacements[is_prediction]
     )
+    selected_ids = ids.ravel()[selected]
+    positions, labels = np.zeros(is_prediction.shape, ids.dtype), np.zeros(is_prediction.shape, ids.dtype)
+    positions[is_prediction], labels[is_prediction] = selected % length, selected_ids
+
+    mask_share, random_share, _ = rules.split
+    is_mask, is_random = replacements < mask_share, replacements < mask_share + random_share
+    random_or_same = np.where(is_random, draws.random_pieces[is_prediction], selected_ids)
+    masked = ids.copy()
+    masked.ravel()[selected] = np.where(is_mask, rules.mask_id, random_or_same)
     return Masking(masked, positions, labels, counts)
 
 
-def first_allowed(order: np.ndarray, allowed: np.ndarray, most: int) -> np.ndarray:
-    """The columns of the `most` first allowed elements of each row, in this order: `[rows, most]`, padded with `NONE`.
+def first_allowed(order: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
+    """Returns the columns of the first allowed elements of each row.
 
-    Sorts order and column as one number, which is several times as fast as `np.argsort`.
+    The function sorts order and column as one number, which is several times as fast as `np.argsort`.
+
+    Args:
+      order: `[rows, length]` uint32. Elements come in ascending order of these numbers.
+      allowed: `[rows, length]` booleans.
+      count: the number of columns to return.
+
+    Returns:
+      `[rows, count]`, padded with `NONE`.
     """
     length = order.shape[1]
     low = np.uint32((1 << length.bit_length()) - 1)  # the bits of a column, or of `length`
     keys = order & ~low
     keys |= np.arange(length, dtype=np.uint32)
     keys[~allowed] = NONE
-    if most < length:
-        keys.partition(most, axis=1)
-        keys = keys[:, :most]
+    if count < length:
+        keys.partition(count, axis=1)
+        keys = keys[:, :count]
     keys.sort(axis=1)
     return np.where(keys == NONE, NONE, keys & low)
 
 
-def _select_tokens(allowed, wanted, draws) -> tuple[np.ndarray, np.ndarray]:
-    """Selects `wanted` tokens of each row.
+def _select_tokens(allowed: np.ndarray, wanted: np.ndarray, draws: MaskingDraws) -> tuple[np.ndarray, np.ndarray]:
+    """Selects single tokens.
+
+    Args:
+      allowed: `[rows, length]` booleans.
+      wanted: `[rows]`, the number of tokens to select in each row.
+      draws: the random numbers.
 
     Returns:
-      The places of the selected tokens in the flattened rows, ascending; how many there are in each row.
+      The positions of the selected tokens in the flattened rows, ascending; and the number of tokens of each row.
     """
     rows, length = allowed.shape
     columns = first_allowed(draws.order, allowed, min(int(wanted.max(initial=1)), length))
     columns[np.arange(columns.shape[1], dtype=np.int32) >= wanted[:, None]] = NONE
     columns.sort(axis=1)
-    used = columns != NONE
+    is_selected = columns != NONE
     columns += np.arange(0, rows * length, length, dtype=np.uint32)[:, None]
-    return columns[used].astype(np.intp), used.sum(1)
+    return columns[is_selected].astype(np.intp), is_selected.sum(1)
 
 
-def _select_words(allowed, continues, wanted, draws) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Selects spans of whole words, at most `wanted` tokens of each row.
+def _select_words(
+    allowed: np.ndarray, continues_word: np.ndarray, wanted: np.ndarray, draws: MaskingDraws
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Selects spans of whole words.
 
-    A span ends before a special token, a word that is already selected, and a word that would exceed the number.
+    A span ends before a special token, before a selected word, and before a word that would exceed the number.
+
+    Args:
+      allowed: `[rows, length]` booleans.
+      continues_word: `[rows, length]` booleans, True for tokens that continue a word.
+      wanted: `[rows]`, the largest number of tokens to select in each row.
+      draws: the random numbers.
 
     Returns:
-      The same as `_select_tokens`; for each token, how many were selected in its row before its span.
+      The positions of the selected tokens in the flattened rows, ascending; the number of tokens of each row; and for
+      each selected token, the number of tokens that were selected in its row before its span.
     """
     rows, length = allowed.shape
-    inner = np.zeros(allowed.shape, bool)  # not the first token of its word; a special token ends a word
-    inner[:, 1:] = allowed[:, 1:] & allowed[:, :-1] & continues[:, 1:]
-    begins = np.append(allowed & ~inner, False)
-    edges = np.append(np.flatnonzero(~inner), allowed.size)
-    sizes = np.zeros(allowed.size, np.int32)  # sizes of the words, at the places where they begin
+    # Tokens after the first token of a word. A special token ends a word.
+    is_inside = np.zeros(allowed.shape, bool)
+    is_inside[:, 1:] = allowed[:, 1:] & allowed[:, :-1] & continues_word[:, 1:]
+    is_start = np.append(allowed & ~is_inside, False)
+    edges = np.append(np.flatnonzero(~is_inside), allowed.size)
+    sizes = np.zeros(allowed.size, np.int32)  # the size of each word, at the first token of the word
     sizes[edges[:-1]] = np.diff(edges)
-    order = np.full((rows, length + 1), NONE)  # columns where words begin, in the order in which they are tried
-    order[:, :-1] = first_allowed(draws.order, begins[:-1].reshape(rows, length), length)
+    order = np.full((rows, length + 1), NONE)  # the columns where words start, in the order of the attempts
+    order[:, :-1] = first_allowed(draws.order, is_start[:-1].reshape(rows, length), length)
 
-    taken, span_of = np.zeros(allowed.size, bool), np.zeros(allowed.size, np.int32)
+    is_selected, span_of_word = np.zeros(allowed.size, bool), np.zeros(allowed.size, np.int32)
     left = wanted.copy()
-    # For each row that is not finished: the word to try next, whether the span goes on with it, how many tokens were
-    # selected before the span, how many words it lacks, and how many spans were tried.
+    # The state of each unfinished row: the next word to try, whether this word continues the span, the number of tokens
+    # that were selected before the span, the number of words that the span misses, and the number of attempted spans.
     row = np.arange(rows)
-    word, goes_on = row * length + order[:, 0], np.zeros(rows, bool)
-    span = lacks = spans = np.zeros(rows, np.int32)
+    word, in_span = row * length + order[:, 0], np.zeros(rows, bool)
+    span_start = missing_words = attempts = np.zeros(rows, np.int32)
     while (unfinished := (left[row] > 0) & (word < allowed.size)).any():
-        row, word, goes_on, span, lacks, spans = (x[unfinished] for x in (row, word, goes_on, span, lacks, spans))
-        span = np.where(goes_on, span, wanted[row] - left[row])
-        lacks = np.where(goes_on, lacks, draws.words[row, span]) - 1
-        spans = spans + ~goes_on
+        state = (row, word, in_span, span_start, missing_words, attempts)
+        row, word, in_span, span_start, missing_words, attempts = (array[unfinished] for array in state)
+        span_start = np.where(in_span, span_start, wanted[row] - left[row])
+        missing_words = np.where(in_span, missing_words, draws.span_words[row, span_start]) - 1
+        attempts = attempts + ~in_span
         size = sizes[word]
-        fits = ~taken[word] & (size <= left[row])
+        fits = ~is_selected[word] & (size <= left[row])
         left[row] -= size * fits
-        taken[word[fits]], span_of[word[fits]] = True, span[fits]
-        following = word + size
-        goes_on = fits & (lacks > 0) & begins[following] & (following % length > 0)
-        word = np.where(goes_on, following, row * length + order[row, spans])
+        is_selected[word[fits]], span_of_word[word[fits]] = True, span_start[fits]
+        next_word = word + size
+        in_span = fits & (missing_words > 0) & is_start[next_word] & (next_word % length > 0)
+        word = np.where(in_span, next_word, row * length + order[row, attempts])
 
-    words = np.flatnonzero(taken)
-    sizes, span_of = sizes[words], span_of[words]
+    words = np.flatnonzero(is_selected)
+    sizes, span_of_word = sizes[words], span_of_word[words]
     before = np.cumsum(sizes) - sizes
-    return np.repeat(words - before, sizes) + np.arange(sizes.sum()), wanted - left, np.repeat(span_of, sizes)
+    tokens = np.repeat(words - before, sizes) + np.arange(sizes.sum())
+    return tokens, wanted - left, np.repeat(span_of_word, sizes)

@@ -139,10 +139,10 @@ class Order:
         rng = np.random.default_rng([self.seed, group, 1, window])
         lanes = self.lanes_of(group)
         if self.is_stream:
-            return packing.in_order(self.window)
+            return packing.ordered_arrangement(self.window)
         all_lengths = self.files.lengths
         if all_lengths is None:
-            return packing.shuffled(len(lanes) * self.window, self.group_size, rng)
+            return packing.shuffled_arrangement(len(lanes) * self.window, self.group_size, rng)
         lengths = np.concatenate([self._lengths(all_lengths, lane, window) for lane in lanes])
         return packing.arrange(lengths, self.group_size, self.row, rng)
 
@@ -172,11 +172,11 @@ class Order:
           multiple: the number of rows is a multiple of this.
         """
         rows_of_group = max(map(self._max_rows, {*range(FIRST_WINDOWS), step // self.steps}))
-        return packing.whole(rows_of_group * self.groups, math.lcm(self.groups, multiple))
+        return packing.round_up(rows_of_group * self.groups, math.lcm(self.groups, multiple))
 
     def _count_max_rows(self, window: int) -> int:
         """Returns the maximum number of rows of a group in any step of a window."""
-        return max(self.arrangement(group, window).count for group in range(self.groups))
+        return max(self.arrangement(group, window).row_count for group in range(self.groups))
 
     def sequences_of(self, groups: np.ndarray) -> np.ndarray:
         """Returns the indices of the sequences of some groups in each padded batch."""

@@ -1,8 +1,9 @@
-"""Packing: several sequences share a row of a batch, so that few of its tokens are padding.
+"""Packing: several sequences share a row of a batch, which leaves few tokens of padding.
 
-An arrangement assigns the sequences of a window to its steps. It is made of rows, not of sequences: best-fit decreasing
-packs the whole window at once, which fills rows far better than the few sequences of a step would; then the rows are
-dealt to the steps, so that each has as many sequences as the config says, in nearly the same number of rows.
+An arrangement assigns the sequences of a window to the rows of the steps of the window. Best-fit decreasing packs the
+whole window into bins, because many sequences fill bins much better than the few sequences of one step. Then the bins
+are dealt to the steps and become rows. Each step gets the number of sequences in the config, and all steps have about
+the same number of rows.
 """
 
 import collections
@@ -14,74 +15,92 @@ import numpy as np
 from bertjax.common.errors import UserError
 from bertjax.data.batch import Axis, Batch, BatchSpec, RowSize
 
-PARTNERS = 8  # steps, at most, with which one exchanges packs: of a million steps, all pairs would be too many
+MAX_PARTNERS = 8  # A step exchanges bins with at most 8 steps, because all pairs of a million steps are too many.
+
+Bins = dict[int, dict[int, list[int]]]  # {step: {number of sequences: bins of the step}}
 
 
 class Arrangement(NamedTuple):
-    """The sequences of each step, and their places in its rows.
+    """The sequences of each step, with their rows and their positions in the rows.
 
     Attributes:
-      order: `[steps, sequences]` indices of sequences, those of a row side by side; -1: none.
-      rows, starts: `[steps, sequences]` row of the step, and first token in it.
-      count: rows of a step; some may have fewer.
+      order: `[steps, sequences]`, the indices of the sequences. The sequences of a row are adjacent; -1 is padding.
+      rows: `[steps, sequences]`, the row of each sequence in the step.
+      starts: `[steps, sequences]`, the position of the first token of each sequence in the row.
+      row_count: the largest number of rows of a step.
     """
 
     order: np.ndarray
     rows: np.ndarray
     starts: np.ndarray
-    count: int
+    row_count: int
 
 
-def shuffled(sequences: int, size: int, rng: np.random.Generator) -> Arrangement:
-    """Arranges steps of `size` sequences in random order, each in a row of its own. `size` divides `sequences`."""
+def shuffled_arrangement(sequences: int, size: int, rng: np.random.Generator) -> Arrangement:
+    """Returns steps of `size` sequences in random order, with one sequence per row. `size` divides `sequences`."""
     order = rng.permutation(sequences).reshape(-1, size)
     return Arrangement(order, np.broadcast_to(np.arange(size), order.shape), np.zeros_like(order), size)
 
 
-def in_order(sequences: int) -> Arrangement:
-    """Arranges steps of one sequence, as they come."""
+def ordered_arrangement(sequences: int) -> Arrangement:
+    """Returns steps of one sequence each, in order."""
     order = np.arange(sequences)[:, None]
     return Arrangement(order, np.zeros_like(order), np.zeros_like(order), 1)
 
 
 def arrange(lengths: np.ndarray, size: int, row: RowSize, rng: np.random.Generator) -> Arrangement:
-    """Arranges the steps of a window so that few rows hold its sequences; which of equal length go where is random.
+    """Arranges the steps of a window in few rows. Sequences of the same length have random places.
 
     Args:
-      lengths: `[sequences]` tokens of each, from 1 to `row.tokens`.
-      size: sequences of a step; if it does not divide their number, one step, at random, has fewer.
+      lengths: `[sequences]`, the tokens of each sequence, from 1 to `row.tokens`.
+      size: the number of sequences of a step. If `size` does not divide the number of sequences, one random step has
+        fewer sequences.
+      row: the size of a row.
+      rng: the generator of random numbers.
     """
     lengths, steps = np.asarray(lengths, np.int64), -(-len(lengths) // size)
     sizes = np.full(steps, size)
     sizes[rng.integers(steps)] -= size * steps - len(lengths)
-    pack = best_fit(lengths, row, rng)
-    step = deal(pack, lengths, sizes, rng)
+    bins = best_fit(lengths, row, rng)
+    step = deal(bins, lengths, sizes, rng)
 
-    # Sort the sequences by step and row, and count both off.
-    place = np.argsort(step * (pack.max() + 1) + pack, kind="stable")  # a lexsort takes three times as long
-    pack, step, lengths = pack[place], step[place], lengths[place]
-    is_first = np.diff(pack, prepend=-1) != 0  # first sequence of its row
-    step_first = np.searchsorted(step, np.arange(steps))
-    row_number = np.cumsum(is_first) - 1
-    row_of_step = row_number - row_number[np.minimum(step_first, len(lengths) - 1)][step]
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    starts = starts - starts[is_first][row_number]
+    # Sort the sequences by step and bin. Then number the rows of each step, and add up the lengths in each row.
+    order = np.argsort(step * (bins.max() + 1) + bins, kind="stable")  # np.lexsort takes three times as long.
+    bins, step, lengths = bins[order], step[order], lengths[order]
+    is_first_in_row = np.diff(bins, prepend=-1) != 0
+    first_of_step = np.searchsorted(step, np.arange(steps))
+    row_number = np.cumsum(is_first_in_row) - 1
+    row_in_step = row_number - row_number[np.minimum(first_of_step, len(lengths) - 1)][step]
+    starts = np.cumsum(lengths) - lengths
+    starts = starts - starts[is_first_in_row][row_number]
 
-    count = int(row_of_step.max()) + 1
+    row_count = int(row_in_step.max()) + 1
     if len(lengths) == steps * size:
-        return Arrangement(*(values.reshape(steps, size) for values in (place, row_of_step, starts)), count)
-    column = np.arange(len(lengths)) - step_first[step]
-    found = Arrangement(*(np.full((steps, size), fill) for fill in (-1, 0, 0)), count)
-    for table, values in zip(found, (place, row_of_step, starts)):
+        shape = (steps, size)
+        return Arrangement(order.reshape(shape), row_in_step.reshape(shape), starts.reshape(shape), row_count)
+    column = np.arange(len(lengths)) - first_of_step[step]
+    tables = [np.full((steps, size), padding) for padding in (-1, 0, 0)]
+    for table, values in zip(tables, (order, row_in_step, starts)):
         table[step, column] = values
-    return found
+    return Arrangement(tables[0], tables[1], tables[2], row_count)
 
 
 def best_fit(lengths: np.ndarray, row: RowSize, rng: np.random.Generator) -> np.ndarray:
-    """Packs by best-fit decreasing: longest first, each where it leaves the least room. Returns `[sequences]` packs.
+    """Packs sequences into bins by best-fit decreasing.
 
-    Sequences of one length are interchangeable, and so are packs with the same room: they are assigned many at a time.
+    The longest sequences come first. A sequence goes to the bin with the least room that suffices. Sequences of the
+    same length are interchangeable, and so are bins with the same room. Therefore an iteration places many sequences.
+
+    Args:
+      lengths: `[sequences]`, the tokens of each sequence.
+      row: the size of a bin.
+      rng: the generator of random numbers.
+
+    Returns:
+      The bin of each sequence, `[sequences]`.
+
+    Raises:
+      UserError: if a sequence is empty or longer than a row.
     """
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= row.tokens:
         wrong = lengths.min() if lengths.min() < 1 else lengths.max()
@@ -89,100 +108,131 @@ def best_fit(lengths: np.ndarray, row: RowSize, rng: np.random.Generator) -> np.
     order = rng.permutation(len(lengths))
     order = order[np.argsort(-lengths[order], kind="stable")]
     bounds = np.flatnonzero(np.diff(lengths[order])) + 1
-    pack = np.empty(len(lengths), np.int64)
-    members = np.zeros(len(lengths), np.int64)  # sequences of each pack
+    bins = np.empty(len(lengths), np.int64)
+    counts = np.zeros(len(lengths), np.int64)  # the number of sequences of each bin
     by_room = [np.empty(0, np.int64)] * (row.tokens + 1)
-    rooms = opened = 0  # bit `room` is set if there are packs with that room
-    for same in np.split(order, bounds):
-        size = int(lengths[same[0]])
-        while len(same):
+    rooms = opened = 0  # Bit `room` of `rooms` is set if there are bins with this room.
+    for waiting in np.split(order, bounds):  # sequences of the same length
+        size = int(lengths[waiting[0]])
+        while len(waiting):
             fitting = rooms >> size
             if not fitting:
-                new = -(-len(same) // min(row.sequences, row.tokens // size))
+                new = -(-len(waiting) // min(row.sequences, row.tokens // size))
                 by_room[row.tokens], rooms = np.arange(opened, opened + new), rooms | 1 << row.tokens
                 opened += new
                 continue
             room = size + (fitting & -fitting).bit_length() - 1
-            packs, by_room[room] = np.split(by_room[room], [len(same)])
-            now, same = np.split(same, [len(packs)])
-            pack[now] = packs
-            members[packs] += 1
-            packs = packs[members[packs] < row.sequences]
-            by_room[room - size] = np.concatenate([by_room[room - size], packs])
+            chosen, by_room[room] = np.split(by_room[room], [len(waiting)])
+            placed, waiting = np.split(waiting, [len(chosen)])
+            bins[placed] = chosen
+            counts[chosen] += 1
+            open_bins = chosen[counts[chosen] < row.sequences]
+            by_room[room - size] = np.concatenate([by_room[room - size], open_bins])
             for changed in (room, room - size):
                 rooms = rooms | 1 << changed if len(by_room[changed]) else rooms & ~(1 << changed)
-    return pack
+    return bins
 
 
-def deal(pack: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Deals packs to steps so that step i gets `sizes[i]` sequences, and all about as many rows.
+def deal(bins: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Deals bins to steps, so that step i gets `sizes[i]` sequences and all steps have about the same number of bins.
 
-    Returns the step of each sequence `[sequences]`. Splits packs, in `pack`, where the numbers do not work out.
+    Splits bins if the numbers of sequences do not add up. A split changes `bins`.
+
+    Args:
+      bins: `[sequences]`, the bin of each sequence.
+      lengths: `[sequences]`, the tokens of each sequence.
+      sizes: `[steps]`, the number of sequences of each step.
+      rng: the generator of random numbers.
+
+    Returns:
+      The step of each sequence, `[sequences]`.
     """
-    members = np.bincount(pack)
-    order = np.lexsort((rng.random(len(members)), -members))
-    step = np.empty(len(members), np.int64)
+    counts = np.bincount(bins)
+    order = np.lexsort((rng.random(len(counts)), -counts))
+    step = np.empty(len(counts), np.int64)
     missing = sizes.copy()
-    for first in range(0, len(order), len(sizes)):  # a pack for each step, the largest for what misses the most
-        some = order[first : first + len(sizes)]
-        to = np.lexsort((rng.random(len(sizes)), -missing))[: len(some)]
-        step[some] = to
-        missing[to] -= members[some]
-    _even_out(step, members, missing)
-    of_sequences = step[pack]
+    # Each round deals one bin to each step. The largest bin goes to the step that misses the most sequences.
+    for first in range(0, len(order), len(sizes)):
+        dealt = order[first : first + len(sizes)]
+        steps = np.lexsort((rng.random(len(sizes)), -missing))[: len(dealt)]
+        step[dealt] = steps
+        missing[steps] -= counts[dealt]
+    _even_out(step, counts, missing)
+    step_of_sequence = step[bins]
 
-    # What is still too many: the shortest of each step, each in a pack of its own.
-    found = np.flatnonzero(missing[of_sequences] < 0)
-    found = found[np.lexsort((lengths[found], of_sequences[found]))]
-    spare = found[numbers_in_row(of_sequences[found]) < -missing[of_sequences[found]]]
-    of_sequences[spare] = np.repeat(np.arange(len(sizes)), np.maximum(missing, 0))
-    pack[spare] = len(members) + np.arange(len(spare))
-    return of_sequences
+    # Move the shortest sequences out of the steps with too many sequences. Each of them gets a new bin.
+    surplus = np.flatnonzero(missing[step_of_sequence] < 0)
+    surplus = surplus[np.lexsort((lengths[surplus], step_of_sequence[surplus]))]
+    steps = step_of_sequence[surplus]
+    moved = surplus[index_in_row(steps) < -missing[steps]]
+    step_of_sequence[moved] = np.repeat(np.arange(len(sizes)), np.maximum(missing, 0))
+    bins[moved] = len(counts) + np.arange(len(moved))
+    return step_of_sequence
 
 
-def _even_out(step: np.ndarray, members: np.ndarray, missing: np.ndarray) -> None:
-    """Exchanges packs between steps that have too many sequences and steps that miss some, a few of them for each."""
-    packs = {int(i): collections.defaultdict(list) for i in np.flatnonzero(missing)}
-    for each in np.flatnonzero(np.isin(step, list(packs))):
-        packs[int(step[each])][int(members[each])].append(int(each))
-    for to in np.flatnonzero(missing > 0):
-        for source in np.flatnonzero(missing < 0)[:PARTNERS]:
-            while missing[to] > 0 > missing[source] and (found := _exchange(packs, source, to, missing)):
-                more, fewer = found
-                step[more], step[fewer] = to, source
-                moved = members[more] - members[fewer]
-                missing[to] -= moved
+def _even_out(step: np.ndarray, counts: np.ndarray, missing: np.ndarray) -> None:
+    """Exchanges bins between steps with too many sequences and steps with too few.
+
+    Args:
+      step: `[bins]`, the step of each bin. The function changes it.
+      counts: `[bins]`, the number of sequences of each bin.
+      missing: `[steps]`, the number of sequences that each step misses. The function changes it.
+    """
+    bins: Bins = {int(number): collections.defaultdict(list) for number in np.flatnonzero(missing)}
+    for number in np.flatnonzero(np.isin(step, list(bins))).tolist():
+        bins[int(step[number])][int(counts[number])].append(number)
+    for target in np.flatnonzero(missing > 0).tolist():
+        for source in np.flatnonzero(missing < 0)[:MAX_PARTNERS].tolist():
+            while missing[target] > 0 > missing[source] and (exchanged := _exchange(bins, source, target, missing)):
+                larger, smaller = exchanged
+                step[larger], step[smaller] = target, source
+                moved = counts[larger] - counts[smaller]
+                missing[target] -= moved
                 missing[source] += moved
 
 
-def _exchange(packs, source: int, to: int, missing: np.ndarray) -> tuple[int, int] | None:
-    """Takes a pack of `source` and one of `to` that has fewer sequences, but by no more than `to` misses."""
-    most = min(missing[to], -missing[source])
-    for more in packs[source]:
-        for fewer in packs[to]:
-            if packs[source][more] and packs[to][fewer] and 0 < more - fewer <= most:
-                one, other = packs[source][more].pop(), packs[to][fewer].pop()
-                packs[to][more].append(one)
-                packs[source][fewer].append(other)
-                return one, other
+def _exchange(bins: Bins, source: int, target: int, missing: np.ndarray) -> tuple[int, int] | None:
+    """Exchanges a bin of `source` for a smaller bin of `target`, and returns both; None if no exchange helps.
+
+    Neither step may pass from too many sequences to too few, or from too few to too many.
+    """
+    limit = min(missing[target], -missing[source])
+    for larger_count in bins[source]:
+        for smaller_count in bins[target]:
+            both_exist = bins[source][larger_count] and bins[target][smaller_count]
+            if both_exist and 0 < larger_count - smaller_count <= limit:
+                larger, smaller = bins[source][larger_count].pop(), bins[target][smaller_count].pop()
+                bins[target][larger_count].append(larger)
+                bins[source][smaller_count].append(smaller)
+                return larger, smaller
     return None
 
 
-def whole(rows: float, multiple: int) -> int:
-    """Returns the least multiple that is no fewer rows."""
+def round_up(rows: float, multiple: int) -> int:
+    """Returns the least multiple of a number that is at least `rows`."""
     return math.ceil(rows / multiple) * multiple
 
 
-def numbers_in_row(rows: np.ndarray) -> np.ndarray:
-    """The place of each sequence among those of its row; `rows` `[sequences]` ascend."""
+def index_in_row(rows: np.ndarray) -> np.ndarray:
+    """Returns the index of each sequence among the sequences of the same row, `[sequences]`.
+
+    Args:
+      rows: `[sequences]`, the row of each sequence, ascending.
+    """
     return np.arange(len(rows)) - np.searchsorted(rows, rows)
 
 
-def first_in_row(numbers: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """Returns the number of each row's first sequence `[count]`, 0 for empty rows."""
-    found = np.zeros(count, np.int32)
-    found[rows[::-1]] = numbers[::-1]
-    return found
+def first_in_row(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
+    """Returns the value of the first sequence of each row, `[count]`; 0 for empty rows.
+
+    Args:
+      values: `[sequences]`.
+      rows: `[sequences]`, the row of each sequence, ascending.
+      count: the number of rows.
+    """
+    first = np.zeros(count, np.int32)
+    first[rows[::-1]] = values[::-1]
+    return first
 
 
 def pack(
@@ -194,7 +244,7 @@ def pack(
     count: int,
     row: RowSize,
 ) -> Batch:
-    """Packs the sequences of a padded batch, one in each row, into `count` rows.
+    """Packs the sequences of a padded batch, which has one sequence per row, into `count` rows.
 
     Args:
       batch: the padded batch, `[sequences, ...]`.
@@ -212,53 +262,53 @@ def pack(
     Raises:
       UserError: if a sequence or the predictions of a row do not fit.
     """
-    inside = batch["segments"] > 0
-    sizes, place_in_row = inside.sum(1), numbers_in_row(rows)
+    is_token = batch["segments"] > 0
+    sizes, index = is_token.sum(1), index_in_row(rows)
     ends = np.append(np.where(np.diff(rows), row.tokens, starts[1:]), row.tokens)
     if (starts + sizes > ends).any():
         raise UserError("the records are longer than when their lengths were read; copy or prepare them again")
-    place = ((rows * row.tokens + starts)[:, None] + np.arange(row.tokens))[inside]
+    token_place = ((rows * row.tokens + starts)[:, None] + np.arange(row.tokens))[is_token]
     is_predicted = _is_predicted(batch, spec)
     row_of_prediction = np.repeat(rows, is_predicted.sum(1))
-    prediction = numbers_in_row(row_of_prediction)
-    if (most := prediction.max(initial=-1) + 1) > row.predictions:
+    prediction = index_in_row(row_of_prediction)
+    if (predictions := prediction.max(initial=-1) + 1) > row.predictions:
         raise UserError(
-            f"config.packing: a row has {most} predicted words, but there is room for {row.predictions}; set "
-            f"config.data.masked_lm_prob to what the records were made with, or config.packing=False"
+            f"config.packing = True: a row has {predictions} predicted words, but the limit is {row.predictions}; set "
+            f"config.data.masked_lm_prob to the value that the records were made with, or set config.packing=False"
         )
 
-    def placed(axis: Axis, values: np.ndarray, padding: int) -> np.ndarray:
-        """Returns values per token, sequence or prediction in their places of the packed rows."""
+    def packed(axis: Axis, values: np.ndarray, padding: int) -> np.ndarray:
+        """Returns the packed array of values per token, sequence or prediction."""
         if axis is Axis.TOKEN:
-            packed = np.full(count * row.tokens, padding, values.dtype)
-            packed[place] = np.broadcast_to(values, inside.shape)[inside]
-            return packed.reshape(count, row.tokens)
+            array = np.full(count * row.tokens, padding, values.dtype)
+            array[token_place] = np.broadcast_to(values, is_token.shape)[is_token]
+            return array.reshape(count, row.tokens)
         if axis is Axis.PREDICTION:
-            packed = np.full((count, row.predictions), padding, values.dtype)
-            packed[row_of_prediction, prediction] = values[is_predicted]
-            return packed
-        packed = np.full((count, row.sequences), padding, values.dtype)
-        packed[rows, place_in_row] = values
-        return packed
+            array = np.full((count, row.predictions), padding, values.dtype)
+            array[row_of_prediction, prediction] = values[is_predicted]
+            return array
+        array = np.full((count, row.sequences), padding, values.dtype)
+        array[rows, index] = values
+        return array
 
     computed = {
-        "segments": (place_in_row[:, None] + 1).astype(np.int32),
+        "segments": (index[:, None] + 1).astype(np.int32),
         "positions": np.arange(row.tokens, dtype=np.int32),
         "first_tokens": starts.astype(np.int32),
     }
-    result = {}
-    for name, array in spec.items():
-        if array.axis is Axis.ROW:
+    arrays = {}
+    for name, array_spec in spec.items():
+        if array_spec.axis is Axis.ROW:
             continue
         values = computed[name] if name in computed else batch[name]
-        if array.is_position:
-            values = (values + starts[:, None]).astype(array.dtype)
-        result[name] = placed(array.axis, values, array.padding)
-    return result | {"dropout_rows": first_in_row(numbers, rows, count)}
+        if array_spec.is_position:
+            values = (values + starts[:, None]).astype(array_spec.dtype)
+        arrays[name] = packed(array_spec.axis, values, array_spec.padding)
+    return arrays | {"dropout_rows": first_in_row(numbers, rows, count)}
 
 
 def _is_predicted(batch: Batch, spec: BatchSpec) -> np.ndarray:
-    """Returns where there are predictions, booleans `[sequences, predictions]`."""
+    """Returns booleans `[sequences, predictions]` that are True for predictions."""
     if any(array.axis is Axis.PREDICTION for array in spec.values()):
         return batch["word_weights"] > 0
     return np.zeros((len(batch["segments"]), 0), bool)

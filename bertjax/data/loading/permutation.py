@@ -1,8 +1,9 @@
-"""Draws the order in which a sequence's tokens are predicted (XLNet; Yang et al. 2019, sections 2.2 and 2.3).
+"""Draws the order in which the tokens of a sequence are predicted (XLNet; Yang et al. 2019, sections 2.2 and 2.3).
 
-The tokens at the end of the order are predicted, and those before them need no order: all see them. Which tokens are
-predicted is chosen as in XLNet's released data code: spans of whole words, each in a context of so many times its words
-in tokens, one after the other from the beginning of a row on; then single tokens, until there are enough.
+The tokens at the end of the order are predicted. All other tokens have no order, because all tokens see them. The
+predicted tokens are chosen as in the released data code of XLNet. First, spans of whole words are selected from the
+beginning of a row to the end. A span of n words has a context of `k * n` tokens, some before and some after the span.
+The next span follows this context. Then single tokens are selected until the number suffices.
 """
 
 from typing import NamedTuple
@@ -16,12 +17,15 @@ from bertjax.text.tokenizer import Tokenizer
 
 
 class PermutationRules(NamedTuple):
-    """How orders are drawn.
+    """The settings of random orders.
 
     Attributes:
-      k: one of so many tokens is predicted.
-      max_span_words: words of a span, at most, of which n are n times as rare as one; 0: there are only single tokens.
-      max_predictions_per_seq: tokens that are predicted at most.
+      k: one of k tokens is predicted.
+      max_span_words: the largest number of words of a span. Spans of n words have a probability proportional to 1/n.
+        0 selects single tokens only.
+      max_predictions_per_seq: the largest number of predicted tokens.
+      cls_id: the id of [CLS].
+      sep_id: the id of [SEP].
       continues_word: `[vocab_size]` booleans: True if a piece continues a word.
     """
 
@@ -34,27 +38,28 @@ class PermutationRules(NamedTuple):
 
 
 class PermutationDraws(NamedTuple):
-    """All random numbers that an order takes. The first axis of each array is rows.
+    """All random numbers of an order. The first axis of each array is rows.
 
     Attributes:
-      order: `[rows, length]` uint32, by which predicted tokens are ordered.
-      single: `[rows, length]` uint32: single tokens are tried in this order.
-      words: `[rows, spans]` uint8, words of each span.
-      before: `[rows, spans]` float32 from 0 to 1: the share of its context that a span comes after.
+      order: `[rows, length]` uint32. Predicted tokens come in ascending order of these numbers.
+      single_order: `[rows, length]` uint32. Single tokens are tried in ascending order of these numbers.
+      span_words: `[rows, spans]` uint8, the number of words of each span.
+      context_shares: `[rows, spans]` float32 from 0 to 1, the share of the context that precedes the span.
     """
 
     order: np.ndarray
-    single: np.ndarray
-    words: np.ndarray
-    before: np.ndarray
+    single_order: np.ndarray
+    span_words: np.ndarray
+    context_shares: np.ndarray
 
 
 class Permutation(NamedTuple):
-    """Which tokens of each row are predicted, and in which order.
+    """The predicted tokens of each row, and their order.
 
     Attributes:
-      ranks: `[rows, length]`: 0 for tokens that are not predicted, [CLS] and [SEP] among them; 1, 2, ... for others.
-      selected: `[rows, length]` booleans: the predicted ones.
+      ranks: `[rows, length]`, the order 1, 2, ... of the predicted tokens; 0 for all other tokens, such as [CLS] and
+        [SEP].
+      selected: `[rows, length]` booleans, True for predicted tokens.
     """
 
     ranks: np.ndarray
@@ -63,14 +68,20 @@ class Permutation(NamedTuple):
 
 def rules_of(k: int, max_span_words: int, max_predictions_per_seq: int, tokenizer: Tokenizer) -> PermutationRules:
     """Returns the rules for the tokens of a tokenizer."""
-    special = tokenizer.cls_id, tokenizer.sep_id
-    return PermutationRules(k, max_span_words, max_predictions_per_seq, *special, tokenizer.continues_word)
+    return PermutationRules(
+        k, max_span_words, max_predictions_per_seq, tokenizer.cls_id, tokenizer.sep_id, tokenizer.continues_word
+    )
 
 
 class RandomOrder(BatchTransform):
-    """Draws the order in which the tokens of a row are predicted. Each reading of the row draws another order."""
+    """Draws the order in which the tokens of a row are predicted. Each reading of the row draws another order.
+
+    Attributes:
+      rules: the settings.
+    """
 
     def __init__(self, rules: PermutationRules) -> None:
+        """Stores the settings."""
         self.rules = rules
 
     def draw(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
@@ -81,39 +92,41 @@ class RandomOrder(BatchTransform):
         """Returns the `ranks` of `Permutation`, and the predictions."""
         ids = batch["input_ids"]
         ranks, selected = permute(ids, batch["segments"].sum(1), PermutationDraws(**draws), self.rules)
-        used = np.arange(self.rules.max_predictions_per_seq) < selected.sum(1)[:, None]
-        positions, words = np.zeros((2, *used.shape), np.int32)
-        positions[used], words[used] = np.nonzero(selected)[1], ids[selected]
+        is_prediction = np.arange(self.rules.max_predictions_per_seq) < selected.sum(1)[:, None]
+        positions, words = np.zeros((2, *is_prediction.shape), np.int32)
+        positions[is_prediction], words[is_prediction] = np.nonzero(selected)[1], ids[selected]
         return {
             "ranks": ranks,
             "word_positions": positions,
             "word_ids": words,
-            "word_weights": used.astype(np.float32),
+            "word_weights": is_prediction.astype(np.float32),
         }
 
 
 def draw(rng: np.random.Generator, rows: int, length: int, rules: PermutationRules) -> PermutationDraws:
-    """Draws what `permute` needs for `[rows, length]` ids."""
-    # A span has one word and its context at least.
-    spans = rows, 1 + length // (rules.k + 1) if rules.max_span_words else 0
-    chances = 1 / np.arange(1, rules.max_span_words + 1)
-    chances = np.cumsum(chances[:-1] / chances.sum())
+    """Returns the random numbers that `permute` needs for ids `[rows, length]`."""
+    # A span has at least one word, and a context of at least k tokens.
+    shape = rows, 1 + length // (rules.k + 1) if rules.max_span_words else 0
+    probabilities = 1 / np.arange(1, rules.max_span_words + 1)
+    bounds = np.cumsum(probabilities[:-1] / probabilities.sum())
     return PermutationDraws(
         order=rng.integers(2**32, size=(rows, length), dtype=np.uint32),
-        single=rng.integers(2**32, size=(rows, length), dtype=np.uint32),
-        words=1 + np.searchsorted(chances, rng.random(spans), "right").astype(np.uint8),
-        before=rng.random(spans, np.float32),
+        single_order=rng.integers(2**32, size=(rows, length), dtype=np.uint32),
+        span_words=1 + np.searchsorted(bounds, rng.random(shape), "right").astype(np.uint8),
+        context_shares=rng.random(shape, np.float32),
     )
 
 
 def permute(ids: np.ndarray, sizes: np.ndarray, draws: PermutationDraws, rules: PermutationRules) -> Permutation:
-    """Chooses one in `rules.k` of each row's tokens, at least one, and the order in which they are predicted.
+    """Chooses one in `rules.k` of the tokens of each row, at least one token, and the order of the predictions.
 
-    [CLS] and [SEP] count as tokens, but are never predicted, and no span reaches across one.
+    [CLS] and [SEP] count as tokens but are never predicted. A span does not contain [CLS] or [SEP].
 
     Args:
       ids: `[rows, length]`, padded.
-      sizes: `[rows]`, tokens of each row.
+      sizes: `[rows]`, the number of tokens of each row.
+      draws: the random numbers.
+      rules: the settings.
     """
     allowed = (ids != rules.cls_id) & (ids != rules.sep_id)
     allowed &= np.arange(ids.shape[1]) < np.asarray(sizes)[:, None]
@@ -121,49 +134,81 @@ def permute(ids: np.ndarray, sizes: np.ndarray, draws: PermutationDraws, rules: 
     wanted = np.minimum(wanted, allowed.sum(1))
     selected = _select_spans(allowed, rules.continues_word[ids], wanted, draws, rules.k)
 
-    lacking = wanted - selected.sum(1)
-    _put(selected, first_allowed(draws.single, allowed & ~selected, int(lacking.max(initial=0))), lacking, True)
+    missing = wanted - selected.sum(1)
+    columns = first_allowed(draws.single_order, allowed & ~selected, int(missing.max(initial=0)))
+    _put(selected, columns, missing, True)
     ranks, most = np.zeros(ids.shape, np.int32), int(wanted.max(initial=0))
     _put(ranks, first_allowed(draws.order, selected, most), wanted, 1 + np.arange(most))
     return Permutation(ranks, selected)
 
 
-def _put(array: np.ndarray, columns: np.ndarray, counts: np.ndarray, values) -> None:
-    """Writes values to the first `counts` `[rows]` of the columns `[rows, most]` of each row."""
-    used = np.arange(columns.shape[1]) < counts[:, None]
-    array[np.nonzero(used)[0], columns[used].astype(np.intp)] = np.broadcast_to(values, used.shape)[used]
+def _put(array: np.ndarray, columns: np.ndarray, counts: np.ndarray, values: np.ndarray | bool) -> None:
+    """Writes values to some columns of each row of an array.
+
+    Args:
+      array: `[rows, length]`. The function changes it.
+      columns: `[rows, most]`, the columns.
+      counts: `[rows]`, the number of columns of each row; the function ignores all further columns.
+      values: `[most]`, or one value.
+    """
+    is_used = np.arange(columns.shape[1]) < counts[:, None]
+    array[np.nonzero(is_used)[0], columns[is_used].astype(np.intp)] = np.broadcast_to(values, is_used.shape)[is_used]
 
 
-def _select_spans(allowed, continues, wanted, draws: PermutationDraws, k: int) -> np.ndarray:
-    """Selects spans of whole words, as many as `wanted` tokens of each row have room for; `[rows, length]` booleans."""
+def _select_spans(
+    allowed: np.ndarray, continues_word: np.ndarray, wanted: np.ndarray, draws: PermutationDraws, k: int
+) -> np.ndarray:
+    """Selects spans of whole words.
+
+    Args:
+      allowed: `[rows, length]` booleans.
+      continues_word: `[rows, length]` booleans, True for tokens that continue a word.
+      wanted: `[rows]`, the largest number of tokens to select in each row.
+      draws: the random numbers.
+      k: see `PermutationRules`.
+
+    Returns:
+      `[rows, length]` booleans, True for selected tokens.
+    """
     rows, length = allowed.shape
-    inner = np.zeros((rows, length + 1), bool)  # not the first token of its word; a special token ends a word
-    inner[:, 1:-1] = allowed[:, 1:] & allowed[:, :-1] & continues[:, 1:]
-    begins = np.pad(allowed, ((0, 0), (0, 1))) & ~inner
-    next_word, next_end = _next(begins), _next(~inner)
+    # Tokens after the first token of a word. A special token ends a word.
+    is_inside = np.zeros((rows, length + 1), bool)
+    is_inside[:, 1:-1] = allowed[:, 1:] & allowed[:, :-1] & continues_word[:, 1:]
+    is_start = np.pad(allowed, ((0, 0), (0, 1))) & ~is_inside
+    next_word, next_end = _next_true(is_start), _next_true(~is_inside)
 
     row, edges = np.arange(rows), np.zeros((rows, length + 1), np.int8)
-    place, left = np.zeros(rows, np.int64), wanted.copy()
-    for words, before in zip(draws.words.T.astype(np.int64), draws.before.T):
-        if not ((place < length) & (left > 0)).any():
+    context_start, left = np.zeros(rows, np.int64), wanted.copy()
+    for words, context_share in zip(draws.span_words.T.astype(np.int64), draws.context_shares.T):
+        if not ((context_start < length) & (left > 0)).any():
             break
         context = k * words
-        skipped = np.minimum((before * context).astype(np.int64), context - 1)
-        begin = end = next_word[row, np.minimum(place + skipped, length)]
-        goes_on = begin < length
+        skipped = np.minimum((context_share * context).astype(np.int64), context - 1)
+        start = end = next_word[row, np.minimum(context_start + skipped, length)]
+        in_span = start < length
         for word in range(int(words.max())):
-            following = next_end[row, np.minimum(end + 1, length)]
-            goes_on = goes_on & (word < words) & begins[row, end] & (following - begin <= left)
-            end = np.where(goes_on, following, end)
-        np.add.at(edges, (row, begin), end > begin)
-        np.subtract.at(edges, (row, end), end > begin)
-        left -= end - begin
-        place = np.where(end > begin, end + context - skipped, length)  # the next word has too many tokens
+            word_end = next_end[row, np.minimum(end + 1, length)]
+            in_span = in_span & (word < words) & is_start[row, end] & (word_end - start <= left)
+            end = np.where(in_span, word_end, end)
+        np.add.at(edges, (row, start), end > start)
+        np.subtract.at(edges, (row, end), end > start)
+        left -= end - start
+        # A row is finished if the first word of a span has too many tokens.
+        context_start = np.where(end > start, end + context - skipped, length)
     return np.cumsum(edges[:, :-1], axis=1) > 0
 
 
-def _next(which: np.ndarray) -> np.ndarray:
-    """Returns the first column from each one on that is of these, or the last one: `[rows, columns]`."""
-    last = which.shape[1] - 1
-    places = np.where(which, np.arange(last + 1), last)
-    return np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1]
+def _next_true(mask: np.ndarray) -> np.ndarray:
+    """Returns for each column the next column with a True value, or the column itself if its value is True.
+
+    The result is the last column if no True value follows.
+
+    Args:
+      mask: `[rows, columns]` booleans.
+
+    Returns:
+      `[rows, columns]`.
+    """
+    last = mask.shape[1] - 1
+    columns = np.where(mask, np.arange(last + 1), last)
+    return np.minimum.accumulate(columns[:, ::-1], axis=1)[:, ::-1]

@@ -13,7 +13,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import persistently
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
-from bertjax.data.records.parsing import Unfit
+from bertjax.data.records.parsing import InvalidRecord
 from bertjax.data.records.serialization import read_tfrecords
 
 READ_BYTES = 1 << 20  # bytes read at a time
@@ -116,7 +116,7 @@ def _invalid(records: dict[int, bytes], form: Format) -> dict[int, str]:
     try:
         faults = invalid_rows(layouts.parse([record for _, record in items], form), form)
         return {items[row][0]: fault for row, fault in faults.items()}
-    except Unfit:
+    except InvalidRecord:
         if len(items) == 1:
             return {items[0][0]: "lacks features, or has features of other sizes"}
         half = len(items) // 2

@@ -18,7 +18,7 @@ from bertjax.common.files import read_whole, write_whole
 from bertjax.data.records import layouts
 from bertjax.data.records.integrity import BLOCK, IO_THREADS
 from bertjax.data.records.layouts import Format
-from bertjax.data.records.parsing import Unfit
+from bertjax.data.records.parsing import InvalidRecord
 from bertjax.data.records.serialization import read_tfrecords
 
 LENGTH = np.dtype("<u2")
@@ -109,6 +109,6 @@ def _lengths(records: list[bytes], form: Format) -> list[int]:
     """Returns the lengths of records; 0 for records that cannot be parsed."""
     try:
         return layouts.parse(records, form)["segments"].sum(1).tolist() if records else []
-    except Unfit:
+    except InvalidRecord:
         half = len(records) // 2
         return _lengths(records[:half], form) + _lengths(records[half:], form) if half else [0]

@@ -17,7 +17,7 @@ from bertjax.data.records import lengths
 from bertjax.data.records.integrity import HEAD_BYTES, check_files, crc32c_of
 from bertjax.data.records.layouts import Format, features
 from bertjax.data.records.manifest import MANIFEST, Count, Manifest, read_manifest
-from bertjax.data.records.parsing import Records, Unfit
+from bertjax.data.records.parsing import InvalidRecord, Records
 from bertjax.data.records.serialization import Damaged, Numbers, count_of, read_range, tfrecords
 
 COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
@@ -281,7 +281,7 @@ def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_siz
         counts = {name: record.count(name) for name in sizes}
         fits = all(counts[name] == size for name, (size, _) in sizes.items())
         largest = record.numbers("input_ids", length, np.int64).max() if fits else 0
-    except Unfit:
+    except InvalidRecord:
         raise UserError(f"{path}: the records are not tf.train.Examples with packed lists") from None
     for name, (size, _) in sizes.items():
         if counts[name] != size:

@@ -19,7 +19,7 @@ from bertjax.data.loading.order import Order
 from bertjax.data.loading.readers.interface import PREFETCH, READ_BUFFER, Lost, Part, UnreadableRecord, ranges, readable
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
-from bertjax.data.records.parsing import Unfit
+from bertjax.data.records.parsing import InvalidRecord
 from bertjax.data.records.serialization import Damaged, RecordOffsets, read_chunks
 
 PARSED_TOGETHER, TOKENS_TOGETHER = 2048, 1 << 19  # approximate limits of records and tokens parsed together
@@ -100,7 +100,7 @@ def batches(source: Source, form: Format) -> Iterator[Batch]:
     thread.start()
     try:
         while not isinstance(item := ahead.get(), StopIteration):
-            if isinstance(item, (Damaged, OSError, Unfit)):
+            if isinstance(item, (Damaged, OSError, InvalidRecord)):
                 raise UnreadableRecord(str(item))
             if isinstance(item, BaseException):
                 raise item
@@ -118,7 +118,7 @@ def _parse_next(source: Source, form: Format, put: Callable[[list[Batch]], None]
             return error
         try:
             put(_parse(steps, form))
-        except Unfit:
+        except InvalidRecord:
             for step in steps:  # puts the steps before the damaged record
                 put(_parse([step], form))
         time.sleep(0)  # lets the consumer of the batches run at once

@@ -116,7 +116,7 @@ def _parse_google(serialized: Any, form: Format) -> dict[str, Any]:
 
 
 def _parse_compact(serialized: Any, form: Format) -> dict[str, Any]:
-    number = layouts.number_of(form)
+    number = layouts.compact_dtype(form)
     names = ["ids", "first_size", "label"] + (["positions", "labels"] if form.masking == "static" else [])
     features = tf.io.parse_example(serialized, {name: tf.io.FixedLenFeature([], tf.string) for name in names})
 
