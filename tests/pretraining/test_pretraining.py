@@ -83,6 +83,16 @@ def step_of(task):
     return step_of
 
 
+def test_equal_configs_share_compiled_programs(task):
+    """A loss that compares by identity would compile again without an error."""
+    again = task_with(task)
+    assert again.loss == task.loss and hash(again.loss) == hash(task.loss) and again.loss is not task.loss
+    other = task_with(task, objective="mlm + 0.5*nsp")
+    assert other.loss != task.loss
+    first, second = again.losses
+    assert first == second and again.evaluator.eval_step(first) is again.evaluator.eval_step(second)
+
+
 def test_loss_is_the_papers(task, params, step_of):
     """sum(w ce) / (sum(w) + 1e-5) over masked words, plus the mean over pairs, from the model's own logits."""
     batch = next(task.batches(0))
