@@ -63,7 +63,7 @@ class Journal(hooks.Hook):
         self._write("before_step", run.step)
 
     def on_batch(self, run, batch):
-        self._write("on_batch", run.step, len(batch["y"]))
+        self._write("on_batch", run.step, len(next(iter(batch.values()))))
 
     def on_step(self, run, metrics):
         self._write("on_step", run.step, int(run.state.step))
