@@ -51,6 +51,7 @@ class Registry(Generic[T]):
       reserved: names that the field also takes, and that stand for something else.
       plural: the plural of `kind`, if it is not `kind` + s.
       others: what an error says after the names.
+      base: the class of the things; None for things of any class.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Registry(Generic[T]):
         reserved: Sequence[str] = (),
         plural: str = "",
         others: str = "",
+        base: type | None = None,
     ):
+        self._base = base
         self._kind, self._field, self._own, self._reserved, self._others = kind, field, own, reserved, others
         self.group = f"bertjax.{plural or kind + 's'}"
         self.registered: dict[str, T] = {}
@@ -78,7 +81,20 @@ class Registry(Generic[T]):
         return tuple(dict.fromkeys((*self._own, *self.registered, *installed)))
 
     def get(self, name: str) -> T:
-        """Returns the thing. Raises `UserError` for a name not in `names()`, or an entry point that does not load."""
+        """Returns the thing.
+
+        Raises:
+          UserError: for a name not in `names()`, an entry point that does not load, or a thing of another class.
+        """
+        thing = self._load(name)
+        if self._base is not None and not isinstance(thing, self._base):
+            raise UserError(
+                f"config.{self._field} = {name!r}: is registered as {thing!r}; register an instance of a subclass of "
+                f"{self._base.__name__}"
+            )
+        return thing
+
+    def _load(self, name: str) -> T:
         if name in self.registered:
             return self.registered[name]
         if name in self._own:

@@ -52,7 +52,8 @@ class ArraySpec:
       padding: the value where a row has no token, sequence or prediction.
       feature: the name of the feature of a record that holds the array, as in Google's create_pretraining_data.py;
         empty if records do not hold it.
-      is_position: the values are positions of tokens. A packed row adds the position where the sequence begins.
+      is_position: the values are positions of tokens, per prediction. A packed row adds the position where the sequence
+        begins.
     """
 
     axis: Axis
@@ -219,7 +220,7 @@ PROGRESS_ARRAYS = BatchSpec(progress=per_row(np.float32))
 FOLLOWING = "following"
 # Names that a compiled step adds to a batch: weights of the objectives, the token ids before a generator has replaced
 # some, and the carry of the rows.
-RESERVED_NAMES = ("weights", "original_ids", "carry", "memory", FOLLOWING)
+RESERVED_NAMES = ("weights", "original_ids", "carry", FOLLOWING)
 
 
 def record_arrays(masking: str) -> BatchSpec:

@@ -26,6 +26,7 @@ FAMILIES: Registry[ModelFamily] = Registry(
     "model.family",
     own_in_folders(__package__, __file__, "family", "FAMILY", renamed={"elmo": "lstms"}),
     plural="families",
+    base=ModelFamily,
 )
 register = FAMILIES.register
 
@@ -127,7 +128,7 @@ def recurrent_family_of(config: ModelConfig) -> Recurrent:
     """
     family = family_of(config)
     if not isinstance(family, Recurrent):
-        raise UserError(f"model.family = {config.family!r}: has no recurrent memory; set data.stream=False")
+        raise UserError(f"config.model.family = {config.family!r}: has no recurrent memory; set data.stream=False")
     return family
 
 

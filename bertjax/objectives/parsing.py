@@ -85,6 +85,8 @@ def learn(config: ConfigDict, objective: str, **settings: Mapping[str, Any]) -> 
     config.objective = objective
     for name, values in settings.items():
         add_settings(config, name)
+        if name not in config.get("objectives", {}):
+            raise UserError(f"config.objectives.{name}: the objective has no settings; leave out {', '.join(values)}")
         config.objectives[name].update(values)
 
 
@@ -109,6 +111,12 @@ def _with_settings(config: ConfigDict, name: str) -> Objective:
     """Returns an objective with its settings. Raises `UserError` for an unknown setting or a value out of range."""
     objective, settings = OBJECTIVES.get(name), config.get("objectives", {}).get(name)
     fields = {field.name: field for field in dataclasses.fields(objective)}
+    declared = vars(type(objective)).get("__annotations__", {})
+    if undecorated := [x for x, kind in declared.items() if x not in fields and "ClassVar" not in str(kind)]:
+        raise UserError(
+            f"objective {name!r}: its class declares the setting {undecorated[0]!r}, but is not a dataclass; decorate "
+            f"the class with @dataclasses.dataclass(frozen=True)"
+        )
     if not settings or not fields:
         return objective
     for field, value in settings.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig, field
 from bertjax.config.stages import Stage
 from bertjax.data.batch import BatchSpec, RowSize, per_token
@@ -98,8 +99,11 @@ class PermutedWords(WordObjective, QueryStream):
         return super().flops(config, row) + family.query_flops(config, row.tokens, row.predictions)
 
     def validate(self, config: "ConfigDict") -> None:
-        """Checks that the encoder has a query stream, and that nothing is masked."""
+        """Checks that the family has two-stream attention, and that nothing is masked."""
         super().validate(config)
+        family = config.model.family
+        remedy = "has no two-stream attention, which permuted words need; set xlnet"
+        require(isinstance(families.FAMILIES.get(family), TwoStreamAttention), "model.family", family, remedy)
         validate_not_masked(self.metrics.title, config)
 
 

@@ -6,6 +6,6 @@ from bertjax.objectives.objective import Objective
 # Modules in this folder without an objective.
 OTHER_MODULES = ("encoded_batch", "objective", "parsing", "parts", "registry", "validate")
 OBJECTIVES: Registry[Objective] = Registry(
-    "objective", "objective", own_in(__package__, __file__, "OBJECTIVE", without=OTHER_MODULES)
+    "objective", "objective", own_in(__package__, __file__, "OBJECTIVE", without=OTHER_MODULES), base=Objective
 )
 register = OBJECTIVES.register

@@ -13,6 +13,7 @@ from bertjax.data.batch import (
     RESERVED_NAMES,
     STREAM_ARRAYS,
     WORD_ARRAYS,
+    Axis,
 )
 from bertjax.models import families
 from bertjax.objectives.objective import AuxiliaryObjective, JointModel, Objective, QueryStream, Term, joint_models
@@ -88,6 +89,13 @@ def _validate(config: ConfigDict, stage: Stage, with_model: bool) -> None:
                 f"config.objective = {config.objective!r}: {name} adds {min(clashing)!r} to batches, which have it"
             )
         taken |= names
+        axes = {Axis.SEQUENCE, Axis.TOKEN} | ({Axis.PREDICTION} if isinstance(objective, WordObjective) else set())
+        if unsupported := [array for array in names if arrays[array].axis not in axes]:
+            array = unsupported[0]
+            raise UserError(
+                f"config.objective = {config.objective!r}: {name} adds {array!r} per {arrays[array].axis.value} to "
+                f"batches; declare the array per sequence or per token"
+            )
         if config.data.stream and not _continues(objective):
             default = OBJECTIVE_OF_LM_TYPE[families.lm_type_of(config)]
             alternative = f"learn {default}, or " if _continues(OBJECTIVES.get(default)) else ""

@@ -32,7 +32,7 @@ from bertjax.data.records.manifest import training_shares
 from bertjax.data.records.record_sets import RecordSet, find_records, mix_sources
 from bertjax.distributed.mesh import batch_sharding, local_rows
 from bertjax.models import families
-from bertjax.objectives.objective import AuxiliaryObjective
+from bertjax.objectives.objective import AuxiliaryObjective, Objective
 from bertjax.objectives.parsing import parse_objective
 from bertjax.objectives.parts.transforms import transforms_of
 from bertjax.objectives.parts.words import WordObjective
@@ -89,7 +89,7 @@ class StageData:
         _check_batch_size(self.config, stage, mesh)
         is_packed = config.packing
         self.padded_spec = batch_spec(self.config, stage)
-        self.spec = self.padded_spec.packed() if is_packed else self.padded_spec
+        self.spec = packed_spec(self.config, self.padded_spec) if is_packed else self.padded_spec
         self.eval_spec = self.padded_spec.without(PROGRESS_ARRAYS)
         self.eval_row = RowSize(stage.length, 1, most_predictions(self.config, stage))
         self.row = packed_row(self.config, stage) if is_packed else self.eval_row
@@ -127,6 +127,10 @@ class StageData:
                 count = len(batch["input_ids"])
                 batch = {**batch, "progress": np.full(count, step / self._total_steps, np.float32)}
             yield batch
+
+    def has_arrays_of(self, objective: Objective) -> bool:
+        """Returns whether padded batches hold the arrays of an objective, perhaps of another stage."""
+        return objective.batch_spec(self.config, self.stage).keys() <= self.padded_spec.keys()
 
     def first_batches(self, sequences: int) -> Iterator[Batch]:
         """Yields the first batches of training, padded, with the rows of all hosts: `sequences` sequences at most."""
@@ -201,6 +205,8 @@ def load_stages(
     Raises:
       UserError: if the records do not suit the config.
     """
+    for stage in stages_of(config):  # before any record is read
+        _check_batch_size(config_in(config, stage), stage, mesh)
     token_types = max(2, families.config_of(config).type_vocab_size)
     find = functools.cache(
         functools.partial(
@@ -211,7 +217,6 @@ def load_stages(
     shares, data = training_shares(records), []
     for stage in stages_of(config):
         size, stage_config = (stage.length, stage.max_predictions_per_seq), config_in(config, stage)
-        _check_batch_size(stage_config, stage, mesh)  # before any record is read
         train = find(*size, split="train", measures=config.packing)
         assert train is not None  # `find_records` raises an error for missing records of training
         mixture: Mapping[str, float] = {}
@@ -244,13 +249,22 @@ def batch_spec(config: ConfigDict, stage: Stage) -> BatchSpec:
       stage: the stage.
     """
     terms, spec = parse_objective(config), record_arrays(config.data.masking)
-    if config.packing and not any(isinstance(term.objective, WordObjective) for term in terms):
-        spec = spec.without(WORD_ARRAYS)  # packed rows have room for the predictions of an objective only
     for term in terms:
         spec = spec | term.objective.batch_spec(config, stage)
     if any(isinstance(term.objective, AuxiliaryObjective) for term in terms):
         spec = spec | PROGRESS_ARRAYS
     return spec | STREAM_ARRAYS if config.data.stream else spec
+
+
+def packed_spec(config: ConfigDict, spec: BatchSpec) -> BatchSpec:
+    """Returns the arrays of a packed batch of training. Rows have room for the predictions of an objective only.
+
+    Args:
+      config: the config in the stage.
+      spec: the arrays of a padded batch.
+    """
+    predicts = any(isinstance(term.objective, WordObjective) for term in parse_objective(config))
+    return (spec if predicts else spec.without(WORD_ARRAYS)).packed()
 
 
 def most_predictions(config: ConfigDict, stage: Stage) -> int:

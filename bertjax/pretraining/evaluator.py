@@ -19,7 +19,7 @@ from bertjax.distributed.transfers import fetched, on_devices
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.ops.dropout import row_keys
-from bertjax.objectives.objective import AuxiliaryObjective, Term
+from bertjax.objectives.objective import AuxiliaryObjective, Objective, Term
 from bertjax.objectives.parsing import terms_of_stages
 from bertjax.objectives.parts.pretraining_model import PretrainingModel
 from bertjax.pretraining.adaptation import HeldOutText
@@ -87,9 +87,11 @@ class PretrainingEvaluator(Evaluator):
         heldout = data.records.heldout
         shares = {source: data.records.shares.get(source, 1.0) for source in heldout}
         shares = normalized({source: share for source, share in shares.items() if share})
-        means, total = {}, 0
+        statistics, means, total = None, {}, 0
         for source, sequences in divide_sequences(self._config.eval.max_sequences, shares).items():
-            evaluated, sums = self._sums(params, data, loss, source, sequences, after_batch)
+            if statistics is None:
+                statistics = jax.device_put(self._measured_statistics(after_batch), replicated(self._mesh))
+            evaluated, sums = self._sums(params, data, loss, source, sequences, statistics, after_batch)
             means[source], total = means_of(sums), total + round(evaluated)
         first = loss.terms[0].name
         scores = scores_of(loss.terms, means, shares)
@@ -113,10 +115,10 @@ class PretrainingEvaluator(Evaluator):
         loss: StageLoss,
         source: str,
         max_sequences: int,
+        statistics: dict,
         after_batch: Callable[[], None],
     ) -> tuple[float, dict[str, dict[str, float]]]:
         """Returns the sums of the results of `eval_step` over the first held-out sequences of a source."""
-        statistics = jax.device_put(self._measured_statistics(after_batch), replicated(self._mesh))
         batches, sums = data.heldout_batches(source, self.batch_size, max_sequences), None
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
             for result in fetched(self._results(params, batches, statistics, loss)):
@@ -194,16 +196,17 @@ class PretrainingEvaluator(Evaluator):
         }
 
     def _measured_statistics(self, after_batch: Callable[[], None]) -> dict[str, np.ndarray]:
-        """Returns the statistics of the first training sequences."""
+        """Returns the statistics of the first training sequences of the first stage with an objective's arrays."""
 
-        def batches() -> Iterator[Batch]:
-            for batch in self._data[0].first_batches(MEASURED_SEQUENCES):
+        def batches(objective: Objective) -> Iterator[Batch]:
+            stage = next(data for data in self._data if data.has_arrays_of(objective))
+            for batch in stage.first_batches(MEASURED_SEQUENCES):
                 yield batch
                 after_batch()
 
         if self._statistics is None:
             self._statistics = {
-                term.name: term.objective.metrics.measure_statistics(self._model_config, batches())
+                term.name: term.objective.metrics.measure_statistics(self._model_config, batches(term.objective))
                 for term, _ in self._terms_with_statistics()
             }
         return self._statistics

@@ -11,7 +11,7 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import stages_of
-from bertjax.data.batch import BatchSpec, per_sequence
+from bertjax.data.batch import BatchSpec, per_row, per_sequence
 from bertjax.data.loading.transforms import transformed
 from bertjax.launch.validate import validate
 from bertjax.objectives.parsing import learn, parse_objective
@@ -173,6 +173,21 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
         assert all((other[name] == found[0][name]).all() for name in found[0])
         assert all((other[name] == found[2][name]).all() for name in found[2])
         assert (other["chosen_id"] != pieces.mask_id).all()
+
+
+@pytest.mark.parametrize("twin, message", [
+    (own_objective.Count, "config.objective = 'twin': is registered as <class .*; register an instance of"),
+    (type("PerRow", (own_objective.Count,), dict(batch_spec=lambda *_: BatchSpec(shade=per_row())))(),
+     "twin adds 'shade' per row to batches; declare the array per sequence or per token"),
+    (type("Undecorated", (own_objective.Count,), dict(__annotations__=dict(rate=float), rate=0.1))(),
+     "objective 'twin': its class declares the setting 'rate', but is not a dataclass; decorate the class with"),
+])  # fmt: skip
+def test_mistakes_in_an_objective_of_a_user_are_named(monkeypatch, twin, message):
+    monkeypatch.setitem(OBJECTIVES.registered, "twin", twin)
+    config = tiny_config("corpus")
+    config.objective = "mlm + twin"
+    with pytest.raises(UserError, match=message):
+        validate(config)
 
 
 def test_what_is_added_must_be_declared(records_folder, monkeypatch):

@@ -83,6 +83,16 @@ def step_of(task):
     return step_of
 
 
+def test_baselines_of_words_need_no_words_in_the_first_packed_stage(task, params):
+    config = task.config.copy_and_resolve_references().unlock()
+    config.packing, config.stages.short.objective = True, "nsp"
+    packed = pretraining_task(config.lock(), task.mesh, config.data.records)
+    assert "word_ids" not in packed.data[0].spec and "word_ids" in packed.data[1].spec
+    scores = packed.evaluator.run(params, step=10).scores
+    assert scores["unigram_loss"] == pytest.approx(task.evaluator.run(params, step=10).scores["unigram_loss"], rel=1e-5)
+    assert "unigram_loss" not in packed.evaluator.run(params, step=1).scores
+
+
 def test_equal_configs_share_compiled_programs(task):
     """A loss that compares by identity would compile again without an error."""
     again = task_with(task)

@@ -30,7 +30,8 @@ class Evaluation(Hook):
         del metrics
         if run.is_stopping or not run.is_evaluation_due:
             return
-        signals.saves_first(f"step {run.step} is saved, and evaluated when the run is resumed")
+        is_regular = run.step == run.total_steps or run.step % run.config.eval.every_steps == 0
+        signals.saves_first(f"step {run.step} is saved" + ", and evaluated when the run is resumed" * is_regular)
         self._evaluate(run)
         signals.saves_first(f"saving step {run.step + 1} first")
         if has_stopped(run.scores, run.config.eval.patience):
