@@ -242,7 +242,7 @@ def _check_branch(kind: RunKind, config: ConfigDict, parent: _EarlierRun) -> Non
     if total is not None and parent.step >= total:
         raise UserError(
             f"config.branch_from = {config.branch_from!r}: must be before step {total}, where the stages of this "
-            f"config end; add steps to config.stages"
+            "config end; add steps to config.stages"
         )
 
 
@@ -284,7 +284,7 @@ class _WriteRunInfo(Hook):
             append_command(run.workdir)
         run.print(f"training in {run.workdir}" + (f", from step {run.start_step}" if run.start_step else ""))
         if run.config.dtype == "auto" and compute_for("auto").casts_factors:
-            run.print("dtype = 'auto': matrix products are in bfloat16, which is faster than float32 on this processor")
+            run.print("config.dtype = 'auto': matrix products use bfloat16, which is faster than float32 on this CPU")
         if run.program.saves:
             run.print(run.program.saves)
 

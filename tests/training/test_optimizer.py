@@ -334,7 +334,7 @@ def test_moments_lie_where_their_own_shapes_say(name, options, count):
     (dict(name="adm"), r"config.optimizer.name = 'adm': choose one of adam, lamb, stable_adamw, muon"),
     (dict(name="lbfgs"), r"config.optimizer.name = 'lbfgs': an update with options '', a gradient and"),
     (dict(name="lion", options="b3=1"), r"config.optimizer.options = 'b3=1': 'b3=1' is not understood; write NAME=VALUE"
-                                        r"; lion has b1, b2, mu_dtype, mask"),
+                                        r", where NAME is an argument of lion: b1, b2, mu_dtype"),
     (dict(options="b1=0.5"), r"config.optimizer.options = 'b1=0.5': adam has no options; set the fields of"),
     (dict(schedule="wave"), r"config.optimizer.schedule = 'wave': choose one of linear, constant, cosine, trapezoid"),
     (dict(decay_proportion=0.0), r"config.optimizer.decay_proportion = 0.0: must be above 0 and at most 1"),

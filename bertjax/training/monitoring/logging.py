@@ -161,9 +161,8 @@ class Progress:
         # (step, seconds of training until the end of this step): at the start, and at the last printed line.
         self._started = self._marked = (start_step, 0.0)
         self._bar: tqdm.tqdm | None = None
-        if (
-            sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns
-        ):  # 0 if the size of the terminal is unknown
+        # A terminal of unknown size has 0 columns.
+        if sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns:
             self._bar = tqdm.tqdm(
                 total=total_steps,
                 initial=start_step,

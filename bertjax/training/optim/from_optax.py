@@ -121,8 +121,8 @@ def parse_options(text: str, make: OptaxFactory) -> dict[str, Any]:
         name, _, value = word.partition("=")
         if name not in known or not value:
             raise UserError(
-                f"config.optimizer.options = {text!r}: {word!r} is not understood; write NAME=VALUE with a NAME of "
-                f"{getattr(make, '__name__', 'the optimizer')}: {', '.join(known)}"
+                f"config.optimizer.options = {text!r}: {word!r} is not understood; write NAME=VALUE, where NAME is "
+                f"an argument of {getattr(make, '__name__', 'the optimizer')}: {', '.join(known)}"
             )
         try:
             options[name] = ast.literal_eval(value)
