@@ -12,7 +12,7 @@ from absl import flags
 
 from bertjax.cli.app import run_command
 from bertjax.cli.flags import define_config_flag
-from bertjax.training.signals import ending_at_once
+from bertjax.training.signals import exit_on_signal
 
 _CONFIG = define_config_flag()
 _TOPOLOGY = flags.DEFINE_string(
@@ -33,7 +33,7 @@ flags.DEFINE_alias("price-per-chip-hour", "price_per_chip_hour")
 flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 
 
-@ending_at_once()
+@exit_on_signal()
 def main(arguments: list[str]) -> None:
     from bertjax.common.errors import UserError
     from bertjax.distributed.topology import accelerator

@@ -17,7 +17,7 @@ from absl import flags
 from bertjax.cli.app import keep_compiled, run_command
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
 from bertjax.cli.next_commands import print_next, uses_of
-from bertjax.training.signals import ending_at_once
+from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
 _DTYPE = define_dtype_flag()
@@ -39,7 +39,7 @@ _JSON = flags.DEFINE_bool("json", False, "Print one JSON object; of pairs also w
 flags.mark_flag_as_required("checkpoint")
 
 
-@ending_at_once()
+@exit_on_signal()
 def main(arguments: list[str]) -> None:
     from etils import epath
 

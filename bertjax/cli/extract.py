@@ -22,7 +22,7 @@ from absl import flags
 from bertjax.cli.app import keep_compiled, run_command
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, input_lines
 from bertjax.cli.next_commands import print_next
-from bertjax.training.signals import ending_at_once
+from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
 _DTYPE = define_dtype_flag()
@@ -58,7 +58,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "The .npy, .npz or .parquet file t
 flags.mark_flags_as_required(["checkpoint", "output"])
 
 
-@ending_at_once()
+@exit_on_signal()
 def main(texts: list[str]) -> None:
     from bertjax.common.errors import UserError
     from bertjax.data.corpus.tables import SUFFIXES

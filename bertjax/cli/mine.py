@@ -17,7 +17,7 @@ from absl import flags
 from bertjax.cli.app import keep_compiled, run_command
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
 from bertjax.cli.next_commands import print_next, python_command
-from bertjax.training.signals import ending_at_once
+from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
 _DTYPE = define_dtype_flag()
@@ -46,7 +46,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "The .jsonl, .csv or .tsv file to 
 flags.mark_flags_as_required(["checkpoint", "data", "output"])
 
 
-@ending_at_once()
+@exit_on_signal()
 def main(arguments: list[str]) -> None:
     from bertjax.common.errors import UserError
     from bertjax.common.progress import phase

@@ -17,7 +17,7 @@ from absl import flags
 from bertjax.cli.app import keep_compiled, run_command
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, input_lines
 from bertjax.cli.next_commands import print_next, uses_of
-from bertjax.training.signals import ending_at_once
+from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
 _DTYPE = define_dtype_flag()
@@ -44,7 +44,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of --generate.", lower_bound=0, upper_b
 flags.mark_flag_as_required("checkpoint")
 
 
-@ending_at_once()
+@exit_on_signal()
 def main(texts: list[str]) -> None:
     from bertjax.common.errors import UserError
 

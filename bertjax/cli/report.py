@@ -89,7 +89,7 @@ def _checkpoint(path: str):
     from bertjax.training.trackers import jsonl
 
     folder = epath.Path(path)
-    is_run = (folder / jsonl.METRICS).exists() or (folder / workdir.RUNS).is_dir()
+    is_run = (folder / jsonl.METRICS).exists() or (folder / workdir.TRIALS).is_dir()
     return None if is_run and not checkpoint.steps(folder) else pretrained.find(path)
 
 

@@ -17,11 +17,11 @@ flags.mark_flag_as_required("config")
 
 def main(arguments: list[str]) -> None:
     from bertjax.common.errors import UserError
-    from bertjax.training.signals import announced
+    from bertjax.training.signals import report_signals
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
-    with announced():
+    with report_signals():
         import jax
 
         from bertjax.launch.validate import validate

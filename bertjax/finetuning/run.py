@@ -30,7 +30,7 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
-from bertjax.training.loop import Trained
+from bertjax.training.loop import TrainingResult
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Run, RunKind
 from bertjax.training.scores import Scores
@@ -219,12 +219,12 @@ def score(source: Pretrained, output_layer: OutputLayer, split: Split) -> Scores
     return Scores(finite, decided=source.decided or here)
 
 
-def _end_report(trained: Trained, dataset: Dataset) -> str:
+def _end_report(trained: TrainingResult, dataset: Dataset) -> str:
     """Formats the scores of the best checkpoint and, if it is not the last, of the last."""
     text = report(trained.scores)
-    if trained.best is not None and trained.best_step != int(trained.state.step):
+    if trained.best_scores is not None and trained.best_step != int(trained.state.step):
         text = (
-            f"{report(trained.best)} (best checkpoint, step {trained.best_step}; predict and convert use it)\n"
+            f"{report(trained.best_scores)} (best checkpoint, step {trained.best_step}; predict and convert use it)\n"
             f"{text} (last step, {int(trained.state.step)})"
         )
     if dataset.baseline:

@@ -32,8 +32,8 @@ from bertjax.interop.pretrained import BEST_RUN
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import (
     CONFIG,
-    RESULT,
-    RUNS,
+    TRIAL_RESULT,
+    TRIALS,
     Difference,
     RunInfo,
     TrialResult,
@@ -42,7 +42,7 @@ from bertjax.training.checkpoints.workdir import (
     read_info,
     require_info,
 )
-from bertjax.training.hooks.divergence import Diverged
+from bertjax.training.hooks.divergence import DivergenceError
 from bertjax.training.hooks.hook import Hook
 from bertjax.training.optim import optimizers
 from bertjax.training.run import Run
@@ -141,7 +141,7 @@ def _cell(value) -> str:
 
 def refuse_search(workdir: epath.Path) -> None:
     """Raises `UserError` if the workdir of a single run holds a search."""
-    if (workdir / RUNS).exists():
+    if (workdir / TRIALS).exists():
         raise UserError(f"{workdir}: holds a search, and this is a single run; choose another --workdir")
 
 
@@ -168,7 +168,7 @@ def run(config, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
     queue = [(settings, config.restarts) for settings, _ in planned]
     while queue:
         settings, restarts = queue.pop(0)
-        trial_workdir, trial = workdir / RUNS / name_of(settings), _with(config, settings)
+        trial_workdir, trial = workdir / TRIALS / name_of(settings), _with(config, settings)
         result = read_result(trial_workdir, settings, trial)
         if result is None:
             if is_first:
@@ -209,7 +209,7 @@ def _run_trial(
     """Runs a trial and writes its result. `programs` holds the programs of earlier trials, by compiled-in fields."""
 
     def with_program(opened: Run) -> tuple[Run, Program]:
-        inputs = set(NOT_COMPILED) - ({"learning_rate"} if optimizers.compiles_peak(trial.optimizer) else set())
+        inputs = set(NOT_COMPILED) - ({"learning_rate"} if optimizers.has_constant_peak(trial.optimizer) else set())
         compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in inputs}
         content = [compiled_in, trial.head.to_dict(), dict(trial.get("loss", {})), trial.freeze_layers]
         key = (opened.task.model, json.dumps(content, sort_keys=True))
@@ -224,19 +224,19 @@ def _run_trial(
     try:
         trained = run_one(_TrialKind(material), trial, workdir, with_program, is_trial=True, hooks=hooks)
         if trained is not None:
-            scores = trained.best or trained.scores
+            scores = trained.best_scores or trained.scores
         else:  # training had finished, but the result was not written
             scores = checkpoint.read_scores(workdir, checkpoint.best_step(workdir) or steps)
         is_better = _number(scores.scores[dataset.metric]) > dataset.baseline + MARGIN
         result = Result(settings, scores.scores, failed=not is_better)
-    except Diverged as error:
+    except DivergenceError as error:
         result = Result(settings, {dataset.metric: None}, True)
         if jax.process_index() == 0:
             print(error, flush=True)
     if jax.process_index() == 0:
         baseline = {"metric": dataset.metric, "baseline": dataset.baseline}
         content = {"scores": result.scores, "failed": result.failed, **baseline}
-        write_whole(workdir / RESULT, json.dumps(content) + "\n")
+        write_whole(workdir / TRIAL_RESULT, json.dumps(content) + "\n")
     return result
 
 
@@ -244,7 +244,7 @@ def check_others(workdir: epath.Path, config, material: Material) -> None:
     """Raises `UserError` if existing trials differ from these in more than the searched fields."""
     now, identity = finetuning_run.info_of(config, material), tasks.get(config.task).identity
     fields, searched = fields_of(config), {*ORDER, *(name for settings in parse(config) for name in settings)}
-    for path in sorted((workdir / RUNS).glob(f"*/{CONFIG}")):
+    for path in sorted((workdir / TRIALS).glob(f"*/{CONFIG}")):
         named = {part.partition("=")[0] for part in path.parent.name.split(",")}
         may_differ = {fields.get(name) for name in searched | named}
         found = differences(require_info(path.parent), now, identity)
@@ -305,7 +305,7 @@ def read_result(workdir: epath.Path, settings: dict, trial) -> Result | None:
     """Reads the result of a trial; None if it has not finished. Raises `UserError` if it had other settings."""
     if (before := read_info(workdir)) is not None:
         _refuse(workdir, differences(before, RunInfo(trial)))
-    path = workdir / RESULT
+    path = workdir / TRIAL_RESULT
     if not path.exists():
         return None
     found = read_json(path, TrialResult)
@@ -318,12 +318,12 @@ def keep_best(workdir: epath.Path, metric: str) -> str:
     Returns a line that names it.
     """
     ranks = {}
-    for path in sorted((workdir / RUNS).glob(f"*/{RESULT}")):
+    for path in sorted((workdir / TRIALS).glob(f"*/{TRIAL_RESULT}")):
         has_checkpoint = checkpoint.folder_of(path.parent).exists()
         ranks[path.parent] = (*_rank(read_json(path, TrialResult)["scores"], metric), has_checkpoint)
     top = max(ranks, key=ranks.get)
-    write_whole(workdir / BEST_RUN, f"{RUNS}/{top.name}\n")
+    write_whole(workdir / BEST_RUN, f"{TRIALS}/{top.name}\n")
     for trial in ranks:
         if trial != top and (rest := checkpoint.folder_of(trial)).exists():
             rest.rmtree()
-    return f"best: {RUNS}/{top.name}, {metric} {100 * ranks[top][1]:.2f}"
+    return f"best: {TRIALS}/{top.name}, {metric} {100 * ranks[top][1]:.2f}"

@@ -411,10 +411,10 @@ def find(path: epath.PathLike) -> Place:
     if (path / checkpoint.FOLDER).is_dir():
         info = workdir.require_info(path)
         default = "best" if info.architecture and checkpoint.best_step(path) is not None else "latest"
-        return Place("bertjax", path, checkpoint.choose_step(path, which or default), info)
-    if which and not (path / workdir.RESULT).exists():
+        return Place("bertjax", path, checkpoint.resolve_step(path, which or default), info)
+    if which and not (path / workdir.TRIAL_RESULT).exists():
         raise UserError(f"@{which} needs the workdir of a run, but {str(path)!r} is not one")
-    if (path / workdir.RESULT).exists():
+    if (path / workdir.TRIAL_RESULT).exists():
         raise UserError(f"{path}: not the best trial of its search, so that its checkpoint was deleted")
     if (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG):
         raise UserError(f"{path}: a run that has not saved a checkpoint yet")

@@ -17,7 +17,7 @@ from bertjax.inference import tasks
 from bertjax.launch.budget import plan
 from bertjax.pretraining import run as pretraining_run
 from bertjax.training.checkpoints import checkpoint
-from bertjax.training.checkpoints.workdir import PAGE
+from bertjax.training.checkpoints.workdir import HTML_REPORT
 from bertjax.training.hooks.hook import Hook
 from bertjax.training.run import RunKind, run
 
@@ -52,8 +52,8 @@ def launch(
                 sweep.refuse_search(workdir)
                 config = plan.begin(config, workdir, began)
                 fit = functools.partial(plan.fit, workdir=workdir, began=began)
-                trained = run(kind_of(config), config, workdir, fit, began=began, hooks=hooks)
-                if trained is not None or not (workdir / PAGE).exists():
+                trained = run(kind_of(config), config, workdir, fit, start_time=began, hooks=hooks)
+                if trained is not None or not (workdir / HTML_REPORT).exists():
                     draw(workdir)
             if jax.process_index() == 0:
                 print(written_by(config, workdir), flush=True)
@@ -67,7 +67,7 @@ def kind_of(config: ConfigDict) -> RunKind:
 
 def written_by(config: ConfigDict, workdir: epath.Path) -> str:
     """Returns a line with the names of the files that a finished run has written."""
-    files = [workdir / PAGE]
+    files = [workdir / HTML_REPORT]
     if config.get("sweep"):
         files.append(workdir / sweep.SUMMARY)
     else:

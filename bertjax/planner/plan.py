@@ -20,7 +20,7 @@ from bertjax.models import families
 from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.planner.roofline import Roofline, roofline
-from bertjax.training.monitoring.memory import settings_that_save
+from bertjax.training.monitoring.memory import memory_saving_settings
 from bertjax.training.step import abstract_hyperparameters, make_program
 
 
@@ -124,7 +124,7 @@ def settings_that_fit(
 
 
 def _candidates(config, accelerator: Accelerator | Machines) -> Iterator[dict]:
-    yield from settings_that_save(config)
+    yield from memory_saving_settings(config)
     devices = accelerator.devices()
     ways = make_mesh(config, devices).shape["fsdp"]
     while ways < len(devices) // accelerator.slices:

@@ -16,7 +16,7 @@ from bertjax.nn.kernels import triton
 from bertjax.nn.kernels.pallas import has_kernels
 from bertjax.pretraining.data import StageData
 from bertjax.pretraining.task import Pretraining
-from bertjax.training.monitoring.memory import memory_of
+from bertjax.training.monitoring.memory import memory_limit
 from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
 
 # The number of steps from which unrolled layers save more time than their compilation takes. BERT-base on a v5e gains
@@ -64,6 +64,6 @@ def fastest_that_fits(config: ConfigDict, mesh: Mesh, data: Sequence[StageData],
         batch, train_step = data[index].abstract_batch(), program.step_of(*task.at_stage(index))
         lowered = train_step.lower(program.state, batch, abstract_hyperparameters(way, mesh))
         # One host decides, because hosts with other decisions would run other programs.
-        if hosts.as_on_first(fits_in_memory(lowered, memory_of(mesh))):
+        if hosts.as_on_first(fits_in_memory(lowered, memory_limit(mesh))):
             return way
     return last

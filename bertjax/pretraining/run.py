@@ -27,7 +27,7 @@ from bertjax.pretraining.init_checkpoint import adopt, adopt_checkpoint, enlarge
 from bertjax.pretraining.task import Pretraining
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry
-from bertjax.training.loop import Trained
+from bertjax.training.loop import TrainingResult
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Run, RunKind
 from bertjax.training.scores import Scores
@@ -182,7 +182,11 @@ def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
 
 
 def _end_report(
-    config: ConfigDict, task: Pretraining, tokenizer: Tokenizer, text: adaptation.HeldOutText | None, trained: Trained
+    config: ConfigDict,
+    task: Pretraining,
+    tokenizer: Tokenizer,
+    text: adaptation.HeldOutText | None,
+    trained: TrainingResult,
 ) -> str:
     """Returns the report at the end of a run: held-out scores, bits per byte, and filled masks."""
     params = local_copy(trained.state.eval_params, task.mesh)  # all hosts must call this

@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.files import read_json
-from bertjax.training.checkpoints.workdir import RESULT, RUNS, TrialResult, require_info
+from bertjax.training.checkpoints.workdir import TRIAL_RESULT, TRIALS, TrialResult, require_info
 from bertjax.training.monitoring.clocks import PARTS
 from bertjax.training.trackers.jsonl import read_metrics
 
@@ -69,5 +69,5 @@ def read_history(workdir: epath.PathLike, name: str = "") -> History:
 
 def read_results(workdir: epath.PathLike) -> dict[epath.Path, TrialResult]:
     """Returns the results of the finished trials of a search, by their folders; none if it is not a search."""
-    paths = sorted((epath.Path(workdir) / RUNS).glob(f"*/{RESULT}"))
+    paths = sorted((epath.Path(workdir) / TRIALS).glob(f"*/{TRIAL_RESULT}"))
     return {path.parent: read_json(path, TrialResult) for path in paths}

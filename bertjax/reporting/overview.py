@@ -11,7 +11,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import absolute
 from bertjax.config import stages
 from bertjax.models import families
-from bertjax.training.checkpoints.workdir import CONFIG, REPORT, RESULT, RUNS, RunInfo, read_info
+from bertjax.training.checkpoints.workdir import CONFIG, REPORT, TRIAL_RESULT, TRIALS, RunInfo, read_info
 from bertjax.training.trackers.jsonl import METRICS, read_metrics
 
 DEPTH = 4  # folders below the given one that are looked through
@@ -63,15 +63,15 @@ def _workdirs(folder: epath.Path, depth: int) -> Iterator[epath.Path]:
 
 
 def _is_search(folder: epath.Path) -> bool:
-    if not (folder / RUNS).is_dir():
+    if not (folder / TRIALS).is_dir():
         return False
-    return (folder / SUMMARY).exists() or any((each / RESULT).exists() for each in (folder / RUNS).iterdir())
+    return (folder / SUMMARY).exists() or any((each / TRIAL_RESULT).exists() for each in (folder / TRIALS).iterdir())
 
 
 def _row(workdir: epath.Path, within: epath.Path) -> Listed:
     name = str(workdir.relative_to(within)) if workdir != within else absolute(workdir).name
     if _is_search(workdir):
-        trials = [each for each in (workdir / RUNS).iterdir() if (each / CONFIG).exists()]
+        trials = [each for each in (workdir / TRIALS).iterdir() if (each / CONFIG).exists()]
         ended = sum(_state(each) == "finished" for each in trials)
         state = "running" if lock.is_held(workdir) else "finished" if ended == len(trials) else "stopped"
         return Listed(name, f"search, {len(trials)} trials", f"{ended} ended", state=state)

@@ -24,8 +24,8 @@ from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import (
-    PAGE,
-    RUNS,
+    HTML_REPORT,
+    TRIALS,
     TrialResult,
     read_commands,
     read_report,
@@ -65,9 +65,9 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
     """
     folder, named, runs, groups = epath.Path(folder), _named(workdirs), [], {}
     for name, workdir in named.items():
-        if (workdir / RUNS).is_dir():
+        if (workdir / TRIALS).is_dir():
             if not (results := read_results(workdir)):
-                raise UserError(f"{workdir}: no run, and {RUNS}/ in it has no finished trial of a search")
+                raise UserError(f"{workdir}: no run, and {TRIALS}/ in it has no finished trial of a search")
             groups |= _grouped(name, results)
         else:
             runs.append(read_history(workdir, name))
@@ -89,15 +89,15 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
         write_whole(folder / PICTURE, picture)
     if runs and len(named) == 1:
         parts += _of_run(*named.values())
-    if rows := _checkpoints(folder, {name: path for name, path in named.items() if not (path / RUNS).is_dir()}):
+    if rows := _checkpoints(folder, {name: path for name, path in named.items() if not (path / TRIALS).is_dir()}):
         note = "By these names predict, extract and convert take them, and a run as its init_checkpoint."
         parts.append(f'<h2>Checkpoints</h2><p class="note">{note}</p>{_table(["", "scores on held-out data"], rows)}')
     if source is not None:
         parts.append(_of_checkpoint(folder, source, text, words))
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
     page += f'<meta http-equiv="refresh" content="{refreshed:g}">' if refreshed else ""
-    write_whole(folder / PAGE, f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
-    return folder / PAGE
+    write_whole(folder / HTML_REPORT, f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
+    return folder / HTML_REPORT
 
 
 def draw(workdir: epath.Path) -> None:
@@ -109,7 +109,7 @@ def draw(workdir: epath.Path) -> None:
         try:
             write(workdir, [workdir])
         except Exception as error:
-            print(f"{workdir / PAGE}: not drawn ({error})", flush=True)
+            print(f"{workdir / HTML_REPORT}: not drawn ({error})", flush=True)
 
 
 def _named(workdirs: Sequence[epath.PathLike]) -> dict[str, epath.Path]:

@@ -18,21 +18,21 @@ from bertjax.training.checkpoints.checkpoint import (
     Checkpoints,
     Parent,
     check_resumable,
-    has_stopped,
+    has_stopped_early,
     is_resumable,
     restore_from,
 )
 from bertjax.training.hooks.checkpoints import SaveCheckpoints
-from bertjax.training.hooks.divergence import Divergence
+from bertjax.training.hooks.divergence import CheckDivergence
 from bertjax.training.hooks.evaluation import Evaluation
 from bertjax.training.hooks.hook import Hook, TrainingRun
 from bertjax.training.hooks.metrics import ReportMetrics
 from bertjax.training.hooks.profile import Profile
-from bertjax.training.hooks.recurrent_memory import RecurrentMemory
+from bertjax.training.hooks.recurrent_memory import FillRecurrentMemory
 from bertjax.training.hooks.registry import make_hooks
 from bertjax.training.hooks.watchdog import Watchdog
 from bertjax.training.monitoring.clocks import Clocks
-from bertjax.training.monitoring.memory import require_room
+from bertjax.training.monitoring.memory import check_memory_bound
 from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.scores import Scores
 from bertjax.training.state import TrainState
@@ -40,13 +40,20 @@ from bertjax.training.step import Program, make_program, put_hyperparameters
 from bertjax.training.task import Task
 
 
-class Trained(NamedTuple):
-    """The result of training. `scores` (last step) and `best` (best checkpoint) are None without held-out data."""
+class TrainingResult(NamedTuple):
+    """The result of training.
+
+    Attributes:
+      state: the state after the last step.
+      scores: the scores of the last step; None without held-out data.
+      best_step: the step of the best checkpoint; None if no checkpoint has a score.
+      best_scores: the scores of the best checkpoint; None if no checkpoint has a score.
+    """
 
     state: TrainState
     scores: Scores | None
     best_step: int | None
-    best: Scores | None
+    best_scores: Scores | None
 
 
 def train(
@@ -59,98 +66,112 @@ def train(
     parent: Parent | None = None,
     *,
     hooks: Sequence[Hook] = (),
-    resumable_at_end: bool = True,
-    began: float | None = None,
-) -> Trained:
-    """Trains to `task.total_steps`, and resumes from the latest checkpoint in `workdir`.
+    save_final_opt_state: bool = True,
+    start_time: float | None = None,
+) -> TrainingResult:
+    """Trains up to step `task.total_steps`, from the latest checkpoint in `workdir` if there is one.
 
     Training ends early after `config.eval.patience` evaluations in a row without a better score, or if a hook calls
-    `run.end`. Ctrl-C and SIGTERM save a checkpoint.
+    `run.end`. After Ctrl-C or SIGTERM, training saves a checkpoint and stops.
 
     Args:
       task: the task.
       config: the config of the run.
       workdir: the folder of the run.
       mesh: the devices.
-      initialize: (random params) -> initial params of a new run.
-      program: a program to reuse instead of compiling.
-      parent: the checkpoint of another run; a new run begins with its state.
+      initialize: (random params) -> initial params of a new run; None keeps the random params.
+      program: a program to reuse, whose step is compiled already; None compiles a new one.
+      parent: the checkpoint of another run, whose state is the initial state of a new run.
       hooks: hooks that are called before the hooks of the config.
-      resumable_at_end: saves the optimizer state with the last checkpoint too, so that training can be extended.
-      began: when the run began in this process, by `time.monotonic`; None: now.
+      save_final_opt_state: whether the last checkpoint has the optimizer state, so that a later command with more
+        steps can resume from it.
+      start_time: the time at which the command started, in seconds of `time.monotonic`; None for now.
 
     Returns:
-      The last state and its scores, and the best step and its scores.
+      The state of the last step, and the scores of the last step and of the best checkpoint.
 
     Raises:
       KeyboardInterrupt: after a signal.
-      Diverged: the loss or the gradient norm is not finite, more often in a row than `config.optimizer.skip_nonfinite`.
+      DivergenceError: the loss or the gradient norm is not finite in more than `config.optimizer.skip_nonfinite`
+        steps in a row.
     """
-    clocks, compiles = Clocks(began), program is None
+    clocks, needs_compilation = Clocks(start_time), program is None
     program = program or make_program(task, config, mesh)
-    require_room(config, program)
+    check_memory_bound(config, program)
     checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every)
-    start, state = _restore_or_initialize(task, config, workdir, program, checkpoints, initialize, parent)
+    start_step, state = _restore_or_initialize(task, config, workdir, program, checkpoints, initialize, parent)
     run = TrainingRun(
         config,
         epath.Path(workdir),
         mesh,
         task,
         state,
-        start,
+        start_step,
         is_first_host=jax.process_index() == 0,
         program=program,
         schedule=schedule_of(config, task.total_steps),
         checkpoints=checkpoints,
         clocks=clocks,
-        scores=checkpoints.scores(start),
+        scores=checkpoints.scores(start_step),
     )
     del state  # The first step donates it.
     evaluation = Evaluation()
-    built_in = RecurrentMemory(), Divergence(), ReportMetrics(), SaveCheckpoints(resumable_at_end), evaluation
+    built_in = (
+        FillRecurrentMemory(),
+        CheckDivergence(),
+        ReportMetrics(),
+        SaveCheckpoints(save_final_opt_state),
+        evaluation,
+    )
     run.hooks = (*hooks, *make_hooks(config), *built_in, Watchdog(), Profile())
-    with contextlib.ExitStack() as ends:
+    with contextlib.ExitStack() as on_end_calls:
         for hook in run.hooks:
             hook.on_start(run)
-            ends.push(functools.partial(_end, hook, run))
-        _run_steps(run, evaluation, compiles)
+            on_end_calls.push(functools.partial(_call_on_end, hook, run))
+        _run_steps(run, evaluation, needs_compilation)
     best_step = checkpoints.best_step()
-    return Trained(run.state, run.scores, best_step, checkpoints.scores(best_step))
+    return TrainingResult(run.state, run.scores, best_step, checkpoints.scores(best_step))
 
 
-def _end(hook: Hook, run: TrainingRun, kind: object, error: BaseException | None, traceback: object) -> None:
-    """Calls `on_end`, as a function for `ExitStack.push`."""
+def _call_on_end(hook: Hook, run: TrainingRun, kind: object, error: BaseException | None, traceback: object) -> None:
+    """Calls `hook.on_end`. The last three arguments are the arguments of `__exit__`, as `ExitStack.push` requires."""
     del kind, traceback
     hook.on_end(run, error)
 
 
-def _run_steps(run: TrainingRun, evaluation: Evaluation, compiles: bool) -> None:
-    """Runs the steps after `run.start_step`, and calls the hooks. `compiles`: the program is not compiled yet."""
-    run_step = _StepRunner(run, compiles)
-    read_ahead = contextlib.closing(on_devices(run.task.batches(run.start_step), run.mesh))
-    with signals.stop_signals() as run.stops_now, read_ahead as batches:
+def _run_steps(run: TrainingRun, evaluation: Evaluation, needs_compilation: bool) -> None:
+    """Runs the steps after `run.start_step`, and calls the hooks.
+
+    Args:
+      run: the run.
+      evaluation: the hook that evaluates the model.
+      needs_compilation: whether the training step is not compiled yet, so that a line announces the compilation.
+    """
+    run_step = _StepRunner(run, needs_compilation)
+    prefetch = contextlib.closing(on_devices(run.task.batches(run.start_step), run.mesh))
+    with signals.stop_on_signal() as run.should_stop, prefetch as batches:
         run.print("reading the first batch")
-        is_saved = run.checkpoints.latest_step() is not None
-        run.clocks.start_steps(resumes=is_saved)
-        if is_saved:
-            evaluation.catch_up(run)
-        if has_stopped(run.scores, run.config.eval.patience):
+        is_resumed = run.checkpoints.latest_step() is not None
+        run.clocks.end_startup(is_resumed)
+        if is_resumed:
+            evaluation.evaluate_if_missed(run)
+        if has_stopped_early(run.scores, run.config.eval.patience):
             return
         for step in range(run.start_step + 1, run.total_steps + 1):
             run.step = step
             for hook in run.hooks:
                 hook.before_step(run)
-            with run.clocks.waiting("data"):
+            with run.clocks.measure("data"):
                 batch = next(batches)
             for hook in run.hooks:
                 hook.on_batch(run, batch)
 
             metrics = run_step(batch)
-            signals.saves_first(f"saving step {step} first")
+            signals.set_unsaved_work(f"saving step {step} first")
             run_step.wait()
-            run.is_stopping = run.stops_now()
+            run.is_stopping = run.should_stop()
             if not run.is_stopping:
-                signals.saves_first(f"saving step {step + 1} first")
+                signals.set_unsaved_work(f"saving step {step + 1} first")
 
             for hook in run.hooks:
                 hook.on_step(run, metrics)
@@ -162,29 +183,29 @@ def _run_steps(run: TrainingRun, evaluation: Evaluation, compiles: bool) -> None
 
 
 class _StepRunner:
-    """Runs the steps of a run on the devices, while the host goes up to `STEPS_IN_FLIGHT` steps ahead."""
+    """Dispatches training steps to the devices. At most `STEPS_IN_FLIGHT` dispatched steps are unfinished."""
 
-    def __init__(self, run: TrainingRun, compiles: bool):
-        self._run, self._compiles = run, compiles
+    def __init__(self, run: TrainingRun, needs_compilation: bool):
+        self._run, self._needs_compilation = run, needs_compilation
         self._hyperparameters = put_hyperparameters(run.config.seed, run.schedule, run.mesh)
-        self._compiled: set[tuple] = set()  # compiled functions, each with the shapes of a batch
-        # The losses of steps that the devices may still run.
+        self._compiled: set[tuple] = set()  # (compiled function, shapes of the arrays of a batch)
+        # The losses of dispatched steps that may be unfinished, oldest first.
         self._losses: collections.deque[jax.Array] = collections.deque()
 
     def __call__(self, batch: dict) -> dict:
-        """Starts step `run.step`, sets `run.state` to its result, and returns its metrics."""
+        """Dispatches step `run.step`, sets `run.state` to the new state, and returns the metrics, on the devices."""
         run, is_first_step = self._run, self._run.step == self._run.start_step + 1
         stage_task, run.step_config = run.task.at(run.step - 1)
         train_step = run.program.step_of(stage_task, run.step_config)
         shapes = (train_step, *(x.shape for x in jax.tree.leaves(batch)))
         is_compiled = shapes in self._compiled
-        if self._compiles and not is_compiled:
+        if self._needs_compilation and not is_compiled:
             run.print("compiling the training step (usually 10-60 s)")
             if not is_first_step:
-                signals.saves_first(f"saving step {run.step} after its compilation")
+                signals.set_unsaved_work(f"saving step {run.step} after its compilation")
         with (
             jax.transfer_guard("disallow"),  # No implicit transfers to or from the host.
-            contextlib.nullcontext() if is_compiled else run.clocks.waiting("compile"),
+            contextlib.nullcontext() if is_compiled else run.clocks.measure("compile"),
         ):
             run.state, metrics = train_step(run.state, batch, self._hyperparameters)
         self._compiled.add(shapes)
@@ -192,10 +213,13 @@ class _StepRunner:
         return metrics
 
     def wait(self) -> None:
-        """Waits until at most `STEPS_IN_FLIGHT` steps are left; after the first step, whose end is printed, none."""
+        """Waits until at most `STEPS_IN_FLIGHT` dispatched steps are unfinished.
+
+        Waits for the first step of the process until it is finished, because `Progress` prints its end.
+        """
         in_flight = STEPS_IN_FLIGHT if self._run.step > self._run.start_step + 1 else 0
         if len(self._losses) > in_flight:
-            with self._run.clocks.waiting("devices"):
+            with self._run.clocks.measure("devices"):
                 self._losses.popleft().block_until_ready()
 
 
@@ -208,22 +232,25 @@ def _restore_or_initialize(
     initialize: Callable[[dict], dict] | None,
     parent: Parent | None,
 ) -> tuple[int, TrainState]:
-    """Returns the start step and the state, which is restored, read from the parent, or initialized."""
-    start, is_first = checkpoints.latest_step(), jax.process_index() == 0
-    if start is not None:
-        check_resumable(workdir, start, task.total_steps)
-        if is_resumable(workdir, start):
-            if is_first:
-                phase(f"restoring step {start}")
-            return start, checkpoints.restore(start, program.state)
+    """Returns the start step and the state.
+
+    The state is restored from the latest checkpoint in the workdir, else from the parent, else initialized.
+    """
+    start_step, is_first_host = checkpoints.latest_step(), jax.process_index() == 0
+    if start_step is not None:
+        check_resumable(workdir, start_step, task.total_steps)
+        if is_resumable(workdir, start_step):
+            if is_first_host:
+                phase(f"restoring step {start_step}")
+            return start_step, checkpoints.restore(start_step, program.state)
     elif parent is not None:
         return parent.step, restore_from(parent.workdir, parent.step, program.state)
-    if is_first:
+    if is_first_host:
         count = sum(x.size for x in jax.tree.leaves(program.state.params))
         phase(f"initializing {count:,} parameters")
     state = program.init(jax.random.key(config.seed))
-    if start is None:
+    if start_step is None:
         return 0, state if initialize is None else state.with_initial_params(initialize(state.params))
-    # The last checkpoint of a trial has params only.
-    saved = checkpoints.restore(start, program.state, params_only=True)
-    return start, TrainState(state.step + start, saved.params, state.opt_state, saved.average, state.carry)
+    # A finished run without `save_final_opt_state` has only params in its last checkpoint, and trains no further step.
+    saved = checkpoints.restore(start_step, program.state, params_only=True)
+    return start_step, TrainState(state.step + start_step, saved.params, state.opt_state, saved.average, state.carry)

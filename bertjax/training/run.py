@@ -1,4 +1,4 @@
-"""Executes a run, from config to report: pre-training, fine-tuning, or a trial of a search."""
+"""Executes a run (pre-training, fine-tuning, or a trial of a hyperparameter search), from the config to the report."""
 
 import abc
 import dataclasses
@@ -27,8 +27,8 @@ from bertjax.training.checkpoints.workdir import (
     write_report,
 )
 from bertjax.training.hooks.hook import Hook, TrainingRun
-from bertjax.training.loop import Trained, train
-from bertjax.training.monitoring.memory import require_memory
+from bertjax.training.loop import TrainingResult, train
+from bertjax.training.monitoring.memory import raise_if_out_of_memory
 from bertjax.training.planning import Planning
 from bertjax.training.step import Program
 from bertjax.training.task import Task
@@ -39,15 +39,15 @@ class Run:
     """A run that is ready to train.
 
     Args:
-      config: the complete config, with the fields that the data and the checkpoint determine.
+      config: the complete config. The data and the checkpoint have determined the fields that the user left open.
       mesh: the devices.
       task: the task.
       info: the content of `config.json` in the workdir.
-      tokenizer: the tokenizer, which may be missing.
+      tokenizer: the tokenizer; None if the run has none.
       initialize: (random params) -> initial params of a new run; None keeps the random params.
       notes: lines to print before training.
       report: (result of `train`) -> text of the report. All hosts call it, and the first host prints it.
-      reopen: (config) -> this run with another number of steps, on the same data.
+      reopen: (config with another number of steps) -> this run with this config, on the same data.
     """
 
     config: ConfigDict
@@ -57,22 +57,22 @@ class Run:
     tokenizer: Tokenizer | None
     initialize: Callable[[dict], dict] | None
     notes: list[str]
-    report: Callable[[Trained], str]
+    report: Callable[[TrainingResult], str]
     reopen: Callable[[ConfigDict], "Run"]
 
 
 class RunKind(abc.ABC):
-    """Pre-training or fine-tuning. The methods are the parts of a run that differ between both.
+    """Pre-training or fine-tuning. The methods are the parts of a run that differ between the two kinds.
 
     Attributes:
-      planning: the functions for the planner.
+      planning: the functions that describe a run of this kind to the memory and time planner.
     """
 
     planning: Planning
 
     @abc.abstractmethod
     def identity(self, config: ConfigDict) -> tuple[str, ...]:
-        """Returns the names of the fields that identify the task. A resumed run cannot change them."""
+        """Returns the names of the config fields that identify the task. A resumed run must have the same values."""
 
     @abc.abstractmethod
     def adopt(self, config: ConfigDict, info: RunInfo | None) -> None:
@@ -80,20 +80,31 @@ class RunKind(abc.ABC):
 
         Args:
           config: the config to change.
-          info: the info of the run to resume or of the parent; None for a new run.
+          info: the content of `config.json` of the run to resume or of the parent; None for a new run.
         """
 
     @abc.abstractmethod
     def total_steps(self, config: ConfigDict, info: RunInfo | None) -> int | None:
-        """Returns the number of steps; None if it is unknown before the data is read. `info`: as in `adopt`."""
+        """Returns the number of steps of the whole run; None if it is unknown before the data is read.
+
+        Args:
+          config: the config.
+          info: the content of `config.json` of the run to resume or of the parent; None for a new run.
+        """
 
     @abc.abstractmethod
     def open(self, config: ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
-        """Reads the data and makes the task. `info`: the info of the run to resume, or None."""
+        """Reads the data and makes the task.
+
+        Args:
+          config: the config.
+          workdir: the folder of the run.
+          info: the content of `config.json` of the run to resume; None for a new run.
+        """
 
     @abc.abstractmethod
     def changes_of_data(self, config: ConfigDict, workdir: epath.Path, info: RunInfo) -> list[str]:
-        """Returns clauses about data that has changed since a run finished. Missing data counts as unchanged."""
+        """Describes the changes of the data since a run finished, one clause each. Missing data counts as unchanged."""
 
 
 def run(
@@ -102,27 +113,28 @@ def run(
     workdir: epath.Path,
     fit: Callable[[Run], tuple[Run, Program | None]] = lambda run: (run, None),
     is_trial: bool = False,
-    began: float | None = None,
+    start_time: float | None = None,
     hooks: Sequence[Hook] = (),
-) -> Trained | None:
-    """Trains a validated config in `workdir`, resumes an earlier run in this folder, and prints the report.
+) -> TrainingResult | None:
+    """Trains a validated config in `workdir`, and prints the report. Resumes the run if the folder has a checkpoint.
 
     Args:
       kind: pre-training or fine-tuning.
       config: the validated config.
       workdir: the folder of the run.
-      fit: (run) -> the run with its final number of steps, and a program to reuse; None to compile one.
-      is_trial: a trial of a search, which cannot be extended once it has finished.
-      began: when the command began, by `time.monotonic`; None: now.
+      fit: (run) -> (the run with the final number of steps, a program to reuse or None). A time budget changes the
+        number of steps. By default, the run keeps its number of steps.
+      is_trial: whether the run is a trial of a search, whose last checkpoint has params only.
+      start_time: the time at which the command started, in seconds of `time.monotonic`; None for now.
       hooks: hooks that are called before the hooks of the config.
 
     Returns:
-      The result of `train`; None if the run had already finished.
+      The result of `train`; None if the run was already finished.
 
     Raises:
       UserError: the workdir holds an incompatible run, or a step runs out of memory.
     """
-    began = time.monotonic() if began is None else began
+    start_time = time.monotonic() if start_time is None else start_time
     earlier = _find_earlier_run(config, workdir)
     resumed = None if earlier is None or earlier.is_parent else earlier.info
     kind.adopt(config, None if earlier is None else earlier.info)
@@ -150,12 +162,12 @@ def run(
             opened.initialize,
             program,
             parent,
-            hooks=(_BeginWorkdir(opened), *hooks),
-            resumable_at_end=not is_trial,
-            began=began,
+            hooks=(_WriteRunInfo(opened), *hooks),
+            save_final_opt_state=not is_trial,
+            start_time=start_time,
         )
     except jax.errors.JaxRuntimeError as error:
-        require_memory(error, opened.config, opened.task, opened.mesh, kind.planning)
+        raise_if_out_of_memory(error, opened.config, opened.task, opened.mesh, kind.planning)
         raise
     _report(opened, workdir, trained)
     return trained
@@ -169,13 +181,13 @@ def _print_first(*lines: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _EarlierRun:
-    """The run that a workdir holds, or the parent of a new run.
+    """The run to resume, or the parent of a new run.
 
     Attributes:
       workdir: the folder of the earlier run.
-      info: the content of its `config.json`.
-      step: the step of its latest checkpoint, or of the checkpoint that the new run begins with.
-      is_parent: whether the run is the parent.
+      info: the content of `config.json` in this folder.
+      step: the step of the checkpoint from which training continues.
+      is_parent: whether the earlier run is the parent (`config.branch_from`) instead of the run to resume.
     """
 
     workdir: epath.Path
@@ -185,15 +197,18 @@ class _EarlierRun:
 
 
 def _find_earlier_run(config: ConfigDict, workdir: epath.Path) -> _EarlierRun | None:
-    """Finds the run to resume, or else the parent; None for a new run. Sets the config fields that it determines.
+    """Returns the run to resume, or else the parent; None for a new run without a parent.
 
-    Raises `UserError` if it trained another task.
+    Replaces "@latest" in `config.branch_from` by a step, and sets the model sizes that the earlier run determines.
+
+    Raises:
+      UserError: the earlier run trained another task.
     """
     step, branch = checkpoint.latest_intact_step(workdir), config.get("branch_from", "")
     if step is not None:
         earlier = _EarlierRun(workdir, require_info(workdir), step, is_parent=False)
         if branch.endswith("@latest"):
-            config.branch_from = earlier.info.config.branch_from  # names the step instead of the latest one
+            config.branch_from = earlier.info.config.branch_from  # WORKDIR@STEP instead of WORKDIR@latest
     elif branch:
         parent = checkpoint.find_parent(branch)
         config.branch_from = f"{parent.workdir}@{parent.step}"
@@ -207,7 +222,7 @@ def _find_earlier_run(config: ConfigDict, workdir: epath.Path) -> _EarlierRun | 
 
 
 def _changes(kind: RunKind, config: ConfigDict, earlier: _EarlierRun | None, info: RunInfo) -> list[Difference]:
-    """Returns the differences from an earlier run. Raises `UserError` if one prevents resuming or branching off."""
+    """Returns the differences from an earlier run. Raises `UserError` for a difference that prevents training."""
     if earlier is None:
         return []
     changes = differences(earlier.info, info, kind.identity(config))
@@ -216,29 +231,31 @@ def _changes(kind: RunKind, config: ConfigDict, earlier: _EarlierRun | None, inf
         changes = [change for change in changes if change.field != "branch_from"]
         for field, old, new, is_fatal in changes:
             if is_fatal:
-                raise UserError(f"config.branch_from = {branch!r}: {field} is {old!r} there, here {new!r}")
+                raise UserError(f"config.branch_from = {branch!r}: {field} = {new!r} must be {old!r}, as in the parent")
     raise_if_fatal(earlier.workdir, changes)
     return changes
 
 
 def _check_branch(kind: RunKind, config: ConfigDict, parent: _EarlierRun) -> None:
-    """Raises `UserError` if the parent has done all steps of this config."""
+    """Raises `UserError` if the parent's checkpoint is at or after the last step of this config."""
     total = kind.total_steps(config, parent.info)
     if total is not None and parent.step >= total:
         raise UserError(
-            f"config.branch_from = {config.branch_from!r}: the stages of this config end at step {total}; add steps"
+            f"config.branch_from = {config.branch_from!r}: must be before step {total}, where the stages of this "
+            "config end; add steps to config.stages"
         )
 
 
 def _print_if_finished(kind: RunKind, config: ConfigDict, earlier: _EarlierRun, changes: list[Difference]) -> bool:
-    """Prints the report of a run that has finished. Returns whether it has.
+    """Prints the report of a finished run. Returns whether the run is finished.
 
-    Raises `UserError` if training cannot resume from the latest checkpoint.
+    Raises:
+      UserError: the latest checkpoint is past the last step, or training cannot resume from this checkpoint.
     """
     workdir, step, total = earlier.workdir, earlier.step, kind.total_steps(config, earlier.info)
     checkpoint.check_resumable(workdir, step, total)
-    has_stopped = checkpoint.has_stopped(checkpoint.read_scores(workdir, step), config.eval.patience)
-    report = read_report(workdir) if step == total or has_stopped else None
+    has_stopped_early = checkpoint.has_stopped_early(checkpoint.read_scores(workdir, step), config.eval.patience)
+    report = read_report(workdir) if step == total or has_stopped_early else None
     if report is None:
         return False
     steps = f"{total} steps" if step == total else f"{step} of {total} steps"
@@ -246,14 +263,14 @@ def _print_if_finished(kind: RunKind, config: ConfigDict, earlier: _EarlierRun, 
     if changes:
         settings = "; ".join(map(str, changes))
         _print_first(f"this run was trained with other settings: {settings}. For a new run choose another --workdir")
-    if jax.process_index() == 0 and (news := kind.changes_of_data(config, workdir, earlier.info)):
+    if jax.process_index() == 0 and (data_changes := kind.changes_of_data(config, workdir, earlier.info)):
         _print_first(
-            f"the data is no longer the data of this run: {'; '.join(news)}. For a new run choose another --workdir"
+            f"the data has changed since this run: {'; '.join(data_changes)}. For a new run choose another --workdir"
         )
     return True
 
 
-class _BeginWorkdir(Hook):
+class _WriteRunInfo(Hook):
     """Writes `config.json` once the state has been restored or initialized, and prints how training starts."""
 
     def __init__(self, opened: Run):
@@ -267,31 +284,31 @@ class _BeginWorkdir(Hook):
             append_command(run.workdir)
         run.print(f"training in {run.workdir}" + (f", from step {run.start_step}" if run.start_step else ""))
         if run.config.dtype == "auto" and compute_for("auto").casts_factors:
-            run.print("dtype = 'auto': products take bfloat16, which this processor multiplies faster than float32")
+            run.print("config.dtype = 'auto': matrix products use bfloat16, which is faster than float32 on this CPU")
         if run.program.saves:
             run.print(run.program.saves)
 
 
-def _report(opened: Run, workdir: epath.Path, trained: Trained) -> None:
+def _report(opened: Run, workdir: epath.Path, trained: TrainingResult) -> None:
     """Prints the report and writes it to the workdir. All hosts call it."""
     text, step, total = opened.report(trained), int(trained.state.step), opened.task.total_steps
     if step < total:
         text += f"\nstopped early, at step {step} of {total}"
-        if trained.scores and checkpoint.has_stopped(trained.scores, opened.config.eval.patience):
-            waited = trained.scores.waited
-            evaluations = "1 evaluation" if waited == 1 else f"{waited} evaluations"
-            text += f": {evaluations} without a better score"
+        if trained.scores and checkpoint.has_stopped_early(trained.scores, opened.config.eval.patience):
+            count = trained.scores.waited
+            text += f": {count} evaluation{'s' * (count != 1)} without a better score"
     if jax.process_index() == 0:
         write_report(workdir, text)
     _print_first(text)
 
 
-def _keep_sizes(config: ConfigDict, origin: RunInfo) -> None:
-    """Keeps the sizes of an earlier run of the same width that follow the width, unless the user has set them.
+def _keep_sizes(config: ConfigDict, earlier: RunInfo) -> None:
+    """Copies `intermediate_size` and `num_attention_heads` of an earlier run, unless the user has set them.
 
-    In older runs, these sizes did not follow the width.
+    The flag `--config.model.hidden_size` also sets these two fields, which it did not in older versions. Without the
+    copy, the command of an older run would give other sizes.
     """
-    model, before = config.model, origin.config.model
+    model, before = config.model, earlier.config.model
     if model.get("hidden_size") == before.get("hidden_size") and "model.hidden_size" in config.overrides:
         for name in ("intermediate_size", "num_attention_heads"):
             if name in model and name in before and f"model.{name}" not in config.overrides:

@@ -1,7 +1,7 @@
-"""Stops all hosts after the same step on Ctrl-C or SIGTERM, which a TPU VM receives before preemption.
+"""Stops all hosts after the same step on Ctrl-C or SIGTERM. A TPU VM receives SIGTERM before preemption.
 
-Python calls its signal handlers between two bytecodes, and not while C++ code compiles a step for a minute. In the
-command `train`, a thread also listens to signals, and answers at once (`announced`).
+Python calls its signal handlers between two bytecodes, and therefore not while C++ code compiles a step for a minute.
+`report_signals` and `exit_on_signal` also start a thread that reacts to signals during such a call.
 """
 
 import contextlib
@@ -18,107 +18,114 @@ from types import FrameType
 # Counts the sync points of all runs in this process. JAX makes the hosts stop at the same sync point.
 _sync_points = itertools.count(1)
 
-GRACE = 2.0  # seconds until the thread ends a process that does not react, if the process would lose no work
-REACTION = 0.5  # the same in `ending_at_once`
+# Seconds after which the thread ends the process if the main thread has not handled a signal. No work is lost then.
+GRACE_SECONDS = 2.0  # in `report_signals`
+REACTION_SECONDS = 0.5  # in `exit_on_signal`
 SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 
 
-class _Situation:
-    """The effect of a signal that arrives now."""
+class _State:
+    """The state of the process, which determines the effect of the next signal."""
 
-    unsaved = ""  # the work that is saved before the run stops, as part of a line; "": no work
+    unsaved_work = ""  # description of the work that is saved before the run stops; "" if there is no such work
     is_stopping = False  # whether a signal has raised `KeyboardInterrupt`
-    is_compiling = False  # whether `KeyboardInterrupt` was raised within JAX: Python may then crash at its exit
-    is_alone = True  # whether the run has a single host
+    interrupted_jax = False  # whether `KeyboardInterrupt` was raised within JAX, so that Python may crash at its exit
+    is_single_host = True  # whether the run has a single host
 
 
-_now = _Situation()
+_state = _State()
 
 
-def saves_first(work: str) -> None:
-    """Sets the work that a signal waits for, such as "saving step 45 first"; "": a signal stops the run at once.
+def set_unsaved_work(description: str) -> None:
+    """Sets the work that the run finishes after a signal, before it stops.
 
-    Several hosts agree on a step after the signal, so that only "" has an effect there.
+    With several hosts, only the empty description has an effect, because the hosts agree on the last step after the
+    signal.
+
+    Args:
+      description: a description for the line that a signal prints, such as "saving step 45 first". If it is empty, a
+        signal stops the run at once.
     """
-    if _now.is_alone or not work:
-        _now.unsaved = work
+    if _state.is_single_host or not description:
+        _state.unsaved_work = description
 
 
 @contextlib.contextmanager
-def announced() -> Iterator[None]:
-    """Context manager of a command: Ctrl-C and SIGTERM print a line at once, also while the main thread is busy.
+def report_signals() -> Iterator[None]:
+    """Context manager of a command: Ctrl-C and SIGTERM print a line at once, even while C++ code runs.
 
-    The third Ctrl-C ends the process. If there is nothing to save and the main thread does not react, the first does.
+    The third Ctrl-C ends the process. If there is nothing to save, the first signal ends the process when the main
+    thread has not handled the signal after `GRACE_SECONDS`.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     handlers = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
 
-    def note(number: int, frame: FrameType | None) -> None:
-        _now.is_stopping = True
+    def handle(number: int, frame: FrameType | None) -> None:
+        _state.is_stopping = True
         handlers[number](number, frame)  # Raises `KeyboardInterrupt`.
 
-    for number in handlers:  # without ignored signals, as in the background of a shell
-        signal.signal(number, note)
-    before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    for number in handlers:  # A shell may ignore SIGINT in background processes; ignored signals stay ignored.
+        signal.signal(number, handle)
+    earlier_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     thread = threading.Thread(target=_listen, args=(receiver,), daemon=True)
     thread.start()
     try:
         yield
     except KeyboardInterrupt:
-        if _now.is_compiling:
-            _end()
+        if _state.interrupted_jax:
+            _exit()
         raise
     finally:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(earlier_fd)
         for number, handler in handlers.items():
-            if signal.getsignal(number) is note:
+            if signal.getsignal(number) is handle:
                 signal.signal(number, handler)
-        sender.close()  # The thread answers signals that it has received, and ends.
+        sender.close()  # The thread handles the signals in the socket, and ends.
         thread.join(1)
 
 
 @contextlib.contextmanager
-def ending_at_once() -> Iterator[None]:
+def exit_on_signal() -> Iterator[None]:
     """Context manager of a command that has nothing to save: Ctrl-C and SIGTERM print a line and end the process.
 
-    The signal raises `KeyboardInterrupt` first, so that unfinished files are deleted. If Python cannot call its
-    handlers, such as while C++ code compiles, the process ends after `REACTION` seconds. The third signal ends it at
-    once.
+    The signal raises `KeyboardInterrupt` first, so that the command deletes unfinished files. If Python cannot call its
+    handlers, for example while C++ code compiles, the process ends after `REACTION_SECONDS`. The third signal ends the
+    process at once.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
-    ignored = signal.SIG_IGN, None  # None: a handler that Python has not set
+    ignored = signal.SIG_IGN, None  # `getsignal` returns None for a handler that was not set from Python
     handlers = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) not in ignored}
     lines: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-    has_reacted = threading.Event()
+    was_handled = threading.Event()
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         del frame
-        has_reacted.set()
+        was_handled.set()
         raise KeyboardInterrupt(lines[number])
 
-    def end() -> None:
-        signals = 0
-        while numbers := receiver.recv(1):
-            if numbers[0] in handlers:
-                signals += 1
-                if not has_reacted.wait(REACTION) or signals > 2:
-                    _end(lines[numbers[0]])
+    def end_unless_handled() -> None:
+        count = 0
+        while received := receiver.recv(1):
+            if received[0] in handlers:
+                count += 1
+                if not was_handled.wait(REACTION_SECONDS) or count > 2:
+                    _exit(lines[received[0]])
 
     for number in handlers:
-        signal.signal(number, note)
-    before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(target=end, daemon=True)
+        signal.signal(number, handle)
+    earlier_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=end_unless_handled, daemon=True)
     thread.start()
     try:
         yield
     except KeyboardInterrupt as error:  # If JAX was interrupted, Python may crash at its exit.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        _end(str(error) or lines[signal.SIGINT])
+        _exit(str(error) or lines[signal.SIGINT])
     finally:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(earlier_fd)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         sender.close()
@@ -126,27 +133,33 @@ def ending_at_once() -> Iterator[None]:
 
 
 def _listen(receiver: socket.socket) -> None:
-    """Answers the first signal, and ends the process as `announced` describes."""
-    first, interrupts = 0.0, 0  # when the first signal arrived; 0: none has
+    """Prints a line for the first signal, and ends the process as `report_signals` describes."""
+    first_time, interrupts = 0.0, 0  # time of the first signal, 0.0 before it, and the number of SIGINTs
     while True:
         try:
-            numbers = receiver.recv(1)
+            received = receiver.recv(1)
         except TimeoutError:
-            if time.monotonic() - first > GRACE and not _now.is_stopping and not _now.unsaved and _now.is_alone:
-                _end()
+            if (
+                time.monotonic() - first_time > GRACE_SECONDS
+                and not _state.is_stopping
+                and not _state.unsaved_work
+                and _state.is_single_host
+            ):
+                _exit()
             continue
-        if not numbers:
+        if not received:  # The sender is closed.
             return
-        interrupts += numbers[0] == signal.SIGINT
+        interrupts += received[0] == signal.SIGINT
         if interrupts == 3:
-            _end()
-        if not first and numbers[0] in SIGNALS:
-            first = time.monotonic()
+            _exit()
+        if not first_time and received[0] in SIGNALS:
+            first_time = time.monotonic()
             receiver.settimeout(0.1)
-            _print(f"stopping: {_now.unsaved or 'the same command continues from here'}")
+            _print(f"stopping: {_state.unsaved_work or 'the same command continues from here'}")
 
 
-def _end(line: str = "stopped") -> None:
+def _exit(line: str = "stopped") -> None:
+    """Prints a line and ends the process at once, with the exit code of an interrupted command."""
     _print(line)
     os._exit(130)
 
@@ -157,47 +170,53 @@ def _print(line: str) -> None:
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Context manager: a signal stops the run after a step, and a second Ctrl-C stops it at once.
 
-    With several hosts, a signal to one host stops all hosts after the same step. A single host stops at once while
-    there is nothing to save.
+    With several hosts, a signal to one host stops all hosts after the same step. A single host without unsaved work
+    stops at once.
 
     Yields:
       A function that returns whether to stop. All hosts call it once after each step.
     """
-    import jax  # The import takes seconds, while `announced` listens already.
+    import jax  # imported here, because the import takes seconds and `report_signals` must start before
     from jax.experimental import multihost_utils
 
     received: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         del frame
-        if not received and not several and not _now.unsaved:
+        if not received and not has_several_hosts and not _state.unsaved_work:
             received.append(number)
-            _now.is_stopping = _now.is_compiling = True
+            _state.is_stopping = _state.interrupted_jax = True
             raise KeyboardInterrupt("stopped")
         if received and number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # A third Ctrl-C ends the process at once.
-            _now.is_stopping = True
+            _state.is_stopping = True
             raise KeyboardInterrupt
         received.append(number)
-        if several:  # JAX sends SIGTERM to the other hosts.
+        if has_several_hosts:  # On SIGTERM, JAX stops all hosts at the same sync point.
             os.kill(os.getpid(), signal.SIGTERM)
 
-    several = jax.process_count() > 1
+    has_several_hosts = jax.process_count() > 1
     # With several hosts, JAX handles SIGTERM itself, outside of Python.
-    numbers = (signal.SIGINT,) if several else SIGNALS
-    if several:
-        _now.unsaved, _now.is_alone = "all hosts save the same step first", False
+    handled = (signal.SIGINT,) if has_several_hosts else SIGNALS
+    if has_several_hosts:
+        _state.unsaved_work, _state.is_single_host = "all hosts save the same step first", False
     try:
-        before = {number: signal.signal(number, note) for number in numbers}
+        earlier_handlers = {number: signal.signal(number, handle) for number in handled}
     except ValueError:  # Only the main thread can handle signals.
-        before = {}
+        earlier_handlers = {}
     try:
-        yield lambda: multihost_utils.reached_preemption_sync_point(next(_sync_points)) if several else bool(received)
+        yield (
+            lambda: (
+                multihost_utils.reached_preemption_sync_point(next(_sync_points))
+                if has_several_hosts
+                else bool(received)
+            )
+        )
     finally:
-        _now.is_stopping |= bool(received)
-        for number, handler in before.items():
-            if signal.getsignal(number) is note:
+        _state.is_stopping |= bool(received)
+        for number, handler in earlier_handlers.items():
+            if signal.getsignal(number) is handle:
                 signal.signal(number, handler)

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from bertjax.distributed.mesh import batch_sharding, param_shardings, replicated, split_over_data
 from bertjax.training.optim.frozen import Frozen
-from bertjax.training.optim.groups import matrices
+from bertjax.training.optim.groups import matrix_mask
 
 MIN_SPLIT_SIZE = 1 << 20  # smaller arrays of the optimizer, in elements, are replicated
 
@@ -115,10 +115,10 @@ def make_layout(
     def stored(x: Any, axes: Any, sharding: NamedSharding, is_matrix: bool) -> NamedSharding:
         return split_over_data(sharding, axes, x.shape) if is_matrix else sharding
 
-    params = jax.tree.map(stored, abstract, axes, compute, matrices(abstract))
+    params = jax.tree.map(stored, abstract, axes, compute, matrix_mask(abstract))
     trainable = abstract_trainable(init_params, frozen)
     leaves = (trainable_leaves(tree, frozen) for tree in (axes, compute))
-    shardings = jax.tree.map(stored, trainable, *leaves, matrices(trainable))
+    shardings = jax.tree.map(stored, trainable, *leaves, matrix_mask(trainable))
     opt_state = _opt_state_shardings(jax.eval_shape(optimizer.init, trainable), trainable, shardings, mesh)
     carry = None if new_carry is None else jax.tree.map(lambda x: batch_sharding(mesh), jax.eval_shape(new_carry))
     average = params if has_average else None

@@ -1,4 +1,4 @@
-"""Checks of the config fields that runs of all kinds share."""
+"""Validates the config fields that pre-training and fine-tuning share."""
 
 import math
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from bertjax.text.tokenizer import KINDS
 
 
 def validate_shared_fields(config: ConfigDict, limits: Mapping[str, Mapping]) -> None:
-    """Raises `UserError` if a field that runs of all kinds have is invalid.
+    """Raises `UserError` if a field that pre-training and fine-tuning share is invalid.
 
     Args:
       config: the whole config.
-      limits: {field: arguments of `config.limits.within`}.
+      limits: {dotted field name: keyword arguments of `config.limits.within`}.
     """
     one_of(config, "tokenizer.kind", tuple(KINDS))
     for field, limit in limits.items():
         within(field, value_of(config, field), **limit)
     if config.budget:
         budget.parse(config.budget)
-    remedy = f"a recipe needs a budget, such as {budget.EXAMPLES}"
+    remedy = f"must be set for a recipe, such as {budget.EXAMPLES}"
     require(bool(config.budget or not config.get("recipe")), "budget", config.budget, remedy)
     validate_model(config)
     _validate_compilation(config)
@@ -42,25 +42,28 @@ def validate_shared_fields(config: ConfigDict, limits: Mapping[str, Mapping]) ->
 
     for axis, size in config.mesh.items():
         require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the remaining devices")
-    require(list(config.mesh.values()).count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
+    require(list(config.mesh.values()).count(-1) <= 1, "mesh", dict(config.mesh), "must have at most one -1")
     _validate_numbers(config)
     family = families.FAMILIES.get(config.model.family)
-    remedy = f"model.family = {config.model.family!r} does not support packed rows; set False"
+    remedy = f"model.family = {config.model.family!r} does not support packed rows; set packing=False"
     require(not config.packing or family.supports_packing, "packing", config.packing, remedy)
     family.validate(config)
 
 
 def _validate_compilation(config: ConfigDict) -> None:
-    """Checks `unroll`, `remat` and `kernels`."""
-    remedy = "recomputed layers must stay in a scan, or the compiler stores their states; set unroll=auto or remat=none"
+    """Raises `UserError` for contradictions between `unroll`, `remat`, `kernels` and `model.attention`."""
+    remedy = (
+        f"must be auto or no with remat = {config.remat!r}, because the compiler would store the activations of "
+        "unrolled layers; set unroll=auto or remat=none"
+    )
     require(config.unroll != "yes" or config.remat in ("none", "auto"), "unroll", config.unroll, remedy)
     needs_kernel = config.model.get("attention") == "fused"
-    remedy = "model.attention = 'fused' needs a kernel; set attention=auto, or kernels=auto"
+    remedy = "must be auto with model.attention = 'fused', which is a kernel; set kernels=auto or model.attention=auto"
     require(not (config.kernels == "no" and needs_kernel), "kernels", config.kernels, remedy)
 
 
 def _validate_numbers(config: ConfigDict, prefix: str = "") -> None:
-    """Checks that all numbers are finite, and that integers fit in 32 bits, as on devices."""
+    """Raises `UserError` for a number that is not finite, and for an integer that does not fit in int32 on devices."""
     for name, value in config.items():
         if isinstance(value, ConfigDict):
             _validate_numbers(value, f"{prefix}{name}.")
@@ -68,10 +71,11 @@ def _validate_numbers(config: ConfigDict, prefix: str = "") -> None:
             if isinstance(number, float):
                 require(math.isfinite(number), f"{prefix}{name}", value, "must be finite")
             elif isinstance(number, int):
-                require(abs(number) < 2**31, f"{prefix}{name}", value, "must be below 2 ** 31")
+                require(abs(number) < 2**31, f"{prefix}{name}", value, "must be above -2 ** 31 and below 2 ** 31")
 
 
 def _validate_profile(steps: str) -> None:
+    """Raises `UserError` if `config.profile` is neither empty nor START:STOP."""
     start, _, stop = steps.partition(":")
     is_valid = start.isdecimal() and stop.isdecimal() and 1 <= int(start) <= int(stop)
     remedy = "write START:STOP, such as 20:24 for steps 20 to 24; the first step is 1, and STOP is not before START"

@@ -21,7 +21,7 @@ VAGUE = ("found", "each", "own", "given", "theirs", "what", "others", "its")
 # Names of recurrence: the memory of a row, and rows that continue in the next step. In the modules of OTHER_MEMORY the
 # same names have other meanings.
 RECURRENCE = re.compile(
-    r"_?([Rr]ecurren\w*|new_memory|memory_flops|memory_reach|memory|memory_length|Memory|MEMORY|fill_memory|warmed_up|"
+    r"_?([Rr]ecurren\w*|new_memory|memory_flops|memory_reach|memory|memory_length|Memory|MEMORY|fill_recurrent_memory|warmed_up|"
     r"remember|update_memory|_make_remember|_make_update_memory|_remembering|FOLLOWING|goes_on|continues|_continued)"
 )
 OTHER_MEMORY = ("data/loading/masking.py", "data/loading/permutation.py", "inference/generation.py", "nn/lstm.py")

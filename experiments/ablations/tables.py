@@ -50,7 +50,7 @@ def _pretraining(folder: pathlib.Path, step: int) -> list[str]:
     """Steps, tokens, hours and held-out perplexity of a model, at a step or at its end."""
     if not checkpoint.steps(folder):
         return [""] * 4
-    step = step or checkpoint.choose_step(folder, "latest")
+    step = step or checkpoint.resolve_step(folder, "latest")
     history, found = read_history(folder), checkpoint.read_scores(folder, step)
     words = [
         f"{np.exp(found.scores[loss]):.1f}, {of}" for loss, of in PREDICTED.items() if found and loss in found.scores

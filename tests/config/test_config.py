@@ -143,13 +143,13 @@ MISTAKES = {
         ("eval.fill_masks", ("no mask",), "config.eval.fill_masks = 'no mask': each text must contain"),
         ("optimizer.learning_rate", -1.0, "config.optimizer.learning_rate = -1.0: must be above 0"),
         ("mesh.data", 0, "config.mesh.data = 0"),
-        ("mesh.fsdp", -1, "only one axis can be -1"),
+        ("mesh.fsdp", -1, "must have at most one -1"),
         ("model.causal", True, UNMASKED),
         ("model.family", "lstms", UNMASKED),
         ("checkpoint.keep_every", 7, "config.checkpoint.keep_every = 7: must be a multiple of every_steps = 5000"),
         ("budget", "soon", "config.budget = 'soon': must be a time or a number of tokens, such as 20min, 8h"),
         ("budget", "0min", "config.budget = '0min': must be a time"),
-        ("recipe", "modern", "config.budget = '': a recipe needs a budget, such as 20min"),
+        ("recipe", "modern", "config.budget = '': must be set for a recipe, such as 20min"),
         ("profile", "5:3", "config.profile = '5:3': write START:STOP, such as 20:24"),
         ("profile", "0:3", "config.profile = '0:3': write START:STOP.* the first step is 1"),
         ("profile", "5:-3", "config.profile = '5:-3': write START:STOP"),
@@ -172,8 +172,8 @@ def test_mistakes_name_field_value_and_remedy(experiment, mistake):
 
 def test_settings_that_exclude_each_other_are_refused():
     for fields, message in (
-        ({"kernels": "no", "model.attention": "fused"}, "kernels = 'no': model.attention = 'fused' needs a kernel"),
-        ({"unroll": "yes", "remat": "dots"}, "unroll = 'yes': recomputed layers must stay in a scan"),
+        ({"kernels": "no", "model.attention": "fused"}, "kernels = 'no': must be auto with model.attention ="),
+        ({"unroll": "yes", "remat": "dots"}, "unroll = 'yes': must be auto or no with remat = 'dots'"),
     ):
         config = pretraining_config()
         config.update_from_flattened_dict(fields)

@@ -297,12 +297,12 @@ def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("branch_from, fields, message", [
-    ("{parent}@7", {}, r"branch_from = .*@7: no such checkpoint; there are 4, 8, 12"),
-    ("{parent}", {}, r"write WORKDIR@STEP, or WORKDIR@latest"),
+    ("{parent}@7", {}, r"branch_from = .*@7: the run has no checkpoint of this step; choose one of the steps 4, 8, 12"),
+    ("{parent}", {}, r"must be WORKDIR@STEP or WORKDIR@latest"),
     ("{parent}/nowhere@8", {}, "no finished checkpoint in"),
-    ("{parent}@12", {}, r"the stages of this config end at step 10; add steps"),
-    ("{parent}@8", {"model.hidden_size": 64}, r"branch_from = .*@8': model.hidden_size is 16 there, here 64"),
-    ("{parent}@8", {"optimizer.name": "lamb"}, r"branch_from = .*@8': optimizer.name is 'adam' there, here 'lamb'"),
+    ("{parent}@12", {}, r"must be before step 10, .* add steps"),
+    ("{parent}@8", {"model.hidden_size": 64}, r"branch_from = .*@8': model.hidden_size = 64 must be 16, as"),
+    ("{parent}@8", {"optimizer.name": "lamb"}, r"branch_from = .*@8': optimizer.name = 'lamb' must be 'adam'"),
 ])  # fmt: skip
 def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from, fields, message):
     config = falling(records, 10).unlock()

@@ -33,8 +33,8 @@ from bertjax.reporting import page
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.checkpoints import workdir as workdirs
-from bertjax.training.hooks.divergence import Diverged
-from bertjax.training.loop import Trained
+from bertjax.training.hooks.divergence import DivergenceError
+from bertjax.training.loop import TrainingResult
 from bertjax.training.scores import Scores
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, launch_and_stop, one_device_mesh
@@ -105,7 +105,9 @@ def test_a_finished_run_says_so(tuned, checkpoint, capsys):
     run(config_for(folder, checkpoint, log_every_steps=7, seed=3), workdir)
     said = capsys.readouterr().out
     assert said.startswith(f"already finished: 76 steps, in {workdir}\ndev: accuracy") and "seed = 3 (was 0)" in said
-    with pytest.raises(UserError, match=r"is at step 76, past the config's 38; choose another --workdir"):
+    with pytest.raises(
+        UserError, match=r"the checkpoint is at step 76, past the last step of the config, 38; choose another --workdir"
+    ):
         run(config_for(folder, checkpoint, epochs=2.0), workdir)
     with pytest.raises(UserError, match=r"config.data.name = 'cola': .* holds a run with 'sst2'"):
         run(config_for(folder, checkpoint, name="cola"), workdir)
@@ -134,9 +136,9 @@ def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path,
     assert "no longer" not in capsys.readouterr().out, "a folder may be moved"
     train.write_text(train.read_text().translate({ord("0"): "1", ord("1"): "0"}))
     run(config, tmp_path / "run")
-    assert "the data is no longer the data of this run: SST-2/train.tsv has changed" in capsys.readouterr().out
+    assert "the data has changed since this run: SST-2/train.tsv has changed" in capsys.readouterr().out
     config.epochs = 5.0
-    with pytest.raises(UserError, match=r"holds a run on other data \(SST-2/train.tsv changed\), and would mix both"):
+    with pytest.raises(UserError, match=r"holds a run on other data \(SST-2/train.tsv changed\); restore the data"):
         run(config, tmp_path / "run")
 
 
@@ -419,11 +421,11 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     (program,) = programs
     assert program.train_step._cache_size() == 1  # of two runs
     worse, best = (tmp_path / f"run/runs/learning_rate={rate},epochs=5" for rate in ("1e-08", "0.003"))
-    assert checkpoints.steps(best)[-1] == 60 and not (best / sweep.RESULT).exists()
+    assert checkpoints.steps(best)[-1] == 60 and not (best / sweep.TRIAL_RESULT).exists()
     launch(config, tmp_path / "run", draw=page.draw)
     assert starts == [0, 0, 60] and read_metrics(best)[-1]["step"] == 60  # each trial once
 
-    results = [json.loads((folder / sweep.RESULT).read_text()) for folder in (worse, best)]
+    results = [json.loads((folder / sweep.TRIAL_RESULT).read_text()) for folder in (worse, best)]
     score = results[1]["scores"]["accuracy"]
     assert [result["failed"] for result in results] == [True, False] and score > 0.8
     assert checkpoints.steps(best) and not checkpoints.steps(worse)
@@ -433,7 +435,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     assert f"best: runs/{best.name}, accuracy" in said
     source = pretrained.read(tmp_path / "run")  # the folder of the search stands for its best run
     assert source.labels == ("0", "1") and source.path == f"{best}@60"
-    drawn = (tmp_path / "run" / page.PAGE).read_text()  # with a row for each setting
+    drawn = (tmp_path / "run" / page.HTML_REPORT).read_text()  # with a row for each setting
     assert all(f"<td>run/{folder.name}</td>" in drawn for folder in (worse, best)) and "<td>accuracy " in drawn
 
 
@@ -475,7 +477,7 @@ def test_another_search_goes_on_with_the_trials_that_are_there(checkpoint, tmp_p
 
 def scored(score, metric="accuracy"):
     scores = Scores({metric: score}, score)
-    return Trained(None, scores, 1, scores)
+    return TrainingResult(None, scores, 1, scores)
 
 
 def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path, monkeypatch):
@@ -485,7 +487,7 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
     def run(kind, config, folder, *_, **more):
         seeds.append(config.seed)
         if config.seed < 1000:
-            raise Diverged("the loss is no number")
+            raise DivergenceError("the loss is no number")
         return scored(0.0 if config.seed < 2000 else 1.0)
 
     monkeypatch.setattr(sweep, "run_one", run)
@@ -498,7 +500,7 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
 def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(checkpoint, tmp_path, monkeypatch):
     """Such as the correlation of predictions that are all the same."""
     scores = Scores({"accuracy": None}, None)
-    monkeypatch.setattr(sweep, "run_one", lambda *_, **more: Trained(None, scores, None, None))
+    monkeypatch.setattr(sweep, "run_one", lambda *_, **more: TrainingResult(None, scores, None, None))
     write_sst2(tmp_path, train=48)
     launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
     assert "| 0.00 | 0.00 |  | 1 | 1 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
@@ -550,7 +552,9 @@ def test_the_trial_that_is_named_has_the_checkpoint(tmp_path, scores, best):
     """Also of two that are equal; one that diverged is worse than any."""
     for name, score in zip("ba" if scores[0] == scores[1] else "ab", scores):
         (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
-        (tmp_path / "runs" / name / sweep.RESULT).write_text(json.dumps({"scores": {"f1": score}, "failed": False}))
+        (tmp_path / "runs" / name / sweep.TRIAL_RESULT).write_text(
+            json.dumps({"scores": {"f1": score}, "failed": False})
+        )
     assert sweep.keep_best(epath.Path(tmp_path), "f1") == f"best: {best}"
     kept = [path.parent.name for path in tmp_path.glob("runs/*/checkpoints")]
     assert kept == [best[5]] and (tmp_path / "best").read_text() == f"runs/{best[5]}\n"
@@ -620,7 +624,9 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
     info = workdirs.require_info(tmp_path / "run")
     workdirs.write_info(tmp_path / "run", dataclasses.replace(info, architecture=""), None)  # as of pre-training
     assert pretrained.find(tmp_path / "run").step == steps[-1]
-    with pytest.raises(UserError, match=rf"run@9: no such checkpoint; there are {first}, "):
+    with pytest.raises(
+        UserError, match=rf"run@9: the run has no checkpoint of this step; choose one of the steps {first}, "
+    ):
         pretrained.read(tmp_path / "run@9")
     for step in steps:
         (tmp_path / f"run/checkpoints/{step}/scores.json").unlink(missing_ok=True)

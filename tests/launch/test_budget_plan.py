@@ -224,7 +224,7 @@ def test_a_plan_is_made_once_and_kept(tmp_path, capsys, monkeypatch):
     resumed = capsys.readouterr().out
     without = config_of(*arguments)
     without.budget = ""
-    with pytest.raises(UserError, match="a recipe needs a budget"):
+    with pytest.raises(UserError, match="must be set for a recipe"):
         validate(without)
     assert "already finished" in resumed and "config.budget = '90k tokens' changes nothing" in resumed
     total = total_steps(config)

@@ -39,7 +39,7 @@ from bertjax.pretraining.task import Pretraining
 from bertjax.reporting import insight
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints import checkpoint
-from bertjax.training.hooks.recurrent_memory import fill_memory
+from bertjax.training.hooks.recurrent_memory import fill_recurrent_memory
 from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
@@ -295,7 +295,9 @@ def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys)
         assert "reads steps" not in capsys.readouterr().out
         config.batch_size = 4
         launch_and_stop(Pretraining, config, tmp_path / "rows", 4)
-    assert "the checkpoint has no memory of these rows: reads steps 2 to 3 again" in capsys.readouterr().out
+    assert (
+        "recurrent memory in the checkpoint: computing it from the batches of steps 2 to 3" in capsys.readouterr().out
+    )
     assert_same(tmp_path / "same", straight, 5)
 
 
@@ -310,13 +312,13 @@ def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
     state, hyper = program.init(jax.random.key(1)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
 
     def warm(step):
-        return fill_memory(task, program, program.init(jax.random.key(1)), mesh, step, said.append).carry
+        return fill_recurrent_memory(task, program, program.init(jax.random.key(1)), mesh, step, said.append).carry
 
     for batch in itertools.islice(task.batches(0), 6):
         state, _ = program.train_step(state, put_batch(batch, mesh), hyper)
     assert task.carry.reach == 4  # two layers, each of which sees into the second row before
     found = warm(6)
-    assert said == ["the checkpoint has no memory of these rows: reads steps 3 to 6 again to fill it"]
+    assert said == ["no recurrent memory in the checkpoint: computing it from the batches of steps 3 to 6"]
     np.testing.assert_array_equal(found.filled, state.carry.filled)
     np.testing.assert_allclose(found.states, state.carry.states, atol=1e-5)
     assert warm(7).filled.tolist() == [LENGTH] * ROWS  # of the step before, and not of the stage before

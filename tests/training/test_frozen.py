@@ -194,9 +194,9 @@ def test_devices_change_nothing_of_it():
 
 
 @pytest.mark.parametrize("changes, message", [
-    (dict(freeze_layers=4), "config.freeze_layers = 4: the model has 3 layers"),
-    (dict(still="."), "config.optimizer.groups: their learning rates of 0 leave nothing to train"),
-    (dict(still="gamma"), "config.optimizer.groups.still.params = 'gamma': matches the name of no param"),
+    (dict(freeze_layers=4), "config.freeze_layers = 4: must be at most 3, the number of layers"),
+    (dict(still="."), "config.optimizer.groups: all params are frozen; set a learning_rate_factor above 0"),
+    (dict(still="gamma"), "config.optimizer.groups.still.params = 'gamma': matches no param"),
 ])  # fmt: skip
 def test_what_cannot_be_frozen_is_refused(changes, message):
     config = config_for()
@@ -206,5 +206,5 @@ def test_what_cannot_be_frozen_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
         make_program(Layered(config), config, Layered(config).mesh)
     config = config_for(layer_decay=0.9)
-    with pytest.raises(UserError, match=r"layer_decay = 0\.9: the model's family names no layers of its params"):
+    with pytest.raises(UserError, match=r"layer_decay = 0\.9: the model family does not number layers"):
         make_program(Toy(config), config, Toy(config).mesh)

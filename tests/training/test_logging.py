@@ -36,10 +36,10 @@ def test_a_line_at_the_first_step_then_every_ten_seconds_then_every_minute(clock
 
 
 def test_a_run_of_more_than_a_day_names_the_budget_once(clock, capsys):
-    said = lines_of(clock, capsys, 21.0, total=1_000_000, minutes=3, names_budget=True)
+    said = lines_of(clock, capsys, 21.0, total=1_000_000, minutes=3, suggests_budget=True)
     (when,) = [second for second, line in said if line.startswith("this run will take about 243 days 1:19 on this")]
     assert when < 60 and "--config.budget=8h" in said[0][1]
-    assert "budget" not in str(lines_of(clock, capsys, 1.0, 10_000, 2, names_budget=True))
+    assert "budget" not in str(lines_of(clock, capsys, 1.0, 10_000, 2, suggests_budget=True))
 
 
 def test_work_of_unknown_and_of_known_size_is_described(clock, capsys):

@@ -225,7 +225,7 @@ def test_the_latest_the_best_and_regular_checkpoints_are_kept(train_toy, tmp_pat
     result = train_toy(Toy(toy_config(), scores=scores), eval=KEPT["eval"], checkpoint=dict(every_steps=1) | kept)
     best = 4 if 4 in steps else 10
     assert checkpoint.steps(tmp_path) == steps and checkpoint.best_step(tmp_path) == best
-    assert (result.best_step, result.best.score) == (best, scores[best // 2 - 1])
+    assert (result.best_step, result.best_scores.score) == (best, scores[best // 2 - 1])
     last = scores[-1] if math.isfinite(scores[-1]) else None
     assert checkpoint.read_scores(tmp_path, 10).scores == {"score": last}
 
@@ -388,7 +388,7 @@ def test_updates_that_are_not_finite_can_be_left_out(tmp_path, capsys):
     trained = train(task, config, tmp_path / "run", task.mesh)
     assert int(trained.state.step) == 10 and np.isfinite(jax.tree.leaves(trained.state.params)[0]).all()
     assert int(trained.state.opt_state[1].count) == 8
-    lines = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "skipped this update" in line]
     assert [re.search(r"loss of step (\d) is nan .*, 1 in a row", line)[1] for line in lines] == ["3", "7"]
     by_step = {line["step"]: line for line in read_metrics(tmp_path / "run") if "train/loss" in line}
     assert by_step[4]["train/skipped"] == 0.5 and by_step[2]["train/skipped"] == 0 < by_step[4]["train/loss"]
@@ -421,23 +421,23 @@ def test_a_run_that_is_past_the_configs_steps_is_refused(train_toy):
     train_toy(Toy(toy_config()))
     task = Toy(toy_config())
     task.total_steps = 7
-    with pytest.raises(UserError, match="is at step 10, past the config's 7"):
+    with pytest.raises(UserError, match="the checkpoint is at step 10, past the last step of the config, 7"):
         train_toy(task)
 
 
 def test_params_alone_are_not_resumed(train_toy, tmp_path):
     """As `convert --format=bertjax` writes them."""
     checkpoint.write_params(tmp_path, {"dense": {"kernel": np.ones((3, 1)), "bias": np.ones(1)}})
-    with pytest.raises(UserError, match=r"holds params without the optimizer's state, .* --config.init_checkpoint="):
+    with pytest.raises(UserError, match=r"has no optimizer state, .* --config.init_checkpoint="):
         train_toy(Toy(toy_config()))
 
 
 def test_a_run_of_a_search_ends_with_params_alone(toy_program, tmp_path):
     task = Toy(toy_config())
     arguments = (task, toy_config(), tmp_path, task.mesh, None, toy_program)
-    train(*arguments, resumable_at_end=False)
+    train(*arguments, save_final_opt_state=False)
     assert checkpoint.is_resumable(tmp_path, 5) and not checkpoint.is_resumable(tmp_path, 10)
-    again = train(*arguments, resumable_at_end=False)  # stopped before its result was written
+    again = train(*arguments, save_final_opt_state=False)  # stopped before its result was written
     np.testing.assert_array_equal(
         again.state.params["dense"]["kernel"], checkpoint.read_params(tmp_path, 10)["dense"]["kernel"]
     )
@@ -503,16 +503,16 @@ def test_the_wall_time_of_all_processes_of_a_run_is_added_up(tmp_path):
     seconds = dict.fromkeys(PARTS, 1.0)
     first = MetricsWriter(tmp_path, 0, toy_config())
     for step in (2, 4, 6):
-        first.write_wall(step, seconds, {})
-    first.keep_unreported(4, [{"loss": np.float32(0.1)}, {"loss": np.float32("nan")}], seconds)
+        first.write_with_wall_time(step, seconds, {})
+    first.write_unreported(4, [{"loss": np.float32(0.1)}, {"loss": np.float32("nan")}], seconds)
     second = MetricsWriter(tmp_path, 4, toy_config())  # killed, it goes on from step 4
-    (one, other) = second.unreported(4)
+    (one, other) = second.read_unreported(4)
     assert one == {"loss": np.float32(0.1)} and np.isnan(other["loss"])
-    second.write_wall(6, seconds, {})
+    second.write_with_wall_time(6, seconds, {})
     third = MetricsWriter(tmp_path, 6, toy_config())
     for writer in (second, third):  # the seconds of step 6 were spent for nothing
-        assert writer.wall == {**dict.fromkeys(PARTS, 2.0 + 1.0 + 1.0), "restart": 4.0 + len(PARTS)}
-    assert third.unreported(6) == [] and not list(tmp_path.glob("unreported*"))
+        assert writer.wall_seconds == {**dict.fromkeys(PARTS, 2.0 + 1.0 + 1.0), "restart": 4.0 + len(PARTS)}
+    assert third.read_unreported(6) == [] and not list(tmp_path.glob("unreported*"))
 
 
 def profiled_steps(workdir, name):
@@ -539,7 +539,7 @@ def test_a_profile_shows_whole_steps_and_no_others_also_after_a_signal(train_toy
 def test_a_run_that_resumes_behind_its_profile_says_so(train_toy, tmp_path, capsys):
     stopped_run(train_toy, Toy(toy_config()), 5)
     train_toy(Toy(toy_config()), profile="2:5")
-    assert "config.profile = '2:5': no profile, this process runs steps 6 to 10" in capsys.readouterr().out
+    assert "config.profile = '2:5': no profile; this process runs steps 6 to 10" in capsys.readouterr().out
     assert not (tmp_path / "profile").exists()
 
 

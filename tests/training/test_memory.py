@@ -16,7 +16,7 @@ from bertjax.pretraining import run as pretraining_run
 from bertjax.training import run as run_module
 from bertjax.training.checkpoints.workdir import RunInfo
 from bertjax.training.monitoring import memory
-from bertjax.training.monitoring.memory import memory_of, require_memory, settings_that_save
+from bertjax.training.monitoring.memory import memory_limit, memory_saving_settings, raise_if_out_of_memory
 from bertjax.training.run import Run, RunKind, run
 from experiments import glue
 from tests.conftest import tiny_config
@@ -79,11 +79,11 @@ def test_a_host_asks_only_its_own_devices():
     far = types.SimpleNamespace(memory_stats=raises, device_kind="TPU v4")
     near = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 3 << 30}, device_kind="TPU v4")
     mesh = types.SimpleNamespace(devices=np.array([far, near]), local_devices=[near], shape={"data": 2, "fsdp": 1})
-    assert memory_of(mesh) == 3 << 30
+    assert memory_limit(mesh) == 3 << 30
     with pytest.raises(UserError, match=r"runs out of memory \(TPU v4, 3\.0 GiB for JAX\): try"):
         config = tiny_config("unused")
         config.packing = True  # how many rows it takes, the data says
-        require_memory(jax.errors.JaxRuntimeError(EXHAUSTED), config, running(config, {}), mesh, None)
+        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), config, running(config, {}), mesh, None)
 
 
 @pytest.mark.slow
@@ -95,11 +95,11 @@ def test_the_setting_that_is_named_fits(monkeypatch, capsys):
         tried.append(lowered)
         return limit == 1 << 30 and len(tried) > 2  # dots does not in the second stage
 
-    monkeypatch.setattr(memory, "memory_of", lambda mesh: 1 << 30)
+    monkeypatch.setattr(memory, "memory_limit", lambda mesh: 1 << 30)
     monkeypatch.setattr(memory, "fits_in_memory", lambda lowered, limit: fits(lowered, limit) or len(tried) == 1)
     given = config, running(config, {"remat": "none"}), make_mesh(config), pretraining_run.KIND.planning
     with pytest.raises(UserError, match=r"1\.0 GiB for JAX\): it fits with --config\.remat=full$"):
-        require_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)
+        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)
     assert len(tried) == 4  # both stages, twice
     assert capsys.readouterr().out.count("compiling it with --config.remat=") == 2
 
@@ -107,7 +107,7 @@ def test_the_setting_that_is_named_fits(monkeypatch, capsys):
     config = glue.get_config("mrpc")  # only its data describes it
     given = config, running(config, {"remat": "none"}), make_mesh(config), finetuning_run.KIND.planning
     with pytest.raises(UserError, match=r": try --config\.remat=dots$"):
-        require_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)
+        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)
     assert not tried
 
 
@@ -115,7 +115,7 @@ def test_what_is_suggested_is_accepted():
     for unroll in ("auto", "yes", "no"):
         config = tiny_config("unused")
         config.unroll = unroll
-        suggested = list(settings_that_save(config))
+        suggested = list(memory_saving_settings(config))
         assert {"remat": "full"}.items() <= suggested[-1].items()
         for settings in suggested:
             changed = copy.deepcopy(config)

@@ -10,9 +10,9 @@ import pytest
 HELD = """
 import hashlib
 from bertjax.training import signals
-signals.GRACE = 0.1
-with signals.announced():
-    signals.saves_first({work!r})
+signals.GRACE_SECONDS = 0.1
+with signals.report_signals():
+    signals.set_unsaved_work({work!r})
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})  # no handler is called meanwhile
 """
@@ -21,7 +21,7 @@ with signals.announced():
 AT_ONCE = """
 import hashlib
 from bertjax.training import signals
-with signals.ending_at_once():
+with signals.exit_on_signal():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
 """

@@ -128,7 +128,9 @@ def test_names_of_sinks(monkeypatch):
         validate(config)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config.sinks = ("wandb",)
-    with pytest.raises(UserError, match=r"config.sinks = 'wandb': needs wandb: pip install 'bertjax\[wandb\]'"):
+    with pytest.raises(
+        UserError, match=r"config.sinks = 'wandb': needs the package wandb; run pip install 'bertjax\[wandb\]'"
+    ):
         validate(config)
 
 

@@ -68,7 +68,7 @@ def test_labels_and_vocabulary_are_compared_where_both_are_known():
     config = tiny_config("text.txt")
     one, other = (workdir.tokenizer_entry(pieces(word)) for word in ("ship", "oven"))
     assert workdir.differences(RunInfo(config), RunInfo(config, labels=("a",), tokenizer=one)) == []
-    with pytest.raises(UserError, match="RUN holds a run with another vocabulary"):
+    with pytest.raises(UserError, match="RUN holds a run with another tokenizer"):
         workdir.raise_if_fatal(
             "RUN", workdir.differences(RunInfo(config, tokenizer=one), RunInfo(config, tokenizer=other))
         )
@@ -95,7 +95,10 @@ def test_a_later_format_is_refused_and_an_earlier_one_read(tmp_path):
     path.write_text(json.dumps({"format": 2, "models": []}))  # nothing of it is known
     with pytest.raises(UserError) as error:
         workdir.read_info(tmp_path)
-    assert str(error.value) == f"{path}: has format 2, and this bertjax reads up to 1; install a newer bertjax"
+    assert (
+        str(error.value)
+        == f"{path}: format = 2: must be at most 1 for this version of bertjax; install a newer version"
+    )
     for wrong in (0, True, "1", 1.5):
         path.write_text(json.dumps(content | {"format": wrong}))
         with pytest.raises(UserError, match=r"config.json: damaged"):

@@ -9,7 +9,7 @@ from bertjax.config.stages import stages_of
 from bertjax.launch.budget import survey
 from bertjax.launch.budget.choice import Text
 from bertjax.launch.budget.steps import StepTimes, evaluations, manifest_of, reserve, unique_tokens
-from bertjax.training.monitoring.memory import least_bytes, memory_of_device
+from bertjax.training.monitoring.memory import min_step_bytes, usable_memory
 from bertjax.training.run import Run
 from bertjax.training.step import Program
 
@@ -61,8 +61,8 @@ def lines_of_run(
     )
     if "stages" not in config and elapsed + steps + rest < 0.8 * budget.parse(config.budget).seconds:
         lines.append("the budget is larger than all epochs need; more epochs (--config.epochs) take longer")
-    needed, device = least_bytes(config, program), opened.mesh.devices.flat[0]
-    has = memory_of_device(device) if jax.process_count() == 1 or device.platform != "cpu" else None
+    needed, device = min_step_bytes(config, program), opened.mesh.devices.flat[0]
+    has = usable_memory(device) if jax.process_count() == 1 or device.platform != "cpu" else None
     of = f" of {describe_bytes(has)}" if has else ""
     lines.append(f"memory: at least {describe_bytes(needed)}{of} (--config.batch_size, --config.microbatches)")
     return lines

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from bertjax.distributed.mesh import compute_for
 from bertjax.distributed.topology import available_cores
 from bertjax.launch.budget.choice import Machine
-from bertjax.training.monitoring.memory import memory_of_device
+from bertjax.training.monitoring.memory import usable_memory
 
 MEASURED_SECONDS = 0.3
 SIZES = {"cpu": 768}  # rows and columns of the matrices, by platform
@@ -32,6 +32,6 @@ def measure() -> Machine:
         name=device.device_kind,
         devices=jax.device_count(),
         cores=available_cores(),
-        memory=memory_of_device(device),
+        memory=usable_memory(device),
         flops=of_device * jax.device_count(),
     )

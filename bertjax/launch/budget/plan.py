@@ -43,7 +43,7 @@ from bertjax.launch.overrides import find_field
 from bertjax.launch.validate import validate
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints import checkpoint
-from bertjax.training.monitoring.memory import require_room
+from bertjax.training.monitoring.memory import check_memory_bound
 from bertjax.training.run import Run
 from bertjax.training.step import Program, make_program
 
@@ -320,7 +320,7 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
     if not config.budget or (plan is not None and plan["is_fitted"]) or _is_trained(workdir):
         return opened, None
     spent, program = budget.parse(config.budget), make_program(opened.task, config, opened.mesh)
-    require_room(config, program)
+    check_memory_bound(config, program)
     if jax.process_index() == 0:
         phase("compiling and measuring the training step (usually 10-60 s)")
     measured = StepTimes(*map(hosts.as_on_first, measure(opened, program)))

@@ -19,7 +19,7 @@ from bertjax.data.records.manifest import read_manifest
 from bertjax.distributed import hosts
 from bertjax.distributed.transfers import on_devices
 from bertjax.launch.budget import choice
-from bertjax.training.hooks.recurrent_memory import fill_memory
+from bertjax.training.hooks.recurrent_memory import fill_recurrent_memory
 from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.run import Run
 from bertjax.training.step import Program, put_hyperparameters
@@ -49,7 +49,7 @@ def measure(opened: Run, program: Program) -> StepTimes:
     for part in measured_stages(config, task.total_steps):
         state = program.init(jax.random.key(config.seed))
         if task.carry:
-            state = fill_memory(task, program, state, mesh, 0, lambda text: None)
+            state = fill_recurrent_memory(task, program, state, mesh, 0, lambda text: None)
         train_step = program.step_of(*task.at(part.first_step))
         compiled, first, seconds, flops = set(), 0.0, 0.0, 0
         with contextlib.closing(on_devices(task.batches(part.first_step), mesh)) as batches:

@@ -1,14 +1,14 @@
-"""Orbax checkpoints of a run. They are written in the background. The latest few and the best one are kept.
+"""Orbax checkpoints of a run, written in the background. The latest checkpoints and the best checkpoint are kept.
 
 `WORKDIR/checkpoints/STEP` contains:
 - `params`;
-- `rest`: the step and the optimizer state; absent if the run cannot resume from the checkpoint;
+- `rest`: the step and the optimizer state; without this item, a run cannot resume from the checkpoint;
 - `average`: the moving average of the params, if the run has it;
-- `memory`: the carry of the batch rows, if the task has one, such as recurrent memory;
+- `memory`: the carry (`TrainState.carry`), such as recurrent memory, if the task has a carry;
 - `checksums` of these items;
-- `scores.json` after the evaluation of the step. It determines the best checkpoint; predict and convert read it.
+- `scores.json` after the evaluation of the step. These scores determine the best checkpoint.
 
-A run resumes from the latest intact checkpoint, and moves later, damaged ones to `WORKDIR/checkpoints-damaged`.
+A run resumes from the latest intact checkpoint, and moves later, damaged checkpoints to `WORKDIR/checkpoints-damaged`.
 """
 
 import contextlib
@@ -36,16 +36,16 @@ from bertjax.training.state import TrainState
 FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"
 CHECKSUMS_FILE = "checksums/metadata"  # path in the folder of a step; Orbax chooses the name of the file
 PARAMS, REST, AVERAGE, CARRY = "params", "rest", "average", "memory"  # items of a checkpoint
-NO_STEP, ALL_DAMAGED = -1, -2  # integers that the first host sends instead of a step
-# Parts of the messages of errors that may not occur again. A checkpoint with such an error may be intact.
+NO_STEP, ALL_DAMAGED = -1, -2  # integers that the first host broadcasts instead of a step
+# Messages of transient errors of the storage. After such an error, the checkpoint may be intact.
 TRANSIENT_ERRORS = re.compile(
     "UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|Too many open files|"
     "Cannot allocate memory|Input/output error|Stale file handle|timed out"
 )
 
 
-class Unreadable(UserError):
-    """A checkpoint cannot be read now, but may be intact."""
+class TemporarilyUnreadable(UserError):
+    """A checkpoint cannot be read now because of a transient error, but may be intact."""
 
 
 def folder_of(workdir: epath.PathLike) -> epath.Path:
@@ -69,24 +69,24 @@ def read_scores(workdir: epath.PathLike, step: int) -> Scores | None:
 
 def write_scores(workdir: epath.PathLike, step: int, scores: Scores) -> None:
     """Writes the scores of a finished checkpoint."""
-    text = json.dumps(dataclasses.asdict(_finite(scores)), indent=1)
+    text = json.dumps(dataclasses.asdict(_nonfinite_to_none(scores)), indent=1)
     write_whole(folder_of(workdir) / str(step) / SCORES, text + "\n")
 
 
-def _finite(scores: Scores) -> Scores:
-    """Replaces NaN and infinity by None, because JSON cannot represent them and they cannot be ranked."""
+def _nonfinite_to_none(scores: Scores) -> Scores:
+    """Replaces NaN and infinity by None, because JSON cannot store them and they cannot rank checkpoints."""
 
-    def finite(value: float | None) -> float | None:
+    def to_none(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None
 
-    numbers = {name: finite(value) for name, value in scores.scores.items()}
-    return dataclasses.replace(scores, scores=numbers, score=finite(scores.score))
+    numbers = {name: to_none(value) for name, value in scores.scores.items()}
+    return dataclasses.replace(scores, scores=numbers, score=to_none(scores.score))
 
 
-def best_of(scores: dict[int, Scores]) -> int | None:
-    """Returns the step with the best score, the latest on a tie; None if no step has a score.
+def best_step_of(scores: dict[int, Scores]) -> int | None:
+    """Returns the step with the highest score, and the latest of several such steps; None if no step has a score.
 
-    Compares only steps whose `measured_on` equals the value of the latest step with a score.
+    Compares only steps with the same `Scores.measured_on` as the latest step with a score.
     """
     ranked = {step: x for step, x in scores.items() if x.score is not None}
     if not ranked:
@@ -96,17 +96,23 @@ def best_of(scores: dict[int, Scores]) -> int | None:
     return max(values, key=lambda step: (values[step], step))
 
 
-def has_stopped(scores: Scores | None, patience: int) -> bool:
-    """Returns whether a run has stopped early, from the scores of its last checkpoint and `config.eval.patience`."""
+def has_stopped_early(scores: Scores | None, patience: int) -> bool:
+    """Returns whether early stopping has ended a run.
+
+    Args:
+      scores: the scores of the last checkpoint; None without scores.
+      patience: `config.eval.patience`.
+    """
     return scores is not None and 0 < patience <= scores.waited
 
 
 def best_step(workdir: epath.PathLike) -> int | None:
-    """Returns the step of the best checkpoint of a run, by `best_of`."""
-    return best_of(_read_all_scores(workdir))
+    """Returns the step of the best checkpoint of a run, by `best_step_of`."""
+    return best_step_of(_read_all_scores(workdir))
 
 
 def _read_all_scores(workdir: epath.PathLike) -> dict[int, Scores]:
+    """Returns {step: scores} of the evaluated checkpoints."""
     return {step: scores for step in steps(workdir) if (scores := read_scores(workdir, step)) is not None}
 
 
@@ -118,7 +124,8 @@ def is_resumable(workdir: epath.PathLike, step: int) -> bool:
 def latest_intact_step(workdir: epath.PathLike) -> int | None:
     """Returns the step of the latest intact checkpoint; None if the run has no checkpoint.
 
-    Moves later, damaged checkpoints to `DAMAGED_FOLDER`. All hosts must call this; the first one reads the checkpoints.
+    Moves later, damaged checkpoints to `DAMAGED_FOLDER`. All hosts must call this. Only the first host reads the
+    checkpoints.
 
     Raises:
       UserError: all checkpoints are damaged, or a checkpoint cannot be read for another reason.
@@ -126,7 +133,7 @@ def latest_intact_step(workdir: epath.PathLike) -> int | None:
     damaged, step = epath.Path(workdir) / DAMAGED_FOLDER, NO_STEP
     if jax.process_index() == 0:
         while (saved_steps := steps(workdir)) and (damage := _describe_damage(workdir, saved_steps[-1])):
-            target = _move_away(workdir, saved_steps[-1])
+            target = _move_damaged(workdir, saved_steps[-1])
             print(f"{damage}; moved this checkpoint to {target}", flush=True)
         step = saved_steps[-1] if saved_steps else ALL_DAMAGED if damaged.exists() else NO_STEP
     step = hosts.as_on_first(step)
@@ -136,7 +143,7 @@ def latest_intact_step(workdir: epath.PathLike) -> int | None:
 
 
 def _describe_damage(workdir: epath.PathLike, step: int) -> str:
-    """Reads a whole checkpoint; returns a message about its damage, "" if it is intact."""
+    """Reads a whole checkpoint. Returns a message about the damage; "" if the checkpoint is intact."""
     try:
         checksums_of_items = _read_checksums(workdir, step)
         _read_item(workdir, step, PARAMS, checksums_of_items)
@@ -148,14 +155,15 @@ def _describe_damage(workdir: epath.PathLike, step: int) -> str:
             if (stored_step := np.asarray(rest.get("step"))) != step:
                 raise UserError(f"{folder_of(workdir) / str(step)}: is the checkpoint of step {stored_step}")
         read_scores(workdir, step)
-    except Unreadable:  # the checkpoint may be intact
+    except TemporarilyUnreadable:
         raise
     except UserError as error:
         return str(error)
     return ""
 
 
-def _move_away(workdir: epath.PathLike, step: int) -> epath.Path:
+def _move_damaged(workdir: epath.PathLike, step: int) -> epath.Path:
+    """Moves a checkpoint to `DAMAGED_FOLDER`. Returns the new path, which does not replace an earlier checkpoint."""
     folder = epath.Path(workdir) / DAMAGED_FOLDER
     folder.mkdir(exist_ok=True)
     names = itertools.chain([str(step)], (f"{step}-{i}" for i in itertools.count(2)))
@@ -173,18 +181,22 @@ def check_resumable(workdir: epath.PathLike, step: int, total_steps: int | None)
       total_steps: the last step of the run; None if unknown.
     """
     if total_steps is not None and step > total_steps:
-        raise UserError(f"{workdir} is at step {step}, past the config's {total_steps}; choose another --workdir")
+        raise UserError(
+            f"{workdir}: the checkpoint is at step {step}, past the last step of the config, {total_steps}; "
+            "choose another --workdir"
+        )
     if step != total_steps and not is_resumable(workdir, step):
         raise UserError(
-            f"{workdir} holds params without the optimizer's state, and cannot be resumed; start a new run from these "
-            f"params with --config.init_checkpoint={workdir} and another --workdir"
+            f"{workdir}: the checkpoint of step {step} has no optimizer state, so that training cannot resume from it; "
+            f"start a new run from these params with --config.init_checkpoint={workdir} and another --workdir"
         )
 
 
 class _Manager(ocp.CheckpointManager):
-    """Orbax's manager without its check for preemption.
+    """`CheckpointManager` that does not check for preemption.
 
-    The training loop checks for preemption. JAX expects one increasing sequence of steps from all checks.
+    The training loop checks for preemption (`signals`). JAX requires that the steps of successive checks increase, so
+    that only one part of the program can check.
     """
 
     def reached_preemption(self, step: int) -> bool:
@@ -204,7 +216,7 @@ class Checkpoints(PreservationPolicy):
         Args:
           workdir: the workdir of the run.
           keep: the number of latest checkpoints to keep.
-          keep_every: also keeps the checkpoints of multiples of this step, unless it is 0.
+          keep_every: checkpoints of multiples of this number are also kept; 0 for none.
         """
         self._workdir, self._keep, self._keep_every = workdir, keep, keep_every
         self._scores = _read_all_scores(workdir)
@@ -225,7 +237,7 @@ class Checkpoints(PreservationPolicy):
         return {*steps[-self._keep :], *regular, self.best_step()}
 
     def latest_step(self) -> int | None:
-        """Returns the step of the latest checkpoint, a pending one included; None if there are no checkpoints."""
+        """Returns the step of the latest checkpoint, including pending writes; None if there are no checkpoints."""
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, params_only: bool = False) -> None:
@@ -234,78 +246,85 @@ class Checkpoints(PreservationPolicy):
         Args:
           step: the step of the checkpoint.
           state: the state after this step.
-          params_only: saves neither the optimizer state nor the carry.
+          params_only: saves neither the step, the optimizer state nor the carry.
         """
         items = _items_of(state, params_only)
         self._manager.save(step, args=_with_checksums(items), force=True)  # the loop decides when to save
 
     def restore(self, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
-        """Restores the state of a step; the mesh may differ from the mesh of the saved state.
+        """Restores the state of a step onto the current mesh, which may differ from the mesh of the saved state.
 
-        The carry is None if the carry in the checkpoint is absent or has other shapes.
+        The carry is None if the checkpoint has no carry, or a carry of other shapes.
 
         Args:
           step: the step of the checkpoint.
           abstract: shapes, types and shardings of the state.
-          params_only: leaves the step and the optimizer state out; they are None.
+          params_only: restores neither the step, the optimizer state nor the carry, which are None then.
         """
         return _restore(self._manager, step, abstract, params_only)
 
     def scores(self, step: int | None) -> Scores | None:
-        """Returns the scores of a step; None before its evaluation."""
+        """Returns the scores of a step; None if the step is None or not evaluated."""
         return None if step is None else self._scores.get(step)
 
     def best_step(self) -> int | None:
         """Returns the step of the best checkpoint; None if no checkpoint has a score."""
-        return best_of(self._scores)
+        return best_step_of(self._scores)
 
     def would_be_best(self, step: int, scores: Scores) -> bool:
         """Returns whether a checkpoint with these scores would be the best."""
-        return best_of({**self._scores, step: _finite(scores)}) == step
+        return best_step_of({**self._scores, step: _nonfinite_to_none(scores)}) == step
 
     def add_scores(self, step: int, scores: Scores, count_evaluations: Callable[[int, int], int]) -> Scores:
-        """Waits for the checkpoint of the step, then writes the scores to its folder.
+        """Waits until the checkpoint of the step is written, then writes the scores to the folder of the checkpoint.
 
         Args:
           step: the evaluated step.
           scores: the scores, without `Scores.waited`.
-          count_evaluations: (start, stop) -> the number of evaluations after step `start`, up to and including `stop`.
+          count_evaluations: (start, stop) -> the number of scheduled evaluations after step `start`, up to and
+            including step `stop`.
 
         Returns:
           The stored scores: `waited` is set, and None replaces NaN and infinity.
         """
         self._manager.wait_until_finished()
-        scores = _finite(scores)
-        scores = dataclasses.replace(scores, waited=self._waited(step, scores, count_evaluations))
+        scores = _nonfinite_to_none(scores)
+        scores = dataclasses.replace(scores, waited=self._count_without_improvement(step, scores, count_evaluations))
         self._scores[step] = scores
         if jax.process_index() == 0:
             write_scores(self._workdir, step, scores)
         return scores
 
-    def _waited(self, step: int, scores: Scores, count_evaluations: Callable[[int, int], int]) -> int:
-        """Returns `Scores.waited` of a step, from the best earlier checkpoint, which is always kept."""
+    def _count_without_improvement(
+        self, step: int, scores: Scores, count_evaluations: Callable[[int, int], int]
+    ) -> int:
+        """Returns `Scores.waited`: the number of evaluations in a row, up to this step, that did not improve the score.
+
+        Counts from the best earlier checkpoint, which is always kept.
+        """
         earlier = {s: x for s, x in self._scores.items() if s < step and x.measured_on == scores.measured_on}
-        best = best_of(earlier)
+        best = best_step_of(earlier)
         best_score = None if best is None else earlier[best].score
         if scores.score is not None and (best_score is None or scores.score > best_score):
             return 0
         return count_evaluations(0, step) if best is None else earlier[best].waited + count_evaluations(best, step)
 
-    def close(self, deletes: bool) -> None:
+    def close(self, delete_old: bool) -> None:
         """Waits for pending writes and closes Orbax's manager.
 
         Args:
-          deletes: also deletes the checkpoints that Orbax would delete on the next save. All hosts must call this then.
+          delete_old: whether to delete the checkpoints that Orbax would delete on the next save. If True, all hosts
+            must call this.
         """
         self._manager.wait_until_finished()
         steps = list(self._manager.all_steps())
-        for step in sorted(set(steps) - self._steps_to_keep(steps)) if deletes else ():
+        for step in sorted(set(steps) - self._steps_to_keep(steps)) if delete_old else ():
             self._manager.delete(step)
         self._manager.close()
 
 
 def _items_of(state: TrainState, params_only: bool) -> dict[str, Any]:
-    """Returns the items of the checkpoint of a state."""
+    """Returns the items of a checkpoint, {item name: tree of arrays}."""
     items: dict[str, Any] = {PARAMS: state.params}
     if state.average is not None:
         items[AVERAGE] = state.average
@@ -316,6 +335,7 @@ def _items_of(state: TrainState, params_only: bool) -> dict[str, Any]:
 
 
 def _restore(manager: ocp.CheckpointManager, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
+    """Restores the state of a step, as `Checkpoints.restore`."""
     items = _items_of(abstract, params_only)
     if CARRY in items and not _has_carry(manager.directory / str(step), abstract):
         del items[CARRY]
@@ -327,7 +347,7 @@ def _restore(manager: ocp.CheckpointManager, step: int, abstract: TrainState, pa
 
 
 def _has_carry(folder: epath.Path, abstract: TrainState) -> bool:
-    """Returns whether a checkpoint has a carry with the shapes of the state's carry."""
+    """Returns whether the folder of a checkpoint has a carry with the shapes of `abstract.carry`."""
     if abstract.carry is None or not (folder / CARRY).exists():
         return False
     with _checkpointer_of_this_host() as checkpointer:
@@ -337,41 +357,43 @@ def _has_carry(folder: epath.Path, abstract: TrainState) -> bool:
 
 
 class Parent(NamedTuple):
-    """A checkpoint of another run, the start of a new run (`config.branch_from`)."""
+    """The checkpoint of another run from which a new run continues, see `config.branch_from`."""
 
     workdir: epath.Path
     step: int
 
 
 def find_parent(path: str) -> Parent:
-    """Finds the checkpoint of WORKDIR@STEP or WORKDIR@latest. All hosts must call this.
+    """Parses `config.branch_from`, WORKDIR@STEP or WORKDIR@latest, and checks the checkpoint. All hosts must call this.
 
     Raises:
-      UserError: training cannot resume from the checkpoint, or it is damaged.
+      UserError: training cannot resume from the checkpoint, or the checkpoint is damaged.
     """
     workdir, at, which = path.rpartition("@")
     try:
         if not at or not (which == "latest" or which.isdecimal()):
-            raise UserError("write WORKDIR@STEP, or WORKDIR@latest")
-        step = hosts.as_on_first(choose_step(workdir, which))  # hosts differ if the parent run still trains
+            raise UserError("must be WORKDIR@STEP or WORKDIR@latest")
+        step = hosts.as_on_first(
+            resolve_step(workdir, which)
+        )  # the parent may still train, so that hosts see different steps
         if not is_resumable(workdir, step):
-            raise UserError(f"step {step} has params without the optimizer's state; name a step before the end")
+            raise UserError(f"the checkpoint of step {step} has no optimizer state; choose an earlier step")
         damage = _describe_damage(workdir, step) if jax.process_index() == 0 else ""
         if hosts.as_on_first(int(bool(damage))):
-            raise UserError(damage or f"step {step} is damaged")
+            raise UserError(damage or f"the checkpoint of step {step} is damaged; choose another step")
     except UserError as error:
         raise UserError(f"config.branch_from = {path!r}: {error}") from None
     return Parent(epath.Path(workdir), step)
 
 
 def restore_from(workdir: epath.PathLike, step: int, abstract: TrainState) -> TrainState:
-    """Restores a state from the checkpoints of another run, without changes to its files."""
+    """Restores a state from a checkpoint of another run, and does not change the files of this run."""
     options = ocp.CheckpointManagerOptions(read_only=True)
     with contextlib.closing(_Manager(folder_of(workdir), options=options)) as manager:
         return _restore(manager, step, abstract)
 
 
-def choose_step(workdir: epath.PathLike, which: str) -> int:
+def resolve_step(workdir: epath.PathLike, which: str) -> int:
     """Returns the step of a checkpoint.
 
     Args:
@@ -391,22 +413,25 @@ def choose_step(workdir: epath.PathLike, which: str) -> int:
             raise UserError(f"{workdir}@best: no checkpoint has a score; use @latest")
         return best
     if int(which) not in saved_steps:
-        raise UserError(f"{workdir}@{which}: no such checkpoint; there are {', '.join(map(str, saved_steps))}")
+        raise UserError(
+            f"{workdir}@{which}: the run has no checkpoint of this step; choose one of the steps "
+            f"{', '.join(map(str, saved_steps))}"
+        )
     return int(which)
 
 
 def read_params(workdir: epath.PathLike, step: int) -> dict:
-    """Reads the params of a checkpoint, or their moving average if the run has it, as NumPy arrays.
+    """Reads the moving average of the params, or the params if the checkpoint has no average, as NumPy arrays.
 
     Raises:
-      UserError: the checkpoint is damaged.
+      UserError: the item is damaged or cannot be read now.
     """
     item = AVERAGE if (folder_of(workdir) / str(step) / AVERAGE).exists() else PARAMS
     return _read_item(workdir, step, item, _read_checksums(workdir, step))
 
 
 def _read_item(workdir: epath.PathLike, step: int, item: str, checksums_of_items: dict | None) -> dict:
-    """Reads an item of a checkpoint as NumPy arrays, and compares it with its checksums unless they are None."""
+    """Reads an item of a checkpoint as NumPy arrays, and verifies the checksums unless `checksums_of_items` is None."""
     path = folder_of(workdir) / str(step) / item
     try:
         with _checkpointer_of_this_host() as checkpointer:
@@ -415,10 +440,10 @@ def _read_item(workdir: epath.PathLike, step: int, item: str, checksums_of_items
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
             content = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
             actual = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.names_of(content).items()}
-    except Exception as error:  # a damaged file causes errors of many types in Orbax and TensorStore
+    except Exception as error:  # Orbax and TensorStore raise errors of many types for a damaged file
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
         if isinstance(error, MemoryError) or TRANSIENT_ERRORS.search(str(error)):
-            raise Unreadable(f"{path}: cannot be read now ({reason})") from None
+            raise TemporarilyUnreadable(f"{path}: cannot be read now ({reason})") from None
         raise UserError(f"{path}: damaged or incomplete ({reason})") from None
     if checksums_of_items is not None:
         expected = checksums_of_items.get(item, {})
@@ -429,20 +454,20 @@ def _read_item(workdir: epath.PathLike, step: int, item: str, checksums_of_items
 
 
 def _checkpointer_of_this_host() -> ocp.Checkpointer:
-    """Returns a checkpointer of this host alone; by default, Orbax waits for all hosts."""
+    """Returns a checkpointer that works on this host alone. By default, Orbax synchronizes all hosts."""
     host = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(host, {host}, barrier_sync_key_prefix=f"host{host}")
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
 
 def _read_checksums(workdir: epath.PathLike, step: int) -> dict | None:
-    """Returns the checksums by item and array; None for a checkpoint of an older version without checksums."""
+    """Returns {item: {array name: checksum}}; None for a checkpoint of an older version without checksums."""
     path = folder_of(workdir) / str(step) / CHECKSUMS_FILE
     if not path.exists():
         return None
     checksums_of_items = read_json(path, dict[str, dict[str, int]])
     if PARAMS not in checksums_of_items:
-        raise UserError(f"{path}: damaged")
+        raise UserError(f"{path}: damaged: no checksums of {PARAMS}")
     return checksums_of_items
 
 

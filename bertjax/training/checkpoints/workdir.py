@@ -27,18 +27,18 @@ from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, REPORT = "config.json", "report.txt"
-# The version of the format of `CONFIG` and the checkpoints. Increase it if earlier versions would misread new files.
+# The format version of `CONFIG` and of the checkpoints. Increase this number if older code would misread new files.
 FORMAT = 1
-PAGE = "report.html"  # the HTML report of a run
-COMMANDS = "commands.txt"  # a line for each start of training: the date, a tab, the command
+HTML_REPORT = "report.html"  # the HTML report of a run
+COMMANDS = "commands.txt"  # one line per start of training: the date, a tab, the command
 SAMPLES = "dev_samples.json"  # a few examples of the dev set with the predictions of the best checkpoint
-MAX_SAMPLES, MAX_SAMPLE_LENGTH = 10, 500  # number of examples, and number of characters of their texts
-RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished trial
+MAX_SAMPLES, MAX_SAMPLE_LENGTH = 10, 500  # examples in `SAMPLES`, and characters per text
+TRIALS, TRIAL_RESULT = "runs", "result.json"  # the folder of the trials of a search, and the file of a finished trial
 # Fields that determine the result of a run. Other fields (mesh, logging, remat, ...) may change when a run resumes.
 RESULT_FIELDS = ("task", "branch_from", "adapt", "objective", "objectives", "z_loss", "seed", "batch_size", "epochs",
             "max_seq_length", "packing", "stages", "data", "head", "loss", "distill", "optimizer", "freeze_layers",
             "keep_layers", "lora", "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
-# Older runs have `model.encoder` instead of `model.family`: its values -> model families.
+# Value of `model.encoder` in older runs -> value of `model.family`, which replaces this field.
 OLD_ENCODERS = {"transformer": "bert", "lstms": "lstms"}
 
 
@@ -49,12 +49,13 @@ class RunInfo:
     Args:
       config: the config of the run, locked.
       architecture: the transformers class of a fine-tuned model; empty after pre-training.
-      labels: names of the rows of the output layer; None before the data is read.
-      tokenizer: `kind`, `lowercase` and `fingerprint` of the tokenizer; None if there is none yet.
+      labels: the label names, in the order of the outputs of the classifier; None before the data is read.
+      tokenizer: `kind`, `lowercase` and `fingerprint` of the tokenizer; None before the tokenizer is made.
       train_examples: the number of training examples of fine-tuning, which determines the total steps; 0 if unknown.
-      fingerprints: the fingerprints of the training data by the names of files or records; None if unknown.
-      problem_type: `problem_type` of transformers for a classifier; empty if the number of labels implies it.
-      total_steps: the number of updates of the run; 0 if unknown, such as in runs of older versions.
+      fingerprints: {file or records name: fingerprint} of the training data; None if unknown.
+      problem_type: `problem_type` of a classifier in transformers; empty if transformers infers the type from the
+        number of labels.
+      total_steps: the number of updates of the whole run; 0 if unknown, such as in runs of older versions.
     """
 
     config: ConfigDict
@@ -68,7 +69,7 @@ class RunInfo:
 
 
 class Difference(NamedTuple):
-    """A field with different values in two infos. A run cannot resume after a fatal difference."""
+    """A field with different values in two infos. A fatal difference prevents a run from being resumed."""
 
     field: str
     old: Any
@@ -100,7 +101,11 @@ class _InfoFields(TypedDict, total=False):
 
 
 class TrialResult(TypedDict):
-    """The content of `RESULT`. `baseline` is the best score, by `metric`, of a constant prediction."""
+    """The content of `TRIAL_RESULT`.
+
+    A trial has failed if training diverged, or if the score by `metric` is not better than `baseline`, the score of the
+    best constant prediction.
+    """
 
     scores: dict[str, float | None]
     failed: bool
@@ -128,7 +133,9 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
     content: dict[str, Any] = read_json(path)
     number = content.get("format") if isinstance(content, dict) else None
     if type(number) is int and number > FORMAT:
-        raise UserError(f"{path}: has format {number}, and this bertjax reads up to {FORMAT}; install a newer bertjax")
+        raise UserError(
+            f"{path}: format = {number}: must be at most {FORMAT} for this version of bertjax; install a newer version"
+        )
     try:
         fields = msgspec.convert(content, _InfoFields)
         config = _parse_config({name: x for name, x in content.items() if name not in _InfoFields.__annotations__})
@@ -151,10 +158,10 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
 
 
 def _parse_config(content: dict[str, Any]) -> ConfigDict:
-    """Returns the config of a run from its JSON values. Raises an error if the content is invalid."""
+    """Returns the config of a run from JSON values. Raises errors of several types if the content is invalid."""
     model = content["model"]
     config = (pretraining_config() if "stages" in content else common_config()).unlock()
-    if "stages" in content:  # replaces the default stages instead of merging with them
+    if "stages" in content:  # `update` would merge the stages with the default stages
         config.stages = ConfigDict(content.pop("stages"))
     if "encoder" in model:
         model["family"] = OLD_ENCODERS[model.pop("encoder")]
@@ -177,7 +184,7 @@ def require_info(workdir: epath.PathLike) -> RunInfo:
 
 
 def write_info(workdir: epath.PathLike, info: RunInfo, tokenizer: Tokenizer | None) -> None:
-    """Writes `config.json` and the tokenizer. With a checkpoint, these files suffice for inference."""
+    """Writes `config.json` and the tokenizer. Inference needs these files and a checkpoint."""
     content: dict[str, Any] = {"format": FORMAT, **json.loads(info.config.to_json_best_effort())}
     if info.architecture:
         content |= {"architecture": info.architecture, "labels": list(info.labels or ())}
@@ -201,10 +208,13 @@ def tokenizer_entry(tokenizer: Tokenizer) -> dict:
 
 
 def load_tokenizer(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
-    """Loads the tokenizer of a run; returns None if the run was converted from a checkpoint without a tokenizer.
+    """Loads the tokenizer of a run.
+
+    Returns:
+      The tokenizer; None if the run was converted from a checkpoint without a tokenizer.
 
     Raises:
-      UserError: the tokenizer differs from the tokenizer of the training.
+      UserError: the file differs from the tokenizer with which the model was trained.
     """
     if info.tokenizer is None:
         return None
@@ -212,65 +222,72 @@ def load_tokenizer(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
     path = epath.Path(workdir) / tokenizer.KINDS[kind].filename
     loaded = tokenizer.load(kind, path, info.tokenizer["lowercase"])
     if loaded.fingerprint != info.tokenizer["fingerprint"]:
-        raise UserError(f"{path}: differs from the vocabulary of the training ({CONFIG}); copy it again")
+        raise UserError(
+            f"{path}: the fingerprint {loaded.fingerprint} must be {info.tokenizer['fingerprint']}, as in {CONFIG}; "
+            f"copy the tokenizer of the training again"
+        )
     return loaded
 
 
-def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> list[Difference]:
+def differences(saved: RunInfo, current: RunInfo, identity: Sequence[str] = ()) -> list[Difference]:
     """Returns the differences of two infos in the fields of `RESULT_FIELDS`, the labels, the tokenizer and the data.
 
-    Labels, tokenizers and data are compared if both infos have them. A difference is fatal in the fields of `identity`,
-    the model's size, the optimizer's name and options, the frozen params, the labels, the tokenizer and the data.
+    Labels, tokenizers and data are compared only if both infos have them. Fatal are differences in the fields of
+    `identity`, the model sizes, the name and the options of the optimizer, the frozen params, the labels, the tokenizer
+    and the data.
 
     Args:
-      before: the info in the workdir.
-      now: the info of the process that resumes the run.
+      saved: the info in the workdir.
+      current: the info of the process that resumes the run.
       identity: fields that identify the task, in addition to `task`.
     """
-    fixed = {"task", "branch_from", "distill.teacher", "freeze_layers", "keep_layers", *identity}
-    fixed |= {"optimizer.name", "optimizer.options"}
-    freezes_others = _frozen_groups(before.config) != _frozen_groups(now.config)
-    may_change = {
-        f"model.{name}" for name in fields_of(families.FAMILIES.get(before.config.model.family).config_class, "")
+    fatal_fields = {"task", "branch_from", "distill.teacher", "freeze_layers", "keep_layers", *identity}
+    fatal_fields |= {"optimizer.name", "optimizer.options"}
+    changes_frozen_params = _frozen_groups(saved.config) != _frozen_groups(current.config)
+    changeable_fields = {
+        f"model.{name}" for name in fields_of(families.FAMILIES.get(saved.config.model.family).config_class, "")
     }
 
     def is_fatal(field: str, old: Any, new: Any) -> bool:
         return (
-            field in fixed
+            field in fatal_fields
             or field.startswith("objectives.")
-            or (field.startswith("optimizer.groups.") and freezes_others)
-            or (field.startswith("model.") and field not in may_change)
+            or (field.startswith("optimizer.groups.") and changes_frozen_params)
+            or (field.startswith("model.") and field not in changeable_fields)
             or (field.startswith("lora.") and field != "lora.dropout")
             or (field == "optimizer.average" and not (old and new))  # the moving average cannot start or end later
         )
 
-    old, new = _flat_fields(before.config), _flat_fields(now.config)
+    old, new = _flat_fields(saved.config), _flat_fields(current.config)
     changed = [
         Difference(field, old.get(field), new.get(field), is_fatal(field, old.get(field), new.get(field)))
         for field in dict.fromkeys((*new, *old))
         if old.get(field) != new.get(field)
     ]
-    return changed + _differences_of_data(before, now)
+    return changed + _differences_of_data(saved, current)
 
 
-def _differences_of_data(before: RunInfo, now: RunInfo) -> list[Difference]:
+def _differences_of_data(saved: RunInfo, current: RunInfo) -> list[Difference]:
     """Returns the differences in training examples, labels, tokenizer and data, where both infos have them."""
     changed = []
-    if 0 not in (before.train_examples, now.train_examples) and before.train_examples != now.train_examples:
-        changed.append(Difference("train_examples", before.train_examples, now.train_examples, is_fatal=False))
-    if before.labels is not None and now.labels is not None and before.labels != now.labels:
-        changed.append(Difference("labels", before.labels, now.labels, is_fatal=True))
-    if before.tokenizer is not None and now.tokenizer is not None:
-        old, new = before.tokenizer["fingerprint"], now.tokenizer["fingerprint"]  # depends on `lowercase` as well
+    if 0 not in (saved.train_examples, current.train_examples) and saved.train_examples != current.train_examples:
+        changed.append(Difference("train_examples", saved.train_examples, current.train_examples, is_fatal=False))
+    if saved.labels is not None and current.labels is not None and saved.labels != current.labels:
+        changed.append(Difference("labels", saved.labels, current.labels, is_fatal=True))
+    if saved.tokenizer is not None and current.tokenizer is not None:
+        old, new = (
+            saved.tokenizer["fingerprint"],
+            current.tokenizer["fingerprint"],
+        )  # the fingerprint also depends on `lowercase`
         if old != new:
             changed.append(Difference("tokenizer", old, new, is_fatal=True))
-    if before.fingerprints and now.fingerprints and before.fingerprints != now.fingerprints:
-        changed.append(Difference("fingerprints", before.fingerprints, now.fingerprints, is_fatal=True))
+    if saved.fingerprints and current.fingerprints and saved.fingerprints != current.fingerprints:
+        changed.append(Difference("fingerprints", saved.fingerprints, current.fingerprints, is_fatal=True))
     return changed
 
 
 def _frozen_groups(config: ConfigDict) -> set[str]:
-    """Returns the patterns of the groups whose params are frozen."""
+    """Returns the regular expressions of the param groups that are frozen by a learning rate factor of 0."""
     return {group.params for group in config.optimizer.groups.values() if group.learning_rate_factor == 0}
 
 
@@ -281,16 +298,16 @@ def raise_if_fatal(workdir: epath.PathLike, differences: Sequence[Difference]) -
             raise UserError(_message_of(workdir, difference))
 
 
-def changed_data(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_data(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """Returns the names of files or records whose fingerprints have changed."""
-    return [name for name in before if name in now and before[name] != now[name]]
+    return [name for name in saved if name in current and saved[name] != current[name]]
 
 
 def _message_of(workdir: epath.PathLike, difference: Difference) -> str:
     """Returns the error message of a fatal difference."""
     field, old, new, _ = difference
     if field == "tokenizer":
-        return f"{workdir} holds a run with another vocabulary; choose another --workdir"
+        return f"{workdir} holds a run with another tokenizer; choose another --workdir"
     if field == "labels":
         return (
             f"{workdir} holds a run with the labels {', '.join(old[:8])}, but the data has {', '.join(new[:8])}; "
@@ -304,16 +321,15 @@ def _message_of(workdir: epath.PathLike, difference: Difference) -> str:
             if names
         ]
         return (
-            f"{workdir} holds a run on other data ({'; '.join(parts)}), and would mix both; restore the data, or "
-            f"choose another --workdir"
+            f"{workdir} holds a run on other data ({'; '.join(parts)}); restore the data, or choose another --workdir"
         )
     return f"config.{field} = {new!r}: {workdir} holds a run with {old!r}; choose another --workdir"
 
 
 def _flat_fields(config: ConfigDict) -> dict[str, Any]:
-    """Returns the fields of `RESULT_FIELDS` by dotted name, with JSON values."""
+    """Returns {dotted name: JSON value} of the fields of `RESULT_FIELDS` and of `eval.patience`."""
     content = json.loads(config.to_json_best_effort())
-    # Defaults for runs of versions without these fields.
+    # Defaults for runs of older versions without these fields.
     leaves: dict[str, Any] = {
         "head.lstm_size": 0,
         "head.lstm_layers": 1,
@@ -334,10 +350,10 @@ def _flat_fields(config: ConfigDict) -> dict[str, Any]:
     for section in RESULT_FIELDS:
         if section in content:
             walk(section, content[section])
-    if not leaves.get("lora.rank"):  # runs of older versions do not have these fields
+    if not leaves.get("lora.rank"):  # without LoRA; runs of older versions lack these fields
         leaves = {name: value for name, value in leaves.items() if not name.startswith("lora.")}
     leaves["eval.patience"] = content.get("eval", {}).get("patience", 0)
-    leaves.pop("model.attention", None)  # other implementations differ only in rounding
+    leaves.pop("model.attention", None)  # attention implementations differ only in rounding
     return leaves
 
 
@@ -360,15 +376,15 @@ def read_commands(workdir: epath.PathLike) -> list[tuple[str, str]]:
 
 
 def sample_indices(count: int) -> list[int]:
-    """Returns the indices of up to `MAX_SAMPLES` of `count` examples, at equal distances."""
+    """Returns the indices of up to `MAX_SAMPLES` evenly spaced examples of `count` examples."""
     return sorted({number * count // MAX_SAMPLES for number in range(MAX_SAMPLES)}) if count else []
 
 
 def samples_file(rows: Sequence[tuple[str, str, str]]) -> dict[str, str]:
-    """Returns {name: content} of a file with samples of the dev set.
+    """Returns {SAMPLES: JSON of `DevSample`s}.
 
     Args:
-      rows: (text, label, prediction) of the examples.
+      rows: (text, label, prediction) of each example; longer texts are truncated to `MAX_SAMPLE_LENGTH` characters.
     """
     named = [{name: cell[:MAX_SAMPLE_LENGTH] for name, cell in zip(DevSample.__annotations__, row)} for row in rows]
     return {SAMPLES: json.dumps(named, ensure_ascii=False, indent=1) + "\n"}

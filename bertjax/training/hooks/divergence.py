@@ -1,4 +1,4 @@
-"""Stops a run whose loss is not finite, or leaves out a few such updates: `config.optimizer.skip_nonfinite`."""
+"""Stops a run after steps with a nonfinite loss or gradient norm, see `config.optimizer.skip_nonfinite`."""
 
 import contextlib
 import io
@@ -13,20 +13,21 @@ from bertjax.common.files import write_whole
 from bertjax.training.hooks.hook import Hook, TrainingRun
 
 FOLDER = "nonfinite"  # in the workdir
-Metrics = Mapping[str, np.float32]
+Metrics = Mapping[str, np.float32]  # metrics of one step, by name
 
 
-class Diverged(UserError):
-    """The loss or the gradient norm of a step is not finite."""
+class DivergenceError(UserError):
+    """The loss or the gradient norm is not finite in too many steps in a row."""
 
 
-class Divergence(Hook):
-    """Raises `Diverged` if more than `config.optimizer.skip_nonfinite` steps in a row are not finite.
+class CheckDivergence(Hook):
+    """Raises `DivergenceError` if more than `config.optimizer.skip_nonfinite` steps in a row are not finite.
 
-    The compiled step leaves out their updates if the setting is not 0. Keeps the batch of the first of these steps.
+    The compiled step skips the update of such a step unless the field is 0. The hook writes the batch of the first
+    nonfinite step in a row to the workdir.
     """
 
-    _in_a_row = 0  # steps of this process, up to the last one, that are not finite
+    _in_a_row = 0  # the number of consecutive nonfinite steps up to the last step, in this process
 
     def on_metrics(self, run: TrainingRun, metrics: Mapping[int, Metrics]) -> None:
         """Checks the metrics of all steps."""
@@ -35,41 +36,42 @@ class Divergence(Hook):
                 self._in_a_row = 0
             else:
                 self._in_a_row += 1
-                self._handle(run, step, step_metrics)
+                self._skip_or_raise(run, step, step_metrics)
 
-    def _handle(self, run: TrainingRun, step: int, metrics: Metrics) -> None:
-        skips = run.config.optimizer.skip_nonfinite
+    def _skip_or_raise(self, run: TrainingRun, step: int, metrics: Metrics) -> None:
+        """Prints that a nonfinite step was skipped, or raises `DivergenceError` if this is one step too many."""
+        max_skips = run.config.optimizer.skip_nonfinite
         description = (
             f"the loss of step {step} is {metrics['loss']} (gradient norm {metrics['grad_norm']:.3g}, learning rate "
             f"{float(run.schedule(step - 1)):.3g})"
         )
         if self._in_a_row == 1:
-            description += _keep_batch(run, step)
-        if self._in_a_row <= skips:
-            run.print(f"{description}: left out this update, {self._in_a_row} in a row")
+            description += _save_batch(run, step)
+        if self._in_a_row <= max_skips:
+            run.print(f"{description}: skipped this update, {self._in_a_row} in a row")
             return
         remedy = "lower config.optimizer.learning_rate or lengthen the warm-up"
-        if not skips:
-            remedy += ", or set config.optimizer.skip_nonfinite to leave out a few such updates"
+        if not max_skips:
+            remedy += ", or set config.optimizer.skip_nonfinite to skip up to that many such updates in a row"
         if run.checkpoints.latest_step() is not None:
             remedy += f". The checkpoints in {run.workdir} are from earlier steps"
-        raise Diverged(f"training diverged: {description}; {remedy}")
+        raise DivergenceError(f"training diverged: {description}; {remedy}")
 
 
-def finite_steps(metrics: Sequence[Metrics], skips: bool) -> list[dict]:
-    """Returns the metrics of the finite steps, or of all steps if none is finite.
+def finite_steps(metrics: Sequence[Metrics], add_skipped: bool) -> list[dict]:
+    """Returns the metrics of the finite steps, or of all steps if no step is finite.
 
     Args:
       metrics: the metrics of each step.
-      skips: adds `skipped`, the share of the steps that are not finite.
+      add_skipped: whether to add the metric `skipped`, the share of nonfinite steps in 0 to 1, to each step.
     """
     finite = [step_metrics for step_metrics in metrics if _is_finite(step_metrics)]
-    share = {"skipped": 1 - len(finite) / len(metrics)} if skips else {}
+    share = {"skipped": 1 - len(finite) / len(metrics)} if add_skipped else {}
     return [{**step_metrics, **share} for step_metrics in finite or metrics]
 
 
-def _keep_batch(run: TrainingRun, step: int) -> str:
-    """Writes this host's rows of the batch, which is a function of the step. Returns a clause for the message."""
+def _save_batch(run: TrainingRun, step: int) -> str:
+    """Computes this host's rows of the batch of a step again, and writes them. Returns a clause for the message."""
     content = io.BytesIO()
     path = run.workdir / FOLDER / f"step{step}-host{jax.process_index()}.npz"
     try:
@@ -77,9 +79,11 @@ def _keep_batch(run: TrainingRun, step: int) -> str:
             np.savez_compressed(content, **next(batches))  # type: ignore[arg-type]
         write_whole(path, content.getvalue())
     except (UserError, OSError) as error:
-        return f" (its batch cannot be kept: {error})"
-    return f", its batch is in {path}"
+        return f" (the batch of this step cannot be saved: {error})"
+    return f"; the batch of this step is in {path}"
 
 
 def _is_finite(metrics: Metrics) -> bool:
-    return math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])  # Either makes all params NaN.
+    return math.isfinite(metrics["loss"]) and math.isfinite(
+        metrics["grad_norm"]
+    )  # A NaN in either makes all params NaN.

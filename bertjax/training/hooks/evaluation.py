@@ -1,4 +1,4 @@
-"""Evaluates the model on held-out data, and ends training early: `config.eval`."""
+"""Evaluates the model on held-out data, and stops training early if the score does not improve, see `config.eval`."""
 
 import itertools
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import jax
 from bertjax.common.files import write_whole
 from bertjax.common.progress import Pace
 from bertjax.training import signals
-from bertjax.training.checkpoints.checkpoint import has_stopped
+from bertjax.training.checkpoints.checkpoint import has_stopped_early
 from bertjax.training.hooks.hook import Hook, TrainingRun
 
 
@@ -18,31 +18,31 @@ class Evaluation(Hook):
     Ends training after `config.eval.patience` evaluations in a row without a better score.
     """
 
-    _has_compiled = False  # whether this process has evaluated
+    _has_compiled = False  # whether this process has evaluated before, so that the evaluation step is compiled
 
-    def catch_up(self, run: TrainingRun) -> None:
-        """Evaluates the checkpoint that the run resumes from, if an earlier process stopped before it did so."""
+    def evaluate_if_missed(self, run: TrainingRun) -> None:
+        """Evaluates the checkpoint from which the run resumes, if an earlier process stopped before its evaluation."""
         if run.is_evaluation_due and run.scores is None:
             self._evaluate(run)
 
     def on_step(self, run: TrainingRun, metrics: Mapping[str, jax.Array]) -> None:
-        """Evaluates the step if an evaluation is due. The checkpoint of the step is being saved."""
+        """Evaluates the model if an evaluation is due, while the checkpoint is written in the background."""
         del metrics
         if run.is_stopping or not run.is_evaluation_due:
             return
         is_regular = run.step == run.total_steps or run.step % run.config.eval.every_steps == 0
-        signals.saves_first(f"step {run.step} is saved" + ", and evaluated when the run is resumed" * is_regular)
+        signals.set_unsaved_work(f"step {run.step} is saved" + ", and evaluated when the run is resumed" * is_regular)
         self._evaluate(run)
-        signals.saves_first(f"saving step {run.step + 1} first")
-        if has_stopped(run.scores, run.config.eval.patience):
+        signals.set_unsaved_work(f"saving step {run.step + 1} first")
+        if has_stopped_early(run.scores, run.config.eval.patience):
             run.end()
 
     def _evaluate(self, run: TrainingRun) -> None:
-        """Evaluates the state, and stores the scores. A signal aborts it; the resumed run repeats it."""
+        """Evaluates the state, and stores the scores. A signal aborts the evaluation, which the resumed run repeats."""
         step, pace, batches = run.step, Pace(), itertools.count(1)
 
         def after_batch() -> None:
-            if run.stops_now():
+            if run.should_stop():
                 raise KeyboardInterrupt(f"stopped at step {step}, during evaluation")
             number = next(batches)
             if pace.is_due():
@@ -52,7 +52,7 @@ class Evaluation(Hook):
         if not self._has_compiled:
             run.print(f"evaluating step {step} (compiles first)")
             self._has_compiled = True
-        with run.clocks.waiting("evaluation"):
+        with run.clocks.measure("evaluation"):
             scores = run.task.evaluator.run(run.program.gather(run.state.eval_params), step, after_batch)
             if scores is None:
                 return
@@ -62,10 +62,10 @@ class Evaluation(Hook):
             for hook in run.hooks:
                 hook.on_evaluation(run, scores)
 
-        def evaluations(start: int, stop: int) -> int:
-            """Returns how many regular evaluations there are after step `start`, up to step `stop`."""
+        def count_evaluations(start: int, stop: int) -> int:
+            """Returns the number of scheduled evaluations after step `start`, up to and including step `stop`."""
             every = run.config.eval.every_steps
             return stop // every - start // every + (stop == run.total_steps and stop % every > 0)
 
-        with run.clocks.waiting("checkpoints"):
-            run.scores = run.checkpoints.add_scores(step, scores, evaluations)
+        with run.clocks.measure("checkpoints"):
+            run.scores = run.checkpoints.add_scores(step, scores, count_evaluations)

@@ -32,18 +32,18 @@ class TrainingRun:
       mesh: the devices.
       task: the task that is trained.
       state: the state after the last update. The next step donates its arrays: copy arrays that a hook keeps.
-      start_step: the number of updates before this process, 0 in a new run.
+      start_step: the step from which this process resumed or branched off; 0 in a new run.
       is_first_host: whether this host writes the files of the run.
       program: the compiled functions.
-      schedule: the learning rate by step.
+      schedule: (number of earlier updates) -> learning rate.
       checkpoints: the checkpoints of the run.
-      clocks: the clocks of this process.
+      clocks: measures the wall time of the parts of this process.
       hooks: the hooks of the run, in the order of their calls.
-      scores: the scores of the last evaluation; None before it.
-      step: the number of the step that runs or has run last, counted from 1; `start_step` before the first step.
+      scores: the scores of the last evaluation; None before the first evaluation.
+      step: the number of the current or last step, counted from 1; `start_step` before the first step.
       step_config: the config of this step. Stages of pre-training change it.
       is_stopping: whether a signal stops the run after this step.
-      stops_now: () -> whether a signal stops the run now. All hosts must call it equally often.
+      should_stop: () -> whether a signal has stopped the run. All hosts must call it the same number of times.
     """
 
     config: "ConfigDict"
@@ -62,10 +62,10 @@ class TrainingRun:
     step: int = dataclasses.field(init=False)
     step_config: "ConfigDict" = dataclasses.field(init=False)
     is_stopping: bool = False
-    stops_now: Callable[[], bool] = lambda: False
-    _saves: bool = False
-    _evaluates: bool = False
-    _ends: bool = False
+    should_stop: Callable[[], bool] = lambda: False
+    _save_requested: bool = False
+    _evaluation_requested: bool = False
+    _end_requested: bool = False
 
     def __post_init__(self) -> None:
         """Sets the fields that change with each step to their values before the first step."""
@@ -79,18 +79,18 @@ class TrainingRun:
     @property
     def is_last_step(self) -> bool:
         """Whether training ends after this step."""
-        return self._ends or self.step == self.total_steps
+        return self._end_requested or self.step == self.total_steps
 
     @property
     def is_evaluation_due(self) -> bool:
         """Whether the model is evaluated at the end of this step."""
-        is_regular = self.step > 0 and self.step % self.config.eval.every_steps == 0
-        return self._evaluates or self.is_last_step or is_regular
+        is_scheduled = self.step > 0 and self.step % self.config.eval.every_steps == 0
+        return self._evaluation_requested or self.is_last_step or is_scheduled
 
     @property
     def is_save_due(self) -> bool:
         """Whether a checkpoint is saved at the end of this step. Every step that is evaluated is saved."""
-        return self._saves or self.is_evaluation_due or self.step % self.config.checkpoint.every_steps == 0
+        return self._save_requested or self.is_evaluation_due or self.step % self.config.checkpoint.every_steps == 0
 
     def print(self, text: str) -> None:
         """Prints a line on the first host, above the progress bar."""
@@ -99,71 +99,74 @@ class TrainingRun:
 
     def save(self) -> None:
         """Requests a checkpoint at the end of this step. All hosts must call it at the same step."""
-        self._saves = True
+        self._save_requested = True
 
     def evaluate(self) -> None:
         """Requests a checkpoint and an evaluation at the end of this step. All hosts must call it at the same step."""
-        self._evaluates = True
+        self._evaluation_requested = True
 
     def end(self) -> None:
         """Ends training after this step, with a checkpoint and an evaluation.
 
         All hosts must call it at the same step. The same command resumes the run.
         """
-        self._ends = True
+        self._end_requested = True
 
     def finish_step(self) -> None:
-        """Clears the requests of a step. The loop calls it."""
-        self._saves = self._evaluates = False
+        """Clears the requests for a checkpoint and an evaluation. The loop calls this method after each step."""
+        self._save_requested = self._evaluation_requested = False
 
 
 class Hook:
-    """Code that the training loop calls. A subclass overrides the methods that it needs; all others do nothing.
+    """The base class of callbacks of the training loop. A subclass overrides the methods that it needs.
 
     All hosts call the hooks of a run, in the same order: first the hooks of a user, then the built-in hooks. A method
     that all hosts must call together, such as `run.save`, must not depend on `run.is_first_host`.
 
-    An exception in a hook stops the run as any other error does. No further checkpoint is saved, all hooks receive the
-    exception in `on_end`, and the same command resumes from the last checkpoint.
+    An exception in a hook stops the run. No further checkpoint is saved, all hooks receive the exception in `on_end`,
+    and the same command resumes from the last checkpoint.
 
-    The time in a hook counts as time of the steps, and the time in `on_evaluation` as time of the evaluation.
+    In the report of the wall time, `on_evaluation` counts as evaluation, and all other methods count as steps.
     """
 
     def on_start(self, run: TrainingRun) -> None:
-        """Begins the work of the hook. The state is restored or initialized, and no step has run.
+        """Is called once, after the state is restored or initialized and before the first step.
 
-        A hook may replace `run.state`.
+        A hook may replace `run.state` here.
         """
 
     def before_step(self, run: TrainingRun) -> None:
-        """Precedes step `run.step`. The batch of the step has not been read yet."""
+        """Is called before the batch of step `run.step` is read."""
 
     def on_batch(self, run: TrainingRun, batch: Mapping[str, "jax.Array"]) -> None:
-        """Receives the batch of step `run.step`, in arrays on the devices, before the step runs."""
+        """Is called before step `run.step`, with the batch: global arrays `[rows, ...]` on the devices."""
 
     def on_step(self, run: TrainingRun, metrics: Mapping[str, "jax.Array"]) -> None:
-        """Follows step `run.step`, before it is reported, saved or evaluated.
+        """Is called after step `run.step`, before the step is reported, saved or evaluated.
 
         Args:
           run: the run. `run.state` is the new state.
-          metrics: the metrics of this step, as scalars on the devices. Reading a value waits until the devices
-            have finished the step, and leaves them without work. `on_metrics` receives the same values later.
+          metrics: the metrics of this step by name, as scalars on the devices. Reading a value waits until the
+            devices have finished the step, so that they are idle until the next step. `on_metrics` receives the same
+            values later, without this wait.
         """
 
     def on_metrics(self, run: TrainingRun, metrics: Mapping[int, Mapping[str, "np.float32"]]) -> None:
-        """Receives the metrics of all steps since the last call, by step, as scalars on the host.
+        """Receives {step: {name: value}} of all steps since the last call, as scalars on the host.
 
-        The loop calls it every `config.log_every_steps` steps, and before each checkpoint.
+        It is called every `config.log_every_steps` steps, and before each checkpoint.
         """
 
     def on_save(self, run: TrainingRun) -> None:
-        """Follows the copy of the state for the checkpoint of step `run.step`, which is written in the background."""
+        """Is called after the state is copied for a checkpoint of `run.step`, which is written in the background."""
 
     def on_evaluation(self, run: TrainingRun, scores: "Scores") -> None:
         """Receives the scores of step `run.step`, before they are printed and stored."""
 
     def on_end(self, run: TrainingRun, error: BaseException | None) -> None:
-        """Ends the work of the hook, in any case if its `on_start` has returned. Hooks end in the reverse order.
+        """Is called once at the end, even after an error, if `on_start` of this hook has returned.
+
+        Hooks end in the reverse order of their calls.
 
         Args:
           run: the run, with its last state and scores.

@@ -1,4 +1,4 @@
-"""Profiles a few steps of a run with `jax.profiler`, for TensorBoard and xprof: `config.profile`."""
+"""Profiles a few steps of a run with `jax.profiler`, for TensorBoard and xprof, see `config.profile`."""
 
 import contextlib
 import pathlib
@@ -17,12 +17,12 @@ class Profile(Hook):
     """Records a trace of the steps that `config.profile` names as "START:STOP", both included.
 
     Each host writes `hostN.xplane.pb` and `hostN.trace.json.gz` to `WORKDIR/profile/plugins/profile/steps_START_STOP`,
-    where TensorBoard looks for them. It also writes them if training ends before step STOP.
+    where TensorBoard looks for profiles. If training ends before step STOP, the files contain the steps until then.
     """
 
     def on_start(self, run: TrainingRun) -> None:
-        """Reads the setting."""
-        self._steps = range(0)  # the steps of this process that are profiled
+        """Reads the steps from `config.profile`."""
+        self._steps = range(0)  # the profiled steps of this process
         self._trace, self._annotation = contextlib.ExitStack(), contextlib.ExitStack()
         if not run.config.profile:
             return
@@ -30,10 +30,10 @@ class Profile(Hook):
         start, stop = map(int, run.config.profile.split(":"))
         self._steps = range(max(start, first), min(stop, last) + 1)
         if not self._steps:
-            run.print(f"config.profile = {run.config.profile!r}: no profile, this process runs steps {first} to {last}")
+            run.print(f"config.profile = {run.config.profile!r}: no profile; this process runs steps {first} to {last}")
 
     def before_step(self, run: TrainingRun) -> None:
-        """Starts the trace, once the devices have finished the step before, and the record of this step."""
+        """Starts the trace after the devices have finished the previous step, and annotates this step in the trace."""
         if run.step not in self._steps:
             return
         if run.step == self._steps[0]:
@@ -43,7 +43,7 @@ class Profile(Hook):
         self._annotation.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=run.step))
 
     def on_step(self, run: TrainingRun, metrics: Mapping[str, jax.Array]) -> None:
-        """Ends the record of this step. Ends the trace, once the devices have finished its last step."""
+        """Ends the annotation of this step. Ends the trace after the devices have finished the last profiled step."""
         del metrics
         if run.step not in self._steps:
             return
@@ -54,7 +54,7 @@ class Profile(Hook):
             self._trace.close()
 
     def on_end(self, run: TrainingRun, error: BaseException | None) -> None:
-        """Ends a trace that is still recorded."""
+        """Ends the trace if training ends before the last profiled step."""
         self._annotation.close()
         self._trace.close()
         if self._steps and error is None:
@@ -63,6 +63,7 @@ class Profile(Hook):
 
 @contextlib.contextmanager
 def _trace(folder: epath.Path) -> Iterator[None]:
+    """Context manager: writes a trace of the block to `folder`."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Tracing every Python call would slow the steps that are measured.
     with tempfile.TemporaryDirectory() as local:  # The workdir may be an object store.

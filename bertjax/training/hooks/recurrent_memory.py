@@ -1,4 +1,4 @@
-"""Fills the recurrent memory of a run that resumes from a checkpoint without one."""
+"""Computes the recurrent memory of a run that resumes from a checkpoint without recurrent memory."""
 
 import contextlib
 import functools
@@ -15,22 +15,22 @@ from bertjax.training.step import Program, gathered_params, in_groups, loss_inpu
 from bertjax.training.task import Loss, Task
 
 
-class RecurrentMemory(Hook):
-    """Fills the carry of the rows before the first step, if the task has a carry and the state has not."""
+class FillRecurrentMemory(Hook):
+    """Sets `state.carry`, the recurrent memory, before the first step, if the task needs it and the state has none."""
 
     def on_start(self, run: TrainingRun) -> None:
-        """Adds the carry to the state."""
+        """Computes the carry and adds it to the state."""
         if run.task.carry and run.state.carry is None:
-            run.state = fill_memory(run.task, run.program, run.state, run.mesh, run.step, run.print)
+            run.state = fill_recurrent_memory(run.task, run.program, run.state, run.mesh, run.step, run.print)
 
 
-def fill_memory(
-    task: Task, program: Program, state: TrainState, mesh: Mesh, step: int, say: Callable[[str], None]
+def fill_recurrent_memory(
+    task: Task, program: Program, state: TrainState, mesh: Mesh, step: int, print_line: Callable[[str], None]
 ) -> TrainState:
-    """Returns the state of a step with a carry, which the params of the state compute.
+    """Returns the state with a carry: the recurrent memory of the last `task.carry.reach` steps before `step`.
 
-    The model reads the batches of earlier steps again, up to the reach of the carry. The result differs from the carry
-    during training, which was computed with dropout and with the params of each step.
+    Runs the model on the batches of these steps again, with the current params and without dropout. The carry of the
+    original run differs, because it was computed with dropout and with the earlier params of each step.
 
     Args:
       task: a task with a carry.
@@ -38,7 +38,7 @@ def fill_memory(
       state: the state of the step; its arrays are donated.
       mesh: the devices.
       step: the number of updates of the state.
-      say: prints a line.
+      print_line: prints a line of text.
     """
     carry = task.carry
     assert carry is not None
@@ -46,7 +46,9 @@ def fill_memory(
     state = state.replace(carry=jax.jit(carry.new, out_shardings=program.layout.state.carry)())
     if first == step:
         return state
-    say(f"the checkpoint has no memory of these rows: reads steps {first + 1:,} to {step:,} again to fill it")
+    print_line(
+        f"no recurrent memory in the checkpoint: computing it from the batches of steps {first + 1:,} to {step:,}"
+    )
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1, out_shardings=program.layout.state)
     def update_memory(loss: Loss, state: TrainState, batch: dict) -> TrainState:

@@ -1,4 +1,4 @@
-"""Hooks by name: `config.hooks` names the hooks of a run that a user has registered."""
+"""The registry of hooks. `config.hooks` lists the names of the registered hooks of a run."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ register = HOOKS.register
 
 
 def make_hooks(config: ConfigDict) -> list[Hook]:
-    """Makes the hooks that `config.hooks` names."""
+    """Returns new instances of the hooks in `config.hooks`."""
     return [HOOKS.get(name)() for name in _names(config)]
 
 
@@ -29,14 +29,14 @@ def validate(config: ConfigDict) -> None:
         hook_class = HOOKS.get(name)
         if not (isinstance(hook_class, type) and issubclass(hook_class, Hook)):
             raise UserError(
-                f"config.hooks = {name!r}: is registered as {hook_class!r}, which must be a subclass of "
+                f"config.hooks = {name!r}: the registered object {hook_class!r} must be a subclass of "
                 f"bertjax.training.hooks.Hook"
             )
 
 
 def _names(config: ConfigDict) -> list[str]:
-    """Returns the names in `config.hooks`. One text may hold several names with commas between."""
-    names = (name.strip() for text in config.hooks for name in split_at_commas(text))
+    """Returns the names in `config.hooks`. An item may be several names with commas between them."""
+    names = (name.strip() for item in config.hooks for name in split_at_commas(item))
     return [name for name in dict.fromkeys(names) if name]
 
 

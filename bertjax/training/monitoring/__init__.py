@@ -1,1 +1,1 @@
-"""Measures of a run: the wall time of its parts, metrics and progress, and the memory of a step."""
+"""Monitors a run: the wall time of its parts, the metrics, the progress, and the memory of a step."""

@@ -1,83 +1,87 @@
-"""Measures the parts of the wall time of a run."""
+"""Measures the wall time of the parts of a run."""
 
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
 
 PARTS = ("steps", "evaluation", "checkpoints", "data", "compile", "start", "restart")
-TITLES = {"data": "waiting for data", "compile": "compiling", "start": "start-up"}
-WITHIN_STEPS = ("devices",)  # causes of waiting that belong to the part "steps"
+TITLES = {  # of the parts in the report, if they differ from the name of the part
+    "data": "waiting for data",
+    "compile": "compiling",
+    "start": "start-up",
+}
+WITHIN_STEPS = ("devices",)  # activities that are measured separately, and that belong to the part "steps"
 
-_Mark = tuple[float, dict[str, float]]  # a time, and the seconds until then by name
+_Mark = tuple[float, dict[str, float]]  # a time, and the measured seconds until this time by name
 
 
 class Clocks:
-    """Measures the wall time of this process by `PARTS`. Each part is the time that the host spends in it.
+    """Measures the wall time that the host of this process spends in each of `PARTS`.
 
-    - `data`: waiting for batches. The devices may still run a few steps, so that this is an upper bound of the time
-      that reading costs.
+    - `data`: waiting for batches. The devices may still run a few steps meanwhile, so that this is an upper bound of
+      their idle time.
     - `checkpoints`: copying the arrays to the host, and waiting for an earlier write. The write itself runs in the
       background.
     - `compile`: calling the step for the first time with batches of a shape.
     - `evaluation`: evaluating the model.
     - `start`: from the start of the process to the first step, without the other parts; `restart` in a process that
       resumes the run.
-    - `steps`: the rest, which is starting steps and waiting for their results.
+    - `steps`: the remaining time, which is dispatching steps, waiting for the devices, and hooks.
     """
 
-    def __init__(self, began: float | None = None):
+    def __init__(self, start_time: float | None = None):
         """Starts the clocks.
 
         Args:
-          began: when the process began, by `time.monotonic`; None: now.
+          start_time: the start of the process, in seconds of `time.monotonic`; None for now.
         """
-        self._began = began = time.monotonic() if began is None else began
+        self._start_time = start_time = time.monotonic() if start_time is None else start_time
         self._spent = dict.fromkeys((*PARTS[1:], *WITHIN_STEPS), 0.0)
-        self._lap = self._step = (began, dict(self._spent))
+        self._lap = self._step = (start_time, dict(self._spent))
 
     @contextlib.contextmanager
-    def waiting(self, name: str) -> Iterator[None]:
-        """Context manager: counts the time of its block as `name`."""
+    def measure(self, name: str) -> Iterator[None]:
+        """Context manager: adds the time of the block to `name`, a part or an activity of `WITHIN_STEPS`."""
         started = time.monotonic()
         try:
             yield
         finally:
             self._spent[name] += time.monotonic() - started
 
-    def start_steps(self, resumes: bool = False) -> None:
-        """Counts the time until now that belongs to no other part as `start`, or as `restart` if the run is resumed."""
-        began, before = self._lap
-        self._spent["restart" if resumes else "start"] += (
-            time.monotonic() - began - sum(self._spent.values()) + sum(before.values())
+    def end_startup(self, is_resumed: bool = False) -> None:
+        """Adds the time until now that belongs to no other part to `start`, or to `restart` if the run is resumed."""
+        lap_start, before = self._lap
+        self._spent["restart" if is_resumed else "start"] += (
+            time.monotonic() - lap_start - sum(self._spent.values()) + sum(before.values())
         )
-        self.step()
+        self.step_seconds()
 
-    def training(self) -> float:
-        """Returns the seconds until now of steps and of waiting for their data."""
-        return time.monotonic() - self._began - sum(self._spent[part] for part in PARTS[1:] if part != "data")
+    def training_seconds(self) -> float:
+        """Returns the seconds of the parts `steps` and `data` until now."""
+        return time.monotonic() - self._start_time - sum(self._spent[part] for part in PARTS[1:] if part != "data")
 
-    def lap(self) -> dict[str, float]:
-        """Returns the seconds since the last call, by `PARTS`."""
+    def lap_seconds(self) -> dict[str, float]:
+        """Returns the seconds of each of `PARTS` since the last call of this method."""
         elapsed, spent, self._lap = self._since(self._lap)
         return {"steps": elapsed - sum(spent[name] for name in PARTS[1:])} | {name: spent[name] for name in PARTS[1:]}
 
-    def step(self) -> dict[str, float]:
-        """Returns the seconds since the last call by the cause of waiting; the rest as `others`."""
+    def step_seconds(self) -> dict[str, float]:
+        """Returns the seconds since the last call by measured name, and the remaining seconds as `others`."""
         elapsed, spent, self._step = self._since(self._step)
         return {**spent, "others": elapsed - sum(spent.values())}
 
     def _since(self, mark: _Mark) -> tuple[float, dict[str, float], _Mark]:
-        """Returns the seconds since a mark, the seconds since then by name, and a new mark."""
-        now, (then, before) = time.monotonic(), mark
-        return now - then, {name: self._spent[name] - before[name] for name in before}, (now, dict(self._spent))
+        """Returns the seconds since a mark, the measured seconds since the mark by name, and a new mark."""
+        now, (marked_time, before) = time.monotonic(), mark
+        return now - marked_time, {name: self._spent[name] - before[name] for name in before}, (now, dict(self._spent))
 
 
 def shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Returns the share of each part in all seconds."""
+    """Returns the share of each part in the total time, from 0 to 1."""
     return {name: seconds[name] / sum(seconds.values()) for name in PARTS}
 
 
-def describe_wall(seconds: Mapping[str, float]) -> str:
-    """Formats "wall time: 83.1% steps, 4.2% evaluation, ..., 3.1% start-up"; with "restart" only after a restart."""
+def format_wall_time(seconds: Mapping[str, float]) -> str:
+    """Formats the shares: "wall time: 83.1% steps, 4.2% evaluation, ...". Omits "restart" if it is 0."""
     shown = {name: share for name, share in shares(seconds).items() if share or name != "restart"}
     return "wall time: " + ", ".join(f"{share:.1%} {TITLES.get(name, name)}" for name, share in shown.items())

@@ -1,4 +1,4 @@
-"""Logs the metrics of a run: writes numbers to trackers, and prints a progress bar or lines."""
+"""Logs the metrics of a run: writes the metrics to trackers, and prints a progress bar or lines."""
 
 import json
 import os
@@ -15,28 +15,30 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
 from bertjax.common.progress import Pace, duration, print_line
 from bertjax.training.monitoring.clocks import PARTS, shares
-from bertjax.training.trackers.jsonl import JsonLines, finite, read_metrics
+from bertjax.training.trackers.jsonl import JsonLines, nonfinite_to_none, read_metrics
 from bertjax.training.trackers.trackers import TRACKERS, tracker_names
 
-MEASURED_SECONDS = 10.0  # seconds of training before the time of a run is estimated
+MEASURED_SECONDS = 10.0  # seconds of training after which `Progress` estimates the time of the whole run
 DAY = 86_400.0  # in seconds
-UNREPORTED = "unreported_metrics_{}.json"
+UNREPORTED = "unreported_metrics_{}.json"  # file in the workdir; {} is the last step
 
 
 class _Unreported(TypedDict):
-    """The content of `UNREPORTED`: the metrics of each step since the last line, and the seconds since then."""
+    """The content of `UNREPORTED`: the metrics of each step since the last report, and the seconds by `PARTS`."""
 
     metrics: list[dict[str, float | None]]
     wall: dict[str, float]
 
 
 class MetricsWriter:
-    """Writes metrics, and the wall time of the steps, to the trackers of a run.
+    """Writes metrics and the wall time to the trackers of a run.
 
-    A resumed run writes no number again, such as the evaluation at `start_step`.
+    A report is a line of `metrics.jsonl` with the means of the metrics, and the seconds of each of `PARTS`, since the
+    previous report. A resumed run does not write metrics that an earlier process has written, such as the evaluation at
+    `start_step`.
 
     Attributes:
-      wall: seconds of all processes of the run until now, by `PARTS`.
+      wall_seconds: the seconds of each of `PARTS` in all processes of the run until the last report.
     """
 
     def __init__(self, workdir: epath.PathLike, start_step: int, config: ConfigDict):
@@ -44,84 +46,89 @@ class MetricsWriter:
 
         Args:
           workdir: the folder of the run.
-          start_step: the step of the checkpoint that the run resumes, 0 for a new run.
+          start_step: the step of the checkpoint from which the run resumes; 0 for a new run.
           config: the config of the run.
         """
         workdir = self._workdir = epath.Path(workdir)
         lines = read_metrics(workdir)
         kept = [line for line in lines if line["step"] <= start_step]
-        self.wall, self._carried = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+        self.wall_seconds, self._unreported_seconds = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
         for line in lines:
             for part in PARTS:
                 seconds = line.get(f"wall/{part}") or 0.0
                 if line["step"] <= start_step:
-                    self.wall[part] += seconds
-                else:  # The resumed run repeats this step.
-                    self._carried["restart"] += seconds
+                    self.wall_seconds[part] += seconds
+                else:  # The resumed run repeats this step, so that this time is lost.
+                    self._unreported_seconds["restart"] += seconds
         for path in workdir.glob(UNREPORTED.format("*")):
             if path.name != UNREPORTED.format(start_step):
                 path.unlink(missing_ok=True)
         self._written = {(line["step"], name) for line in kept for name in line}
-        makers = (JsonLines, *map(TRACKERS.get, tracker_names(config)))
-        self._trackers = [make(workdir, start_step, config) for make in makers]
+        factories = (JsonLines, *map(TRACKERS.get, tracker_names(config)))
+        self._trackers = [factory(workdir, start_step, config) for factory in factories]
 
-    def write_wall(self, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-        """Writes metrics with the seconds since the last line, by `PARTS`."""
-        seconds = self._with_carried(seconds)
+    def write_with_wall_time(self, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        """Writes a report: the metrics, and `wall/PART` with the seconds of each part since the last report."""
+        seconds = self._add_unreported(seconds)
         for part in PARTS:
-            self.wall[part] += seconds[part]
-            self._carried[part] = 0.0
+            self.wall_seconds[part] += seconds[part]
+            self._unreported_seconds[part] = 0.0
         self.write(step, {**metrics, **{f"wall/{part}": seconds[part] for part in PARTS}})
 
-    def write_end(self, step: int, seconds: Mapping[str, float]) -> None:
-        """As `write_wall`, with the shares of all seconds of the run."""
-        whole = {part: self.wall[part] + more for part, more in self._with_carried(seconds).items()}
-        self.write_wall(step, seconds, {f"goodput/{part}": share for part, share in shares(whole).items()})
+    def write_last(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Writes the last report: the wall time, and `goodput/PART` with the share of each part in the whole run."""
+        total = {part: self.wall_seconds[part] + more for part, more in self._add_unreported(seconds).items()}
+        self.write_with_wall_time(step, seconds, {f"goodput/{part}": share for part, share in shares(total).items()})
 
-    def _with_carried(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Adds the seconds of earlier processes that no line contains."""
-        return {part: seconds[part] + self._carried[part] for part in PARTS}
+    def _add_unreported(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Adds the seconds of earlier processes that no report contains."""
+        return {part: seconds[part] + self._unreported_seconds[part] for part in PARTS}
 
-    def keep_unreported(
+    def write_unreported(
         self, step: int, metrics: Sequence[Mapping[str, np.float32]], seconds: Mapping[str, float]
     ) -> None:
-        """Writes the numbers of the next line to a file, which the resumed run reads: `unreported`.
+        """Writes the content of the next report to `UNREPORTED`, which the resumed run reads with `read_unreported`.
 
         Args:
           step: the last step of this process.
-          metrics: the metrics of each step since the last line.
-          seconds: the seconds since the last line, by `PARTS`.
+          metrics: the metrics of each step since the last report.
+          seconds: the seconds since the last report, by `PARTS`.
         """
-        numbers = [finite({name: float(value) for name, value in of_step.items()}) for of_step in metrics]
-        content = {"metrics": numbers, "wall": self._with_carried(seconds)}
+        values_of_steps = [
+            nonfinite_to_none({name: float(value) for name, value in step_metrics.items()}) for step_metrics in metrics
+        ]
+        content = {"metrics": values_of_steps, "wall": self._add_unreported(seconds)}
         write_whole(self._workdir / UNREPORTED.format(step), json.dumps(content) + "\n")
 
-    def unreported(self, step: int) -> list[Mapping[str, np.float32]]:
-        """Returns the metrics that `keep_unreported` wrote for this step; none if it wrote none. Call this once."""
+    def read_unreported(self, step: int) -> list[Mapping[str, np.float32]]:
+        """Returns the metrics of each step that `write_unreported` wrote; an empty list without the file.
+
+        Adds the seconds in the file to the next report. Must be called once only.
+        """
         path = self._workdir / UNREPORTED.format(step)
-        kept: _Unreported = {"metrics": [], "wall": {}}
+        unreported: _Unreported = {"metrics": [], "wall": {}}
         try:
             if path.exists():
-                kept = read_json(path, _Unreported)
+                unreported = read_json(path, _Unreported)
         except UserError as error:
-            print(f"{error}; the run continues without it", flush=True)
+            print(f"{error}; the run continues without these metrics", flush=True)
             return []
         for part in PARTS:
-            self._carried[part] += kept["wall"].get(part, 0.0)
+            self._unreported_seconds[part] += unreported["wall"].get(part, 0.0)
         return [
             {name: np.float32(np.nan if value is None else value) for name, value in metrics.items()}
-            for metrics in kept["metrics"]
+            for metrics in unreported["metrics"]
         ]
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes metrics of a step, unless an earlier process has written them."""
+        """Writes metrics of a step, unless an earlier process has written all of them."""
         if all((step, name) in self._written for name in metrics):
             return
         for tracker in self._trackers:
             tracker.write(step, metrics)
 
     def flush(self) -> None:
-        """Stores all numbers, so that a resumed run can read them."""
+        """Flushes the trackers, so that a resumed run can read the metrics."""
         for tracker in self._trackers:
             tracker.flush()
 
@@ -134,24 +141,28 @@ class MetricsWriter:
 class Progress:
     """Shows the progress of a run: a progress bar if stdout is a terminal, and lines otherwise.
 
-    Prints a line after the first step, at each call of `report`, and at the times of `Pace`. No method reads arrays of
-    the devices.
+    Prints a line after the first step, at each call of `report`, and when `Pace.is_due`. No method reads arrays on the
+    devices, which would wait for the step.
     """
 
-    def __init__(self, total_steps: int, start_step: int, flops: Callable[[int, int], int], names_budget: bool = False):
+    def __init__(
+        self, total_steps: int, start_step: int, flops: Callable[[int, int], int], suggests_budget: bool = False
+    ):
         """Opens the progress bar.
 
         Args:
           total_steps: the number of steps of the run.
-          start_step: the number of steps that earlier processes have done.
+          start_step: the step from which the run resumes; 0 for a new run.
           flops: (start, stop) -> the FLOPs of steps `start` to `stop - 1`, to estimate the time left.
-          names_budget: prints once how to shorten a run that would take more than a day.
+          suggests_budget: whether to suggest `config.budget`, once, if the run will take more than a day.
         """
-        self._total, self._flops, self._names_budget = total_steps, flops, names_budget
+        self._total, self._flops, self._suggests_budget = total_steps, flops, suggests_budget
         self._pace, self._metrics, self._has_lines = Pace(), "", False
-        self._started = self._marked = (start_step, 0.0)  # a step, and the seconds of training until its end
+        # (step, seconds of training until the end of this step): at the start, and at the last printed line.
+        self._started = self._marked = (start_step, 0.0)
         self._bar: tqdm.tqdm | None = None
-        if sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns:  # 0: unknown terminal size
+        # A terminal of unknown size has 0 columns.
+        if sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns:
             self._bar = tqdm.tqdm(
                 total=total_steps,
                 initial=start_step,
@@ -161,41 +172,52 @@ class Progress:
             )
 
     def start(self, seconds: float) -> None:
-        """Starts the clock of the steps when the first batch has been read. `seconds`: of training until now."""
+        """Starts the measurement of the speed, after the first batch is read.
+
+        Args:
+          seconds: the seconds of training until now, by `Clocks.training_seconds`.
+        """
         self._started = self._marked = (self._started[0], seconds)
         self._pace = Pace()
 
     def advance(self, done: int, seconds: float) -> None:
-        """Counts a step, and prints a line if a line is due.
+        """Advances the progress bar by a step, or prints a line if a line is due.
 
         Args:
-          done: the last step that the devices have finished, up to `STEPS_IN_FLIGHT` before the step that has started.
-          seconds: the seconds of training until now, by `Clocks.training`.
+          done: the last step that the devices have finished. The host has dispatched up to `STEPS_IN_FLIGHT` more.
+          seconds: the seconds of training until now, by `Clocks.training_seconds`.
         """
         if self._bar is not None:
             self._bar.update()
         is_first, measured = not self._has_lines, seconds - self._started[1]
-        if self._names_budget and done > self._started[0] and measured >= MEASURED_SECONDS * (1 + is_first):
-            self._names_budget = False
+        if self._suggests_budget and done > self._started[0] and measured >= MEASURED_SECONDS * (1 + is_first):
+            self._suggests_budget = False
             expected = self._seconds_left(self._started, done, seconds)
             if expected > DAY:
                 print_line(
                     f"this run will take about {duration(expected)} on this machine; for a run of 8 hours, set "
                     f"--config.budget=8h and another --workdir"
                 )
-        before, then = self._marked
-        if done > before and (is_first or self._pace.is_due()):
-            if is_first:  # Later steps may be faster.
+        marked_step, marked_seconds = self._marked
+        if done > marked_step and (is_first or self._pace.is_due()):
+            if is_first:  # The first step may be slower, so that the measurement starts after it.
                 self._show(done, "")
                 self._started = (done, seconds)
             else:
                 left = duration(self._seconds_left(self._marked, done, seconds))
-                self._show(done, f"{(seconds - then) / (done - before):.2f} s a step {left} left")
+                self._show(done, f"{(seconds - marked_seconds) / (done - marked_step):.2f} s a step {left} left")
             self._mark(done, seconds)
 
     def report(self, step: int, seconds: float, metrics: dict[str, float], seconds_left: float) -> None:
-        """Prints the metrics of the steps since the last report."""
-        self._metrics = describe(metrics)
+        """Prints the means of the metrics since the last report.
+
+        Args:
+          step: the current step.
+          seconds: the seconds of training until now, by `Clocks.training_seconds`.
+          metrics: the means by name, such as "train/loss".
+          seconds_left: the estimated seconds until the end of training.
+        """
+        self._metrics = format_metrics(metrics)
         self._show(step, f"{duration(seconds_left)} left", self._metrics)
         self._mark(step, seconds)
 
@@ -210,8 +232,9 @@ class Progress:
         self._pace.printed()
 
     def _seconds_left(self, mark: tuple[int, float], done: int, seconds: float) -> float:
-        before, then = mark
-        return (seconds - then) * self._flops(done, self._total) / self._flops(before, done)
+        """Returns the estimated seconds for the steps after `done`, at the FLOPs per second since `mark`."""
+        marked_step, marked_seconds = mark
+        return (seconds - marked_seconds) * self._flops(done, self._total) / self._flops(marked_step, done)
 
     def close(self) -> None:
         """Closes the progress bar."""
@@ -219,8 +242,8 @@ class Progress:
             self._bar.close()
 
 
-def describe(metrics: dict[str, float]) -> str:
-    """Formats `train/...` metrics as one line."""
+def format_metrics(metrics: dict[str, float]) -> str:
+    """Formats metrics such as "train/loss" as one line. Omits metrics such as gradient norms."""
     parts: list[str] = []
     for name, value in metrics.items():
         name = name.removeprefix("train/")

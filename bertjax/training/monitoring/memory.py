@@ -21,48 +21,48 @@ from bertjax.training.step import Program, abstract_hyperparameters, fits_in_mem
 from bertjax.training.task import Task
 
 
-def settings_that_save(config: ConfigDict) -> Iterator[dict[str, Any]]:
-    """Yields settings that save memory, beginning with the setting that costs the least time.
+def memory_saving_settings(config: ConfigDict) -> Iterator[dict[str, Any]]:
+    """Yields settings that reduce the memory of a step, {config field: value}, the fastest setting first.
 
-    With remat "auto", the run has tried all policies before, so that only microbatches are left.
+    With `config.remat = "auto"`, the run has already tried all policies, so that only more microbatches remain.
     """
-    rolled = {"unroll": "no"} if config.unroll == "yes" else {}  # Layers that are recomputed must not be unrolled.
-    if rolled:
-        yield rolled
-    weaker = REMAT_POLICIES if config.remat == "auto" else (config.remat,)
-    stronger = REMAT_POLICIES[REMAT_POLICIES.index(weaker[-1]) + 1 :]
-    yield from ({"remat": remat, **rolled} for remat in stronger)
+    not_unrolled = {"unroll": "no"} if config.unroll == "yes" else {}  # Recomputed layers must not be unrolled.
+    if not_unrolled:
+        yield not_unrolled
+    tried = REMAT_POLICIES if config.remat == "auto" else (config.remat,)
+    untried = REMAT_POLICIES[REMAT_POLICIES.index(tried[-1]) + 1 :]  # policies that recompute more
+    yield from ({"remat": remat, **not_unrolled} for remat in untried)
     microbatches = config.microbatches
     while config.batch_size % (2 * microbatches) == 0 and microbatches < 64:
         microbatches *= 2
-        yield {"remat": "full", "microbatches": microbatches, **rolled}
+        yield {"remat": "full", "microbatches": microbatches, **not_unrolled}
 
 
 def as_flags(settings: Mapping[str, Any]) -> str:
-    """Formats settings as flags of a command."""
+    """Formats settings as command line flags, such as "--config.remat=full --config.microbatches=2"."""
     return " ".join(f"--config.{name}={value}" for name, value in settings.items())
 
 
-def memory_of(mesh: Mesh) -> int | None:
-    """Returns the bytes that JAX may use of a device of the mesh; None if the devices do not report them.
-
-    A host can read only its local devices.
-    """
+def memory_limit(mesh: Mesh) -> int | None:
+    """Returns the bytes that JAX may use on a local device of the mesh; None if the devices do not report the limit."""
     return (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
 
 
-def memory_of_device(device: jax.Device) -> float:
-    """Returns the bytes that a run may use of a local device. A processor has its share of the host's memory."""
+def usable_memory(device: jax.Device) -> float:
+    """Returns the bytes that a run may use on a local device; infinity if the device does not report the limit.
+
+    CPU devices share the memory of the host equally.
+    """
     if device.platform == "cpu":
         return host_memory() / jax.local_device_count()
     return (device.memory_stats() or {}).get("bytes_limit") or float("inf")
 
 
-def least_bytes(config: ConfigDict, program: Program) -> float:
-    """Returns a lower bound of the bytes that a step takes on a device, without compiling the step.
+def min_step_bytes(config: ConfigDict, program: Program) -> float:
+    """Returns a lower bound of the bytes that a step needs per device, without compiling the step.
 
-    The bound counts the training state and the arrays of each layer that the backward pass reads. If layers are
-    recomputed, these arrays are the inputs of the layers.
+    The bound counts the training state and the activations of each layer that the backward pass reads. With
+    rematerialization, these are only the inputs of the layers.
     """
 
     def size(arrays: TrainState) -> int:
@@ -74,77 +74,80 @@ def least_bytes(config: ConfigDict, program: Program) -> float:
     hidden, layers = model.get("hidden_size", 0), model.get("num_hidden_layers", 0)
     width = hidden if config.remat in ("full", "auto") else 4 * hidden + model.get("intermediate_size", 4 * hidden)
     itemsize = 4 if mesh.devices.flat[0].platform == "cpu" else 2
-    activations = _least_tokens(config) * layers * width * itemsize / (mesh.shape["data"] * mesh.shape["fsdp"])
+    activations = _min_tokens(config) * layers * width * itemsize / (mesh.shape["data"] * mesh.shape["fsdp"])
     return size(program.state) + activations
 
 
-def _least_tokens(config: ConfigDict) -> float:
-    """Returns a lower bound of the tokens of a microbatch.
+def _min_tokens(config: ConfigDict) -> float:
+    """Returns a lower bound of the number of tokens in a global microbatch.
 
     Packing removes at most half of the tokens. In fine-tuning, a sequence has at least 16 tokens.
     """
     if "stages" not in config:
         return 16 * config.batch_size / config.microbatches
-    filled = 0.5 if config.packing else 1.0
-    return max(filled * stage.tokens_per_step / config_in(config, stage).microbatches for stage in stages_of(config))
+    least_filled = 0.5 if config.packing else 1.0
+    return max(
+        least_filled * stage.tokens_per_step / config_in(config, stage).microbatches for stage in stages_of(config)
+    )
 
 
-def require_room(config: ConfigDict, program: Program) -> None:
-    """Raises `UserError` if a step certainly needs more memory than a device has.
+def check_memory_bound(config: ConfigDict, program: Program) -> None:
+    """Raises `UserError` before compilation if `min_step_bytes` exceeds the memory of a device.
 
-    On a CPU, the system would kill the process. The error names the first setting whose lower bound fits.
+    Without this check, the operating system kills the process on a CPU. The error suggests the first setting whose
+    lower bound fits.
     """
     device = jax.local_devices()[0]
-    needed, has = least_bytes(config, program), memory_of_device(device)
-    if needed <= has:
+    needed, available = min_step_bytes(config, program), usable_memory(device)
+    if needed <= available:
         return
     remedy = "choose a smaller model or batch_size, or more devices (config.mesh.fsdp)"
-    for settings in settings_that_save(config):
+    for settings in memory_saving_settings(config):
         changed = copy.deepcopy(config)
         changed.update(settings)
-        if least_bytes(changed, program) <= has:
+        if min_step_bytes(changed, program) <= available:
             remedy = f"set {as_flags(settings)}, or choose a smaller batch_size"
             break
     name = "this machine" if device.platform == "cpu" else device.device_kind
     raise UserError(
         f"config.batch_size = {config.batch_size}: a step needs at least {needed / GIB:.1f} GiB, and {name} has "
-        f"{has / GIB:.1f} GiB: {remedy}"
+        f"{available / GIB:.1f} GiB; {remedy}"
     )
 
 
-def require_memory(error: Exception, config: ConfigDict, task: Task, mesh: Mesh, planning: Planning) -> None:
-    """Raises `UserError` if the memory of a device is exhausted. The error names a setting that helps.
+def raise_if_out_of_memory(error: Exception, config: ConfigDict, task: Task, mesh: Mesh, planning: Planning) -> None:
+    """Raises `UserError` if `error` reports that a device ran out of memory. The message suggests a setting.
 
-    Compiles the steps with one setting after another until they fit. If the planner cannot describe the task without
-    its data, or if the devices do not report their memory, the error names the first setting to try.
+    Compiles the training step with one setting after another until the step fits. If the planner cannot describe the
+    task without data, or if the devices do not report their memory, the message suggests the first setting untested.
 
     Args:
-      error: the error of JAX. Other errors than exhausted memory are ignored.
+      error: an error of JAX; ignored unless it is RESOURCE_EXHAUSTED.
       config: the config of the run.
       task: the task of the run.
       mesh: the devices.
-      planning: compiles the steps of a config without data.
+      planning: makes the task of a config without data, to compile the step.
     """
     if "RESOURCE_EXHAUSTED" not in str(error):
         return
-    config, chosen = copy.deepcopy(config), task.at(0)[1]
-    config.remat, config.unroll = chosen.remat, chosen.unroll  # the choices of the run for "auto"
-    ways, limit = mesh.shape["data"] * mesh.shape["fsdp"], memory_of(mesh)
+    config, step_config = copy.deepcopy(config), task.at(0)[1]
+    config.remat, config.unroll = step_config.remat, step_config.unroll  # values that replaced "auto"
+    batch_shards, limit = mesh.shape["data"] * mesh.shape["fsdp"], memory_limit(mesh)
     possible = [
         settings
-        for settings in settings_that_save(config)
-        if config.batch_size // settings.get("microbatches", 1) % ways == 0
+        for settings in memory_saving_settings(config)
+        if config.batch_size // settings.get("microbatches", 1) % batch_shards == 0
     ]
     remedy = f"try {as_flags(possible[0])}" if possible else ""
     if limit is not None and jax.process_count() == 1 and not config.packing:
         with contextlib.suppress(UserError):  # The planner cannot describe the task.
-            fits = (settings for settings in possible if _fits(config, settings, mesh, limit, planning))
-            fitting = next(fits, None)
+            all_fitting = (settings for settings in possible if _fits(config, settings, mesh, limit, planning))
+            fitting = next(all_fitting, None)
             remedy = f"it fits with {as_flags(fitting)}" if fitting else ""
     kind = mesh.devices.flat[0].device_kind
-    has = f" ({kind}, {limit / GIB:.1f} GiB for JAX)" if limit else f" ({kind})"
+    available = f" ({kind}, {limit / GIB:.1f} GiB for JAX)" if limit else f" ({kind})"
     remedy = remedy or "choose a smaller batch_size, or more devices (config.mesh.fsdp)"
-    raise UserError(f"a step of {config.batch_size} rows runs out of memory{has}: {remedy}") from error
+    raise UserError(f"a step of {config.batch_size} rows runs out of memory{available}: {remedy}") from error
 
 
 def _fits(config: ConfigDict, settings: Mapping[str, Any], mesh: Mesh, limit: int, planning: Planning) -> bool:

@@ -21,9 +21,9 @@ def adam(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
 
 
 class AdamState(NamedTuple):
-    """The number of updates and the moving averages of the gradients and of their squares."""
+    """The number of updates, and the moving averages of the gradients and of the squared gradients."""
 
-    count: jax.Array  # type: ignore[assignment]  # hides `tuple.count`; checkpoints store this name
+    count: jax.Array  # type: ignore[assignment]  # overrides `tuple.count`; checkpoints contain this name
     mean: optax.Updates
     square: optax.Updates
 
@@ -31,7 +31,7 @@ class AdamState(NamedTuple):
 def scale_by_adam(beta1: float, beta2: float, epsilon: float, bias_correction: bool) -> optax.GradientTransformation:
     """Scales updates as Adam, with or without bias correction.
 
-    Google's optimizer has no bias correction. optax's Adam always has it.
+    google-research/bert has no bias correction. optax.scale_by_adam always has bias correction.
     """
 
     def init(params: optax.Params) -> AdamState:

@@ -1,7 +1,7 @@
-"""Optimizers of optax and optax.contrib under their names there: adamw, lion, adafactor, sm3, ...
+"""Optimizers of optax and optax.contrib, by their names in optax: adamw, lion, adafactor, sm3, ...
 
-They keep optax's defaults. `optimizer.options` changes them ("b1=0.95 b2=0.98"). bertjax adds the weight decay: it
-applies to matrices only and is multiplied by the learning rate.
+`config.optimizer.options`, such as "b1=0.95 b2=0.98", replaces defaults of optax. bertjax disables the weight decay of
+optax and adds its own weight decay, which applies to matrices only and is multiplied by the learning rate.
 """
 
 import ast
@@ -19,19 +19,27 @@ from bertjax.training.optim import groups
 
 OptaxFactory = Callable[..., optax.GradientTransformation]  # learning rate, options -> optimizer
 
-DECAYS = ("weight_decay", "weight_decay_rate")  # arguments that are set to 0, because bertjax adds the weight decay
-NO_OPTIONS = ("learning_rate", "adam_learning_rate", *DECAYS, "adam_weight_decay", "weight_decay_mask")
-# Prefixes of optimizers that do not work here, and of functions that are only parts of optimizers. The initial state of
-# rprop contains the learning rate; schedule_free evaluates other params than it trains.
+WEIGHT_DECAY_ARGUMENTS = ("weight_decay", "weight_decay_rate")  # set to 0, because bertjax adds the weight decay
+# Arguments that `optimizer.options` cannot set.
+RESERVED_ARGUMENTS = (
+    "learning_rate",
+    "adam_learning_rate",
+    *WEIGHT_DECAY_ARGUMENTS,
+    "adam_weight_decay",
+    "weight_decay_mask",
+)
+# Prefixes of unsupported optimizers, and of functions that are only parts of optimizers. The initial state of rprop
+# depends on the learning rate. schedule_free evaluates other params than the params that it trains.
 UNSUPPORTED = ("rprop", "schedule_free", "scale_by", "_")
 
 
-def has(name: str) -> bool:
+def has_optimizer(name: str) -> bool:
     """Returns whether optax has a supported optimizer of this name."""
     return _find(name) is not None
 
 
 def _find(name: str) -> OptaxFactory | None:
+    """Returns the function of optax that makes the optimizer; None if optax has no supported optimizer of this name."""
     for module in (optax, optax.contrib):
         optimizer = getattr(module, name, None)
         if inspect.isfunction(optimizer) and not name.startswith(UNSUPPORTED):
@@ -40,22 +48,22 @@ def _find(name: str) -> OptaxFactory | None:
     return None
 
 
-def factory(name: str) -> Callable[[ConfigDict, dict], list[optax.GradientTransformation]]:
-    """Returns the factory of an optimizer of optax. Raises `UserError` if optax does not have it."""
+def factory_of(name: str) -> Callable[[ConfigDict, dict], list[optax.GradientTransformation]]:
+    """Returns the factory (config.optimizer, axes) -> transformations. Raises `UserError` for an unknown name."""
     optimizer = _find(name)
     if optimizer is None:
-        raise UserError(f"config.optimizer.name = {name!r}: not an optimizer of optax")
+        raise UserError(f"config.optimizer.name = {name!r}: optax has no supported optimizer of this name")
 
     def make(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
         del axes
-        options = parse(config.options, optimizer)
-        no_decay = {decay: 0.0 for decay in DECAYS if decay in inspect.signature(optimizer).parameters}
-        return updates_of(config, lambda learning_rate: optimizer(learning_rate, **no_decay, **options))
+        options = parse_options(config.options, optimizer)
+        no_decay = {decay: 0.0 for decay in WEIGHT_DECAY_ARGUMENTS if decay in inspect.signature(optimizer).parameters}
+        return transformations_of(config, lambda learning_rate: optimizer(learning_rate, **no_decay, **options))
 
     return make
 
 
-def updates_of(config: ConfigDict, make: OptaxFactory) -> list[optax.GradientTransformation]:
+def transformations_of(config: ConfigDict, make: OptaxFactory) -> list[optax.GradientTransformation]:
     """Returns the transformations of an optimizer of optax, with bertjax's weight decay and parameter groups.
 
     Args:
@@ -66,7 +74,10 @@ def updates_of(config: ConfigDict, make: OptaxFactory) -> list[optax.GradientTra
 
 
 def _with_learning_rate_input(make: OptaxFactory) -> optax.GradientTransformationExtraArgs:
-    """Makes the optimizer in each step, with its learning rate. The initial state must not depend on it."""
+    """Returns an optimizer that takes the learning rate as an argument of `update`.
+
+    The update of each step makes the optimizer anew. The initial state must not depend on the learning rate.
+    """
 
     def update(
         updates: optax.Updates,
@@ -82,7 +93,7 @@ def _with_learning_rate_input(make: OptaxFactory) -> optax.GradientTransformatio
 
 
 def _with_groups(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
-    """Multiplies each update by the learning rate factor of its group, and subtracts the weight decay."""
+    """Multiplies each update by the learning rate factor of the param's group, and subtracts the weight decay."""
 
     def update(
         updates: optax.Updates,
@@ -93,7 +104,7 @@ def _with_groups(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
         **_: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         def scaled(path: tuple, update: jax.Array, param: jax.Array) -> jax.Array:
-            factor, decay = groups.factor_of(config, path), groups.decay_of(config, path)
+            factor, decay = groups.learning_rate_factor_of(config, path), groups.weight_decay_of(config, path)
             update = update if factor == 1 else factor * update
             return update - factor * decay * learning_rate * param if decay else update
 
@@ -102,16 +113,16 @@ def _with_groups(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def parse(text: str, make: OptaxFactory) -> dict[str, Any]:
-    """Parses options such as "b1=0.95 nesterov=True". Raises `UserError` for an argument that `make` does not have."""
-    known = [name for name in inspect.signature(make).parameters if name not in NO_OPTIONS]
+def parse_options(text: str, make: OptaxFactory) -> dict[str, Any]:
+    """Parses options such as "b1=0.95 nesterov=True". Raises `UserError` for an unknown argument of `make`."""
+    known = [name for name in inspect.signature(make).parameters if name not in RESERVED_ARGUMENTS]
     options = {}
     for word in text.split():
         name, _, value = word.partition("=")
         if name not in known or not value:
             raise UserError(
-                f"config.optimizer.options = {text!r}: {word!r} is not understood; write NAME=VALUE; "
-                f"{getattr(make, '__name__', 'the optimizer')} has {', '.join(known)}"
+                f"config.optimizer.options = {text!r}: {word!r} is not understood; write NAME=VALUE, where NAME is "
+                f"an argument of {getattr(make, '__name__', 'the optimizer')}: {', '.join(known)}"
             )
         try:
             options[name] = ast.literal_eval(value)

@@ -1,7 +1,7 @@
-"""The learning rate and the weight decay of each param: the values of the config, or of the param's group.
+"""The learning rate and the weight decay of each param: from the param's group, or else from `config.optimizer`.
 
-A group of `config.optimizer.groups` has a regular expression. Its params are the params whose names, such as
-"bert/encoder/layers/output/kernel", match this expression somewhere. A param belongs to at most one group.
+A group of `config.optimizer.groups` contains the params whose names match its regular expression (`re.search`). A name
+is the path of the param, such as "bert/encoder/layers/output/kernel". A param belongs to at most one group.
 """
 
 import re
@@ -15,10 +15,10 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import param_group
 
 
-def matrices(params: Any) -> Any:
-    """Returns a tree of booleans: True for matrices, which have weight decay; False for biases and params of norms.
+def matrix_mask(params: Any) -> Any:
+    """Returns a tree of booleans: True for kernels, embeddings and LoRA matrices; False for biases and norm params.
 
-    Matrices are kernels, embeddings and LoRA's matrices.
+    Only matrices have weight decay by default.
     """
     return jax.tree_util.tree_map_with_path(lambda path, _: _is_matrix(path), params)
 
@@ -32,11 +32,11 @@ def add_weight_decay(config: ConfigDict, scale: float = 1.0) -> optax.GradientTr
 
     Args:
       config: `config.optimizer`.
-      scale: a factor of the weight decay of all params.
+      scale: a factor for the weight decay of all params.
     """
 
     def decayed(path: tuple, update: jax.Array, param: jax.Array) -> jax.Array:
-        decay = scale * decay_of(config, path)
+        decay = scale * weight_decay_of(config, path)
         return update + decay * param if decay else update
 
     def update(
@@ -44,12 +44,12 @@ def add_weight_decay(config: ConfigDict, scale: float = 1.0) -> optax.GradientTr
     ) -> tuple[optax.Updates, optax.OptState]:
         return jax.tree_util.tree_map_with_path(decayed, updates, params), state
 
-    # The state is empty. Older checkpoints contain the `MaskedState` of `optax.masked` here.
+    # The transformation has no state. `MaskedState` keeps the tree structure of older checkpoints.
     return optax.GradientTransformation(lambda params: optax.MaskedState(optax.EmptyState()), update)
 
 
 def scale_by_learning_rate(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
-    """Multiplies all updates by the negative learning rate of the step and of their groups. Must come last.
+    """Multiplies each update by the negative learning rate and the factor of its group. Must be the last of a chain.
 
     Args:
       config: `config.optimizer`.
@@ -66,7 +66,7 @@ def scale_by_learning_rate(config: ConfigDict) -> optax.GradientTransformationEx
         del params
 
         def scaled(path: tuple, update: jax.Array) -> jax.Array:
-            factor = factor_of(config, path)
+            factor = learning_rate_factor_of(config, path)
             return -(learning_rate if factor == 1 else factor * learning_rate) * update
 
         return jax.tree_util.tree_map_with_path(scaled, updates), state
@@ -74,7 +74,7 @@ def scale_by_learning_rate(config: ConfigDict) -> optax.GradientTransformationEx
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def decay_of(config: ConfigDict, path: tuple) -> float:
+def weight_decay_of(config: ConfigDict, path: tuple) -> float:
     """Returns the weight decay of a param: its group's `weight_decay` if set, else `config.weight_decay` of matrices.
 
     Args:
@@ -87,7 +87,7 @@ def decay_of(config: ConfigDict, path: tuple) -> float:
     return config.weight_decay if _is_matrix(path) else 0.0
 
 
-def factor_of(config: ConfigDict, path: tuple) -> float:
+def learning_rate_factor_of(config: ConfigDict, path: tuple) -> float:
     """Returns the learning rate factor of a param's group; 1 for a param without a group.
 
     Args:
@@ -99,6 +99,7 @@ def factor_of(config: ConfigDict, path: tuple) -> float:
 
 
 def _group(config: ConfigDict, path: tuple) -> ConfigDict | None:
+    """Returns the group of a param; None if no group matches."""
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     return next((group for group in config.groups.values() if re.search(group.params, name)), None)
 
@@ -113,7 +114,7 @@ def validate(config: ConfigDict) -> None:
         try:
             re.compile(group.params)
         except re.error as error:
-            raise UserError(f"{field}.params = {group.params!r}: not a regular expression ({error})") from None
+            raise UserError(f"{field}.params = {group.params!r}: must be a regular expression ({error})") from None
         if not 0 <= group.learning_rate_factor:
             raise UserError(f"{field}.learning_rate_factor = {group.learning_rate_factor}: must be at least 0")
         if group.weight_decay is not None and not 0 <= group.weight_decay < 1:
@@ -125,7 +126,7 @@ def check_params(config: ConfigDict, params: Any) -> None:
 
     Args:
       config: `config.optimizer`.
-      params: the params, or a tree of the same form.
+      params: the params, or a tree of the same structure.
     """
     paths = jax.tree_util.tree_leaves_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
@@ -135,8 +136,10 @@ def check_params(config: ConfigDict, params: Any) -> None:
         matching = [name for name in names if re.search(content.params, name)]
         for name in matching:
             if name in group_of:
-                raise UserError(f"{field}: {name} is also in groups.{group_of[name]}; a param has one group only")
+                raise UserError(
+                    f"{field}: {name} also matches groups.{group_of[name]}; a param must match at most one group"
+                )
             group_of[name] = group
         if not matching:
             known = ", ".join(names[:3])
-            raise UserError(f"{field}: matches the name of no param; names are {known}, ...")
+            raise UserError(f"{field}: matches no param; names of params are {known}, ...")

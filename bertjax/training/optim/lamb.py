@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020), for batches of thousands."""
+"""LAMB (You et al. 2020), an optimizer for batches of thousands of sequences."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def scale_by_trust_ratio(axes: dict) -> optax.GradientTransformation:
     """Scales the update of each matrix to the norm of the matrix (the trust ratio of algorithm 2).
 
     An array may stack the matrices of all layers, or of query, key and value. Each matrix has its trust ratio.
-    Biases and LayerNorm are not scaled, as in the authors' code.
+    Updates of biases and of norm params are not scaled, as in the authors' code.
 
     Args:
       axes: the logical axes of the params.
@@ -47,6 +47,6 @@ def scale_by_trust_ratio(axes: dict) -> optax.GradientTransformation:
             ratio = param_norm / jnp.where(update_norm > 0, update_norm, 1)
             return u * jnp.where((param_norm > 0) & (update_norm > 0), ratio, 1)
 
-        return jax.tree.map(scale, axes, updates, params, groups.matrices(params)), state
+        return jax.tree.map(scale, axes, updates, params, groups.matrix_mask(params)), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -1,4 +1,4 @@
-"""Muon of optax (Jordan 2024): orthogonalizes the updates of the encoder's kernels; Adam trains the other params."""
+"""Muon of optax (Jordan 2024): orthogonalizes the updates of the encoder's kernels; Adam updates the other params."""
 
 import functools
 from typing import Any
@@ -14,18 +14,18 @@ from bertjax.training.optim import from_optax
 def muon(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
     """Returns the transformations of Muon. Each matrix of a stacked array is orthogonalized separately.
 
-    Adam trains the embeddings, and the kernels with an unnamed axis (output layers and LSTMs).
+    Adam updates the embeddings, and the kernels with an unnamed logical axis (output layers and LSTMs).
     """
     factory = functools.partial(
         optax.contrib.muon,
         muon_weight_dimension_numbers=jax.tree_util.tree_map_with_path(_dimensions, axes),
-        **from_optax.parse(config.options, optax.contrib.muon),
+        **from_optax.parse_options(config.options, optax.contrib.muon),
     )
-    return from_optax.updates_of(config, factory)
+    return from_optax.transformations_of(config, factory)
 
 
 def _dimensions(path: tuple, axes: Any) -> optax.contrib.MuonDimensionNumbers | None:
-    """Returns the input axes and the output axes of a kernel; None if Adam trains the param."""
+    """Returns the input axes and the output axes of a kernel; None if Adam updates the param."""
     matrix_axes = [axis for axis in range(len(axes)) if axis not in stacked(axes)]
     if path[-1].key != "kernel" or len(matrix_axes) < 2 or any(axes[axis] is None for axis in matrix_axes):
         return None

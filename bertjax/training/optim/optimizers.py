@@ -1,8 +1,9 @@
-"""Makes the optimizer of a config: clips the gradients, then applies the optimizer that `optimizer.name` names.
+"""Makes the optimizer of a config: gradient clipping, then the optimizer `config.optimizer.name`.
 
-A factory of an optimizer takes `config.optimizer` and the logical axes of all params (see `distributed.rules`), which
-show the matrices that are stacked in one array. It returns a list of optax transformations that are chained. Their
-`update` also gets the `learning_rate` of the step. The output of the last transformation is added to the params.
+A factory of an optimizer takes `config.optimizer` and the logical axes of all params (see `distributed.rules`). The
+axes show which dimensions of an array stack several matrices. The factory returns a list of optax transformations,
+which are chained. Each `update` receives the `learning_rate` of the step as a keyword argument. The output of the last
+transformation is added to the params.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry
 from bertjax.training.optim import from_optax, groups
 
-Factory = Callable[..., Sequence[optax.GradientTransformation]]
+Factory = Callable[..., Sequence[optax.GradientTransformation]]  # (config.optimizer, axes) -> transformations
 
 WITH_FIELDS = ("adam", "lamb", "stable_adamw")  # bertjax's optimizers without `optimizer.options`
 BUILT_IN = (*WITH_FIELDS, "muon")
@@ -39,8 +40,8 @@ def make_optimizer(
     Args:
       config: `config.optimizer`.
       axes: a tree of `PartitionSpec`s, one for each param, as `nn.get_partition_spec` returns it.
-      layer_factors: factors of the final updates, weight decay included, as `frozen.layer_factors` returns them; None
-        for factors of 1.
+      layer_factors: the result of `frozen.layer_factors`, which multiplies the final updates, including the weight
+        decay; None for factors of 1.
     """
     optimizer = optax.chain(clip_by_global_norm(config.max_grad_norm), *_find(config.name)(config, axes))
     if layer_factors is None:
@@ -56,35 +57,38 @@ def make_optimizer(
 
 
 def _find(name: str) -> Factory:
-    """Returns the factory of an optimizer. Looks in bertjax, in the registered optimizers, and then in optax."""
-    if name not in OPTIMIZERS.names() and from_optax.has(name):
-        return from_optax.factory(name)
+    """Returns the factory of an optimizer of bertjax, else of a registered optimizer, else of an optimizer of optax."""
+    if name not in OPTIMIZERS.names() and from_optax.has_optimizer(name):
+        return from_optax.factory_of(name)
     return OPTIMIZERS.get(name)
 
 
-def compiles_peak(config: ConfigDict) -> bool:
-    """Returns whether the compiled step contains `learning_rate` of `config.optimizer` as a constant.
+def has_constant_peak(config: ConfigDict) -> bool:
+    """Returns whether the compiled step contains `config.optimizer.learning_rate`, the peak, as a constant.
 
-    The learning rate of the schedule is an input of the step, not a constant.
+    A different peak then needs another compilation. The learning rate of each step is an input in any case.
     """
-    return getattr(_find(config.name), "compiles_peak", False)
+    return getattr(_find(config.name), "has_constant_peak", False)
 
 
 def validate(config: ConfigDict) -> None:
     """Raises `UserError` if the name, the options or the groups of `config.optimizer` are invalid."""
-    factory, is_optaxs = _find(config.name), from_optax.has(config.name) and config.name not in OPTIMIZERS.names()
+    factory, is_from_optax = (
+        _find(config.name),
+        from_optax.has_optimizer(config.name) and config.name not in OPTIMIZERS.names(),
+    )
     groups.validate(config)
     if config.options and config.name in WITH_FIELDS:
         raise UserError(
             f"config.optimizer.options = {config.options!r}: {config.name} has no options; set the fields of "
             f"config.optimizer, such as beta1"
         )
-    if is_optaxs or config.name == "muon":
+    if is_from_optax or config.name == "muon":
         _validate_optax(config, factory)
 
 
 def _validate_optax(config: ConfigDict, factory: Factory) -> None:
-    """Traces an update of a small model; raises `UserError` if the options or the state of the optimizer are unfit."""
+    """Traces an update of a small model; raises `UserError` if the options or the optimizer are not supported."""
     params = {"dense": {"kernel": jax.ShapeDtypeStruct((8, 8), jnp.float32)}}
     axes = {"dense": {"kernel": PartitionSpec("embed", "mlp")}}
 
@@ -97,23 +101,24 @@ def _validate_optax(config: ConfigDict, factory: Factory) -> None:
         state, _ = jax.eval_shape(update, params)
     except UserError:
         raise
-    except Exception as error:  # optax raises any type for invalid arguments
+    except Exception as error:  # optax raises errors of any type for invalid arguments
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            f"config.optimizer.name = {config.name!r}: cannot be used with options {config.options!r}, a gradient and "
-            f"a learning rate alone ({reason})"
+            f"config.optimizer.name = {config.name!r}: an update with options {config.options!r}, a gradient and a "
+            f"learning rate fails ({reason}); choose other options or another optimizer"
         ) from None
     if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)):
         raise UserError(
-            f"config.optimizer.name = {config.name!r}: keeps a random key, which checkpoints cannot hold; choose an "
-            "optimizer without randomness"
+            f"config.optimizer.name = {config.name!r}: the state has a random key, which checkpoints cannot store; "
+            "choose an optimizer without randomness"
         )
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Scales all gradients by the same factor so that their global norm is at most `max_norm`.
 
-    Multiplies by one number, which XLA fuses with the next operation. optax divides, which XLA does not fuse.
+    Multiplies by one scalar, which XLA fuses with the next operation. XLA does not fuse the division of
+    `optax.clip_by_global_norm`.
     """
 
     def update(

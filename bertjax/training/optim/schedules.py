@@ -1,6 +1,7 @@
 """Learning rate schedules.
 
-The numbers of a schedule are inputs of the compiled training step, so that runs with other numbers share the step.
+The fields of a schedule are inputs of the compiled training step. Another learning rate or number of steps does not
+compile the step again.
 """
 
 import itertools
@@ -16,13 +17,16 @@ from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry
 from bertjax.config.stages import Stage, config_in, stages_of
 
-WARM_UPS = ("warmup_steps", "warmup_tokens")
+WARM_UP_FIELDS = ("warmup_steps", "warmup_tokens")
 
-Step = int | jax.Array
+Step = int | jax.Array  # the number of earlier updates, 0 in the first step
 
 
 class Schedule(Protocol):
-    """A `NamedTuple` of numbers that maps a step to a learning rate. Integers become int32, other numbers float32."""
+    """A `NamedTuple` of numbers that maps a step to a learning rate.
+
+    The compiled step receives integers as int32 and other numbers as float32.
+    """
 
     def __call__(self, step: Step) -> jax.Array:
         """Returns the learning rate of a step; the first step is 0."""
@@ -31,8 +35,8 @@ class Schedule(Protocol):
 class Linear(NamedTuple):
     """Linear warm-up, then linear decay to 0, as in google-research/bert.
 
-    The decay counts from step 0 (optimization.create_optimizer), so that the learning rate stays below the peak. Right
-    after the warm-up, it is `peak * (1 - warmup_steps / total_steps)`.
+    The decay starts at step 0, not after the warm-up (optimization.create_optimizer). The highest learning rate is
+    therefore `peak * (1 - warmup_steps / total_steps)`, right after the warm-up.
     """
 
     peak: float
@@ -47,7 +51,7 @@ class Linear(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """Linear warm-up, then the peak."""
+    """Linear warm-up, then a constant learning rate."""
 
     peak: float
     warmup_steps: int
@@ -74,10 +78,10 @@ class Cosine(NamedTuple):
 
 
 class Plateau(NamedTuple):
-    """Linear warm-up, the peak, and in the last `decay_steps` a decay to `end * peak`.
+    """Linear warm-up, the peak, and a decay to `end * peak` in the last `decay_steps`.
 
-    After a share x of the decay steps, the rate is `peak * (1 - (1 - end) * x ** power)`. Power 0.5 is "1 - sqrt"
-    of Hägele et al. (2024, section 3.3).
+    After a share x (0 to 1) of the decay steps, the rate is `peak * (1 - (1 - end) * x ** power)`. Power 0.5 is
+    "1 - sqrt" of Hägele et al. (2024, section 3.3).
     """
 
     peak: float
@@ -89,12 +93,12 @@ class Plateau(NamedTuple):
 
     def __call__(self, step: Step) -> jax.Array:
         """Returns the learning rate of a step."""
-        done = _decayed(step, self.total_steps, self.decay_steps) ** self.power
-        return self.peak * _warmup(step, self.warmup_steps) * (1 - (1 - self.end) * done)
+        progress = _decay_progress(step, self.total_steps, self.decay_steps) ** self.power
+        return self.peak * _warmup(step, self.warmup_steps) * (1 - (1 - self.end) * progress)
 
 
 class CosinePlateau(NamedTuple):
-    """Linear warm-up, the peak, and in the last `decay_steps` half a period of a cosine to `end * peak`."""
+    """Linear warm-up, the peak, and half a period of a cosine to `end * peak` in the last `decay_steps`."""
 
     peak: float
     warmup_steps: int
@@ -104,12 +108,12 @@ class CosinePlateau(NamedTuple):
 
     def __call__(self, step: Step) -> jax.Array:
         """Returns the learning rate of a step."""
-        done = 0.5 * (1 - jnp.cos(jnp.pi * _decayed(step, self.total_steps, self.decay_steps)))
-        return self.peak * _warmup(step, self.warmup_steps) * (1 - (1 - self.end) * done)
+        progress = 0.5 * (1 - jnp.cos(jnp.pi * _decay_progress(step, self.total_steps, self.decay_steps)))
+        return self.peak * _warmup(step, self.warmup_steps) * (1 - (1 - self.end) * progress)
 
 
-def _decayed(step: Step, total_steps: int, decay_steps: int) -> jax.Array:
-    """Returns the finished share of the decay: rises from 0 to 1 in the last `decay_steps`."""
+def _decay_progress(step: Step, total_steps: int, decay_steps: int) -> jax.Array:
+    """Returns the progress of the decay, which rises linearly from 0 to 1 in the last `decay_steps`."""
     begin = total_steps - decay_steps
     return jnp.clip((jnp.asarray(step, jnp.float32) - begin) / jnp.maximum(decay_steps, 1), 0, 1)
 
@@ -129,11 +133,11 @@ class Trapezoid(NamedTuple):
 
 
 class PerStage(NamedTuple):
-    """One schedule per stage, which counts from the first step of the stage.
+    """One schedule per stage. Each schedule counts steps from the first step of the stage.
 
     Attributes:
-      first_steps: the first steps of the second and later stages.
-      schedules: the schedules of the stages.
+      first_steps: the first step of each stage except the first stage.
+      schedules: the schedule of each stage.
     """
 
     first_steps: tuple[int, ...]
@@ -148,14 +152,14 @@ class PerStage(NamedTuple):
 
 
 class ByTokens(NamedTuple):
-    """A schedule that counts tokens instead of steps. The unit is the number of tokens of the first step.
+    """A schedule that counts tokens instead of steps, for stages with different numbers of tokens per step.
 
-    A run consists of parts whose steps have different numbers of tokens.
+    The unit of the count is the number of tokens per step of the first stage.
 
     Attributes:
-      first_steps: the first steps of the second and later parts.
-      units: units per step in each part; 1 in the first part.
-      schedule: the schedule, as a function of the units.
+      first_steps: the first step of each stage except the first stage.
+      units: units per step in each stage; 1.0 in the first stage.
+      schedule: (number of units) -> learning rate.
     """
 
     first_steps: tuple[int, ...]
@@ -165,10 +169,10 @@ class ByTokens(NamedTuple):
     def __call__(self, step: Step) -> jax.Array:
         """Returns the learning rate of a step."""
         step = jnp.asarray(step, jnp.float32)
-        done = step
-        for begin, before, after in zip(self.first_steps, self.units, self.units[1:]):
-            done += (after - before) * jnp.maximum(step - begin, 0)
-        return self.schedule(done)
+        total_units = step
+        for first_step, before, after in zip(self.first_steps, self.units, self.units[1:]):
+            total_units += (after - before) * jnp.maximum(step - first_step, 0)
+        return self.schedule(total_units)
 
 
 def _warmup(step: Step, warmup_steps: int) -> jax.Array:
@@ -223,34 +227,37 @@ def _validate_optimizer(config: ConfigDict) -> None:
     numbers = jax.tree.leaves(schedule)
     if not callable(schedule) or not numbers or not all(isinstance(x, (int, float, np.number)) for x in numbers):
         raise UserError(
-            f"config.optimizer.schedule = {config.schedule!r}: its factory returns {schedule!r:.60}; return a "
-            f"NamedTuple of numbers that can be called with a step"
+            f"config.optimizer.schedule = {config.schedule!r}: the factory of this schedule returns {schedule!r:.60}; "
+            f"return a NamedTuple of numbers that can be called with a step"
         )
 
 
 def schedule_of(config: ConfigDict, total_steps: int) -> Schedule:
-    """Makes the schedule of a whole config.
+    """Makes the schedule of a run from the whole config.
 
-    One schedule spans all stages. If a stage changes a field of `optimizer`, each stage has a schedule. Then only the
-    first stage has a warm-up, and stages that set `optimizer.warmup_steps` or `optimizer.warmup_tokens`.
+    One schedule spans all stages, unless a stage changes a field of `optimizer`. Then each stage has a schedule, and
+    warm-up occurs only in the first stage and in stages that set `optimizer.warmup_steps` or `optimizer.warmup_tokens`.
     """
     stages = stages_of(config) if "stages" in config else []
     if not any(name.startswith("optimizer.") for stage in stages for name in stage.changes):
         return _schedule_of_stages(config.optimizer, stages, total_steps, config.optimizer.get("warmup_tokens", 0) > 0)
     grouped = [list(parts) for _, parts in itertools.groupby(stages, key=lambda stage: stage.name)]
-    counts = [config.optimizer.warmup_tokens, *(stage.changes.get("optimizer.warmup_tokens", 0) for stage in stages)]
+    warmup_tokens = [
+        config.optimizer.warmup_tokens,
+        *(stage.changes.get("optimizer.warmup_tokens", 0) for stage in stages),
+    ]
     schedules = []
     for parts in grouped:
         optimizer = config_in(config, parts[0]).optimizer.copy_and_resolve_references().unlock()
-        stated = [name for name in WARM_UPS if f"optimizer.{name}" in parts[0].changes]
-        if stated or parts is not grouped[0]:
-            optimizer.update({name: 0 for name in WARM_UPS if name not in stated})
-        schedules.append(_schedule_of_stages(optimizer, parts, sum(part.steps for part in parts), any(counts)))
+        fields_set = [name for name in WARM_UP_FIELDS if f"optimizer.{name}" in parts[0].changes]
+        if fields_set or parts is not grouped[0]:
+            optimizer.update({name: 0 for name in WARM_UP_FIELDS if name not in fields_set})
+        schedules.append(_schedule_of_stages(optimizer, parts, sum(part.steps for part in parts), any(warmup_tokens)))
     return PerStage(tuple(parts[0].first_step for parts in grouped[1:]), tuple(schedules))
 
 
 def _schedule_of_stages(config: ConfigDict, stages: Sequence[Stage], total_steps: int, by_tokens: bool) -> Schedule:
-    """Makes a schedule of `config.optimizer` for some stages; it counts tokens or steps."""
+    """Makes a schedule that spans some stages, from `config.optimizer`. The schedule counts tokens or steps."""
     if not stages or not by_tokens:
         return make_schedule(config, total_steps)
     first, unit = stages[0].first_step, stages[0].tokens_per_step

@@ -1,8 +1,8 @@
 """StableAdamW (Wortsman et al. 2023, algorithm 2), with weight decay that does not depend on the peak learning rate.
 
-A step would be too large if a gradient is much larger than its second moment expects. StableAdamW therefore divides the
-learning rate of each tensor by the root mean square of gradient / sqrt(second moment), if this is above 1. It always
-has Adam's bias correction.
+StableAdamW is Adam with bias correction and update clipping: it divides the learning rate of each tensor by
+`max(1, RMS)`, where RMS is the root mean square of gradient / sqrt(second moment). RMS exceeds 1 if the gradient is
+larger than earlier gradients.
 """
 
 from typing import Any, NamedTuple
@@ -26,27 +26,27 @@ def stable_adamw(config: ConfigDict, axes: dict) -> list[optax.GradientTransform
     ]
 
 
-# A different peak learning rate compiles the step again.
-stable_adamw.compiles_peak = True  # type: ignore[attr-defined]
+# `add_weight_decay` compiles the peak learning rate into the step, see `optimizers.has_constant_peak`.
+stable_adamw.has_constant_peak = True  # type: ignore[attr-defined]
 
 
 class StableAdamState(NamedTuple):
-    """The number of updates and the moving averages of the gradients and of their squares."""
+    """The number of updates, and the moving averages of the gradients and of the squared gradients."""
 
-    count: jax.Array  # type: ignore[assignment]  # hides `tuple.count`; checkpoints store this name
+    count: jax.Array  # type: ignore[assignment]  # overrides `tuple.count`; checkpoints contain this name
     mean: optax.Updates
     square: optax.Updates
 
 
 def scale_by_stable_adam(beta1: float, beta2: float, epsilon: float, axes: dict) -> optax.GradientTransformation:
-    """Scales updates as Adam with bias correction, and divides each tensor's update by its `excess`.
+    """Scales updates as Adam with bias correction, and divides the update of each tensor by `max(1, RMS)`.
 
-    An array may stack the tensors of all layers, or of query, key and value. Each tensor has its excess.
+    An array may stack the tensors of all layers, or of query, key and value. Each of these tensors has a separate RMS.
 
     Args:
-      beta1: the decay of the first moment.
-      beta2: the decay of the second moment.
-      epsilon: a number that is added to the root of the second moment.
+      beta1: the decay rate of the first moment.
+      beta2: the decay rate of the second moment.
+      epsilon: the constant that is added to the square root of the second moment.
       axes: the logical axes of the params.
     """
 
@@ -57,8 +57,8 @@ def scale_by_stable_adam(beta1: float, beta2: float, epsilon: float, axes: dict)
     def scaled(axes: Any, grad: jax.Array, mean: jax.Array, square: jax.Array) -> jax.Array:
         tensor_axes = tuple(axis for axis in range(grad.ndim) if axis not in stacked(axes))
         ratio = jnp.square(grad) / jnp.maximum(square, epsilon**2)
-        excess = jnp.maximum(jnp.sqrt(ratio.mean(tensor_axes, keepdims=True)), 1)
-        return mean / (jnp.sqrt(square) + epsilon) / excess
+        rms = jnp.sqrt(ratio.mean(tensor_axes, keepdims=True))
+        return mean / (jnp.sqrt(square) + epsilon) / jnp.maximum(rms, 1)
 
     def update(
         updates: optax.Updates, state: StableAdamState, params: optax.Params | None = None

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line of metrics per step. Reports and resumed runs read it."""
+"""The tracker that writes metrics.jsonl: a JSON object of a step and metrics per line."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ METRICS = "metrics.jsonl"
 
 
 def read_metrics(workdir: epath.PathLike) -> list[dict]:
-    """Returns the lines of `metrics.jsonl` as dicts. Skips invalid lines, such as a line that a crash cut off."""
+    """Returns the lines of `metrics.jsonl` as dicts. Skips invalid lines, such as a line that a crash truncated."""
     path = epath.Path(workdir) / METRICS
     lines = []
     for text in read_whole(path).splitlines() if path.exists() else ():
@@ -25,24 +25,24 @@ def read_metrics(workdir: epath.PathLike) -> list[dict]:
     return lines
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+def nonfinite_to_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Replaces NaN and infinity by None, because JSON cannot represent them."""
     return {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 class JsonLines:
-    """The tracker that every run has."""
+    """Writes `metrics.jsonl`. Every run has this tracker."""
 
     def __init__(self, workdir: epath.Path, start_step: int, config: ConfigDict):
-        """Opens the file, and deletes lines after `start_step`, because the run repeats these steps."""
+        """Opens the file, and deletes the lines of steps after `start_step`, because the run repeats these steps."""
         del config
         kept = [line for line in read_metrics(workdir) if line["step"] <= start_step]
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         self._file = GrowingFile(workdir / METRICS, content)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends a line."""
-        self._file.write((json.dumps({"step": step, **finite(metrics)}) + "\n").encode())
+        """Appends a line with the metrics of a step."""
+        self._file.write((json.dumps({"step": step, **nonfinite_to_none(metrics)}) + "\n").encode())
 
     def flush(self) -> None:
         """Uploads the lines if the workdir is in an object store."""

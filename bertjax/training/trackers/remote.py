@@ -16,7 +16,13 @@ from bertjax.training.trackers.jsonl import METRICS, read_metrics
 
 
 class _Sent(TypedDict):
-    """WORKDIR/NAME.json: the tracker's run, the last step that was sent, and the names of this step's metrics."""
+    """The content of WORKDIR/NAME.json.
+
+    Attributes:
+      run: the id of the run in the tracker.
+      step: the last step whose metrics were sent; -1 for none.
+      names: the names of the metrics of this step that were sent.
+    """
 
     run: str
     step: int
@@ -24,21 +30,21 @@ class _Sent(TypedDict):
 
 
 class StepMetrics(NamedTuple):
-    """The metrics of a step by name; values may be NaN."""
+    """The metrics of a step, by name. Values may be NaN."""
 
     step: int
     metrics: Mapping[str, float]
 
 
 class RemoteTracker(abc.ABC):
-    """Sends metrics to one run of a tracker. A resumed run continues this run; a new run gets a new one.
+    """Sends the metrics of a training run to one run of a tracker. A resumed training run continues the tracker's run.
 
-    Trackers cannot delete metrics. Steps that a resumed run repeats are therefore not sent again; from the same
-    checkpoint they have the same metrics. Earlier steps that the tracker lacks, such as steps before the config named
-    the tracker, are read from metrics.jsonl.
+    Trackers cannot delete metrics. The metrics of a step that a resumed run repeats are therefore not sent again; they
+    are the same, because the step is computed from the same checkpoint. If earlier steps were not sent, for example
+    because the tracker was added to `config.sinks` later, their metrics are read from metrics.jsonl.
 
-    `open` must succeed at the start. Later errors do not stop the training: the metrics are sent again at each
-    checkpoint.
+    `open` must succeed at the start. Later errors do not stop training: the tracker tries to send the metrics again at
+    each checkpoint.
 
     Attributes:
       name: the name of the tracker in `config.sinks`.
@@ -57,7 +63,7 @@ class RemoteTracker(abc.ABC):
           config: the config of the run.
 
         Raises:
-          UserError: the tracker is not available.
+          UserError: `open` fails.
         """
         self._path = workdir / f"{self.name}.json"
         self._pending: list[StepMetrics] = []
@@ -65,12 +71,12 @@ class RemoteTracker(abc.ABC):
         self._sent: _Sent = {"run": "", "step": -1, "names": []}
         if start_step and self._path.exists():
             self._sent = read_json(self._path, _Sent, remedy="delete it to start a new run")
-        # The last step that earlier processes sent, and the names of its metrics.
+        # The last step that earlier processes sent, and the names of the metrics of this step.
         self._sent_before = self._sent["step"], frozenset(self._sent["names"])
         earlier_run = self._sent["run"]
         try:
             self._sent["run"] = self.open(earlier_run, workdir, config)
-        except Exception as error:  # an error of the network or of the tracker
+        except Exception as error:  # trackers raise errors of any type
             remedy = f"; to start a new run instead of {earlier_run}, delete {self._path}" if earlier_run else ""
             raise UserError(f"config.sinks = {self.name!r}: {_in_one_line(error)}{remedy}") from None
         for line in read_metrics(workdir):
@@ -78,22 +84,33 @@ class RemoteTracker(abc.ABC):
                 self.write(step, {name: math.nan if x is None else x for name, x in line.items()})
 
     @abc.abstractmethod
-    def open(self, run: str, workdir: epath.Path, config: ConfigDict) -> str:
-        """Resumes the tracker's run with the id `run`, or starts one if `run` is ""; returns the id of the run."""
+    def open(self, run_id: str, workdir: epath.Path, config: ConfigDict) -> str:
+        """Resumes a run of the tracker, and returns the id of the run.
+
+        Args:
+          run_id: the id of the run to resume; "" starts a new run.
+          workdir: the workdir of the training run.
+          config: the config of the training run.
+        """
 
     @abc.abstractmethod
-    def send(self, run: str, numbers: StepMetrics) -> None:
-        """Adds the metrics of a step to the run."""
+    def send(self, run_id: str, step_metrics: StepMetrics) -> None:
+        """Sends the metrics of a step to the tracker's run."""
 
     @abc.abstractmethod
-    def end(self, run: str, error: type[BaseException] | None) -> None:
-        """Marks the run as finished, or as failed with the type of an error."""
+    def end(self, run_id: str, error: type[BaseException] | None) -> None:
+        """Marks the tracker's run as finished, or as failed.
+
+        Args:
+          run_id: the id of the run.
+          error: the type of the exception that ended training; None if training has finished.
+        """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends the metrics of a step that were not sent before."""
-        last, names = self._sent_before
-        is_new = step > last
-        new = {name: float(x) for name, x in metrics.items() if is_new or (step == last and name not in names)}
+        last_step, names = self._sent_before
+        is_new = step > last_step
+        new = {name: float(x) for name, x in metrics.items() if is_new or (step == last_step and name not in names)}
         if new:
             self._pending.append(StepMetrics(step, new))
             if not self._has_failed:
@@ -109,13 +126,13 @@ class RemoteTracker(abc.ABC):
         consequence = f"the missing metrics are in {METRICS}, and are sent when the run resumes"
         self._send_pending(consequence)
         try:
-            # If the run has failed, it closes its trackers while it handles the error.
+            # After an error, the training loop closes the trackers while it handles the exception.
             self.end(self._sent["run"], sys.exc_info()[0])
         except Exception as error:
-            self._report(error, consequence)
+            self._print_error(error, consequence)
 
     def _send_pending(self, consequence: str = "training continues; metrics are sent again at each checkpoint") -> None:
-        """Sends the pending metrics. On an error, keeps them and prints the error with its consequence."""
+        """Sends the pending metrics. After an error, keeps the metrics and prints the error and the consequence."""
         try:
             while self._pending:
                 step, metrics = self._pending[0]
@@ -125,11 +142,11 @@ class RemoteTracker(abc.ABC):
                 self._sent["step"], self._sent["names"] = step, sorted({*metrics, *names_of_step})
                 write_whole(self._path, json.dumps(self._sent) + "\n")
             self._has_failed = False
-        except Exception as error:  # an error of the network or of the tracker
-            self._report(error, consequence)
+        except Exception as error:  # trackers raise errors of any type
+            self._print_error(error, consequence)
 
-    def _report(self, error: Exception, consequence: str) -> None:
-        """Prints the first of several errors in succession."""
+    def _print_error(self, error: Exception, consequence: str) -> None:
+        """Prints an error, unless the previous call to the tracker also failed."""
         if not self._has_failed:
             print(f"{self.name}: {_in_one_line(error)}; {consequence}", flush=True)
         self._has_failed = True

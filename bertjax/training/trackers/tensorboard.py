@@ -1,4 +1,4 @@
-"""TensorBoard's event files, in WORKDIR/tensorboard."""
+"""The TensorBoard tracker, which writes event files to WORKDIR/tensorboard."""
 
 import os
 import socket
@@ -15,11 +15,11 @@ from bertjax.common.files import GrowingFile
 class TensorBoard:
     """Writes an event file per process of a run.
 
-    Does not use TensorBoard's EventFileWriter, because importing it imports TensorFlow, which takes seconds.
+    Does not use `EventFileWriter` of TensorBoard, which imports TensorFlow; this import takes seconds.
     """
 
     def __init__(self, workdir: epath.Path, start_step: int, config: ConfigDict):
-        """Opens an event file whose first event marks the step after `start_step` as a restart."""
+        """Opens an event file, and writes an event that marks a restart at the step after `start_step`."""
         del config
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -28,7 +28,7 @@ class TensorBoard:
         self._file = GrowingFile(workdir / "tensorboard" / name)
         self._records = RecordWriter(self._file)
         self._write(file_version="brain.Event:2")
-        # TensorBoard then ignores this step and later steps in earlier files.
+        # After a START event, TensorBoard ignores this step and later steps in earlier files.
         self._write(step=start_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

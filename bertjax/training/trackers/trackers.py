@@ -1,7 +1,7 @@
 """The interface and the registry of trackers, which receive the metrics of a run.
 
-Every run writes `metrics.jsonl`. `config.sinks` names more trackers. The config field and the entry point group,
-`bertjax.sinks`, keep an older name of trackers.
+Every run writes `metrics.jsonl`. `config.sinks` lists the names of further trackers. "Sink" is an older name for a
+tracker, which the config field and the entry point group `bertjax.sinks` keep.
 """
 
 import importlib.util
@@ -17,24 +17,25 @@ from bertjax.config.lists import split_at_commas
 
 
 class Tracker(Protocol):
-    """Receives the metrics of a run, on the first host only. A tracker receives each metric of a step once.
+    """Receives the metrics of a run, on the first host only. A tracker receives each metric of each step once.
 
-    A factory makes a tracker: (workdir, start_step, config) -> tracker. The run resumes after `start_step`, which is 0
-    for a new run. Metrics of later steps that an earlier process wrote are invalid; the run computes these steps again.
-    A factory that needs an optional package has its name as the attribute `package`.
+    A factory makes a tracker: (workdir, start_step, config) -> tracker. The run resumes from the checkpoint of
+    `start_step`, which is 0 for a new run. The tracker must discard metrics of later steps that an earlier process
+    wrote, because the run repeats these steps. If the tracker needs an optional package, the attribute `package` of the
+    factory is the name of this package.
     """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Receives metrics of a step by name, such as "train/loss". Values may be NaN."""
 
     def flush(self) -> None:
-        """Stores all metrics. The training loop calls this method when it saves a checkpoint."""
+        """Writes all buffered metrics. The training loop calls this method when it saves a checkpoint."""
 
     def close(self) -> None:
-        """Stores all metrics. The training loop calls this method at the end of the process."""
+        """Writes all buffered metrics and closes the tracker. The training loop calls this method at the end."""
 
 
-Factory = Callable[[epath.Path, int, ConfigDict], Tracker]
+Factory = Callable[[epath.Path, int, ConfigDict], Tracker]  # (workdir, start_step, config) -> tracker
 
 DEFAULT = "jsonl"  # the tracker that every run has; `config.sinks` may name it
 TRACKERS: Registry[Factory] = Registry(
@@ -61,5 +62,5 @@ def validate(config: ConfigDict) -> None:
     for name in tracker_names(config):
         package = getattr(TRACKERS.get(name), "package", "")
         spec = importlib.util.find_spec(package) if package else None
-        if package and (spec is None or spec.origin is None):  # without an origin, it is a folder of the same name
-            raise UserError(f"config.sinks = {name!r}: needs {package}: pip install 'bertjax[{name}]'")
+        if package and (spec is None or spec.origin is None):  # a folder of the same name has no origin
+            raise UserError(f"config.sinks = {name!r}: needs the package {package}; run pip install 'bertjax[{name}]'")
