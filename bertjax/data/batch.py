@@ -154,7 +154,7 @@ class BatchSpec(Mapping[str, ArraySpec]):
         }
 
     def select(self, batch: Batch) -> Batch:
-        """Returns the arrays of this spec. Raises `ValueError` if the batch lacks an array, or an array has another dtype."""
+        """Returns the arrays of this spec. Raises `ValueError` if an array is missing or has another dtype."""
         for name, array in self.items():
             if name not in batch:
                 raise ValueError(f"batch: the array {name!r} is missing, but the spec declares it")

@@ -346,11 +346,8 @@ def _max_seq_length(folder: Folder, config: BertConfig) -> int:
     check_fields(path, stated, PACKAGE, task, READ[task], remedy)
     for name in ARGUMENTS:
         given = stated.get(name, {})
-        if (
-            other := {key: x for key, x in given.items() if key not in UNUSED_FIELDS}
-            if isinstance(given, dict)
-            else given
-        ):
+        is_dict = isinstance(given, dict)
+        if other := {key: x for key, x in given.items() if key not in UNUSED_FIELDS} if is_dict else given:
             raise UserError(f"{path}: {name} {other!r} is not supported; supported: none; {remedy}")
     most = fields.get("max_seq_length")
     if most is None and (settings := folder.encoder / hf_tokenizer.SETTINGS).is_file():

@@ -12,9 +12,8 @@ from bertjax.common.errors import UserError
 from bertjax.models.family import param_at
 from bertjax.models.huggingface_format import HuggingFaceFormat
 
-WRAPPER_PREFIXES = re.compile(
-    r"^(module\.|_orig_mod\.)+"
-)  # prefixes of all tensor names, which DataParallel and torch.compile add
+# The prefixes that DataParallel and torch.compile add to all tensor names.
+WRAPPER_PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 class Tensor(NamedTuple):

@@ -29,8 +29,8 @@ MAX_LANES = 64  # the maximum number of lanes, except for streams
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
 STREAM_WINDOW = 64  # records of a lane of a stream that are read together
 SEQUENCES_PER_GROUP = 128  # approximate number of sequences of a group in a step; smaller groups have more padding
-# The number of rows of a batch is at least the maximum over the first `FIRST_WINDOWS` windows, so that the number rarely
-# changes between windows. A change recompiles the train step.
+# The number of rows of a batch is at least the maximum over the first `FIRST_WINDOWS` windows, so that the number
+# rarely changes between windows. A change recompiles the train step.
 FIRST_WINDOWS = 4
 
 Span = tuple[str, int, int]  # path, first record, number of records
@@ -80,8 +80,8 @@ class Order:
         if files.total < self.lanes:
             more = "add text" if is_stream else "add text, increase data.dupe_factor,"
             raise UserError(
-                f"batch_size = {batch_size}: needs at least {self.lanes} training records, but there are {files.total}; "
-                f"{more} or reduce batch_size"
+                f"batch_size = {batch_size}: needs at least {self.lanes} training records, but there are "
+                f"{files.total}; {more} or reduce batch_size"
             )
         is_known = files.lengths is not None and not is_stream
         self.groups = count_groups(batch_size) if is_known else self.lanes
@@ -112,12 +112,12 @@ class Order:
         return range(lane * self.files.total // self.lanes, (lane + 1) * self.files.total // self.lanes)
 
     def spans(self, lane: int, step: int) -> Iterator[Span]:
-        """Yields the spans of records of a lane in reading order, from the window of `step`. The iterator is infinite."""
+        """Yields the spans of records of a lane in reading order, from the window of `step`; never ends."""
         for file, first, count in self._spans(lane, step // self.steps):
             yield self.files.paths[file], first, count
 
     def _spans(self, lane: int, window: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (index of the file, first record, number of records) from a window. The iterator is infinite."""
+        """Yields (index of the file, first record, number of records) from a window; never ends."""
         records = self.lane_range(lane)
         first_file, last_file = np.searchsorted(self._file_starts, [records.start, records.stop - 1], "right") - 1
         parts = []
@@ -193,8 +193,8 @@ class Order:
           count: the number of rows of the batch of all hosts.
 
         Returns:
-          The row of each sequence `[sequences]`, counted from 0 in the rows of these groups; and the position of its first
-          token in the row `[sequences]`.
+          The row of each sequence `[sequences]`, counted from 0 in the rows of these groups; and the position of its
+          first token in the row `[sequences]`.
         """
         window, offset = divmod(step, self.steps)
         arrangements = [self.arrangement(group, window) for group in groups.tolist()]

@@ -71,10 +71,8 @@ class BiLMEncoder(nn.Module):
             backward_rnn = nn.RNN(cell(name=f"backward_{layer}"), reverse=True, keep_order=True)
             forward_output = jnp.asarray(forward_rnn(inputs[0], seq_lengths=lengths))
             backward_output = jnp.asarray(backward_rnn(inputs[1], seq_lengths=lengths))
-            forward, backward = (
-                (forward_output, backward_output)
-                if layer == 0
-                else (forward + forward_output, backward + backward_output)
-            )
+            is_first = layer == 0  # the first layer has no residual connection
+            forward = forward_output if is_first else forward + forward_output
+            backward = backward_output if is_first else backward + backward_output
             states.append(jnp.concatenate([forward, backward], axis=-1))
         return jnp.stack(states) if every_layer else states[-1]

@@ -137,10 +137,10 @@ class TransformerXLEncoder(nn.Module):
         numbers = jnp.arange(1, count + 1)  # number 0 is the dropout of the embeddings
         layers = make(config, compute, every_layer, name="layers")
         scan_inputs = (x, numbers, cache, memory_states, places, embedded_distances, biases, mask, dropout_keys)
-        last, (states, carry) = layers(*scan_inputs)
+        last, (states, next_states) = layers(*scan_inputs)
         last = dropout(last, config.hidden_dropout_prob, fold_in(fold_in(dropout_keys, count), DROPOUT_SITES))
-        carry = carry if memory is None else memory.advance(carry, length)
-        return states.at[-1].set(last) if every_layer else last, carry
+        next_states = next_states if memory is None else memory.advance(next_states, length)
+        return states.at[-1].set(last) if every_layer else last, next_states
 
 
 class TransformerXLLayer(nn.Module):
@@ -186,13 +186,13 @@ class TransformerXLLayer(nn.Module):
         biases = RelativeBiases(config, name="biases")() if biases is None else biases
 
         attention = RelativeAttention(config, compute, name="attention")
-        carry: Any = None
+        next_states: Any = None
         context = x
         if memory is not None:
-            carry, context = last_states(memory, x), jnp.concatenate([memory.astype(x.dtype), x], axis=1)
+            next_states, context = last_states(memory, x), jnp.concatenate([memory.astype(x.dtype), x], axis=1)
         read = attention.read(context, embedded_distances, keys[0])
         if cache is not None and places is not None:
-            read, carry = read.joined(cache, places[0])
+            read, next_states = read.joined(cache, places[0])
         attended = attention(x, read, biases, mask, keys[0])
         no_bias = jnp.zeros(hidden, attended.dtype)
         x = LayerNorm(config, compute, name="attention_norm").of_sum(x, attended, no_bias, keys[1])
@@ -203,7 +203,7 @@ class TransformerXLLayer(nn.Module):
         outer = output.product(dropout(inner, rate, keys[2]), keys[2])
         x = LayerNorm(config, compute, name="output_norm").of_sum(x, outer, output.bias, keys[3])
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        return x, (x if self.every_layer else None, carry)
+        return x, (x if self.every_layer else None, next_states)
 
 
 def attention_probabilities(
