@@ -68,7 +68,7 @@ def test_records_that_do_not_fit_the_config_are_refused(tmp_path):
     for change, message in (
         (dict(length=16), rf"length = 16, but input_ids in .*{FIRST} has 8 values"),
         (dict(predictions=20), r"max_predictions_per_seq = 20, but masked_lm_positions in .* has 2 values"),
-        (dict(vocab_size=3), r"vocab_size = 3: the records in .* contain token id \d+"),
+        (dict(vocab_size=3), r"vocab_size = 3: must be above the token id \d+ in .*"),
     ):
         with pytest.raises(UserError, match=message):
             find(tmp_path, **change)

@@ -30,10 +30,8 @@ from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import DamagedRecord, RecordOffsets, read_chunks
 
-PARSED_TOGETHER, TOKENS_TOGETHER = (
-    2048,
-    1 << 19,
-)  # approximate maximum numbers of records and tokens that are parsed together
+PARSED_TOGETHER = 2048  # the approximate maximum number of records that are parsed together
+TOKENS_TOGETHER = 1 << 19  # the approximate maximum number of tokens that are parsed together
 STEPS_TOGETHER = 8  # the maximum number of steps whose records are parsed together
 
 Source = Iterator[list[bytes]]
