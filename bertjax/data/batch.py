@@ -1,8 +1,8 @@
-"""The schema of a batch. Each array of a batch is declared once, with its axis, its type and its padding.
+"""The schema of a batch. A spec declares the arrays of a batch with their axes, dtypes and padding values.
 
 A batch is a dict of arrays whose first axis is rows, so that `jax.jit` receives a plain dict. A `BatchSpec` describes
-the dict. Parsing, padding, packing, the shapes that the planner compiles for, and the arrays that initialize a model
-follow from the spec.
+the dict. Parsing, padding, packing, the planner and the initialization of models derive the shapes of arrays from the
+spec.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ Batch = dict[str, np.ndarray]  # {name: `[rows, ...]`}
 
 
 class RowSize(NamedTuple):
-    """The most that a row of a batch can hold.
+    """The maximum sizes of a row of a batch.
 
     Attributes:
-      tokens: tokens of the row.
-      sequences: sequences that share the row; 1 without packing.
-      predictions: tokens that an objective predicts.
+      tokens: the maximum number of tokens.
+      sequences: the maximum number of sequences in a packed row; 1 without packing.
+      predictions: the maximum number of tokens that an objective predicts.
     """
 
     tokens: int
@@ -34,11 +34,11 @@ class RowSize(NamedTuple):
 
 
 class Axis(enum.Enum):
-    """The entries of an array for each row of a batch."""
+    """The axes of an array of a batch: the number of entries for a row."""
 
     ROW = "row"  # one entry: `[rows]`
-    SEQUENCE = "sequence"  # one entry per sequence: `[rows]`, and in packed rows `[rows, sequences]`
-    TOKEN = "token"  # `[rows, tokens]`
+    SEQUENCE = "sequence"  # one entry per sequence: `[rows]`, or packed `[rows, sequences]`
+    TOKEN = "token"  # one entry per token: `[rows, tokens]`
     PREDICTION = "prediction"  # one entry per predicted token: `[rows, predictions]`
 
 
@@ -47,13 +47,13 @@ class ArraySpec:
     """The declaration of an array of a batch.
 
     Attributes:
-      axis: the entries for each row.
-      dtype: the type of the array.
-      padding: the value where a row has no token, sequence or prediction.
-      feature: the name of the feature of a record that holds the array, as in Google's create_pretraining_data.py;
-        empty if records do not hold it.
-      is_position: the values are positions of tokens, per prediction. A packed row adds the position where the sequence
-        begins.
+      axis: the axes of the array.
+      dtype: the dtype of the array.
+      padding: the value of entries without a token, sequence or prediction.
+      feature: the name of the array's feature in a record, as in Google's create_pretraining_data.py; empty if records
+        do not contain the array.
+      is_position: whether the values are positions of tokens, per prediction. Packing then adds the start of the
+        sequence in the row.
     """
 
     axis: Axis
@@ -63,7 +63,7 @@ class ArraySpec:
     is_position: bool = False
 
     def shape(self, row: RowSize, is_packed: bool) -> tuple[int, ...]:
-        """Returns the shape of the entries of one row."""
+        """Returns the shape of the array for one row, without the axis of rows."""
         if self.axis is Axis.TOKEN:
             return (row.tokens,)
         if self.axis is Axis.PREDICTION:
@@ -115,21 +115,22 @@ class BatchSpec(Mapping[str, ArraySpec]):
         return f"BatchSpec({', '.join(self)})"
 
     def __or__(self, other: Mapping[str, ArraySpec]) -> "BatchSpec":
-        """Returns the spec with the arrays of both. Equal names must have equal declarations."""
+        """Returns the union of two specs. An array in both specs must have equal declarations."""
         if differing := [name for name in self.keys() & other.keys() if self[name] != other[name]]:
-            raise ValueError(f"two declarations of the array {min(differing)!r}")
+            name = min(differing)
+            raise ValueError(f"batch_spec: {name!r} has two declarations, {self[name]} and {other[name]}; rename one")
         return BatchSpec(self.is_packed, **{**self, **other})
 
     def without(self, other: Mapping[str, ArraySpec]) -> "BatchSpec":
-        """Returns the spec without the arrays of another one."""
+        """Returns the spec without the arrays of another spec."""
         return BatchSpec(self.is_packed, **{name: array for name, array in self.items() if name not in other})
 
     def packed(self) -> "BatchSpec":
-        """Returns the spec of the same batches with several sequences in a row."""
+        """Returns the spec of packed batches: several sequences share a row."""
         return BatchSpec(True, **(self | PACKING_ARRAYS))
 
     def abstract(self, rows: int, row: RowSize, sharding: "Sharding | None") -> "dict[str, jax.ShapeDtypeStruct]":
-        """Returns the shapes, types and shardings of a batch of `rows` rows."""
+        """Returns a batch of `jax.ShapeDtypeStruct`s with `rows` rows."""
         import jax
 
         return {
@@ -138,14 +139,14 @@ class BatchSpec(Mapping[str, ArraySpec]):
         }
 
     def padding_rows(self, rows: int, row: RowSize) -> Batch:
-        """Returns a batch whose rows are all padding, such as the batch that initializes a model."""
+        """Returns a batch of `rows` rows of padding. A model is initialized with such a batch."""
         return {
             name: np.full((rows, *array.shape(row, self.is_packed)), array.padding, array.dtype)
             for name, array in self.items()
         }
 
     def pad_rows(self, batch: Batch, rows: int) -> Batch:
-        """Returns a batch with rows of padding at its end, `rows` in all."""
+        """Appends rows of padding to a batch, up to `rows` rows."""
         return {
             name: np.pad(
                 values, [(0, rows - len(values))] + [(0, 0)] * (values.ndim - 1), constant_values=self[name].padding
@@ -154,25 +155,27 @@ class BatchSpec(Mapping[str, ArraySpec]):
         }
 
     def select(self, batch: Batch) -> Batch:
-        """Returns the arrays of this spec. Raises `ValueError` if the batch lacks one, or has it with another type."""
+        """Returns the arrays of this spec. Raises `ValueError` if an array is missing or has another dtype."""
         for name, array in self.items():
             if name not in batch:
-                raise ValueError(f"batches lack the array {name!r}, which their spec declares")
+                raise ValueError(f"batch: the array {name!r} is missing, but the spec declares it")
             if batch[name].dtype != array.dtype:
                 dtype = np.dtype(array.dtype)
-                raise ValueError(f"the array {name!r} has the type {batch[name].dtype}; its spec declares {dtype}")
+                raise ValueError(
+                    f"batch: the array {name!r} has dtype {batch[name].dtype}; expected {dtype} by the spec"
+                )
         return {name: batch[name] for name in self}
 
 
 def take_rows(batch: Batch, rows: np.ndarray) -> Batch:
-    """Returns some rows of a batch, such as the rows of one host."""
+    """Returns the rows with the indices `rows`, such as the rows of one host."""
     return {name: values[rows] for name, values in batch.items()}
 
 
 def split_microbatches(arrays: Any, count: int) -> Any:
     """Returns a tree of arrays `[count, rows / count, ...]` from arrays `[rows, ...]`.
 
-    Each microbatch takes rows of all devices, so that no row moves to another device.
+    A microbatch contains rows of all devices, so that no row is moved to another device.
     """
     import jax
     import jax.numpy as jnp
@@ -181,25 +184,25 @@ def split_microbatches(arrays: Any, count: int) -> Any:
 
 
 def join_microbatches(arrays: Any) -> Any:
-    """Returns a tree of arrays `[rows, ...]` from the arrays of microbatches. This is the inverse of the split."""
+    """Returns a tree of arrays `[rows, ...]` from `[count, rows / count, ...]`. The inverse of `split_microbatches`."""
     import jax
     import jax.numpy as jnp
 
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), arrays)
 
 
-# The predicted tokens. Weights are 0 where there is no prediction. Records hold these arrays with static masking;
-# otherwise a transform adds them.
+# The predicted tokens. Padding has weight 0. Records contain these arrays with static masking. With dynamic masking, a
+# transform adds these arrays.
 WORD_ARRAYS = BatchSpec(
     word_positions=per_prediction(feature="masked_lm_positions", is_position=True),
     word_ids=per_prediction(feature="masked_lm_ids"),
     word_weights=per_prediction(np.float32, feature="masked_lm_weights"),
 )
-# The arrays of parsed records, in the order of the features in a record. A record that cannot be read has the sequence
-# weight 0.
+# The arrays of parsed records, in the order of the features in a record. The `sequence_weights` of a record that cannot
+# be read are 0.
 RECORD_ARRAYS = BatchSpec(
     input_ids=per_token(feature="input_ids"),
-    segments=per_token(feature="input_mask"),  # 0 is padding; a packed row numbers its sequences from 1
+    segments=per_token(feature="input_mask"),  # 0 is padding; the sequences of a packed row have the numbers 1, 2, ...
     token_types=per_token(feature="segment_ids"),
     **WORD_ARRAYS,
     pair_labels=per_sequence(feature="next_sentence_labels"),
@@ -207,22 +210,22 @@ RECORD_ARRAYS = BatchSpec(
 )
 # The arrays that packing adds.
 PACKING_ARRAYS = BatchSpec(
-    positions=per_token(),  # of each token in its sequence
+    positions=per_token(),  # the position of a token in its sequence
     first_tokens=per_sequence(),  # the position in the row of the first token of each sequence
-    dropout_rows=per_row(),  # the row of the padded batch that gives each row its random numbers
+    dropout_rows=per_row(),  # the row of the unpacked batch whose random keys a packed row uses in dropout
 )
-# 1 where a row of a stream continues the row of the step before.
+# 1 if a row of a stream continues the same row of the previous step, else 0.
 STREAM_ARRAYS = BatchSpec(continues=per_sequence())
-# The share of all steps that are done, for auxiliary objectives.
+# The fraction of training steps that are completed, for auxiliary objectives.
 PROGRESS_ARRAYS = BatchSpec(progress=per_row(np.float32))
-# The first token of the next step in each row of a stream; -1 if the row does not continue. Transforms read this array,
-# which does not reach the devices.
+# The array `[rows]` of the first token of a row in the next step of a stream; -1 if the text does not continue.
+# Transforms read this array. It is removed before the batch is moved to devices.
 FOLLOWING = "following"
-# Names that a compiled step adds to a batch: weights of the objectives, the token ids before a generator has replaced
-# some, and the carry of the rows.
+# Names of arrays that the train step or a stream adds to a batch: the weights of objectives, the token ids before the
+# generator replaced tokens, the carry of the rows, and `FOLLOWING`.
 RESERVED_NAMES = ("weights", "original_ids", "carry", FOLLOWING)
 
 
 def record_arrays(masking: str) -> BatchSpec:
-    """Returns the arrays that records hold, by `config.data.masking`."""
+    """Returns the spec of the arrays in records, for a value of `config.data.masking`."""
     return RECORD_ARRAYS if masking == "static" else RECORD_ARRAYS.without(WORD_ARRAYS)

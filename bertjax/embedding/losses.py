@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.distributed.mesh import GROUPS
-from bertjax.models.heads import unit
+from bertjax.models.heads import l2_normalize
 
 LOWEST = -1e9  # a logit that gets no probability, and no gradient that is not a number
 
@@ -36,7 +36,7 @@ def _own(vectors, batch: dict) -> FlatBatch:
     """Returns the examples of this group of devices."""
     axes = batch["weights"].ndim  # rows, or rows and their sequences
     vectors, labels, weights = (x.reshape(-1, *x.shape[axes:]) for x in (vectors, batch["labels"], batch["weights"]))
-    return FlatBatch(unit(vectors), labels, weights > 0)
+    return FlatBatch(l2_normalize(vectors), labels, weights > 0)
 
 
 def _of_all(x):
@@ -159,14 +159,14 @@ class ByForm:
         """
         del temperature
         if theirs.ndim == vectors.ndim:
-            return 1 - (unit(vectors) * unit(theirs)).sum(-1).mean(-1)
+            return 1 - (l2_normalize(vectors) * l2_normalize(theirs)).sum(-1).mean(-1)
         return jnp.square(scores_of(vectors) - theirs).mean(-1)
 
 
 def scores_of(vectors):
     """Returns the scores of examples, `[..., texts, width]` -> `[..., texts - 1]`: by how much the cosine of the query
     with its positive is above that with each negative, and, without negatives, that cosine `[..., 1]`."""
-    cosines = _cosines(unit(vectors))
+    cosines = _cosines(l2_normalize(vectors))
     return cosines if cosines.shape[-1] == 1 else cosines[..., :1] - cosines[..., 1:]
 
 

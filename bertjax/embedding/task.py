@@ -17,7 +17,7 @@ from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.limits import one_of, require, value_of
 from bertjax.data.corpus import holdout
 from bertjax.data.loading.examples import Examples
-from bertjax.data.loading.mixture import Share
+from bertjax.data.loading.mixture import WeightedExamples
 from bertjax.embedding import datasets, evaluators, losses
 from bertjax.embedding.datasets import ANY, DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, EncodedTexts, Source, TextSet
 from bertjax.embedding.retrieval import Search
@@ -74,7 +74,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
             found = datasets.part(found, held_out, is_inside=False)
         source.require(len(found.texts) > 1, "path", "one example in it; it is compared with others: at least 2")
         encoded = datasets.encode(found, source.form, *how)
-        sets.append(Share(datasets.training_examples(encoded, found.labels), source.weight))
+        sets.append(WeightedExamples(datasets.training_examples(encoded, found.labels), source.weight))
         texts.append((found, source.form))
         notes += _describe(name or "training", found, encoded, tokenizer, config.max_seq_length)
     found, encoded = _read_judged(dev, ["dev"], held_out, *how)
@@ -317,7 +317,7 @@ def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) ->
     def finish(found: np.ndarray) -> np.ndarray:
         if width in (0, most):
             return found
-        return metrics.unit(found[:, :width]) if head["normalize"] else found[:, :width]
+        return metrics.l2_normalize(found[:, :width]) if head["normalize"] else found[:, :width]
 
     flags = {"prompt": words, "width": str(width or most)}
     return Vectors(source, output_layer(), encode, finish, flags)

@@ -173,7 +173,7 @@ def _take_int64(onnx, model) -> None:
 def _definition(source: Pretrained) -> dict[str, str]:
     """Returns what transformers reads beside the program, for its class with these outputs; nothing if it has none."""
     try:
-        huggingface.check_form(source.config)
+        huggingface.check_exportable(source.config)
     except UserError:
         return {}
     layout, params, stated = families.huggingface_of(source.config), source.params, source.architecture

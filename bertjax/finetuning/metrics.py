@@ -24,10 +24,10 @@ def comparable(vectors, similarity: str) -> np.ndarray:
     Args:
       similarity: cosine or dot, as sentence-transformers' `similarity_fn_name`.
     """
-    return unit(vectors) if similarity == "cosine" else np.asarray(vectors)
+    return l2_normalize(vectors) if similarity == "cosine" else np.asarray(vectors)
 
 
-def unit(vectors) -> np.ndarray:
+def l2_normalize(vectors) -> np.ndarray:
     """Returns vectors [..., width] divided by their lengths, in float32; one of length 0 stays."""
     vectors = np.asarray(vectors, np.float32)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

@@ -16,7 +16,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.data.batch import Batch
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, count_steps
-from bertjax.data.loading.mixture import MixedOrder, Share, steps_of_each
+from bertjax.data.loading.mixture import MixedOrder, WeightedExamples, steps_per_dataset
 from bertjax.distributed.mesh import compute_on, local_rows
 from bertjax.inference import losses
 from bertjax.inference.output_layers import OutputLayer, apply, make_predictor
@@ -167,7 +167,7 @@ class Dataset:
     baseline: float = 0.0
     more_metrics: tuple[str, ...] = ()
     texts: Sequence[tuple[str, ...]] = ()
-    others: tuple[Share, ...] = ()
+    others: tuple[WeightedExamples, ...] = ()
     forms: tuple[str, ...] = ()
     taught: Callable[[Pretrained], list[np.ndarray]] | None = None
 
@@ -178,7 +178,7 @@ class Dataset:
     def steps_of_sets(self, batch_size: int) -> list[int]:
         """Returns the steps of an epoch that each set has."""
         weights = (1.0, *(share.weight for share in self.others))
-        return steps_of_each(list(map(len, self.sets)), weights, batch_size)
+        return steps_per_dataset(list(map(len, self.sets)), weights, batch_size)
 
     def count(self, batch_size: int) -> int:
         """Returns the training examples of an epoch; of several sets those of whole batches."""

@@ -326,10 +326,10 @@ def _require_vectors(pretrained: Pretrained) -> None:
 def _require_class(pretrained: Pretrained, to: str) -> None:
     """Raises `UserError` if the model is one that the other format has no class for."""
     try:
-        (tf1 if to == "tf1" else huggingface).check_form(pretrained.config)
+        (tf1 if to == "tf1" else huggingface).check_exportable(pretrained.config)
     except UserError as error:
         kept = "only --format=bertjax keeps it"
         with contextlib.suppress(UserError):
-            huggingface.check_form(pretrained.config)
+            huggingface.check_exportable(pretrained.config)
             kept = "--format=huggingface and --format=bertjax keep it"
         raise UserError(f"{pretrained.path}: a model with {error} has no place in --format={to}; {kept}") from None

@@ -38,7 +38,7 @@ BY_MODEL_TYPE = {
     "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer",
 }  # fmt: skip
 # Fields of both files with the only value, besides null, that is supported.
-ONLY = {
+SUPPORTED_VALUES = {
     "truncation_side": "right", "init_inputs": [], "sp_model_kwargs": {}, "fix_mistral_regex": False,
     # Code beside the files, and arguments that replace the files.
     **dict.fromkeys((
@@ -47,7 +47,7 @@ ONLY = {
     )),
 }  # fmt: skip
 # Fields of both files that change neither the ids nor the length of a text.
-HARMLESS = frozenset({
+UNUSED_FIELDS = frozenset({
     # Padding, which is masked; transformers truncates by the arguments of a call and model_max_length alone.
     "max_length", "pad_to_multiple_of", "pad_token_type_id", "padding", "padding_side", "stride", "tokenizer_padding",
     "tokenizer_truncation", "truncation", "truncation_strategy",
@@ -161,11 +161,11 @@ def max_length(folder: epath.Path) -> float | None:
 
 def _check_fields(path: epath.Path, fields: dict[str, Any]) -> None:
     """Raises `UserError` for a field that transformers obeys and bertjax does not."""
-    for name, value in ONLY.items():
+    for name, value in SUPPORTED_VALUES.items():
         if fields.get(name) not in (None, value):
             raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {value!r}")
     tokens = [name for name in fields if name.endswith("_token")]  # `_check_special` reads all of them
-    read = {*_Settings.__annotations__, *tokens, *ONLY, *HARMLESS}
+    read = {*_Settings.__annotations__, *tokens, *SUPPORTED_VALUES, *UNUSED_FIELDS}
     tables.check_fields(path, fields, "transformers", "tokenizer", read)
 
 

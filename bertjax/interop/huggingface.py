@@ -47,9 +47,9 @@ class _Index(TypedDict):
     weight_map: dict[str, str]
 
 
-def check_form(config: BertConfig) -> None:
+def check_exportable(config: BertConfig) -> None:
     """Raises `UserError` if transformers has no class for a model."""
-    families.huggingface_of(config).check_form(config)
+    families.huggingface_of(config).check_exportable(config)
 
 
 def read_config(path: epath.Path) -> BertConfig:
@@ -107,7 +107,7 @@ def split_class(architecture: str, layout: HuggingFaceFormat) -> tuple[str, str]
     """
     prefix = next(prefix for prefix in layout.classes if architecture.startswith(prefix))
     kind = architecture.removeprefix(prefix)
-    return layout.classes[prefix], layout.kinds_of_bert.get(kind, kind)
+    return layout.classes[prefix], layout.bert_suffixes.get(kind, kind)
 
 
 def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str], str]:
@@ -263,7 +263,7 @@ def definition(
     The arguments are those of `write`; `params` say how many rows a classifier has.
     """
     layout = families.huggingface_of(config)
-    if rows := layout.classifier_rows(params, architecture):
+    if rows := layout.count_labels(params, architecture):
         check_labels(labels, rows)
     fields = {
         "architectures": [architecture],

@@ -23,7 +23,7 @@ from bertjax.interop import huggingface
 from bertjax.models import families
 from bertjax.models.huggingface_format import HuggingFaceFormat
 from bertjax.models.library_fields.tables import check_fields
-from bertjax.models.tensors import WRAPPERS
+from bertjax.models.tensors import WRAPPER_PREFIXES
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
@@ -32,10 +32,11 @@ MERGE = "with PEFT, merge the adapter: model.merge_and_unload().save_pretrained(
 # a refused field, and fields that the names of the tensors repeat.
 READ = ("peft_type", "base_model_name_or_path", "revision", "task_type", "auto_mapping", "r", "lora_alpha",
         "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "ensure_weight_tying")  # fmt: skip
-HARMLESS = ("peft_version", "inference_mode", "lora_dropout", "target_modules", "exclude_modules", "modules_to_save",
-            "bias", "lora_bias", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "megatron_core",
-            "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
-            "runtime_config")  # fmt: skip
+UNUSED_FIELDS = (
+    "peft_version", "inference_mode", "lora_dropout", "target_modules", "exclude_modules", "modules_to_save", "bias",
+    "lora_bias", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "megatron_core", "loftq_config",
+    "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
+)  # fmt: skip
 # Values of init_lora_weights that leave the base as it is: others subtract the first A and B from its weights.
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 # task_type -> BERT's class with the same output layer. PEFT writes auto_mapping in place of other tasks.
@@ -101,7 +102,7 @@ def read_fields(folder: epath.Path) -> Fields:
     content = read_json(path)
     if (kind := content.get("peft_type")) != "LORA":
         raise UserError(f"{path}: peft_type {kind!r} is not supported; supported: 'LORA'; {MERGE}")
-    check_fields(path, content, "peft", "lora", (*READ, *HARMLESS), MERGE)
+    check_fields(path, content, "peft", "lora", (*READ, *UNUSED_FIELDS), MERGE)
     if (start := content.get("init_lora_weights", True)) not in PLAIN_STARTS:
         raise UserError(
             f"{path}: init_lora_weights {start!r} is not supported, since it changes the base; supported: "
@@ -131,7 +132,7 @@ def read_tensors(folder: epath.Path) -> dict[str, np.ndarray]:
         raise UserError(f"{folder}: an adapter without weights: no {WEIGHTS} and no {PICKLE}; copy the file too")
     found = {}
     for name, tensor in huggingface.tensors_in(path):
-        plain = WRAPPERS.sub("", name).removeprefix(PREFIX)
+        plain = WRAPPER_PREFIXES.sub("", name).removeprefix(PREFIX)
         if ".original_module." not in plain:
             found[re.sub(r"\.(base_layer|modules_to_save(\.default)?)\.", ".", plain)] = tensor
     return found
@@ -175,7 +176,7 @@ def merged(
     """
     kind, named = kind_of(config), {}
     for name, tensor in base:
-        plain = WRAPPERS.sub("", name).replace("LayerNorm.gamma", "LayerNorm.weight")
+        plain = WRAPPER_PREFIXES.sub("", name).replace("LayerNorm.gamma", "LayerNorm.weight")
         plain = plain.replace("LayerNorm.beta", "LayerNorm.bias")
         if kind not in (*HEADS, "Model") or plain.partition(".")[0] not in WORD_MODULES:
             named[plain] = tensor

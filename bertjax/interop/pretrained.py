@@ -50,7 +50,7 @@ class Pretrained:
       scores: the scores of a bertjax checkpoint, if it has been evaluated.
       updates: the low-rank updates of a run, which are a part of `params`, by the paths of their kernels.
       fingerprints: the fingerprints of the data that a run has read, by the names of files.
-      wordless: why it cannot predict words although others could; "" if there is no such reason.
+      masked_lm_problem: why it cannot predict words although others could; "" if there is no such reason.
       max_length: the number of tokens that transformers truncates a text to; None if its folder does not state it.
     """
 
@@ -70,7 +70,7 @@ class Pretrained:
     scores: dict[str, float | None] = dataclasses.field(default_factory=dict)
     updates: dict[tuple[str, ...], np.ndarray] = dataclasses.field(default_factory=dict)
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
-    wordless: str = ""
+    masked_lm_problem: str = ""
     max_length: float | None = None
 
     @property
@@ -99,8 +99,8 @@ class Pretrained:
     @property
     def no_words(self) -> str:
         """Says why it predicts no words."""
-        if self.wordless:
-            return self.wordless
+        if self.masked_lm_problem:
+            return self.masked_lm_problem
         if {"classifier", "spans"} & self.params.keys():
             return f"{self.path}: a classifier for which there is no task here"
         none, own = f"{self.path}: no masked-LM head to predict words with", next(iter(self.parts), "")
@@ -195,7 +195,7 @@ def _read(place: Place) -> Pretrained:
         known |= dict(dtype=info.config.get("dtype", "auto"), step=place.step)
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":
-        params, ignored, known["wordless"] = huggingface.read_params(place.folder, config)
+        params, ignored, known["masked_lm_problem"] = huggingface.read_params(place.folder, config)
         names = ("architecture", "labels", "problem_type")
         known |= zip(names, huggingface.read_head(place.folder / huggingface.CONFIG))
         if not place.vectors:
@@ -232,16 +232,20 @@ def _read_adapter(place: Place, config: BertConfig) -> tuple[dict, list[str], di
         named = layout.to_tensors(source.params, source.config, architecture)[0].items()
         labels, problem_type = source.labels, source.problem_type
     named, whole = peft_adapter.merged(folder, fields, named, tensors, content)
-    params, ignored, wordless = layout.read_params(iter(named.items()), content, config, str(folder))
+    params, ignored, masked_lm_problem = layout.read_params(iter(named.items()), content, config, str(folder))
     if strange := sorted(name for name in whole & set(ignored) if not peft_adapter.is_decoder(name)):
         raise UserError(f"{folder}: {strange[0]} fits no layer of the base; {peft_adapter.MERGE}")
     params = peft_adapter.finished(folder, content, params)
     if peft_adapter.adapts_words_alone(fields, tensors) and _has_output_of_words(params, config):
-        wordless = f"{folder}: the adapter changes the word embeddings, to which the output layer for words is tied"
+        masked_lm_problem = (
+            f"{folder}: the adapter changes the word embeddings, to which the output layer for words is tied"
+        )
         params.pop("masked_lm", None)
     architecture = huggingface.head_of(content["architectures"][0], content)
     rows = len(params["classifier"]["dense"]["bias"]) if "classifier" in params else 0
-    known = dict(architecture=architecture, wordless=wordless, labels=labels if len(labels) == rows else ())
+    known = dict(
+        architecture=architecture, masked_lm_problem=masked_lm_problem, labels=labels if len(labels) == rows else ()
+    )
     known["max_length"] = _max_length(place)
     if architecture.endswith("ForSequenceClassification"):
         known["problem_type"] = problem_type
@@ -276,7 +280,7 @@ def _config_json(base: Place) -> dict:
         return read_json(base.folder / huggingface.CONFIG)
     config = _read_config(base)
     try:
-        huggingface.check_form(config)
+        huggingface.check_exportable(config)
     except UserError as error:
         raise UserError(f"{base}: a model with {error} is no base of an adapter of PEFT") from None
     layout = families.huggingface_of(config)
@@ -576,8 +580,8 @@ def initialize(
     Raises `UserError` if a shape differs.
     """
     pretrained = read(path)
-    if pretrained.wordless and "masked_lm" in params and not encoder_only:
-        raise UserError(f"config.init_checkpoint = {str(path)!r}: {pretrained.wordless}")
+    if pretrained.masked_lm_problem and "masked_lm" in params and not encoder_only:
+        raise UserError(f"config.init_checkpoint = {str(path)!r}: {pretrained.masked_lm_problem}")
     ours = flattened(params)
     family, theirs = families.family_of(pretrained.config), pretrained.params
     theirs = start(family.import_params(theirs) if isinstance(family, ImportsParams) else theirs)

@@ -56,7 +56,7 @@ READ = {
 }  # fmt: skip
 # Fields of `ENCODER` that are arguments of transformers, and those arguments that choose no other model or text.
 ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
-HARMLESS = ("trust_remote_code", "attn_implementation", "torch_dtype", "dtype", "device_map", "low_cpu_mem_usage",
+UNUSED_FIELDS = ("trust_remote_code", "attn_implementation", "torch_dtype", "dtype", "device_map", "low_cpu_mem_usage",
             "use_safetensors", "use_fast")  # fmt: skip
 
 SIMILARITIES = ("cosine", "dot")
@@ -346,7 +346,8 @@ def _max_seq_length(folder: Folder, config: BertConfig) -> int:
     check_fields(path, stated, PACKAGE, task, READ[task], remedy)
     for name in ARGUMENTS:
         given = stated.get(name, {})
-        if other := {key: x for key, x in given.items() if key not in HARMLESS} if isinstance(given, dict) else given:
+        is_dict = isinstance(given, dict)
+        if other := {key: x for key, x in given.items() if key not in UNUSED_FIELDS} if is_dict else given:
             raise UserError(f"{path}: {name} {other!r} is not supported; supported: none; {remedy}")
     most = fields.get("max_seq_length")
     if most is None and (settings := folder.encoder / hf_tokenizer.SETTINGS).is_file():

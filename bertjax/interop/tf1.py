@@ -11,8 +11,15 @@ from bertjax.common.files import read_json, write_whole
 from bertjax.config.model_config import BertConfig
 from bertjax.models import families
 from bertjax.models.bert import family, huggingface
-from bertjax.models.bert.huggingface import OWN_FIELDS, bert_config
-from bertjax.models.bert.tf1_names import FINE_TUNED, PARTS, check_variables, to_params, to_variables, variable_shapes
+from bertjax.models.bert.huggingface import BERTJAX_FIELDS, bert_config
+from bertjax.models.bert.tf1_names import (
+    FINE_TUNED_VARIABLES,
+    PARTS,
+    check_variables,
+    to_params,
+    to_variables,
+    variable_shapes,
+)
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"
@@ -20,11 +27,11 @@ CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"
 OPTIMIZER = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v")
 
 
-def check_form(config: BertConfig) -> None:
+def check_exportable(config: BertConfig) -> None:
     """Raises `UserError` if a model is none that Google's code has a class for."""
     if families.family_of(config) is not family.FAMILY:
         raise UserError(f"model.family = {config.family!r}")
-    huggingface.FORMAT.check_form(config)
+    huggingface.FORMAT.check_exportable(config)
 
 
 def read_config(path: epath.Path) -> BertConfig:
@@ -45,7 +52,7 @@ def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         names = reader.get_variable_to_shape_map()
-        known = (*variable_shapes(config), *FINE_TUNED)
+        known = (*variable_shapes(config), *FINE_TUNED_VARIABLES)
         variables = {name: np.asarray(reader.get_tensor(name), np.float32) for name in known if name in names}
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
         raise UserError(f"{prefix}: damaged or incomplete ({str(error).splitlines()[0]}); copy it again") from None
@@ -76,7 +83,7 @@ def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: T
         shape_and_slices=[""] * len(names),
         tensors=[variables[name] for name in names],
     )
-    names = (name for name in dataclasses.asdict(config) if name not in (*OWN_FIELDS, "layer_norm_eps"))
+    names = (name for name in dataclasses.asdict(config) if name not in (*BERTJAX_FIELDS, "layer_norm_eps"))
     fields = {name: getattr(config, name) for name in names}
     if config.hidden_act != "relu":
         fields["hidden_act"] = "gelu"

@@ -1,4 +1,4 @@
-"""Model families: one folder each, with the config, the modules, and the conversion of Hugging Face's folders."""
+"""Model families. The folder of a family contains its config, modules and Hugging Face format."""
 
 from bertjax.models.families import FAMILIES, config_of, family_of, model_fields, register
 from bertjax.models.family import (

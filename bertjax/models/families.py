@@ -3,7 +3,8 @@
 `config.model.family` is the name of a family. A folder of this package is a family if it contains a module `family`.
 The registry imports this module without JAX; methods of the family import JAX when they are called.
 
-A run config is the whole config of a run. A model config is `config.model` as a frozen dataclass of the family.
+A run config is the `ConfigDict` of a run. A model config is `config.model`, converted to the frozen dataclass of the
+family.
 """
 
 import contextlib
@@ -60,15 +61,16 @@ def model_fields(family: str, **fields: Any) -> ml_collections.ConfigDict:
 
 
 def adopts_model(config: ml_collections.ConfigDict) -> bool:
-    """Returns whether a run takes the model config from `init_checkpoint`.
+    """Returns whether the model config of `init_checkpoint` replaces `config.model`.
 
-    Fine-tuning does, and pre-training with `adapt.model`. The checkpoint is read after the config is checked.
+    This is the case in fine-tuning, and in pre-training with `adapt.model`. The checkpoint is read after the config is
+    validated, so that the family of the checkpoint is not available here.
     """
     return "stages" not in config or config.adapt.model
 
 
 def possible_config_classes(config: ml_collections.ConfigDict) -> list[type]:
-    """Returns the config class of the model of a run config; the classes of all families if the run adopts a model."""
+    """Returns the possible config classes of the model of a run: all families if `adopts_model`, else one family."""
     if adopts_model(config):
         return [family.config_class for family in _loadable_families().values()]
     return [FAMILIES.get(config.model.family).config_class]
@@ -78,7 +80,7 @@ def add_field(config: ml_collections.ConfigDict, name: str) -> None:
     """Adds a field of any family to `config.model`, with its default. Does nothing if no family has the field.
 
     Args:
-      config: the run config of a run that adopts a model.
+      config: a run config for which `adopts_model` is true.
       name: the name of the field.
     """
     if name in all_field_names():
@@ -87,7 +89,7 @@ def add_field(config: ml_collections.ConfigDict, name: str) -> None:
 
 
 def field_default(name: str) -> Any:
-    """Returns the default of a model field, in the first family that has the field."""
+    """Returns the default of a model field in the first family with this field."""
     families = _loadable_families().values()
     return next(getattr(family.config_class(), name) for family in families if name in _field_names(family))
 
@@ -102,7 +104,7 @@ def _field_names(family: ModelFamily) -> set[str]:
 
 
 def _loadable_families() -> dict[str, ModelFamily]:
-    """Returns the families by name, without the entry points that raise an error."""
+    """Returns {name: family}. Omits families whose entry point raises an error."""
     families = {}
     for name in FAMILIES.names():
         with contextlib.suppress(UserError):
@@ -111,7 +113,7 @@ def _loadable_families() -> dict[str, ModelFamily]:
 
 
 def by_model_type() -> dict[str, HuggingFaceFamily]:
-    """Returns the families that read folders of transformers, by `model_type`."""
+    """Returns {`model_type` of transformers: family}."""
     return {
         model_type: family
         for family in _loadable_families().values()
@@ -121,22 +123,23 @@ def by_model_type() -> dict[str, HuggingFaceFamily]:
 
 
 def recurrent_family_of(config: ModelConfig) -> Recurrent:
-    """Returns the family of a model config that has a recurrent memory.
+    """Returns the family of a model config with a recurrent memory.
 
     Raises:
       UserError: if the family has no recurrent memory.
     """
     family = family_of(config)
     if not isinstance(family, Recurrent):
-        raise UserError(f"config.model.family = {config.family!r}: has no recurrent memory; set data.stream=False")
+        raise UserError(f"config.model.family = {config.family!r}: must have a recurrent memory; set data.stream=False")
     return family
 
 
 def huggingface_of(config: ModelConfig) -> "HuggingFaceFormat":
-    """Returns the format of the folders of transformers for the family of a model config.
+    """Returns the Hugging Face format of the family of a model config.
 
     Raises:
-      UserError: if transformers does not have the family.
+      UserError: if transformers does not have the family. The message is the field and its value only, because callers
+        add the remedy.
     """
     family = family_of(config)
     if not isinstance(family, HuggingFaceFamily):
@@ -145,5 +148,5 @@ def huggingface_of(config: ModelConfig) -> "HuggingFaceFormat":
 
 
 def layer_ids(config: ModelConfig, path: tuple[str, ...]) -> np.ndarray | None:
-    """Returns the layers of a param of a model with an encoder `bert`, see `ModelFamily.layer_ids`."""
+    """Returns the layer numbers of a param; None for a param of an output layer, see `ModelFamily.layer_ids`."""
     return family_of(config).layer_ids(config, path[1:]) if path[0] == "bert" else None

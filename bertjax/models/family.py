@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from bertjax.nn.ops.plain_attention import Cache
     from bertjax.nn.ops.recurrent_memory import Memory
 
-# The task of language modelling that an encoder can learn.
-# masked: predict hidden tokens, from the tokens on both sides.
-# causal: predict the next token, from the tokens before it.
-# bidirectional: predict the next token in one half of the states, and the previous token in the other half (ELMo).
-# permuted: predict a token from any set of other tokens (XLNet); the encoder has the method `encode_permuted`.
+# The language-modelling objectives of encoders.
+# masked: predict masked tokens from the tokens on both sides.
+# causal: predict the next token from the tokens before it.
+# bidirectional: one half of a hidden state predicts the next token, the other half predicts the previous token (ELMo).
+# permuted: predict tokens in a random order of factorization (XLNet); the encoder has the method `encode_permuted`.
 LmType = Literal["masked", "causal", "bidirectional", "permuted"]
-# The path of the word embeddings among the params of an encoder, in all families.
+# The path of the word embeddings in the params of an encoder. All families use this path.
 WORD_EMBEDDINGS = ("embeddings", "word", "embedding")
 
 
 class ModelFamily(abc.ABC):
-    """Builds the encoders of one architecture and answers questions about their configs and params.
+    """Builds the encoders of one architecture, and derives FLOPs, layers and config fields from configs and params.
 
     A family has no state: one instance in a registry serves all models of the family. The argument `config` of a method
     is the model config, an instance of `config_class`.
@@ -64,33 +64,32 @@ class ModelFamily(abc.ABC):
     def forward_flops(self, config: Any, length: int) -> int:
         """Returns the FLOPs of the matrix products in the layers, for the forward pass of one row.
 
-        A multiplication with an addition counts as two. Output layers and recurrent memory are counted elsewhere.
+        A multiply-add counts as two FLOPs. Output layers and the recurrent memory are not included.
 
         Args:
           config: the model config.
-          length: tokens of the row.
+          length: the number of tokens in the row.
         """
 
     @abc.abstractmethod
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
-        """Returns the values of config fields that params imply.
+        """Returns the config fields that the shapes or the names of params determine.
 
-        A config.json that contradicts the weights is refused.
+        The reader of a checkpoint raises an error if config.json has other values.
 
         Args:
           params: the params of a model; `params["bert"]` are the params of the encoder.
 
         Returns:
-          {name of a field: the values that are possible}, for the fields that shapes or names of params determine; None
-          if the params belong to another family.
+          {name of a field: the possible values}; None if the params belong to another family.
         """
 
     def lm_type(self, config: Any) -> LmType:
-        """Returns the task of language modelling that the encoder can learn."""
+        """Returns the language-modelling objective of the encoder."""
         return "masked"
 
     def layer_ids(self, config: Any, path: tuple[str, ...]) -> np.ndarray | None:
-        """Returns the layers of a param, for layer-wise learning rates and for frozen layers.
+        """Returns the layer numbers of a param, for layer-wise learning rates and for frozen layers.
 
         The default expects layers that are stacked in `layers`, or numbered from 0 as in `dense_3`.
 
@@ -99,8 +98,8 @@ class ModelFamily(abc.ABC):
           path: the path of a param of the encoder, such as `("encoder", "layers", "output", "kernel")`.
 
         Returns:
-          The number of the layer, `[]`, where 0 is the embeddings and 1 the first layer; `[layers]`, ascending, for a
-          param that stacks layers on the first axis; None for a param after the last layer.
+          The layer number `[]`: 0 for the embeddings, 1 for the first layer. `[layers]`, ascending, for a param that
+          stacks layers on the first axis. None for a param after the last layer.
         """
         if path[0] == "embeddings":
             return np.array(0)
@@ -123,7 +122,7 @@ class ModelFamily(abc.ABC):
 class Decodes:
     """An ability: generate text with cached keys and values. The encoder has the method `decode`.
 
-    The ability is used for models whose `lm_type` is causal.
+    Callers use the ability only if the `lm_type` of the model is causal.
     """
 
     def new_cache(self, config: Any, batch: int, length: int, dtype: str) -> "Cache":
@@ -132,7 +131,7 @@ class Decodes:
         Args:
           config: the model config.
           batch: the number of texts.
-          length: the most tokens of a text.
+          length: the maximum number of tokens in a text.
           dtype: the dtype of keys and values.
 
         Returns:
@@ -147,13 +146,13 @@ class Decodes:
 
 
 class ExposesAttention(abc.ABC):
-    """An ability: return attention probabilities, which a report draws."""
+    """An ability: return attention probabilities, which the report plots."""
 
     @abc.abstractmethod
     def attention_probabilities(
         self, config: Any, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
     ) -> "jax.Array":
-        """Returns the attention probabilities of one text. The method must be traceable by `jax.jit`.
+        """Returns the attention probabilities of one text. Callers compile the method with `jax.jit`.
 
         Args:
           config: the model config.
@@ -171,7 +170,7 @@ class Recurrent:
     """An ability: layers read the hidden states of earlier tokens from a memory (segment recurrence).
 
     A config has the field `memory_length`. With a `Memory`, the method `encode` of the encoder, or `encode_permuted` if
-    the `lm_type` is permuted, also returns the next memory: the last `memory_length` states that each layer read.
+    the `lm_type` is permuted, also returns the next memory: the last `memory_length` inputs of each layer.
     """
 
     def new_memory(self, config: Any, rows: int, dtype: str) -> "Memory":
@@ -179,41 +178,47 @@ class Recurrent:
 
         Args:
           config: the model config.
-          rows: rows of a batch.
-          dtype: the dtype of states.
+          rows: the number of rows in a batch.
+          dtype: the dtype of the hidden states.
+
+        Returns:
+          Hidden states `[rows, layers, memory_length, hidden]`, none of them valid.
         """
         from bertjax.nn.ops.recurrent_memory import new_memory
 
         return new_memory(rows, config.num_hidden_layers, config.memory_length, config.hidden_size, dtype)
 
     def memory_reach(self, config: Any, length: int) -> int:
-        """Returns the number of earlier steps that the memory depends on.
+        """Returns the number of earlier training steps that influence the memory.
 
-        The memory of a layer depends on the memory of the layer below. The reach therefore grows with the layers.
+        The memory of a layer depends on the memory of the layer below, so that the number grows with the layers.
 
         Args:
           config: the model config.
-          length: tokens of the row, in the stage with the shortest rows.
+          length: the row length in tokens, of the stage with the shortest rows.
         """
         return config.num_hidden_layers * math.ceil(config.memory_length / length)
 
     def memory_flops(self, config: Any, length: int) -> int:
         """Returns the FLOPs that a full memory adds to `forward_flops`.
 
-        The default is the number for relative attention.
+        The default counts relative attention.
 
         Args:
           config: the model config.
-          length: tokens of the row.
+          length: the number of tokens in the row.
         """
         hidden, memory = config.hidden_size, config.memory_length
         keys_and_values = 2 * memory * hidden * hidden
-        attention = 3 * length * memory * hidden  # scores of keys, scores of distances, and weighted values
+        attention = 3 * length * memory * hidden  # content scores, position scores, and weighted values
         return 2 * config.num_hidden_layers * (keys_and_values + attention)
 
 
 class TwoStreamAttention(abc.ABC):
-    """An ability: predict tokens with a second stream of states, by the method `encode_permuted` of the encoder."""
+    """An ability: two-stream attention (XLNet). The encoder has the method `encode_permuted`.
+
+    The second stream is the query stream: its state at a position does not see the token at this position.
+    """
 
     @abc.abstractmethod
     def query_flops(self, config: Any, length: int, queries: int) -> int:
@@ -221,15 +226,15 @@ class TwoStreamAttention(abc.ABC):
 
         Args:
           config: the model config.
-          length: tokens of the row.
-          queries: states of the second stream.
+          length: the number of tokens in the row.
+          queries: the number of states in the second stream.
         """
 
 
 class ProjectsEmbeddings(abc.ABC):
-    """An ability: word embeddings of any size, projected to the hidden size.
+    """An ability: word embeddings whose size differs from the hidden size, with a projection.
 
-    A narrow generator can then share the word embeddings of a wider model (ELECTRA).
+    A narrow generator can share the word embeddings of a wide discriminator (ELECTRA).
     """
 
     @abc.abstractmethod
@@ -243,10 +248,10 @@ class ProjectsEmbeddings(abc.ABC):
 
 
 class HuggingFaceFamily(abc.ABC):
-    """An ability: read and write folders of transformers.
+    """An ability: read and write model folders of Hugging Face transformers.
 
     Attributes:
-      model_types: values of `model_type` in a config.json that belong to the family.
+      model_types: the values of `model_type` in config.json for this family.
     """
 
     model_types: tuple[str, ...]
@@ -254,21 +259,21 @@ class HuggingFaceFamily(abc.ABC):
     @property
     @abc.abstractmethod
     def huggingface(self) -> "HuggingFaceFormat":
-        """The format of the folders: an object that reads and writes them."""
+        """The format, which reads and writes the folders."""
 
 
 class NamesSpecialPieces(abc.ABC):
-    """An ability: special pieces in a new SentencePiece vocabulary have the names of the published models.
+    """An ability: name the special tokens of a new SentencePiece vocabulary as the published models do.
 
     Attributes:
-      special_pieces: names of the special pieces, see `text.vocabulary_learning.learn`.
+      special_pieces: the names of the special tokens, see `text.vocabulary_learning.learn`.
     """
 
     special_pieces: tuple[str, ...]
 
 
 class ImportsParams(abc.ABC):
-    """An ability: a run starts from other params than a checkpoint contains."""
+    """An ability: convert the params of `init_checkpoint` before a run starts from them."""
 
     @abc.abstractmethod
     def import_params(self, params: dict) -> dict:
@@ -280,7 +285,7 @@ class ImportsParams(abc.ABC):
 
 
 def projection_flops(config: Any, tokens: int) -> int:
-    """Returns the FLOPs of the forward pass that projects embeddings to the hidden size; 0 if the sizes are equal."""
+    """Returns the FLOPs of the projection from the embedding size to the hidden size; 0 if the sizes are equal."""
     size, hidden = config.embedding_size, config.hidden_size
     return 2 * tokens * size * hidden if size != hidden else 0
 
@@ -293,13 +298,13 @@ def param_at(params: Mapping, path: Sequence[str]) -> Any:
 
 
 def possible_vocab_sizes(params: dict) -> Sequence[int]:
-    """Returns the vocabulary sizes that are possible, given the rows of the word embeddings, which are padded."""
+    """Returns the possible vocabulary sizes. The word embeddings are padded to a multiple of 128 rows."""
     rows = len(param_at(params["bert"], WORD_EMBEDDINGS))
     return range(rows, rows - 128, -1)
 
 
 def infer_embeddings_config(params: dict) -> dict[str, Sequence]:
-    """Returns the fields of a config that BERT's embeddings imply, see `ModelFamily.infer_config`.
+    """Returns the config fields that the params of BERT's embeddings determine, see `ModelFamily.infer_config`.
 
     Args:
       params: the params of a model with `nn.encoder.Embeddings`.

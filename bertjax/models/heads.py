@@ -1,6 +1,7 @@
-"""Models for pre-training and fine-tuning: an encoder of any family, with the name `bert`, and an output layer.
+"""Models for pre-training and fine-tuning: an encoder of any family, and an output layer.
 
-The arguments of a model are the arguments of `EncoderModel.encode`.
+The params of the encoder have the name `bert` in all families. `EncoderModel.encode` documents the arguments of the
+models.
 """
 
 import math
@@ -23,10 +24,10 @@ from bertjax.nn.ops.segments import join_ends, pool_states
 
 
 class BertForMaskedLM(nn.Module):
-    """An encoder and an output layer for words, which computes logits at some positions only.
+    """An encoder and a language-model head, which computes logits only at the positions `masked_positions`.
 
-    The `lm_type` of the family decides which token is predicted at a position. If it is permuted, no state sees the
-    tokens at these positions.
+    The `lm_type` of the family determines the predicted token: the token at a position, or the next token. With
+    `lm_type` permuted, no state sees the tokens at `masked_positions`.
     """
 
     config: ModelConfig
@@ -60,7 +61,7 @@ class BertForMaskedLM(nn.Module):
         masked_positions: jax.Array,
         memory: Memory,
     ) -> tuple[jax.Array, Memory]:
-        """Returns logits `[batch, predictions, padded vocab]` and the next memory, for a recurrent causal family."""
+        """Returns logits `[batch, predictions, padded vocab]` and the next memory, for causal families."""
         encoder: Any = self.bert
         hidden, memory = encoder.encode(input_ids, segments, token_types, memory=memory)
         return word_logits(encoder, self.masked_lm, hidden, masked_positions), memory
@@ -68,13 +69,13 @@ class BertForMaskedLM(nn.Module):
     def decode(
         self, input_ids: jax.Array, positions: jax.Array, cache: Cache, last: jax.Array | int
     ) -> tuple[jax.Array, Cache]:
-        """Returns the logits of the token after the token number `last`, `[batch, padded vocab]`, and the next cache.
+        """Returns the logits `[batch, padded vocab]` of the token after position `last`, and the next cache.
 
         Args:
           input_ids: see `BertModel.decode`.
           positions: see `BertModel.decode`.
           cache: see `BertModel.decode`.
-          last: a position in `input_ids`, which may have padding after this position.
+          last: the position in `input_ids` of the last token, the same in all rows. Padding may follow.
         """
         hidden, cache = self.bert.decode(input_ids, positions, cache)
         places = jnp.full((input_ids.shape[0], 1), last)
@@ -82,13 +83,13 @@ class BertForMaskedLM(nn.Module):
 
 
 def word_logits(encoder: Any, head: Any, hidden: jax.Array, positions: jax.Array) -> jax.Array:
-    """Returns the logits of the words at positions, `[batch, predictions, padded vocab]`.
+    """Returns logits at some positions, `[batch, predictions, padded vocab]`.
 
     Args:
       encoder: a bound `EncoderModel`.
       head: a bound `MaskedLanguageModelHead`.
-      hidden: `[batch, length, hidden]`.
-      positions: `[batch, predictions]`.
+      hidden: hidden states `[batch, length, hidden]`.
+      positions: positions in `hidden`, `[batch, predictions]`.
     """
     table = encoder.word_embeddings()
     logits = [head(states, places, table) for states, places in encoder.prediction_states(hidden, positions)]
@@ -96,9 +97,9 @@ def word_logits(encoder: Any, head: Any, hidden: jax.Array, positions: jax.Array
 
 
 class BertForPreTraining(nn.Module):
-    """An encoder with the output layers for words and for pairs of segments, as in Google's code and transformers.
+    """An encoder with a masked-LM head and a next-sentence head, as in Google's code and transformers.
 
-    Pre-training with `mlm + nsp` has the same params, in another module: `objectives.parts.pretraining_model`.
+    Pre-training with `mlm + nsp` uses the module `objectives.parts.pretraining_model`, which has the same params.
     """
 
     config: ModelConfig
@@ -120,19 +121,19 @@ class BertForPreTraining(nn.Module):
         positions: jax.Array | None = None,
         first_tokens: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the logits of words `[batch, predictions, padded vocab]`, and of pairs `[batch, 2]`.
+        """Returns masked-LM logits `[batch, predictions, padded vocab]` and next-sentence logits `[batch, 2]`.
 
-        With `first_tokens` `[batch, pairs]`, the logits of pairs are `[batch, pairs, 2]`.
+        With `first_tokens` `[batch, pairs]`, the next-sentence logits are `[batch, pairs, 2]`.
         """
         hidden, pooled = self.bert(input_ids, segments, token_types, positions, dropout_keys, first_tokens)
         return word_logits(self.bert, self.masked_lm, hidden, masked_positions), self.next_sentence(pooled)
 
 
 class BertForSequenceClassification(nn.Module):
-    """Classifies the pooled output.
+    """Classifies the pooled output of a text.
 
-    A single label is a regression, or the score of one choice in multiple choice. With `lstm_size`, a BiLSTM replaces
-    the pooler, and the last states of both directions are classified.
+    One label is the target of a regression, or the score of a choice in multiple choice. With `lstm_size`, a BiLSTM
+    replaces the pooler, and the input of the classifier is the last state of both directions.
     """
 
     config: ModelConfig
@@ -174,7 +175,7 @@ def _token_states(
     positions: jax.Array | None,
     dropout_keys: jax.Array | None,
 ) -> jax.Array:
-    """Returns the states of the BiLSTM, or of the encoder, `[batch, length, width]`."""
+    """Returns the input of a token classifier `[batch, length, width]`: states of the BiLSTM, or of the encoder."""
     hidden = model.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
     if model.lstm_size:
         return model.lstm(hidden, segments, dropout_keys)
@@ -242,16 +243,16 @@ class BertForQuestionAnswering(nn.Module):
 
 
 class SentenceEncoder(nn.Module):
-    """Computes the vector of a text, as the modules of sentence-transformers do.
+    """Computes the embedding of a text: pooling, a dense layer and normalization, as in sentence-transformers.
 
     Attributes:
       config: the model config.
       compute: see `ModelFamily.build`.
-      pooling: the pooled state: cls, mean or last, see `segments.pool_states`.
-      dense: the width of a dense layer after the pooling; 0: there is no dense layer.
+      pooling: cls, mean or last, see `segments.pool_states`.
+      dense: the width of a dense layer after the pooling; 0 for no dense layer.
       dense_act: the activation of the dense layer: none or tanh.
-      normalize: whether vectors have length 1.
-      truncate_dim: the number of elements that are kept after the normalization; 0: all.
+      normalize: whether to scale vectors to unit L2 norm.
+      truncate_dim: the number of elements that are kept after the normalization; 0 for all.
     """
 
     config: ModelConfig
@@ -288,17 +289,17 @@ class SentenceEncoder(nn.Module):
             vectors = self.projection(vectors)
             vectors = jnp.tanh(vectors) if self.dense_act == "tanh" else vectors
         if self.normalize:
-            vectors = unit(vectors)
+            vectors = l2_normalize(vectors)
         return vectors[..., : self.truncate_dim] if self.truncate_dim else vectors
 
 
 class PooledStates(nn.Module):
-    """Computes one pooled state of each text, from chosen layers.
+    """Computes one pooled state per text from a combination of layers.
 
     Attributes:
       config: the model config.
       compute: see `ModelFamily.build`.
-      layers: the layers, a key of `HIDDEN_STATES`.
+      layers: the combination of layers, a key of `layer_pooling.HIDDEN_STATES`.
       pooling: see `segments.pool_states`.
     """
 
@@ -320,13 +321,13 @@ class PooledStates(nn.Module):
         positions: jax.Array | None = None,
         first_tokens: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns float32 states; shapes as in `SentenceEncoder`."""
+        """Returns float32 states `[batch, width]`, or with `first_tokens` `[batch, examples, width]`."""
         states = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys, every_layer=True)
         return pool_states(combine(states, self.layers), segments, first_tokens, self.pooling)
 
 
-def unit(vectors: jax.Array) -> jax.Array:
-    """Returns vectors `[..., width]` of length 1. A vector of zeros stays zero, and its gradient is finite."""
+def l2_normalize(vectors: jax.Array) -> jax.Array:
+    """Scales vectors `[..., width]` to unit L2 norm. A zero vector stays zero and has a finite gradient."""
     return vectors * jax.lax.rsqrt(jnp.maximum(jnp.square(vectors).sum(-1, keepdims=True), 1e-24))
 
 
@@ -337,9 +338,9 @@ class BertForFeatureBasedTagging(nn.Module):
       config: the model config.
       labels: the number of labels.
       compute: see `ModelFamily.build`.
-      layers: the layers, a key of `HIDDEN_STATES`.
-      lstm_size: the size of each direction.
-      lstm_layers: the layers of the BiLSTM.
+      layers: the combination of layers, a key of `layer_pooling.HIDDEN_STATES`.
+      lstm_size: the hidden size of one direction of the BiLSTM.
+      lstm_layers: the number of layers of the BiLSTM.
     """
 
     config: ModelConfig
@@ -374,7 +375,7 @@ class BertForFeatureBasedTagging(nn.Module):
         """Returns the input of the BiLSTM `[batch, length, width]`.
 
         Args:
-          states: `[layers + 1, batch, length, hidden]`.
+          states: the embeddings and the states of all layers, `[layers + 1, batch, length, hidden]`.
         """
         weights = None
         if HIDDEN_STATES[self.layers].combine == "weighted_sum":
@@ -383,9 +384,9 @@ class BertForFeatureBasedTagging(nn.Module):
 
 
 def cast_encoder(params: dict, dtype: str) -> dict:
-    """Returns params with kernels and embeddings of the encoder in the compute dtype, which changes no result.
+    """Casts kernels and embeddings of the encoder to the compute dtype. Results do not change.
 
-    Output layers stay in float32, because some output layers compute in float32.
+    Params of output layers stay in float32, because some output layers compute in float32.
     """
 
     def cast(path: tuple, leaf: jax.Array) -> jax.Array:
@@ -396,13 +397,13 @@ def cast_encoder(params: dict, dtype: str) -> dict:
 
 
 def count_parameters(params: dict, config: ModelConfig) -> int:
-    """Returns the number of parameters as papers count: without the rows that pad the vocabulary."""
+    """Returns the number of parameters, without the rows that pad the vocabulary."""
     padding = config.padded_vocab_size - config.vocab_size
 
     def count(path: tuple, leaf: jax.Array) -> int:
         names = tuple(entry.key for entry in path)
         padded = (WORD_EMBEDDINGS, ("masked_lm", "bias"), ("masked_lm", "decoder", "embedding"))
-        if any(names[-len(end) :] == end for end in padded):
+        if any(names[-len(suffix) :] == suffix for suffix in padded):
             return leaf.size - padding * math.prod(leaf.shape[1:])
         return leaf.size
 
@@ -414,8 +415,8 @@ def lstm_flops(model: Any, batch: int, length: int) -> int:
 
     Args:
       model: a module of this file.
-      batch: rows.
-      length: tokens of a row.
+      batch: the number of rows.
+      length: the number of tokens in a row.
     """
     size, width = getattr(model, "lstm_size", 0), model.config.hidden_size
     if not size:
@@ -423,24 +424,23 @@ def lstm_flops(model: Any, batch: int, length: int) -> int:
     if isinstance(model, BertForFeatureBasedTagging) and HIDDEN_STATES[model.layers].combine == "concat":
         width *= count_layers(model.layers, model.config)
     input_sizes = [width, *[2 * size] * (model.lstm_layers - 1)]
-    return (
-        2 * batch * length * sum(2 * 4 * size * (inputs + size) for inputs in input_sizes)
-    )  # two directions, four gates
+    macs_per_token = sum(2 * 4 * size * (inputs + size) for inputs in input_sizes)  # two directions, four gates
+    return 2 * batch * length * macs_per_token
 
 
 def model_flops(config: ModelConfig, batch: int, length: int, predictions: int, pooled: int = 1) -> int:
-    """Returns the FLOPs of the matrix products in a forward pass. A multiplication with an addition counts as two.
+    """Returns the FLOPs of the matrix products in a forward pass. A multiply-add counts as two FLOPs.
 
-    The number is computed analytically, because XLA's cost analysis counts the body of a scan once. Lookups, norms and
+    The number is analytic, because XLA's cost analysis counts the body of a scan once. Embedding lookups, norms and
     softmax are excluded, as is usual for model FLOPs utilization (Chowdhery et al. 2022, appendix B). A training step
     has three times the FLOPs.
 
     Args:
       config: the model config.
-      batch: rows.
-      length: tokens of a row.
-      predictions: words that are predicted in a row.
-      pooled: pooled outputs of a row, each with an output layer for two classes.
+      batch: the number of rows.
+      length: the number of tokens in a row.
+      predictions: the number of predicted tokens in a row.
+      pooled: the number of pooled outputs in a row. An output layer with two classes is included.
     """
     layers = families.family_of(config).forward_flops(config, length)
     return batch * (layers + word_flops(config, predictions) + pooled_flops(config, pooled))

@@ -1,4 +1,4 @@
-"""The interface of a Hugging Face format: how a folder of transformers stores the models of one family."""
+"""The interface of a Hugging Face format: reads and writes the folders in which transformers stores one family."""
 
 import abc
 from collections.abc import Iterable, Mapping
@@ -18,24 +18,24 @@ class HuggingFaceFormat(abc.ABC):
     such as `masked_lm`.
 
     Attributes:
-      classes: {how the names of the classes begin: the name of the model in a text}, such as {"Bert": "BERT"}.
+      classes: {prefix of class names: the name of the model in prose}, such as {"Bert": "BERT"}.
       inputs: names of the inputs of a class, in order.
-      special_ids: {field of config.json that contains the id of a special piece: pad, unk, cls, sep or mask}.
-      aliases: {another name that transformers accepts for a field of config.json: the name of the field}.
-      kinds_of_bert: {rest of a class name, after the beginning: the rest of the name of BERT's class with the same
-        output layer}, where the two differ.
+      special_ids: {field of config.json with the id of a special token: pad, unk, cls, sep or mask}.
+      aliases: {alias of a field of config.json that transformers accepts: the name of the field}.
+      bert_suffixes: {suffix of a class name after the prefix: the suffix of BERT's class with the same output layer},
+        where the two differ.
     """
 
     classes: ClassVar[Mapping[str, str]]
     inputs: tuple[str, ...]
     special_ids: ClassVar[Mapping[str, str]]
     aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    kinds_of_bert: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    bert_suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @property
     @abc.abstractmethod
     def architectures(self) -> Mapping[str, tuple[str, ...]]:
-        """{class of transformers: its parts}."""
+        """{class of transformers: the parts of the class}."""
 
     @abc.abstractmethod
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> Any:
@@ -51,7 +51,7 @@ class HuggingFaceFormat(abc.ABC):
 
     @abc.abstractmethod
     def to_fields(self, config: Any) -> dict[str, Any]:
-        """Returns the fields of config.json that describe an encoder, `model_type` first."""
+        """Returns the fields of config.json for a model config, `model_type` first."""
 
     @abc.abstractmethod
     def read_params(
@@ -60,29 +60,29 @@ class HuggingFaceFormat(abc.ABC):
         """Converts tensors to params.
 
         Args:
-          tensors: pairs of a name and a tensor. The names may lack the prefix of the encoder, or have the prefixes of
-            PyTorch's wrappers.
+          tensors: pairs (name, tensor). Names may omit the prefix of the encoder, and may have the prefixes of
+            DataParallel or torch.compile.
           fields: the content of config.json.
           config: the model config.
           source: the folder, for messages.
 
         Returns:
-          The params; the names of the tensors that are ignored; and the reason why the model predicts no words although
-          the folder contains such an output layer, or "".
+          The params; the names of the ignored tensors; and the reason why the masked-LM head in the folder is not read,
+          "" if the head is read or absent.
 
         Raises:
           UserError: if a tensor is missing, has another shape, is quantized, or contradicts another tensor.
         """
 
     @abc.abstractmethod
-    def choose_architecture(self, params: dict, config: Any, stated: str = "") -> str:
-        """Returns the class for params: the class of a fine-tuned output layer, or the class that keeps most parts.
+    def choose_architecture(self, params: dict, config: Any, saved_class: str = "") -> str:
+        """Returns the class for params: the class with the fine-tuned head, or else the class with the most parts.
 
         Args:
           params: the params of a model.
           config: the model config.
-          stated: the class in the checkpoint, of this family or of BERT. It decides between classes that have the same
-            output layer.
+          saved_class: the class that the checkpoint names, of this family or of BERT. It is preferred among the classes
+            with the same output layer.
         """
 
     @abc.abstractmethod
@@ -95,37 +95,39 @@ class HuggingFaceFormat(abc.ABC):
           architecture: the class.
 
         Returns:
-          {name: tensor}, and the names of the parts, or of Google's variables, that the class does not have.
+          {name: tensor}, and the names of the omitted parts, or of the omitted variables in Google's naming.
 
         Raises:
           UserError: if the class has a part that the params lack.
         """
 
-    def check_form(self, config: Any) -> None:  # noqa: B027 (most formats support all configs)
+    def check_exportable(self, config: Any) -> None:  # noqa: B027 (most formats support all configs)
         """Checks that transformers has a class for a model.
 
         Args:
           config: the model config.
 
         Raises:
-          UserError: if transformers has no class for the model.
+          UserError: if transformers has no class for the model. The message is the field and its value only, because
+            callers add the remedy.
         """
 
-    def classifier_rows(self, params: dict, architecture: str) -> int:
-        """Returns the number of labels that config.json must name for a class; 0 if the class has no labels.
+    def count_labels(self, params: dict, architecture: str) -> int:
+        """Returns the number of labels that config.json must list for a class; 0 if the class has no labels.
 
         Args:
           params: the params of a model.
           architecture: the class.
 
         Raises:
-          UserError: if the class scores choices, but the classifier has several labels.
+          UserError: if the class is for multiple choice, and the classifier has several outputs.
         """
         if "classifier" not in self.architectures[architecture]:
             return 0
         rows = params["classifier"]["dense"]["bias"].shape[0]
         if architecture.endswith("ForMultipleChoice") and rows != 1:
             raise UserError(
-                f"--architecture={architecture}: one score per choice, but this classifier has {rows} labels"
+                f"--architecture={architecture}: the classifier has {rows} outputs; expected 1, the score of a choice; "
+                f"use a class for sequence classification"
             )
         return rows

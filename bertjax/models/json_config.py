@@ -1,4 +1,4 @@
-"""Model configs from the fields of JSON files that other libraries write."""
+"""Builds model configs from JSON files that other libraries write, and checks the fields of these files."""
 
 import dataclasses
 import re
@@ -16,40 +16,40 @@ from bertjax.models.library_fields import tables
 from bertjax.models.validate import validate_model
 
 T = TypeVar("T")
-# Activations: name in transformers -> our name.
+# {name of an activation in transformers: name in bertjax}
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu"}
 
-# Fields of transformers' config.json that have one supported value in all families.
-ONLY: dict[str, Any] = {
-    "auto_map": None,  # code that replaces the architecture
-    "configuration_files": None,  # another config.json
+# {field of transformers' config.json: the only supported value}, for all families.
+SUPPORTED_VALUES: dict[str, Any] = {
+    "auto_map": None,  # Python code that replaces the architecture
+    "configuration_files": None,  # names of files that replace config.json
     "is_encoder_decoder": False,
     "per_layer_config": None,
     "pruned_heads": {},
     "quantization_config": None,
     "tie_last_hidden_states": None,
-    "transformers_weights": None,  # other weights
+    "transformers_weights": None,  # the name of a file that replaces the weights
 }
-# Fields of transformers' config.json that change no prediction in any family.
-HARMLESS = frozenset({
-    # `interop.huggingface` and `interop.hf_tokenizer` read them; the tensors of a classifier have its rows.
+# Fields of transformers' config.json that do not affect predictions in any family.
+UNUSED_FIELDS = frozenset({
+    # `interop.huggingface` and `interop.hf_tokenizer` read these fields. Tensors determine the number of labels.
     "architectures", "id2label", "label2id", "model_type", "num_labels", "problem_type", "tokenizer_class",
     # Names and versions.
     "_commit_hash", "_name_or_path", "model_name", "name_or_path", "transformers_version",
-    # How transformers computes a prediction, and the dtype.
+    # The implementation of a layer in transformers, and the dtype.
     "_attn_implementation", "_experts_implementation", "attn_implementation", "chunk_size_feed_forward",
     "distributed_config", "dtype", "experts_implementation", "fusion_config", "gradient_checkpointing", "torch_dtype",
     "use_cache",
-    # Outputs of a class of transformers that are not predictions.
+    # The outputs that a class of transformers returns in addition to predictions.
     "function_to_apply", "output_attentions", "output_hidden_states", "return_dict",
     # Initial values, and dropout in training.
     "classifier_dropout", "hidden_dropout", "init_std", "initializer_factor", "initializer_range",
     "summary_first_dropout", "summary_last_dropout",
-    # Ids of special pieces, which the tokenizer decides. Padding is masked.
+    # Ids of special tokens, which are read from the tokenizer. Padding is masked.
     "bos_token_id", "cls_token_id", "eos_token_id", "mask_token_id", "pad_token_id", "sep_token_id",
-    # A decoder that is not tied has a tensor, which is compared with the embeddings.
+    # The reader compares the tensor of the decoder with the word embeddings instead.
     "tie_word_embeddings",
-    # Generation, which has flags in bertjax.
+    # Generation. bertjax has command-line flags for generation.
     "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",
     "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
     "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
@@ -57,19 +57,19 @@ HARMLESS = frozenset({
     "num_assistant_tokens_schedule", "num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "prefix",
     "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "target_lookbehind",
     "temperature", "top_k", "top_p", "typical_p",
-    # Fields that older versions of transformers wrote, and that the published configs have. Nothing reads them.
+    # Fields of published configs that older versions of transformers wrote, and that no version reads.
     "bos_token", "cross_attention_hidden_size", "decoder_start_token_id", "directionality", "eos_token",
     "finetuning_task", "layer_norm_eps", "mask_token", "model_max_length", "n_ctx", "output_past", "pad_token",
     "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
     "position_embedding_type", "reference_compile", "repad_logits_with_grad", "task_specific_params",
     "tf_legacy_loss", "tie_encoder_decoder", "tie_weights_", "torchscript", "use_bfloat16",
     "_num_labels", "xla_device",
-    # sentence-transformers writes them for its CrossEncoder.
+    # Fields that the CrossEncoder of sentence-transformers writes.
     "sbert_ce_default_activation_function", "sentence_transformers",
 })  # fmt: skip
-# Fields that no module of transformers reads for a family, unless the family lists the field itself: fields of models
-# of other types, and properties of the base class. A note names them.
-ELSEWHERE = frozenset({
+# Fields of other model types, and properties of the base class of configs. transformers ignores such a field unless the
+# family lists the field in `names`, `also` or `only`. A note lists ignored fields.
+FIELDS_OF_OTHER_TYPES = frozenset({
     "allow_global_per_layer_attribute_access", "attention_chunk_size", "attention_dropout", "chain_hidden_post_norm",
     "embedding_size", "is_causal", "layer_types", "logits_mup_width_multiplier", "mtp_hidden_states_first",
     "partial_rotary_factor", "rope_scaling", "rope_theta", "serialize_explicit_per_layer_config", "sliding_window",
@@ -85,15 +85,15 @@ def build(
     absent: Collection[str],
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> T:
-    """Returns a model config.
+    """Builds a model config and validates it.
 
     Args:
       path: the file, for messages.
       config_class: the class of the config.
-      fields: values by our names. Names that are not fields of the class are ignored.
-      required: fields without a default.
+      fields: {name in bertjax: value}. Names that are not fields of the class are ignored.
+      required: fields that the file must contain.
       absent: fields of the class that the file does not contain.
-      names: {our name: the name in the file} where the two differ, for messages.
+      names: {name in bertjax: name in the file} where the two differ, for messages.
 
     Raises:
       UserError: if a field is missing or has an invalid value.
@@ -101,12 +101,12 @@ def build(
     known = {field.name: field for field in dataclasses.fields(cast(Any, config_class)) if field.name not in absent}
     for name in required:
         if name not in fields:
-            raise UserError(f"{path}: {names.get(name, name)} is missing; the config of such a model needs it")
+            raise UserError(f"{path}: {names.get(name, name)} is missing, but required; add the field")
     values = {}
     for name, field in known.items():
         kind, value = cast(type, field.type), fields.get(name, field.default)
         if type(value) not in ((int, float) if kind is float else (kind,)):
-            raise UserError(f"{path}: {names.get(name, name)} is {value!r}, which is not a valid {kind.__name__}")
+            raise UserError(f"{path}: {names.get(name, name)} is {value!r}; expected {kind.__name__}")
         if name in fields:
             values[name] = kind(value)
     config: Any = config_class(**values)
@@ -130,27 +130,27 @@ def read_fields(
     required: Collection[str] = (),
     also: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Returns fields of transformers' config.json under our names. Each field of the file is checked.
+    """Returns fields of transformers' config.json under the names of bertjax, and checks all fields of the file.
 
-    An optional field that the file lacks has the default of transformers.
+    A missing optional field gets the default of transformers.
 
     Args:
       path: the file, for messages.
       fields: the content of the file.
-      kind: the model type.
-      names: {our name: the name in the file} of the fields that are returned.
-      only: {name in the file: the only value that is supported}.
-      required: our names of the fields without a default.
-      also: names of other fields that the family reads, or that change no prediction of the family.
+      kind: the `model_type`.
+      names: {name in bertjax: name in the file} of the fields that are returned.
+      only: {name in the file: the only supported value}.
+      required: names in bertjax of the fields without a default.
+      also: names in the file of other fields that the family reads, or that do not affect its predictions.
 
     Raises:
-      UserError: for a field that transformers obeys and bertjax does not, unless it has the only supported value.
+      UserError: if transformers reads a field that bertjax does not support, and the value is not the default.
     """
-    require(path, fields, ONLY | dict(only))
-    read = {*names.values(), *also, *only, *ONLY, *HARMLESS}
-    tables.check_fields(path, fields, "transformers", kind, read | ELSEWHERE)
-    if elsewhere := sorted(name for name in ELSEWHERE - read if fields.get(name) is not None):
-        note(path, f"not read here, nor by transformers in a {kind}: {', '.join(elsewhere)}")
+    require(path, fields, SUPPORTED_VALUES | dict(only))
+    read = {*names.values(), *also, *only, *SUPPORTED_VALUES, *UNUSED_FIELDS}
+    tables.check_fields(path, fields, "transformers", kind, read | FIELDS_OF_OTHER_TYPES)
+    if ignored := sorted(name for name in FIELDS_OF_OTHER_TYPES - read if fields.get(name) is not None):
+        note(path, f"ignored fields, which transformers does not read in a {kind} either: {', '.join(ignored)}")
     defaults = tables.defaults_of("transformers", kind)
     optional = {ours: defaults[name] for ours, name in names.items() if name in defaults and ours not in required}
     return optional | {ours: fields[name] for ours, name in names.items() if name in fields}
@@ -159,12 +159,12 @@ def read_fields(
 def field_names(
     config_class: type, absent: Collection[str], names: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Returns {our name: the name in config.json} of the fields of a config that config.json contains.
+    """Returns {name in bertjax: name in config.json} of the fields of a config class.
 
     Args:
       config_class: the class of the config.
-      absent: fields that config.json does not contain.
-      names: {our name: the name in config.json} where the two differ.
+      absent: fields that config.json does not contain; they are omitted.
+      names: {name in bertjax: name in config.json} where the two differ.
     """
     fields = (field.name for field in dataclasses.fields(config_class))
     return {name: names.get(name, name) for name in fields if name not in absent}
@@ -187,7 +187,7 @@ def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:
 
 
 def with_aliases(path: epath.Path, fields: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Returns fields of a config.json without the aliases that transformers accepts, such as hidden_size for dim.
+    """Returns fields of config.json with aliases replaced by the names of the fields, such as dim for hidden_size.
 
     Args:
       path: the file, for messages.
@@ -195,23 +195,25 @@ def with_aliases(path: epath.Path, fields: Mapping[str, Any], aliases: Mapping[s
       aliases: {alias: the name of the field}.
 
     Raises:
-      UserError: if a field and its alias have two values.
+      UserError: if a field and its alias have different values.
     """
     result = {name: value for name, value in fields.items() if name not in aliases}
     for alias, name in aliases.items():
         if alias in fields and result.setdefault(name, fields[alias]) != fields[alias]:
-            raise UserError(f"{path}: {alias} is {fields[alias]!r}, but {name} is {result[name]!r}; delete {alias}")
+            raise UserError(
+                f"{path}: {alias} is {fields[alias]!r}; expected {result[name]!r}, the value of {name}; delete {alias}"
+            )
     return result
 
 
 def head_size(fields: Mapping[str, Any]) -> int | None:
-    """Returns hidden_size / num_attention_heads; None if a field is not a number."""
+    """Returns hidden_size / num_attention_heads; None if one of the two is missing or not an integer."""
     hidden, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
     return hidden // heads if type(hidden) is int and type(heads) is int and heads > 0 else None
 
 
 def rope_theta(path: epath.Path, name: str, rope: Any) -> Any:
-    """Returns the base of rotary angles in an object of config.json; None if the object contains no base.
+    """Returns the base of the rotary frequencies from a JSON object of config.json; None without a base.
 
     Args:
       path: the file, for messages.
@@ -219,12 +221,12 @@ def rope_theta(path: epath.Path, name: str, rope: Any) -> Any:
       rope: the object, or None.
 
     Raises:
-      UserError: if the angles are scaled.
+      UserError: if the object has a type of scaling that is not supported.
     """
     if rope is None:
         return None
     if not isinstance(rope, dict):
-        raise UserError(f"{path}: {name} {rope!r} must be an object")
+        raise UserError(f"{path}: {name} {rope!r} must be a JSON object")
     supported = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0, "rope_theta": ...}
     for field, value in rope.items():
         if field not in supported:
@@ -235,7 +237,7 @@ def rope_theta(path: epath.Path, name: str, rope: Any) -> Any:
 
 
 def activation(path: epath.Path, fields: Mapping, name: str) -> str:
-    """Returns our name of the activation in a field of config.json.
+    """Returns the name in bertjax of an activation in config.json.
 
     Args:
       path: the file, for messages.

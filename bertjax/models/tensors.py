@@ -1,4 +1,4 @@
-"""Conversion between params and the named tensors of a PyTorch checkpoint, by a table that lists both."""
+"""Converts params to and from the state dict of a PyTorch model, by a table {path of a param: tensor}."""
 
 import abc
 import math
@@ -12,18 +12,19 @@ from bertjax.common.errors import UserError
 from bertjax.models.family import param_at
 from bertjax.models.huggingface_format import HuggingFaceFormat
 
-WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")  # prefixes of all names, from DataParallel and torch.compile
+# The prefixes that DataParallel and torch.compile add to all tensor names.
+WRAPPER_PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 class Tensor(NamedTuple):
-    """The tensor of a param in PyTorch, or several tensors that the param stacks on the second axis.
+    """The PyTorch tensor of a param. A param may also stack several tensors on its second axis, such as key and value.
 
     Attributes:
       names: the names of the tensors.
-      param_shape: the shape of the param, without the axis that stacks several tensors.
+      param_shape: the shape of the param, without the axis that stacks tensors.
       tensor_shape: the shape of each tensor.
-      inputs_first: whether a matrix has the inputs on the first axis, like the param. PyTorch's linear layers have the
-        outputs first.
+      inputs_first: whether the first axis of the tensor is the inputs, as in params. `torch.nn.Linear` stores
+        `[outputs, inputs]`.
     """
 
     names: tuple[str, ...]
@@ -37,7 +38,7 @@ class Tensor(NamedTuple):
 
 
 class TensorTable(dict[tuple, Tensor]):
-    """{path of a param: its tensor}. The params of a layer are `("bert", "layers", number, ...)`, each layer alone."""
+    """{path of a param: its tensor}. Layers are not stacked: their params are `("bert", "layers", number, ...)`."""
 
     def dense(
         self, path: tuple, names: str | tuple[str, ...], inputs: tuple, outputs: tuple, bias: bool = False
@@ -46,9 +47,9 @@ class TensorTable(dict[tuple, Tensor]):
 
         Args:
           path: the path of the params of the layer.
-          names: the name of the layer, or the names of several layers without biases that one param stacks.
-          inputs: the shape of the inputs of the param.
-          outputs: the shape of the outputs of the param.
+          names: the name of the PyTorch layer, or the names of several layers without biases that one param stacks.
+          inputs: the input axes of the kernel.
+          outputs: the output axes of the kernel, such as `(heads, head_size)`.
           bias: whether the layer has a bias.
         """
         names = (names,) if isinstance(names, str) else names
@@ -59,13 +60,13 @@ class TensorTable(dict[tuple, Tensor]):
             self[*path, "bias"] = Tensor((f"{names[0]}.bias",), outputs, (output_size,))
 
     def norm(self, path: tuple, name: str, size: int, bias: bool = False) -> None:
-        """Adds a LayerNorm or an RMSNorm."""
+        """Adds a LayerNorm or an RMSNorm of `size` elements."""
         self[*path, "scale"] = Tensor((f"{name}.weight",), (size,), (size,))
         if bias:
             self[*path, "bias"] = Tensor((f"{name}.bias",), (size,), (size,))
 
-    def rows(self, path: tuple, name: str, *shape: int) -> None:
-        """Adds a param with a row for each piece of the vocabulary."""
+    def vocab_rows(self, path: tuple, name: str, *shape: int) -> None:
+        """Adds a param whose first axis is the vocabulary."""
         self[path] = Tensor((name,), shape, shape)
 
     def names(self) -> set[str]:
@@ -77,10 +78,10 @@ class TableFormat(HuggingFaceFormat):
     """A format whose tensors are listed in a `TensorTable`.
 
     Attributes:
-      model_name: the model in a message, such as "a EuroBERT".
-      words: the name of the word embeddings. It begins with the prefix of the encoder.
-      decoder: the name of the weights that predict words.
-      classifiers: names that the output layer of a classifier may have.
+      model_name: the model in messages, such as "a EuroBERT".
+      words: the tensor name of the word embeddings, with the prefix of the encoder.
+      decoder: the tensor name of the output embeddings of the masked-LM head.
+      classifiers: possible names of the output layer of a classifier.
     """
 
     model_name: str
@@ -90,29 +91,29 @@ class TableFormat(HuggingFaceFormat):
 
     @abc.abstractmethod
     def table(self, config: Any, parts: Collection[str], labels: int) -> TensorTable:
-        """Returns the tensors of a model.
+        """Returns the table of a model: the encoder and `parts`.
 
         Args:
           config: the model config.
-          parts: the parts of the model, without the encoder.
-          labels: the number of labels; 0 if no part is a classifier.
+          parts: the output layers, and the pooler.
+          labels: the number of labels; 0 without a classifier.
         """
 
     @abc.abstractmethod
-    def parts_in(self, named: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
-        """Returns the parts of a checkpoint, without the encoder.
+    def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
+        """Returns the parts that a checkpoint contains, without the encoder.
 
         Args:
-          named: {name: tensor}.
+          state_dict: {name: tensor}.
           fields: the content of config.json.
         """
 
     def parts_of(self, params: Mapping, config: Any) -> set[str]:
-        """Returns the parts of params, as classes name them."""
+        """Returns the parts that params contain, without the encoder."""
         return parts_of(params)
 
     def stack_layers(self, params: dict, config: Any) -> dict:
-        """Moves the layers of a table to the paths of the encoder's params."""
+        """Returns params with the layers stacked, as in the params of the encoder."""
         import jax
 
         encoder = dict(params["bert"])
@@ -120,49 +121,49 @@ class TableFormat(HuggingFaceFormat):
         return params | {"bert": encoder | {"encoder": encoder.get("encoder", {}) | {"layers": layers}}}
 
     def unstack_layers(self, params: dict, config: Any) -> dict:
-        """Returns params with the layers at the paths of a table. The inverse of `stack_layers`."""
+        """Returns params with separate layers, as in `TensorTable`. The inverse of `stack_layers`."""
         import jax
 
         stacked = jax.tree.map(np.asarray, params["bert"]["encoder"]["layers"])
         layers = {i: jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(config.num_hidden_layers)}
         return params | {"bert": params["bert"] | {"layers": layers}}
 
-    def why_untied(
+    def untied_reason(
         self,
-        named: Mapping[str, np.ndarray],
+        state_dict: Mapping[str, np.ndarray],
         parts: Collection[str],
         fields: Mapping[str, Any],
         config: Any,
         source: str,
     ) -> str:
-        """Returns the reason why the output layer for words is not supported; "" if it is supported or absent."""
-        if "masked_lm" not in parts and self.decoder not in named:
+        """Returns the reason why the masked-LM head is not supported; "" if it is supported or absent."""
+        if "masked_lm" not in parts and self.decoder not in state_dict:
             return ""
-        return untied(named, self.decoder, named[self.words], fields, source)
+        return untied_reason(state_dict, self.decoder, state_dict[self.words], fields, source)
 
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: Any, source: str
     ) -> tuple[dict, list[str], str]:
         """Converts tensors to params, see `HuggingFaceFormat.read_params`."""
-        named = {WRAPPERS.sub("", name): tensor for name, tensor in tensors}
-        if self.words not in named:  # the encoder alone
-            named = {f"{self._prefix}{name}": tensor for name, tensor in named.items()}
-        parts, labels = self.parts_in(named, fields), self._labels_in(named)
+        state_dict = {WRAPPER_PREFIXES.sub("", name): tensor for name, tensor in tensors}
+        if self.words not in state_dict:  # tensor names of an encoder without an output layer have no prefix
+            state_dict = {f"{self._prefix}{name}": tensor for name, tensor in state_dict.items()}
+        parts, labels = self.parts_in(state_dict, fields), self._labels_in(state_dict)
         table, padding = self.table(config, parts, labels), config.padded_vocab_size - config.vocab_size
-        params = self.stack_layers(to_params(table, named, padding, source, self.model_name), config)
-        ignored = sorted(named.keys() - table.names() - {self.decoder})
-        wordless = self.why_untied(named, parts, fields, config, source)
-        if wordless:
+        params = self.stack_layers(to_params(table, state_dict, padding, source, self.model_name), config)
+        ignored = sorted(state_dict.keys() - table.names() - {self.decoder})
+        masked_lm_problem = self.untied_reason(state_dict, parts, fields, config, source)
+        if masked_lm_problem:
             params.pop("masked_lm", None)
-            ignored += named.keys() & {self.decoder}
-        return params, ignored, wordless
+            ignored += state_dict.keys() & {self.decoder}
+        return params, ignored, masked_lm_problem
 
-    def choose_architecture(self, params: dict, config: Any, stated: str = "") -> str:
+    def choose_architecture(self, params: dict, config: Any, saved_class: str = "") -> str:
         """Returns the class for params, see `HuggingFaceFormat.choose_architecture`."""
-        beginning, parts = next(iter(self.classes)), self.parts_of(params, config)
-        stated = beginning + stated.removeprefix(beginning).removeprefix("Bert")
+        prefix, parts = next(iter(self.classes)), self.parts_of(params, config)
+        saved_class = prefix + saved_class.removeprefix(prefix).removeprefix("Bert")
         fitting = [name for name, needed in self.architectures.items() if parts >= set(needed)]
-        return stated if stated in fitting else max(fitting, key=lambda name: len(self.architectures[name]))
+        return saved_class if saved_class in fitting else max(fitting, key=lambda name: len(self.architectures[name]))
 
     def to_tensors(self, params: dict, config: Any, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
         """Converts params to tensors, see `HuggingFaceFormat.to_tensors`."""
@@ -170,125 +171,131 @@ class TableFormat(HuggingFaceFormat):
         check_parts(architecture, parts, self.parts_of(params, config), self.choose_architecture(params, config))
         labels = [params[part]["dense"]["bias"].shape[0] for part in parts if part in ("classifier", "spans")]
         table = self.table(config, parts, sum(labels))
-        named = to_named(table, self.unstack_layers(params, config))
+        state_dict = to_state_dict(table, self.unstack_layers(params, config))
         if architecture == f"{next(iter(self.classes))}Model":
-            named = {name.removeprefix(self._prefix): tensor for name, tensor in named.items()}
-        return named, sorted(parts_of(params) - set(parts))
+            state_dict = {name.removeprefix(self._prefix): tensor for name, tensor in state_dict.items()}
+        return state_dict, sorted(parts_of(params) - set(parts))
 
     @property
     def _prefix(self) -> str:
         return self.words[: self.words.index(".") + 1]
 
-    def _labels_in(self, named: Mapping[str, np.ndarray]) -> int:
+    def _labels_in(self, state_dict: Mapping[str, np.ndarray]) -> int:
         weights = (f"{name}.weight" for name in self.classifiers)
-        return next((len(named[name]) for name in weights if name in named), 0)
+        return next((len(state_dict[name]) for name in weights if name in state_dict), 0)
 
 
-def take(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...], source: str, kind: str) -> np.ndarray:
+def take(
+    state_dict: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...], source: str, model_name: str
+) -> np.ndarray:
     """Returns a tensor as float32.
 
     Args:
-      named: {name: tensor}.
+      state_dict: {name: tensor}.
       name: the name of the tensor.
       shape: the expected shape.
       source: the checkpoint, for messages.
-      kind: the expected model, for messages: "a GPT-2".
+      model_name: the expected model, for messages: "a GPT-2".
 
     Raises:
-      UserError: if the tensor is missing, of another shape, or quantized.
+      UserError: if the tensor is missing, has another shape, or is quantized.
     """
-    if name not in named:
-        raise UserError(f"{source}: {name} is missing; is the checkpoint complete, and {kind}?")
-    if named[name].shape != shape:
-        raise UserError(f"{source}: {name} has shape {named[name].shape}, but its config says {shape}")
-    if named[name].dtype.kind in "iub":
-        raise UserError(f"{source}: {name} is of type {named[name].dtype}; quantized weights are not supported")
-    return named[name].astype(np.float32)
+    if name not in state_dict:
+        raise UserError(
+            f"{source}: {name} is missing; expected the tensors of {model_name}; check that the checkpoint is complete"
+        )
+    if state_dict[name].shape != shape:
+        raise UserError(f"{source}: {name} has shape {state_dict[name].shape}; expected {shape} by config.json")
+    if state_dict[name].dtype.kind in "iub":
+        raise UserError(f"{source}: {name} has dtype {state_dict[name].dtype}; expected floats, not quantized weights")
+    return state_dict[name].astype(np.float32)
 
 
-def to_params(table: TensorTable, named: Mapping[str, np.ndarray], padding: int, source: str, kind: str) -> dict:
-    """Returns the params of a table.
+def to_params(
+    table: TensorTable, state_dict: Mapping[str, np.ndarray], padding: int, source: str, model_name: str
+) -> dict:
+    """Converts the tensors of a table to params.
 
     Args:
       table: the params and their tensors.
-      named: {name: tensor}.
-      padding: rows of zeros that are added to each param with a row for each piece of the vocabulary.
+      state_dict: {name: tensor}.
+      padding: the number of rows of zeros that pad the vocabulary axis of params.
       source: the checkpoint, for messages.
-      kind: the expected model, for messages.
+      model_name: the expected model, for messages.
 
     Raises:
-      UserError: if a tensor is missing, of another shape, or quantized.
+      UserError: if a tensor is missing, has another shape, or is quantized.
     """
     params: dict = {}
     for path, tensor in table.items():
-        arrays = [take(named, name, tensor.tensor_shape, source, kind) for name in tensor.names]
+        arrays = [take(state_dict, name, tensor.tensor_shape, source, model_name) for name in tensor.names]
         if tensor.is_transposed(path):
             arrays = [array.reshape(len(array), -1).T for array in arrays]
         arrays = [array.reshape(tensor.param_shape) for array in arrays]
         param = np.stack(arrays, axis=1) if len(arrays) > 1 else arrays[0]
         tree = params
-        for step in path[:-1]:
-            tree = tree.setdefault(step, {})
-        rows = padding if _has_rows(path) else 0
+        for key in path[:-1]:
+            tree = tree.setdefault(key, {})
+        rows = padding if _has_vocab_rows(path) else 0
         tree[path[-1]] = np.pad(param, [(0, rows)] + [(0, 0)] * (param.ndim - 1))
     return params
 
 
-def to_named(table: TensorTable, params: Mapping) -> dict[str, np.ndarray]:
-    """Returns the tensors of a table by name. The inverse of `to_params`."""
-    named = {}
+def to_state_dict(table: TensorTable, params: Mapping) -> dict[str, np.ndarray]:
+    """Converts params to {name: tensor}. The inverse of `to_params`."""
+    state_dict = {}
     for path, tensor in table.items():
         shape, param = tensor.tensor_shape, np.asarray(param_at(params, path))
-        param = param[: shape[0]] if _has_rows(path) else param
+        param = param[: shape[0]] if _has_vocab_rows(path) else param
         for name, array in zip(
             tensor.names, np.moveaxis(param, 1, 0) if len(tensor.names) > 1 else [param], strict=True
         ):
             if tensor.is_transposed(path):
                 array = array.reshape(-1, shape[0]).T
-            named[name] = np.ascontiguousarray(array.reshape(shape))
-    return named
+            state_dict[name] = np.ascontiguousarray(array.reshape(shape))
+    return state_dict
 
 
-def _has_rows(path: tuple) -> bool:
-    """Returns whether a param has a row for each piece of the vocabulary."""
+def _has_vocab_rows(path: tuple) -> bool:
+    """Returns whether the first axis of a param is the vocabulary."""
     return path[-1] == "embedding" or path == ("masked_lm", "bias")
 
 
 def parts_of(params: Mapping) -> set[str]:
-    """Returns the parts of params, without the encoder: output layers, and the pooler."""
+    """Returns the names of the output layers in params, and "pooler" if params contain a pooler."""
     return {*params, *(("pooler",) if "pooler" in params["bert"] else ())} - {"bert"}
 
 
-def untied(
-    named: Mapping[str, np.ndarray], decoder: str, words: np.ndarray, fields: Mapping[str, Any], source: str
+def untied_reason(
+    state_dict: Mapping[str, np.ndarray], decoder: str, words: np.ndarray, fields: Mapping[str, Any], source: str
 ) -> str:
-    """Returns the reason why a decoder is not the word embeddings; "" if it is.
+    """Returns the reason why a decoder is not supported; "" if the decoder is tied to the word embeddings.
 
     Args:
-      named: the tensors of a model that predicts words, by name.
-      decoder: the name of the decoder, which may be absent if it is tied.
+      state_dict: {name: tensor} of a model with a masked-LM head.
+      decoder: the tensor name of the decoder. A tied decoder may be absent.
       words: the word embeddings.
       fields: the content of config.json.
       source: the folder, for messages.
     """
-    if decoder not in named:
+    if decoder not in state_dict:
         is_missing = fields.get("tie_word_embeddings") is False
-        reason = f"{source}: {decoder} is missing, although config.json has tie_word_embeddings false"
+        reason = f"{source}: {decoder} is missing, but config.json has tie_word_embeddings false"
         return reason if is_missing else ""
-    is_tied = np.array_equal(named[decoder], words)
+    is_tied = np.array_equal(state_dict[decoder], words)
     return "" if is_tied else f"{source}: {decoder} is not tied to the word embeddings, which is not supported"
 
 
 def check_parts(architecture: str, needed: Collection[str], present: Collection[str], fitting: str) -> None:
-    """Raises `UserError` if a class has parts that the params lack.
+    """Raises `UserError` if params lack a part of a class.
 
     Args:
       architecture: the class.
       needed: the parts of the class.
-      present: the parts of the params.
-      fitting: a class without the missing parts, for the message.
+      present: the parts that the params contain.
+      fitting: the class that fits the params, for the message.
     """
     if missing := set(needed) - set(present):
         raise UserError(
-            f"--architecture={architecture}: it has {min(missing)}, which the checkpoint lacks; use {fitting}"
+            f"--architecture={architecture}: the checkpoint must contain {min(missing)}; use --architecture={fitting}"
         )

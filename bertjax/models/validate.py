@@ -20,13 +20,13 @@ def validate_model(config: ml_collections.ConfigDict) -> None:
     """
     fields = dataclasses.fields(families.FAMILIES.get(config.model.family).config_class)
     known, present = {field.name for field in fields}, set(config.model)
-    if families.adopts_model(config):  # may have fields of the checkpoint's family
+    if families.adopts_model(config):  # fields of the family of the checkpoint are allowed
         present -= families.all_field_names() - known
     if different := known ^ present:
         raise UserError(
-            f"config.model.family = {config.model.family!r}: its models do not have the fields of this config, such as "
-            f"{min(different)}; begin with an experiment of the family, or set config.model = "
-            f"bertjax.models.model_fields({config.model.family!r}) in one"
+            f"config.model.family = {config.model.family!r}: config.model must have the fields of this family, but "
+            f"{min(different)} is {'missing' if min(different) in known else 'unknown'}; start from an experiment of "
+            f"the family, or set config.model = bertjax.models.model_fields({config.model.family!r}) in the experiment"
         )
     for field in fields:
         within(f"model.{field.name}", config.model[field.name], **field.metadata)

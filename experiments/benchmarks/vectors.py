@@ -120,10 +120,10 @@ def make_config(row: str, start: str, folder: pathlib.Path, seed: int):
 
 def scores_of(vectors_of, row: str, folder: pathlib.Path) -> dict[str, float]:
     """Returns the scores of a function from texts to vectors `[texts, width]`."""
-    from bertjax.finetuning.metrics import spearman, unit
+    from bertjax.finetuning.metrics import l2_normalize, spearman
 
     pairs = read(folder / "stsb-dev.jsonl")
-    first, second = (unit(vectors_of([pair[name] for pair in pairs])) for name in ("sentence1", "sentence2"))
+    first, second = (l2_normalize(vectors_of([pair[name] for pair in pairs])) for name in ("sentence1", "sentence2"))
     scores = {"spearman": spearman([float(pair["score"]) for pair in pairs], (first * second).sum(1))}
     if row == "as_is" or row.startswith("squad"):
         asked = read(folder / "squad-dev.jsonl")
@@ -132,7 +132,7 @@ def scores_of(vectors_of, row: str, folder: pathlib.Path) -> dict[str, float]:
         own = np.array([numbers[each["positive"]] for each in asked])
         queries, documents = vectors_of([each["anchor"] for each in asked]), vectors_of(paragraphs)
         for width in (None, *(width for width in WIDTHS if width < queries.shape[1])):
-            cosines = unit(queries[:, :width]) @ unit(documents[:, :width]).T
+            cosines = l2_normalize(queries[:, :width]) @ l2_normalize(documents[:, :width]).T
             ranks = 1 + (cosines > cosines[np.arange(len(own)), own, None]).sum(1)
             named = f"_{width}" if width else ""
             scores[f"ndcg@10{named}"] = float(np.where(ranks <= 10, 1 / np.log2(1 + ranks), 0).mean())

@@ -317,7 +317,7 @@ def test_missing_flags_are_named_with_an_example_of_the_command(tmp_path):
     [
         (["data.records=RECORDS", f"eval.fill_masks=('the [MASK]{' x' * 600}',)"],
          "tokens, more than the model's 512 positions"),
-        (["data.records=nowhere"], "config.data.records: no folder 'nowhere'"),
+        (["data.records=nowhere"], "config.data.records = 'nowhere': the folder does not exist"),
         (["data.corpus=nowhere.txt"], "data.corpus: no file or folder 'nowhere.txt'"),
         (["data.corpus=empty.txt"], "data.corpus: 'empty.txt' contains no text"),
         (["data.corpus=one.txt", "tokenizer.path=empty.txt"], "the vocabulary empty.txt is empty"),

@@ -136,7 +136,7 @@ def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(recor
 
 def test_what_does_not_fit_together_is_refused(numbered):
     few = RecordSet(numbered.paths[1:2], numbered.counts[1:2])
-    with pytest.raises(UserError, match=r"5 training records are too few for a batch of 16 sequences"):
+    with pytest.raises(UserError, match=r"batch_size = 16: needs at least 16 training records, but there are 5; "):
         numbers(few, 1)
 
 

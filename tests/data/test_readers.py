@@ -12,7 +12,7 @@ from bertjax.data.loading.order import Order
 from bertjax.data.loading.readers import interface, plain
 from bertjax.data.records import layouts
 from bertjax.data.records.parsing import InvalidRecord, Records
-from bertjax.data.records.serialization import Damaged, RecordOffsets, read_range
+from bertjax.data.records.serialization import DamagedRecord, RecordOffsets, read_range
 from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_rows, write_set
 
 
@@ -31,10 +31,10 @@ def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypat
         measured = dataclasses.replace(files, lengths=rows["size"].astype(np.uint16))
         shuffled, packed = (Order(each, 16, 0, RowSize(LENGTH, 8)) for each in (files, measured))
         for source in (
-            reader.grouped(shuffled, form, own, shuffled.groups_of(own, 16), 7, lost),
-            reader.grouped(packed, form, own, packed.groups_of(own, 16), 7, lost),
-            reader.in_order(parts, form, 150, 2, 16),
-            reader.side_by_side(parts, form, 100, 8, 1),
+            reader.training_source(shuffled, form, own, shuffled.groups_of(own, 16), 7, lost),
+            reader.training_source(packed, form, own, packed.groups_of(own, 16), 7, lost),
+            reader.heldout_source(parts, form, 150, 2, 16),
+            reader.heldout_stream_source(parts, form, 100, 8, 1),
         ):
             yield from itertools.islice(reader.batches(source, form), 15)
 
@@ -86,7 +86,7 @@ def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
     for first, count in ((0, None), (0, 593), (3, 256), (2, 1), (255, 2), (512, 81), (592, 1), (593, 0)):
         last = None if count is None else first + count
         assert list(read_range(str(path), first, count, buffer, places)) == written[first:last]
-    with pytest.raises(Damaged, match=r"^record 593 is damaged or missing$"):
+    with pytest.raises(DamagedRecord, match=r"^record 593 is damaged or missing$"):
         list(read_range(str(path), 580, 20, buffer, places))
 
     content, start = path.read_bytes(), sum(len(record) + 16 for record in written[:300])
@@ -94,7 +94,7 @@ def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
         torn, taken = bytearray(content), []
         torn[place] ^= 0x55
         path.write_bytes(torn)
-        with pytest.raises(Damaged, match=r"^record 300 is damaged or missing$"):
+        with pytest.raises(DamagedRecord, match=r"^record 300 is damaged or missing$"):
             taken.extend(read_range(str(path), 290, 20, buffer))
         assert taken == written[290:300]
     assert list(read_range(str(path), 301, 20, buffer)) == written[301:321]

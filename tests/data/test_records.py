@@ -68,7 +68,7 @@ def test_records_that_do_not_fit_the_config_are_refused(tmp_path):
     for change, message in (
         (dict(length=16), rf"length = 16, but input_ids in .*{FIRST} has 8 values"),
         (dict(predictions=20), r"max_predictions_per_seq = 20, but masked_lm_positions in .* has 2 values"),
-        (dict(vocab_size=3), r"vocab_size = 3: the records in .* contain token id \d+"),
+        (dict(vocab_size=3), r"vocab_size = 3: must be above the token id \d+ in .*"),
     ):
         with pytest.raises(UserError, match=message):
             find(tmp_path, **change)
@@ -76,8 +76,8 @@ def test_records_that_do_not_fit_the_config_are_refused(tmp_path):
 
 def test_damaged_empty_and_missing_files_are_named(tmp_path):
     for folder, message in (
-        (tmp_path / "nowhere", "data.records: no folder .*nowhere"),
-        (tmp_path, "no TFRecord files"),
+        (tmp_path / "nowhere", "data.records = .*nowhere.: the folder does not exist"),
+        (tmp_path, "contains no TFRecord files"),
     ):
         with pytest.raises(UserError, match=message):
             find(folder)
@@ -97,7 +97,7 @@ def test_the_number_of_files_is_in_their_names_and_not_in_the_name_of_the_folder
     shutil.copytree(records_folder / "length32", tmp_path / "length32")
     assert find(tmp_path, 32, 5).total > 100
     (tmp_path / "length32" / "train-00003-of-00008.tfrecord").unlink()
-    with pytest.raises(UserError, match="length32: 7 of 8 files"):
+    with pytest.raises(UserError, match="length32: contains 7 of 8 files"):
         find(tmp_path, 32, 5)
     write_google_files(tmp_path / "wiki-of-2020", files=2)
     assert find(tmp_path / "wiki-of-2020").total == 10
@@ -151,7 +151,7 @@ def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path)
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(content)
     for arguments, message in (
-        ((records_folder, 128, 20), "have length 32, 64, not 128"),
+        ((records_folder, 128, 20), "length = 128, but the records in .* have length 32, 64; prepare"),
         ((records_folder, 32, 7), r"max_predictions_per_seq = 7, but .* with 5"),
         ((tmp_path / "empty", 32, 5), r"train-00000.*: missing, but listed"),
         ((tmp_path / "damaged", 32, 5), r"manifest.json: damaged, .*prepare the records again"),
@@ -178,7 +178,7 @@ def test_the_manifest_has_size_and_checksum_of_each_file(records_folder):
             }
 
 
-SIZE, CONTENT = r"has [\d,]+ bytes, not [\d,]+ as in the manifest", "is not the file in the manifest"
+SIZE, CONTENT = r"has [\d,]+ bytes; expected [\d,]+ by the manifest", "is overwritten"
 CHANGES = {
     "truncated": (lambda content: content[:-5], SIZE),
     "empty": (lambda content: b"", SIZE),
@@ -209,8 +209,8 @@ def test_files_that_are_not_what_the_manifest_says_can_be_left_out(copied, capfd
     with pytest.raises(UserError, match=r"train-00002-of-00008.tfrecord: .*\(and 2 more files are damaged\)"):
         find(copied, 64, 10)
     found = find(copied, 64, 10, on_corrupt="skip")
-    assert find(copied, 64, 10, "heldout").lost == {}
-    assert found.lost == {str(p): (range(found.counts[i]),) for i, p in zip((2, 5, 6), files)}
+    assert find(copied, 64, 10, "heldout").skipped == {}
+    assert found.skipped == {str(p): (range(found.counts[i]),) for i, p in zip((2, 5, 6), files)}
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 3 and all(str(p) in line and "; skipping its" in line for p, line in zip(files, lines))
     batches = heldout_batches(found, 64, 10, batch_size=found.total, max_sequences=found.total)
@@ -239,7 +239,7 @@ def test_a_manifest_that_counts_more_records_than_there_are_is_refused(copied, m
     files = manifest["sets"]["64"]["train"]
     path, entry = next(iter(files.items()))
     for wrong, message in (
-        (2**31, r"train-00000-of-.*: cannot have the 2,147,483,648 records of the manifest in"),
+        (2**31, r"train-00000-of-.*: [\d,]+ bytes are too few for the 2,147,483,648 records in"),
         ({**entry, "records": entry["records"] + 1000}, "train-00000-of-00008.lengths: differs from the manifest"),
     ):
         files[path] = wrong

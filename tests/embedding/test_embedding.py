@@ -12,7 +12,7 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder
-from bertjax.data.loading.mixture import MixedOrder, steps_of_each
+from bertjax.data.loading.mixture import MixedOrder, steps_per_dataset
 from bertjax.distributed.mesh import GROUPS, make_mesh, put_batch
 from bertjax.embedding import datasets, losses
 from bertjax.finetuning import distillation
@@ -209,7 +209,7 @@ def test_every_batch_is_of_one_set_and_each_is_used_as_often_as_it_weighs(is_pac
     sizes, weights, size = (40, 24, 64), (1.0, 2.0, 0.5), 8
     sets = [examples_of(count, name) for name, count in enumerate(sizes, 1)]
     orders = [PackedOrder(x, size, 0, 64, 1) if is_packed else TrainingOrder(x, size, 0, 64) for x in sets]
-    order = MixedOrder(orders, steps_of_each(sizes, weights, size), seed=0)
+    order = MixedOrder(orders, steps_per_dataset(sizes, weights, size), seed=0)
     steps = order.steps_per_epoch
     assert steps == 5 + 6 + 4
     batches = list(order.batches(range(2 * steps), np.arange))

@@ -54,7 +54,7 @@ CHOICES = [
 @pytest.mark.parametrize("choice", CHOICES)
 def test_negatives_are_the_nearest_that_may_be_some(choice, search, vectors):
     mined = mining.mine(search, *vectors, choice)
-    cosines = metrics.unit(vectors[0]) @ metrics.unit(vectors[1]).T
+    cosines = metrics.l2_normalize(vectors[0]) @ metrics.l2_normalize(vectors[1]).T
     expected, candidates, dropped, inverted = [], 0, 0, 0
     for query in range(QUERIES):
         own = cosines[query, list(search.relevant[query])].min()

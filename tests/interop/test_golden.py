@@ -120,7 +120,9 @@ def test_without_pooler_too_and_then_it_is_a_masked_lm(golden, tmp_path, to):
         assert "left out" not in conversion.convert(tmp_path / source, tmp_path / target, into)
         assert same(pretrained.read(tmp_path / target).params, params)
     assert huggingface.read_head(tmp_path / "third" / huggingface.CONFIG)[0] == "BertForMaskedLM"
-    message = "--architecture=BertForPreTraining: it has bert/pooler, which the checkpoint lacks; use BertForMaskedLM"
+    message = (
+        "--architecture=BertForPreTraining: the checkpoint must contain bert/pooler; use --architecture=BertForMaskedLM"
+    )
     with pytest.raises(UserError, match=message):
         conversion.convert(tmp_path / "second", tmp_path / "other", "huggingface", "BertForPreTraining")
 
@@ -222,7 +224,7 @@ DAMAGES = {  # a file; its new content, fields or name, or None without it; and 
     "relative": (CONFIG, dict(position_embedding_type="relative_key"), "supported: 'absolute'"),
     "activation": (CONFIG, dict(hidden_act="swish"), "hidden_act 'swish' is not supported"),
     "wrong size": (CONFIG, dict(intermediate_size=64),
-                   r"layer_0/intermediate/dense/kernel has shape \(32, 48\), but its config says \(32, 64\)"),
+                   r"layer_0/intermediate/dense/kernel has shape \(32, 48\); expected \(32, 64\)"),
     "missing layer": (CONFIG, dict(num_hidden_layers=3), "layer_2/.* is missing"),
     "long vocabulary": (VOCABULARY, (GOLDEN / VOCABULARY).read_bytes() + b"more\n",
                         "tokenizer has 28 pieces, its model only 27"),
@@ -278,8 +280,10 @@ def test_fields_of_a_folder_are_obeyed_or_named(folder, capfd):
     (folder / "config.json").write_text(json.dumps(fields | {"directionality": "bidi", "whales": 5}))
     assert pretrained.read(folder).max_seq_length == 16
     notes = capfd.readouterr().err
-    assert notes.count("config.json: not read here, nor by transformers: whales\n") == 1
-    assert notes.count("tokenizer_config.json: not read here, nor by transformers: shipping\n") == 1
+    assert notes.count("config.json: ignored fields, which transformers does not read either: whales\n") == 1
+    assert (
+        notes.count("tokenizer_config.json: ignored fields, which transformers does not read either: shipping\n") == 1
+    )
     head = {"architectures": ["BertForTokenClassification"], "id2label": {"1": "O", "2": "B"}}
     (folder / "config.json").write_text(json.dumps(fields | head))
     with pytest.raises(UserError, match="id2label has 2 labels, but none for 0; number the labels from 0 to 1"):
@@ -293,7 +297,7 @@ def test_an_output_layer_that_is_not_tied_is_named(folder, capfd):
     words, bias = tensors["bert.embeddings.word_embeddings.weight"], tensors["cls.predictions.bias"]
     tensors |= {"cls.predictions.decoder.weight": words + 1, "cls.predictions.decoder.bias": bias + 1}
     safetensors.numpy.save_file(tensors, folder / huggingface.WEIGHTS)
-    with pytest.raises(UserError, match=r"decoder.bias differs from cls.predictions.bias; there is one bias"):
+    with pytest.raises(UserError, match=r"decoder.bias differs from cls.predictions.bias; expected equal"):
         pretrained.read(folder)
     edit(folder / "config.json", tie_word_embeddings=False)
     source = pretrained.read_with_tokenizer(folder)

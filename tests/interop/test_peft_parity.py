@@ -100,5 +100,5 @@ def test_an_adapter_has_pefts_numbers(family, sizes, base, kind, rows, settings,
 def test_the_fields_are_those_of_peft():
     """`check_fields` refuses each field of PEFT that is not in a group."""
     assert json.loads((FOLDER / "peft.json").read_text()) == json.loads(json.dumps(table("peft")))
-    groups = [*peft_adapter.READ, *peft_adapter.HARMLESS]
+    groups = [*peft_adapter.READ, *peft_adapter.UNUSED_FIELDS]
     assert len({*groups}) == len(groups) and {*groups} <= defaults_of("peft", "lora").keys()

@@ -77,8 +77,11 @@ def test_code_in_a_pickle_is_not_run(folder, save, tmp_path):
             "quantized or sparse tensor",
         ),
         (lambda state: {name: x.to("meta") for name, x in state.items()}, "quantized or sparse tensor"),
-        (lambda state: {name: x.to(torch.int8) for name, x in state.items()}, "is of type int8; quantized weights"),
-        (lambda state: dict(list(state.items())[1:]), "is missing; is the checkpoint complete"),
+        (
+            lambda state: {name: x.to(torch.int8) for name, x in state.items()},
+            "has dtype int8; expected floats, not quantized weights",
+        ),
+        (lambda state: dict(list(state.items())[1:]), "is missing; expected the variables of a BERT"),
     ],
 )
 def test_other_content_is_named(folder, state, change, message):

@@ -11,7 +11,7 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, fields_of, model_size
 from bertjax.models.bert.model import BertModel
-from bertjax.models.elmo.model import LstmsModel
+from bertjax.models.elmo.model import ElmoModel
 from bertjax.models.heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
@@ -146,7 +146,7 @@ def test_two_lstms_see_one_side_each():
 
     Each is pooled where it has read the whole row.
     """
-    model, (ids, segments, types) = LstmsModel(LSTMS), row(0, width=16)
+    model, (ids, segments, types) = ElmoModel(LSTMS), row(0, width=16)
     params = random_params(model, ids, segments, types, deviation=0.3)
     assert "layers" not in params["encoder"] and params["encoder"]["backward_1"]["hi"]["kernel"].shape == (16, 16)
     params["pooler"]["dense"]["kernel"], variables = np.eye(32), {"params": params}  # it shows what it reads

@@ -1,4 +1,4 @@
-"""Training on several sets of examples. All examples of a batch are from the same set."""
+"""Training on a mixture of datasets. All examples of a batch are from the same dataset."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -11,56 +11,62 @@ from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, 
 from bertjax.distributed.mesh import Rows
 
 
-class Share(NamedTuple):
-    """A set of examples and its weight: the number of times that an epoch uses each example. It may be a fraction."""
+class WeightedExamples(NamedTuple):
+    """A dataset and its weight: the mean number of uses of an example per epoch, such as 0.5."""
 
     examples: Examples
     weight: float
 
 
-def steps_of_each(sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> list[int]:
-    """Returns the number of batches of each set in an epoch, at least one."""
+def steps_per_dataset(sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> list[int]:
+    """Returns the number of steps per epoch of each dataset, at least 1.
+
+    Args:
+      sizes: the number of examples of each dataset.
+      weights: see `WeightedExamples`.
+      batch_size: the number of examples in a batch.
+    """
     return [max(1, round(weight * steps_per_epoch(size, batch_size))) for size, weight in zip(sizes, weights)]
 
 
 class MixedOrder:
-    """Assigns the steps of training to sets. The order of a set determines the examples of its steps.
+    """Assigns training steps to datasets in random order. The order of a dataset determines the examples of its steps.
 
-    The sets of the steps of an epoch are in random order, a function of (seed, epoch).
+    The assignment in an epoch is a function of (seed, epoch).
     """
 
     def __init__(self, orders: Sequence[PackedOrder | TrainingOrder], counts: Sequence[int], seed: int):
         """Creates the order.
 
         Args:
-          orders: the order of each set.
-          counts: the number of steps of each set in an epoch.
+          orders: the order of each dataset.
+          counts: the number of steps per epoch of each dataset, see `steps_per_dataset`.
           seed: the seed of the order.
         """
         self._orders, self._counts, self._seed = orders, counts, seed
         self.steps_per_epoch = sum(counts)
         self._epoch = functools.lru_cache(2)(self._make_epoch)
 
-    def place(self, step: int) -> tuple[int, int]:
-        """Returns the number of the set of a step, and the number of the step among the steps of this set."""
-        epoch, place = divmod(step, self.steps_per_epoch)
+    def locate(self, step: int) -> tuple[int, int]:
+        """Returns the index of the dataset of a step, and the number of earlier steps of this dataset."""
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         sets, numbers = self._epoch(epoch)
-        chosen = int(sets[place])
-        return chosen, epoch * self._counts[chosen] + int(numbers[place])
+        chosen = int(sets[step_in_epoch])
+        return chosen, epoch * self._counts[chosen] + int(numbers[step_in_epoch])
 
     def shape(self, step: int) -> tuple[int, int]:
-        """Returns the number of rows of a step and their length."""
-        chosen, step_of_set = self.place(step)
+        """Returns the shape `(rows, length)` of the batch of a step."""
+        chosen, step_of_set = self.locate(step)
         return self._orders[chosen].shape(step_of_set)
 
     def batches(self, steps: range, rows: Rows) -> Iterator[Batch]:
-        """Yields the `rows` of this host of the batches of `steps`."""
+        """Yields the rows of this host in the batches of `steps`, see `distributed.mesh.Rows`."""
         for step in steps:
-            chosen, step_of_set = self.place(step)
+            chosen, step_of_set = self.locate(step)
             yield from self._orders[chosen].batches(range(step_of_set, step_of_set + 1), rows)
 
     def _make_epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns for each step of an epoch, `[steps]`: its set, and the number of earlier steps of the same set."""
+        """Returns for the steps of an epoch `[steps]`: the dataset, and the number of earlier steps of this dataset."""
         sets = np.repeat(np.arange(len(self._counts)), self._counts)
         sets = np.random.default_rng([self._seed, 2, number]).permutation(sets)
         numbers = np.empty_like(sets)

@@ -1,15 +1,16 @@
-"""The order of training assigns records to steps. It is a function of (seed, records) for any number of hosts.
+"""The order of training: assigns records to steps. It is a function of (seed, records) for any number of hosts.
 
-The records of a set form one list, which is divided into `lanes` ranges of equal size. Each lane reads its range in
-every epoch: the files in random order, the records in windows. A group of lanes fills the same rows of every batch.
-If the lengths of the records are known, `packing` arranges each window in few rows. A step has the same records with
-and without packing. If the lengths are unknown, each lane is a group with a shuffled window.
+The records of a set form one list, which is divided into `lanes` contiguous ranges of equal size. In an epoch, a lane
+reads the files of its range in random order. A window is a number of consecutive records of a lane, which are shuffled
+together. A group consists of several lanes and fills the same rows of all batches. If the lengths of the records are
+known, `packing` packs the windows of a group into few rows. Packing does not change the records of a step. If the
+lengths are unknown, a group has one lane.
 
-A stream has one lane per row of a batch. The lane reads its range in the order of the list, so that a row continues the
-text of the previous step.
+A stream has one lane per row of a batch. The lane reads its range in the order of the list, so that a row continues
+the text of the same row in the previous step.
 
-The generators of file orders and arrangements have the seeds (seed, lane, epoch) and (seed, group, window), so that any
-step can be computed without earlier steps. A host reads only the groups of its rows.
+The random generators have the seeds (seed, lane, epoch) for the order of files and (seed, group, window) for windows,
+so that any step can be computed without earlier steps. A host reads only the groups of its rows.
 """
 
 import functools
@@ -24,19 +25,20 @@ from bertjax.data.loading import packing
 from bertjax.data.loading.packing import Arrangement
 from bertjax.data.records.record_sets import RecordSet
 
-MAX_LANES = 64
+MAX_LANES = 64  # the maximum number of lanes, except for streams
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
 STREAM_WINDOW = 64  # records of a lane of a stream that are read together
-PACKED_TOGETHER = 128  # approximate sequences of a step in a group; fewer leave more of the last row empty
-# All windows use the largest row count of the first four. Another count would compile the step again.
+SEQUENCES_PER_GROUP = 128  # approximate number of sequences of a group in a step; smaller groups have more padding
+# The number of rows of a batch is at least the maximum over the first `FIRST_WINDOWS` windows, so that the number
+# rarely changes between windows. A change recompiles the train step.
 FIRST_WINDOWS = 4
 
 Span = tuple[str, int, int]  # path, first record, number of records
 
 
 def count_groups(batch_size: int) -> int:
-    """Returns the number of groups of lanes for packed batches, a power of two."""
-    return math.gcd(batch_size, MAX_LANES, 1 << (max(1, batch_size // PACKED_TOGETHER).bit_length() - 1))
+    """Returns the number of groups for packed batches, a power of 2 that divides the batch size."""
+    return math.gcd(batch_size, MAX_LANES, 1 << (max(1, batch_size // SEQUENCES_PER_GROUP).bit_length() - 1))
 
 
 class Order:
@@ -47,8 +49,8 @@ class Order:
       groups: the number of groups.
       window: the number of records of a lane in a window.
       steps: the number of steps of a window.
-      arrangement: (group, window) -> the `Arrangement` of the steps of a window. The sequences are the records of the
-        group, lane by lane in reading order.
+      arrangement: (group, number of the window) -> `packing.Arrangement`, which assigns the records of the group to the
+        steps of the window. The records are numbered lane by lane, in reading order.
     """
 
     def __init__(
@@ -64,26 +66,26 @@ class Order:
 
         Args:
           files: the records.
-          batch_size: sequences of a step.
+          batch_size: the number of sequences in a step.
           seed: the seed of the order.
-          row: the maximum content of a packed row.
-          sequences_before: the number of sequences before step 0, such as in earlier stages.
-          is_stream: whether the records are a stream of text (`data.stream`).
+          row: the maximum sizes of a packed row.
+          sequences_before: the number of sequences that earlier stages have read.
+          is_stream: whether rows continue the texts of the previous step (`data.stream`).
 
         Raises:
-          UserError: there are fewer records than lanes.
+          UserError: if there are fewer records than lanes.
         """
         self.files, self.batch_size, self.seed, self.row, self.is_stream = files, batch_size, seed, row, is_stream
         self.lanes = batch_size if is_stream else math.gcd(batch_size, MAX_LANES)
         if files.total < self.lanes:
             more = "add text" if is_stream else "add text, increase data.dupe_factor,"
             raise UserError(
-                f"{files.total} training records are too few for a batch of {batch_size} sequences: {more} or reduce "
-                f"batch_size"
+                f"batch_size = {batch_size}: needs at least {self.lanes} training records, but there are "
+                f"{files.total}; {more} or reduce batch_size"
             )
         is_known = files.lengths is not None and not is_stream
         self.groups = count_groups(batch_size) if is_known else self.lanes
-        width = batch_size // self.lanes  # records of a lane in a batch
+        width = batch_size // self.lanes  # the number of records of a lane in a batch
         window = STREAM_WINDOW if is_stream else SHUFFLE_WINDOW
         self.steps = max(1, min(window, files.total // self.lanes) // width)
         self.window = self.steps * width
@@ -98,11 +100,11 @@ class Order:
         return self.batch_size // self.groups
 
     def lanes_of(self, group: int) -> range:
-        """Returns the lanes of a group. They are far apart, because neighbouring files may be similar."""
+        """Returns the lanes of a group. The lanes are far apart, because adjacent files may contain similar text."""
         return range(group, self.lanes, self.groups)
 
     def groups_of(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """Returns the groups that fill some of the `count` rows of a batch, ascending."""
+        """Returns the groups of some rows of a batch with `count` rows, ascending."""
         return np.unique(np.asarray(rows) * self.groups // count)
 
     def lane_range(self, lane: int) -> range:
@@ -110,12 +112,12 @@ class Order:
         return range(lane * self.files.total // self.lanes, (lane + 1) * self.files.total // self.lanes)
 
     def spans(self, lane: int, step: int) -> Iterator[Span]:
-        """Yields the spans of records of a lane in reading order, from the window of `step`, without end."""
+        """Yields the spans of records of a lane in reading order, from the window of `step`; never ends."""
         for file, first, count in self._spans(lane, step // self.steps):
             yield self.files.paths[file], first, count
 
     def _spans(self, lane: int, window: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (number of the file, first record, number of records) from a window, without end."""
+        """Yields (index of the file, first record, number of records) from a window; never ends."""
         records = self.lane_range(lane)
         first_file, last_file = np.searchsorted(self._file_starts, [records.start, records.stop - 1], "right") - 1
         parts = []
@@ -149,7 +151,7 @@ class Order:
     def continues(self, rows: np.ndarray, step: int) -> np.ndarray:
         """Returns whether rows of a stream continue the text of the previous step, `[rows]`.
 
-        A row does not continue at the start of its range and in step 0.
+        A row does not continue a text at the start of its range and in step 0.
         """
         sizes = np.array([len(self.lane_range(row)) for row in rows])
         return (step > 0) & ((self.sequences_before // self.lanes + step) % sizes > 0)
@@ -165,11 +167,11 @@ class Order:
         return np.concatenate(lengths)
 
     def rows(self, step: int, multiple: int) -> int:
-        """Returns the number of rows for the packed sequences of any step in the window of `step`.
+        """Returns the number of rows of the packed batches in the window of `step`.
 
         Args:
           step: the step.
-          multiple: the number of rows is a multiple of this.
+          multiple: a divisor of the number of rows, such as the number of devices.
         """
         rows_of_group = max(map(self._max_rows, {*range(FIRST_WINDOWS), step // self.steps}))
         return packing.round_up(rows_of_group * self.groups, math.lcm(self.groups, multiple))
@@ -179,19 +181,20 @@ class Order:
         return max(self.arrangement(group, window).row_count for group in range(self.groups))
 
     def sequences_of(self, groups: np.ndarray) -> np.ndarray:
-        """Returns the indices of the sequences of some groups in each padded batch."""
+        """Returns the indices in a padded batch of the sequences of some groups, `[groups * group_size]`."""
         return (groups[:, None] * self.group_size + np.arange(self.group_size)).ravel()
 
     def packed(self, groups: np.ndarray, step: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row and the first token of each of `sequences_of(groups)` in a packed step.
+        """Returns the places of the sequences `sequences_of(groups)` in the packed rows of a step.
 
         Args:
           groups: the groups, ascending.
           step: the step.
-          count: the number of rows of the whole step.
+          count: the number of rows of the batch of all hosts.
 
         Returns:
-          `[sequences]` rows, counted from 0 over the rows of these groups; `[sequences]` first tokens.
+          The row of each sequence `[sequences]`, counted from 0 in the rows of these groups; and the position of its
+          first token in the row `[sequences]`.
         """
         window, offset = divmod(step, self.steps)
         arrangements = [self.arrangement(group, window) for group in groups.tolist()]

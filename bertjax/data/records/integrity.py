@@ -16,16 +16,16 @@ from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import InvalidRecord
 from bertjax.data.records.serialization import read_tfrecords
 
-READ_BYTES = 1 << 20  # bytes read at a time
-HEAD_BYTES = 4096  # first bytes of a file, compared with the manifest before training
-IO_THREADS = 16  # the latency of remote storage is tens of milliseconds
-BLOCK = 1024  # records parsed at a time
-MIN_RECORD_BYTES = 16  # the size of a record and two checksums
+READ_BYTES = 1 << 20  # the number of bytes that are read at a time
+HEAD_BYTES = 4096  # the number of first bytes of a file whose checksum is compared before training
+IO_THREADS = 16  # threads hide the latency of remote storage, tens of milliseconds
+BLOCK = 1024  # the number of records that are parsed together
+MIN_RECORD_BYTES = 16  # the frame of an empty record: 8 bytes of length, and two checksums of 4 bytes
 
 
 @persistently
 def crc32c_of(path: epath.PathLike) -> int:
-    """Returns the checksum of a file."""
+    """Returns the CRC-32C of a file."""
     checksum = 0
     with epath.Path(path).open("rb") as file:
         while chunk := file.read(READ_BYTES):
@@ -37,14 +37,14 @@ def check_files(files: Mapping[str, Mapping], reads_all: bool = False) -> dict[s
     """Compares the sizes and the checksums of files with the manifest.
 
     Args:
-      files: {path: entry in the manifest, from `record_sets.write_records`}.
-      reads_all: compares checksums of whole files, not only of their first `HEAD_BYTES`.
+      files: {path: `manifest.FileEntry`}.
+      reads_all: whether to compare the checksums of whole files, and not only of their first `HEAD_BYTES`.
 
     Returns:
-      {path: description of the damage}, without intact files.
+      {path of a damaged file: description of the damage}.
 
     Raises:
-      UserError: a file does not exist or cannot be read, or the manifest is inconsistent.
+      UserError: if a file does not exist or cannot be read, or the manifest is inconsistent.
     """
     with concurrent.futures.ThreadPoolExecutor(IO_THREADS) as pool:
         check = functools.partial(_check_file, reads_all=reads_all)
@@ -61,23 +61,29 @@ def _check_file(path: str, entry: Mapping, reads_all: bool) -> str:
     try:
         size = file.stat().length
         if (expected_size := entry.get("bytes", size)) < MIN_RECORD_BYTES * entry["records"]:
-            records = f"{entry['records']:,} records of the manifest"
-            raise UserError(f"{path}: cannot have the {records} in {expected_size:,} bytes; copy both again")
+            raise UserError(
+                f"{path}: {expected_size:,} bytes are too few for the {entry['records']:,} records in the manifest; "
+                f"copy the file and the manifest again"
+            )
         if "bytes" not in entry:  # a manifest of an older version
             return ""
         if size != entry["bytes"]:
-            return f"has {size:,} bytes, not {entry['bytes']:,} as in the manifest"
+            return f"has {size:,} bytes; expected {entry['bytes']:,} by the manifest"
         with file.open("rb") as opened:
             head = google_crc32c.value(opened.read(HEAD_BYTES))
         if head == entry.get("head_crc32c") and reads_all and crc32c_of(path) != entry.get("crc32c"):
             return "is damaged: its checksum differs from the manifest"
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    return "" if head == entry.get("head_crc32c") else "is not the file in the manifest, or was overwritten"
+    return (
+        ""
+        if head == entry.get("head_crc32c")
+        else "is overwritten: the checksum of its first bytes differs from the manifest"
+    )
 
 
 def find_damaged_records(files: Mapping[str, int], form: Format) -> Iterator[tuple[str, tuple[range, ...], str]]:
-    """Yields the files with damaged or invalid records: (path, numbers of these records, fault of the first).
+    """Yields (path, numbers of the records, fault of the first record) for files with damaged or invalid records.
 
     Args:
       files: {path: number of records}.
@@ -104,7 +110,7 @@ def _find_in_file(path: str, count: int, form: Format) -> tuple[tuple[range, ...
                 faults |= _invalid({number: record for number, record in block if record is not None}, form)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    faults |= dict.fromkeys(range(read, count), f"is damaged or missing, like all later records of {count:,}")
+    faults |= dict.fromkeys(range(read, count), f"is damaged or missing, and so are all later records of {count:,}")
     return tuple(_runs(sorted(faults))), faults[min(faults)] if faults else ""
 
 
@@ -124,7 +130,7 @@ def _invalid(records: dict[int, bytes], form: Format) -> dict[int, str]:
 
 
 def _runs(numbers: list[int]) -> Iterator[range]:
-    """Yields the ranges of consecutive numbers among ascending numbers."""
+    """Splits ascending numbers into ranges of consecutive numbers."""
     for _, pairs in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         run = [number for _, number in pairs]
         yield range(run[0], run[-1] + 1)
@@ -143,7 +149,7 @@ def invalid_rows(batch: Mapping[str, np.ndarray], form: Format) -> dict[int, str
     faults: dict[int, str] = {}
     for name, limit in limits.items():
         array = batch.get(layouts.ARRAY_OF_FEATURE[name], np.zeros(0, np.int32))
-        if limit and array.view(np.uint32).max(initial=0) >= limit:  # negative numbers are large as uint32
+        if limit and array.view(np.uint32).max(initial=0) >= limit:  # as uint32, negative numbers are above the limit
             values = array.reshape(len(array), -1)
             wrong = (values < 0) | (values >= limit)
             for row in np.flatnonzero(wrong.any(1)).tolist():

@@ -1,6 +1,6 @@
-"""The lengths of records in tokens. Packing needs them before it reads the records.
+"""The lengths of records in tokens. Packing requires the lengths of a window before it reads the records.
 
-Files of lengths are written with the records. For records without such files, the lengths are measured once.
+Preparation writes files of lengths with the records. For other records, the lengths are measured once and cached.
 """
 
 import concurrent.futures
@@ -22,16 +22,16 @@ from bertjax.data.records.parsing import InvalidRecord
 from bertjax.data.records.serialization import read_tfrecords
 
 LENGTH = np.dtype("<u2")
-CHECKSUM = "lengths_crc32c"  # field of a file in the manifest
+CHECKSUM = "lengths_crc32c"  # field of `manifest.FileEntry`
 
 
 def path_of(records: epath.PathLike) -> epath.Path:
-    """Returns the path of the lengths of a file of records."""
+    """Returns the path of the file that contains the lengths of a file of records."""
     return epath.Path(records).with_suffix(".lengths")
 
 
 def write(records: epath.PathLike, lengths: np.ndarray) -> dict[str, int]:
-    """Writes the lengths `[records]` of a file of records; returns the checksum for the manifest."""
+    """Writes the lengths `[records]` of a file of records. Returns {`CHECKSUM`: checksum} for the manifest."""
     content = lengths.astype(LENGTH).tobytes()
     write_whole(path_of(records), content)
     return {CHECKSUM: google_crc32c.value(content)}
@@ -41,13 +41,13 @@ def read(files: Mapping[str, Mapping]) -> np.ndarray | None:
     """Reads the lengths of the records of files.
 
     Args:
-      files: {path: entry in the manifest}.
+      files: {path: `manifest.FileEntry`}.
 
     Returns:
-      The lengths `[records]` of all files in succession; None if the manifest does not contain lengths.
+      The concatenated lengths of all files, `[records]`; None if the manifest has no checksums of lengths.
 
     Raises:
-      UserError: lengths are missing or damaged.
+      UserError: if a file of lengths is missing or damaged.
     """
     if not all(CHECKSUM in entry for entry in files.values()):
         return None
@@ -74,10 +74,10 @@ def measure(paths: Sequence[str], counts: Sequence[int], form: Format, cache: ep
       paths: the files.
       counts: the number of records of each file.
       form: the format of the records.
-      cache: a folder that stores the lengths for later calls; None to store nothing.
+      cache: a folder that stores the lengths for later calls; None for no cache.
 
     Returns:
-      The lengths `[records]` of all files in succession.
+      The concatenated lengths of all files, `[records]`.
     """
     measured = []
     for path, count in tqdm.tqdm(list(zip(paths, counts)), "measuring records", disable=None, leave=False):
@@ -95,7 +95,7 @@ def measure(paths: Sequence[str], counts: Sequence[int], form: Format, cache: ep
 
 
 def _measure(path: str, count: int, form: Format) -> np.ndarray:
-    """Returns the lengths of the records of a file; 0 for damaged records, which the reader of the training reports."""
+    """Returns the lengths of the records of a file; 0 for damaged records, which are reported in training."""
     lengths = np.zeros(count, LENGTH)
     with epath.Path(path).open("rb") as file:
         numbered = enumerate(itertools.islice(read_tfrecords(file), count))

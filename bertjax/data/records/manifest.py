@@ -1,4 +1,4 @@
-"""The manifest of a folder of records: its files, the recipe and the sources of the records."""
+"""The manifest of a folder of records: the files, and the recipe and the sources of the records."""
 
 import hashlib
 import json
@@ -33,11 +33,11 @@ class FileEntry(TypedDict):
     crc32c: NotRequired[Count]
     head_crc32c: NotRequired[Count]
     lengths_crc32c: NotRequired[Count]
-    source: NotRequired[str]  # if the corpus has several sources, and the file has records of one source only
+    source: NotRequired[str]  # the source of all records in the file, if the corpus has several sources
 
 
 class SetEntry(TypedDict):
-    """The records of one length: the files by their paths relative to the folder."""
+    """The records of one sequence length: {path relative to the folder: entry, or the number of records}."""
 
     max_predictions_per_seq: Count
     train: dict[str, FileEntry | Count]
@@ -53,21 +53,21 @@ class Manifest(TypedDict):
     sets: dict[str, SetEntry]
     corpus: NotRequired[dict[str, int]]  # counts of documents and lines that were read or omitted
     sources: NotRequired[dict[str, dict[str, int]]]
-    files: NotRequired[dict[str, dict[str, Any]]]  # source -> numbers of files, see `summary`
-    unknown_words: NotRequired[dict[str, list[str]]]  # source -> the most frequent unknown words
-    read: NotRequired[dict[str, dict[str, Any]]]  # source -> `corpus.Extent`
+    files: NotRequired[dict[str, dict[str, Any]]]  # {source: numbers of files}, see `preprocessing.summary`
+    unknown_words: NotRequired[dict[str, list[str]]]  # {source: its most frequent unknown words}
+    read: NotRequired[dict[str, dict[str, Any]]]  # {source: `corpus.Extent`}
     cleaning: NotRequired[dict[str, int]]
-    real_tokens_share: NotRequired[dict[str, float]]  # length -> share of tokens that are not padding
+    real_tokens_share: NotRequired[dict[str, float]]  # {length: fraction of tokens that are not padding}
 
 
 def read_manifest(folder: epath.PathLike) -> Manifest | None:
-    """Returns the manifest of a folder of records; None without a manifest, such as for records of Google's code."""
+    """Returns the manifest of a folder of records; None if there is no manifest, as for records of Google's code."""
     path = epath.Path(folder) / MANIFEST
     return read_json(path, Manifest, "prepare the records again") if path.exists() else None
 
 
 def training_shares(folder: epath.PathLike) -> dict[str, float]:
-    """Returns the share of each source in the training text; empty if the manifest does not contain it."""
+    """Returns {source: fraction of the characters of the training text}; {} if the manifest has no sources."""
     manifest = read_manifest(folder)
     sources = manifest.get("sources", {}) if manifest else {}
     total = sum(source["characters"] for source in sources.values())
@@ -75,7 +75,7 @@ def training_shares(folder: epath.PathLike) -> dict[str, float]:
 
 
 def fingerprint(folder: epath.PathLike) -> str:
-    """Returns a hash of the manifest's files, or of the names and sizes of the files without a manifest."""
+    """Returns a hash of the files and the tokenizer in the manifest; else of the names and sizes of the files."""
     content: list[Any]
     if manifest := read_manifest(folder):
         content = [manifest["sets"], manifest["tokenizer"]["fingerprint"]]

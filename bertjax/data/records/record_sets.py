@@ -1,4 +1,4 @@
-"""Sets of TFRecord files for pre-training: finds them with or without a manifest, writes them, counts records."""
+"""Sets of TFRecord files for pre-training: finds files with or without a manifest, writes files, counts records."""
 
 import collections
 import dataclasses
@@ -18,27 +18,27 @@ from bertjax.data.records.integrity import HEAD_BYTES, check_files, crc32c_of
 from bertjax.data.records.layouts import Format, features
 from bertjax.data.records.manifest import MANIFEST, Count, Manifest, read_manifest
 from bertjax.data.records.parsing import InvalidRecord, Records
-from bertjax.data.records.serialization import Damaged, Numbers, count_of, read_range, tfrecords
+from bertjax.data.records.serialization import DamagedRecord, Numbers, count_of, read_range, tfrecords
 
-COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
-MAX_COPIES = 16  # maximum copies of the source with the smallest weight, see `mix_sources`
-MIXTURE_ERROR = 0.01  # smaller relative errors of weights are ignored
+COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # a file and a folder in the cache
+MAX_COPIES = 16  # the maximum number of copies of the source with the smallest weight, see `mix_sources`
+MIXTURE_ERROR = 0.01  # relative errors of weights below this value count as equal
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordSet:
-    """TFRecord files with sequences of one length. In the order of the files, the records form one list.
+    """TFRecord files with sequences of one length. The records of all files, in order, form one list.
 
     Attributes:
       paths: the files.
       counts: the number of records of each file.
-      layout: `config.data.layout` of the records; records of other programs have the default.
-      masking: `config.data.masking` of the records; records of other programs have the default.
-      vocab_size: the vocabulary size of the tokenizer that made the records; None if it is unknown.
-      on_corrupt: "stop" or "skip": the reaction of a reader to a damaged record.
-      lost: {path: numbers of records} that readers skip.
-      lengths: tokens of each record, `[total]`; None if they are unknown.
-      sources: the source of each file in the corpus; "" if a file has records of several sources.
+      layout: `config.data.layout` of the records. Records of Google's code have the default.
+      masking: `config.data.masking` of the records. Records of Google's code have the default.
+      vocab_size: the vocabulary size of the tokenizer of the records; None if it is unknown.
+      on_corrupt: `config.data.on_corrupt`: "stop" or "skip" at a damaged record.
+      skipped: {path: numbers of the records that empty records replace}.
+      lengths: the lengths of the records in tokens, `[total]`; None if they are unknown.
+      sources: the source of each file; "" if a file has records of several sources.
       token_types: the number of token types of the model.
     """
 
@@ -48,7 +48,7 @@ class RecordSet:
     masking: str = "static"
     vocab_size: int | None = None
     on_corrupt: str = "stop"
-    lost: Mapping[str, tuple[range, ...]] = dataclasses.field(default_factory=dict)
+    skipped: Mapping[str, tuple[range, ...]] = dataclasses.field(default_factory=dict)
     lengths: np.ndarray | None = dataclasses.field(default=None, compare=False)
     sources: tuple[str, ...] = ()
     token_types: int = 2
@@ -67,7 +67,7 @@ class RecordSet:
         return dict(sizes)
 
     def by_source(self) -> dict[str, "RecordSet"]:
-        """Returns the files of each source."""
+        """Returns {source: the files of the source}."""
         files_of: dict[str, list] = {}
         for path, count, source in zip(self.paths, self.counts, self.sources or [""] * len(self.paths)):
             files_of.setdefault(source, []).append((path, count))
@@ -76,10 +76,10 @@ class RecordSet:
 
 
 def mix_sources(files: RecordSet, weights: Mapping[str, float]) -> RecordSet:
-    """Repeats the files of each source in proportion to the weight of the source, and interleaves the sources.
+    """Repeats the files of a source in proportion to its weight, and interleaves the sources.
 
-    The numbers of copies are integers close to multiples of the weights. The source with the smallest weight has up to
-    `MAX_COPIES` copies.
+    The numbers of copies are a multiple of the weights, rounded to integers. The multiple is chosen for the smallest
+    rounding error. The source with the smallest weight has at most `MAX_COPIES` copies.
     """
     used = {source: weight for source, weight in weights.items() if weight and source in files.sources}
     smallest = min(used.values())
@@ -114,7 +114,7 @@ def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray | 
       The entry of the file in the manifest: "records", "bytes", and checksums.
 
     Raises:
-      UserError: the disk returns other bytes than were written.
+      UserError: if the bytes that are read back differ from the written bytes.
     """
     count, size, checksum, head = 0, 0, 0, b""
     with replacing(path) as partial, partial.open("wb") as file:
@@ -125,12 +125,12 @@ def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray | 
             checksum = google_crc32c.extend(checksum, data)
             head += data[: HEAD_BYTES - len(head)]
     if "://" not in str(path) and crc32c_of(path) != checksum:  # object stores verify uploads
-        raise UserError(f"{path}: the disk returns other bytes than were written; check the disk")
+        raise UserError(f"{path}: the checksum differs after writing; check the disk")
     return dict(records=count, bytes=size, crc32c=checksum, head_crc32c=google_crc32c.value(head))
 
 
 def set_folder(length: int) -> str:
-    """Returns the name of the folder with the records of a length."""
+    """Returns the name of the folder with the records of a sequence length."""
     return f"length{length}"
 
 
@@ -138,7 +138,9 @@ def require_folder(folder: epath.PathLike) -> epath.Path:
     """Returns the folder. Raises `UserError` if it does not exist."""
     folder = epath.Path(folder)
     if not folder.is_dir():
-        raise UserError(f"config.data.records: no folder {str(folder)!r}; create it with bertjax.prepare")
+        raise UserError(
+            f"config.data.records = {str(folder)!r}: the folder does not exist; create it with bertjax prepare"
+        )
     return folder
 
 
@@ -157,26 +159,27 @@ def find_records(
 ) -> RecordSet | None:
     """Finds the records of one length and checks them.
 
-    Files without a manifest are in the folder or in its subfolder `length<N>`. Their names contain "heldout" if they
-    are held out. Their records are counted, which reads the files.
+    Without a manifest, the files are in the folder or in its subfolder `length<N>`, the names of held-out files contain
+    "heldout", and all files are read to count the records.
 
     Args:
       folder: the folder of the records, `config.data.records`.
       length: the sequence length.
-      max_predictions_per_seq: the number of masked positions of a sequence.
+      max_predictions_per_seq: the maximum number of masked positions in a sequence.
       split: "train" or "heldout".
       vocab_size: the vocabulary size of the model, for files without a manifest; None to skip the check.
       token_types: the number of token types of the model.
-      on_corrupt: "stop", or "skip" to leave out damaged files.
-      checksums: checks whole files instead of their sizes and their first bytes.
+      on_corrupt: "stop" to raise an error for damaged files, or "skip" to omit them.
+      checksums: whether to check whole files, and not only their sizes and their first bytes.
       cache: a folder for counts and lengths, so that unchanged files are not read again.
-      measures: measures the lengths of the records if they are unknown.
+      measures: whether to measure the lengths of the records if they are unknown.
 
     Returns:
-      The records; None if no records are held out.
+      The records; None if the split is empty.
 
     Raises:
-      UserError: files are missing, all files are damaged, or the records have another length or vocabulary.
+      UserError: if files are missing, a damaged file cannot be skipped, or the records have another length or
+        vocabulary size.
     """
     folder = require_folder(folder)
     if manifest := read_manifest(folder):
@@ -214,13 +217,14 @@ def _from_manifest(
     if not entry:
         lengths_of_sets = ", ".join(manifest["sets"])
         raise UserError(
-            f"config.stages: the records in {folder} have length {lengths_of_sets}, not {length}; prepare them"
+            f"config.stages: length = {length}, but the records in {folder} have length {lengths_of_sets}; "
+            f"prepare records of length {length}, or change the stage"
         )
     masking = manifest["recipe"].get("masking", "static")
     if masking == "static" and entry["max_predictions_per_seq"] != max_predictions_per_seq:
         raise UserError(
             f"config.stages: max_predictions_per_seq = {max_predictions_per_seq}, but the records of length "
-            f"{length} in {folder} were prepared with {entry['max_predictions_per_seq']}"
+            f"{length} in {folder} were prepared with {entry['max_predictions_per_seq']}; set it to this value"
         )
     in_split = entry["heldout"] if split == "heldout" else entry["train"]
     if not in_split:
@@ -236,27 +240,31 @@ def _from_manifest(
         masking,
         manifest["tokenizer"]["vocab_size"],
         on_corrupt,
-        lost={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt, checksums)},
+        skipped={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt, checksums)},
         lengths=lengths.read(files) if split == "train" else None,
         sources=tuple(file.get("source", "") for file in files.values()),
     )
 
 
 def _find_files(folder: epath.Path, length: int, split: str) -> list[str]:
-    """Returns the files of `split` in a folder without a manifest; an empty list if no files are held out."""
+    """Returns the files of `split` in a folder without a manifest; [] if no files are held out."""
     subfolder = folder / set_folder(length)
     paths = [str(p) for p in (subfolder if subfolder.is_dir() else folder).iterdir() if "tfrecord" in p.name.lower()]
     paths = sorted(p for p in paths if ("heldout" in epath.Path(p).name) == (split == "heldout"))
     if not paths and split == "train":
-        raise UserError(f"config.data.records: no TFRecord files (*.tfrecord*) in {folder}")
+        raise UserError(
+            f"config.data.records = {str(folder)!r}: contains no TFRecord files (*.tfrecord*); prepare records"
+        )
     for path in paths:
         if (numbered := re.search(r"-of-(\d+)", epath.Path(path).name)) and len(paths) < int(numbered[1]):
-            raise UserError(f"{subfolder}: {len(paths)} of {int(numbered[1])} files; prepare or copy the records again")
+            raise UserError(
+                f"{subfolder}: contains {len(paths)} of {int(numbered[1])} files; prepare or copy the records again"
+            )
     return paths
 
 
 def _damaged_files(files: Mapping[str, Mapping], on_corrupt: str, checksums: bool) -> list[str]:
-    """Returns the paths of the files that differ from the manifest; raises `UserError` unless they can be skipped."""
+    """Returns the paths of the files that differ from the manifest. Raises `UserError` if they cannot be skipped."""
     faults = check_files(files, reads_all=checksums)
     if faults and (on_corrupt == "stop" or len(faults) == len(files)):
         (path, fault), more_files = next(iter(faults.items())), len(faults) - 1
@@ -271,10 +279,10 @@ def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_siz
     """Raises `UserError` if the first record of a file does not match the config."""
     try:
         first = next(read_range(path, 0, None), None)
-    except Damaged:
-        raise UserError(f"{path}: not a TFRecord file, or damaged") from None
+    except DamagedRecord:
+        raise UserError(f"{path}: not a TFRecord file, or damaged; copy or prepare it again") from None
     if first is None:
-        raise UserError(f"{path}: contains no records")
+        raise UserError(f"{path}: contains no records; copy or prepare it again")
     sizes = features(length, max_predictions_per_seq)
     try:
         record = Records([first])
@@ -282,18 +290,20 @@ def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_siz
         fits = all(counts[name] == size for name, (size, _) in sizes.items())
         largest = record.numbers("input_ids", length, np.int64).max() if fits else 0
     except InvalidRecord:
-        raise UserError(f"{path}: the records are not tf.train.Examples with packed lists") from None
+        raise UserError(
+            f"{path}: the records are not tf.train.Examples with packed lists; prepare them with bertjax prepare"
+        ) from None
     for name, (size, _) in sizes.items():
         if counts[name] != size:
             field = "max_predictions_per_seq" if name.startswith("masked") else "length"
             raise UserError(
                 f"config.stages: {field} = {size}, but {name} in {path} has {counts[name]} values; "
-                f"set it to that value, or prepare the records again"
+                f"set {field} to this value, or prepare the records again"
             )
     if vocab_size and largest >= vocab_size:
         raise UserError(
-            f"config.model.vocab_size = {vocab_size}: the records in {path} contain token id {largest}; they were made "
-            f"with another vocabulary"
+            f"config.model.vocab_size = {vocab_size}: must be above the token id {largest} in {path}; the records have "
+            f"another vocabulary"
         )
 
 
@@ -301,12 +311,12 @@ def count_records(path: str) -> int:
     """Counts the records of a file. Raises `UserError` if it is damaged."""
     try:
         return sum(1 for _ in read_range(path))
-    except Damaged as error:
+    except DamagedRecord as error:
         raise UserError(f"{path}: damaged ({error}); copy or prepare it again") from None
 
 
 def _count_all(paths: list[str], counts: epath.PathLike | None) -> tuple[int, ...]:
-    """Counts the records of each file, or reads the count from the file `counts` if the size has not changed."""
+    """Returns the number of records of each file, from the cache `counts` for files whose size has not changed."""
     known = _read_counts(counts) if counts is not None else {}
     sizes = {path: epath.Path(path).stat().length for path in paths}
     missing = [path for path in paths if path not in known or known[path]["bytes"] != sizes[path]]
@@ -322,7 +332,7 @@ class _Counted(TypedDict):
 
 
 def _read_counts(path: epath.PathLike) -> dict[str, _Counted]:
-    """Returns the counts by the path of the counted file; empty if the file `path` is missing or invalid."""
+    """Returns {path of a file of records: counts}; {} if the file `path` is missing or invalid."""
     path = epath.Path(path)
     try:
         return parse_json(read_whole(path), dict[str, _Counted]) if path.exists() else {}

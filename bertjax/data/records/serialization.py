@@ -1,7 +1,7 @@
-"""Writes arrays as TFRecords of `tf.train.Example`s, and reads TFRecords. The bytes equal the bytes of TensorFlow.
+"""Writes arrays as TFRecords of `tf.train.Example`s, and reads TFRecords. TensorFlow writes the same bytes.
 
-The messages of all records are built together, as columns of bytes `[records, width]`, without an object per record.
-The size of numbers and lengths differs between records: a mask `used` selects the bytes of each record.
+The protocol buffers of all records are built together, as arrays of bytes `[records, width]`. Because the sizes of
+numbers and lengths differ between records, a mask `used` selects the bytes of a record.
 """
 
 import functools
@@ -15,18 +15,18 @@ import google_crc32c
 import numpy as np
 from etils import epath
 
-# Field numbers and wire types (2: with a length) of tensorflow/core/example/{example,feature}.proto.
+# Field numbers, and the wire type 2 (length-delimited), of tensorflow/core/example/{example,feature}.proto.
 _WITH_LENGTH = 2
 _FEATURES, _FEATURE, _KEY, _VALUE, _LIST = 1, 1, 1, 2, 1
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
 class Numbers(NamedTuple):
-    """A feature of type bytes: little-endian numbers.
+    """A feature of type bytes: little-endian numbers, whose count differs between records.
 
     Attributes:
       values: `[records, size]`.
-      sizes: `[records]`, the number of values of each record; later values of its row are not written.
+      sizes: `[records]`, the number of values of each record. The remaining values of the row are padding.
     """
 
     values: np.ndarray
@@ -34,11 +34,11 @@ class Numbers(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """A part of the messages of all records.
+    """A part of the protocol buffers of all records.
 
     Attributes:
       bytes: arrays `[records, width]` that are concatenated along the width.
-      used: arrays `[records, width]`: whether a record has the byte.
+      used: arrays `[records, width]`: whether the byte is in the record.
       sizes: `[records, 1]`, the number of used bytes.
     """
 
@@ -48,10 +48,10 @@ class _Columns(NamedTuple):
 
 
 def tfrecords(examples: dict[str, np.ndarray | Numbers]) -> bytes:
-    """Returns the TFRecords of n examples.
+    """Returns the bytes of the TFRecords of n examples.
 
     Args:
-      examples: the features, {name: `[n, size]`}. Integers must not be negative. Other numbers are stored as float32.
+      examples: {name of a feature: `[n, size]`}. Integers must not be negative. Floats are stored as float32.
     """
     (count,) = {count_of(values) for values in examples.values()}
     entries = []
@@ -71,7 +71,7 @@ def count_of(values: np.ndarray | Numbers) -> int:
 
 
 def read_tfrecords(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yields the records of a file, None for a record with a wrong checksum. Stops at a damaged length."""
+    """Yields the records of a file; None for a record with a wrong checksum. Stops at a damaged length."""
     while len(start := file.read(12)) == 12 and _checksum(start[:8]) == start[8:]:
         (length,) = struct.unpack("<Q", start[:8])
         record, checksum = file.read(length), file.read(4)
@@ -85,12 +85,12 @@ _START, _END = struct.Struct("<QI"), struct.Struct("<I")
 _MAX_UNCHECKED_LENGTH = 1 << 20  # bytes
 
 
-class Damaged(ValueError):
-    """A record of a file is damaged or missing. The message names the number of the record."""
+class DamagedRecord(ValueError):
+    """A record of a file is damaged or missing. The message contains the number of the record."""
 
 
 class RecordOffsets:
-    """The offsets of every 256th record in files, so that readers can seek. Readers add offsets."""
+    """The offsets in bytes of every 256th record of files, for seeking. Readers add the offsets that they pass."""
 
     EVERY = 256  # records
 
@@ -105,7 +105,7 @@ class RecordOffsets:
         return index * self.EVERY, known[index]
 
     def add(self, path: str, number: int, offset: int) -> None:
-        """Adds the offset of a record, if it is the next that is missing."""
+        """Adds the offset of a record, if the number of the record is the next multiple of `EVERY`."""
         if number % self.EVERY == 0 and number // self.EVERY == len(self._known.setdefault(path, [0])):
             self._known[path].append(offset)
 
@@ -120,10 +120,10 @@ def read_range(
       first: the number of the first record.
       count: the number of records; None for all records from `first`.
       buffer: the number of bytes that are read at a time.
-      offsets: known offsets of records; the function adds offsets.
+      offsets: known offsets of records, to which the function adds offsets.
 
     Raises:
-      Damaged: a record is missing or has a wrong checksum.
+      DamagedRecord: if a record is missing or has a wrong checksum.
     """
     return itertools.chain.from_iterable(read_chunks(path, first, count, buffer, offsets))
 
@@ -131,7 +131,7 @@ def read_range(
 def read_chunks(
     path: str, first: int = 0, count: int | None = None, buffer: int = 1 << 20, offsets: RecordOffsets | None = None
 ) -> Iterator[list[bytes]]:
-    """Yields the records of `read_range` as one list per buffer."""
+    """Yields lists of records, one list per buffer, see `read_range`."""
     last, offsets = math.inf if count is None else first + count, offsets or RecordOffsets()
     number, data_offset = offsets.before(path, first)
     data, place = b"", 0  # `data` begins at `data_offset` of the file; record `number` begins at `data[place]`
@@ -140,7 +140,7 @@ def read_chunks(
         while number < last:
             records, ends = _split_frames(data, place, last - number)
             if not records:
-                # Only the missing bytes of the last record are read, so that no full buffer is copied.
+                # Reads only the rest of an incomplete record, to avoid copying a full buffer.
                 missing = _missing_bytes(data, place) if place < len(data) else buffer
                 if missing is None or not (more := file.read(missing)):
                     if count is None and place == len(data):
@@ -160,7 +160,7 @@ def read_chunks(
             number, place = number + len(records), ends[-1]
         else:
             return
-    raise Damaged(f"record {number:,} is damaged or missing")
+    raise DamagedRecord(f"record {number:,} is damaged or missing")
 
 
 def _split_frames(data: bytes, place: int, most: float) -> tuple[list[bytes], list[int]]:
@@ -179,19 +179,25 @@ def _split_frames(data: bytes, place: int, most: float) -> tuple[list[bytes], li
 
 
 def _missing_bytes(data: bytes, place: int) -> int | None:
-    """Returns the number of bytes that the record at `data[place]` lacks at least; None if its length is damaged."""
+    """Returns a lower bound of the missing bytes of the record at `data[place]`; None if the length is damaged."""
     rest = len(data) - place
     if rest < _START.size:
         return _START.size - rest
     length, checksum = _START.unpack_from(data, place)
-    # A short wrong length is not checked here: it leads to a wrong checksum of the record.
+    # A damaged length that is small is detected later, by the checksum of the record.
     if length > _MAX_UNCHECKED_LENGTH and _masked(google_crc32c.value(data[place : place + 8])) != checksum:
         return None
     return _START.size + length + _END.size - rest
 
 
 def _count_intact(data: bytes, records: list[bytes], ends: list[int]) -> int:
-    """Returns the number of records before the first record with a wrong checksum; `ends` of their frames in `data`."""
+    """Returns the number of records before the first record with a wrong checksum.
+
+    Args:
+      data: the bytes that contain the frames of the records.
+      records: the records.
+      ends: the ends of the frames in `data`.
+    """
     actual = _masked(np.fromiter(map(google_crc32c.value, records), np.uint32, len(records)))
     places = np.array(ends, np.int64)[:, None] + np.arange(-_END.size, 0)
     wrong = actual != np.frombuffer(data, np.uint8)[places].view("<u4")[:, 0]
@@ -203,7 +209,7 @@ def _open_unbuffered(path: str) -> BinaryIO:
 
 
 def _framed(record: bytes) -> tuple[bytes, ...]:
-    """Frames a record as tensorflow/core/lib/io/record_writer.h: length, checksum, record, checksum."""
+    """Frames a record as in tensorflow/core/lib/io/record_writer.h: length, checksum, record, checksum."""
     length = struct.pack("<Q", len(record))
     return length, _checksum(length), record, _checksum(record)
 
@@ -226,7 +232,7 @@ def _concatenate(*parts: _Columns) -> _Columns:
 
 
 def _field(number: int, content: _Columns) -> _Columns:
-    """Returns a field of a message: number and wire type, length, content."""
+    """Returns a length-delimited field of a protocol buffer: number and wire type, length, content."""
     start = _constant(bytes([number << 3 | _WITH_LENGTH]), len(content.sizes))
     return _concatenate(start, _varints(content.sizes), content)
 
@@ -236,7 +242,7 @@ def _constant(data: bytes, count: int) -> _Columns:
 
 
 def _content(values: np.ndarray | Numbers) -> tuple[int, _Columns]:
-    """Returns the kind and the content of a list."""
+    """Returns the field number of the list type of a feature, and the content of the list."""
     if isinstance(values, Numbers):
         numbers, sizes = values
         columns = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<")).view(np.uint8)
@@ -248,15 +254,15 @@ def _content(values: np.ndarray | Numbers) -> tuple[int, _Columns]:
 
 
 def _in_all_records(columns: np.ndarray) -> _Columns:
-    """Returns columns of bytes that all records have."""
+    """Returns columns whose bytes are in all records."""
     count, width = columns.shape
     return _Columns([columns], [np.broadcast_to(True, columns.shape)], np.full((count, 1), width, np.int32))
 
 
 def _varints(values: np.ndarray) -> _Columns:
-    """Encodes integers in base 128, the lowest seven bits first. All bytes but the last have their highest bit set."""
+    """Encodes integers `[records, size]` as varints of protocol buffers: base 128, the lowest 7 bits first."""
     if values.size and values.min() < 0:
-        raise ValueError("negative integers are not supported")
+        raise ValueError(f"examples: {values.min()} is negative; expected integers of at least 0")
     width = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
     if width == 1:
         return _in_all_records(values.astype(np.uint8))

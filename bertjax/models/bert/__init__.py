@@ -1,1 +1,1 @@
-"""BERT and GPT: one encoder, whose config decides which of them it is."""
+"""BERT, GPT and GPT-2. Fields of `BertConfig` such as `causal` and `norm` select the architecture."""

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019). Other masks, positions and places of the norms make it GPT and GPT-2."""
+"""BERT (Devlin et al. 2019), and with a causal mask GPT (post-norm) and GPT-2 (pre-norm)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ class BertFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
         return BertModel(config, compute)
 
     def with_embedding_size(self, config: BertConfig, size: int) -> BertConfig:
-        """Returns the config of an ELECTRA, whose activation and output layer are fixed."""
+        """Returns an ELECTRA config, because BERT has no projection of embeddings. ELECTRA has a fixed activation."""
         electra = FAMILIES.get("electra").config_class
         names = {field.name for field in dataclasses.fields(electra)} - {"family"}
         shared = {name: value for name, value in vars(config).items() if name in names}

@@ -11,7 +11,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.models import json_config, tensors
 
-# {our field: the field of GPT-2}. bertjax has one dropout rate for embeddings and sums, and ignores embd_pdrop.
+# {field of `BertConfig`: field of GPT-2}. embd_pdrop is ignored: bertjax has one rate for embeddings and residual sums.
 FIELDS = {
     "vocab_size": "vocab_size",
     "hidden_size": "n_embd",
@@ -30,18 +30,19 @@ ALIASES = {
     "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
 }  # fmt: skip
-# Fields of config.json with the only value that is supported.
-ONLY = {
+# {field of config.json: the only supported value}
+SUPPORTED_VALUES = {
     "add_cross_attention": False, "is_causal": True, "scale_attn_by_inverse_layer_idx": False,
     "scale_attn_weights": True,
 }  # fmt: skip
-# Dropout after embeddings, an order of operations, and an output layer of `GPT2DoubleHeadsModel` that is not read.
-HARMLESS = (
+# The dropout after embeddings, an order of operations, and the multiple-choice head of `GPT2DoubleHeadsModel`, which is
+# not read.
+UNUSED_FIELDS = (
     "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_proj_to_labels", "summary_type",
     "summary_use_proj",
 )  # fmt: skip
-FORM: dict[str, Any] = {"causal": True, "norm": "pre", "output": "plain"}
-CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants of the attention mask, in older files
+MODEL_FIELDS: dict[str, Any] = {"causal": True, "norm": "pre", "output": "plain"}
+MASK_CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # attention masks, in files of older versions
 
 
 def read_fields(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,20 +58,20 @@ def read_fields(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     fields = json_config.with_aliases(path, fields, ALIASES)
     for name in REQUIRED:
         if name not in fields:
-            raise UserError(f"{path}: {name} is missing; a GPT-2 config needs it")
-    values = json_config.read_fields(path, fields, "gpt2", FIELDS, ONLY, also=(*HARMLESS, *ALIASES))
+            raise UserError(f"{path}: {name} is missing, but required for a GPT-2; add the field")
+    values = json_config.read_fields(path, fields, "gpt2", FIELDS, SUPPORTED_VALUES, also=(*UNUSED_FIELDS, *ALIASES))
     if values["intermediate_size"] is None and isinstance(values["hidden_size"], int):
         values["intermediate_size"] = 4 * values["hidden_size"]
     return values | {"hidden_act": json_config.activation(path, values, "hidden_act")}
 
 
 def to_params(
-    named: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: BertConfig, source: str
+    state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: BertConfig, source: str
 ) -> tuple[dict, list[str]]:
     """Converts tensors to params. The embeddings of token types, which GPT-2 does not have, are zeros.
 
     Args:
-      named: {name: tensor}.
+      state_dict: {name: tensor}.
       fields: the content of config.json.
       config: the model config.
       source: the folder, for messages.
@@ -81,15 +82,15 @@ def to_params(
     Raises:
       UserError: if a tensor is missing or has another shape, or if the decoder is not tied.
     """
-    named = {name.removeprefix("transformer."): tensor for name, tensor in named.items()}
-    named = {name: tensor for name, tensor in named.items() if not CONSTANTS.fullmatch(name)}
+    state_dict = {name.removeprefix("transformer."): tensor for name, tensor in state_dict.items()}
+    state_dict = {name: tensor for name, tensor in state_dict.items() if not MASK_CONSTANTS.fullmatch(name)}
     hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     heads, size = config.num_attention_heads, config.head_size
     used = set()
 
     def take(name: str, *shape: int) -> np.ndarray:
         used.add(name)
-        return tensors.take(named, name, shape, source, "a GPT-2")
+        return tensors.take(state_dict, name, shape, source, "a GPT-2")
 
     def stacked(name: str, *shape: int) -> np.ndarray:
         return np.stack([take(f"h.{number}.{name}", *shape) for number in range(layers)])
@@ -100,17 +101,19 @@ def to_params(
     def dense(name: str, inputs: int, outputs: int) -> dict:  # the Conv1D of GPT-2 is [inputs, outputs]
         return {"kernel": stacked(f"{name}.weight", inputs, outputs), "bias": stacked(f"{name}.bias", outputs)}
 
-    three, output = dense("attn.c_attn", hidden, 3 * hidden), dense("attn.c_proj", hidden, hidden)
+    joint, output = dense("attn.c_attn", hidden, 3 * hidden), dense("attn.c_proj", hidden, hidden)
     query_key_value = {
-        "kernel": three["kernel"].reshape(layers, hidden, 3, heads, size),
-        "bias": three["bias"].reshape(layers, 3, heads, size),
+        "kernel": joint["kernel"].reshape(layers, hidden, 3, heads, size),
+        "bias": joint["bias"].reshape(layers, 3, heads, size),
     }
     output["kernel"] = output["kernel"].reshape(layers, heads, size, hidden)
     words = take("wte.weight", config.vocab_size, hidden)
-    if "lm_head.weight" not in named and fields.get("tie_word_embeddings") is False:
-        raise UserError(f"{source}: lm_head.weight is missing, although config.json has tie_word_embeddings false")
-    if "lm_head.weight" in named and not np.array_equal(take("lm_head.weight", *words.shape), words):
-        raise UserError(f"{source}: lm_head.weight differs from the word embeddings; GPT-2 ties them")
+    if "lm_head.weight" not in state_dict and fields.get("tie_word_embeddings") is False:
+        raise UserError(f"{source}: lm_head.weight is missing, but config.json has tie_word_embeddings false")
+    if "lm_head.weight" in state_dict and not np.array_equal(take("lm_head.weight", *words.shape), words):
+        raise UserError(
+            f"{source}: lm_head.weight differs from wte.weight; expected equal tensors, because GPT-2 ties them"
+        )
     encoder = {
         "layers": {
             "attention": {"query_key_value": query_key_value, "output": output},
@@ -126,5 +129,5 @@ def to_params(
         "position": {"embedding": take("wpe.weight", config.max_position_embeddings, hidden)},
         "token_type": {"embedding": np.zeros((config.type_vocab_size, hidden), np.float32)},
     }
-    ignored = sorted(named.keys() - used)
+    ignored = sorted(state_dict.keys() - used)
     return {"bert": {"embeddings": embeddings, "encoder": encoder}}, ignored

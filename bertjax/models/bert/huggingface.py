@@ -14,14 +14,14 @@ from bertjax.models import json_config
 from bertjax.models.bert import gpt2
 from bertjax.models.bert.tf1_names import PARTS, WORDS, check_variables, to_params, to_variables, variable_shapes
 from bertjax.models.huggingface_format import HuggingFaceFormat
-from bertjax.models.tensors import WRAPPERS, check_parts, parts_of, untied
+from bertjax.models.tensors import WRAPPER_PREFIXES, check_parts, parts_of, untied_reason
 
 REQUIRED = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings",
 )  # fmt: skip
-# The parts of each kind of class. A kind is the rest of a class name after the name of the model.
-KINDS = {
+# {suffix of a class name: the parts of the class}. The suffix follows the prefix, such as Bert in BertForMaskedLM.
+CLASS_PARTS = {
     "Model": ("pooler",),
     "ForMaskedLM": ("masked_lm",),
     "ForNextSentencePrediction": ("pooler", "next_sentence"),
@@ -31,9 +31,9 @@ KINDS = {
     "ForMultipleChoice": ("pooler", "classifier"),
     "ForTokenClassification": ("classifier",),
 }
-KINDS_WITHOUT_PAIRS = {kind: parts for kind, parts in KINDS.items() if "next_sentence" not in parts}
-# {part: the beginning of the names of Google's variables}
-VARIABLES = {
+CLASS_PARTS_WITHOUT_NSP = {suffix: parts for suffix, parts in CLASS_PARTS.items() if "next_sentence" not in parts}
+# {part: the prefix of the names of Google's variables}
+VARIABLE_PREFIXES = {
     "pooler": "bert/pooler/",
     "masked_lm": "cls/predictions/",
     "next_sentence": "cls/seq_relationship/",
@@ -48,49 +48,49 @@ FINE_TUNED_NAMES = {
     "cls/squad/output_bias": "qa_outputs.bias",
 }
 OUTPUT_BIAS = "cls/predictions/output_bias"
-# Copies of the word embeddings and of `OUTPUT_BIAS` that some files contain.
+# Variables of the tied decoder. Some files contain them, as copies of the word embeddings and of `OUTPUT_BIAS`.
 DECODER_WEIGHT, DECODER_BIAS = "cls/predictions/decoder/kernel", "cls/predictions/decoder/bias"
 
-# Fields of config.json with the only value that is supported.
-ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+# {field of config.json: the only supported value}
+SUPPORTED_VALUES = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
-# Fields that neither Google's configs nor Hugging Face's configs have.
-OWN_FIELDS = (*fields_of(BertConfig, "form", "choice"), "attention")
+# Fields of `BertConfig` that neither Google's nor Hugging Face's configs have.
+BERTJAX_FIELDS = (*fields_of(BertConfig, "form", "choice"), "attention")
 
 
 class BertLayersFormat(HuggingFaceFormat):
-    """The base class for families with the modules of BERT, under other names.
+    """The base class for families whose tensors are the tensors of BERT with other names.
 
     Attributes:
-      kinds: {kind of class: its parts}.
-      names: {part of a tensor name in BERT: the replacement}, applied one after the other.
-      names_of_kind: {kind of class: replacements that are applied before `names`}.
+      class_parts: {suffix of a class name: the parts of the class}.
+      replacements: {substring of a tensor name of BERT: replacement}, applied in order.
+      replacements_by_suffix: {suffix of a class name: replacements that are applied before `replacements`}.
     """
 
     inputs: tuple[str, ...] = ("input_ids", "attention_mask")
     special_ids: ClassVar[Mapping[str, str]] = MappingProxyType({"pad_token_id": "pad"})
-    kinds: ClassVar[Mapping[str, tuple[str, ...]]] = KINDS_WITHOUT_PAIRS
-    names: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    names_of_kind: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
+    class_parts: ClassVar[Mapping[str, tuple[str, ...]]] = CLASS_PARTS_WITHOUT_NSP
+    replacements: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    replacements_by_suffix: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
 
     @property
     def architectures(self) -> Mapping[str, tuple[str, ...]]:
         """The classes, see `HuggingFaceFormat.architectures`."""
-        return {f"{model}{kind}": parts for model in self.classes for kind, parts in self.kinds.items()}
+        return {f"{model}{suffix}": parts for model in self.classes for suffix, parts in self.class_parts.items()}
 
     def class_prefix(self, config: Any) -> str:
-        """Returns the beginning of the class names for a model config, a key of `classes`."""
+        """Returns the prefix of the class names for a model config, a key of `classes`."""
         return next(iter(self.classes))
 
-    def name_of(self, variable: str, kind: str) -> str:
-        """Returns the tensor name of one of Google's variables in a kind of class."""
+    def tensor_name(self, variable: str, suffix: str) -> str:
+        """Returns the tensor name of a variable of Google in the class with a suffix."""
         name = huggingface_name(variable)
-        for part, replacement in (*self.names_of_kind.get(kind, {}).items(), *self.names.items()):
+        for part, replacement in (*self.replacements_by_suffix.get(suffix, {}).items(), *self.replacements.items()):
             name = name.replace(part, replacement)
         return name
 
-    def check_form(self, config: BertConfig) -> None:
-        """Checks that transformers has a class for a model, see `HuggingFaceFormat.check_form`."""
+    def check_exportable(self, config: BertConfig) -> None:
+        """Checks that transformers has a class for a model, see `HuggingFaceFormat.check_exportable`."""
         for name in fields_of(BertConfig, "form", "choice"):
             if (value := getattr(config, name)) != getattr(type(config), name):
                 raise UserError(f"model.{name} = {value!r}")
@@ -100,95 +100,102 @@ class BertLayersFormat(HuggingFaceFormat):
     ) -> tuple[dict, list[str], str]:
         """Converts tensors to params, see `HuggingFaceFormat.read_params`.
 
-        A LayerNorm may have `gamma` and `beta`, weights may be in half precision, and a file may contain a copy of the
-        tied decoder. A decoder that is not tied is ignored, with the other params that predict words.
+        The params of a LayerNorm may be named `gamma` and `beta`, weights may be in half precision, and a file may
+        contain a copy of the tied decoder. A masked-LM head whose decoder is not tied is ignored.
         """
-        variables, decoder, ignored = self._sort(tensors, config, source)
-        weight, bias = (self.name_of(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS))
+        variables, decoder, ignored = self._split_tensors(tensors, config, source)
+        weight, bias = (self.tensor_name(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS))
         if bias in decoder:
-            if fields.get("tie_word_embeddings") is False:  # transformers then does not read the other bias
+            if fields.get("tie_word_embeddings") is False:  # transformers reads only this bias
                 variables[OUTPUT_BIAS] = decoder[bias]
             variables.setdefault(OUTPUT_BIAS, decoder[bias])
             if not np.array_equal(decoder[bias], variables[OUTPUT_BIAS]):
-                other = self.name_of(OUTPUT_BIAS, "ForMaskedLM")
-                raise UserError(f"{source}: {bias} differs from {other}; there is one bias")
-        predictions = [name for name in variables if name.startswith(VARIABLES["masked_lm"])]
-        wordless = ""
+                other = self.tensor_name(OUTPUT_BIAS, "ForMaskedLM")
+                raise UserError(f"{source}: {bias} differs from {other}; expected equal tensors, because they are tied")
+        predictions = [name for name in variables if name.startswith(VARIABLE_PREFIXES["masked_lm"])]
+        masked_lm_problem = ""
         if (predictions or weight in decoder) and WORDS in variables:
-            wordless = untied(decoder, weight, variables[WORDS], fields, source)
-        if wordless:
+            masked_lm_problem = untied_reason(decoder, weight, variables[WORDS], fields, source)
+        if masked_lm_problem:
             ignored += decoder.keys() & {weight}
-            ignored += [self.name_of(variable, "ForMaskedLM") for variable in predictions]
+            ignored += [self.tensor_name(variable, "ForMaskedLM") for variable in predictions]
             variables = {name: array for name, array in variables.items() if name not in predictions}
         check_variables(variables, config, source)
-        return to_params(variables, config), ignored, wordless
+        return to_params(variables, config), ignored, masked_lm_problem
 
-    def _sort(
+    def _split_tensors(
         self, tensors: Iterable[tuple[str, np.ndarray]], config: Any, source: str
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[str]]:
-        """Returns Google's variables by name, the tensors of a decoder by name, and the names of other tensors."""
+        """Returns {Google's variable: array}, {name: tensor} of a decoder, and the names of all other tensors."""
         names = (*variable_shapes(config), *FINE_TUNED_NAMES)
-        variable_of = {self.name_of(variable, kind): variable for kind in self.kinds for variable in names}
-        decoder_names = {self.name_of(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS)}
+        variable_of = {
+            self.tensor_name(variable, suffix): variable for suffix in self.class_parts for variable in names
+        }
+        decoder_names = {self.tensor_name(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS)}
         variables: dict[str, np.ndarray] = {}
         decoder: dict[str, np.ndarray] = {}
         ignored = []
         for name, tensor in tensors:
-            plain = WRAPPERS.sub("", name)
-            plain = plain.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-            variable = variable_of.get(plain) or variable_of.get(f"{self._encoder_prefix}{plain}")
+            bare_name = WRAPPER_PREFIXES.sub("", name)
+            bare_name = bare_name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+                "LayerNorm.beta", "LayerNorm.bias"
+            )
+            variable = variable_of.get(bare_name) or variable_of.get(f"{self._encoder_prefix}{bare_name}")
             if variable:
                 if variable in variables:
-                    raise UserError(f"{source}: {name} occurs twice, under two names")
+                    raise UserError(f"{source}: {name} and another tensor are both {variable}; delete one of the two")
                 if tensor.dtype.kind in "iub":
-                    raise UserError(f"{source}: {name} is of type {tensor.dtype}; quantized weights are not supported")
+                    raise UserError(
+                        f"{source}: {name} has dtype {tensor.dtype}; expected floats, not quantized weights"
+                    )
                 tensor = tensor.astype(np.float32)
                 variables[variable] = tensor.T if is_transposed(variable) else tensor
-            elif plain in decoder_names:
-                decoder[plain] = tensor.astype(np.float32)
-            elif not plain.endswith("embeddings.position_ids"):  # a constant: 0, 1, 2, ...
+            elif bare_name in decoder_names:
+                decoder[bare_name] = tensor.astype(np.float32)
+            elif not bare_name.endswith("embeddings.position_ids"):  # a constant: 0, 1, 2, ...
                 ignored.append(name)
         return variables, decoder, ignored
 
-    def choose_architecture(self, params: dict, config: Any, stated: str = "") -> str:
+    def choose_architecture(self, params: dict, config: Any, saved_class: str = "") -> str:
         """Returns the class for params, see `HuggingFaceFormat.choose_architecture`.
 
-        The stated class decides only for fine-tuned models: bert-base-uncased states `BertForMaskedLM` although it has
-        all weights of `BertForPreTraining`.
+        `saved_class` is used only for fine-tuned models. For example, bert-base-uncased has the class `BertForMaskedLM`
+        and all weights of `BertForPreTraining`.
         """
         parts, prefix = parts_of(params), self.class_prefix(config)
-        if parts & set(self.kinds.get(kind_of(stated), ())) & FINE_TUNED_PARTS:
-            return prefix + kind_of(stated)
+        if parts & set(self.class_parts.get(class_suffix(saved_class), ())) & FINE_TUNED_PARTS:
+            return prefix + class_suffix(saved_class)
         ranks = {
-            kind: (bool(FINE_TUNED_PARTS & set(needed)), len(needed))
-            for kind, needed in self.kinds.items()
+            suffix: (bool(FINE_TUNED_PARTS & set(needed)), len(needed))
+            for suffix, needed in self.class_parts.items()
             if parts >= set(needed)
         }
-        return prefix + max(ranks, key=lambda kind: ranks[kind], default="Model")  # the first kind in a tie
+        return prefix + max(ranks, key=lambda suffix: ranks[suffix], default="Model")  # the first suffix in a tie
 
     def to_tensors(self, params: dict, config: Any, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
         """Converts params to tensors, see `HuggingFaceFormat.to_tensors`."""
-        kind = kind_of(architecture)
-        parts = self.kinds[kind]
-        needed = parts if kind != "Model" else ()  # transformers accepts an encoder without a pooler
+        suffix = class_suffix(architecture)
+        parts = self.class_parts[suffix]
+        needed = parts if suffix != "Model" else ()  # transformers reads an encoder without a pooler
         names, present = (
-            [VARIABLES[part].rstrip("/_") for part in some] for some in (needed, parts_of(params) & {*needed})
+            [VARIABLE_PREFIXES[part].rstrip("/_") for part in some_parts]
+            for some_parts in (needed, parts_of(params) & {*needed})
         )
         check_parts(architecture, names, present, self.choose_architecture(params, config))
-        kept = tuple(VARIABLES[part] for part in parts)
+        kept = tuple(VARIABLE_PREFIXES[part] for part in parts)
         tensors, left_out = {}, sorted(params.keys() - PARTS)
         for variable, array in to_variables(params, config).items():
-            if variable.startswith(tuple(VARIABLES.values())) and not variable.startswith(kept):
+            if variable.startswith(tuple(VARIABLE_PREFIXES.values())) and not variable.startswith(kept):
                 left_out.append(variable)
             else:
-                name = self.name_of(variable, kind)
-                name = name.removeprefix(self._encoder_prefix) if kind == "Model" else name
+                name = self.tensor_name(variable, suffix)
+                name = name.removeprefix(self._encoder_prefix) if suffix == "Model" else name
                 tensors[name] = np.ascontiguousarray(array.T if is_transposed(variable) else array)
         return tensors, left_out
 
     @property
     def _encoder_prefix(self) -> str:
-        return self.names.get("bert.", "bert.")
+        return self.replacements.get("bert.", "bert.")
 
 
 class BertFormat(BertLayersFormat):
@@ -196,19 +203,19 @@ class BertFormat(BertLayersFormat):
 
     classes: ClassVar = {"Bert": "BERT"}
     inputs = ("input_ids", "token_type_ids", "attention_mask")
-    kinds: ClassVar = KINDS
+    class_parts: ClassVar = CLASS_PARTS
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> BertConfig:
         """Returns the model config of BERT or GPT-2, see `HuggingFaceFormat.read_config`."""
         if fields.get("model_type") == "gpt2":
-            return dataclasses.replace(bert_config(path, gpt2.read_fields(path, fields)), **gpt2.FORM)
-        names = json_config.field_names(BertConfig, OWN_FIELDS)
-        values = json_config.read_fields(path, fields, "bert", names, ONLY, required=REQUIRED)
+            return dataclasses.replace(bert_config(path, gpt2.read_fields(path, fields)), **gpt2.MODEL_FIELDS)
+        names = json_config.field_names(BertConfig, BERTJAX_FIELDS)
+        values = json_config.read_fields(path, fields, "bert", names, SUPPORTED_VALUES, required=REQUIRED)
         return bert_config(path, values | {"hidden_act": json_config.activation(path, fields, "hidden_act")})
 
     def to_fields(self, config: BertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
-        fields = {name: value for name, value in vars(config).items() if name not in OWN_FIELDS}
+        fields = {name: value for name, value in vars(config).items() if name not in BERTJAX_FIELDS}
         return {"model_type": "bert", **fields, "position_embedding_type": "absolute"}
 
     def read_params(
@@ -221,18 +228,18 @@ class BertFormat(BertLayersFormat):
 
 
 def bert_config(path: epath.Path, fields: Mapping[str, Any]) -> BertConfig:
-    """Builds a `BertConfig` from a JSON object. Raises `UserError` if a field is missing or has an invalid value."""
-    return json_config.build(path, BertConfig, fields, REQUIRED, OWN_FIELDS)
+    """Builds a `BertConfig` from {field: value}. Raises `UserError` if a field is missing or has an invalid value."""
+    return json_config.build(path, BertConfig, fields, REQUIRED, BERTJAX_FIELDS)
 
 
 def huggingface_name(variable: str) -> str:
-    """Returns the tensor name of one of Google's variables, in classes of BERT with an output layer."""
+    """Returns the tensor name of a variable of Google, in classes of BERT with an output layer."""
     if variable in FINE_TUNED_NAMES:
         return FINE_TUNED_NAMES[variable]
     name = variable.replace("layer_", "layer.").replace("/", ".")
     for end, replacement in (
         ("_embeddings", "_embeddings.weight"),
-        (".kernel", ".weight"),  # also transposed, see `is_transposed`
+        (".kernel", ".weight"),  # the array is transposed, see `is_transposed`
         (".gamma", ".weight"),
         (".beta", ".bias"),
         (".output_weights", ".weight"),
@@ -244,12 +251,12 @@ def huggingface_name(variable: str) -> str:
 
 
 def is_transposed(variable: str) -> bool:
-    """Returns whether a variable is a dense kernel: Google stores `[inputs, outputs]`, PyTorch `[outputs, inputs]`."""
+    """Returns whether a variable is a kernel: Google stores `[inputs, outputs]`, and PyTorch `[outputs, inputs]`."""
     return variable.endswith("/kernel")
 
 
-def kind_of(architecture: str) -> str:
-    """Returns the kind of a class of transformers, in any family."""
+def class_suffix(architecture: str) -> str:
+    """Returns the suffix of a class name of transformers, such as "ForMaskedLM"; "Model" for an encoder."""
     return architecture[architecture.index("For") :] if "For" in architecture else "Model"
 
 

@@ -16,7 +16,7 @@ from bertjax.nn.ops.segments import last_tokens
 
 
 class BertModel(EncoderModel):
-    """Layers of self-attention. A causal model pools the last token of a text, because it sees the whole text."""
+    """The encoder of BERT. A causal model pools the last token of a text, which attends to the whole text."""
 
     config: BertConfig
 
@@ -39,15 +39,15 @@ class BertModel(EncoderModel):
 
         Args:
           input_ids: `[batch, length]`.
-          positions: `[length]`, consecutive.
-          cache: keys and values of the tokens before, see `Decodes.new_cache`.
+          positions: consecutive positions `[length]`, equal in all rows.
+          cache: keys and values of the earlier tokens, see `Decodes.new_cache`.
 
         Returns:
-          Hidden states `[batch, length, hidden]`, and the cache with these tokens.
+          Hidden states `[batch, length, hidden]`, and the cache with the new tokens added.
         """
-        of_rows = jnp.broadcast_to(positions, input_ids.shape)
-        x = self.embeddings(input_ids, jnp.zeros_like(input_ids), of_rows)
-        return self.encoder(x, positions, positions=of_rows, cache=cache)
+        row_positions = jnp.broadcast_to(positions, input_ids.shape)
+        x = self.embeddings(input_ids, jnp.zeros_like(input_ids), row_positions)
+        return self.encoder(x, positions, positions=row_positions, cache=cache)
 
 
 def attention_probabilities(

@@ -1,6 +1,6 @@
 """Converts params to and from Google's TF1 variables (modeling.py, run_pretraining.py).
 
-Tensors of Hugging Face have similar names, so that both formats are read and written by way of these variables.
+`bert.huggingface` derives the names of Hugging Face's tensors from the names of these variables.
 """
 
 import flax.traverse_util
@@ -14,7 +14,7 @@ QUERY_KEY_VALUE = f"{LAYERS}/attention/query_key_value"
 WORDS = "bert/embeddings/word_embeddings"
 
 # {path of a param: Google's variable}. `to_params` reshapes, transposes and pads the arrays.
-SINGLE = {
+VARIABLE_OF_PARAM = {
     "bert/embeddings/word/embedding": WORDS,
     "bert/embeddings/position/embedding": "bert/embeddings/position_embeddings",
     "bert/embeddings/token_type/embedding": "bert/embeddings/token_type_embeddings",
@@ -36,14 +36,18 @@ SINGLE = {
     "spans/dense/kernel": "cls/squad/output_weights",  # run_squad.create_model
     "spans/dense/bias": "cls/squad/output_bias",
 }
-OUTPUT_WEIGHTS = ("next_sentence/dense/kernel", "classifier/dense/kernel", "spans/dense/kernel")  # stored transposed
+TRANSPOSED_KERNELS = (
+    "next_sentence/dense/kernel",
+    "classifier/dense/kernel",
+    "spans/dense/kernel",
+)  # variables are `[outputs, inputs]`
 
-# The parts of a model that have variables.
-PARTS = {"bert", *(path.partition("/")[0] for path in SINGLE)}
+# The parts of a model that Google's code has.
+PARTS = {"bert", *(path.partition("/")[0] for path in VARIABLE_OF_PARAM)}
 
-# {path in a layer: variable in a layer}. The param `bert/encoder/layers/PATH` stacks the variables
+# {path of a param in a layer: variable in a layer}. The param `bert/encoder/layers/PATH` stacks the variables
 # `bert/encoder/layer_N/VARIABLE` of all layers.
-LAYER = {
+LAYER_VARIABLE_OF_PARAM = {
     "attention/output/kernel": "attention/output/dense/kernel",
     "attention/output/bias": "attention/output/dense/bias",
     "attention_norm/scale": "attention/output/LayerNorm/gamma",
@@ -58,7 +62,7 @@ LAYER = {
 
 
 def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """Returns {variable of a pre-trained BERT: its shape in Google's checkpoints}."""
+    """Returns {variable: shape} of a pre-trained BERT in Google's checkpoints."""
     hidden, inner, size = config.hidden_size, config.intermediate_size, config.embedding_size
     shapes: dict[str, tuple[int, ...]] = {
         WORDS: (config.vocab_size, size),
@@ -97,10 +101,10 @@ def _norm(name: str, size: int) -> dict:
     return {f"{name}/gamma": (size,), f"{name}/beta": (size,)}
 
 
-# Parts that a checkpoint may lack. The encoder is required.
-OPTIONAL = ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/")
-# Variables of fine-tuning, with one row per label.
-FINE_TUNED = ("output_weights", "output_bias", "cls/squad/output_weights", "cls/squad/output_bias")
+# Prefixes of the variables of optional parts. The encoder is required.
+OPTIONAL_PREFIXES = ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/")
+# Variables of the output layers of fine-tuned models, with one row per label.
+FINE_TUNED_VARIABLES = ("output_weights", "output_bias", "cls/squad/output_weights", "cls/squad/output_bias")
 
 
 def check_variables(variables: dict[str, np.ndarray], config: BertConfig, source: str) -> None:
@@ -112,28 +116,30 @@ def check_variables(variables: dict[str, np.ndarray], config: BertConfig, source
       source: the checkpoint, for messages.
 
     Raises:
-      UserError: if a variable is missing, or its shape contradicts the config.
+      UserError: if a variable is missing, or has another shape than the config implies.
     """
-    present = tuple(part for part in OPTIONAL if any(name.startswith(part) for name in variables))
+    present = tuple(part for part in OPTIONAL_PREFIXES if any(name.startswith(part) for name in variables))
     for name, shape in variable_shapes(config).items():
         if name not in variables:
-            if name.startswith(OPTIONAL) and not name.startswith(present):
+            if name.startswith(OPTIONAL_PREFIXES) and not name.startswith(present):
                 continue
-            raise UserError(f"{source}: {name} is missing; is the checkpoint complete, and a BERT?")
+            raise UserError(
+                f"{source}: {name} is missing; expected the variables of a BERT; check that the checkpoint is complete"
+            )
         if variables[name].shape != shape:
-            raise UserError(f"{source}: {name} has shape {variables[name].shape}, but its config says {shape}")
-    for weights, bias in (FINE_TUNED[:2], FINE_TUNED[2:]):
+            raise UserError(f"{source}: {name} has shape {variables[name].shape}; expected {shape} by the config")
+    for weights, bias in (FINE_TUNED_VARIABLES[:2], FINE_TUNED_VARIABLES[2:]):
         if (weights in variables) != (bias in variables):
-            raise UserError(f"{source}: {weights} and {bias} belong together, but one is missing")
+            raise UserError(f"{source}: expected both {weights} and {bias}; one is missing")
         if weights in variables and variables[weights].shape != (len(variables[bias]), config.hidden_size):
             raise UserError(
-                f"{source}: {weights} has shape {variables[weights].shape}, but {bias} and its config make it "
-                f"{(len(variables[bias]), config.hidden_size)}"
+                f"{source}: {weights} has shape {variables[weights].shape}; expected "
+                f"{(len(variables[bias]), config.hidden_size)} by {bias} and the config"
             )
 
 
 def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
-    """Converts variables to params in float32. Absent parts stay absent.
+    """Converts variables to params in float32. Parts without variables are omitted.
 
     Args:
       variables: {name: array}, see `check_variables`.
@@ -145,15 +151,17 @@ def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
         return np.stack([x.reshape(shape or x.shape) for x in layers])
 
     hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
-    flat = {path: variables[name] for path, name in SINGLE.items() if name in variables}
-    flat |= {f"{LAYERS}/{path}": stacked(name) for path, name in LAYER.items()}
+    flat = {path: variables[name] for path, name in VARIABLE_OF_PARAM.items() if name in variables}
+    flat |= {f"{LAYERS}/{path}": stacked(name) for path, name in LAYER_VARIABLE_OF_PARAM.items()}
     flat[f"{LAYERS}/attention/output/kernel"] = stacked("attention/output/dense/kernel", heads, size, hidden)
     for part, shape in (("kernel", (hidden, heads, size)), ("bias", (heads, size))):
-        three = [stacked(f"attention/self/{projection}/{part}", *shape) for projection in ("query", "key", "value")]
-        flat[f"{QUERY_KEY_VALUE}/{part}"] = np.stack(three, axis=-3)
+        projections = [
+            stacked(f"attention/self/{projection}/{part}", *shape) for projection in ("query", "key", "value")
+        ]
+        flat[f"{QUERY_KEY_VALUE}/{part}"] = np.stack(projections, axis=-3)
 
     padding = config.padded_vocab_size - config.vocab_size
-    for path in OUTPUT_WEIGHTS:
+    for path in TRANSPOSED_KERNELS:
         if path in flat:
             flat[path] = flat[path].T
     for path in ("bert/embeddings/word/embedding", "masked_lm/bias"):
@@ -163,7 +171,7 @@ def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
 
 
 def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
-    """Converts params to variables. Parts without variables are omitted.
+    """Converts params to variables. Parts that Google's code does not have are omitted.
 
     Args:
       params: the params of a model.
@@ -171,7 +179,9 @@ def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
     """
     flat = {path: np.asarray(x) for path, x in flax.traverse_util.flatten_dict(params, sep="/").items()}
     variables = {
-        name: flat[path].T if path in OUTPUT_WEIGHTS else flat[path] for path, name in SINGLE.items() if path in flat
+        name: flat[path].T if path in TRANSPOSED_KERNELS else flat[path]
+        for path, name in VARIABLE_OF_PARAM.items()
+        if path in flat
     }
     for name in (WORDS, "cls/predictions/output_bias"):
         if name in variables:
@@ -180,13 +190,13 @@ def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
     shapes = variable_shapes(config)
     for number in range(config.num_hidden_layers):
         layer = f"bert/encoder/layer_{number}"
-        for path, name in LAYER.items():
+        for path, name in LAYER_VARIABLE_OF_PARAM.items():
             variables[f"{layer}/{name}"] = flat[f"{LAYERS}/{path}"][number]
         for part in ("kernel", "bias"):
-            three = np.moveaxis(flat[f"{QUERY_KEY_VALUE}/{part}"][number], -3, 0)
-            for projection, array in zip(("query", "key", "value"), three):
+            arrays = np.moveaxis(flat[f"{QUERY_KEY_VALUE}/{part}"][number], -3, 0)
+            for projection, array in zip(("query", "key", "value"), arrays):
                 variables[f"{layer}/attention/self/{projection}/{part}"] = array
     for name in shapes.keys() & variables.keys():
         variables[name] = variables[name].reshape(shapes[name])
-    order = [name for name in (*shapes, *FINE_TUNED) if name in variables]
+    order = [name for name in (*shapes, *FINE_TUNED_VARIABLES) if name in variables]
     return {name: np.ascontiguousarray(variables[name]) for name in order}

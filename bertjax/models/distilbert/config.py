@@ -8,11 +8,13 @@ from bertjax.config.model_config import BertConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class DistilBertConfig(BertConfig):
-    """The architecture of a DistilBERT. Fields have the names of BERT; most names differ in transformers."""
+    """The architecture of a DistilBERT. Fields have the names of `BertConfig`; transformers uses other names."""
 
     num_hidden_layers: int = size(6, most=1000)
     hidden_act: str = field("gelu", "behaviour", choices=("gelu", "gelu_new", "relu"))
-    pooled_dropout_prob: float = field(0.2, least=0, below=1)  # before a classifier of texts or choices
+    pooled_dropout_prob: float = field(
+        0.2, least=0, below=1
+    )  # before the output layer of a sequence classifier or of multiple choice
     spans_dropout_prob: float = field(0.1, least=0, below=1)  # before the output layer for spans
     family: str = field("distilbert", "form")
 

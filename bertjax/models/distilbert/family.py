@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al. 2019): BERT without token types.
 
-Only classifiers of texts have a pooler, a dense layer with ReLU.
+Only sequence classifiers have a pooler, which is a dense layer with ReLU.
 """
 
 from typing import TYPE_CHECKING

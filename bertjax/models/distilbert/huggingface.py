@@ -1,4 +1,4 @@
-"""DistilBERT in Hugging Face's folders: BERT under other names."""
+"""DistilBERT in Hugging Face's folders. Fields and tensors have other names than in BERT."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from bertjax.models import json_config
 from bertjax.models.bert import huggingface as bert
 from bertjax.models.distilbert.config import DistilBertConfig
 
-# Fields with another name in config.json.
+# {field of `DistilBertConfig`: field of config.json} where the names differ.
 NAMES = {
     "hidden_size": "dim",
     "num_hidden_layers": "n_layers",
@@ -22,7 +22,7 @@ NAMES = {
     "spans_dropout_prob": "qa_dropout",
 }
 ALIASES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
-HARMLESS = ("sinusoidal_pos_embds",)  # initial values of the table of positions, which is among the tensors
+UNUSED_FIELDS = ("sinusoidal_pos_embds",)  # initial values of the position embeddings, which are among the tensors
 
 
 class DistilBertFormat(bert.BertLayersFormat):
@@ -30,8 +30,8 @@ class DistilBertFormat(bert.BertLayersFormat):
 
     classes: ClassVar = {"DistilBert": "DistilBERT"}
     aliases: ClassVar = ALIASES
-    kinds: ClassVar = bert.KINDS_WITHOUT_PAIRS | {"Model": ()}
-    names: ClassVar = {
+    class_parts: ClassVar = bert.CLASS_PARTS_WITHOUT_NSP | {"Model": ()}
+    replacements: ClassVar = {
         "cls.predictions.transform.dense.": "vocab_transform.",
         "cls.predictions.transform.LayerNorm.": "vocab_layer_norm.",
         "cls.predictions.decoder.weight": "vocab_projector.weight",
@@ -52,15 +52,17 @@ class DistilBertFormat(bert.BertLayersFormat):
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> DistilBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         fields = json_config.with_aliases(path, fields, ALIASES)
-        names = json_config.field_names(DistilBertConfig, bert.OWN_FIELDS, NAMES)
-        also = (*HARMLESS, *ALIASES)
+        names = json_config.field_names(DistilBertConfig, bert.BERTJAX_FIELDS, NAMES)
+        also = (*UNUSED_FIELDS, *ALIASES)
         values = json_config.read_fields(path, fields, "distilbert", names, {}, required=bert.REQUIRED, also=also)
         values["hidden_act"] = json_config.activation(path, fields, "activation")
-        return json_config.build(path, DistilBertConfig, values, bert.REQUIRED, bert.OWN_FIELDS, NAMES)
+        return json_config.build(path, DistilBertConfig, values, bert.REQUIRED, bert.BERTJAX_FIELDS, NAMES)
 
     def to_fields(self, config: DistilBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
-        fields = {NAMES.get(name, name): value for name, value in vars(config).items() if name not in bert.OWN_FIELDS}
+        fields = {
+            NAMES.get(name, name): value for name, value in vars(config).items() if name not in bert.BERTJAX_FIELDS
+        }
         return {"model_type": "distilbert", **fields, "sinusoidal_pos_embds": False}
 
 

@@ -8,7 +8,7 @@ from bertjax.config.model_config import BertConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class ElectraConfig(BertConfig):
-    """The architecture of an ELECTRA, generator or discriminator. The defaults are the small model."""
+    """The architecture of an ELECTRA, generator or discriminator. The defaults are ELECTRA-small."""
 
     embedding_size: int = size(128)
     hidden_size: int = size(256)
@@ -16,5 +16,5 @@ class ElectraConfig(BertConfig):
     intermediate_size: int = size(1024)
     family: str = field("electra", "form")
 
-    hidden_act: ClassVar[str] = "gelu"  # type: ignore[misc]  # also of output layers
-    output: ClassVar[str] = "transform"  # type: ignore[misc]  # maps hidden states to the embedding size
+    hidden_act: ClassVar[str] = "gelu"  # type: ignore[misc]  # in layers and in output layers
+    output: ClassVar[str] = "transform"  # type: ignore[misc]  # the output layer projects hidden states to the embedding size

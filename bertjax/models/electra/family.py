@@ -1,6 +1,6 @@
-"""ELECTRA (Clark et al. 2020): BERT with embeddings of any size.
+"""ELECTRA (Clark et al. 2020): BERT with an embedding size that can differ from the hidden size.
 
-Only classifiers of texts have a pooler, a dense layer with GELU. A discriminator has the output layer
+Only sequence classifiers have a pooler, which is a dense layer with GELU. A discriminator has the output layer
 `replaced_tokens`.
 """
 

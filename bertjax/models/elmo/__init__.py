@@ -1,1 +1,1 @@
-"""ELMo's two language models of LSTMs; `model.family` is lstms."""
+"""ELMo: a forward and a backward language model of LSTMs. The value of `model.family` is lstms."""

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from bertjax.nn.encoder_model import EncoderModel
 
 
-class LstmsFamily(ModelFamily):
-    """The two stacks of LSTMs; the name of the family is lstms."""
+class ElmoFamily(ModelFamily):
+    """ELMo. The name of the family in configs is lstms."""
 
     has_kernels = False
 
     def build(self, config: BertConfig, compute: Compute) -> "EncoderModel":
-        """Returns the encoder, a `LstmsModel`."""
-        from bertjax.models.elmo.model import LstmsModel
+        """Returns the encoder, a `ElmoModel`."""
+        from bertjax.models.elmo.model import ElmoModel
 
-        return LstmsModel(config, compute)
+        return ElmoModel(config, compute)
 
     def lm_type(self, config: BertConfig) -> LmType:
         """Returns the task of language modelling, see `ModelFamily.lm_type`."""
@@ -43,10 +43,11 @@ class LstmsFamily(ModelFamily):
         return infer_embeddings_config(params) | {"num_hidden_layers": (layers,)}
 
     def validate(self, config: ml_collections.ConfigDict) -> None:
-        """Checks that the model is not causal, and that two directions share the hidden size."""
-        require(not config.model.causal, "model.causal", True, "model.family = 'lstms' has both directions; set False")
+        """Checks that the model is not causal, and that the hidden size is even."""
+        remedy = "must be False for model.family = 'lstms', which has a forward and a backward stack"
+        require(not config.model.causal, "model.causal", True, remedy)
         size = config.model.hidden_size
-        require(size % 2 == 0, "model.hidden_size", size, "must be even: half of it is for each direction")
+        require(size % 2 == 0, "model.hidden_size", size, "must be even: each direction has half of the units")
 
 
-FAMILY = LstmsFamily()
+FAMILY = ElmoFamily()

@@ -1,4 +1,4 @@
-"""The modules of the two stacks of LSTMs."""
+"""The modules of ELMo."""
 
 from collections.abc import Iterable
 
@@ -13,32 +13,35 @@ from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.segments import join_ends
 
 
-class LstmsModel(EncoderModel):
-    """Two stacks of LSTMs. The forward stack has the first half of a hidden state."""
+class ElmoModel(EncoderModel):
+    """The encoder of ELMo. A hidden state is the forward state, concatenated with the backward state."""
 
     config: BertConfig
 
     def make_layers(self) -> nn.Module:
         """Returns the layers."""
-        return TwoWayLSTMs(self.config, self.compute)
+        return BiLMEncoder(self.config, self.compute)
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
         """Returns the pooled output of the last state of each direction."""
         return self.pooler(join_ends(hidden, segments)[:, None])
 
     def prediction_states(self, hidden: jax.Array, positions: jax.Array) -> Iterable[tuple[jax.Array, jax.Array]]:
-        """Returns the forward states with the first half of the positions, and the backward states with the rest."""
+        """Returns the forward states with the first half of `positions`, and the backward states with the second half.
+
+        The states of the other direction are replaced by zeros, so that one output layer serves both directions.
+        """
         is_forward = jnp.arange(hidden.shape[-1]) < hidden.shape[-1] // 2
         directions = [jnp.where(half, hidden, jnp.zeros_like(hidden)) for half in (is_forward, ~is_forward)]
         return zip(directions, jnp.split(positions, 2, axis=1), strict=True)
 
 
-class TwoWayLSTMs(nn.Module):
+class BiLMEncoder(nn.Module):
     """A forward and a backward stack of LSTMs with `hidden_size / 2` units (Peters et al. 2018, section 3.1).
 
-    Neither stack reads the states of the other, so that both can learn to predict tokens. There are residual sums from
-    the second layer on. Padding at the end of a row, segment 0, is ignored. The LSTMs of ELMo have more units and a
-    projection.
+    Neither stack reads the states of the other, so that no state sees the token that it predicts. Layers after the
+    first layer have residual connections. Padding (segment 0) at the end of a row is ignored. Unlike in the
+    paper, the LSTMs have no projection.
     """
 
     config: BertConfig
@@ -59,15 +62,17 @@ class TwoWayLSTMs(nn.Module):
         cell = lstm_cell(self.config.hidden_size // 2, self.compute.dtype)
         forward = backward = x
         for layer in range(self.config.num_hidden_layers):
-            keys = fold_in(dropout_keys, layer + 1)  # 0 is the embeddings' dropout
+            keys = fold_in(dropout_keys, layer + 1)  # number 0 is the dropout of the embeddings
             inputs = [
-                dropout(states_before, self.config.hidden_dropout_prob, fold_in(keys, site))
-                for site, states_before in enumerate((forward, backward))
+                dropout(layer_input, self.config.hidden_dropout_prob, fold_in(keys, site))
+                for site, layer_input in enumerate((forward, backward))
             ]
-            ahead_rnn = nn.RNN(cell(name=f"forward_{layer}"))
-            back_rnn = nn.RNN(cell(name=f"backward_{layer}"), reverse=True, keep_order=True)
-            ahead = jnp.asarray(ahead_rnn(inputs[0], seq_lengths=lengths))
-            back = jnp.asarray(back_rnn(inputs[1], seq_lengths=lengths))
-            forward, backward = (ahead, back) if layer == 0 else (forward + ahead, backward + back)
+            forward_rnn = nn.RNN(cell(name=f"forward_{layer}"))
+            backward_rnn = nn.RNN(cell(name=f"backward_{layer}"), reverse=True, keep_order=True)
+            forward_output = jnp.asarray(forward_rnn(inputs[0], seq_lengths=lengths))
+            backward_output = jnp.asarray(backward_rnn(inputs[1], seq_lengths=lengths))
+            is_first = layer == 0  # the first layer has no residual connection
+            forward = forward_output if is_first else forward + forward_output
+            backward = backward_output if is_first else backward + backward_output
             states.append(jnp.concatenate([forward, backward], axis=-1))
         return jnp.stack(states) if every_layer else states[-1]

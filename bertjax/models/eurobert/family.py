@@ -1,7 +1,7 @@
-"""EuroBERT (Boizard et al. 2025): the layers of Llama with attention to all tokens.
+"""EuroBERT (Boizard et al. 2025): the layers of Llama with bidirectional attention.
 
-There is an RMSNorm before each part. Positions are rotary, heads share keys and values, feed-forward layers are gated,
-and there are no biases.
+Layers are pre-norm with RMSNorm, and have rotary positions, grouped-query attention, gated feed-forward networks and no
+biases.
 """
 
 from collections.abc import Sequence
@@ -61,11 +61,13 @@ class EuroBertFamily(ModelFamily, ExposesAttention, HuggingFaceFamily):
         return fields | ({"tie_word_embeddings": (False,)} if "masked_lm" in params else {})
 
     def validate(self, config: ml_collections.ConfigDict) -> None:
-        """Checks the number of keys and values, and the size of a head."""
+        """Checks the number of key-value heads, and the head size."""
         heads, keys, size = (config.model[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
         remedy = f"must divide model.num_attention_heads = {heads}"
         require(heads % keys == 0, "model.num_key_value_heads", keys, remedy)
-        require(size % 2 == 0, "model.head_dim", size, "must be even: rotary positions halve it")
+        require(
+            size % 2 == 0, "model.head_dim", size, "must be even, because rotary positions rotate pairs of elements"
+        )
 
     def attention_probabilities(
         self, config: EuroBertConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"

@@ -11,16 +11,16 @@ from bertjax.common.errors import UserError
 from bertjax.models import json_config, tensors
 from bertjax.models.eurobert.config import EuroBertConfig
 
-OWN_FIELDS = ("family",)
+BERTJAX_FIELDS = ("family",)
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rope_theta")
-ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
-# Other fields that are read: the fields of `_theta`, another name of classifier_pooling, and pretraining_tp, which
-# splits matrix products.
+SUPPORTED_VALUES = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
+# Other fields that are read, or that have no effect: the fields of `_theta`; clf_pooling, the former name of
+# classifier_pooling; and pretraining_tp, which splits matrix products.
 READ = ("clf_pooling", "pretraining_tp", "rope_parameters", "rope_scaling")
 
 
 class EuroBertFormat(tensors.TableFormat):
-    """Folders of EuroBERT, as transformers writes them, and as published with code for older versions."""
+    """Folders of EuroBERT that transformers writes, and the published folders, which contain Python code."""
 
     classes: ClassVar = {"EuroBert": "EuroBERT"}
     inputs = ("input_ids", "attention_mask")
@@ -30,7 +30,7 @@ class EuroBertFormat(tensors.TableFormat):
         "eos_token_id": "sep",
         "mask_token_id": "mask",
     }
-    # The published code also has a class for question answering, which transformers does not have.
+    # A class for question answering is only in the published code, and not in transformers.
     architectures: ClassVar = {
         "EuroBertModel": (),
         "EuroBertForMaskedLM": ("masked_lm",),
@@ -43,30 +43,30 @@ class EuroBertFormat(tensors.TableFormat):
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> EuroBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
-        names = json_config.field_names(EuroBertConfig, OWN_FIELDS)
+        names = json_config.field_names(EuroBertConfig, BERTJAX_FIELDS)
         if "classifier_pooling" not in fields and "clf_pooling" in fields:  # the name in the published code
             names["classifier_pooling"] = "clf_pooling"
         values = json_config.read_fields(
-            path, _without_code(fields), "eurobert", names, ONLY, required=REQUIRED, also=READ
+            path, _without_code(fields), "eurobert", names, SUPPORTED_VALUES, required=REQUIRED, also=READ
         )
         if values["head_dim"] is None:
             values["head_dim"] = json_config.head_size(fields)
         if values["num_key_value_heads"] is None:
             values["num_key_value_heads"] = fields.get("num_attention_heads")
-        return json_config.build(path, EuroBertConfig, values | _theta(path, fields), REQUIRED, OWN_FIELDS)
+        return json_config.build(path, EuroBertConfig, values | _theta(path, fields), REQUIRED, BERTJAX_FIELDS)
 
     def to_fields(self, config: EuroBertConfig) -> dict[str, Any]:
-        """Returns the fields of config.json, in the old and in the new form of transformers."""
-        fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in OWN_FIELDS}
+        """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
+        fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in BERTJAX_FIELDS}
         rope = {"rope_type": "default", "rope_theta": config.rope_theta}
-        return {"model_type": "eurobert", **fields, **ONLY, "rope_parameters": rope}
+        return {"model_type": "eurobert", **fields, **SUPPORTED_VALUES, "rope_parameters": rope}
 
     def table(self, config: EuroBertConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
         """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
         queries, keys = (config.num_attention_heads, config.head_dim), (config.num_key_value_heads, config.head_dim)
         table = tensors.TensorTable()
-        table.rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
+        table.vocab_rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
         for number in range(config.num_hidden_layers):
             path, name = ("bert", "layers", number), f"model.layers.{number}"
             table.norm((*path, "attention_norm"), f"{name}.input_layernorm", hidden)
@@ -79,46 +79,47 @@ class EuroBertFormat(tensors.TableFormat):
             table.dense((*path, "output"), f"{name}.mlp.down_proj", inner, size)
         table.norm(("bert", "encoder", "norm"), "model.norm", hidden)
         if "masked_lm" in parts and not config.tie_word_embeddings:
-            table.rows(("masked_lm", "decoder", "embedding"), self.decoder, config.vocab_size, hidden)
+            table.vocab_rows(("masked_lm", "decoder", "embedding"), self.decoder, config.vocab_size, hidden)
         if "pooler" in parts:
             table.dense(("bert", "pooler", "dense"), "dense", size, size, bias=True)
         if "classifier" in parts:
             table.dense(("classifier", "dense"), "classifier", size, (labels,), bias=True)
         return table
 
-    def parts_in(self, named: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
+    def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
         """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
         names = {"masked_lm": self.decoder, "pooler": "dense.weight", "classifier": "classifier.weight"}
-        return [part for part, name in names.items() if name in named]
+        return [part for part, name in names.items() if name in state_dict]
 
     def parts_of(self, params: Mapping, config: EuroBertConfig) -> set[str]:
-        """Returns the parts of params. A tied decoder has no params; an encoder without other parts has the decoder."""
+        """Returns the parts of params. A tied decoder has no params, so that a lone encoder has `masked_lm`."""
         parts = tensors.parts_of(params)
         return parts | ({"masked_lm"} if config.tie_word_embeddings and not parts else set())
 
-    def why_untied(
+    def untied_reason(
         self,
-        named: Mapping[str, np.ndarray],
+        state_dict: Mapping[str, np.ndarray],
         parts: Collection[str],
         fields: Mapping[str, Any],
         config: EuroBertConfig,
         source: str,
     ) -> str:
-        """Returns "": tied and untied decoders are supported.
+        """Returns "", because tied and untied decoders are supported.
 
         Raises:
-          UserError: if config.json contradicts a tensor.
+          UserError: if config.json has tie_word_embeddings true, and the decoder is not tied.
         """
-        words = named[self.words]
-        if config.tie_word_embeddings and not np.array_equal(named.get(self.decoder, words), words):
+        words = state_dict[self.words]
+        if config.tie_word_embeddings and not np.array_equal(state_dict.get(self.decoder, words), words):
             raise UserError(
-                f"{source}: {self.decoder} is not {self.words}, although config.json has tie_word_embeddings true"
+                f"{source}: {self.decoder} differs from {self.words}; expected equal tensors, because config.json has "
+                f"tie_word_embeddings true"
             )
         return ""
 
 
 def _without_code(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields without the auto_map of the published weights, whose code computes the same."""
+    """Returns the fields without auto_map, if auto_map refers to the published code, which bertjax reproduces."""
     code = fields.get("auto_map")
     is_published = isinstance(code, dict) and all(
         str(name).rpartition(".")[2].startswith("EuroBert") for name in code.values()
@@ -127,7 +128,7 @@ def _without_code(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _theta(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the base of the rotary angles: of rope_scaling, else of rope_parameters, else rope_theta."""
+    """Returns {"rope_theta": base} from rope_scaling, rope_parameters or rope_theta, in this order; else {}."""
     objects = {name: fields.get(name) for name in ("rope_scaling", "rope_parameters")}
     thetas = {name: json_config.rope_theta(path, name, rope) for name, rope in objects.items()}
     used = next((thetas[name] for name, rope in objects.items() if rope), None)

@@ -19,7 +19,7 @@ from bertjax.nn.rotary_attention import GroupedAttention, joined
 
 
 class EuroBertModel(RotaryModel):
-    """Word embeddings, layers, and a dense layer for classification of texts."""
+    """The encoder of EuroBERT, with a dense layer for sequence classification as its pooler."""
 
     config: EuroBertConfig
     compute: Compute = Compute()
@@ -62,25 +62,25 @@ class WordEmbeddings(nn.Module):
         self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
-        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
+        """Embeds token ids: `[batch, length]` -> `[batch, length, hidden]`."""
         return self.word(input_ids)
 
 
 class EuroBertPooler(nn.Module):
-    """A dense layer with a bias, and GELU, `[..., hidden]` -> `[..., hidden]`."""
+    """A dense layer with a bias, and GELU."""
 
     config: EuroBertConfig
     compute: Compute
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> jax.Array:
-        """Returns the activated dense layer of hidden states, of the same shape."""
+        """Maps hidden states `[..., hidden]` to the same shape."""
         size = (self.config.hidden_size,)
         return ACTIVATIONS["gelu"](Dense(self.config, self.compute, size, size, ("embed", None), name="dense")(hidden))
 
 
 class EuroBertEncoder(nn.Module):
-    """The layers, a scan whose params are stacked, and an RMSNorm."""
+    """The layers of EuroBERT, as a scan over stacked params, and a final RMSNorm."""
 
     config: EuroBertConfig
     compute: Compute
@@ -95,7 +95,7 @@ class EuroBertEncoder(nn.Module):
         *,
         every_layer: bool = False,
     ) -> jax.Array:
-        """Returns hidden states, see `EncoderModel.make_layers`. Only low-rank updates have dropout."""
+        """Returns hidden states, see `EncoderModel.make_layers`. Only LoRA uses `dropout_keys`."""
         config, compute = self.config, self.compute
         angles = rotation(positions, config.head_size, config.rope_theta)
         in_axes, trains = (0, nn.broadcast, nn.broadcast, nn.broadcast), dropout_keys is not None
@@ -107,11 +107,11 @@ class EuroBertEncoder(nn.Module):
 
 
 class EuroBertLayer(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+    """A pre-norm layer: x + attention(norm(x)), then x + feed-forward(norm(x))."""
 
     config: EuroBertConfig
     compute: Compute
-    every_layer: bool = False  # also return x as an output of the scan
+    every_layer: bool = False  # whether the scan also returns the output of this layer
 
     @nn.compact
     def __call__(
@@ -122,7 +122,7 @@ class EuroBertLayer(nn.Module):
         segments: jax.Array,
         dropout_keys: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns x after layer `number`, and again x as an output of the scan, or None."""
+        """Returns x `[batch, length, hidden]` after layer `number`; and x or None as the output of the scan."""
         config, compute, keys = self.config, self.compute, fold_in(dropout_keys, number)
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
         normed = RMSNorm(config, compute, name="attention_norm")(x)

@@ -1,1 +1,1 @@
-"""The fields of JSON files that transformers, sentence-transformers and PEFT write: a table each, and their check."""
+"""Tables of the JSON fields that transformers, sentence-transformers and PEFT write, and a check of such fields."""

@@ -1,6 +1,6 @@
 """Fields of JSON files that other libraries write: config.json of transformers, modules of sentence-transformers, PEFT.
 
-Each library has a table, `LIBRARY.json`, of the fields that the library obeys, with their defaults. The script
+The table `LIBRARY.json` contains the fields that the library reads, with their defaults. The script
 tests/golden/make_library_fields.py derives the tables from the config classes of the installed libraries.
 """
 
@@ -22,12 +22,12 @@ def _table(library: str) -> dict[str, dict[str, Any]]:
 
 
 def defaults_of(library: str, kind: str) -> dict[str, Any]:
-    """Returns the fields that a library obeys in one kind of file, with their defaults.
+    """Returns {field: default} of the fields that a library reads in one kind of file.
 
     Args:
       library: `transformers`, `sentence_transformers` or `peft`.
-      kind: a key of the table of this library, such as the model type `modernbert`. A kind that is in no table, such as
-        the model type of a family of the user, has no fields.
+      kind: a key of the table of this library, such as the model type `modernbert`. A kind without an entry, such
+        as the model type of a user's family, has no fields.
     """
     return _table(library)["kinds"].get(kind, {})
 
@@ -35,21 +35,21 @@ def defaults_of(library: str, kind: str) -> dict[str, Any]:
 def check_fields(
     path: epath.Path, fields: Mapping[str, Any], library: str, kind: str, read: Collection[str], remedy: str = ""
 ) -> None:
-    """Checks that no field of a file is skipped in silence.
+    """Checks that bertjax does not ignore a field that the library reads.
 
-    A field is in one of three groups. Fields in `read` pass. A field that only the library obeys passes if its value is
-    the default of the library. A field that the library does not obey either is named in a note, once for each file.
+    Fields in `read` are accepted. A field that only the library reads is accepted if its value is the default of the
+    library. A field that the library does not read is listed in a note, which is printed once per file.
 
     Args:
       path: the file, for messages.
       fields: the content of the file.
       library: `transformers`, `sentence_transformers` or `peft`.
       kind: a key of the table of this library, such as the model type `modernbert`.
-      read: names of the fields that bertjax obeys, and of fields that change no prediction.
-      remedy: the end of the error message: how the user gets a file that is supported.
+      read: names of the fields that bertjax reads, and of fields that do not affect predictions.
+      remedy: the end of the error message: how to get a supported file.
 
     Raises:
-      UserError: if the library obeys a field and bertjax does not, and the value is not the default of the library.
+      UserError: if the library reads a field that bertjax does not read, and the value is not the library's default.
     """
     defaults = defaults_of(library, kind)
     for name, value in fields.items():
@@ -57,4 +57,4 @@ def check_fields(
             end = f"; {remedy}" if remedy else ""
             raise UserError(f"{path}: {name} {value!r} is not supported; supported: {defaults[name]!r}{end}")
     if unknown := sorted(fields.keys() - defaults.keys() - set(read)):
-        note(path, f"not read here, nor by {library}: {', '.join(unknown)}")
+        note(path, f"ignored fields, which {library} does not read either: {', '.join(unknown)}")

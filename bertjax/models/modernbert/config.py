@@ -10,31 +10,33 @@ from bertjax.config.model_config import ModelConfig, field, size
 class ModernBertConfig(ModelConfig):
     """The architecture of a ModernBERT.
 
-    Fields that BERT has as well have the same names. Other fields have the names of Hugging Face's config.json.
+    Fields that `BertConfig` also has have the same names. Other fields are named as in Hugging Face's config.json.
     """
 
     vocab_size: int = size(50368)
     hidden_size: int = size(768)
     num_hidden_layers: int = size(22, most=1000)
     num_attention_heads: int = size(12)
-    intermediate_size: int = size(1152)  # the width after the gate; the input projection is twice as wide
+    intermediate_size: int = size(1152)  # the output size of the gate; the input projection has twice this size
     hidden_act: str = field("gelu", "behaviour", choices=("gelu", "gelu_new", "relu"))
-    attention_output_dropout_prob: float = field(0.1, least=0, below=1)  # there is no other dropout in the encoder
+    attention_output_dropout_prob: float = field(0.1, least=0, below=1)  # the only dropout of the encoder
     classifier_dropout: float = field(0.0, least=0, below=1)
-    # The longest sequence; no param depends on it.
+    # The maximum sequence length. No param depends on this field.
     max_position_embeddings: int = field(8192, "behaviour", least=1, most=2**31 - 1)
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
-    # Layers 0, n, 2 n, ... attend to all tokens. Other layers attend to tokens at most local_attention / 2 places away.
+    # Layers 0, n, 2 n, ... attend to all tokens. Other layers attend to tokens at a distance of at most
+    # local_attention / 2.
     global_attn_every_n_layers: int = field(3, "form", least=1, most=1000)
     local_attention: int = field(128, "behaviour", least=2, most=2**31 - 1)
     global_rope_theta: float = field(160_000.0, "behaviour", above=0)
     local_rope_theta: float = field(10_000.0, "behaviour", above=0)
-    classifier_pooling: str = field("cls", choices=("cls", "mean"))  # the pooled state: of [CLS], or the mean
-    glu: bool = field(True, "form")  # False: the activation alone, as in BERT
-    bias: bool = field(
-        False, "form"
-    )  # of dense layers and norms; output layers for words and classes always have a bias
+    classifier_pooling: str = field(
+        "cls", choices=("cls", "mean")
+    )  # cls: pools the state of [CLS]; mean: pools the mean state
+    glu: bool = field(True, "form")  # True: gated feed-forward networks (GeGLU); False: as in BERT
+    # Whether dense layers and norms have biases. Output layers always have a bias.
+    bias: bool = field(False, "form")
     family: str = field("modernbert", "form")
 
     output: ClassVar[str] = "transform"
@@ -42,26 +44,26 @@ class ModernBertConfig(ModelConfig):
 
     @property
     def hidden_dropout_prob(self) -> float:
-        """The dropout before an output layer; the name that `nn/` reads."""
+        """The dropout rate before an output layer. The modules in `nn/` read this name."""
         return self.classifier_dropout
 
     @property
     def output_init_scale(self) -> float:
-        """The factor of the initial values of matrices that add to the residual sum (Radford et al. 2019)."""
+        """The factor on the initial values of the output projections, as in GPT-2 (Radford et al. 2019)."""
         return (2 * self.num_hidden_layers) ** -0.5
 
     @property
     def window(self) -> int:
-        """The tokens to either side that a token of a local layer sees."""
+        """The maximum distance in tokens between a query and a key in local layers."""
         return self.local_attention // 2
 
     def is_global(self, layer: int) -> bool:
-        """Returns whether a layer, counted from 0, attends to all tokens."""
+        """Returns whether layer number `layer`, from 0, attends to all tokens."""
         return layer % self.global_attn_every_n_layers == 0
 
 
 @dataclasses.dataclass(frozen=True)
 class ProjectedModernBertConfig(ModernBertConfig):
-    """A ModernBERT whose embeddings are projected to the size of hidden states."""
+    """A ModernBERT whose embedding size differs from the hidden size."""
 
     embedding_size: int = size(768)

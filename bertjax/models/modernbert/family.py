@@ -1,6 +1,6 @@
-"""ModernBERT (Warner et al. 2024): rotary positions, norms before each part, and gated feed-forward layers.
+"""ModernBERT (Warner et al. 2024): rotary positions, pre-norm layers, and gated feed-forward networks.
 
-There are few biases. Two of three layers attend within a window.
+Most layers have no biases. By default, two of three layers have sliding-window attention.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
         }
 
     def layer_ids(self, config: ModernBertConfig, path: tuple[str, ...]) -> np.ndarray | None:
-        """Returns the layers of a param, in `first`, `groups` and `rest`."""
+        """Returns the layer numbers of a param, see `ModelFamily.layer_ids` and `ModernBertEncoder`."""
         if path[0] != "encoder":
             return super().layer_ids(config, path)
         period = config.global_attn_every_n_layers
@@ -86,11 +86,11 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
         return None
 
     def validate(self, config: ml_collections.ConfigDict) -> None:
-        """Checks the size of a window and of a head."""
+        """Checks that the attention window and the head size are even."""
         model = config.model
         require(model.local_attention % 2 == 0, "model.local_attention", model.local_attention, "must be even")
         head = model.hidden_size // model.num_attention_heads
-        remedy = f"makes heads of {head}, which rotary positions cannot halve: choose a size with even ones"
+        remedy = f"must give an even head size for rotary positions, but hidden_size / num_attention_heads = {head}"
         require(head % 2 == 0, "model.hidden_size", model.hidden_size, remedy)
 
     def attention_probabilities(
@@ -102,12 +102,12 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
         return attention_probabilities(config, params, ids, segments)
 
     def with_embedding_size(self, config: ModernBertConfig, size: int) -> ModernBertConfig:
-        """Returns the config with another embedding size, of a class that has this field."""
+        """Returns a `ProjectedModernBertConfig`, or the same config if it already has this embedding size."""
         fields = vars(config) | {"embedding_size": size}
         return config if size == config.embedding_size else ProjectedModernBertConfig(**fields)
 
     def import_params(self, params: dict) -> dict:
-        """Returns params whose pooler is the dense layer of the masked-LM head, as in transformers."""
+        """Returns params whose pooler is initialized from the dense layer and the norm of the masked-LM head."""
         if "masked_lm" not in params or "pooler" in params["bert"]:
             return params
         head = {name: params["masked_lm"][name] for name in ("dense", "norm")}

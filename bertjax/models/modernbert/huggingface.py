@@ -11,18 +11,18 @@ from bertjax.common.errors import UserError
 from bertjax.models import json_config, tensors
 from bertjax.models.modernbert.config import ModernBertConfig
 
-# Fields with another name in config.json.
+# {field of `ModernBertConfig`: field of config.json} where the names differ.
 NAMES = {
     "hidden_act": "hidden_activation",
     "layer_norm_eps": "norm_eps",
     "bias": "norm_bias",
     "attention_output_dropout_prob": "attention_dropout",  # transformers also drops attention probabilities
 }
-OWN_FIELDS = ("glu", "family")
+BERTJAX_FIELDS = ("glu", "family")
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
-ONLY = {"embedding_dropout": 0.0, "mlp_dropout": 0.0, "decoder_bias": True}
-# Other fields that `read_config` reads. The last four belong to training with transformers and change no prediction.
+SUPPORTED_VALUES = {"embedding_dropout": 0.0, "mlp_dropout": 0.0, "decoder_bias": True}
+# Other fields that `read_config` reads. The last four fields are for training and do not affect predictions.
 READ = (
     "classifier_activation", "head_dim", "layer_types", "rope_parameters", "rope_scaling", "sliding_window",
     "deterministic_flash_attn", "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",
@@ -30,7 +30,7 @@ READ = (
 
 
 class ModernBertFormat(tensors.TableFormat):
-    """Folders of ModernBERT, as old and new versions of transformers write them."""
+    """Folders of ModernBERT that old and new versions of transformers write."""
 
     classes: ClassVar = {"ModernBert": "ModernBERT"}
     inputs = ("input_ids", "attention_mask")
@@ -52,25 +52,27 @@ class ModernBertFormat(tensors.TableFormat):
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> ModernBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
-        bias, names = fields.get("norm_bias", False), json_config.field_names(ModernBertConfig, OWN_FIELDS, NAMES)
-        only = ONLY | dict.fromkeys(BIASES, bias)
+        bias, names = fields.get("norm_bias", False), json_config.field_names(ModernBertConfig, BERTJAX_FIELDS, NAMES)
+        only = SUPPORTED_VALUES | dict.fromkeys(BIASES, bias)
         values = json_config.read_fields(path, fields, "modernbert", names, only, required=REQUIRED, also=READ)
         activation = json_config.activation(path, fields, "hidden_activation")
         if fields.get("classifier_activation", "gelu") != fields.get("hidden_activation", "gelu"):
-            stated = fields.get("classifier_activation", "gelu")
-            raise UserError(f"{path}: classifier_activation {stated!r} is not hidden_activation")
+            raise UserError(
+                f"{path}: classifier_activation {fields.get('classifier_activation', 'gelu')!r} is not supported; "
+                f"supported: {fields.get('hidden_activation', 'gelu')!r}, the value of hidden_activation"
+            )
         if fields.get("head_dim") not in (None, size := json_config.head_size(fields)):
             raise UserError(f"{path}: head_dim {fields['head_dim']!r} is not supported; supported: {size!r}")
         values |= {"hidden_act": activation} | _thetas(path, fields) | _pattern(path, fields)
-        if "sliding_window" in fields:  # the tokens to either side that a window of transformers contains
+        if "sliding_window" in fields:  # half the window size
             if type(fields["sliding_window"]) is not int:
-                raise UserError(f"{path}: sliding_window is {fields['sliding_window']!r}, which is not a valid int")
+                raise UserError(f"{path}: sliding_window is {fields['sliding_window']!r}; expected int")
             values["local_attention"] = 2 * fields["sliding_window"]
-        return json_config.build(path, ModernBertConfig, values, REQUIRED, OWN_FIELDS, NAMES)
+        return json_config.build(path, ModernBertConfig, values, REQUIRED, BERTJAX_FIELDS, NAMES)
 
     def to_fields(self, config: ModernBertConfig) -> dict[str, Any]:
-        """Returns the fields of config.json, in the old and in the new form of transformers."""
-        names = (name for name in dataclasses.asdict(config) if name not in OWN_FIELDS)
+        """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
+        names = (name for name in dataclasses.asdict(config) if name not in BERTJAX_FIELDS)
         fields = {NAMES.get(name, name): getattr(config, name) for name in names}
         kinds = {True: "full_attention", False: "sliding_attention"}
         thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
@@ -78,14 +80,14 @@ class ModernBertFormat(tensors.TableFormat):
             "model_type": "modernbert",
             **fields,
             **dict.fromkeys(BIASES, config.bias),
-            **ONLY,
+            **SUPPORTED_VALUES,
             "classifier_activation": config.hidden_act,
             "layer_types": [kinds[config.is_global(number)] for number in range(config.num_hidden_layers)],
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
         }
 
-    def check_form(self, config: ModernBertConfig) -> None:
-        """Checks that transformers has a class for a model, see `HuggingFaceFormat.check_form`."""
+    def check_exportable(self, config: ModernBertConfig) -> None:
+        """Checks that transformers has a class for a model, see `HuggingFaceFormat.check_exportable`."""
         if not config.glu:
             raise UserError("model.glu = False")
 
@@ -93,7 +95,7 @@ class ModernBertFormat(tensors.TableFormat):
         """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, heads = config.hidden_size, (config.num_attention_heads, config.head_size)
         size, inner, bias, table = (hidden,), (config.intermediate_size,), config.bias, tensors.TensorTable()
-        table.rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
+        table.vocab_rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
         table.norm(("bert", "embeddings", "norm"), "model.embeddings.norm", hidden, bias)
         for number in range(config.num_hidden_layers):
             path, name = ("bert", "layers", number), f"model.layers.{number}"
@@ -107,7 +109,7 @@ class ModernBertFormat(tensors.TableFormat):
         table.norm(("bert", "encoder", "norm"), "model.final_norm", hidden, bias)
         if "masked_lm" in parts:
             self._head(table, ("masked_lm",), config)
-            table.rows(("masked_lm", "bias"), "decoder.bias", config.vocab_size)
+            table.vocab_rows(("masked_lm", "bias"), "decoder.bias", config.vocab_size)
         for part in ("classifier", "spans"):
             if part in parts:
                 self._head(table, ("bert", "pooler"), config)
@@ -115,21 +117,21 @@ class ModernBertFormat(tensors.TableFormat):
         return table
 
     def _head(self, table: tensors.TensorTable, path: tuple, config: ModernBertConfig) -> None:
-        """Adds the dense layer and the norm before an output layer, which have one name in all classes."""
+        """Adds the dense layer and the norm before an output layer. The tensor names are the same in all classes."""
         size = (config.hidden_size,)
         table.dense((*path, "dense"), "head.dense", size, size, config.bias)
         table.norm((*path, "norm"), "head.norm", config.hidden_size, config.bias)
 
-    def parts_in(self, named: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
+    def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
         """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
-        parts = ["masked_lm"] if "decoder.bias" in named else []
-        if "classifier.weight" in named:
-            answers = any("QuestionAnswering" in name for name in fields.get("architectures") or ())
-            parts.append("spans" if answers else "classifier")
+        parts = ["masked_lm"] if "decoder.bias" in state_dict else []
+        if "classifier.weight" in state_dict:
+            is_question_answering = any("QuestionAnswering" in name for name in fields.get("architectures") or ())
+            parts.append("spans" if is_question_answering else "classifier")
         return parts
 
     def stack_layers(self, params: dict, config: ModernBertConfig) -> dict:
-        """Moves the layers of a table to the params `first`, `groups` and `rest` of the encoder."""
+        """Returns params with the layers in `first`, `groups` and `rest`, see `TableFormat.stack_layers`."""
         import jax
 
         bert = dict(params["bert"])
@@ -138,17 +140,17 @@ class ModernBertFormat(tensors.TableFormat):
         encoder = bert["encoder"] | {"first": layers[0]}
         if count:
             encoder["groups"] = {
-                f"layer_{place}": jax.tree.map(
-                    lambda *arrays: np.stack(arrays), *layers[1 + place : 1 + count * period : period]
+                f"layer_{number}": jax.tree.map(
+                    lambda *arrays: np.stack(arrays), *layers[1 + number : 1 + count * period : period]
                 )
-                for place in range(period)
+                for number in range(period)
             }
         if rest := layers[1 + count * period :]:
-            encoder["rest"] = {f"layer_{place}": layer for place, layer in enumerate(rest)}
+            encoder["rest"] = {f"layer_{number}": layer for number, layer in enumerate(rest)}
         return params | {"bert": bert | {"encoder": encoder}}
 
     def unstack_layers(self, params: dict, config: ModernBertConfig) -> dict:
-        """Returns params with the layers at the paths of a table."""
+        """Returns params with separate layers, see `TableFormat.unstack_layers`."""
         from bertjax.models.modernbert.model import layers_of
 
         layers = layers_of(params["bert"]["encoder"], config)
@@ -156,15 +158,17 @@ class ModernBertFormat(tensors.TableFormat):
 
 
 def _thetas(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the bases of the rotary angles.
+    """Returns global_rope_theta and local_rope_theta, the bases of the rotary frequencies.
 
-    The base is in rope_scaling, else in rope_parameters by type of layer, else in global_rope_theta and
-    local_rope_theta.
+    The values are from rope_scaling, from rope_parameters by layer type, or from the fields of the same names, in this
+    order.
     """
     kinds = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}
     by_kind = fields.get("rope_parameters") or {}
     if not isinstance(by_kind, dict) or by_kind.keys() - set(kinds.values()):
-        raise UserError(f"{path}: rope_parameters {by_kind!r} must have an object for each type of layer")
+        raise UserError(
+            f"{path}: rope_parameters {by_kind!r} must be a JSON object with the keys {' and '.join(kinds.values())}"
+        )
     of_all = json_config.rope_theta(path, "rope_scaling", fields.get("rope_scaling"))
     thetas = {}
     for name, kind in kinds.items():
@@ -175,18 +179,21 @@ def _thetas(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pattern(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the period of global layers in layer_types. Raises `UserError` if layer_types has no period."""
+    """Returns {"global_attn_every_n_layers": period} from layer_types. Raises `UserError` without a period."""
     types, layers = fields.get("layer_types"), fields.get("num_hidden_layers")
     if types is None or not isinstance(layers, int):
         return {}
     if not isinstance(types, list) or set(map(str, types)) - {"full_attention", "sliding_attention"}:
         raise UserError(f"{path}: layer_types {types!r} must be a list of full_attention and sliding_attention")
     if len(types) != layers:
-        raise UserError(f"{path}: layer_types has {len(types)} types, but there are {layers} layers")
+        raise UserError(f"{path}: layer_types has {len(types)} entries; expected num_hidden_layers = {layers}")
     are_global = [kind == "full_attention" for kind in types]
     every = next((number for number in range(1, layers) if are_global[number]), layers)
     if are_global != [number % every == 0 for number in range(layers)]:
-        raise UserError(f"{path}: layer_types must be full_attention in every n-th layer from the first one on")
+        raise UserError(
+            f"{path}: layer_types must be full_attention in layers 0, n, 2 n, ..., "
+            f"and sliding_attention in all other layers"
+        )
     return {"global_attn_every_n_layers": every}
 
 

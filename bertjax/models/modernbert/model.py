@@ -22,7 +22,7 @@ from bertjax.nn.rotary_attention import attend
 
 
 class ModernBertModel(RotaryModel):
-    """Word embeddings, layers of global and of local attention, and a head for classification."""
+    """The encoder of ModernBERT, with the prediction head of transformers as its pooler."""
 
     config: ModernBertConfig
     compute: Compute = Compute()
@@ -37,10 +37,10 @@ class ModernBertModel(RotaryModel):
 
     def make_pooler(self) -> nn.Module:
         """Returns the pooler."""
-        return Head(self.config, self.compute)
+        return PredictionHead(self.config, self.compute)
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
-        """Returns the head of the state of the first token, or of the mean state, see `classifier_pooling`."""
+        """Applies the pooler to the state of the first token, or to the mean state, see `classifier_pooling`."""
         tokens = jnp.zeros((hidden.shape[0], 1), jnp.int32) if first_tokens is None else first_tokens
         if self.config.classifier_pooling == "mean":
             pooled = mean_of_segments(hidden, segments, tokens)
@@ -50,7 +50,7 @@ class ModernBertModel(RotaryModel):
         return pooled[:, 0] if first_tokens is None else pooled
 
     def token_states(self, hidden: jax.Array) -> jax.Array:
-        """Returns the states that a classifier of tokens reads `[batch, length, hidden]`: the output of the pooler."""
+        """Returns the input of a token classifier `[batch, length, hidden]`: the pooler's output for all tokens."""
         return self.pooler(hidden)
 
 
@@ -70,20 +70,20 @@ class ModernBertEmbeddings(nn.Module):
             self.projection = Dense(self.config, self.compute, (size,), (hidden,), axes, self.config.bias)
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
-        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
+        """Embeds token ids: `[batch, length]` -> `[batch, length, hidden]`."""
         x = self.norm(self.word(input_ids))
         return x if self.config.embedding_size == self.config.hidden_size else self.projection(x)
 
 
-class Head(nn.Module):
-    """A dense layer, an activation and a LayerNorm, `[..., hidden]` -> `[..., hidden]`."""
+class PredictionHead(nn.Module):
+    """A dense layer, an activation and a LayerNorm."""
 
     config: ModernBertConfig
     compute: Compute
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> jax.Array:
-        """Returns the output of the head, of the same shape as `hidden`."""
+        """Maps hidden states `[..., hidden]` to the same shape."""
         config, size = self.config, hidden.shape[-1:]
         scale = config.output_init_scale
         x = Dense(config, self.compute, size, size, ("embed", None), config.bias, scale, name="dense")(hidden)
@@ -91,10 +91,10 @@ class Head(nn.Module):
 
 
 class ModernBertEncoder(nn.Module):
-    """The layers and a LayerNorm.
+    """The layers of ModernBERT and a final LayerNorm.
 
-    The first layer is global and has no norm before attention. The next layers form groups: local layers and then a
-    global layer. The groups are a scan. The local layers after the last group are `rest`.
+    The first layer is global and has no norm before attention. The next layers form groups of local layers and then a
+    global layer. A scan runs over the groups. The local layers after the last group have the name `rest`.
     """
 
     config: ModernBertConfig
@@ -118,7 +118,7 @@ class ModernBertEncoder(nn.Module):
         }
         rotations = angles[config.global_rope_theta], angles[config.local_rope_theta]
         period, layers = config.global_attn_every_n_layers, config.num_hidden_layers
-        count, left = divmod(layers - 1, period)
+        count, remaining = divmod(layers - 1, period)
         arguments = (rotations, segments, dropout_keys)
 
         x = _layer(config, compute, is_global=True, has_norm=False, name="first")(x, 0, *arguments)
@@ -129,15 +129,17 @@ class ModernBertEncoder(nn.Module):
             groups = make(config, compute, period, every_layer, name="groups")
             x, group_states = groups(x, 1 + period * jnp.arange(count), *arguments)
             states.append(group_states.reshape(-1, *x.shape) if every_layer else group_states)
-        if left:
-            x, rest_states = LayerGroup(config, compute, left, every_layer, name="rest")(x, layers - left, *arguments)
+        if remaining:
+            x, rest_states = LayerGroup(config, compute, remaining, every_layer, name="rest")(
+                x, layers - remaining, *arguments
+            )
             states.append(rest_states)
         last = LayerNorm(config, compute, config.bias, name="norm")(x)
         return jnp.concatenate(states).at[-1].set(last) if every_layer else last
 
 
 class LayerGroup(nn.Module):
-    """The layers of a period, in order. The last layer of a whole period is global."""
+    """Consecutive layers after a global layer. The last layer of a complete group is global."""
 
     config: ModernBertConfig
     compute: Compute
@@ -153,20 +155,20 @@ class LayerGroup(nn.Module):
         segments: jax.Array,
         dropout_keys: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns x after the layers, and with `every_layer` the states after each layer `[layers, ...]`, or None.
+        """Returns x after the layers, and with `every_layer` the states after all layers `[layers, ...]`, else None.
 
         Args:
           x: `[batch, length, hidden]`.
-          number: the number of the first layer.
-          rotations: the angles of global layers, and of local layers.
+          number: the number of the first layer, from 0 in the encoder.
+          rotations: the rotary angles of global layers, and of local layers.
           segments: `[batch, length]`.
           dropout_keys: `[batch]`, or None.
         """
         states = []
         for layer in range(self.layers):
             is_global = self.config.is_global(1 + layer)
-            make = _layer(self.config, self.compute, is_global, has_norm=True, name=f"layer_{layer}")
-            x = make(x, number + layer, rotations, segments, dropout_keys)
+            apply_layer = _layer(self.config, self.compute, is_global, has_norm=True, name=f"layer_{layer}")
+            x = apply_layer(x, number + layer, rotations, segments, dropout_keys)
             states.append(x)
         return x, (jnp.stack(states) if self.every_layer else None)
 
@@ -176,7 +178,7 @@ def _layer(config: ModernBertConfig, compute: Compute, is_global: bool, has_norm
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x)). There is dropout after attention only."""
+    """A pre-norm layer: x + attention(norm(x)), then x + feed-forward(norm(x)). Only attention has dropout."""
 
     config: ModernBertConfig
     compute: Compute
@@ -215,7 +217,7 @@ class Layer(nn.Module):
 
 
 class RotaryAttention(nn.Module):
-    """Self-attention with rotary positions, to all tokens of a segment or within a window."""
+    """Self-attention with rotary positions: to all tokens of a segment (global), or within a window (local)."""
 
     config: ModernBertConfig
     compute: Compute
@@ -225,13 +227,13 @@ class RotaryAttention(nn.Module):
     def __call__(
         self, x: jax.Array, rotations: tuple[Rotation, Rotation], segments: jax.Array, keys: jax.Array | None = None
     ) -> jax.Array:
-        """Returns the context of each token, projected, `[batch, length, hidden]`.
+        """Returns the output of the attention `[batch, length, hidden]`.
 
         Args:
           x: `[batch, length, hidden]`.
-          rotations: the angles of global layers, and of local layers.
+          rotations: the rotary angles of global layers, and of local layers.
           segments: `[batch, length]`.
-          keys: random keys for the dropout of low-rank updates `[batch]`, or None.
+          keys: random keys `[batch]` for the dropout of LoRA, or None.
         """
         config, compute = self.config, self.compute
         hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
@@ -269,7 +271,7 @@ def attention_probabilities(config: ModernBertConfig, params: dict, ids: jax.Arr
 
 
 def layers_of(encoder: dict, config: ModernBertConfig) -> list[dict]:
-    """Returns the params of each layer, in order."""
+    """Returns the params of all layers, in order."""
     groups = encoder.get("groups", {})
     count = (config.num_hidden_layers - 1) // config.global_attn_every_n_layers
     in_groups = [

@@ -9,7 +9,8 @@ from bertjax.config.model_config import BertConfig, field, size
 class RobertaConfig(BertConfig):
     """The architecture of a RoBERTa.
 
-    `max_position_embeddings` does not count the rows before the first token, unlike the field in config.json.
+    `max_position_embeddings` is the maximum sequence length. The field in config.json also counts the `position_offset`
+    rows before the position of the first token.
     """
 
     vocab_size: int = size(50265)
@@ -17,8 +18,8 @@ class RobertaConfig(BertConfig):
     type_vocab_size: int = size(1)
     layer_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
     family: str = field("roberta", "form")
-    # Rows of the table of positions before the row of the first token. fairseq counts positions from the id of padding.
-    # The id is 1 in published vocabularies and 0 in new vocabularies.
+    # The row of the position embeddings for the first token. It is the id of [PAD] plus 1, as in fairseq. The id is
+    # 1 in published vocabularies and 0 in new vocabularies.
     position_offset: int = field(1, "form", least=1, most=2**31 - 1)
-    # The model in transformers. The three models have one architecture.
+    # The model type in transformers. The three types have the same architecture.
     variant: str = field("roberta", "form", choices=("roberta", "xlm-roberta", "camembert"))

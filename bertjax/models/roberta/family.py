@@ -1,6 +1,6 @@
-"""RoBERTa (Liu et al. 2019): BERT without token types, with a table of positions whose first rows no token uses.
+"""RoBERTa (Liu et al. 2019): BERT without token types. The first rows of the position embeddings are unused.
 
-XLM-R and CamemBERT are RoBERTas for other languages.
+XLM-R and CamemBERT have the same architecture.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""RoBERTa in Hugging Face's folders. Tensors have the names of BERT, except in output layers."""
+"""RoBERTa in Hugging Face's folders. Tensors of the encoder have the names of BERT with another prefix."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from bertjax.models import json_config
 from bertjax.models.bert import huggingface as bert
 from bertjax.models.roberta.config import RobertaConfig
 
-OWN_FIELDS = (*bert.OWN_FIELDS, "position_offset", "variant")
+BERTJAX_FIELDS = (*bert.BERTJAX_FIELDS, "position_offset", "variant")
 
 
 class RobertaFormat(bert.BertLayersFormat):
@@ -19,14 +19,14 @@ class RobertaFormat(bert.BertLayersFormat):
 
     classes: ClassVar = {"Roberta": "RoBERTa", "XLMRoberta": "XLM-RoBERTa", "Camembert": "CamemBERT"}
     special_ids: ClassVar = {"bos_token_id": "cls", "eos_token_id": "sep"}
-    names: ClassVar = {
+    replacements: ClassVar = {
         "cls.predictions.transform.dense.": "lm_head.dense.",
         "cls.predictions.transform.LayerNorm.": "lm_head.layer_norm.",
         "cls.predictions.": "lm_head.",
         "bert.": "roberta.",
     }
-    # The dense layer of a classifier of texts is our pooler.
-    names_of_kind: ClassVar = {
+    # The dense layer of a sequence classifier is the pooler of bertjax.
+    replacements_by_suffix: ClassVar = {
         "ForSequenceClassification": {"classifier.": "classifier.out_proj.", "bert.pooler.dense.": "classifier.dense."}
     }
 
@@ -37,22 +37,27 @@ class RobertaFormat(bert.BertLayersFormat):
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> RobertaConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         variant = fields.get("model_type", "roberta")
-        names = json_config.field_names(RobertaConfig, OWN_FIELDS)
-        values = json_config.read_fields(path, fields, variant, names, bert.ONLY, required=bert.REQUIRED)
+        names = json_config.field_names(RobertaConfig, BERTJAX_FIELDS)
+        values = json_config.read_fields(path, fields, variant, names, bert.SUPPORTED_VALUES, required=bert.REQUIRED)
         offset, positions = fields.get("pad_token_id", 1), fields.get("max_position_embeddings")
         if type(offset) is not int or offset < 0:
-            raise UserError(f"{path}: pad_token_id is {offset!r}, which positions are counted from")
+            raise UserError(
+                f"{path}: pad_token_id is {offset!r}; expected an integer of at least 0, since positions follow it"
+            )
         if type(positions) is int and positions <= offset + 1:
-            raise UserError(f"{path}: max_position_embeddings is {positions}, of which pad_token_id leaves none")
+            raise UserError(
+                f"{path}: max_position_embeddings is {positions}; expected more than pad_token_id + 1 = {offset + 1}, "
+                f"because positions start there"
+            )
         values["hidden_act"] = json_config.activation(path, fields, "hidden_act")
         if type(positions) is int:
             values["max_position_embeddings"] = positions - offset - 1
-        config = json_config.build(path, RobertaConfig, values, bert.REQUIRED, OWN_FIELDS)
+        config = json_config.build(path, RobertaConfig, values, bert.REQUIRED, BERTJAX_FIELDS)
         return dataclasses.replace(config, position_offset=offset + 1, variant=variant)
 
     def to_fields(self, config: RobertaConfig) -> dict[str, Any]:
-        """Returns the fields of config.json. transformers counts positions from `pad_token_id`."""
-        fields = {name: value for name, value in vars(config).items() if name not in OWN_FIELDS}
+        """Returns the fields of config.json. In transformers, the position of the first token is `pad_token_id` + 1."""
+        fields = {name: value for name, value in vars(config).items() if name not in BERTJAX_FIELDS}
         fields["max_position_embeddings"] += config.position_offset
         padding = {"pad_token_id": config.position_offset - 1}
         return {"model_type": config.variant, **fields, **padding, "position_embedding_type": "absolute"}

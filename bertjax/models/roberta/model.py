@@ -20,7 +20,7 @@ class RobertaModel(BertModel):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns hidden states and the pooled output, see `EncoderModel.__call__`."""
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        # The classifier uses the same keys without a site.
+        # `heads.Classifier` uses the keys without `fold_in` for its dropout.
         keys = fold_in(fold_in(dropout_keys, self.config.num_hidden_layers + 1), 0)
         dropped = dropout(hidden, self.config.pooled_dropout_prob, keys)
         return hidden, self.pool(dropped, segments, first_tokens)

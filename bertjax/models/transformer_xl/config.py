@@ -8,9 +8,9 @@ from bertjax.config.model_config import ModelConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class TransformerXLConfig(ModelConfig):
-    """The architecture of a Transformer-XL, by default of the base model for WikiText-103.
+    """The architecture of a Transformer-XL. The defaults are the base model for WikiText-103.
 
-    Fields have the names of BERT, if BERT has them.
+    Fields that `BertConfig` also has have the same names.
     """
 
     vocab_size: int = size(267735)
@@ -21,13 +21,15 @@ class TransformerXLConfig(ModelConfig):
     hidden_act: str = field("relu", "behaviour", choices=("relu", "gelu", "gelu_new"))
     hidden_dropout_prob: float = field(0.1, least=0, below=1)
     attention_probs_dropout_prob: float = field(0.0, least=0, below=1)
-    # The longest row; no param depends on it.
+    # The maximum row length in tokens. No param depends on this field.
     max_position_embeddings: int = field(8192, "behaviour", least=1, most=2**31 - 1)
-    # Hidden states of each layer that the memory keeps, for texts that are longer than a row.
+    # The number of hidden states per layer in the recurrent memory.
     memory_length: int = field(150, "behaviour", least=1, most=2**31 - 1)
-    # The largest distance; tokens that are farther away have this distance. 0: no limit.
+    # The maximum relative distance. Larger distances are clamped to it. 0 for no limit.
     clamp_length: int = field(0, "behaviour", least=0, most=2**31 - 1)
-    untie_biases: bool = field(False, "form")  # each layer has the biases u and v
+    untie_biases: bool = field(
+        False, "form"
+    )  # whether the layers have separate biases u and v (True), or share them (False)
     tie_word_embeddings: bool = field(True, "form")
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)

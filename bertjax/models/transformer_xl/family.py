@@ -1,6 +1,6 @@
-"""Transformer-XL (Dai et al. 2019): a causal model whose attention depends on distances and reads a memory.
+"""Transformer-XL (Dai et al. 2019): a causal model with relative positions and segment recurrence.
 
-The memory contains the hidden states of earlier tokens.
+The recurrent memory contains the hidden states of earlier tokens.
 """
 
 from collections.abc import Sequence
@@ -38,9 +38,10 @@ class TransformerXLFamily(ModelFamily, Recurrent, Decodes, ExposesAttention):
     def forward_flops(self, config: TransformerXLConfig, length: int) -> int:
         """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
         hidden = config.hidden_size
-        # Query, key, value, output; two feed-forward matrices. All rows share one projection of distances.
+        # Query, key, value, output; two feed-forward matrices. The projection of the distance embeddings is not
+        # included, because all rows of a batch share it.
         per_token = 4 * hidden * hidden + 2 * hidden * config.intermediate_size
-        attention = 3 * length * length * hidden  # scores of keys, scores of distances, and weighted values
+        attention = 3 * length * length * hidden  # content scores, position scores, and weighted values
         return 2 * config.num_hidden_layers * (length * per_token + attention)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
@@ -62,8 +63,8 @@ class TransformerXLFamily(ModelFamily, Recurrent, Decodes, ExposesAttention):
         return fields
 
     def layer_ids(self, config: TransformerXLConfig, path: tuple[str, ...]) -> np.ndarray | None:
-        """Returns the layers of a param. Biases that all layers share count as embeddings."""
-        if path[:2] == ("encoder", "biases"):  # shared by all layers
+        """Returns the layer numbers of a param. Biases that all layers share have number 0, like the embeddings."""
+        if path[:2] == ("encoder", "biases"):
             return np.array(0)
         return super().layer_ids(config, path)
 

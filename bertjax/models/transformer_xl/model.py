@@ -24,13 +24,13 @@ from bertjax.nn.relative_attention import (
     layer_probabilities,
 )
 
-SITES = 4  # places of dropout in a layer
+DROPOUT_SITES = 4  # the number of dropouts in a layer; each dropout folds its number into the random keys
 
 
 class TransformerXLModel(EncoderModel):
-    """Word embeddings and layers. The last token is pooled, because it sees the whole text.
+    """The encoder of Transformer-XL. The last token of a text, which attends to the whole text, is pooled.
 
-    Token types and positions have no effect: attention depends on distances.
+    The arguments `token_types` and `positions` are ignored, because attention depends on relative distances.
     """
 
     config: TransformerXLConfig
@@ -55,7 +55,7 @@ class TransformerXLModel(EncoderModel):
         every_layer: bool = False,
         memory: Memory | None = None,
     ) -> Any:
-        """Returns hidden states as `EncoderModel.encode`; with a memory, the hidden states and the next memory."""
+        """Returns hidden states, see `EncoderModel.encode`; with `memory`, returns (hidden states, next memory)."""
         x = self.embeddings(input_ids, fold_in(dropout_keys, 0))
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         hidden, memory = self.encoder(x, segments, dropout_keys, every_layer=every_layer, memory=memory)
@@ -63,9 +63,9 @@ class TransformerXLModel(EncoderModel):
         return hidden if memory is None else (hidden, memory)
 
     def decode(self, input_ids: jax.Array, positions: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-        """Runs the model on tokens that follow the tokens in a cache, as `BertModel.decode`.
+        """Runs the model on tokens that follow the tokens in a cache, see `BertModel.decode`.
 
-        A token sees the last `memory_length` tokens.
+        A token attends to the previous `memory_length` tokens and to itself.
         """
         return self.encoder(self.embeddings(input_ids), positions, cache=cache)
 
@@ -75,7 +75,7 @@ class TransformerXLModel(EncoderModel):
 
 
 class ScaledEmbeddings(nn.Module):
-    """Word embeddings, multiplied by the square root of their size, and dropout."""
+    """Word embeddings, multiplied by the square root of the embedding size, and dropout."""
 
     config: TransformerXLConfig
     compute: Compute
@@ -85,13 +85,13 @@ class ScaledEmbeddings(nn.Module):
         self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
 
     def __call__(self, input_ids: jax.Array, dropout_keys: jax.Array | None = None) -> jax.Array:
-        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
+        """Embeds token ids: `[batch, length]` -> `[batch, length, hidden]`."""
         config = self.config
         return dropout(self.word(input_ids) * config.embedding_size**0.5, config.hidden_dropout_prob, dropout_keys)
 
 
 class TransformerXLEncoder(nn.Module):
-    """The layers, a scan whose params are stacked, and dropout after the last layer."""
+    """The layers of Transformer-XL, as a scan over stacked params, and dropout after the last layer."""
 
     config: TransformerXLConfig
     compute: Compute
@@ -107,13 +107,13 @@ class TransformerXLEncoder(nn.Module):
         cache: Cache | None = None,
         memory: Memory | None = None,
     ) -> tuple[jax.Array, Any]:
-        """Returns hidden states, see `EncoderModel.make_layers`; and the next cache, the next memory, or None.
+        """Returns hidden states, see `EncoderModel.make_layers`, and the next cache, the next memory, or None.
 
         Args:
           x: `[batch, length, hidden]`.
-          segments: `[batch, length]`; with a cache, the places of the tokens in the cache `[length]`, consecutive.
+          segments: `[batch, length]`; with a cache, the consecutive positions of the tokens in the cache `[length]`.
           dropout_keys: `[batch]`, or None.
-          every_layer: return the states of all layers.
+          every_layer: whether to return the states of all layers `[layers, batch, length, hidden]`.
           cache: keys and values of earlier tokens `[layers, batch, length, heads, size]`, or None.
           memory: hidden states of earlier tokens, or None.
         """
@@ -121,36 +121,38 @@ class TransformerXLEncoder(nn.Module):
         count, places, memory_states = config.num_hidden_layers, None, None
         if cache is not None:
             places, keys = segments, cache.keys.shape[2]
-            apart = places[-1] - jnp.arange(keys)  # as `distances`, but more keys may follow the tokens
-            before = places[:, None] - jnp.arange(keys)
-            mask = ((before >= 0) & (before <= config.memory_length))[None, None]
+            key_distances = places[-1] - jnp.arange(keys)  # like `distances`, but unused places follow the last token
+            distance = places[:, None] - jnp.arange(keys)
+            mask = ((distance >= 0) & (distance <= config.memory_length))[None, None]
         else:
             mask = visible(segments, causal=True)
             if memory is not None:
                 mask, memory_states = memory.extend_mask(mask), memory.by_layer()
-            apart = distances(length, mask.shape[-1], is_causal=True)
-        embedded = distance_embeddings(_clamped(config, apart), config.hidden_size)
+            key_distances = distances(length, mask.shape[-1], is_causal=True)
+        embedded_distances = distance_embeddings(_clamped(config, key_distances), config.hidden_size)
         biases = None if config.untie_biases else RelativeBiases(config, name="biases")()
 
         in_axes = (0, 0, 0, *[nn.broadcast] * 5)
         make = stacked(recomputed(TransformerXLLayer, compute), count, in_axes, compute, dropout_keys is not None)
-        numbers = jnp.arange(1, count + 1)  # 0 is the embeddings' dropout
+        numbers = jnp.arange(1, count + 1)  # number 0 is the dropout of the embeddings
         layers = make(config, compute, every_layer, name="layers")
-        last, (states, kept) = layers(x, numbers, cache, memory_states, places, embedded, biases, mask, dropout_keys)
-        last = dropout(last, config.hidden_dropout_prob, fold_in(fold_in(dropout_keys, count), SITES))
-        kept = kept if memory is None else memory.advance(kept, length)
-        return states.at[-1].set(last) if every_layer else last, kept
+        scan_inputs = (x, numbers, cache, memory_states, places, embedded_distances, biases, mask, dropout_keys)
+        last, (states, next_states) = layers(*scan_inputs)
+        last = dropout(last, config.hidden_dropout_prob, fold_in(fold_in(dropout_keys, count), DROPOUT_SITES))
+        next_states = next_states if memory is None else memory.advance(next_states, length)
+        return states.at[-1].set(last) if every_layer else last, next_states
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and a feed-forward network. Dropout, a residual sum and a LayerNorm follow both.
+    """Attention and a feed-forward network (post-norm).
 
-    There is also dropout in the feed-forward network, as in the code of the paper.
+    Dropout, a residual connection and a LayerNorm follow the attention and the feed-forward network. The feed-forward
+    network also has dropout after its activation, as in the code of the paper.
     """
 
     config: TransformerXLConfig
     compute: Compute
-    every_layer: bool = False  # also return x as an output of the scan
+    every_layer: bool = False  # whether the scan also returns the output of this layer
 
     @nn.compact
     def __call__(
@@ -160,40 +162,40 @@ class TransformerXLLayer(nn.Module):
         cache: Cache | None,
         memory: jax.Array | None,
         places: jax.Array | None,
-        embedded: jax.Array,
+        embedded_distances: jax.Array,
         biases: Biases | None,
         mask: jax.Array,
         dropout_keys: jax.Array | None,
     ) -> tuple[jax.Array, tuple[jax.Array | None, Any]]:
-        """Returns x after layer `number`; and x or None, with the next cache, the `last_states`, or None.
+        """Returns x after layer `number`; and the outputs of the scan: (x or None, next cache, `last_states` or None).
 
         Args:
           x: `[batch, length, hidden]`.
           number: the number of the layer, from 1.
-          cache: keys and values of earlier tokens, or None.
+          cache: keys and values of earlier tokens `[batch, length, heads, size]`, or None.
           memory: states of earlier tokens `[batch, memory, hidden]`, or None.
-          places: the places of the tokens in the cache `[length]`, or None.
-          embedded: `distance_embeddings`.
-          biases: the biases that all layers share; None: the layer has biases.
+          places: the positions of the tokens in the cache `[length]`, or None.
+          embedded_distances: `distance_embeddings` `[distances, hidden]`.
+          biases: the biases that all layers share; None if the layer has separate biases.
           mask: booleans `[batch or 1, 1, length, keys]`.
           dropout_keys: `[batch]`, or None.
         """
         config, compute, rate = self.config, self.compute, self.config.hidden_dropout_prob
-        keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(SITES)]
+        keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(DROPOUT_SITES)]
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
         biases = RelativeBiases(config, name="biases")() if biases is None else biases
 
         attention = RelativeAttention(config, compute, name="attention")
-        kept: Any = None
+        next_states: Any = None
         context = x
         if memory is not None:
-            kept, context = last_states(memory, x), jnp.concatenate([memory.astype(x.dtype), x], axis=1)
-        read = attention.read(context, embedded, keys[0])
+            next_states, context = last_states(memory, x), jnp.concatenate([memory.astype(x.dtype), x], axis=1)
+        read = attention.read(context, embedded_distances, keys[0])
         if cache is not None and places is not None:
-            read, kept = read.joined(cache, places[0])
+            read, next_states = read.joined(cache, places[0])
         attended = attention(x, read, biases, mask, keys[0])
-        none = jnp.zeros(hidden, attended.dtype)
-        x = LayerNorm(config, compute, name="attention_norm").of_sum(x, attended, none, keys[1])
+        no_bias = jnp.zeros(hidden, attended.dtype)
+        x = LayerNorm(config, compute, name="attention_norm").of_sum(x, attended, no_bias, keys[1])
 
         inner = Dense(config, compute, hidden, wide, ("embed", "mlp"), name="intermediate")(x, keys[2])
         inner = nn.with_logical_constraint(activate(inner, config.hidden_act, compute), ("batch", "length", "mlp"))
@@ -201,7 +203,7 @@ class TransformerXLLayer(nn.Module):
         outer = output.product(dropout(inner, rate, keys[2]), keys[2])
         x = LayerNorm(config, compute, name="output_norm").of_sum(x, outer, output.bias, keys[3])
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        return x, (x if self.every_layer else None, kept)
+        return x, (x if self.every_layer else None, next_states)
 
 
 def attention_probabilities(
@@ -210,11 +212,11 @@ def attention_probabilities(
     """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
     length, encoder = ids.shape[1], params["encoder"]
     inputs = layer_inputs(TransformerXLModel(config), params, ids, segments, jnp.zeros_like(ids))
-    apart = _clamped(config, distances(length, length, is_causal=True))
+    key_distances = _clamped(config, distances(length, length, is_causal=True))
     mask = visible(segments, causal=True)
-    return layer_probabilities(config, encoder["layers"], inputs, apart, mask, encoder.get("biases"))
+    return layer_probabilities(config, encoder["layers"], inputs, key_distances, mask, encoder.get("biases"))
 
 
-def _clamped(config: TransformerXLConfig, apart: jax.Array) -> jax.Array:
-    """Returns distances of at most `clamp_length`, if the limit is not 0."""
-    return jnp.minimum(apart, config.clamp_length) if config.clamp_length else apart
+def _clamped(config: TransformerXLConfig, key_distances: jax.Array) -> jax.Array:
+    """Returns distances, clamped to `clamp_length` unless it is 0."""
+    return jnp.minimum(key_distances, config.clamp_length) if config.clamp_length else key_distances

@@ -8,7 +8,7 @@ from bertjax.config.model_config import ModelConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class XlnetConfig(ModelConfig):
-    """The architecture of an XLNet, by default of base. Fields have the names of BERT."""
+    """The architecture of an XLNet. Fields have the names of `BertConfig`. The defaults are XLNet-base."""
 
     vocab_size: int = size(32000)
     hidden_size: int = size(768)
@@ -18,18 +18,20 @@ class XlnetConfig(ModelConfig):
     hidden_act: str = field("gelu", "behaviour", choices=("gelu", "gelu_new", "relu"))
     hidden_dropout_prob: float = field(0.1, least=0, below=1)
     attention_probs_dropout_prob: float = field(0.1, least=0, below=1)
-    # The longest sequence; no param depends on it.
+    # The maximum sequence length. No param depends on this field.
     max_position_embeddings: int = field(512, least=1, most=2**31 - 1)
-    # Hidden states of each layer that the memory keeps, if rows continue a text (`data.stream`).
+    # The number of hidden states per layer in the recurrent memory (`data.stream`).
     memory_length: int = field(384, least=1, most=2**31 - 1)
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
     family: str = field("xlnet", "form")
 
     output: ClassVar[str] = "bias"
-    type_vocab_size: ClassVar[int] = 3  # text A, text B, and [CLS]; layers compare the types of two tokens
+    type_vocab_size: ClassVar[int] = (
+        3  # text A, text B and [CLS]; attention depends on whether two tokens have the same type
+    )
 
     @property
     def spans_dropout_prob(self) -> float:
-        """The dropout before an output layer for spans. `XlnetModel` applies the dropout before the pooler."""
+        """The dropout rate before the output layer for spans. `XlnetModel` applies the dropout before the pooler."""
         return self.hidden_dropout_prob

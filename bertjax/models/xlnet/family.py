@@ -1,6 +1,6 @@
-"""XLNet (Yang et al. 2019): relative positions and segments, and a second stream of states.
+"""XLNet (Yang et al. 2019): relative positions, relative segment encodings, and two-stream attention.
 
-The second stream predicts tokens in any order. [CLS] comes last.
+The second stream predicts tokens in a random order of factorization. [CLS] is the last token of a text.
 """
 
 from collections.abc import Sequence
@@ -53,13 +53,15 @@ class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, 
         return config.num_hidden_layers * keys_and_values + self.query_flops(config, length, length)
 
     def query_flops(self, config: XlnetConfig, length: int, queries: int) -> int:
-        """Returns the FLOPs of states that attend to the keys and values of a row.
+        """Returns the FLOPs of `queries` states that attend to a row, see `TwoStreamAttention.query_flops`.
 
-        All rows of a batch share one projection of distances, which is not counted.
+        The projection of the distance embeddings is not included, because all rows of a batch share it.
         """
         hidden, inner = config.hidden_size, config.intermediate_size
         per_token = 2 * hidden * hidden + 2 * hidden * inner  # query, output; two feed-forward matrices
-        attention = (length + 2 * length + length) * hidden  # keys, distances to either side; weighted values
+        attention = (
+            length + 2 * length + length
+        ) * hidden  # content scores; position scores for distances to both sides; weighted values
         return 2 * config.num_hidden_layers * queries * (per_token + attention)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:

@@ -10,25 +10,29 @@ from bertjax.common.errors import UserError
 from bertjax.models import json_config, tensors
 from bertjax.models.xlnet.config import XlnetConfig
 
-# Fields with another name in config.json. There is one dropout rate, for all places.
+# {field of `XlnetConfig`: field of config.json} where the names differ. transformers has one dropout rate.
 NAMES = {
     "hidden_size": "d_model", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
     "intermediate_size": "d_inner", "hidden_act": "ff_activation", "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "dropout",
 }  # fmt: skip
-OWN_FIELDS = ("family", "max_position_embeddings", "memory_length")  # transformers has no limit of the length
+BERTJAX_FIELDS = (
+    "family",
+    "max_position_embeddings",
+    "memory_length",
+)  # transformers does not limit the sequence length
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-ONLY = {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False, "untie_r": True}
+SUPPORTED_VALUES = {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False, "untie_r": True}
 ALIASES = {
     "hidden_size": "d_model", "n_token": "vocab_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
 }  # fmt: skip
-# The pooling of a classifier of texts. No other class reads these fields.
+# {field: the only supported value} for the pooling of a sequence classifier. Other classes ignore these fields.
 SUMMARY = {
     "summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh", "summary_proj_to_labels": False,
 }  # fmt: skip
-# The fields of memory change nothing in the first call, which has no memory. end_n_top and start_n_top belong to
-# `XLNetForQuestionAnswering`, which is not read. `read_config` checks d_head.
-HARMLESS = (
+# The fields for memory have no effect on a call without memory. `XLNetForQuestionAnswering`, which is not supported,
+# has end_n_top and start_n_top. `read_config` checks d_head.
+UNUSED_FIELDS = (
     *SUMMARY, "d_head", "end_n_top", "max_position_embeddings", "mem_len", "reuse_len",
     "start_n_top", "use_mems_eval", "use_mems_train",
 )  # fmt: skip
@@ -50,7 +54,7 @@ class XlnetFormat(tensors.TableFormat):
         "XLNetForQuestionAnsweringSimple": ("spans",),
     }
     aliases: ClassVar = ALIASES
-    kinds_of_bert: ClassVar = {"LMHeadModel": "ForMaskedLM", "ForQuestionAnsweringSimple": "ForQuestionAnswering"}
+    bert_suffixes: ClassVar = {"LMHeadModel": "ForMaskedLM", "ForQuestionAnsweringSimple": "ForQuestionAnswering"}
     model_name = "an XLNet"
     words = "transformer.word_embedding.weight"
     decoder = "lm_loss.weight"
@@ -60,30 +64,36 @@ class XlnetFormat(tensors.TableFormat):
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         is_pooled = any(str(name).endswith(POOLED) for name in fields.get("architectures") or ())
         fields = json_config.with_aliases(path, fields, ALIASES)
-        names, only = json_config.field_names(XlnetConfig, OWN_FIELDS, NAMES), ONLY | (SUMMARY if is_pooled else {})
-        also = (*HARMLESS, *ALIASES)
+        names, only = (
+            json_config.field_names(XlnetConfig, BERTJAX_FIELDS, NAMES),
+            SUPPORTED_VALUES | (SUMMARY if is_pooled else {}),
+        )
+        also = (*UNUSED_FIELDS, *ALIASES)
         values = json_config.read_fields(path, fields, "xlnet", names, only, required=REQUIRED, also=also)
         sizes: list[Any] = [fields.get(name) for name in ("d_model", "n_head", "d_head")]
         if all(type(size) is int for size in sizes) and sizes[1] * sizes[2] != sizes[0]:
             raise UserError(f"{path}: d_head {sizes[2]} is not supported; supported: d_model / n_head")
         values["hidden_act"] = json_config.activation(path, fields, "ff_activation")
-        return json_config.build(path, XlnetConfig, values, REQUIRED, OWN_FIELDS, NAMES)
+        return json_config.build(path, XlnetConfig, values, REQUIRED, BERTJAX_FIELDS, NAMES)
 
     def to_fields(self, config: XlnetConfig) -> dict[str, Any]:
-        """Returns the fields of config.json. transformers keeps no memory unless a call asks for it."""
-        fields = {NAMES.get(name, name): value for name, value in vars(config).items() if name not in OWN_FIELDS}
+        """Returns the fields of config.json. mem_len is None: transformers then returns no memory by default."""
+        fields = {NAMES.get(name, name): value for name, value in vars(config).items() if name not in BERTJAX_FIELDS}
         fields["dropout"] = config.hidden_dropout_prob
         summary = SUMMARY | {"summary_last_dropout": config.pooled_dropout_prob}
         memory = {"d_head": config.head_size, "mem_len": None, "reuse_len": None}
-        return {"model_type": "xlnet", **fields, **memory, **ONLY, **summary}
+        return {"model_type": "xlnet", **fields, **memory, **SUPPORTED_VALUES, **summary}
 
     def table(self, config: XlnetConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
         """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
         by_head = (config.num_attention_heads, config.head_size)
-        projection = hidden, *by_head  # the shape of all projections, but the output has outputs first
+        projection = (
+            hidden,
+            *by_head,
+        )  # transformers stores all projections in this shape, including the output projection
         table = tensors.TensorTable()
-        table.rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
+        table.vocab_rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
         table["bert", "embeddings", "query"] = tensors.Tensor(("transformer.mask_emb",), size, (1, 1, hidden))
         for number in range(config.num_hidden_layers):
             layer, name = ("bert", "layers", number), f"transformer.layer.{number}"
@@ -96,14 +106,16 @@ class XlnetFormat(tensors.TableFormat):
             table[*layer, "biases", "content"] = tensors.Tensor((f"{name}.rel_attn.r_w_bias",), by_head, by_head)
             table[*layer, "biases", "position"] = tensors.Tensor((f"{name}.rel_attn.r_r_bias",), by_head, by_head)
             table[*layer, "segment_bias"] = tensors.Tensor((f"{name}.rel_attn.r_s_bias",), by_head, by_head)
-            two = (2, *by_head)
-            table[*layer, "segment_embedding"] = tensors.Tensor((f"{name}.rel_attn.seg_embed",), two, two)
+            segment_shape = (2, *by_head)
+            table[*layer, "segment_embedding"] = tensors.Tensor(
+                (f"{name}.rel_attn.seg_embed",), segment_shape, segment_shape
+            )
             table.norm((*layer, "attention_norm"), f"{name}.rel_attn.layer_norm", hidden, bias=True)
             table.dense((*layer, "intermediate"), f"{name}.ff.layer_1", size, inner, bias=True)
             table.dense((*layer, "output"), f"{name}.ff.layer_2", inner, size, bias=True)
             table.norm((*layer, "output_norm"), f"{name}.ff.layer_norm", hidden, bias=True)
         if "masked_lm" in parts:
-            table.rows(("masked_lm", "bias"), "lm_loss.bias", config.vocab_size)
+            table.vocab_rows(("masked_lm", "bias"), "lm_loss.bias", config.vocab_size)
         if "pooler" in parts:
             table.dense(("bert", "pooler", "dense"), "sequence_summary.summary", size, size, bias=True)
         if "classifier" in parts:
@@ -113,7 +125,7 @@ class XlnetFormat(tensors.TableFormat):
             table.dense(("spans", "dense"), "qa_outputs", size, (2,), bias=True)
         return table
 
-    def parts_in(self, named: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
+    def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
         """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
         names = {
             "masked_lm": ("lm_loss.bias",),
@@ -121,7 +133,7 @@ class XlnetFormat(tensors.TableFormat):
             "spans": ("qa_outputs.weight",),
             "classifier": ("logits_proj.weight", "classifier.weight"),
         }
-        return [part for part, any_of in names.items() if any(name in named for name in any_of)]
+        return [part for part, candidates in names.items() if any(name in state_dict for name in candidates)]
 
 
 FORMAT = XlnetFormat()

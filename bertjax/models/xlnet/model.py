@@ -26,12 +26,13 @@ from bertjax.nn.relative_attention import (
 
 
 class View(NamedTuple):
-    """The keys that the states of a stream attend to.
+    """The attention mask of a stream, and the relation of its states to the keys.
 
     Attributes:
       mask: booleans `[batch, 1, states, keys]`.
-      is_same: booleans `[batch, states, keys]`: whether the state and the key have the same token type.
-      places: `[batch, states]`, the places of the states among the keys; None: the states are the last keys.
+      is_same: booleans `[batch, states, keys]`: whether a state and a key have the same token type.
+      places: `[batch, states]`, the index among the keys of the token of each state; None if the states are the last
+        keys.
     """
 
     mask: jax.Array
@@ -40,10 +41,9 @@ class View(NamedTuple):
 
 
 class XlnetModel(EncoderModel):
-    """Word embeddings, and layers whose attention depends on distances.
+    """The encoder of XLNet: word embeddings, and layers with relative attention. The last token of a text is pooled.
 
-    The last token is pooled. transformers applies dropout to the embeddings of distances; bertjax does not, because all
-    rows share these embeddings.
+    Unlike in transformers, the embeddings of distances have no dropout, because all rows share these embeddings.
     """
 
     config: XlnetConfig
@@ -92,7 +92,10 @@ class XlnetModel(EncoderModel):
         positions: jax.Array | None = None,
         dropout_keys: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the states that predict tokens, and their positions. No state sees the tokens at `places`."""
+        """Returns the states of the second stream and their indices, see `EncoderModel.encode_words`.
+
+        No state attends to the tokens at `places`.
+        """
         is_hidden = (places[:, :, None] == jnp.arange(input_ids.shape[1])).any(1)
         inputs = input_ids, segments, token_types, places, ~is_hidden[:, None], positions, dropout_keys
         return self.encode_permuted(*inputs)[1], jnp.broadcast_to(jnp.arange(places.shape[1]), places.shape)
@@ -132,16 +135,17 @@ class XlnetModel(EncoderModel):
           segments: see `encode`.
           token_types: see `encode`.
           dropout_keys: see `encode`.
-          seen: booleans `[batch, length or 1, length]`: the other tokens that a position sees; None: all tokens.
-          places: `[batch, predictions]`, the positions of the second stream; None: there is no second stream.
+          seen: booleans `[batch, length or 1, length]`: the other tokens that a position attends to; None for all
+            tokens.
+          places: `[batch, predictions]`, the positions of the second stream; None for no second stream.
           memory: hidden states of earlier tokens, or None. All positions see these tokens, which have the token type 0.
-          every_layer: return the states of all layers `[layers + 1, ...]`, the embeddings first.
+          every_layer: whether to return the states of all layers, `[layers + 1, ...]`, the embeddings first.
         """
-        length, kept = input_ids.shape[1], 0 if memory is None else memory.states.shape[2]
+        length, memory_length = input_ids.shape[1], 0 if memory is None else memory.states.shape[2]
         keys = [fold_in(fold_in(dropout_keys, 0), stream) for stream in range(2)]
         x = dropout(self.embeddings(input_ids), self.config.hidden_dropout_prob, keys[0])
         mask, is_same = visible(segments), token_types[:, :, None] == token_types[:, None]
-        is_same = jnp.concatenate([jnp.repeat(token_types[:, :, None] == 0, kept, axis=2), is_same], axis=2)
+        is_same = jnp.concatenate([jnp.repeat(token_types[:, :, None] == 0, memory_length, axis=2), is_same], axis=2)
         is_seen = jnp.asarray(True) if seen is None else seen[:, None]
         is_self = jnp.eye(length, dtype=bool)
 
@@ -150,17 +154,17 @@ class XlnetModel(EncoderModel):
 
         streams, views = [x], [View(with_memory(mask & (is_seen | is_self)), is_same)]
         if places is not None:
-            start = jnp.broadcast_to(self.embeddings.query.astype(x.dtype), (*places.shape, x.shape[-1]))
-            streams.append(dropout(start, self.config.hidden_dropout_prob, keys[1]))
-            at_places = jnp.take_along_axis(mask & is_seen & ~is_self, places[:, None, :, None], axis=2)
-            of_places = jnp.take_along_axis(is_same, places[:, :, None], axis=1)
-            views.append(View(with_memory(at_places), of_places, kept + places))
+            queries = jnp.broadcast_to(self.embeddings.query.astype(x.dtype), (*places.shape, x.shape[-1]))
+            streams.append(dropout(queries, self.config.hidden_dropout_prob, keys[1]))
+            mask_at_places = jnp.take_along_axis(mask & is_seen & ~is_self, places[:, None, :, None], axis=2)
+            is_same_at_places = jnp.take_along_axis(is_same, places[:, :, None], axis=1)
+            views.append(View(with_memory(mask_at_places), is_same_at_places, memory_length + places))
         inputs = tuple(nn.with_logical_constraint(stream, ("batch", "length", "embed")) for stream in streams)
         memory_states = None if memory is None else memory.by_layer()
-        outputs, kept = self.encoder(inputs, tuple(views), memory_states, dropout_keys, every_layer=every_layer)
+        outputs, next_states = self.encoder(inputs, tuple(views), memory_states, dropout_keys, every_layer=every_layer)
         if every_layer:
-            outputs = [jnp.concatenate([first[None], states]) for first, states in zip(inputs, outputs, strict=True)]
-        next_memory = None if memory is None else memory.advance(kept, length)
+            outputs = [jnp.concatenate([start[None], states]) for start, states in zip(inputs, outputs, strict=True)]
+        next_memory = None if memory is None else memory.advance(next_states, length)
         return outputs[0], outputs[1] if places is not None else None, next_memory
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
@@ -168,13 +172,13 @@ class XlnetModel(EncoderModel):
         return self.pooler(hidden, last_tokens(segments, first_tokens))
 
     def _dropped(self, hidden: jax.Array, dropout_keys: jax.Array | None, site: int) -> jax.Array:
-        """Returns states with the dropout that transformers has after the last layer."""
+        """Applies the dropout that transformers has after the last layer."""
         keys = fold_in(fold_in(dropout_keys, self.config.num_hidden_layers + 1), site)  # see RobertaModel
         return dropout(hidden, self.config.hidden_dropout_prob, keys)
 
 
 class XlnetEmbeddings(nn.Module):
-    """Word embeddings, and `query`, the embedding of all states of the second stream."""
+    """Word embeddings, and `query`, the vector that initializes all states of the second stream."""
 
     config: XlnetConfig
     compute: Compute
@@ -186,12 +190,12 @@ class XlnetEmbeddings(nn.Module):
         self.query = self.param("query", nn.with_logical_partitioning(init, ("embed",)), (self.config.hidden_size,))
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
-        """Returns the embeddings of token ids `[batch, length]`, `[batch, length, hidden]`."""
+        """Embeds token ids: `[batch, length]` -> `[batch, length, hidden]`."""
         return self.word(input_ids)
 
 
 class XlnetEncoder(nn.Module):
-    """The layers, a scan whose params are stacked."""
+    """The layers of XLNet, as a scan over stacked params."""
 
     config: XlnetConfig
     compute: Compute
@@ -206,35 +210,35 @@ class XlnetEncoder(nn.Module):
         *,
         every_layer: bool = False,
     ) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
-        """Returns the streams after the last layer, and the `last_states` of each layer, or None.
+        """Returns the streams after the last layer, and with `memory` the `last_states` of all layers, else None.
 
         Args:
           streams: the hidden states `[batch, length, hidden]`, and optionally the second stream.
           views: the view of each stream.
           memory: `[layers, batch, memory, hidden]`, or None.
           dropout_keys: `[batch]`, or None.
-          every_layer: return the streams after each layer, `[layers, ...]`.
+          every_layer: whether to return the streams after all layers, `[layers, ...]`.
         """
         config, compute = self.config, self.compute
         length, keys = streams[0].shape[1], views[0].mask.shape[-1]
-        embedded = distance_embeddings(distances(length, keys, is_causal=False), config.hidden_size)
+        embedded_distances = distance_embeddings(distances(length, keys, is_causal=False), config.hidden_size)
         in_axes, trains = (0, 0, *[nn.broadcast] * 3), dropout_keys is not None
         make = stacked(recomputed(XlnetLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
         numbers = 1 + jnp.arange(config.num_hidden_layers)
         layers = make(config, compute, every_layer, name="layers")
-        last, (states, kept) = layers(streams, numbers, memory, embedded, views, dropout_keys)
-        return states if every_layer else last, kept
+        last, (states, next_states) = layers(streams, numbers, memory, embedded_distances, views, dropout_keys)
+        return states if every_layer else last, next_states
 
 
 class XlnetLayer(nn.Module):
-    """Attention of each stream to the hidden states, and a feed-forward network.
+    """Attention of all streams to the hidden states, and a feed-forward network (post-norm).
 
-    Dropout, a residual sum and a LayerNorm follow both.
+    Dropout, a residual connection and a LayerNorm follow the attention and the feed-forward network.
     """
 
     config: XlnetConfig
     compute: Compute
-    every_layer: bool = False  # also return the streams as an output of the scan
+    every_layer: bool = False  # whether the scan also returns the streams of this layer
 
     @nn.compact
     def __call__(
@@ -242,17 +246,17 @@ class XlnetLayer(nn.Module):
         streams: tuple[jax.Array, ...],
         number: jax.Array,
         memory: jax.Array | None,
-        embedded: jax.Array,
+        embedded_distances: jax.Array,
         views: tuple[View, ...],
         dropout_keys: jax.Array | None,
     ) -> tuple[tuple[jax.Array, ...], tuple[Any, jax.Array | None]]:
-        """Returns the streams after layer `number`; and the streams or None, with the `last_states` or None.
+        """Returns the streams after layer `number`; and the outputs of the scan: (streams or None, `last_states`).
 
         Args:
           streams: see `XlnetEncoder`.
           number: the number of the layer, from 1.
           memory: states of earlier tokens `[batch, memory, hidden]`, or None.
-          embedded: `distance_embeddings`.
+          embedded_distances: `distance_embeddings` `[distances, hidden]`.
           views: see `XlnetEncoder`.
           dropout_keys: `[batch]`, or None.
         """
@@ -268,10 +272,13 @@ class XlnetLayer(nn.Module):
         output = Dense(config, compute, wide, hidden, ("mlp", "embed"), name="output")
 
         layer_keys = fold_in(dropout_keys, number)
-        kept, content = None, streams[0]
+        next_states, context = None, streams[0]
         if memory is not None:
-            kept, content = last_states(memory, content), jnp.concatenate([memory.astype(content.dtype), content], 1)
-        read = attention.read(content, embedded, fold_in(layer_keys, len(views)))
+            next_states, context = (
+                last_states(memory, context),
+                jnp.concatenate([memory.astype(context.dtype), context], 1),
+            )
+        read = attention.read(context, embedded_distances, fold_in(layer_keys, len(views)))
 
         def apply(x: jax.Array, view: View, stream_keys: jax.Array | None) -> jax.Array:
             keys = [fold_in(stream_keys, site) for site in range(4)]
@@ -288,15 +295,15 @@ class XlnetLayer(nn.Module):
             apply(x, view, fold_in(layer_keys, stream))
             for stream, (x, view) in enumerate(zip(streams, views, strict=True))
         )
-        return outputs, (outputs if self.every_layer else None, kept)
+        return outputs, (outputs if self.every_layer else None, next_states)
 
     def _segment_params(self) -> tuple[Any, Any]:
         """Returns the bias and the embedding of `SegmentTerm`."""
         by_head = self.config.num_attention_heads, self.config.head_size
         init = nn.initializers.truncated_normal(self.config.initializer_range)
         bias = self.param("segment_bias", nn.with_logical_partitioning(init, ("heads", "kv")), by_head)
-        of_types = nn.with_logical_partitioning(init, (None, "heads", "kv"))
-        return bias, self.param("segment_embedding", of_types, (2, *by_head))
+        type_init = nn.with_logical_partitioning(init, (None, "heads", "kv"))
+        return bias, self.param("segment_embedding", type_init, (2, *by_head))
 
 
 def attention_probabilities(
@@ -304,6 +311,8 @@ def attention_probabilities(
 ) -> jax.Array:
     """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
     inputs = layer_inputs(XlnetModel(config), params, ids, segments, token_types)
-    apart = distances(ids.shape[1], ids.shape[1], is_causal=False)
+    key_distances = distances(ids.shape[1], ids.shape[1], is_causal=False)
     is_same = token_types[:, :, None] == token_types[:, None]
-    return layer_probabilities(config, params["encoder"]["layers"], inputs, apart, visible(segments), is_same=is_same)
+    return layer_probabilities(
+        config, params["encoder"]["layers"], inputs, key_distances, visible(segments), is_same=is_same
+    )

@@ -1,12 +1,12 @@
-"""The interface of the readers of records: `tf_data`, and `plain` without TensorFlow. Both make equal batches.
+"""The interface of the readers of records: `tf_data`, and `plain` without TensorFlow. Both return equal batches.
 
-A reader is a module with the functions of `Reader`. All functions except `batches` return a source: the serialized
-records of each step.
+A reader is a module with the functions of `Reader`. The functions except `batches` return a source, which contains the
+serialized records of consecutive steps.
 """
 
 import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,8 +18,8 @@ from bertjax.data.records.layouts import Format
 READ_BUFFER = 1 << 20  # bytes
 PREFETCH = 4  # batches
 
-Lost = Mapping[str, tuple[range, ...]]  # path -> numbers of the records that empty records replace
-Part = tuple[str, int, int, int]  # path, first record, number of records, number of empty records after them
+SkippedRecords = dict[str, tuple[range, ...]]  # {path: numbers of the records that empty records replace}
+Part = tuple[str, int, int, int]  # path, first record, number of records, number of empty records that follow
 
 
 class UnreadableRecord(Exception):
@@ -29,21 +29,32 @@ class UnreadableRecord(Exception):
 class Reader(Protocol):
     """The functions of a reader."""
 
-    def grouped(self, order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, step: int, lost: Lost) -> Any:
-        """Returns the sequences `rows` of each batch from `step`; `groups` of the order contain these sequences."""
+    def training_source(
+        self, order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, step: int, skipped: SkippedRecords
+    ) -> Any:
+        """Returns the source of training, from `step`.
 
-    def in_order(self, parts: Sequence[Part], form: Format, most: int, step: int, batch_size: int) -> Any:
-        """Returns batches of the first `most` records of `parts`, from `step` to the end."""
+        Args:
+          order: the order of the records.
+          form: the format of the records.
+          rows: the indices of the sequences in a padded batch that are read, `[sequences]`.
+          groups: the groups of `order` that contain these sequences, ascending.
+          step: the first step.
+          skipped: the records that empty records replace.
+        """
 
-    def side_by_side(self, parts: Sequence[Part], form: Format, total: int, rows: int, step: int) -> Any:
-        """Returns batches with one record per row, from `step` to the end.
+    def heldout_source(self, parts: Sequence[Part], form: Format, most: int, step: int, batch_size: int) -> Any:
+        """Returns the source of batches with the first `most` records of `parts` in order, from `step`."""
 
-        Each of the `rows` reads a range of the first `total` records of `parts`. All ranges have the same number of
-        steps; shorter ranges end with an empty record.
+    def heldout_stream_source(self, parts: Sequence[Part], form: Format, total: int, rows: int, step: int) -> Any:
+        """Returns the source of batches with one record per row, from `step`.
+
+        The first `total` records of `parts` are divided into `rows` contiguous ranges. Row i reads range i in order. An
+        empty record is appended to a range that is shorter than the longest range.
         """
 
     def batches(self, source: Any, form: Format) -> Iterator[Batch]:
-        """Yields the parsed batches of a source, see `pipeline.train_batches`. Raises `UnreadableRecord`."""
+        """Yields the parsed batches of a source, see `batch.RECORD_ARRAYS`. Raises `UnreadableRecord`."""
 
 
 def reader() -> Reader:
@@ -52,11 +63,11 @@ def reader() -> Reader:
     return importlib.import_module(f"{__package__}.{name}")
 
 
-def readable(span: Span, lost: Lost) -> Iterator[Part]:
-    """Divides a span of records into parts without lost records."""
+def split_span(span: Span, skipped: SkippedRecords) -> Iterator[Part]:
+    """Divides a span of records into parts, in which empty records replace the skipped records."""
     path, first, count = span
     end = first + count
-    for gap in lost.get(path, ()):
+    for gap in skipped.get(path, ()):
         gap = range(max(first, gap.start), min(end, gap.stop))
         if gap:
             yield path, first, gap.start - first, len(gap)
@@ -65,8 +76,8 @@ def readable(span: Span, lost: Lost) -> Iterator[Part]:
         yield path, first, end - first, 0
 
 
-def ranges(parts: Sequence[Part], total: int, rows: int, row: int) -> Iterator[Part]:
-    """Yields the parts of one row for `Reader.side_by_side`."""
+def parts_of_row(parts: Sequence[Part], total: int, rows: int, row: int) -> Iterator[Part]:
+    """Yields the parts of row `row` of `rows`, see `Reader.heldout_stream_source`."""
     first, last = row * total // rows, (row + 1) * total // rows
     missing, start = -(-total // rows) - (last - first), 0
     for path, begin, count, empty in parts:
@@ -74,7 +85,7 @@ def ranges(parts: Sequence[Part], total: int, rows: int, row: int) -> Iterator[P
         if here:
             yield path, begin + here.start - start, len(here), 0
         start += count
-        if lost := range(max(first, start), min(last, start + empty)):
-            yield path, 0, 0, len(lost)
+        if skipped := range(max(first, start), min(last, start + empty)):
+            yield path, 0, 0, len(skipped)
         start += empty
     yield parts[0][0], 0, 0, missing

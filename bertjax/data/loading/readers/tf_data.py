@@ -8,7 +8,15 @@ import numpy as np
 
 from bertjax.data.batch import Batch
 from bertjax.data.loading.order import Order
-from bertjax.data.loading.readers.interface import PREFETCH, READ_BUFFER, Lost, Part, UnreadableRecord, ranges, readable
+from bertjax.data.loading.readers.interface import (
+    PREFETCH,
+    READ_BUFFER,
+    Part,
+    SkippedRecords,
+    UnreadableRecord,
+    parts_of_row,
+    split_span,
+)
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import ARRAY_OF_FEATURE, Format
 from bertjax.data.tensorflow import elements, tf
@@ -16,26 +24,30 @@ from bertjax.distributed.topology import available_cores
 
 _UNREADABLE = (
     tf.errors.DataLossError,
-    tf.errors.FailedPreconditionError,  # a file has too few records
+    tf.errors.FailedPreconditionError,  # a file has fewer records than expected
     tf.errors.InvalidArgumentError,  # a record has another layout
     tf.errors.NotFoundError,
 )
 
-# The functions have no control flow of tensors. Without this, AutoGraph rewrites them, which takes a second.
+# Prevents AutoGraph from converting functions, which takes a second and is unnecessary without Python control flow.
 _no_autograph = tf.autograph.experimental.do_not_convert
 
 
 @_no_autograph
-def grouped(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, step: int, lost: Lost) -> Any:
-    """Returns a dataset of the sequences `rows` of each batch."""
+def training_source(
+    order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, step: int, skipped: SkippedRecords
+) -> Any:
+    """Returns a dataset of the records of each step, see `Reader.training_source`."""
     size = order.group_size
-    indices = np.searchsorted(groups, rows // size) * size + rows % size  # other hosts use other rows of a group
+    indices = (
+        np.searchsorted(groups, rows // size) * size + rows % size
+    )  # a host may read some sequences of a group only
     is_all = len(rows) == len(groups) * size
     lanes_per_group = len(order.lanes_of(0))
 
     def parts(lane: Any) -> Iterator[Part]:
         for span in order.spans(int(lane), step):
-            yield from readable(span, lost)
+            yield from split_span(span, skipped)
 
     def orders(group: Any) -> Iterator[np.ndarray]:
         window, offset = divmod(step, order.steps)
@@ -48,7 +60,9 @@ def grouped(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, st
 
     def group_records(group: Any) -> Any:
         lanes = tf.data.Dataset.range(group, order.lanes, order.groups)
-        windows = lanes.interleave(lane_windows, cycle_length=lanes_per_group)  # parallel calls would read more windows
+        windows = lanes.interleave(
+            lane_windows, cycle_length=lanes_per_group
+        )  # sequential: parallel calls would read windows in advance
         windows = windows.batch(lanes_per_group).map(lambda lanes: tf.reshape(lanes, [-1]))
         places = tf.data.Dataset.from_generator(orders, output_signature=tf.TensorSpec([None], tf.int64), args=(group,))
         return tf.data.Dataset.zip((windows, places)).map(tf.gather).rebatch(size)
@@ -61,20 +75,20 @@ def grouped(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, st
 
 
 @_no_autograph
-def in_order(parts: Sequence[Part], form: Format, most: int, step: int, batch_size: int) -> Any:
-    """Returns a dataset of batches of the first `most` records of `parts`."""
+def heldout_source(parts: Sequence[Part], form: Format, most: int, step: int, batch_size: int) -> Any:
+    """Returns a dataset of the records of each step, see `Reader.heldout_source`."""
     return _read(lambda: iter(parts), form).take(most).skip(step * batch_size).batch(batch_size)
 
 
 @_no_autograph
-def side_by_side(parts: Sequence[Part], form: Format, total: int, rows: int, step: int) -> Any:
-    """Returns a dataset of batches with one record of the range of each row."""
-    records_of_row = functools.partial(_read, lambda row: ranges(parts, total, rows, row), form)
+def heldout_stream_source(parts: Sequence[Part], form: Format, total: int, rows: int, step: int) -> Any:
+    """Returns a dataset of the records of each step, see `Reader.heldout_stream_source`."""
+    records_of_row = functools.partial(_read, lambda row: parts_of_row(parts, total, rows, row), form)
     return tf.data.Dataset.range(rows).interleave(records_of_row, cycle_length=rows).batch(rows).skip(step)
 
 
 def batches(source: Any, form: Format) -> Iterator[Batch]:
-    """Yields the parsed batches of a dataset."""
+    """Yields the parsed batches of a source, see `Reader.batches`."""
     parsed = source.map(functools.partial(_parse, form=form), num_parallel_calls=available_cores())
     try:
         yield from elements(parsed.prefetch(PREFETCH))
@@ -91,7 +105,9 @@ def _read(parts: Callable[..., Iterator[Part]], form: Format, *arguments: Any) -
 
     def read(path: Any, first: Any, count: Any, missing: Any) -> Any:
         records = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER).skip(first).take(count)
-        records = records.apply(tf.data.experimental.assert_cardinality(count))  # a shorter file would shift all rows
+        records = records.apply(
+            tf.data.experimental.assert_cardinality(count)
+        )  # without this check, later rows of a shorter file would contain the wrong records
         empty = tf.data.Dataset.from_tensors(tf.constant(layouts.empty_record(form)))
         return records.concatenate(empty.repeat(missing))
 
@@ -100,7 +116,7 @@ def _read(parts: Callable[..., Iterator[Part]], form: Format, *arguments: Any) -
 
 @_no_autograph
 def _parse(serialized: Any, form: Format) -> dict[str, Any]:
-    """Parses serialized records to a batch of tensors, equal to `layouts.parse`."""
+    """Parses serialized records `[rows]` to a batch of tensors. The values equal `layouts.parse`."""
     features = (_parse_compact if form.layout == "compact" else _parse_google)(serialized, form)
     batch = {ARRAY_OF_FEATURE[name]: values for name, values in features.items()}
     return {**batch, "sequence_weights": tf.cast(batch["segments"][:, 0], tf.float32)}
@@ -127,25 +143,31 @@ def _parse_compact(serialized: Any, form: Format) -> dict[str, Any]:
     def sizes(name: str) -> Any:
         return tf.strings.length(features[name])[:, None] // number.itemsize
 
-    place = tf.range(form.length)
-    inside = place < sizes("ids")
+    positions = tf.range(form.length)
+    is_token = positions < sizes("ids")
     batch = {
         "input_ids": padded("ids", form.length),
-        "input_mask": tf.cast(inside, tf.int32),
-        "segment_ids": tf.where(inside, _types(padded("first_size", 2), sizes("first_size"), place), 0),
+        "input_mask": tf.cast(is_token, tf.int32),
+        "segment_ids": tf.where(is_token, _token_types(padded("first_size", 2), sizes("first_size"), positions), 0),
         "next_sentence_labels": padded("label", 1)[:, 0],
     }
     if form.masking == "static":
-        used = tf.range(form.max_predictions_per_seq) < sizes("labels")
+        is_prediction = tf.range(form.max_predictions_per_seq) < sizes("labels")
         batch |= {
             "masked_lm_positions": padded("positions", form.max_predictions_per_seq),
             "masked_lm_ids": padded("labels", form.max_predictions_per_seq),
-            "masked_lm_weights": tf.cast(used, tf.float32),
+            "masked_lm_weights": tf.cast(is_prediction, tf.float32),
         }
     return batch
 
 
-def _types(ends: Any, count: Any, place: Any) -> Any:
-    """Returns the token types of places `[length]`: they change at the first `count` of the `ends` `[batch, 2]`."""
-    is_past = (place >= ends[..., None]) & (tf.range(2)[:, None] < count[..., None])
+def _token_types(ends: Any, count: Any, positions: Any) -> Any:
+    """Returns the token types `[batch, length]`: the number of `ends` that are not after a position.
+
+    Args:
+      ends: `[batch, 2]`, the positions after the last token of type 0 and of type 1.
+      count: `[batch, 1]`, the number of valid ends.
+      positions: `[length]`.
+    """
+    is_past = (positions >= ends[..., None]) & (tf.range(2)[:, None] < count[..., None])
     return tf.reduce_sum(tf.cast(is_past, tf.int32), 1)
