@@ -157,7 +157,7 @@ class FineTuningPlanning(Planning):
         if config.init_checkpoint:
             adopt(config, None, with_data=False)
 
-    def ways(self, config: ConfigDict, platform: str, device_kind: str) -> list[ConfigDict]:
+    def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> list[ConfigDict]:
         """Returns the config: fine-tuning has nothing to choose."""
         return [config]
 

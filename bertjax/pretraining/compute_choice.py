@@ -25,7 +25,7 @@ from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make
 UNROLLED_STEPS = {"tpu": 20_000, "gpu": 5_000}
 
 
-def ways_to_compute(config: ConfigDict, platform: str, chip: str) -> Iterator[ConfigDict]:
+def compute_candidates(config: ConfigDict, platform: str, chip: str) -> Iterator[ConfigDict]:
     """Yields configs with values in place of "auto" for `remat` and `unroll`, the fastest first.
 
     Args:
@@ -52,16 +52,16 @@ def ways_to_compute(config: ConfigDict, platform: str, chip: str) -> Iterator[Co
 
 
 def fastest_that_fits(config: ConfigDict, mesh: Mesh, data: Sequence[StageData], platform: str) -> ConfigDict:
-    """Returns the first of `ways_to_compute` with which the largest stage fits in memory; if none fits, the last."""
-    *ways, last = ways_to_compute(config, platform, mesh.devices.flat[0].device_kind)
+    """Returns the first of `compute_candidates` with which the largest stage fits in memory; if none fits, the last."""
+    *ways, last = compute_candidates(config, platform, mesh.devices.flat[0].device_kind)
     for way in ways:
         if platform == "cpu":
             return way
         if jax.process_index() == 0:  # compilation can take minutes
             print(f"compiling with remat={way.remat} unroll={way.unroll}", flush=True)
         task = Pretraining(way, mesh, data)
-        program, index = make_program(task, way, mesh), task.largest_stage()
-        batch, train_step = data[index].abstract_batch(), program.step_of(*task.at_stage(index))
+        program, index = make_program(task, way, mesh), task.largest_stage_index()
+        batch, train_step = data[index].abstract_batch(), program.step_of(*task.loss_and_config_of_stage(index))
         lowered = train_step.lower(program.state, batch, abstract_hyperparameters(way, mesh))
         # One host decides, because hosts with other decisions would run other programs.
         if hosts.as_on_first(fits_in_memory(lowered, memory_of(mesh))):

@@ -26,7 +26,7 @@ from bertjax.data.batch import (
 )
 from bertjax.data.loading import pipeline
 from bertjax.data.loading.order import Order, count_groups
-from bertjax.data.loading.packing import whole
+from bertjax.data.loading.packing import next_multiple
 from bertjax.data.loading.transforms import SeededTransform
 from bertjax.data.records.manifest import training_shares
 from bertjax.data.records.record_sets import RecordSet, find_records, mix_sources
@@ -38,7 +38,7 @@ from bertjax.objectives.parts.transforms import transforms_of
 from bertjax.objectives.parts.words import WordObjective
 from bertjax.text.tokenizer import Tokenizer
 
-SEQUENCES_PER_ROW = 8  # the most sequences in a packed row; see experiments/benchmarks/RESULTS.md
+MAX_SEQUENCES_PER_ROW = 8  # the most sequences in a packed row; see experiments/benchmarks/RESULTS.md
 
 
 class StageRecords(NamedTuple):
@@ -91,8 +91,8 @@ class StageData:
         self.padded_spec = batch_spec(self.config, stage)
         self.spec = self.padded_spec.packed() if is_packed else self.padded_spec
         self.eval_spec = self.padded_spec.without(PROGRESS_ARRAYS)
-        self.eval_row = RowSize(stage.length, 1, most_predictions(self.config, stage))
-        self.row = packed_row(self.config, stage) if is_packed else self.eval_row
+        self.eval_row = RowSize(stage.length, 1, max_predictions_per_sequence(self.config, stage))
+        self.row = packed_row_size(self.config, stage) if is_packed else self.eval_row
         self.rows = rows or stage.batch_size
         if is_packed and records is not None:
             self.rows = records.order.rows(0, row_multiple(self.config, mesh))
@@ -175,7 +175,7 @@ def planned_stages(config: ConfigDict, mesh: Mesh, rows: Sequence[int] | None = 
     Args:
       config: the whole config.
       mesh: the mesh of the run.
-      rows: the rows of a packed batch of each stage, see `packed_rows`; None without packing.
+      rows: the rows of a packed batch of each stage, see `estimate_packed_rows`; None without packing.
     """
     stages = stages_of(config)
     counts: Sequence[int | None] = rows or [None] * len(stages)
@@ -218,7 +218,7 @@ def load_stages(
         if any(train.sources):
             mixture = mixture_of(stage_config, dict.fromkeys([*shares, *train.sources], 1.0), train.sizes)
         train = mix_sources(train, mixture) if mixture else train
-        row = packed_row(stage_config, stage)
+        row = packed_row_size(stage_config, stage)
         order = Order(train, stage.batch_size, config.seed, row, stage.sequences_before, config.data.stream)
         heldout = find(*size, split="heldout")
         stage_records = StageRecords(
@@ -253,7 +253,7 @@ def batch_spec(config: ConfigDict, stage: Stage) -> BatchSpec:
     return spec | STREAM_ARRAYS if config.data.stream else spec
 
 
-def most_predictions(config: ConfigDict, stage: Stage) -> int:
+def max_predictions_per_sequence(config: ConfigDict, stage: Stage) -> int:
     """Returns the most predicted tokens of a sequence; 0 if there are none.
 
     Args:
@@ -266,7 +266,7 @@ def most_predictions(config: ConfigDict, stage: Stage) -> int:
     return stage.max_predictions_per_seq if config.data.masking == "static" else 0  # records hold them in any case
 
 
-def packed_row(config: ConfigDict, stage: Stage) -> RowSize:
+def packed_row_size(config: ConfigDict, stage: Stage) -> RowSize:
     """Returns the size of a row of packed sequences.
 
     Args:
@@ -276,8 +276,8 @@ def packed_row(config: ConfigDict, stage: Stage) -> RowSize:
     predictions = 0
     for term in parse_objective(config):
         if isinstance(term.objective, WordObjective):
-            predictions = term.objective.predictions_per_row(config, stage, SEQUENCES_PER_ROW)
-    return RowSize(stage.length, SEQUENCES_PER_ROW, predictions)
+            predictions = term.objective.predictions_per_row(config, stage, MAX_SEQUENCES_PER_ROW)
+    return RowSize(stage.length, MAX_SEQUENCES_PER_ROW, predictions)
 
 
 def row_multiple(config: ConfigDict, mesh: Mesh) -> int:
@@ -285,7 +285,7 @@ def row_multiple(config: ConfigDict, mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"] * config.microbatches
 
 
-def packed_rows(config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[int]:
+def estimate_packed_rows(config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[int]:
     """Returns estimates of the packed rows of a batch of each stage, as `Order.rows`.
 
     Args:
@@ -300,5 +300,5 @@ def packed_rows(config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[floa
     for stage in stages:
         groups = count_groups(stage.batch_size)
         multiple = math.lcm(groups, row_multiple(config_in(config, stage), mesh))
-        rows.append(whole(math.ceil(shares[stage.name] * stage.batch_size / groups) * groups, multiple))
+        rows.append(next_multiple(math.ceil(shares[stage.name] * stage.batch_size / groups) * groups, multiple))
     return rows

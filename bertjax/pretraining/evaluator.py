@@ -24,13 +24,13 @@ from bertjax.objectives.parsing import terms_of_stages
 from bertjax.objectives.parts.pretraining_model import PretrainingModel
 from bertjax.pretraining.adaptation import HeldOutText
 from bertjax.pretraining.data import StageData
-from bertjax.pretraining.losses import StageLoss, new_carry
+from bertjax.pretraining.losses import StageLoss, init_carry
 from bertjax.pretraining.scores import divided, means_of, normalized, scores_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.evaluator import Evaluator
 from bertjax.training.scores import Scores
 
-MEASURED_SEQUENCES = 65_536  # training sequences for the statistics of baselines
+STATISTICS_SEQUENCES = 65_536  # training sequences for the statistics of baselines
 STREAM_ROWS = 8  # rows of a batch of held-out text that continues, or one for each device: few rows read far
 
 
@@ -64,7 +64,7 @@ class PretrainingEvaluator(Evaluator):
         self._model_config = families.config_of(config)
         self._statistics: dict[str, np.ndarray] | None = None  # measured at the first evaluation
         self._steps: dict[StageLoss, jax.stages.Wrapped] = {}  # compiled functions
-        self._new_carries: dict[StageLoss, Callable] = {}  # compiled functions
+        self._init_carries: dict[StageLoss, Callable] = {}  # compiled functions
         self.batch_size = self._rows_of_batch()
 
     def _rows_of_batch(self) -> int:
@@ -126,7 +126,7 @@ class PretrainingEvaluator(Evaluator):
 
     def _results(self, params: dict, batches: Iterator[Batch], statistics: dict, loss: StageLoss) -> Iterator[tuple]:
         """Yields the result of `eval_step` for each batch; a stream passes its carry from batch to batch."""
-        eval_step, carry, seed = self.eval_step(loss), self._new_carry(loss), self._config.data.seed
+        eval_step, carry, seed = self.eval_step(loss), self._init_carry(loss), self._config.data.seed
         for number, batch in enumerate(on_devices(batches, self._mesh)):
             result, carry = eval_step(params, batch, statistics, np.array([seed, number], np.int32), carry)
             yield result
@@ -159,7 +159,7 @@ class PretrainingEvaluator(Evaluator):
         sharding = batch_sharding(self._mesh)
         carry = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            jax.eval_shape(lambda: self._new_carry(loss)),
+            jax.eval_shape(lambda: self._init_carry(loss)),
         )
         return batch, self._abstract_statistics(), place, carry
 
@@ -170,14 +170,14 @@ class PretrainingEvaluator(Evaluator):
         model = loss.model
         return model.clone(config=dataclasses.replace(model.config, **fields)) if fields else model
 
-    def _new_carry(self, loss: StageLoss) -> Any:
+    def _init_carry(self, loss: StageLoss) -> Any:
         """Returns the empty carry of the rows of a batch; None unless the held-out text is a stream."""
         if not self._config.data.stream:
             return None
-        if loss not in self._new_carries:
-            new = functools.partial(new_carry, self._eval_model(loss), self.batch_size)
-            self._new_carries[loss] = jax.jit(new, out_shardings=batch_sharding(self._mesh))
-        return self._new_carries[loss]()
+        if loss not in self._init_carries:
+            new = functools.partial(init_carry, self._eval_model(loss), self.batch_size)
+            self._init_carries[loss] = jax.jit(new, out_shardings=batch_sharding(self._mesh))
+        return self._init_carries[loss]()
 
     def _terms_with_statistics(self) -> Iterator[tuple[Term, tuple[int, ...]]]:
         """Yields the objectives whose baselines need statistics, and the shape of the statistics."""
@@ -197,7 +197,7 @@ class PretrainingEvaluator(Evaluator):
         """Returns the statistics of the first training sequences."""
 
         def batches() -> Iterator[Batch]:
-            for batch in self._data[0].first_batches(MEASURED_SEQUENCES):
+            for batch in self._data[0].first_batches(STATISTICS_SEQUENCES):
                 yield batch
                 after_batch()
 

@@ -74,7 +74,7 @@ def import_params(config: ConfigDict, params: dict) -> dict:
     return params
 
 
-def enlarge(config: ConfigDict, axes: dict, used: Tokenizer, arrays: dict, model: BertConfig) -> dict:
+def resize_embeddings(config: ConfigDict, axes: dict, used: Tokenizer, arrays: dict, model: BertConfig) -> dict:
     """Returns the arrays of the checkpoint with new pieces (`tokenizer.extend`) and new positions (`adapt.positions`).
 
     Args:

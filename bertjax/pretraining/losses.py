@@ -74,7 +74,7 @@ class StageLoss(Loss):
         return total, metrics if carry is None else metrics | {"carry": carry}
 
 
-def new_carry(model: PretrainingModel, rows: int) -> Any:
+def init_carry(model: PretrainingModel, rows: int) -> Any:
     """Returns the empty recurrent memory of `rows` rows. Raises `UserError` if the family has no such memory."""
     return recurrent_family_of(model.config).new_memory(model.config, rows, model.compute.dtype)
 

@@ -21,9 +21,9 @@ from bertjax.objectives.parsing import parse_objective
 from bertjax.objectives.parts.words import WordObjective
 from bertjax.objectives.validate import validate_mesh
 from bertjax.pretraining import adaptation, records
-from bertjax.pretraining.compute_choice import fastest_that_fits, ways_to_compute
-from bertjax.pretraining.data import load_stages, packed_rows, planned_stages
-from bertjax.pretraining.init_checkpoint import adopt, adopt_checkpoint, enlarge, import_params
+from bertjax.pretraining.compute_choice import compute_candidates, fastest_that_fits
+from bertjax.pretraining.data import estimate_packed_rows, load_stages, planned_stages
+from bertjax.pretraining.init_checkpoint import adopt, adopt_checkpoint, import_params, resize_embeddings
 from bertjax.pretraining.task import Pretraining
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry
@@ -42,14 +42,14 @@ class PretrainingPlanning(Planning):
         if config.adapt.model:
             adopt_checkpoint(config)
 
-    def ways(self, config: ConfigDict, platform: str, device_kind: str) -> Iterator[ConfigDict]:
+    def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> Iterator[ConfigDict]:
         """Yields the choices for `remat` and `unroll`."""
-        return ways_to_compute(config, platform, device_kind)
+        return compute_candidates(config, platform, device_kind)
 
     def open(self, config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
         """Returns the programs of all stages."""
         validate_mesh(config, mesh)
-        rows = packed_rows(config, mesh, real_tokens_share) if config.packing else None
+        rows = estimate_packed_rows(config, mesh, real_tokens_share) if config.packing else None
         data = planned_stages(config, mesh, rows)
         task = Pretraining(config, mesh, data)
         stages = [
@@ -139,7 +139,7 @@ def _open_with(
             pretrained.initialize,
             path=config.init_checkpoint,
             start=functools.partial(import_params, config),
-            resize=functools.partial(enlarge, config, abstract_axes(task.init_params), tokenizer),
+            resize=functools.partial(resize_embeddings, config, abstract_axes(task.init_params), tokenizer),
         )
     info = RunInfo(
         config.copy_and_resolve_references(),
@@ -189,7 +189,7 @@ def _end_report(
     if jax.process_index():
         return ""
     step = int(trained.state.step)  # before the last step, if training ended early
-    loss, _ = task.at(max(0, step - 1))
+    loss, _ = task.loss_and_config(max(0, step - 1))
     model = BertForMaskedLM(loss.model.config, loss.model.compute)
     can_fill = any(isinstance(term.objective, WordObjective) and term.objective.fills_masks for term in loss.terms)
     filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks if can_fill else ())

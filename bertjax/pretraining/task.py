@@ -20,7 +20,7 @@ from bertjax.objectives.parsing import parse_objective, terms_of_stages
 from bertjax.pretraining.adaptation import HeldOutText, only_pieces
 from bertjax.pretraining.data import StageData
 from bertjax.pretraining.evaluator import PretrainingEvaluator
-from bertjax.pretraining.losses import StageLoss, make_loss, new_carry
+from bertjax.pretraining.losses import StageLoss, init_carry, make_loss
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.state import abstract_axes
 from bertjax.training.task import Carry
@@ -82,7 +82,7 @@ class Pretraining:
             return None
         model, shortest = self.loss.model, min(stage.stage.length for stage in self.data)
         reach = recurrent_family_of(model.config).memory_reach(model.config, shortest)
-        return Carry(functools.partial(new_carry, model, self.config.batch_size), reach)
+        return Carry(functools.partial(init_carry, model, self.config.batch_size), reach)
 
     def is_frozen(self, path: tuple[str, ...]) -> bool:
         """Returns False: pre-training trains all params."""
@@ -105,11 +105,11 @@ class Pretraining:
         ends = (stage.stage.first_step + stage.stage.steps for stage in self.data)
         return next((index for index, end in enumerate(ends) if step < end), len(self.data) - 1)
 
-    def at(self, step: int) -> tuple[StageLoss, ConfigDict]:
+    def loss_and_config(self, step: int) -> tuple[StageLoss, ConfigDict]:
         """Returns the loss and the config of the update after `step` updates."""
-        return self.at_stage(self.stage_index(step))
+        return self.loss_and_config_of_stage(self.stage_index(step))
 
-    def at_stage(self, index: int) -> tuple[StageLoss, ConfigDict]:
+    def loss_and_config_of_stage(self, index: int) -> tuple[StageLoss, ConfigDict]:
         """Returns the loss and the config of a stage."""
         return self.losses[index], self._configs[index]
 
@@ -121,7 +121,7 @@ class Pretraining:
         new = range(pieces - self.config.tokenizer.extend, pieces)
         return only_pieces(updates, abstract_axes(self.init_params), new, step < first)
 
-    def largest_stage(self) -> int:
+    def largest_stage_index(self) -> int:
         """Returns the number of the stage with the most tokens in a microbatch; of equal stages, of the last."""
         sizes = [stage.rows // stage.config.microbatches * stage.stage.length for stage in self.data]
         return max(range(len(sizes)), key=lambda index: (sizes[index], index))

@@ -37,12 +37,12 @@ class GradientFunction:
           keys: `[rows]` random keys of dropout.
         """
         if self.microbatches == 1:
-            return self._of_rows(params, batch, keys)
+            return self._full_batch_gradients(params, batch, keys)
         if isinstance(self.loss, CoupledLoss) and self.loss.couples_rows:
-            return self._of_coupled_rows(self.loss, params, batch, keys)
-        return self._accumulated(params, batch, keys)
+            return self._cached_gradients(self.loss, params, batch, keys)
+        return self._accumulated_gradients(params, batch, keys)
 
-    def _of_rows(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
+    def _full_batch_gradients(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
         def loss_of(trainable: dict) -> tuple[jax.Array, dict]:
             return self.loss(merge_trainable(params, trainable, self.frozen), batch, keys)
 
@@ -51,11 +51,11 @@ class GradientFunction:
         carry = metrics.pop("carry", None)
         return (gradients, {"loss": loss, **metrics}), carry
 
-    def _accumulated(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
+    def _accumulated_gradients(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
         parts = split_microbatches((batch, keys), self.microbatches)
-        return _sum_parts(lambda *part: self._of_rows(params, *part), parts)
+        return _accumulate_microbatches(lambda *part: self._full_batch_gradients(params, *part), parts)
 
-    def _of_coupled_rows(
+    def _cached_gradients(
         self, coupled: CoupledLoss, params: dict, batch: dict, keys: jax.Array
     ) -> tuple[Gradients, Any]:
         """Returns the gradients of rows that depend on each other (GradCache; Gao et al. 2021).
@@ -78,11 +78,11 @@ class GradientFunction:
             _, pull_back = jax.vjp(outputs_of, trainable_params(params, self.frozen))
             return pull_back(output_gradient)[0], None
 
-        gradients, _ = _sum_parts(gradients_of, (parts, output_gradients))
+        gradients, _ = _accumulate_microbatches(gradients_of, (parts, output_gradients))
         return (gradients, {"loss": loss, **metrics}), None
 
 
-def _sum_parts(compute: Callable, parts: Any) -> tuple[Any, Any]:
+def _accumulate_microbatches(compute: Callable, parts: Any) -> tuple[Any, Any]:
     """Computes microbatches one after the other.
 
     Args:

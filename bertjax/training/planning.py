@@ -45,7 +45,7 @@ class Planning(abc.ABC):
         """Sets the fields of a config that `init_checkpoint` determines and that plans depend on."""
 
     @abc.abstractmethod
-    def ways(self, config: ConfigDict, platform: str, device_kind: str) -> Iterable[ConfigDict]:
+    def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> Iterable[ConfigDict]:
         """Returns configs with values in place of "auto", the fastest first."""
 
     @abc.abstractmethod

@@ -268,8 +268,8 @@ class _BeginWorkdir(Hook):
         run.print(f"training in {run.workdir}" + (f", from step {run.start_step}" if run.start_step else ""))
         if run.config.dtype == "auto" and compute_for("auto").casts_factors:
             run.print("dtype = 'auto': products take bfloat16, which this processor multiplies faster than float32")
-        if run.program.saves:
-            run.print(run.program.saves)
+        if run.program.frozen_summary:
+            run.print(run.program.frozen_summary)
 
 
 def _report(opened: Run, workdir: epath.Path, trained: Trained) -> None:

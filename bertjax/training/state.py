@@ -23,7 +23,7 @@ from bertjax.training.optim.groups import matrices
 
 MIN_SPLIT_SIZE = 1 << 20  # smaller arrays of the optimizer, in elements, are replicated
 
-NONE_FROZEN: Frozen = types.MappingProxyType({})
+NO_FROZEN_PARAMS: Frozen = types.MappingProxyType({})
 
 InitParams = Callable[[jax.Array], Any]  # key -> logically partitioned random params
 
@@ -95,9 +95,9 @@ def make_layout(
     init_params: InitParams,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
-    frozen: Frozen = NONE_FROZEN,
+    frozen: Frozen = NO_FROZEN_PARAMS,
     has_average: bool = False,
-    new_carry: Callable[[], Any] | None = None,
+    init_carry: Callable[[], Any] | None = None,
 ) -> Layout:
     """Makes the layout of a run.
 
@@ -107,7 +107,7 @@ def make_layout(
       mesh: the device mesh.
       frozen: the frozen params.
       has_average: whether the state has a moving average of the params.
-      new_carry: returns the carry of the first step, `[rows, ...]`; None without a carry.
+      init_carry: returns the carry of the first step, `[rows, ...]`; None without a carry.
     """
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     abstract, compute, axes = nn.meta.unbox(boxed), param_shardings(boxed, mesh), nn.get_partition_spec(boxed)
@@ -120,7 +120,7 @@ def make_layout(
     leaves = (trainable_leaves(tree, frozen) for tree in (axes, compute))
     shardings = jax.tree.map(stored, trainable, *leaves, matrices(trainable))
     opt_state = _opt_state_shardings(jax.eval_shape(optimizer.init, trainable), trainable, shardings, mesh)
-    carry = None if new_carry is None else jax.tree.map(lambda x: batch_sharding(mesh), jax.eval_shape(new_carry))
+    carry = None if init_carry is None else jax.tree.map(lambda x: batch_sharding(mesh), jax.eval_shape(init_carry))
     average = params if has_average else None
     state = TrainState(replicated(mesh), params, opt_state, average, carry)  # type: ignore[arg-type]  # no arrays
     return Layout(state, compute, shardings)
@@ -152,8 +152,8 @@ def make_init(
     init_params: InitParams,
     optimizer: optax.GradientTransformation,
     layout: Layout,
-    frozen: Frozen = NONE_FROZEN,
-    new_carry: Callable[[], Any] = lambda: None,
+    frozen: Frozen = NO_FROZEN_PARAMS,
+    init_carry: Callable[[], Any] = lambda: None,
 ) -> Callable[[jax.Array], TrainState]:
     """Returns a compiled function: key -> the state of step 0, with random params.
 
@@ -164,7 +164,7 @@ def make_init(
         params = nn.meta.unbox(init_params(key))
         average = None if layout.state.average is None else jax.tree.map(jnp.copy, params)
         opt_state = optimizer.init(trainable_params(params, frozen))
-        return TrainState(jnp.zeros([], jnp.int32), params, opt_state, average, new_carry())
+        return TrainState(jnp.zeros([], jnp.int32), params, opt_state, average, init_carry())
 
     return jax.jit(init, out_shardings=layout.state)
 

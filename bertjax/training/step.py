@@ -21,7 +21,7 @@ from bertjax.training.optim.frozen import find_frozen, layer_factors
 from bertjax.training.optim.optimizers import make_optimizer
 from bertjax.training.optim.schedules import Schedule, schedule_of
 from bertjax.training.state import (
-    NONE_FROZEN,
+    NO_FROZEN_PARAMS,
     Frozen,
     Layout,
     TrainState,
@@ -52,9 +52,9 @@ class Program(NamedTuple):
       init: random key -> the state of step 0.
       state: the shapes, types and shardings of the state.
       train_step: the step of the first loss: (state, batch, hyperparameters) -> (state, metrics). Donates the state.
-      step_of: (loss, config), as `Task.at` returns them -> the step of this loss. Equal configs share a step.
+      step_of: (loss, config) of `Task.loss_and_config` -> the step of this loss. Equal configs share a step.
       gather: stored params -> cast params for `Evaluator.run`.
-      saves: a line about frozen params and the memory that they save; empty if no params are frozen.
+      frozen_summary: a line about frozen params and the memory that they save; empty if no params are frozen.
     """
 
     layout: Layout
@@ -63,7 +63,7 @@ class Program(NamedTuple):
     train_step: jax.stages.Wrapped
     step_of: Callable[[Loss, ConfigDict], jax.stages.Wrapped]
     gather: Callable[[dict], dict]
-    saves: str
+    frozen_summary: str
 
 
 def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
@@ -72,10 +72,10 @@ def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
     axes = abstract_axes(init_params)
     frozen = find_frozen(task, config, axes)
     optimizer = _make_optimizer(task, config, axes, frozen)
-    new_carry = task.carry.new if task.carry else None
+    init_carry = task.carry.new if task.carry else None
     has_average = config.optimizer.average > 0
-    layout = make_layout(init_params, optimizer, mesh, frozen, has_average, new_carry)
-    init = make_init(init_params, optimizer, layout, frozen, new_carry or (lambda: None))
+    layout = make_layout(init_params, optimizer, mesh, frozen, has_average, init_carry)
+    init = make_init(init_params, optimizer, layout, frozen, init_carry or (lambda: None))
     steps: dict[str, jax.stages.Wrapped] = {}
 
     def step_of(loss: Loss, stage_config: ConfigDict) -> jax.stages.Wrapped:
@@ -86,14 +86,14 @@ def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
             steps[key] = _make_train_step(gradients, task.mask_updates, optimizer, layout, mesh, config)
         return steps[key]
 
-    loss, first_config = task.at(0)
+    loss, first_config = task.loss_and_config(0)
     return Program(
         layout,
         init,
         abstract_state(init, layout),
         step_of(loss, first_config),
         step_of,
-        jax.jit(loss.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
+        jax.jit(loss.cast, in_shardings=(layout.state.params,), out_shardings=layout.gathered),
         _describe_frozen(task, config, axes, frozen) if frozen else "",
     )
 
@@ -109,7 +109,7 @@ def _make_optimizer(
 
 
 def _describe_frozen(task: Task, config: ConfigDict, axes: dict, frozen: Frozen) -> str:
-    """Returns the line `Program.saves`."""
+    """Returns the line `Program.frozen_summary`."""
 
     def measure(frozen: Frozen) -> tuple[int, int]:
         """Returns the number of trainable params, and the bytes of the state of the optimizer."""
@@ -118,7 +118,7 @@ def _describe_frozen(task: Task, config: ConfigDict, axes: dict, frozen: Frozen)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
         return sum(x.size for x in jax.tree.leaves(trainable)), size
 
-    (trainable, small), (total, large) = measure(frozen), measure(NONE_FROZEN)
+    (trainable, small), (total, large) = measure(frozen), measure(NO_FROZEN_PARAMS)
     return f"trains {trainable:,} of {total:,} params; the optimizer's state has {small:,} bytes, not {large:,}"
 
 
@@ -198,7 +198,7 @@ def _make_train_step(
         key = jax.random.fold_in(jax.random.key(hyperparameters.seed, impl="threefry2x32"), state.step)
         keys = row_keys(key, rows)
 
-        (grads, metrics), carry = in_groups(gradients, mesh, params, batch, keys)
+        (grads, metrics), carry = vmap_over_data(gradients, mesh, params, batch, keys)
         grads = jax.tree.map(functools.partial(_sum_over_data, config.grad_dtype), grads, layout.trainable)
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
 
@@ -209,7 +209,7 @@ def _make_train_step(
         params = merge_trainable(state.params, optax.apply_updates(before, updates), frozen)
         metrics["grad_norm"] = optax.global_norm(grads)
         average = None if state.average is None else averaged(state, params, config.optimizer.average)
-        new = TrainState(state.step + 1, params, opt_state, average, of_rows(carry))
+        new = TrainState(state.step + 1, params, opt_state, average, merge_groups(carry))
         return _skip_nonfinite(state, new, metrics) if config.optimizer.skip_nonfinite else new, metrics
 
     return jax.jit(
@@ -244,7 +244,7 @@ def gathered_params(loss: Loss, state: TrainState, layout: Layout, mesh: Mesh) -
         # XLA would gather first and cast then, which sends twice as much.
         params = jax.lax.with_sharding_constraint(params, layout.state.params)
         params = jax.lax.optimization_barrier(params)
-    return jax.lax.with_sharding_constraint(params, layout.compute)
+    return jax.lax.with_sharding_constraint(params, layout.gathered)
 
 
 def loss_inputs(loss: Loss, state: TrainState, batch: dict) -> tuple[dict, jax.Array]:
@@ -254,7 +254,7 @@ def loss_inputs(loss: Loss, state: TrainState, batch: dict) -> tuple[dict, jax.A
     return (batch if state.carry is None else batch | {"carry": state.carry}), rows
 
 
-def in_groups(compute: Callable, mesh: Mesh, params: dict, *arrays: Any) -> Any:
+def vmap_over_data(compute: Callable, mesh: Mesh, params: dict, *arrays: Any) -> Any:
     """Computes the rows of each index along `data` by themselves. The results are `[ways, ...]`."""
     groups = jax.tree.map(lambda x: x.reshape(mesh.shape["data"], -1, *x.shape[1:]), arrays)
     axes = None, *[0] * len(arrays)
@@ -262,6 +262,6 @@ def in_groups(compute: Callable, mesh: Mesh, params: dict, *arrays: Any) -> Any:
         return jax.vmap(compute, axes, axis_name=GROUPS, spmd_axis_name="data")(params, *groups)
 
 
-def of_rows(of_groups: Any) -> Any:
+def merge_groups(groups: Any) -> Any:
     """Returns arrays `[rows, ...]` from arrays `[ways, rows / ways, ...]`."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), of_groups)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), groups)

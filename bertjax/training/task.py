@@ -99,7 +99,7 @@ class Task(Protocol):
     def batches(self, start_step: int) -> Iterator[Batch]:
         """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""
 
-    def at(self, step: int) -> "tuple[Loss, ConfigDict]":
+    def loss_and_config(self, step: int) -> "tuple[Loss, ConfigDict]":
         """Returns the loss and the config of the update after `step` updates. Stages of pre-training change both."""
 
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:

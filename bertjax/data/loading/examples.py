@@ -259,7 +259,7 @@ def row_for(examples: Examples, batch_size: int, longest: int, multiple: int) ->
 
     def cost(row: RowSize) -> float:
         rows = packing.best_fit(examples.tokens, row, np.random.default_rng(0)).max() + 1
-        rows = packing.whole(rows * batch_size / max(len(examples), batch_size), multiple)
+        rows = packing.next_multiple(rows * batch_size / max(len(examples), batch_size), multiple)
         return rows * row.tokens * (1 + row.tokens / COSTLY_LENGTH)
 
     return min(map(row, lengths), key=cost)
@@ -284,7 +284,8 @@ class PackedOrder:
 
     def shape(self, step: int) -> tuple[int, int]:
         """Returns how many rows are computed in a step, and their length."""
-        return packing.whole(self.arrangement(step // self.steps_per_epoch).count, self._multiple), self.row.tokens
+        rows = self.arrangement(step // self.steps_per_epoch).count
+        return packing.next_multiple(rows, self._multiple), self.row.tokens
 
     def batches(self, steps: range, rows: Rows) -> Iterator[Batch]:
         """Yields the batches of `steps`, of which each host computes its `rows`."""
@@ -308,7 +309,8 @@ def packed_evaluation(
         return
     row = row_for(examples, batch_size, longest, multiple)
     pack = packing.best_fit(examples.tokens, row, np.random.default_rng(0))
-    count = packing.whole(min(power_of_two(pack.max() + 1), batch_size * EVALUATED_TOKENS / row.tokens), multiple)
+    rows_of_batch = min(power_of_two(pack.max() + 1), batch_size * EVALUATED_TOKENS / row.tokens)
+    count = packing.next_multiple(rows_of_batch, multiple)
     order = np.argsort(pack, kind="stable")
     pack, tokens = pack[order], examples.tokens[order]
     starts = np.cumsum(tokens) - tokens

@@ -172,7 +172,7 @@ class Order:
           multiple: the number of rows is a multiple of this.
         """
         rows_of_group = max(map(self._max_rows, {*range(FIRST_WINDOWS), step // self.steps}))
-        return packing.whole(rows_of_group * self.groups, math.lcm(self.groups, multiple))
+        return packing.next_multiple(rows_of_group * self.groups, math.lcm(self.groups, multiple))
 
     def _count_max_rows(self, window: int) -> int:
         """Returns the maximum number of rows of a group in any step of a window."""

@@ -168,8 +168,8 @@ def _exchange(packs, source: int, to: int, missing: np.ndarray) -> tuple[int, in
     return None
 
 
-def whole(rows: float, multiple: int) -> int:
-    """Returns the least multiple that is no fewer rows."""
+def next_multiple(rows: float, multiple: int) -> int:
+    """Rounds a number of rows up to a multiple of `multiple`."""
     return math.ceil(rows / multiple) * multiple
 
 
