@@ -34,8 +34,8 @@ class ReplacedMetrics(ObjectiveMetrics):
     def scores(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
         """Returns the loss, the accuracies and the baselines.
 
-        `share` is the fraction of the replaced tokens in all tokens. `found` is the fraction of the replaced tokens that
-        are predicted as replaced in all tokens. `accuracy_at_replaced` and `accuracy_at_original` are the recalls of the classes.
+        `share` is the number of replaced tokens / all tokens, and `found` the number of replaced tokens that are
+        predicted as replaced / all tokens. `accuracy_at_replaced` and `accuracy_at_original` are recalls.
         """
         share, detected, accuracy = means["share"], means["found"], means["accuracy"]
         entropy = -sum(x * math.log(x) for x in (share, 1 - share) if x > 0)
@@ -61,7 +61,7 @@ class ReplacedMetrics(ObjectiveMetrics):
         comparison = f"{abs(share_loss - loss):.3f} {'better' if loss < share_loss else 'worse'}"
         title, indent = "held-out replaced words: ", " " * len("held-out replaced words: ")
         return [
-            f"{title}loss {loss:.3f} nats; always predicting {share:.1%}, their share: {share_loss:.3f} ({comparison})",
+            f"{title}loss {loss:.3f} nats; always predicting their share {share:.1%}: {share_loss:.3f} ({comparison})",
             f"{indent}accuracy {accuracy:.1%}; always the more frequent class {majority:.1%}",
             f"{indent}recall: {at_replaced:.1%} of the replaced words, {at_original:.1%} of the original words",
         ]

@@ -359,7 +359,7 @@ def test_mistakes_in_a_stage_are_named(changed, message):
 
 def test_a_batch_that_the_devices_cannot_share_is_named(records):
     config = modern_config(records, dict(only=stage(4, 32, 10, batch_size=6)))
-    with pytest.raises(UserError, match=r"config.stages.only: a batch of 6 in 1 microbatches cannot be shared by 8"):
+    with pytest.raises(UserError, match=r"config.stages.only: the batch size 6 must be a multiple of 8"):
         pretraining_task(config, make_mesh(config), records)
 
 

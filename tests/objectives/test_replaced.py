@@ -172,7 +172,7 @@ def test_equal_settings_make_equal_terms():
     ({"objective": "mlm + replaced + generator"}, "mlm and generator both predict tokens; remove one"),
     ({"model.causal": True, "data.next_sentence": "none"}, "needs a masked language model, and config"),
     ({"eval.fill_masks": ("a [MASK]",)}, r"replaced \+ generator cannot fill masks; set \(\)"),
-    ({"eval.bits_windows": 3, "init_checkpoint": "x", "data.corpus": "x"}, "eval.bits_windows = 3: a model that"),
+    ({"eval.bits_windows": 3, "init_checkpoint": "x", "data.corpus": "x"}, "eval.bits_windows = 3: an encoder that"),
     ({"eval.patience": 3}, r"eval.patience = 3: early stopping reads .*set objective = 'generator \+ 50\*replaced'"),
     ({"stages.only.objective": "mlm", "embeddings": "disentangled"}, "the run trains mlm, not generator"),
     (dict(family="roberta"), "model.family = 'roberta' cannot share embeddings with a narrower generator; set apart"),

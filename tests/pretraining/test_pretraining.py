@@ -258,7 +258,7 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
         find_or_prepare(config, tmp_path)
     capsys.readouterr()
     assert find_or_prepare(config, tmp_path, is_new=False)[0] == folder
-    assert "going on with the records of before" in capsys.readouterr().out
+    assert "training continues on the old records" in capsys.readouterr().out
     (change,) = pretraining_run.KIND.changes_of_data(config, tmp_path, info)
     assert change.startswith(f"{corpus} has changed")
     corpus.unlink()
