@@ -74,7 +74,8 @@ def _check_manifest(config: ConfigDict, manifest: Mapping[str, Any], folder: epa
     if changes and is_new:
         raise UserError(
             f"config.data.corpus: changed since the records in {folder} were prepared ({'; '.join(changes)}); delete "
-            f"the folder to prepare the records again, or set --config.data.records={folder} to train on the old records"
+            f"the folder to prepare the records again, or set --config.data.records={folder} to train on "
+            f"the old records"
         )
     if not is_first_host:
         return

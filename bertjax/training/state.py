@@ -29,7 +29,7 @@ InitParams = Callable[[jax.Array], Any]  # key -> random params, boxed as `nn.Lo
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """The arrays that a run updates, and that a checkpoint stores."""
+    """The arrays that a training step updates."""
 
     step: jax.Array  # int32 scalar: the number of finished updates
     params: dict
@@ -76,7 +76,7 @@ def trainable_params(params: dict, frozen: Frozen) -> dict:
 
 
 def trainable_leaves(tree: dict, frozen: Frozen) -> dict:
-    """Removes the leaves of whole frozen params from a tree with the structure of the params, such as a tree of axes."""
+    """Removes the leaves of whole frozen params from a tree with the structure of the params, such as axes."""
     return unflatten_dict({path: x for path, x in flatten_dict(tree).items() if frozen.get(path, 0) is not None})
 
 

@@ -120,8 +120,8 @@ def _describe_frozen(task: Task, config: ConfigDict, axes: dict, frozen: Frozen)
         return sum(x.size for x in jax.tree.leaves(trainable)), size
 
     (trainable, state_bytes), (total, full_bytes) = measure(frozen), measure(NO_FROZEN_PARAMS)
-    return f"trains {trainable:,} of {total:,} params; the optimizer's state has {state_bytes:,} bytes, not "
-        f"{full_bytes:,}"
+    saved = f"the optimizer's state has {state_bytes:,} bytes, not {full_bytes:,}"
+    return f"trains {trainable:,} of {total:,} params; {saved}"
 
 
 def _compiled_fields(config: ConfigDict) -> str:
@@ -196,8 +196,8 @@ def _make_train_step(
     The random key of a row is a function of (seed, step, index of the row in the batch). `dropout_rows` of a batch
     replaces the indices, so that the number of packed rows does not change dropout.
 
-    Each index along the mesh axis `data` computes the sum of the gradients of its rows. The step reduces these sums over
-    `data` once, in `config.grad_dtype`.
+    Each index along the mesh axis `data` sums the gradients of its rows. The step reduces these sums over `data` once,
+    in `config.grad_dtype`.
 
     With `config.optimizer.skip_nonfinite`, a step whose loss or gradient is not finite changes only the step number.
     """

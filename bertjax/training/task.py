@@ -32,7 +32,7 @@ class Loss(abc.ABC):
     def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
         """Returns the loss, a scalar, and {metric: scalar}. All are sums over the rows.
 
-        The metrics include `tokens` and `padding`, the numbers of tokens and of padding tokens. If the task has a carry,
+        The metrics include `tokens` and `padding`, the numbers of tokens and of padding tokens. With a carry,
         `batch["carry"]` is the carry of the rows, and `metrics["carry"]` the carry for the next step.
 
         Args:
@@ -64,7 +64,7 @@ class CoupledLoss(Loss):
 
     @abc.abstractmethod
     def outputs(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
-        """Returns the outputs of the model `[rows, ...]`, such as embeddings. The output of a row depends on this row only."""
+        """Returns the outputs of the model, such as embeddings: `[rows, ...]`, without interaction between rows."""
 
     @abc.abstractmethod
     def loss_of_outputs(self, outputs: jax.Array, batch: dict) -> tuple[jax.Array, dict]:
@@ -101,7 +101,7 @@ class Task(Protocol):
         """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""
 
     def loss_and_config(self, step: int) -> "tuple[Loss, ConfigDict]":
-        """Returns the loss and the config of the update after `step` updates. They differ between pre-training stages."""
+        """Returns the loss and the config of the update after `step` updates, which depend on the stage."""
 
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:
         """Zeroes the optimizer's updates of the params that are not trained at `step`, such as params of old pieces."""

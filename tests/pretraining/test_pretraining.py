@@ -253,7 +253,7 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
     assert pretraining_run.KIND.changes_of_data(config, tmp_path, info) == []
     corpus.write_text(make_corpus(61))
     with pytest.raises(
-        UserError, match=rf"since .* were prepared, {corpus} has changed \(1 files of .*; delete the fold"
+        UserError, match=rf"since .* were prepared \({corpus} has changed \(1 files of .*; delete the fold"
     ):
         find_or_prepare(config, tmp_path)
     capsys.readouterr()
