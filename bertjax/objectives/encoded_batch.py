@@ -32,7 +32,7 @@ class EncodedBatch(NamedTuple):
     dropout_keys: jax.Array | None
     z_loss: float = 0.0
     layer_states: jax.Array | None = None
-    query_layer_states: jax.Array | None = None
+    query_states: jax.Array | None = None
     joint_loss: tuple[jax.Array, dict[str, jax.Array]] | None = None
 
     def pooled(self) -> jax.Array:
