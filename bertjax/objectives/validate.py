@@ -100,9 +100,10 @@ def _validate(config: ConfigDict, stage: Stage, with_model: bool) -> None:
         if with_model:
             objective.validate(config)
     if config.eval.fill_masks and not any(getattr(term.objective, "fills_masks", False) for term in terms):
-        names = " + ".join(term.name for term in terms)
+        trained = " + ".join(term.name for term in terms)
         raise UserError(
-            f"config.eval.fill_masks = {config.eval.fill_masks!r}: models trained on {names} cannot fill masks; set ()"
+            f"config.eval.fill_masks = {config.eval.fill_masks!r}: models trained on {trained} cannot fill masks; "
+            f"set ()"
         )
 
 

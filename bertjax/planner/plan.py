@@ -87,11 +87,12 @@ def plan(
     """Compiles the train and evaluation steps of all stages, or of `stages`. Raises `UserError` if the config does not
     suit the accelerator; running out of memory is a result, not an error.
 
-    With `remat` or `unroll` "auto", returns the plan of the first way with which all stages fit, or else of the last.
-    If sequences are packed, `real_tokens_share` is that of the sequences of each stage of the config.
+    With `remat` or `unroll` "auto", returns the plan of the first candidate with which all stages fit in memory; the
+    last plan if none fits. With packing, `real_tokens_share` is the fraction of non-padding tokens in padded sequences, for
+    each stage of the config.
     """
-    for way in kind_of(config).planning.candidates(config, accelerator.platform, accelerator.generation.kind):
-        results = _plan(way, accelerator, stages, real_tokens_share)
+    for candidate in kind_of(config).planning.candidates(config, accelerator.platform, accelerator.generation.kind):
+        results = _plan(candidate, accelerator, stages, real_tokens_share)
         if all(result.fits for result in results):
             break
     return results

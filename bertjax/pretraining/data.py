@@ -38,7 +38,7 @@ from bertjax.objectives.parts.transforms import transforms_of
 from bertjax.objectives.parts.words import WordObjective
 from bertjax.text.tokenizer import Tokenizer
 
-MAX_SEQUENCES_PER_ROW = 8  # packed rows have static shapes; see experiments/benchmarks/RESULTS.md
+MAX_SEQUENCES_PER_ROW = 8  # the maximum number of sequences in a packed row; see experiments/benchmarks/RESULTS.md
 
 
 class StageRecords(NamedTuple):
@@ -269,7 +269,7 @@ def max_predictions_per_sequence(config: ConfigDict, stage: Stage) -> int:
     for term in parse_objective(config):
         if isinstance(term.objective, WordObjective):
             return term.objective.predictions_per_sequence(config, stage)
-    return stage.max_predictions_per_seq if config.data.masking == "static" else 0  # static masks
+    return stage.max_predictions_per_seq if config.data.masking == "static" else 0  # records store static masks
 
 
 def packed_row_size(config: ConfigDict, stage: Stage) -> RowSize:

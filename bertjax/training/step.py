@@ -73,7 +73,7 @@ def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
     axes = abstract_axes(init_params)
     frozen = find_frozen(task, config, axes)
     optimizer = _make_optimizer(task, config, axes, frozen)
-    init_carry = task.carry.new if task.carry else None
+    init_carry = task.carry.init if task.carry else None
     has_average = config.optimizer.average > 0
     layout = make_layout(init_params, optimizer, mesh, frozen, has_average, init_carry)
     init = make_init(init_params, optimizer, layout, frozen, init_carry or (lambda: None))

@@ -213,8 +213,8 @@ def max_predictions_of_row(share: float, stage: Stage, sequences: int) -> int:
 def next_tokens(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the arguments of `word_arrays`, `[rows, length - 1]`: positions, next tokens, and whether they are valid.
 
-    Each position predicts the next token. The final [SEP] of a row is not predicted, because it marks the end of the
-    row and not the end of a document.
+    Each position predicts the next token, and padding is at the end. The final [SEP] of a row is not predicted,
+    because it marks the end of the row and not the end of a document.
 
     Args:
       ids: `[rows, length]`, padded.
