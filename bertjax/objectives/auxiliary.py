@@ -104,7 +104,7 @@ class AuxiliaryLosses(AuxiliaryObjective):
         require("lm" in names, "objective", config.objective, remedy)
         has_predictions = self.layers_until > 0 or self.targets > 1
         remedy = (
-            "auxiliary has no loss if targets = 1; set layers_until above 0 or targets above 1, or remove auxiliary"
+            "auxiliary has no loss if targets = 1; set layers_until above 0, set targets above 1, or remove auxiliary"
         )
         require(has_predictions, "objectives.auxiliary.layers_until", self.layers_until, remedy)
 

@@ -88,8 +88,8 @@ def plan(
     suit the accelerator; running out of memory is a result, not an error.
 
     With `remat` or `unroll` "auto", returns the plan of the first candidate with which all stages fit in memory; the
-    last plan if none fits. With packing, `real_tokens_share` is the fraction of non-padding tokens in padded sequences, for
-    each stage of the config.
+    last plan if none fits. With packing, `real_tokens_share` is the fraction of non-padding tokens in padded sequences,
+    for each stage of the config.
     """
     for candidate in kind_of(config).planning.candidates(config, accelerator.platform, accelerator.generation.kind):
         results = _plan(candidate, accelerator, stages, real_tokens_share)

@@ -103,9 +103,8 @@ def _extend_model(config: ConfigDict) -> None:
     """
     if config.tokenizer.extend:
         pieces = _tokenizer_to_extend(config).vocab_size + config.tokenizer.extend
-        config.model.vocab_size = max(
-            config.model.vocab_size, pieces
-        )  # the embedding table of a checkpoint can have unused rows
+        # The embedding table of a checkpoint can have more rows than the vocabulary has pieces.
+        config.model.vocab_size = max(config.model.vocab_size, pieces)
     positions, count = config.adapt.positions, config.model.max_position_embeddings
     if positions and positions < count:
         raise UserError(

@@ -52,10 +52,8 @@ def find_or_prepare(config: ConfigDict, workdir: epath.Path, is_new: bool = True
 
 def changes_of_data(config: ConfigDict, workdir: epath.Path, previous: RunInfo) -> list[str]:
     """Returns clauses about changes of the records or the corpus since a run finished. Ignores missing data."""
-    folder, recorded = (
-        epath.Path(config.data.records or workdir / "records"),
-        (previous.fingerprints or {}).get("records"),
-    )
+    folder = epath.Path(config.data.records or workdir / "records")
+    recorded = (previous.fingerprints or {}).get("records")
     changes = []
     if recorded and folder.is_dir() and fingerprint(folder) != recorded:
         changes.append(f"the records in {folder} have changed")
