@@ -133,7 +133,6 @@ def rewrite(encoded: EncodedBatch, weights: jax.Array, keys: jax.Array) -> Encod
 def _with_words(batch: dict, words: jax.Array) -> jax.Array:
     """Returns the token ids `[rows, length]` with `words` `[rows, predictions]` at the predicted positions."""
     ids = batch["input_ids"]
-    columns = jnp.where(
-        batch["word_weights"] > 0, batch["word_positions"], ids.shape[1]
-    )  # out of bounds for padding, and dropped below
+    # The columns of padding are out of bounds, so that `mode="drop"` ignores them.
+    columns = jnp.where(batch["word_weights"] > 0, batch["word_positions"], ids.shape[1])
     return jax.vmap(lambda row, indices, values: row.at[indices].set(values, mode="drop"))(ids, columns, words)
