@@ -49,10 +49,10 @@ class Material:
     fingerprints: dict[str, str]  # fingerprints of the files that the data was read from
 
 
-def adopt(config, before: RunInfo | None, with_data: bool = True) -> None:
+def adopt(config, previous: RunInfo | None, with_data: bool = True) -> None:
     """Sets the model, except dropout, to that of the earlier run or of `init_checkpoint`, and what the task takes."""
     task = tasks.get(config.task)
-    if before is None:
+    if previous is None:
         architecture, settings = pretrained.read_settings(config.init_checkpoint)
         taken = task.adopt(config, settings) if architecture == task.architecture else []
         if taken and jax.process_index() == 0:
@@ -63,16 +63,16 @@ def adopt(config, before: RunInfo | None, with_data: bool = True) -> None:
         theirs = dataclasses.replace(theirs, num_hidden_layers=kept or has)
         pretrained.adopt_model(config, theirs, config.init_checkpoint)
     else:  # does not need `init_checkpoint`, which may be gone
-        task.adopt(config, before.config)
-        pretrained.adopt_model(config, families.config_of(before.config), "the run in this workdir")
+        task.adopt(config, previous.config)
+        pretrained.adopt_model(config, families.config_of(previous.config), "the run in this workdir")
     validate(config, with_data)  # now that the model is known
 
 
-def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Material:
+def load_material(config, workdir: epath.Path, previous: RunInfo | None) -> Material:
     """Loads tokenizer and data. Raises `UserError` for missing or invalid files, or if there is no vocabulary."""
     initialize, task = None, tasks.get(config.task)
-    if before is not None:
-        tokenizer = load_tokenizer(workdir, before)
+    if previous is not None:
+        tokenizer = load_tokenizer(workdir, previous)
     else:
         tokenizer = pretrained.require_tokenizer(config)
         given = dict(path=config.init_checkpoint, encoder_only=True, continued=task.continued)
@@ -95,14 +95,14 @@ def _with_layers(layers: int, arrays: dict, theirs: BertConfig) -> dict:
 def open_run(
     config,
     workdir: epath.Path,
-    before: RunInfo | None,
+    previous: RunInfo | None,
     material: Material | None = None,
     of_data: Sequence[str] = (),
 ) -> Run:
     """Opens a run. `material`, and `of_data`, its notes: loaded already, as for the trials of a search."""
     mesh = make_mesh(config)
     if material is None:
-        material = load_material(config, workdir, before)
+        material = load_material(config, workdir, previous)
         of_data = material.dataset.notes
     notes = [*of_data]
     dataset, info = material.dataset, info_of(config, material)
@@ -116,7 +116,7 @@ def open_run(
             f"width {config.model.hidden_size} learns faster with --config.optimizer.learning_rate={NARROW_RATE:g}"
         )
     end_report = functools.partial(_end_report, dataset=dataset)
-    reopen = functools.partial(open_run, workdir=workdir, before=before, material=material, of_data=of_data)
+    reopen = functools.partial(open_run, workdir=workdir, previous=previous, material=material, of_data=of_data)
     return Run(config, mesh, task, info, material.tokenizer, material.initialize, notes, end_report, reopen)
 
 
@@ -140,13 +140,13 @@ def info_of(config, material: Material) -> RunInfo:
     )
 
 
-def _changes_of_data(config, workdir: epath.Path, before: RunInfo) -> list[str]:
-    known = before.fingerprints or {}
+def _changes_of_data(config, workdir: epath.Path, previous: RunInfo) -> list[str]:
+    known = previous.fingerprints or {}
     return [f"{name} has changed" for name in changed_data(known, fingerprints.of_files(config.data.path, known))]
 
 
-def _total_steps(config, before: RunInfo | None) -> int | None:
-    return count_steps(config, before.train_examples) if before and before.train_examples else None
+def _total_steps(config, previous: RunInfo | None) -> int | None:
+    return count_steps(config, previous.train_examples) if previous and previous.train_examples else None
 
 
 class FineTuningPlanning(Planning):
@@ -157,7 +157,7 @@ class FineTuningPlanning(Planning):
         if config.init_checkpoint:
             adopt(config, None, with_data=False)
 
-    def ways(self, config: ConfigDict, platform: str, device_kind: str) -> list[ConfigDict]:
+    def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> list[ConfigDict]:
         """Returns the config: fine-tuning has nothing to choose."""
         return [config]
 

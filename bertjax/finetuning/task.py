@@ -346,7 +346,7 @@ class FineTuning:
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:
         return updates
 
-    def at(self, step: int) -> tuple[FineTuningLoss, ml_collections.ConfigDict]:
+    def loss_and_config(self, step: int) -> tuple[FineTuningLoss, ml_collections.ConfigDict]:
         return self.loss, self.config
 
     def flops(self, start: int, stop: int) -> int:

@@ -1,4 +1,4 @@
-"""Objectives of pre-training: one module each, and the model that trains a sum of them."""
+"""Pre-training objectives. A module defines one objective, and a run trains a weighted sum of objectives."""
 
 from bertjax.data.batch import ArraySpec, Axis, BatchSpec
 from bertjax.objectives.objective import AuxiliaryObjective, JointModel, Objective, ObjectiveMetrics, Plot, QueryStream

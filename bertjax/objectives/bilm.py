@@ -1,6 +1,6 @@
 """Bidirectional language modelling (ELMo; Peters et al. 2018, section 3.1).
 
-Two stacks of layers read the text in opposite directions, and predict the next token and the previous token.
+The forward layers predict the next token of each token, the backward layers the previous token.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +10,13 @@ import numpy as np
 from bertjax.config.stages import Stage
 from bertjax.data.batch import Batch
 from bertjax.data.loading.transforms import BatchTransform
-from bertjax.objectives.parts.words import WordMetrics, WordObjective, next_words, validate_unmasked, word_arrays
+from bertjax.objectives.parts.words import (
+    WordMetrics,
+    WordObjective,
+    next_tokens,
+    validate_no_masks_and_pairs,
+    word_arrays,
+)
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -18,43 +24,47 @@ if TYPE_CHECKING:
     from bertjax.text.tokenizer import Tokenizer
 
 
-def neighbours(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the predictions of `next_words`, and then the predictions of the same tokens from the other side.
+def bidirectional_targets(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the arguments of `word_arrays` for both directions, `[rows, 2 * (length - 1)]`.
 
-    The token two places further predicts the same token. [CLS] is not predicted. In each half of the arrays, unused
-    places are at the end.
+    The first half are the results of `next_tokens`: position p predicts token p + 1. In the second half, position p + 2
+    predicts token p + 1 from the other direction. [CLS] is not predicted. Padding is at the end of each half.
+
+    Args:
+      ids: `[rows, length]`, padded.
+      sizes: `[rows]`, the number of tokens of each row.
     """
-    positions, words, used = next_words(ids, sizes)
-    before = np.where(used, positions + 2, 0)
-    return np.concatenate([positions, before], 1), np.tile(words, 2), np.tile(used, 2)
+    positions, tokens, is_valid = next_tokens(ids, sizes)
+    backward_positions = np.where(is_valid, positions + 2, 0)
+    return np.concatenate([positions, backward_positions], 1), np.tile(tokens, 2), np.tile(is_valid, 2)
 
 
-class NeighboursOfRows(BatchTransform):
-    """Adds the next and the previous tokens."""
+class NextAndPreviousTokens(BatchTransform):
+    """Adds the next and the previous token of each token to a batch."""
 
     def __call__(self, batch: Batch, draws: Batch) -> Batch:
-        """Returns the predictions, see `neighbours`."""
-        return word_arrays(*neighbours(batch["input_ids"], batch["segments"].sum(1)))
+        """Returns the predictions, see `bidirectional_targets`."""
+        return word_arrays(*bidirectional_targets(batch["input_ids"], batch["segments"].sum(1)))
 
 
-class NeighbouringWords(WordObjective):
+class BidirectionalLM(WordObjective):
     """Predicts the next token and the previous token of each token."""
 
     lm_type = "bidirectional"
     metrics = WordMetrics("next and previous words")
 
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
-        """Returns two predictions per token."""
+        """Returns two predictions per position, without the last position."""
         return 2 * (stage.length - 1)
 
     def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> BatchTransform:
         """Returns the transform that adds the neighbouring tokens."""
-        return NeighboursOfRows()
+        return NextAndPreviousTokens()
 
     def validate(self, config: "ConfigDict") -> None:
-        """Checks that the encoder reads both directions apart, and that nothing is masked."""
+        """Checks that the encoder is bidirectional, and that the data has no masks and no pairs."""
         super().validate(config)
-        validate_unmasked(self.metrics.title, config)
+        validate_no_masks_and_pairs(self.metrics.title, config)
 
 
-OBJECTIVE = NeighbouringWords()
+OBJECTIVE = BidirectionalLM()

@@ -1,4 +1,4 @@
-"""A batch with the hidden states of its tokens: the input of each objective."""
+"""The input of an objective: a batch, the encoder, and the hidden states."""
 
 from typing import NamedTuple
 
@@ -7,22 +7,22 @@ import jax
 
 
 class EncodedBatch(NamedTuple):
-    """A batch that the encoder has read. For `JointModel.rewrite`, the encoder has not read the batch yet.
+    """A batch and the hidden states of its tokens. In `JointModel.rewrite`, the hidden states are None.
 
     Attributes:
-      batch: the arrays of the batch: `bertjax.data.batch.RECORD_ARRAYS`, the arrays that transforms of objectives add,
-        `original_ids` if a joint model has replaced `input_ids`, and in training with auxiliary objectives `progress`
-        `[rows]`, the share of all steps that are done. In packed batches `segments` numbers the sequences of a row
-        from 1, and arrays per sequence are `[rows, sequences]`.
+      batch: {name: array}. The arrays of `bertjax.data.batch.RECORD_ARRAYS` and of the transforms of the objectives;
+        `original_ids` if a joint model has replaced `input_ids`; `progress` `[rows]` in training with auxiliary
+        objectives, the fraction of the steps of the run that are finished. In packed batches, `segments` numbers the
+        sequences of a row from 1, and arrays per sequence are `[rows, sequences]`.
       encoder: the encoder, bound to its parameters.
       heads: {name: module}, the output layers of the objective, bound to their parameters.
-      hidden: the last hidden states `[rows, length, hidden]`; None before the encoder has read the batch.
+      hidden: the hidden states of the last layer `[rows, length, hidden]`; None in `JointModel.rewrite`.
       dropout_keys: `[rows]` random keys; None in evaluation.
-      z_loss: the weight of the z-loss, see `parts.pretraining_model.classified`; 0 in evaluation.
-      states: `[layers + 1, rows, length, hidden]`, the embeddings and the states of each layer; None without
-        `progress`.
-      query_states: the states of a `QueryStream` `[rows, predictions, hidden]`; None if the hidden states predict.
-      joint_loss: the loss and the metrics of a `JointModel`, which its `rewrite` computes.
+      z_loss: the weight of the z-loss, see `parts.pretraining_model.weighted_cross_entropy`; 0 in evaluation.
+      layer_states: `[layers + 1, rows, length, hidden]`, the embeddings and the hidden states of each layer; None in
+        evaluation, and without auxiliary objectives.
+      query_states: the states of the query stream `[rows, predictions, hidden]`; None without a `QueryStream`.
+      joint_loss: the loss and the metrics that `JointModel.rewrite` has computed; None without a `JointModel`.
     """
 
     batch: dict
@@ -31,10 +31,10 @@ class EncodedBatch(NamedTuple):
     hidden: jax.Array | None
     dropout_keys: jax.Array | None
     z_loss: float = 0.0
-    states: jax.Array | None = None
+    layer_states: jax.Array | None = None
     query_states: jax.Array | None = None
     joint_loss: tuple[jax.Array, dict[str, jax.Array]] | None = None
 
     def pooled(self) -> jax.Array:
-        """Returns the pooled output `[rows, hidden]`, or of packed rows `[rows, sequences, hidden]`."""
+        """Returns the pooled output `[rows, hidden]`; `[rows, sequences, hidden]` of packed rows."""
         return self.encoder.pool(self.hidden, self.batch["segments"], self.batch.get("first_tokens"))

@@ -1,7 +1,7 @@
 """The generator of ELECTRA: a smaller masked language model, whose samples replace the masked tokens of the encoder.
 
-The objective `replaced` detects the replaced tokens (Clark et al. 2020, section 2). Both are trained together: write
-"50*replaced + generator".
+The objective `replaced` detects the replaced tokens (Clark et al. 2020, section 2). Both objectives are trained
+together: set `config.objective` to "50*replaced + generator".
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from bertjax.config.model_config import BertConfig, Compute, field
 from bertjax.data.batch import RowSize
 from bertjax.models import families
 from bertjax.models.family import ProjectsEmbeddings
-from bertjax.objectives.mlm import MaskedWords
+from bertjax.objectives.mlm import MaskedLM
 from bertjax.objectives.objective import JointModel, Metrics
 from bertjax.objectives.parsing import parse_objective
 from bertjax.objectives.parts.words import WordMetrics
@@ -25,27 +25,28 @@ if TYPE_CHECKING:
 
     from bertjax.objectives.encoded_batch import EncodedBatch
 
-NAME = "generator"  # among the parameters too
-# {field of the generator's config: the setting that gives its share of the encoder's field}
-SHARES = {
+NAME = "generator"  # of the objective, and of the generator's parameters
+# {field of the model config: the setting of `Generator` by which the field of the encoder is multiplied}
+SETTING_OF_SIZE = {
     "num_attention_heads": "width",
     "hidden_size": "width",
     "intermediate_size": "width",
     "num_hidden_layers": "layers",
 }
-DISENTANGLED = (
-    "from whose embeddings those of the model differ; have it learn both, or set objectives.generator.embeddings=shared"
+DISENTANGLED_IN_ALL_STAGES = (
+    "with disentangled embeddings all stages must train the generator; add generator to the objective of the stage, or "
+    "set objectives.generator.embeddings=shared"
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Generator(MaskedWords, JointModel):
-    """Predicts masked tokens with a smaller model, and replaces the masked tokens of the encoder by samples.
+class Generator(MaskedLM, JointModel):
+    """Predicts masked tokens with a smaller model, and replaces the masked tokens in the encoder's input by samples.
 
     Attributes:
-      width: the share of the encoder's attention heads, hidden size and intermediate size.
-      layers: the share of the encoder's layers.
-      embeddings: whether the generator shares the embeddings of the encoder, see `parts.generator.GeneratorModel`.
+      width: the ratio of the generator's to the encoder's attention heads, hidden size and intermediate size.
+      layers: the ratio of the generator's to the encoder's number of layers.
+      embeddings: how the generator shares the embeddings of the encoder, see `parts.generator.GeneratorModel`.
     """
 
     width: float = field(0.25, above=0, most=1)
@@ -56,7 +57,7 @@ class Generator(MaskedWords, JointModel):
     metrics = WordMetrics("masked words by the generator")
 
     def model_config(self, config: BertConfig) -> BertConfig:
-        """Returns the config of the generator beside an encoder with this config.
+        """Returns the config of the generator, from the config of the encoder.
 
         Raises:
           UserError: if a size would not be a whole number, or if the family of the encoder cannot share its embeddings
@@ -64,28 +65,29 @@ class Generator(MaskedWords, JointModel):
         """
         names = {entry.name for entry in dataclasses.fields(config)}
         sizes: dict[str, Any] = {
-            name: self._size(config, name, setting) for name, setting in SHARES.items() if name in names
+            name: self._size(config, name, setting) for name, setting in SETTING_OF_SIZE.items() if name in names
         }
-        generator, size = dataclasses.replace(config, **sizes), config.embedding_size
-        if self.embeddings == "apart" or generator.embedding_size == size:
+        generator, embedding_size = dataclasses.replace(config, **sizes), config.embedding_size
+        if self.embeddings == "apart" or generator.embedding_size == embedding_size:
             return generator
         family = families.family_of(config)
         if not isinstance(family, ProjectsEmbeddings):
             raise UserError(
-                f"config.objectives.generator.embeddings = {self.embeddings!r}: a model with model.family = "
-                f"{config.family!r} shares no embeddings with a narrower one; set apart, or width=1"
+                f"config.objectives.generator.embeddings = {self.embeddings!r}: models with model.family = "
+                f"{config.family!r} cannot share embeddings with a narrower generator; set apart, or width=1"
             )
-        return family.with_embedding_size(generator, size)
+        return family.with_embedding_size(generator, embedding_size)
 
     def _size(self, config: BertConfig, name: str, setting: str) -> int:
-        """Returns a size of the generator."""
-        share = getattr(self, setting)
-        exact = share * getattr(config, name)
+        """Returns a size of the generator: the field `name` of the encoder, multiplied by a setting."""
+        ratio = getattr(self, setting)
+        exact = ratio * getattr(config, name)
         size = round(exact)
         remedy = (
-            f"makes {exact:g} of model.{name} = {getattr(config, name)}; choose one that gives a whole number, above 0"
+            f"the generator would have model.{name} = {exact:g}, which must be a whole number above 0; choose another "
+            f"ratio to model.{name} = {getattr(config, name)}"
         )
-        require(size > 0 and abs(exact - size) < 1e-2, f"objectives.generator.{setting}", share, remedy)
+        require(size > 0 and abs(exact - size) < 1e-2, f"objectives.generator.{setting}", ratio, remedy)
         return size
 
     def models(self, config: BertConfig) -> dict[str, BertConfig]:
@@ -99,7 +101,7 @@ class Generator(MaskedWords, JointModel):
         return {NAME: GeneratorModel(self.model_config(config), compute, self.embeddings)}
 
     def rewrite(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> "EncodedBatch":
-        """Returns the batch with sampled tokens in place of the masked ones, see `JointModel.rewrite`."""
+        """Replaces the masked tokens by samples of the generator, see `JointModel.rewrite`."""
         from bertjax.objectives.parts.generator import rewrite
 
         return rewrite(encoded, weights, keys)
@@ -110,7 +112,7 @@ class Generator(MaskedWords, JointModel):
         return encoded.joint_loss
 
     def export_params(self, params: dict) -> dict:
-        """Returns the encoder with the embeddings that it computes with, and all parameters of the generator."""
+        """Returns an encoder and a generator that share no parameters."""
         from bertjax.objectives.parts.generator import separate_params
 
         if NAME not in params:
@@ -119,10 +121,10 @@ class Generator(MaskedWords, JointModel):
         return params | {"bert": encoder, NAME: generator}
 
     def import_params(self, params: dict) -> dict:
-        """Returns the parameters with shared embeddings.
+        """Returns an encoder and a generator that share embeddings as `embeddings` sets.
 
         Raises:
-          UserError: if the generator of the checkpoint does not share the embeddings that the settings share.
+          UserError: if the checkpoint's generator and encoder have different embeddings, and `embeddings` is "shared".
         """
         from bertjax.objectives.parts.generator import share_params
 
@@ -138,12 +140,12 @@ class Generator(MaskedWords, JointModel):
         return params | {"bert": encoder, NAME: generator}
 
     def delta_target(self, path: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Returns the embeddings of the encoder for the difference from them."""
+        """Returns the path of the encoder's embeddings for the `difference` of disentangled embeddings."""
         return ("bert", "embeddings", *path[2:]) if path[:2] == (NAME, "difference") else None
 
-    def reason_for_all_stages(self) -> str:
-        """Returns the reason for disentangled embeddings, which the encoder reads through the generator."""
-        return DISENTANGLED if self.embeddings == "disentangled" else ""
+    def stage_omission_error(self) -> str:
+        """Returns an error message for disentangled embeddings, which the encoder reads from the generator."""
+        return DISENTANGLED_IN_ALL_STAGES if self.embeddings == "disentangled" else ""
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
         """Returns the FLOPs of the generator."""
@@ -155,23 +157,29 @@ class Generator(MaskedWords, JointModel):
         )
 
     def validate(self, config: "ConfigDict") -> None:
-        """Checks that `replaced` reads the samples, and that the family allows the generator."""
+        """Checks that the sum contains `replaced`, and that the family supports a model of the generator's sizes."""
         super().validate(config)
         names = [term.name for term in parse_objective(config)]
-        remedy = "nothing would read the words of the generator: write '50*replaced + generator'"
+        remedy = "generator needs the objective replaced; set '50*replaced + generator'"
         require("replaced" in names, "objective", config.objective, remedy)
         self._validate_model(config)
         windows = config.eval.bits_windows
-        require(not windows, "eval.bits_windows", windows, "a model that tells replaced words predicts none; set 0")
+        require(
+            not windows,
+            "eval.bits_windows",
+            windows,
+            "an encoder that detects replaced tokens predicts no tokens; set 0",
+        )
 
     def _validate_model(self, config: "ConfigDict") -> None:
-        """Raises `UserError` for a generator that the family does not allow."""
+        """Raises `UserError` if the family does not support a model of the generator's sizes."""
         model = families.config_of(config)
-        generator, narrow = self.model_config(model), config.copy_and_resolve_references().unlock()
-        sizes = {name: value for name, value in vars(generator).items() if name in narrow.model and name != "family"}
-        narrow.model.update(sizes)
+        generator, generator_config = self.model_config(model), config.copy_and_resolve_references().unlock()
+        fields = vars(generator).items()
+        sizes = {name: value for name, value in fields if name in generator_config.model and name != "family"}
+        generator_config.model.update(sizes)
         try:
-            families.family_of(model).validate(narrow)
+            families.family_of(model).validate(generator_config)
         except UserError as error:
             reason = str(error).removeprefix("config.")
             raise UserError(

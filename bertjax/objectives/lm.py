@@ -1,4 +1,4 @@
-"""Causal language modelling: each token predicts the next one, and sees only the tokens before it."""
+"""Causal language modelling: each position predicts the next token from the tokens up to the position."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,13 @@ import numpy as np
 from bertjax.config.stages import Stage
 from bertjax.data.batch import FOLLOWING, Batch
 from bertjax.data.loading.transforms import BatchTransform
-from bertjax.objectives.parts.words import WordMetrics, WordObjective, next_words, validate_unmasked, word_arrays
+from bertjax.objectives.parts.words import (
+    WordMetrics,
+    WordObjective,
+    next_tokens,
+    validate_no_masks_and_pairs,
+    word_arrays,
+)
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -15,28 +21,31 @@ if TYPE_CHECKING:
     from bertjax.text.tokenizer import Tokenizer
 
 
-class NextWordsOfRows(BatchTransform):
-    """Adds the next tokens of rows that are read by themselves."""
+class NextTokens(BatchTransform):
+    """Adds the next token of each token to a batch. The rows of different steps are independent."""
 
     def __call__(self, batch: Batch, draws: Batch) -> Batch:
-        """Returns the predictions, see `next_words`."""
-        return word_arrays(*next_words(batch["input_ids"], batch["segments"].sum(1)))
+        """Returns the predictions, see `next_tokens`."""
+        return word_arrays(*next_tokens(batch["input_ids"], batch["segments"].sum(1)))
 
 
-class NextWordsOfStream(BatchTransform):
-    """Adds the next tokens of rows that continue in the next step: the last token predicts the first one there."""
+class StreamNextTokens(BatchTransform):
+    """Adds the next token of each token to a batch of a stream.
+
+    A row continues in the next step, so that the last token predicts the first token of the next step.
+    """
 
     def __call__(self, batch: Batch, draws: Batch) -> Batch:
-        """Returns a prediction for each token."""
-        ids, following = batch["input_ids"], batch[FOLLOWING]
-        used = np.concatenate([batch["segments"][:, 1:] > 0, following[:, None] >= 0], axis=1)
-        used &= batch["segments"] > 0
-        words = np.concatenate([ids[:, 1:], following[:, None]], axis=1)
-        place = np.arange(ids.shape[1], dtype=ids.dtype)
-        return word_arrays(np.where(used, place, 0), np.where(used, words, 0), used)
+        """Returns a prediction for each token, `[rows, length]`."""
+        ids, following = batch["input_ids"], batch[FOLLOWING]  # `following` is -1 at the end of a stream
+        is_valid = np.concatenate([batch["segments"][:, 1:] > 0, following[:, None] >= 0], axis=1)
+        is_valid &= batch["segments"] > 0
+        tokens = np.concatenate([ids[:, 1:], following[:, None]], axis=1)
+        positions = np.arange(ids.shape[1], dtype=ids.dtype)
+        return word_arrays(np.where(is_valid, positions, 0), np.where(is_valid, tokens, 0), is_valid)
 
 
-class NextWords(WordObjective):
+class CausalLM(WordObjective):
     """Predicts the next token of each token (left-to-right; Devlin et al. 2019, section 5.1)."""
 
     lm_type = "causal"
@@ -44,21 +53,21 @@ class NextWords(WordObjective):
     metrics = WordMetrics("next words")
 
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
-        """Returns one prediction per token; the last token of a row predicts only in a stream."""
+        """Returns one prediction per position. The last position has a next token only in a stream."""
         return stage.length if config.data.stream else stage.length - 1
 
     def predictions_per_row(self, config: "ConfigDict", stage: Stage, sequences: int) -> int:
-        """Returns the number of the tokens, whichever sequences share the row."""
+        """Returns one prediction per position of the row, for any number of sequences."""
         return stage.length - 1
 
     def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> BatchTransform:
         """Returns the transform that adds next tokens."""
-        return NextWordsOfStream() if config.data.stream else NextWordsOfRows()
+        return StreamNextTokens() if config.data.stream else NextTokens()
 
     def validate(self, config: "ConfigDict") -> None:
-        """Checks that the encoder is causal, and that nothing is masked."""
+        """Checks that the encoder is causal, and that the data has no masks and no pairs."""
         super().validate(config)
-        validate_unmasked(self.metrics.title, config)
+        validate_no_masks_and_pairs(self.metrics.title, config)
 
 
-OBJECTIVE = NextWords()
+OBJECTIVE = CausalLM()

@@ -3,11 +3,11 @@
 from bertjax.objectives.parts.pairs import PairMetrics, PairObjective
 
 
-class NextSentence(PairObjective):
+class NextSentencePrediction(PairObjective):
     """Classifies whether segment B follows segment A, or is a random segment."""
 
     pairs = "pairs"
     metrics = PairMetrics("next sentence")
 
 
-OBJECTIVE = NextSentence()
+OBJECTIVE = NextSentencePrediction()

@@ -1,12 +1,12 @@
-"""The interface of an objective of pre-training.
+"""The interface of a pre-training objective.
 
-An objective is a class in a module of this folder. The name of the module is the name of the objective, with which its
-scores begin (`mlm_loss`). The modules are imported without JAX, so that commands start fast: methods import JAX when
-they are called, and annotations that need JAX are quoted.
+An objective is a class in a module of this folder. The name of the module is the name of the objective, and the prefix
+of the objective's scores (`mlm_loss`). The modules do not import JAX at the top, so that commands start fast: methods
+import JAX when they are called, and annotations that need JAX are quoted.
 
-`Objective` has the methods that every objective needs. An ability that only some objectives have is a class of its own,
-`JointModel` or `QueryStream`. `parts.words.WordObjective` predicts tokens. `parts.pairs.PairObjective` classifies pairs
-of segments. An `AuxiliaryObjective` only supports the training of other objectives.
+`Objective` has the methods that every objective needs. `JointModel` and `QueryStream` are mixins for abilities that
+only some objectives have. `parts.words.WordObjective` predicts tokens. `parts.pairs.PairObjective` classifies pairs
+of segments. An `AuxiliaryObjective` adds a loss in training, and is not evaluated.
 """
 
 import abc
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
     from bertjax.objectives.encoded_batch import EncodedBatch
     from bertjax.text.tokenizer import Tokenizer
 
-Metrics = dict[str, "jax.Array"]  # {metric: weighted sum}
+Metrics = dict[str, "jax.Array"]  # {metric: scalar, the sum of weight * value over the predictions}
 
 
 class Plot(NamedTuple):
-    """A plot of the report: a metric in training and in evaluation, and a baseline in evaluation.
+    """A plot in the report: the training curve and the evaluation curve of a metric, and a baseline.
 
     Attributes:
       title: the title of the plot.
-      metric: the name of the metric, without the name of the objective.
-      baseline: the score of a baseline, in which {name} stands for the name of the objective; empty for none.
-      is_main: whether the plot is also drawn over tokens and over hours.
+      metric: the name of the metric, without the prefix of the objective.
+      baseline: the name of the baseline's score, such as `{name}_majority`; {name} is replaced by the name of the
+        objective. Empty: no baseline.
+      is_main: whether the report also draws the metric against tokens and against hours, beside steps.
     """
 
     title: str
@@ -50,9 +51,9 @@ class Plot(NamedTuple):
 
 
 class ObjectiveMetrics:
-    """The scores of an objective on held-out data, its baselines, and its part of the report.
+    """The held-out scores, the baselines and the report lines of an objective.
 
-    The methods are extension points: the defaults score each metric, without baselines.
+    By default, each metric is a score, and there are no baselines.
     """
 
     plots: Sequence[Plot] = ()
@@ -62,17 +63,23 @@ class ObjectiveMetrics:
 
         Args:
           name: the name of the objective.
-          means: the weighted means of the loss, the metrics and the baselines on held-out data.
+          means: {metric: weighted mean on held-out data} of the loss, the metrics and the baselines. The entry `weight`
+            is the sum of the weights.
         """
         return {f"{name}_{metric}": mean for metric, mean in means.items() if metric != "weight"}
 
     def report(self, name: str, scores: Mapping[str, float]) -> list[str]:
-        """Returns the lines of the report, from the result of `scores`."""
+        """Returns the lines of the report.
+
+        Args:
+          name: the name of the objective.
+          scores: the result of `scores`.
+        """
         values = {score.removeprefix(f"{name}_"): x for score, x in scores.items() if score.startswith(f"{name}_")}
         return [f"held-out {name}: " + ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())]
 
     def baselines(self, batch: dict, weights: "jax.Array", statistics: Any) -> Metrics:
-        """Returns {baseline: weighted sum} of a batch. The function is compiled.
+        """Returns {baseline: weighted sum} of a batch. The method runs under `jax.jit`.
 
         Args:
           batch: the arrays of the batch.
@@ -83,18 +90,18 @@ class ObjectiveMetrics:
         return {}
 
     def statistics_shape(self, config: BertConfig) -> tuple[int, ...] | None:
-        """Returns the shape of the statistics of the training data; None if the baselines need no statistics."""
+        """Returns the shape of the array of `measure_statistics`; None if the baselines need no statistics."""
         del config
         return None
 
     def measure_statistics(self, config: BertConfig, batches: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
-        """Returns the statistics of batches of training, float32 in the shape of `statistics_shape`."""
+        """Returns the statistics of training batches that the baselines need, float32 of `statistics_shape`."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective(abc.ABC):
-    """A loss of pre-training, and the output layers and arrays of a batch that the loss needs.
+    """A pre-training loss, with the output layers and the batch arrays that the loss needs.
 
     A subclass is a frozen dataclass. Its fields are its settings: `config.objectives.NAME.FIELD` sets the field, and
     `bertjax.config.field` declares the limits. Objectives with equal settings are equal, so that they share compiled
@@ -105,29 +112,30 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> "tuple[jax.Array, Metrics]":
-        """Returns the weighted sum of the losses, and {metric: weighted sum}.
+        """Returns the loss, a scalar, and {metric: scalar}. Both are sums of weight * value over the predictions.
 
         Args:
           encoded: the batch, its hidden states, and the output layers of `heads`.
-          weights: the result of `weights`, divided by the result of `normalizer` in training.
-          keys: `[rows]` random keys of this objective, in training and in evaluation. Sequences that share a row share
-            its key.
+          weights: the result of `Objective.weights`. In training, `normalizer` has divided the weights, so that the sum
+            is a mean.
+          keys: `[rows]` random keys for this objective, in training and in evaluation. The sequences of a packed row
+            share a key.
         """
 
     def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
-        """Returns {name among the parameters: output layer}. Objectives with a common name share a layer."""
+        """Returns {parameter name: output layer}. Objectives that return the same name share the layer."""
         del config, compute
         return {}
 
     def weights(self, batch: dict) -> "jax.Array":
-        """Returns the weight of each prediction: 1, or 0 where there is none. By default `[rows]`, per sequence."""
+        """Returns the weight of each prediction: 1, or 0 for padding. By default a weight per sequence, `[rows]`."""
         return batch["sequence_weights"]
 
     def normalizer(self, weights: "jax.Array") -> "jax.Array":
-        """Returns the number that divides the loss of a batch in training. By default the sum of the weights."""
+        """Returns the scalar that divides the weights of a global batch in training. By default the weights' sum."""
         import jax.numpy as jnp
 
-        return jnp.maximum(weights.sum(), 1)  # data.on_corrupt=skip may leave no sequence
+        return jnp.maximum(weights.sum(), 1)  # a batch has no sequence if data.on_corrupt=skip drops all of them
 
     def batch_spec(self, config: "ConfigDict", stage: "Stage") -> BatchSpec:
         """Returns the arrays that `transform` adds to a batch; none by default."""
@@ -135,12 +143,12 @@ class Objective(abc.ABC):
         return BatchSpec()
 
     def transform(self, config: "ConfigDict", stage: "Stage", tokenizer: "Tokenizer | None") -> "BatchTransform | None":
-        """Returns the transform of the batches of a host; None if records hold all arrays that the loss needs.
+        """Returns the transform that runs on the host; None if the records hold all arrays that the loss needs.
 
         Args:
-          config: the whole config in this stage.
+          config: the whole config, with the values of the stage.
           stage: the stage.
-          tokenizer: the tokenizer of the records; None if it is unknown.
+          tokenizer: the tokenizer of the records; None if no tokenizer was loaded.
         """
         del config, stage, tokenizer
         return None
@@ -151,51 +159,52 @@ class Objective(abc.ABC):
         return 0
 
     def validate(self, config: "ConfigDict") -> None:
-        """Checks the whole config. Raises `UserError` if the objective cannot be trained with it."""
+        """Raises `UserError` if the objective cannot be trained with the whole config."""
         del config
 
 
 class AuxiliaryObjective(Objective):
-    """An objective that supports the training of other objectives, and is not evaluated.
+    """An objective that adds a loss in training, and is not evaluated.
 
-    Its loss also reads the hidden states of all layers, `EncodedBatch.states`, and the array `progress` `[rows]` of the
-    batch, the share of all steps that are done.
+    The loss can read two further inputs: `EncodedBatch.layer_states`, the hidden states of all layers, and the batch
+    array `progress` `[rows]`, the fraction of the steps of the run that are finished.
     """
 
 
 class JointModel(abc.ABC):
-    """The ability of an objective to train a second model beside the encoder, and to change the inputs of the encoder.
+    """A mixin for objectives that train a second model, which changes the inputs of the encoder (as in ELECTRA).
 
-    At most one objective of a sum may have this ability.
+    At most one objective of a sum may be a `JointModel`.
     """
 
     @abc.abstractmethod
     def rewrite(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> "EncodedBatch":
-        """Returns the batch that the encoder reads, before the encoder has read it.
+        """Runs the second model, and returns the inputs of the encoder.
 
-        The method may replace `input_ids`, and then keeps the original ids as `original_ids`, or it may replace the
-        parameters of the encoder. `EncodedBatch.joint_loss` takes the loss to the method `loss`.
+        The model calls this method before the encoder. The method may replace `input_ids`; it then stores the original
+        ids as `original_ids`. It may also replace the parameters of `EncodedBatch.encoder`. It stores the loss of the
+        second model in `EncodedBatch.joint_loss`, from which the method `loss` returns it.
 
         Args:
-          encoded: the batch without hidden states.
+          encoded: the batch, without hidden states.
           weights: as for `Objective.loss`.
           keys: as for `Objective.loss`.
         """
 
     def models(self, config: BertConfig) -> dict[str, BertConfig]:
-        """Returns {name among the parameters: config} of the models that are trained beside an encoder.
+        """Returns {parameter name: config} of the second models for an encoder with this config.
 
-        `bertjax convert --part=NAME` writes one of them.
+        `bertjax convert --part=NAME` converts a second model.
         """
         del config
         return {}
 
     def export_params(self, params: dict) -> dict:
-        """Returns the parameters of a checkpoint as all uses except training read them, without shared parts."""
+        """Converts training parameters for inference: models that share parameters in training become independent."""
         return params
 
     def import_params(self, params: dict) -> dict:
-        """Returns the parameters that training starts from. This is the inverse of `export_params`.
+        """Converts the parameters of a checkpoint for training. The inverse of `export_params`.
 
         Raises:
           UserError: if the settings of the objective do not allow these parameters.
@@ -203,37 +212,43 @@ class JointModel(abc.ABC):
         return params
 
     def delta_target(self, path: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Returns the path of the parameter that the parameter at `path` is added to; None if it is added to none."""
+        """Returns the path of the base parameter of a delta parameter; None if `path` is not a delta parameter.
+
+        A delta parameter is added to its base parameter, and has the learning rate of the base parameter's layer.
+        """
         del path
         return None
 
-    def reason_for_all_stages(self) -> str:
-        """Returns why every stage must train the objective, and the remedy; empty if stages may leave it out."""
+    def stage_omission_error(self) -> str:
+        """Returns the error message for a stage that does not train the objective; empty if this is allowed."""
         return ""
 
 
 class QueryStream(abc.ABC):
-    """The ability of an objective to have a second stream of states, which predict tokens that they do not see.
+    """A mixin for objectives with two-stream attention (as in XLNet).
 
-    At most one objective of a sum may have this ability.
+    The states of the query stream predict tokens, and do not attend to the predicted tokens. At most one objective of a
+    sum may be a `QueryStream`.
     """
 
     @abc.abstractmethod
     def encode(
         self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None" = None
     ) -> "tuple[jax.Array, jax.Array, Memory | None]":
-        """Returns the hidden states, the query states `[rows, predictions, hidden]`, and the recurrent memory.
+        """Returns the hidden states, the query states and the new recurrent memory.
+
+        The hidden states are `[rows, length, hidden]`, the query states `[rows, predictions, hidden]`.
 
         Args:
           encoder: the encoder.
           batch: the arrays of the batch.
           dropout_keys: `[rows]` random keys; None for no dropout.
-          memory: the recurrent memory of the rows; None without recurrence.
+          memory: the recurrent memory of the rows from the previous step; None without recurrence.
         """
 
 
 class Term(NamedTuple):
-    """An objective in the weighted sum that a run trains."""
+    """An objective and its weight in the sum that a run trains."""
 
     name: str
     weight: float

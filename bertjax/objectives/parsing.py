@@ -1,4 +1,4 @@
-"""Parses `config.objective`, an objective or a weighted sum of objectives, and `config.objectives`, their settings."""
+"""Parses `config.objective`, a weighted sum of objectives, and `config.objectives`, the settings of the objectives."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ from bertjax.models import families
 from bertjax.objectives.objective import Objective, Term
 from bertjax.objectives.registry import OBJECTIVES
 
-# The defaults of `config.objective`: by the language model type of the family, and by `data.next_sentence`.
+# If `config.objective` is empty, the model type and `data.next_sentence` determine the objectives.
 OBJECTIVE_OF_LM_TYPE = {"masked": "mlm", "causal": "lm", "bidirectional": "bilm", "permuted": "plm"}
 OBJECTIVE_OF_PAIRS = {"pairs": "nsp", "order": "sop"}
 
@@ -31,18 +31,16 @@ def parse_objective(config: ConfigDict) -> tuple[Term, ...]:
 
 
 def terms_of_stages(config: ConfigDict) -> tuple[Term, ...]:
-    """Returns the terms of all stages, each once."""
+    """Returns the terms of all stages. A term that several stages train is returned once."""
     terms = (term for stage in stages_of(config) for term in parse_objective(config_in(config, stage)))
     return tuple({term.name: term for term in terms}.values())
 
 
 def terms_of_run(config: ConfigDict) -> tuple[Term, ...]:
-    """Returns the terms of all stages of an earlier run, without objectives that are not registered in this process.
-
-    A run of fine-tuning has no terms.
+    """Returns the terms of all stages of an earlier run, without unregistered objectives; none for fine-tuning.
 
     Raises:
-      UserError: if the config is damaged.
+      UserError: if `config.objective` is not a sum of objectives.
     """
     if "objective" not in config:
         return ()
@@ -61,7 +59,10 @@ def _is_registered(name: str) -> bool:
 
 
 def weights_of(config: ConfigDict) -> dict[str, float]:
-    """Returns {objective: weight} of `config.objective`. The objectives may not exist."""
+    """Returns {objective: weight} of `config.objective`, with the defaults if the field is empty.
+
+    Does not check that the objectives are registered.
+    """
     text = config.objective
     if not text.strip():
         pairs = OBJECTIVE_OF_PAIRS.get(config.data.next_sentence)
@@ -71,17 +72,23 @@ def weights_of(config: ConfigDict) -> dict[str, float]:
         match = re.fullmatch(r"(?:(\d+(?:\.\d*)?|\.\d+)\s*\*\s*)?([^\s*]+)", part.strip())
         if not match or float(match[1] or 1) <= 0:
             raise UserError(
-                f"config.objective = {text!r}: write one objective, or a sum such as 'mlm + 0.5*sop', with weights "
-                f"above 0; there are {', '.join(OBJECTIVES.names())}"
+                f"config.objective = {text!r}: must be an objective, or a sum such as 'mlm + 0.5*sop' with weights "
+                f"above 0; the objectives are {', '.join(OBJECTIVES.names())}"
             )
         if match[2] in weights:
-            raise UserError(f"config.objective = {text!r}: has {match[2]} twice; give it one weight")
+            raise UserError(f"config.objective = {text!r}: contains {match[2]} twice; remove one of the terms")
         weights[match[2]] = float(match[1] or 1)
     return weights
 
 
 def learn(config: ConfigDict, objective: str, **settings: Mapping[str, Any]) -> None:
-    """Sets `config.objective`, and the settings of its objectives, such as `generator=dict(width=1/3)`."""
+    """Sets `config.objective` and the settings of the objectives.
+
+    Args:
+      config: the config to change.
+      objective: the weighted sum, such as "50*replaced + generator".
+      **settings: {objective: {setting: value}}, such as `generator=dict(width=1/3)`.
+    """
     config.objective = objective
     for name, values in settings.items():
         add_settings(config, name)
@@ -91,7 +98,7 @@ def learn(config: ConfigDict, objective: str, **settings: Mapping[str, Any]) -> 
 
 
 def add_settings(config: ConfigDict, name: str) -> None:
-    """Adds the settings of an objective to `config.objectives`, with their defaults, if the objective has settings."""
+    """Adds the default settings of an objective to `config.objectives`, if the objective has settings."""
     if name not in OBJECTIVES.names() or not (defaults := dataclasses.asdict(OBJECTIVES.get(name))):
         return
     with config.unlocked():
@@ -121,6 +128,8 @@ def _with_settings(config: ConfigDict, name: str) -> Objective:
         return objective
     for field, value in settings.items():
         if field not in fields:
-            raise UserError(f"config.objectives.{name} has no field {field!r}; there are {', '.join(fields)}")
+            raise UserError(
+                f"config.objectives.{name}.{field} = {value!r}: unknown field; the fields are {', '.join(fields)}"
+            )
         within(f"objectives.{name}.{field}", value, **fields[field].metadata)
     return dataclasses.replace(objective, **settings)

@@ -1,7 +1,8 @@
-"""Permutation language modelling, by a model with two streams of states (XLNet; Yang et al. 2019, sections 2.2, 2.3).
+"""Permutation language modelling with two-stream attention (XLNet; Yang et al. 2019, sections 2.2, 2.3).
 
-The last tokens of a random order are predicted. Each is predicted by a state that sees the tokens before it in the
-order, and its own position, but not the token there. One pass predicts all of them.
+The last tokens of a random factorization order are predicted. A query state predicts a token from the position of the
+token and from the tokens before it in the order. It does not attend to the predicted token. One forward pass predicts
+all tokens.
 """
 
 import dataclasses
@@ -19,9 +20,9 @@ from bertjax.objectives.objective import Metrics, QueryStream
 from bertjax.objectives.parts.words import (
     WordMetrics,
     WordObjective,
-    loss_of_words,
-    predictions_of_rows,
-    validate_not_masked,
+    max_predictions_of_row,
+    token_loss,
+    validate_no_masks,
 )
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class PermutedWords(WordObjective, QueryStream):
-    """Predicts tokens in a random order.
+class PermutationLM(WordObjective, QueryStream):
+    """Predicts the last tokens of a random factorization order.
 
     Attributes:
-      k: one in `k` tokens is predicted (K in section 2.3).
-      max_span_words: the most words of a predicted span; 0 predicts single tokens.
+      k: 1 of `k` tokens is predicted (K in section 2.3).
+      max_span_words: the maximum length of a predicted span, in words; 0: spans are single tokens.
     """
 
     k: int = field(6, least=1)
@@ -53,23 +54,23 @@ class PermutedWords(WordObjective, QueryStream):
     metrics = WordMetrics("permuted words")
 
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
-        """Returns the field of the stage."""
+        """Returns `max_predictions_per_seq` of the stage."""
         return stage.max_predictions_per_seq
 
     def predictions_per_row(self, config: "ConfigDict", stage: Stage, sequences: int) -> int:
-        """Returns the number for one in `k` tokens."""
-        return predictions_of_rows(1 / self.k, stage, sequences)
+        """Returns the maximum if 1 of `k` tokens of each sequence is predicted."""
+        return max_predictions_of_row(1 / self.k, stage, sequences)
 
     def batch_spec(self, config: "ConfigDict", stage: Stage) -> BatchSpec:
-        """Returns the predictions and `ranks`, the place of each token in the order."""
+        """Returns the arrays of the predictions, and `ranks`, the index of each token in the factorization order."""
         return super().batch_spec(config, stage) | {"ranks": per_token(np.int32)}
 
     def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> "BatchTransform":
-        """Returns the transform that draws an order."""
+        """Returns the transform that samples a factorization order."""
         from bertjax.data.loading.permutation import RandomOrder, rules_of
 
         if tokenizer is None:
-            raise ValueError("permutation language modelling needs a tokenizer, which marks the beginnings of words")
+            raise ValueError("tokenizer is None: permutation language modelling needs the tokenizer of the records")
         return RandomOrder(rules_of(self.k, self.max_span_words, stage.max_predictions_per_seq, tokenizer))
 
     def encode(
@@ -77,20 +78,22 @@ class PermutedWords(WordObjective, QueryStream):
     ) -> "tuple[jax.Array, jax.Array, Memory | None]":
         """Returns the states of both streams, see `QueryStream.encode`.
 
-        Tokens that are not predicted have rank 0 and see each other. A predicted token sees these, and lower ranks.
+        Tokens that are not predicted have rank 0, and attend to each other. A predicted token attends to tokens of rank
+        0 and of lower ranks.
         """
         ranks = batch["ranks"]
-        seen = (ranks[:, None] < ranks[:, :, None]) | (ranks == 0)[:, None]
+        visible = (ranks[:, None] < ranks[:, :, None]) | (ranks == 0)[:, None]  # [rows, queries, keys]
         arrays = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
-        return encoder.encode_permuted(*arrays, seen, batch.get("positions"), dropout_keys, memory)
+        return encoder.encode_permuted(*arrays, visible, batch.get("positions"), dropout_keys, memory)
 
     def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
         """Returns the cross-entropy and the accuracy of the query states."""
         import jax.numpy as jnp
 
-        places = jnp.broadcast_to(jnp.arange(weights.shape[1]), weights.shape)  # among the query states
-        batch = encoded.batch | {"word_positions": places}
-        return loss_of_words(encoded._replace(hidden=encoded.query_states, batch=batch), weights)[0]
+        # Query state i makes prediction i.
+        indices = jnp.broadcast_to(jnp.arange(weights.shape[1]), weights.shape)
+        batch = encoded.batch | {"word_positions": indices}
+        return token_loss(encoded._replace(hidden=encoded.query_states, batch=batch), weights)[0]
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
         """Returns the FLOPs of the output layer and of the query stream."""
@@ -99,12 +102,12 @@ class PermutedWords(WordObjective, QueryStream):
         return super().flops(config, row) + family.query_flops(config, row.tokens, row.predictions)
 
     def validate(self, config: "ConfigDict") -> None:
-        """Checks that the family has two-stream attention, and that nothing is masked."""
+        """Checks that the family has two-stream attention, and that the data has no masks."""
         super().validate(config)
         family = config.model.family
-        remedy = "has no two-stream attention, which permuted words need; set xlnet"
+        remedy = "has no two-stream attention, which permutation language modelling needs; set xlnet"
         require(isinstance(families.FAMILIES.get(family), TwoStreamAttention), "model.family", family, remedy)
-        validate_not_masked(self.metrics.title, config)
+        validate_no_masks(self.metrics.title, config)
 
 
-OBJECTIVE = PermutedWords()
+OBJECTIVE = PermutationLM()

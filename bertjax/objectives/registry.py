@@ -1,4 +1,4 @@
-"""The registry of objectives: each module beside this one that has an `OBJECTIVE`, and the objectives of users."""
+"""The registry of objectives: `OBJECTIVE` of each module in this folder, and the objectives that users register."""
 
 from bertjax.common.registry import Registry, own_in
 from bertjax.objectives.objective import Objective

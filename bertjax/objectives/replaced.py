@@ -1,7 +1,7 @@
 """Replaced token detection (ELECTRA; Clark et al. 2020, section 2).
 
-Each token is classified as original, or as replaced by a joint model. All tokens count, also [CLS] and [SEP], as in
-Google's code.
+Each token is classified as original, or as replaced by the generator. The loss includes [CLS] and [SEP], as in Google's
+code.
 """
 
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ReplacedMetrics(ObjectiveMetrics):
-    """Scores of replaced and of original tokens apart, since most tokens are original."""
+    """Accuracies of the replaced and of the original tokens, because most tokens are original."""
 
     plots = (
         Plot("loss of replaced words", "loss", "{name}_share_loss", is_main=True),
@@ -32,12 +32,16 @@ class ReplacedMetrics(ObjectiveMetrics):
     )
 
     def scores(self, name: str, means: Mapping[str, float]) -> dict[str, float]:
-        """Returns the loss and the accuracies. `share` is the share of the replaced tokens."""
+        """Returns the loss, the accuracies and the baselines.
+
+        `share` is the number of replaced tokens / all tokens, and `found` the number of replaced tokens that are
+        predicted as replaced / all tokens. `accuracy_at_replaced` and `accuracy_at_original` are recalls.
+        """
         share, detected, accuracy = means["share"], means["found"], means["accuracy"]
         entropy = -sum(x * math.log(x) for x in (share, 1 - share) if x > 0)
         return {
             f"{name}_loss": means["loss"],
-            f"{name}_share_loss": entropy,  # the loss if the share is always the predicted probability
+            f"{name}_share_loss": entropy,  # the loss if `share` is the predicted probability of each token
             f"{name}_accuracy": accuracy,
             f"{name}_majority": max(share, 1 - share),
             f"{name}_share": share,
@@ -54,16 +58,16 @@ class ReplacedMetrics(ObjectiveMetrics):
                 "loss", "share_loss", "accuracy", "majority", "share", "accuracy_at_replaced", "accuracy_at_original",
             )
         )  # fmt: skip
-        comparison = f"{abs(share_loss - loss):.3f} {'better' if loss < share_loss else 'worse'} than it"
+        comparison = f"{abs(share_loss - loss):.3f} {'better' if loss < share_loss else 'worse'}"
         title, indent = "held-out replaced words: ", " " * len("held-out replaced words: ")
         return [
-            f"{title}loss {loss:.3f} nats; of always giving their share, {share:.1%}, {share_loss:.3f} ({comparison})",
-            f"{indent}accuracy {accuracy:.1%}; always the more frequent answer {majority:.1%}",
-            f"{indent}of the replaced {at_replaced:.1%} are found, of the others {at_original:.1%} are left alone",
+            f"{title}loss {loss:.3f} nats; always predicting their share {share:.1%}: {share_loss:.3f} ({comparison})",
+            f"{indent}accuracy {accuracy:.1%}; always the more frequent class {majority:.1%}",
+            f"{indent}recall: {at_replaced:.1%} of the replaced words, {at_original:.1%} of the original words",
         ]
 
 
-class ReplacedTokens(Objective):
+class ReplacedTokenDetection(Objective):
     """Classifies each token as original or replaced."""
 
     metrics = ReplacedMetrics()
@@ -75,7 +79,7 @@ class ReplacedTokens(Objective):
         return {"replaced_tokens": ReplacedTokensHead(config, compute)}
 
     def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
-        """Returns the cross-entropy, and the sums of correct, of replaced, and of detected tokens."""
+        """Returns the cross-entropy, and the weighted counts of the metrics, see `ReplacedMetrics.scores`."""
         import jax.numpy as jnp
         import optax
 
@@ -90,7 +94,7 @@ class ReplacedTokens(Objective):
         return (weights * losses).sum(), {name: (weights * x).sum() for name, x in metrics.items()}
 
     def weights(self, batch: dict) -> "jax.Array":
-        """Returns 1 for each token, `[rows, length]`."""
+        """Returns 1 for each token and 0 for padding, `[rows, length]`."""
         return (batch["segments"] > 0).astype("float32")
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
@@ -98,16 +102,16 @@ class ReplacedTokens(Objective):
         return 2 * row.tokens * config.hidden_size * (config.hidden_size + 1)
 
     def validate(self, config: "ConfigDict") -> None:
-        """Checks that a joint model replaces tokens, and that early stopping reads another loss."""
+        """Checks that a joint model replaces tokens, and that early stopping reads the loss of another objective."""
         terms = parse_objective(config)
-        remedy = "nothing replaces words: write '50*replaced + generator'"
+        remedy = "replaced needs an objective that replaces tokens; set '50*replaced + generator'"
         require(any(isinstance(term.objective, JointModel) for term in terms), "objective", config.objective, remedy)
-        rises = (
-            "goes by the loss of replaced, the first objective, which can rise as words become harder to tell; set 0, "
-            "or write 'generator + 50*replaced'"
+        remedy = (
+            "early stopping reads the loss of the first objective, and the loss of replaced can rise as the generator "
+            "improves; set 0, or set objective = 'generator + 50*replaced'"
         )
-        is_first = isinstance(terms[0].objective, ReplacedTokens)
-        require(not (config.eval.patience and is_first), "eval.patience", config.eval.patience, rises)
+        is_first = isinstance(terms[0].objective, ReplacedTokenDetection)
+        require(not (config.eval.patience and is_first), "eval.patience", config.eval.patience, remedy)
 
 
-OBJECTIVE = ReplacedTokens()
+OBJECTIVE = ReplacedTokenDetection()

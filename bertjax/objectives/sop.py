@@ -3,11 +3,11 @@
 from bertjax.objectives.parts.pairs import PairMetrics, PairObjective
 
 
-class SentenceOrder(PairObjective):
+class SentenceOrderPrediction(PairObjective):
     """Classifies whether two consecutive segments are swapped."""
 
     pairs = "order"
     metrics = PairMetrics("sentence order")
 
 
-OBJECTIVE = SentenceOrder()
+OBJECTIVE = SentenceOrderPrediction()

@@ -1,4 +1,4 @@
-"""Checks that the objectives of a config suit each other and the rest of the config."""
+"""Checks that the objectives of a config can be trained together, and with the other fields of the config."""
 
 from typing import TYPE_CHECKING
 
@@ -24,18 +24,18 @@ from bertjax.objectives.registry import OBJECTIVES
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-# Names that an objective cannot give to an array of a batch.
-TAKEN = {*RECORD_ARRAYS, *PACKING_ARRAYS, *STREAM_ARRAYS, *PROGRESS_ARRAYS, *RESERVED_NAMES}
+# The names of batch arrays that an objective cannot add.
+RESERVED_ARRAYS = {*RECORD_ARRAYS, *PACKING_ARRAYS, *STREAM_ARRAYS, *PROGRESS_ARRAYS, *RESERVED_NAMES}
 
 
 def validate(config: ConfigDict, with_model: bool = True) -> None:
-    """Raises `UserError` if the objectives do not suit each other or the rest of the config.
+    """Raises `UserError` if the objectives cannot be trained together, or with the other fields of the config.
 
-    The masks of `eval.fill_masks` are filled after the last stage.
+    Only the last stage must support `eval.fill_masks`, because the masks are filled after the last stage.
 
     Args:
       config: the whole config.
-      with_model: whether to check what depends on `config.model`. False: another model will be trained.
+      with_model: whether to run the checks that depend on `config.model`. False: a checkpoint will replace the model.
     """
     stages = stages_of(config)
     for stage in stages:
@@ -48,24 +48,26 @@ def validate(config: ConfigDict, with_model: bool = True) -> None:
     names = [term.name for term in terms_of_stages(config)]
     for name in config.get("objectives", {}):
         if name not in names or not vars(OBJECTIVES.get(name)):
-            reason = "has no settings" if name in names else f"{' + '.join(names)} is learnt, without it"
-            raise UserError(f"config.objectives.{name}: {reason}; leave it out")
+            trained = f"the run trains {' + '.join(names)}, not {name}"
+            reason = f"the objective {name} has no settings" if name in names else trained
+            raise UserError(f"config.objectives.{name}: {reason}; remove the field")
 
 
 def _validate_stages(config: ConfigDict) -> None:
-    """Raises `UserError` if a stage leaves out an objective that all stages must train."""
-    by_stage = {
+    """Raises `UserError` if a stage does not train an objective that all stages must train."""
+    by_stage = {  # names of objectives
         stage.name: [term.name for term in parse_objective(config_in(config, stage))] for stage in stages_of(config)
     }
     for name, _, objective in terms_of_stages(config):
-        reason = objective.reason_for_all_stages() if isinstance(objective, JointModel) else ""
+        error = objective.stage_omission_error() if isinstance(objective, JointModel) else ""
         stage = next((stage for stage, names in by_stage.items() if name not in names), None)
-        if reason and stage is not None:
-            raise UserError(f"config.stages.{stage}: learns {' + '.join(by_stage[stage])}, without {name}, {reason}")
+        if error and stage is not None:
+            trained = " + ".join(by_stage[stage])
+            raise UserError(f"config.stages.{stage}: the stage trains {trained}, not {name}; {error}")
 
 
 def validate_mesh(config: ConfigDict, mesh: "Mesh") -> None:
-    """Raises `UserError` if a mesh does not divide a model that is trained beside the encoder."""
+    """Raises `UserError` if the axes of a mesh do not divide the sizes of the second model of a `JointModel`."""
     from bertjax.distributed.mesh import undivided
 
     encoder = families.config_of(config)
@@ -80,13 +82,14 @@ def _validate(config: ConfigDict, stage: Stage, with_model: bool) -> None:
     """Raises `UserError` for the objectives of a stage."""
     terms = parse_objective(config)
     _validate_sum(config, terms)
-    taken = set(TAKEN)
+    taken = set(RESERVED_ARRAYS)
     for name, _, objective in terms:
         arrays = objective.batch_spec(config, stage)
         names = arrays.without(WORD_ARRAYS).keys() if isinstance(objective, WordObjective) else arrays.keys()
         if clashing := taken & names:
             raise UserError(
-                f"config.objective = {config.objective!r}: {name} adds {min(clashing)!r} to batches, which have it"
+                f"config.objective = {config.objective!r}: {name} adds an array {min(clashing)!r}, and batches already "
+                f"have an array with this name; rename the array of {name}"
             )
         taken |= names
         axes = {Axis.SEQUENCE, Axis.TOKEN} | ({Axis.PREDICTION} if isinstance(objective, WordObjective) else set())
@@ -96,42 +99,44 @@ def _validate(config: ConfigDict, stage: Stage, with_model: bool) -> None:
                 f"config.objective = {config.objective!r}: {name} adds {array!r} per {arrays[array].axis.value} to "
                 f"batches; declare the array per sequence or per token"
             )
-        if config.data.stream and not _continues(objective):
+        if config.data.stream and not _supports_streams(objective):
             default = OBJECTIVE_OF_LM_TYPE[families.lm_type_of(config)]
-            alternative = f"learn {default}, or " if _continues(OBJECTIVES.get(default)) else ""
+            alternative = f"set objective = {default!r}, or " if _supports_streams(OBJECTIVES.get(default)) else ""
             raise UserError(
-                f"config.data.stream = True: {name} reads sequences by themselves, not text that goes on; {alternative}"
-                f"set False"
+                f"config.data.stream = True: the objective {name} does not support streams; {alternative}set False"
             )
         if with_model:
             objective.validate(config)
     if config.eval.fill_masks and not any(getattr(term.objective, "fills_masks", False) for term in terms):
-        text = " + ".join(term.name for term in terms)
-        raise UserError(f"config.eval.fill_masks = {config.eval.fill_masks!r}: {text} does not teach it; set ()")
+        trained = " + ".join(term.name for term in terms)
+        raise UserError(
+            f"config.eval.fill_masks = {config.eval.fill_masks!r}: models trained on {trained} cannot fill masks; "
+            f"set ()"
+        )
 
 
-def _continues(objective: Objective) -> bool:
+def _supports_streams(objective: Objective) -> bool:
     return isinstance(objective, WordObjective) and objective.continues
 
 
 def _validate_sum(config: ConfigDict, terms: tuple[Term, ...]) -> None:
-    """Raises `UserError` if the objectives of a sum exclude each other, or lack an objective that a field needs."""
+    """Raises `UserError` if objectives of a sum exclude each other, or if a field needs another objective."""
     text = config.objective
-    of_words = [term for term in terms if isinstance(term.objective, WordObjective)]
-    for members, effect in (
-        (of_words, "predict words"),
-        ([term for term in terms if isinstance(term.objective, JointModel)], "change what is read"),
-        ([term for term in terms if isinstance(term.objective, QueryStream)], "say how it is read"),
+    word_terms = [term for term in terms if isinstance(term.objective, WordObjective)]
+    for exclusive, ability in (
+        (word_terms, "predict tokens"),
+        ([term for term in terms if isinstance(term.objective, JointModel)], "change the inputs of the encoder"),
+        ([term for term in terms if isinstance(term.objective, QueryStream)], "have a query stream"),
     ):
-        if len(members) > 1:
-            names = " and ".join(term.name for term in members)
-            raise UserError(f"config.objective = {text!r}: {names} both {effect}; leave one out")
-    if config.eval.bits_windows and not of_words:
+        if len(exclusive) > 1:
+            names = " and ".join(term.name for term in exclusive)
+            raise UserError(f"config.objective = {text!r}: {names} both {ability}; remove one of them")
+    if config.eval.bits_windows and not word_terms:
         names, windows = " + ".join(term.name for term in terms), config.eval.bits_windows
-        raise UserError(f"config.eval.bits_windows = {windows}: {names} predicts no words; set 0")
+        raise UserError(f"config.eval.bits_windows = {windows}: {names} predicts no tokens; set 0")
     if isinstance(terms[0].objective, AuxiliaryObjective):
         name = terms[0].name
         raise UserError(
-            f"config.objective = {text!r}: {name} only helps others to be learnt; put one of them first, such as "
-            f"'lm + {name}'"
+            f"config.objective = {text!r}: the first objective must be evaluated, and {name} is not; put another "
+            f"objective first, such as 'lm + {name}'"
         )

@@ -87,11 +87,12 @@ def plan(
     """Compiles the train and evaluation steps of all stages, or of `stages`. Raises `UserError` if the config does not
     suit the accelerator; running out of memory is a result, not an error.
 
-    With `remat` or `unroll` "auto", returns the plan of the first way with which all stages fit, or else of the last.
-    If sequences are packed, `real_tokens_share` is that of the sequences of each stage of the config.
+    With `remat` or `unroll` "auto", returns the plan of the first candidate with which all stages fit in memory; the
+    last plan if none fits. With packing, `real_tokens_share` is the fraction of non-padding tokens in padded sequences,
+    for each stage of the config.
     """
-    for way in kind_of(config).planning.ways(config, accelerator.platform, accelerator.generation.kind):
-        results = _plan(way, accelerator, stages, real_tokens_share)
+    for candidate in kind_of(config).planning.candidates(config, accelerator.platform, accelerator.generation.kind):
+        results = _plan(candidate, accelerator, stages, real_tokens_share)
         if all(result.fits for result in results):
             break
     return results
@@ -177,15 +178,15 @@ class _Builder:
         """Lowers the train step and the evaluation step of a stage."""
         task, planned = self._task, self._stages[number]
         hyperparameters = abstract_hyperparameters(self._config, self._mesh)
-        train_step = self._program.step_of(*task.at(planned.stage.first_step))
+        train_step = self._program.step_of(*task.loss_and_config(planned.stage.first_step))
         train = train_step.lower(self._program.state, planned.batch, hyperparameters)
 
-        loss, _ = task.at(planned.stage.first_step)
+        loss, _ = task.loss_and_config(planned.stage.first_step)
         cast = jax.eval_shape(loss.cast, self._program.state.params)
         params = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             cast,
-            self._program.layout.compute,
+            self._program.layout.gathered,
         )
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
             evaluation = planned.evaluate.lower(params, *planned.arguments)
@@ -194,7 +195,7 @@ class _Builder:
     def read(self, number: int, train: _Compiled | OutOfMemory, evaluation: _Compiled | OutOfMemory) -> StagePlan:
         config, generation = self._config, self._accelerator.generation
         (stage, rows, *_), per_chip = self._stages[number], generation.devices_per_chip
-        loss, stage_config = self._task.at(stage.first_step)
+        loss, stage_config = self._task.loss_and_config(stage.first_step)
         growing = [each for each, *_ in self._stages if each.grows and each.name == stage.name]
         smaller = sum(each.steps * each.batch_size / stage.batch_size for each in growing)
         failed = next((result for result in (train, evaluation) if isinstance(result, OutOfMemory)), None)

@@ -1,4 +1,4 @@
-"""The batches of a stage of pre-training: their spec, their sizes, and the records that they are read from."""
+"""The batches of a pre-training stage: the shapes of the arrays, and the batches that are read from records."""
 
 import functools
 import itertools
@@ -38,7 +38,7 @@ from bertjax.objectives.parts.transforms import transforms_of
 from bertjax.objectives.parts.words import WordObjective
 from bertjax.text.tokenizer import Tokenizer
 
-SEQUENCES_PER_ROW = 8  # the most sequences in a packed row; see experiments/benchmarks/RESULTS.md
+MAX_SEQUENCES_PER_ROW = 8  # the maximum number of sequences in a packed row; see experiments/benchmarks/RESULTS.md
 
 
 class StageRecords(NamedTuple):
@@ -47,7 +47,7 @@ class StageRecords(NamedTuple):
     Attributes:
       order: the order of the training records.
       heldout: {source: held-out records}.
-      shares: {source: its share of the training records}.
+      shares: {source: fraction of the training sequences}.
       transforms: the transforms of the objectives.
     """
 
@@ -64,21 +64,22 @@ class StageData:
       config: the whole config.
       stage: the stage.
       mesh: the mesh of the run.
-      records: the records; None if no batch is read, as in the planner.
-      rows: the rows of a packed batch, if there are no records.
+      records: the records; None in the planner, which reads no batches.
+      rows: the number of rows of a packed batch, if `records` is None.
 
     Attributes:
       stage: the stage.
-      config: the config in the stage.
-      spec: the arrays of a batch of training.
-      padded_spec: the arrays of a batch of training before packing.
-      eval_spec: the arrays of a batch of evaluation, which is not packed.
-      row: the size of a row of training.
-      eval_row: the size of a row of evaluation.
-      rows: the rows of a batch of training. With packing, later batches may have a few more or fewer rows.
+      config: the whole config, with the values of the stage.
+      spec: the arrays of a training batch.
+      padded_spec: the arrays of a training batch before packing.
+      eval_spec: the arrays of an evaluation batch. Evaluation batches are not packed.
+      row: the size of a row of a training batch.
+      eval_row: the size of a row of an evaluation batch.
+      rows: the number of rows of the first training batch. With packing, later batches may have a few more or
+        fewer rows.
 
     Raises:
-      UserError: if the devices cannot share a batch.
+      UserError: if the batch size is not a multiple of microbatches * data-parallel devices.
     """
 
     def __init__(
@@ -91,8 +92,8 @@ class StageData:
         self.padded_spec = batch_spec(self.config, stage)
         self.spec = packed_spec(self.config, self.padded_spec) if is_packed else self.padded_spec
         self.eval_spec = self.padded_spec.without(PROGRESS_ARRAYS)
-        self.eval_row = RowSize(stage.length, 1, most_predictions(self.config, stage))
-        self.row = packed_row(self.config, stage) if is_packed else self.eval_row
+        self.eval_row = RowSize(stage.length, 1, max_predictions_per_sequence(self.config, stage))
+        self.row = packed_row_size(self.config, stage) if is_packed else self.eval_row
         self.rows = rows or stage.batch_size
         if is_packed and records is not None:
             self.rows = records.order.rows(0, row_multiple(self.config, mesh))
@@ -100,14 +101,14 @@ class StageData:
     @property
     def records(self) -> StageRecords:
         """The records of the stage."""
-        assert self._records is not None, "the stage was opened without records"
+        assert self._records is not None, "StageData has no records"
         return self._records
 
     def batches(self, start: int) -> Iterator[Batch]:
-        """Yields this host's rows of the batches from a step of the run to the end of the stage.
+        """Yields this host's rows of each training batch, until the end of the stage.
 
         Args:
-          start: the number of steps of the run before the first batch.
+          start: the step of the run at which the first batch is used.
         """
         first, end = self.stage.first_step, self.stage.first_step + self.stage.steps
         order, rows = self.records.order, functools.partial(local_rows, self._mesh)
@@ -133,14 +134,18 @@ class StageData:
         return objective.batch_spec(self.config, self.stage).keys() <= self.padded_spec.keys()
 
     def first_batches(self, sequences: int) -> Iterator[Batch]:
-        """Yields the first batches of training, padded, with the rows of all hosts: `sequences` sequences at most."""
+        """Yields the first training batches, padded, with the rows of all hosts.
+
+        Args:
+          sequences: the maximum total number of sequences; at least one batch is yielded.
+        """
         order, predictions = self.records.order, self.stage.max_predictions_per_seq
         batches = pipeline.train_batches(order, self.eval_spec, predictions, transforms=self.records.transforms)
         count = max(1, min(sequences, order.files.total) // order.batch_size)
         yield from itertools.islice(batches, count)
 
     def heldout_batches(self, source: str, batch_size: int, max_sequences: int) -> Iterator[Batch]:
-        """Yields this host's rows of the batches of the first held-out sequences of a source."""
+        """Yields this host's rows of the batches of the first `max_sequences` held-out sequences of a source."""
         yield from pipeline.heldout_batches(
             self.records.heldout[source],
             self.eval_spec,
@@ -155,21 +160,22 @@ class StageData:
         )
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes, types and shardings of a batch of training."""
+        """Returns the shapes, dtypes and shardings of a training batch."""
         return self.spec.abstract(self.rows, self.row, batch_sharding(self._mesh))
 
     def abstract_eval_batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes, types and shardings of a batch of evaluation."""
+        """Returns the shapes, dtypes and shardings of an evaluation batch."""
         return self.eval_spec.abstract(rows, self.eval_row, batch_sharding(self._mesh))
 
 
 def _check_batch_size(config: ConfigDict, stage: Stage, mesh: Mesh) -> None:
-    """Raises `UserError` if the devices cannot share the microbatches of a stage."""
-    ways, microbatches = mesh.shape["data"] * mesh.shape["fsdp"], config.microbatches
-    if stage.batch_size % (microbatches * ways):
+    """Raises `UserError` if the batch size is not a multiple of microbatches * data-parallel devices."""
+    devices, microbatches = mesh.shape["data"] * mesh.shape["fsdp"], config.microbatches
+    if stage.batch_size % (microbatches * devices):
         raise UserError(
-            f"config.stages.{stage.name}: a batch of {stage.batch_size} in {microbatches} microbatches cannot be "
-            f"shared by {ways} devices (mesh.data * mesh.fsdp); choose multiples"
+            f"config.stages.{stage.name}: the batch size {stage.batch_size} must be a multiple of "
+            f"{microbatches * devices} (microbatches = {microbatches}, mesh.data * mesh.fsdp = {devices}); change one "
+            f"of these fields"
         )
 
 
@@ -179,7 +185,7 @@ def planned_stages(config: ConfigDict, mesh: Mesh, rows: Sequence[int] | None = 
     Args:
       config: the whole config.
       mesh: the mesh of the run.
-      rows: the rows of a packed batch of each stage, see `packed_rows`; None without packing.
+      rows: the number of rows of a packed batch in each stage, see `estimate_packed_rows`; None without packing.
     """
     stages = stages_of(config)
     counts: Sequence[int | None] = rows or [None] * len(stages)
@@ -199,11 +205,11 @@ def load_stages(
       config: the whole config.
       mesh: the mesh of the run.
       records: the folder of the records.
-      cache: a folder that keeps the counts of records without a manifest.
+      cache: a folder in which the record counts of files without a manifest are cached.
       tokenizer: the tokenizer of the records, for transforms such as dynamic masking.
 
     Raises:
-      UserError: if the records do not suit the config.
+      UserError: if the records do not match the config.
     """
     for stage in stages_of(config):  # before any record is read
         _check_batch_size(config_in(config, stage), stage, mesh)
@@ -223,7 +229,7 @@ def load_stages(
         if any(train.sources):
             mixture = mixture_of(stage_config, dict.fromkeys([*shares, *train.sources], 1.0), train.sizes)
         train = mix_sources(train, mixture) if mixture else train
-        row = packed_row(stage_config, stage)
+        row = packed_row_size(stage_config, stage)
         order = Order(train, stage.batch_size, config.seed, row, stage.sequences_before, config.data.stream)
         heldout = find(*size, split="heldout")
         stage_records = StageRecords(
@@ -235,8 +241,8 @@ def load_stages(
         data.append(StageData(config, stage, mesh, stage_records))
     if config.eval.patience and not all(stage.records.heldout for stage in data):
         raise UserError(
-            f"config.eval.patience = {config.eval.patience}: {records} holds out no text, by whose score a run could "
-            "stop early; set 0"
+            f"config.eval.patience = {config.eval.patience}: early stopping needs held-out records, and {records} has "
+            "none; set 0, or prepare the records with data.heldout_fraction above 0"
         )
     return data
 
@@ -245,7 +251,7 @@ def batch_spec(config: ConfigDict, stage: Stage) -> BatchSpec:
     """Returns the arrays of a padded batch of training.
 
     Args:
-      config: the config in the stage.
+      config: the whole config, with the values of the stage.
       stage: the stage.
     """
     terms, spec = parse_objective(config), record_arrays(config.data.masking)
@@ -267,48 +273,51 @@ def packed_spec(config: ConfigDict, spec: BatchSpec) -> BatchSpec:
     return (spec if predicts else spec.without(WORD_ARRAYS)).packed()
 
 
-def most_predictions(config: ConfigDict, stage: Stage) -> int:
-    """Returns the most predicted tokens of a sequence; 0 if there are none.
+def max_predictions_per_sequence(config: ConfigDict, stage: Stage) -> int:
+    """Returns the maximum number of predicted tokens of a sequence; 0 if the batches have no predictions.
 
     Args:
-      config: the config in the stage.
+      config: the whole config, with the values of the stage.
       stage: the stage.
     """
     for term in parse_objective(config):
         if isinstance(term.objective, WordObjective):
             return term.objective.predictions_per_sequence(config, stage)
-    return stage.max_predictions_per_seq if config.data.masking == "static" else 0  # records hold them in any case
+    return stage.max_predictions_per_seq if config.data.masking == "static" else 0  # records store static masks
 
 
-def packed_row(config: ConfigDict, stage: Stage) -> RowSize:
-    """Returns the size of a row of packed sequences.
+def packed_row_size(config: ConfigDict, stage: Stage) -> RowSize:
+    """Returns the size of a packed row.
 
     Args:
-      config: the config in the stage.
+      config: the whole config, with the values of the stage.
       stage: the stage.
     """
     predictions = 0
     for term in parse_objective(config):
         if isinstance(term.objective, WordObjective):
-            predictions = term.objective.predictions_per_row(config, stage, SEQUENCES_PER_ROW)
-    return RowSize(stage.length, SEQUENCES_PER_ROW, predictions)
+            predictions = term.objective.predictions_per_row(config, stage, MAX_SEQUENCES_PER_ROW)
+    return RowSize(stage.length, MAX_SEQUENCES_PER_ROW, predictions)
 
 
 def row_multiple(config: ConfigDict, mesh: Mesh) -> int:
-    """Returns the divisor of the number of packed rows: each device has equally many rows of each microbatch."""
+    """Returns the number of which the rows of a packed batch are a multiple: microbatches * data-parallel devices."""
     return mesh.shape["data"] * mesh.shape["fsdp"] * config.microbatches
 
 
-def packed_rows(config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[int]:
-    """Returns estimates of the packed rows of a batch of each stage, as `Order.rows`.
+def estimate_packed_rows(config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[int]:
+    """Returns an estimate of `Order.rows`, the number of rows of a packed batch, for each stage.
 
     Args:
       config: the whole config.
       mesh: the mesh of the run.
-      real_tokens_share: the share of real tokens in the sequences of each stage of `config.stages`.
+      real_tokens_share: for each stage of `config.stages`, the fraction of non-padding tokens in padded sequences.
     """
     if len(real_tokens_share) != len(config.stages):
-        raise ValueError("packing needs the share of real tokens of each stage")
+        raise ValueError(
+            f"real_tokens_share has {len(real_tokens_share)} values; packing needs one for each of the "
+            f"{len(config.stages)} stages"
+        )
     stages = stages_of(config)
     shares, rows = dict(zip(dict.fromkeys(stage.name for stage in stages), real_tokens_share)), []
     for stage in stages:

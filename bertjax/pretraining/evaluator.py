@@ -1,4 +1,4 @@
-"""Evaluates a model on held-out data: the scores of its objectives, beside their baselines."""
+"""Evaluates the objectives and the baselines on held-out data."""
 
 import dataclasses
 import functools
@@ -24,14 +24,15 @@ from bertjax.objectives.parsing import terms_of_stages
 from bertjax.objectives.parts.pretraining_model import PretrainingModel
 from bertjax.pretraining.adaptation import HeldOutText
 from bertjax.pretraining.data import StageData
-from bertjax.pretraining.losses import StageLoss, new_carry
+from bertjax.pretraining.losses import StageLoss, init_carry
 from bertjax.pretraining.scores import divide_sequences, means_of, normalized, scores_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.evaluator import Evaluator
 from bertjax.training.scores import Scores
 
-MEASURED_SEQUENCES = 65_536  # training sequences for the statistics of baselines
-STREAM_ROWS = 8  # rows of a batch of held-out text that continues, or one for each device: few rows read far
+STATISTICS_SEQUENCES = 65_536  # the number of training sequences that the statistics of the baselines are measured on
+# The minimum number of rows of a batch of a held-out stream. With few rows, each row reads a long stretch of text.
+STREAM_ROWS = 8
 
 
 class PretrainingEvaluator(Evaluator):
@@ -46,7 +47,7 @@ class PretrainingEvaluator(Evaluator):
       heldout_text: the text for bits per byte (`eval.bits_windows`); None if these are not measured.
 
     Attributes:
-      batch_size: rows of a batch of evaluation.
+      batch_size: the number of rows of an evaluation batch.
     """
 
     def __init__(
@@ -64,25 +65,26 @@ class PretrainingEvaluator(Evaluator):
         self._model_config = families.config_of(config)
         self._statistics: dict[str, np.ndarray] | None = None  # measured at the first evaluation
         self._steps: dict[StageLoss, jax.stages.Wrapped] = {}  # compiled functions
-        self._new_carries: dict[StageLoss, Callable] = {}  # compiled functions
+        self._init_carries: dict[StageLoss, Callable] = {}  # compiled functions
         self.batch_size = self._rows_of_batch()
 
     def _rows_of_batch(self) -> int:
-        if self._config.data.stream:  # the memory of a row must not depend on the number of microbatches
-            ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
-            return ways * -(-STREAM_ROWS // ways)
+        if self._config.data.stream:  # the text of a row must not depend on the number of microbatches
+            devices = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+            return devices * -(-STREAM_ROWS // devices)
         # A microbatch of training fits in memory.
-        stages = (stage for stage in self._data if not stage.stage.grows)
-        return min(stage.rows // stage.config.microbatches for stage in stages)
+        stages = (data for data in self._data if not data.stage.grows)
+        return min(data.rows // data.config.microbatches for data in stages)
 
     def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
-        """Returns the scores of the stage of a step; None without held-out data, see `Evaluator.run`.
+        """Returns the scores of the stage that contains a step; None without held-out data, see `Evaluator.run`.
 
-        Evaluates the first `eval.max_sequences` held-out sequences. Losses of different lengths are not compared. Each
-        of several sources counts by its share in training; `mlm_loss (SOURCE)` and `mlm_accuracy (SOURCE)` are the
-        scores of one source by the first objective.
+        Evaluates the first `eval.max_sequences` held-out sequences. Scores of stages with different sequence lengths
+        are not comparable. With several sources, a score is the mean over the sources, weighted by their fractions of
+        the training data. `mlm_loss (SOURCE)` and `mlm_accuracy (SOURCE)` are the scores of the first objective on one
+        source.
         """
-        index = self._index(step)
+        index = self._stage_index(step)
         data, loss = self._data[index], self._losses[index]
         heldout = data.records.heldout
         shares = {source: data.records.shares.get(source, 1.0) for source in heldout}
@@ -95,16 +97,16 @@ class PretrainingEvaluator(Evaluator):
             means[source], total = means_of(sums), total + round(evaluated)
         first = loss.terms[0].name
         scores = scores_of(loss.terms, means, shares)
-        if f"{first}_loss" not in scores:  # no held-out data, or none that can be read
+        if f"{first}_loss" not in scores:  # no held-out sequences, or all of them are corrupt
             return None
         if self._heldout_text is not None and families.lm_type_of(data.config) == families.lm_type_of(self._config):
             scores |= self._bits_per_byte(self._heldout_text, params, loss)
-        changes = [f"{name} = {value}" for name, value in data.stage.changes.items() if _is_of_data(name)]
+        changes = [f"{name} = {value}" for name, value in data.stage.changes.items() if _affects_comparison(name)]
         measured_on = ", ".join([f"{total} sequences of length {data.stage.length}", *changes])
         return Scores({**scores}, -scores[f"{first}_loss"], measured_on)
 
-    def _index(self, step: int) -> int:
-        """Returns the number of the stage of the last update of `step` updates."""
+    def _stage_index(self, step: int) -> int:
+        """Returns the index of the stage that contains the update before `step`."""
         ends = (data.stage.first_step + data.stage.steps for data in self._data)
         return next((index for index, end in enumerate(ends) if step <= end), len(self._data) - 1)
 
@@ -118,7 +120,7 @@ class PretrainingEvaluator(Evaluator):
         statistics: dict,
         after_batch: Callable[[], None],
     ) -> tuple[float, dict[str, dict[str, float]]]:
-        """Returns the sums of the results of `eval_step` over the first held-out sequences of a source."""
+        """Returns the summed results of `eval_step` for the first `max_sequences` held-out sequences of a source."""
         batches, sums = data.heldout_batches(source, self.batch_size, max_sequences), None
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
             for result in fetched(self._results(params, batches, statistics, loss)):
@@ -127,14 +129,14 @@ class PretrainingEvaluator(Evaluator):
         return jax.tree.map(float, sums)
 
     def _results(self, params: dict, batches: Iterator[Batch], statistics: dict, loss: StageLoss) -> Iterator[tuple]:
-        """Yields the result of `eval_step` for each batch; a stream passes its carry from batch to batch."""
-        eval_step, carry, seed = self.eval_step(loss), self._new_carry(loss), self._config.data.seed
-        for number, batch in enumerate(on_devices(batches, self._mesh)):
-            result, carry = eval_step(params, batch, statistics, np.array([seed, number], np.int32), carry)
+        """Yields the result of `eval_step` for each batch. In a stream, a batch has the carry of the last batch."""
+        eval_step, carry, seed = self.eval_step(loss), self._init_carry(loss), self._config.data.seed
+        for index, batch in enumerate(on_devices(batches, self._mesh)):
+            result, carry = eval_step(params, batch, statistics, np.array([seed, index], np.int32), carry)
             yield result
 
     def _bits_per_byte(self, text: HeldOutText, params: dict, loss: StageLoss) -> dict[str, float]:
-        """Returns the bits per byte of each source. Each host measures all sources, and a device has all params."""
+        """Returns the bits per byte of each source. Each host measures all sources, on one device with all params."""
         model = self._eval_model(loss)
         network = BertForMaskedLM(model.config, model.compute)
         assert self._tokenizer is not None
@@ -145,41 +147,46 @@ class PretrainingEvaluator(Evaluator):
     def eval_step(self, loss: StageLoss) -> jax.stages.Wrapped:
         """Returns the compiled function that evaluates a batch.
 
-        Its arguments are cast params, the batch, the statistics, `[2]` with the seed and the number of the batch, and
-        the carry of the rows or None. It returns ((number of sequences, {objective: {metric: weighted
-        sum}}), carry).
+        The function is (params, batch, statistics, seed_and_index, carry) -> ((sequences, sums), carry):
+          params: cast params.
+          batch: the arrays of the batch.
+          statistics: {objective: statistics of the baselines}.
+          seed_and_index: int32 `[2]`, the seed and the index of the batch, which derive the random keys.
+          carry: the carry of the rows; None without a stream.
+          sequences: scalar, the number of sequences.
+          sums: {objective: {metric: weighted sum}}.
         """
         if loss not in self._steps:
             model, out = self._eval_model(loss), (replicated(self._mesh), batch_sharding(self._mesh))
             self._steps[loss] = jax.jit(functools.partial(_eval_step, loss, model), out_shardings=out)
         return self._steps[loss]
 
-    def arguments(self, data: StageData, loss: StageLoss) -> tuple:
-        """Returns the shapes, types and shardings of the arguments of `eval_step` after the params."""
-        place = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(self._mesh))
+    def abstract_arguments(self, data: StageData, loss: StageLoss) -> tuple:
+        """Returns the shapes, dtypes and shardings of the arguments of `eval_step`, without the params."""
+        seed_and_index = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(self._mesh))
         batch = data.abstract_eval_batch(self.batch_size)
         sharding = batch_sharding(self._mesh)
         carry = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            jax.eval_shape(lambda: self._new_carry(loss)),
+            jax.eval_shape(lambda: self._init_carry(loss)),
         )
-        return batch, self._abstract_statistics(), place, carry
+        return batch, self._abstract_statistics(), seed_and_index, carry
 
     def _eval_model(self, loss: StageLoss) -> PretrainingModel:
-        """Returns the model that reads held-out text, whose memory may be longer than in training."""
+        """Returns the model for evaluation, with `eval.memory_length` and `eval.clamp_length`."""
         names = ("memory_length", "clamp_length")
         fields = {name: value for name in names if (value := self._config.eval[name])}
         model = loss.model
         return model.clone(config=dataclasses.replace(model.config, **fields)) if fields else model
 
-    def _new_carry(self, loss: StageLoss) -> Any:
-        """Returns the empty carry of the rows of a batch; None unless the held-out text is a stream."""
+    def _init_carry(self, loss: StageLoss) -> Any:
+        """Returns the initial carry of the rows of a batch; None without a stream."""
         if not self._config.data.stream:
             return None
-        if loss not in self._new_carries:
-            new = functools.partial(new_carry, self._eval_model(loss), self.batch_size)
-            self._new_carries[loss] = jax.jit(new, out_shardings=batch_sharding(self._mesh))
-        return self._new_carries[loss]()
+        if loss not in self._init_carries:
+            new = functools.partial(init_carry, self._eval_model(loss), self.batch_size)
+            self._init_carries[loss] = jax.jit(new, out_shardings=batch_sharding(self._mesh))
+        return self._init_carries[loss]()
 
     def _terms_with_statistics(self) -> Iterator[tuple[Term, tuple[int, ...]]]:
         """Yields the objectives whose baselines need statistics, and the shape of the statistics."""
@@ -189,7 +196,7 @@ class PretrainingEvaluator(Evaluator):
                 yield term, shape
 
     def _abstract_statistics(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes, types and shardings of the statistics."""
+        """Returns the shapes, dtypes and shardings of the statistics."""
         return {
             term.name: jax.ShapeDtypeStruct(shape, np.float32, sharding=replicated(self._mesh))
             for term, shape in self._terms_with_statistics()
@@ -200,7 +207,7 @@ class PretrainingEvaluator(Evaluator):
 
         def batches(objective: Objective) -> Iterator[Batch]:
             stage = next(data for data in self._data if data.has_arrays_of(objective))
-            for batch in stage.first_batches(MEASURED_SEQUENCES):
+            for batch in stage.first_batches(STATISTICS_SEQUENCES):
                 yield batch
                 after_batch()
 
@@ -212,8 +219,8 @@ class PretrainingEvaluator(Evaluator):
         return self._statistics
 
 
-def _is_of_data(field: str) -> bool:
-    """Returns whether scores are comparable only between equal values of a field that a stage changes."""
+def _affects_comparison(field: str) -> bool:
+    """Returns whether the scores of two stages are comparable only if the field has the same value in both."""
     return field.startswith(("data.", "objective"))
 
 
@@ -223,13 +230,13 @@ def _eval_step(
     params: dict,
     batch: dict,
     statistics: Mapping,
-    place: jax.Array,
+    seed_and_index: jax.Array,
     carry: Any,
 ) -> tuple[tuple[jax.Array, dict], Any]:
     """Evaluates a batch, see `PretrainingEvaluator.eval_step`."""
-    seed, number = place
+    seed, index = seed_and_index
     rows = len(batch["input_ids"])
-    keys = row_keys(jax.random.key(seed, impl="threefry2x32"), number * rows + jnp.arange(rows))
+    keys = row_keys(jax.random.key(seed, impl="threefry2x32"), index * rows + jnp.arange(rows))
     weights = loss.weights(batch)
     inputs = batch if carry is None else batch | {"carry": carry}
     losses, carry = model.apply({"params": params}, inputs, weights, None, keys)

@@ -1,6 +1,6 @@
-"""The checkpoint that a run starts from, `config.init_checkpoint`: the fields that it determines, and its params.
+"""Starts a run from `config.init_checkpoint`: sets config fields, and converts and resizes the params.
 
-Adapting a checkpoint may add pieces to its vocabulary and positions to its table.
+A run can add pieces to the vocabulary of the checkpoint (`tokenizer.extend`) and positions (`adapt.positions`).
 """
 
 from etils import epath
@@ -18,104 +18,111 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo
 
 
-def adopt(config: ConfigDict, before: RunInfo | None) -> None:
-    """Sets the fields that an earlier run or `init_checkpoint` determines.
+def adopt(config: ConfigDict, previous: RunInfo | None) -> None:
+    """Sets the config fields that the previous run or `init_checkpoint` determines.
 
-    A resumed run also keeps the text of its objective, and a branch the records of its parent.
+    A resumed run keeps the spelling of `config.objective`. A branch uses the records of the parent run.
 
     Args:
       config: the config to change.
-      before: the info of the run to resume or of the parent; None for a new run.
+      previous: the info of the run to resume, or of the parent of a branch; None for a new run.
     """
-    if before is not None:
+    if previous is not None:
         if config.branch_from and not config.data.records:
-            config.data.records = _records_of_parent(config.branch_from, before)
-        if parse_objective(before.config) == parse_objective(config):
-            config.objective = before.config.objective
+            config.data.records = _records_of_parent(config.branch_from, previous)
+        if parse_objective(previous.config) == parse_objective(config):
+            config.objective = previous.config.objective
     add_all_settings(config)
-    adopt_checkpoint(config, before)
+    adopt_checkpoint(config, previous)
 
 
-def adopt_checkpoint(config: ConfigDict, before: RunInfo | None = None) -> None:
-    """Sets the fields that `init_checkpoint` determines: the behaviour of the model and the tokenizer, if it is unset.
+def adopt_checkpoint(config: ConfigDict, previous: RunInfo | None = None) -> None:
+    """Sets the config fields that `init_checkpoint` determines.
 
-    With `adapt.model` the whole model is adopted.
+    These are the model fields of the group "behaviour" and, if it is unset, the tokenizer. With `adapt.model` these are
+    all model fields.
 
     Args:
       config: the config to change.
-      before: the info of an earlier run, which determines the fields in place of the checkpoint.
+      previous: the info of the run to resume, which determines the fields instead of the checkpoint.
 
     Raises:
-      UserError: if the config does not suit the checkpoint.
+      UserError: if the config does not match the checkpoint.
     """
     if not config.init_checkpoint:
         return
     if config.adapt.model:
         path = config.init_checkpoint
-        model = pretrained.read_config(path) if before is None else families.config_of(before.config)
+        model = pretrained.read_config(path) if previous is None else families.config_of(previous.config)
         pretrained.adopt_model(config, model, path)
-        if before is None:
+        if previous is None:
             pretrained.adopt_tokenizer(config)
             _extend_model(config)
         _check_stages(config)
         require_recurrent_memory(config)
-        validate(config, with_data=False, is_adopted=True)  # the first validation did not check the model
-    elif before is None:
+        validate(config, with_data=False, is_adopted=True)  # `validate` skips these checks before the model is known
+    elif previous is None:
         pretrained.adopt(config)
     else:  # the checkpoint may have been deleted since the run began
-        names = fields_of(families.config_of(before.config), "behaviour")
-        config.model.update({name: before.config.model[name] for name in names})
+        names = fields_of(families.config_of(previous.config), "behaviour")
+        config.model.update({name: previous.config.model[name] for name in names})
 
 
 def import_params(config: ConfigDict, params: dict) -> dict:
-    """Returns the params from which training starts, from the params of the checkpoint."""
+    """Converts the params of the checkpoint for training, see `JointModel.import_params`."""
     for objective in joint_models(terms_of_stages(config)):
         params = objective.import_params(params)
     return params
 
 
-def enlarge(config: ConfigDict, axes: dict, used: Tokenizer, arrays: dict, model: BertConfig) -> dict:
+def resize_embeddings(config: ConfigDict, axes: dict, extended: Tokenizer, arrays: dict, model: BertConfig) -> dict:
     """Returns the arrays of the checkpoint with new pieces (`tokenizer.extend`) and new positions (`adapt.positions`).
 
     Args:
       config: the whole config.
       axes: the logical axes of the params.
-      used: the tokenizer of the run, with the new pieces.
+      extended: the tokenizer of the run, with the new pieces.
       arrays: {path: array} of the checkpoint.
-      model: the model config of the checkpoint.
+      model: the model config of the checkpoint; unused, `pretrained.initialize` passes it.
     """
     del model
     axes = pretrained.flattened(axes)
     if config.tokenizer.extend:
         rows = families.config_of(config).padded_vocab_size
-        arrays = resizing.with_pieces(arrays, axes, rows, _extended_tokenizer(config), used)
+        arrays = resizing.with_pieces(arrays, axes, rows, _tokenizer_to_extend(config), extended)
     if config.adapt.positions:
         arrays = resizing.with_positions(arrays, axes, families.config_of(config), config.adapt.positions_from)
     return arrays
 
 
 def _extend_model(config: ConfigDict) -> None:
-    """Sets the sizes for new pieces and positions. Raises `UserError` for fewer positions than the checkpoint has."""
+    """Sets `vocab_size` and `max_position_embeddings` for new pieces and positions.
+
+    Raises:
+      UserError: if `adapt.positions` is less than the positions of the checkpoint.
+    """
     if config.tokenizer.extend:
-        pieces = _extended_tokenizer(config).vocab_size + config.tokenizer.extend
-        config.model.vocab_size = max(config.model.vocab_size, pieces)  # published models may have unused rows
+        pieces = _tokenizer_to_extend(config).vocab_size + config.tokenizer.extend
+        # The embedding table of a checkpoint can have more rows than the vocabulary has pieces.
+        config.model.vocab_size = max(config.model.vocab_size, pieces)
     positions, count = config.adapt.positions, config.model.max_position_embeddings
     if positions and positions < count:
         raise UserError(
-            f"config.adapt.positions = {positions}: {config.init_checkpoint} has {count} positions; choose more, or 0"
+            f"config.adapt.positions = {positions}: must be at least {count}, the positions of "
+            f"{config.init_checkpoint}, or 0; set a larger value, or 0 to keep the positions"
         )
     config.model.max_position_embeddings = positions or count
 
 
 def _check_stages(config: ConfigDict) -> None:
-    """Raises `UserError` for a stage that the adopted model cannot have."""
+    """Raises `UserError` if the model of the checkpoint does not support the length or the fields of a stage."""
     path, count = config.init_checkpoint, config.model.max_position_embeddings
     for name, stage in config.stages.items():
         for field in stage.get("model", {}):
             if field not in config.model:
                 raise UserError(
-                    f"config.stages.{name}.model.{field}: {path} has model.family = {config.model.family!r}, whose "
-                    f"models have no such field; delete the field"
+                    f"config.stages.{name}.model.{field}: the family {config.model.family!r} of {path} has no field "
+                    f"{field}; delete the field"
                 )
         if stage.length > count:
             raise UserError(
@@ -124,13 +131,14 @@ def _check_stages(config: ConfigDict) -> None:
             )
 
 
-def _extended_tokenizer(config: ConfigDict) -> Tokenizer:
-    """Returns the tokenizer that `tokenizer.extend` extends. Raises `UserError` if it cannot be extended."""
+def _tokenizer_to_extend(config: ConfigDict) -> Tokenizer:
+    """Returns the tokenizer to which `tokenizer.extend` adds pieces. Raises `UserError` if it cannot be extended."""
     kind, path, lowercase = (config.tokenizer[name] for name in ("kind", "path", "lowercase"))
     loaded = tokenizer.load(kind, path, lowercase) if path else pretrained.read_tokenizer(config.init_checkpoint)
     if loaded is None:
         raise UserError(
-            f"config.tokenizer.path = '': {config.init_checkpoint} has no vocabulary to extend; set the path of one"
+            f"config.tokenizer.path = '': tokenizer.extend needs a vocabulary, and {config.init_checkpoint} has none; "
+            f"set the path of a vocabulary"
         )
     if fault := loaded.cannot_extend:
         raise UserError(f"config.tokenizer.extend = {config.tokenizer.extend}: the tokenizer {fault}; set 0")
@@ -138,6 +146,6 @@ def _extended_tokenizer(config: ConfigDict) -> Tokenizer:
 
 
 def _records_of_parent(branch_from: str, parent: RunInfo) -> str:
-    """Returns the folder of the records of the parent."""
+    """Returns the folder of the records of the parent run of a branch."""
     workdir = branch_from.rpartition("@")[0]
     return parent.config.data.records or str(epath.Path(workdir) / "records")

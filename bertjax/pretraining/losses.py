@@ -18,7 +18,9 @@ from bertjax.objectives.objective import Term
 from bertjax.objectives.parts.pretraining_model import PretrainingModel
 from bertjax.training.task import Loss
 
-OBJECTIVES_KEY = 1 << 16  # derives the keys of the objectives from the keys of the rows; layers have lower numbers
+# `fold_in` of this number derives the random keys of the objectives from the keys of the rows. Layers have lower
+# numbers.
+OBJECTIVES_KEY = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,7 @@ class StageLoss(Loss):
         return {term.name: term.objective.weights(batch) for term in self.terms}
 
     def normalize(self, batch: dict) -> dict:
-        """Returns the batch with `weights` whose losses sum to the mean loss of the batch."""
+        """Returns the batch with `weights` for which the losses of the microbatches sum to the batch's mean loss."""
         weights = {}
         for name, _, objective in self.terms:
             values = objective.weights(batch)
@@ -49,15 +51,15 @@ class StageLoss(Loss):
         return {**batch, "weights": weights}
 
     def cast(self, params: dict) -> dict:
-        """Casts the parameters of the encoder to the types that the loss computes with."""
+        """Casts the parameters of the encoder to the dtype of the computation."""
         return cast_encoder(params, self.model.compute.dtype)
 
     def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
-        """Returns the loss and the metrics, sums over the rows, and as `carry` the next carry.
+        """Returns the loss and {metric: value}, sums over the rows. `carry` is the carry for the next step.
 
         Args:
           params: cast parameters.
-          batch: the arrays of a batch, perhaps with normalized `weights`.
+          batch: the arrays of a batch, with or without `weights` of `normalize`.
           dropout_keys: `[rows]` random keys; None for no dropout.
         """
         keys = fold_in(dropout_keys, OBJECTIVES_KEY)
@@ -74,12 +76,12 @@ class StageLoss(Loss):
         return total, metrics if carry is None else metrics | {"carry": carry}
 
 
-def new_carry(model: PretrainingModel, rows: int) -> Any:
-    """Returns the empty recurrent memory of `rows` rows. Raises `UserError` if the family has no such memory."""
+def init_carry(model: PretrainingModel, rows: int) -> Any:
+    """Returns the initial, empty recurrent memory. Raises `UserError` if the model family is not recurrent."""
     return recurrent_family_of(model.config).new_memory(model.config, rows, model.compute.dtype)
 
 
 def make_loss(config: ConfigDict, mesh: Mesh, terms: Sequence[Term]) -> StageLoss:
-    """Returns the loss of objectives, computed as a config sets on a mesh."""
+    """Returns the loss of a sum of objectives, with the model and the settings of a config."""
     model = PretrainingModel(families.config_of(config), tuple(terms), compute_on(mesh, config), config.z_loss)
     return StageLoss(model)

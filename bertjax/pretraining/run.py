@@ -1,4 +1,4 @@
-"""Pre-training as a `RunKind`: opens a run on its records, plans it, and reports at the end."""
+"""Pre-training as a `RunKind`: opens runs, compiles the stages for the planner, and writes the final report."""
 
 import copy
 import functools
@@ -21,9 +21,9 @@ from bertjax.objectives.parsing import parse_objective
 from bertjax.objectives.parts.words import WordObjective
 from bertjax.objectives.validate import validate_mesh
 from bertjax.pretraining import adaptation, records
-from bertjax.pretraining.compute_choice import fastest_that_fits, ways_to_compute
-from bertjax.pretraining.data import load_stages, packed_rows, planned_stages
-from bertjax.pretraining.init_checkpoint import adopt, adopt_checkpoint, enlarge, import_params
+from bertjax.pretraining.compute_choice import compute_candidates, fastest_that_fits
+from bertjax.pretraining.data import estimate_packed_rows, load_stages, planned_stages
+from bertjax.pretraining.init_checkpoint import adopt, adopt_checkpoint, import_params, resize_embeddings
 from bertjax.pretraining.task import Pretraining
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry
@@ -38,40 +38,40 @@ class PretrainingPlanning(Planning):
     """Compiles the stages of pre-training without data."""
 
     def adopt(self, config: ConfigDict) -> None:
-        """Reads the model of `init_checkpoint`, if the run adapts it."""
+        """Sets the model fields from `init_checkpoint`, if the config has `adapt.model`."""
         if config.adapt.model:
             adopt_checkpoint(config)
 
-    def ways(self, config: ConfigDict, platform: str, device_kind: str) -> Iterator[ConfigDict]:
-        """Yields the choices for `remat` and `unroll`."""
-        return ways_to_compute(config, platform, device_kind)
+    def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> Iterator[ConfigDict]:
+        """Yields configs with the candidates for `remat` and `unroll`, see `compute_candidates`."""
+        return compute_candidates(config, platform, device_kind)
 
     def open(self, config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
-        """Returns the programs of all stages."""
+        """Returns the task and the training and evaluation functions of all stages, see `Planning.open`."""
         validate_mesh(config, mesh)
-        rows = packed_rows(config, mesh, real_tokens_share) if config.packing else None
+        rows = estimate_packed_rows(config, mesh, real_tokens_share) if config.packing else None
         data = planned_stages(config, mesh, rows)
         task = Pretraining(config, mesh, data)
         stages = [
             PlannedStage(
-                stage.stage,
-                stage.rows,
-                stage.abstract_batch(),
+                stage_data.stage,
+                stage_data.rows,
+                stage_data.abstract_batch(),
                 task.evaluator.eval_step(loss),
-                task.evaluator.arguments(stage, loss),
+                task.evaluator.abstract_arguments(stage_data, loss),
             )
-            for stage, loss in zip(data, task.losses)
+            for stage_data, loss in zip(data, task.losses)
         ]
         return Planned(task, stages)
 
 
 class PretrainingKind(RunKind):
-    """Pre-training, as `training.run` executes it."""
+    """Pre-training as a kind of run, for `training.run`."""
 
     planning = PretrainingPlanning()
 
     def identity(self, config: ConfigDict) -> tuple[str, ...]:
-        """Returns the fields that identify the objective."""
+        """Returns the fields that define the objectives."""
         return ("objective", "data.next_sentence")
 
     def adopt(self, config: ConfigDict, info: RunInfo | None) -> None:
@@ -83,14 +83,14 @@ class PretrainingKind(RunKind):
         return total_steps(config)
 
     def open(self, config: ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
-        """Opens a run: prepares its records if there are none, and chooses how to compute."""
+        """Opens a run: finds or prepares the records, and chooses `remat` and `unroll` if they are "auto"."""
         mesh = make_mesh(config)
         validate_mesh(config, mesh)
         folder, tokenizer = records.find_or_prepare(config, workdir, is_new=info is None)
         return _open_with(config, workdir, info, mesh, folder, tokenizer)
 
     def changes_of_data(self, config: ConfigDict, workdir: epath.Path, info: RunInfo) -> list[str]:
-        """Returns clauses about records or a corpus that have changed."""
+        """Returns clauses about changes of the records or the corpus since the run finished."""
         return records.changes_of_data(config, workdir, info)
 
 
@@ -100,46 +100,47 @@ KIND = PretrainingKind()
 def _open_with(
     config: ConfigDict,
     workdir: epath.Path,
-    before: RunInfo | None,
+    previous: RunInfo | None,
     mesh: Mesh,
     folder: epath.Path,
     tokenizer: Tokenizer,
-    way: dict[str, str] | None = None,
+    compute_choice: dict[str, str] | None = None,
 ) -> Run:
-    """Opens a run on records.
+    """Opens a run on prepared records.
 
     Args:
       config: the whole config.
       workdir: the folder of the run.
-      before: the earlier run that is resumed, if there is one.
-      mesh: the devices.
+      previous: the info of the run that is resumed; None for a new run.
+      mesh: the device mesh.
       folder: the folder of the records.
       tokenizer: the tokenizer of the records.
-      way: `remat` and `unroll`, if the run was opened before with another number of steps; None: choose them.
+      compute_choice: the values of `remat` and `unroll`, if the same run is reopened with another number of steps;
+        None: choose the values.
     """
-    is_new = before is None and not config.branch_from
+    is_new = previous is None and not config.branch_from
     starts_from_checkpoint = bool(config.init_checkpoint) and is_new
     if starts_from_checkpoint:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
-        text = _heldout_text(config, workdir, tokenizer, is_new=is_new and way is None)
+        text = _heldout_text(config, workdir, tokenizer, is_new=is_new and compute_choice is None)
         if config.packing and jax.process_index() == 0:
             phase("reading the lengths of the sequences")
         data = load_stages(config, mesh, folder, workdir, tokenizer)
-    if way is None:
-        computed = fastest_that_fits(config, mesh, data, mesh.devices.flat[0].platform)  # all hosts compile together
+    if compute_choice is None:  # all hosts compile together
+        task_config = fastest_that_fits(config, mesh, data, mesh.devices.flat[0].platform)
     else:
-        computed = copy.deepcopy(config)
-        computed.update(way)
-    task = Pretraining(computed, mesh, data, tokenizer, text)
+        task_config = copy.deepcopy(config)
+        task_config.update(compute_choice)
+    task = Pretraining(task_config, mesh, data, tokenizer, text)
     initialize = None
     if starts_from_checkpoint:
         initialize = functools.partial(
             pretrained.initialize,
             path=config.init_checkpoint,
             start=functools.partial(import_params, config),
-            resize=functools.partial(enlarge, config, abstract_axes(task.init_params), tokenizer),
+            resize=functools.partial(resize_embeddings, config, abstract_axes(task.init_params), tokenizer),
         )
     info = RunInfo(
         config.copy_and_resolve_references(),
@@ -148,8 +149,8 @@ def _open_with(
     )
     end_report = functools.partial(_end_report, config, task, tokenizer, text)
     reopen = functools.partial(
-        _open_with, workdir=workdir, before=before, mesh=mesh, folder=folder, tokenizer=tokenizer,
-        way={name: computed[name] for name in ("remat", "unroll")},
+        _open_with, workdir=workdir, previous=previous, mesh=mesh, folder=folder, tokenizer=tokenizer,
+        compute_choice={name: task_config[name] for name in ("remat", "unroll")},
     )  # fmt: skip
     return Run(config, mesh, task, info, tokenizer, initialize, _notes(config, task), end_report, reopen)
 
@@ -157,7 +158,7 @@ def _open_with(
 def _heldout_text(
     config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer, is_new: bool
 ) -> adaptation.HeldOutText | None:
-    """Returns the text for bits per byte; None if they are not measured. A new run chooses the text."""
+    """Returns the text for bits per byte, which a new run samples; None if `eval.bits_windows` is 0."""
     if not config.eval.bits_windows:
         return None
     if is_new and jax.process_index() == 0:
@@ -167,7 +168,7 @@ def _heldout_text(
 
 
 def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
-    """Returns lines about the choices for "auto", and about a warm-up that is longer than the run."""
+    """Returns lines about the values chosen for "auto", and a warning if the warm-up is longer than the run."""
     fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]
     notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
     steps, tokens = config.optimizer.warmup_steps, config.optimizer.warmup_tokens
@@ -176,7 +177,8 @@ def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
     if steps >= task.total_steps:
         field = "warmup_tokens" if tokens else "warmup_steps"
         notes.append(
-            f"config.optimizer.{field} = {tokens or steps}: the {task.total_steps} steps end before the warm-up does"
+            f"config.optimizer.{field} = {tokens or steps}: the run has {task.total_steps} steps and ends before the "
+            "warm-up"
         )
     return notes
 
@@ -192,8 +194,8 @@ def _end_report(
     params = local_copy(trained.state.eval_params, task.mesh)  # all hosts must call this
     if jax.process_index():
         return ""
-    step = int(trained.state.step)  # before the last step, if training ended early
-    loss, _ = task.at(max(0, step - 1))
+    step = int(trained.state.step)  # less than `total_steps` if training stopped early
+    loss, _ = task.loss_and_config(max(0, step - 1))
     model = BertForMaskedLM(loss.model.config, loss.model.compute)
     can_fill = any(isinstance(term.objective, WordObjective) and term.objective.fills_masks for term in loss.terms)
     filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks if can_fill else ())
@@ -204,7 +206,7 @@ def _end_report(
 def report(config: ConfigDict, scores: Scores | None) -> str:
     """Returns the held-out scores of the objectives of a config, with their baselines."""
     if scores is None:
-        return "no held-out data, so no scores"
+        return "no scores, because there is no held-out data"
     values = {name: value for name, value in scores.scores.items() if value is not None}
     terms = [term for term in parse_objective(config) if f"{term.name}_loss" in values]
     return "\n".join(line for term in terms for line in term.objective.metrics.report(term.name, values))

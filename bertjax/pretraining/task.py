@@ -1,4 +1,4 @@
-"""Pre-training: stages of sequences of different lengths, each with the data and the loss of its objectives."""
+"""The pre-training task: a sequence of stages, with the data and the loss of each stage."""
 
 import functools
 import operator
@@ -20,18 +20,17 @@ from bertjax.objectives.parsing import parse_objective, terms_of_stages
 from bertjax.pretraining.adaptation import HeldOutText, keep_piece_updates
 from bertjax.pretraining.data import StageData
 from bertjax.pretraining.evaluator import PretrainingEvaluator
-from bertjax.pretraining.losses import StageLoss, make_loss, new_carry
+from bertjax.pretraining.losses import StageLoss, init_carry, make_loss
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.state import abstract_axes
 from bertjax.training.task import Carry
 
-INIT_ROW = RowSize(
-    tokens=8, sequences=1, predictions=8
-)  # the row that initializes the params, which no size depends on
+# The row with which the model is traced to initialize the params. The shapes of the params do not depend on this size.
+INIT_ROW = RowSize(tokens=8, sequences=1, predictions=8)
 
 
 class Pretraining:
-    """The `training.task.Task` of pre-training, with its stages in sequence.
+    """Pre-training as a `training.task.Task`.
 
     Args:
       config: a validated config.
@@ -45,9 +44,9 @@ class Pretraining:
       mesh: the mesh.
       data: the data of each stage.
       losses: the loss of each stage.
-      loss: the loss of the config, before stages change it.
-      evaluator: scores the model on held-out data.
-      total_steps: the number of updates.
+      loss: the loss of the config without the changes of stages.
+      evaluator: evaluates the model on held-out data.
+      total_steps: the number of updates of the run.
     """
 
     def __init__(
@@ -62,14 +61,14 @@ class Pretraining:
         self.total_steps = total_steps(config)
         self.loss = make_loss(config, mesh, parse_objective(config))
         self._terms_of_stages = terms_of_stages(config)
-        self._configs = [config_in(config, stage.stage) for stage in data]
+        self._configs = [config_in(config, stage_data.stage) for stage_data in data]
         self.losses = [make_loss(stage_config, mesh, parse_objective(stage_config)) for stage_config in self._configs]
         self.evaluator = PretrainingEvaluator(config, mesh, data, self.losses, tokenizer, heldout_text)
 
     def init_params(self, key: jax.Array) -> dict:
         """Returns random params with the output layers of all stages, logically partitioned."""
         loss = make_loss(self.config, self.mesh, self._terms_of_stages)
-        spec = functools.reduce(operator.or_, (stage.padded_spec for stage in self.data))
+        spec = functools.reduce(operator.or_, (data.padded_spec for data in self.data))
         batch = spec.padding_rows(1, INIT_ROW)
         arrays = {name: jnp.asarray(values) for name, values in batch.items()}
         keys = row_keys(key, jnp.arange(1))
@@ -77,53 +76,53 @@ class Pretraining:
 
     @property
     def carry(self) -> Carry | None:
-        """The recurrent memory of the rows with `data.stream`; else None."""
+        """The recurrent memory of the rows; None without `data.stream`."""
         if not self.config.data.stream:
             return None
-        model, shortest = self.loss.model, min(stage.stage.length for stage in self.data)
+        model, shortest = self.loss.model, min(data.stage.length for data in self.data)
         reach = recurrent_family_of(model.config).memory_reach(model.config, shortest)
-        return Carry(functools.partial(new_carry, model, self.config.batch_size), reach)
+        return Carry(functools.partial(init_carry, model, self.config.batch_size), reach)
 
     def is_frozen(self, path: tuple[str, ...]) -> bool:
         """Returns False: pre-training trains all params."""
         return False
 
     def layer_ids(self, path: tuple[str, ...]) -> np.ndarray | None:
-        """Returns the layer of a param, see `training.task.Task`."""
+        """Returns the layers of a param, see `training.task.Task`. A delta param has the layers of the base param."""
         targets = (objective.delta_target(path) for objective in joint_models(self._terms_of_stages))
         return families.layer_ids(self.loss.model.config, next(filter(None, targets), path))
 
     def batches(self, start_step: int) -> Iterator[Batch]:
-        """Yields this host's rows of the batches from a step on."""
-        for stage in self.data:
-            if start_step < (end := stage.stage.first_step + stage.stage.steps):
-                yield from stage.batches(max(start_step, stage.stage.first_step))
+        """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""
+        for data in self.data:
+            if start_step < (end := data.stage.first_step + data.stage.steps):
+                yield from data.batches(max(start_step, data.stage.first_step))
                 start_step = end
 
     def stage_index(self, step: int) -> int:
-        """Returns the number of the stage of the update after `step` updates; after the run, of the last stage."""
-        ends = (stage.stage.first_step + stage.stage.steps for stage in self.data)
+        """Returns the index of the stage that contains `step`; after the run, the index of the last stage."""
+        ends = (data.stage.first_step + data.stage.steps for data in self.data)
         return next((index for index, end in enumerate(ends) if step < end), len(self.data) - 1)
 
-    def at(self, step: int) -> tuple[StageLoss, ConfigDict]:
-        """Returns the loss and the config of the update after `step` updates."""
-        return self.at_stage(self.stage_index(step))
+    def loss_and_config(self, step: int) -> tuple[StageLoss, ConfigDict]:
+        """Returns the loss and the config of `step`, the update after `step` updates."""
+        return self.loss_and_config_of_stage(self.stage_index(step))
 
-    def at_stage(self, index: int) -> tuple[StageLoss, ConfigDict]:
+    def loss_and_config_of_stage(self, index: int) -> tuple[StageLoss, ConfigDict]:
         """Returns the loss and the config of a stage."""
         return self.losses[index], self._configs[index]
 
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:
-        """Keeps only the updates of new pieces during the first `adapt.new_pieces_first` steps."""
+        """Zeroes all updates except updates of new pieces in the first `adapt.new_pieces_first` steps."""
         if not (first := self.config.adapt.new_pieces_first):
             return updates
         pieces = self._tokenizer.vocab_size if self._tokenizer else self.loss.model.config.vocab_size
         new = range(pieces - self.config.tokenizer.extend, pieces)
         return keep_piece_updates(updates, abstract_axes(self.init_params), new, step < first)
 
-    def largest_stage(self) -> int:
-        """Returns the number of the stage with the most tokens in a microbatch; of equal stages, of the last."""
-        sizes = [stage.rows // stage.config.microbatches * stage.stage.length for stage in self.data]
+    def largest_stage_index(self) -> int:
+        """Returns the index of the stage with the most tokens in a microbatch; the last index in case of a tie."""
+        sizes = [data.rows // data.config.microbatches * data.stage.length for data in self.data]
         return max(range(len(sizes)), key=lambda index: (sizes[index], index))
 
     def flops(self, start: int, stop: int) -> int:

@@ -7,18 +7,18 @@ from bertjax.training.scores import Scores
 
 
 class Evaluator(abc.ABC):
-    """Evaluates a model on held-out data: in training, after training, and in `bertjax evaluate`."""
+    """Evaluates a model on held-out data during training, after training, and in `bertjax evaluate`."""
 
     @abc.abstractmethod
     def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
-        """Returns the scores after `step` updates; None if there is no held-out data. All hosts call it together.
+        """Returns the scores after `step` updates; None if there is no held-out data. All hosts must call this method.
 
         Args:
-          params: the params, cast to the types that the model computes with, on the mesh of the run.
+          params: params that `Loss.cast` has cast, gathered on the mesh of the run.
           step: the number of updates.
-          after_batch: is called after each batch, on all hosts. It raises an exception if the run must stop.
+          after_batch: a function to call after each batch, on all hosts. It raises an exception to stop the run.
         """
 
     def files(self) -> dict[str, str]:
-        """Returns {name: content} of files for the workdir from the last evaluation, such as predictions."""
+        """Returns {file name: content} of the files of the last evaluation for the workdir, such as predictions."""
         return {}

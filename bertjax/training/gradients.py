@@ -1,4 +1,4 @@
-"""The gradients of a batch: of all rows together, or in microbatches, also if rows depend on each other."""
+"""The gradients of a batch: in one pass, accumulated over microbatches, or with gradient caching for coupled losses."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from bertjax.data.batch import join_microbatches, split_microbatches
 from bertjax.training.state import Frozen, merge_trainable, trainable_params
 from bertjax.training.task import CoupledLoss, Loss
 
-Gradients = tuple[dict, dict]  # gradients of the trainable params, and the metrics with the `loss`
+Gradients = tuple[dict, dict]  # (gradients of the trainable params, {metric: scalar} with the `loss`)
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientFunction:
-    """Computes gradients and metrics, sums over the rows, and the carry of the rows, or None.
+    """Computes gradients and metrics, which are sums over the rows, and the carry for the next step.
 
     Attributes:
       loss: the loss.
-      frozen: the params that are not trained.
-      microbatches: the number of parts of a batch, of which one is computed at a time.
+      frozen: the frozen params.
+      microbatches: the number of microbatches, which are computed one after the other.
     """
 
     loss: Loss
@@ -29,20 +29,20 @@ class GradientFunction:
     microbatches: int
 
     def __call__(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
-        """Returns ((gradients, metrics), carry).
+        """Returns ((gradients, metrics), carry); the carry is None if the batch has none.
 
         Args:
           params: cast params, trainable and frozen.
           batch: a normalized batch `[rows, ...]`.
-          keys: `[rows]` random keys of dropout.
+          keys: `[rows]` random keys for dropout.
         """
         if self.microbatches == 1:
-            return self._of_rows(params, batch, keys)
+            return self._full_batch_gradients(params, batch, keys)
         if isinstance(self.loss, CoupledLoss) and self.loss.couples_rows:
-            return self._of_coupled_rows(self.loss, params, batch, keys)
-        return self._accumulated(params, batch, keys)
+            return self._cached_gradients(self.loss, params, batch, keys)
+        return self._accumulated_gradients(params, batch, keys)
 
-    def _of_rows(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
+    def _full_batch_gradients(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
         def loss_of(trainable: dict) -> tuple[jax.Array, dict]:
             return self.loss(merge_trainable(params, trainable, self.frozen), batch, keys)
 
@@ -51,17 +51,17 @@ class GradientFunction:
         carry = metrics.pop("carry", None)
         return (gradients, {"loss": loss, **metrics}), carry
 
-    def _accumulated(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
+    def _accumulated_gradients(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
         parts = split_microbatches((batch, keys), self.microbatches)
-        return _sum_parts(lambda *part: self._of_rows(params, *part), parts)
+        return _accumulate_microbatches(lambda *part: self._full_batch_gradients(params, *part), parts)
 
-    def _of_coupled_rows(
+    def _cached_gradients(
         self, coupled: CoupledLoss, params: dict, batch: dict, keys: jax.Array
     ) -> tuple[Gradients, Any]:
-        """Returns the gradients of rows that depend on each other (GradCache; Gao et al. 2021).
+        """Returns the gradients of a coupled loss with gradient caching (GradCache; Gao et al. 2021).
 
-        Computes the outputs of all rows, then the gradient of the loss with respect to the outputs, and then the
-        gradient of each microbatch.
+        Computes the outputs of all microbatches without gradients, then the gradient of the loss with respect to the
+        outputs, and then the vector-Jacobian product of each microbatch.
         """
         parts = split_microbatches((batch, keys), self.microbatches)
         outputs = jax.lax.map(lambda part: coupled.outputs(params, *part), parts)
@@ -75,22 +75,22 @@ class GradientFunction:
             def outputs_of(trainable: dict) -> jax.Array:
                 return coupled.outputs(merge_trainable(params, trainable, self.frozen), *part)
 
-            _, pull_back = jax.vjp(outputs_of, trainable_params(params, self.frozen))
-            return pull_back(output_gradient)[0], None
+            _, vjp = jax.vjp(outputs_of, trainable_params(params, self.frozen))
+            return vjp(output_gradient)[0], None
 
-        gradients, _ = _sum_parts(gradients_of, (parts, output_gradients))
+        gradients, _ = _accumulate_microbatches(gradients_of, (parts, output_gradients))
         return (gradients, {"loss": loss, **metrics}), None
 
 
-def _sum_parts(compute: Callable, parts: Any) -> tuple[Any, Any]:
-    """Computes microbatches one after the other.
+def _accumulate_microbatches(compute: Callable, parts: Any) -> tuple[Any, Any]:
+    """Computes microbatches one after the other, and sums the results.
 
     Args:
       compute: a microbatch -> (values to sum, arrays `[rows, ...]` or None).
       parts: the arrays of all microbatches, `[microbatches, rows, ...]`.
 
     Returns:
-      The sums in float32, and the joined arrays of all rows.
+      The sums in float32, and the concatenated arrays `[microbatches * rows, ...]` or None.
     """
 
     def add(total: Any, part: Any) -> tuple[Any, Any]:

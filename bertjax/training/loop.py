@@ -195,7 +195,7 @@ class _StepRunner:
     def __call__(self, batch: dict) -> dict:
         """Dispatches step `run.step`, sets `run.state` to the new state, and returns the metrics, on the devices."""
         run, is_first_step = self._run, self._run.step == self._run.start_step + 1
-        stage_task, run.step_config = run.task.at(run.step - 1)
+        stage_task, run.step_config = run.task.loss_and_config(run.step - 1)
         train_step = run.program.step_of(stage_task, run.step_config)
         shapes = (train_step, *(x.shape for x in jax.tree.leaves(batch)))
         is_compiled = shapes in self._compiled

@@ -1,4 +1,4 @@
-"""The interface of the planner to a kind of run, whose steps it compiles without data."""
+"""The interface by which the planner compiles the steps of a run without data."""
 
 import abc
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,14 @@ from bertjax.training.task import Task
 
 
 class PlannedStage(NamedTuple):
-    """The programs of a stage.
+    """A stage, and the abstract inputs of its training step and evaluation function.
 
     Attributes:
-      stage: the stage. Fine-tuning has one stage without steps, because their number depends on the data.
-      rows: rows of a batch of training.
-      batch: the shapes, types and shardings of a batch of training.
-      evaluate: the compiled function of evaluation. Its arguments are cast params and `arguments`.
-      arguments: the shapes, types and shardings of the other arguments of `evaluate`.
+      stage: the stage. Fine-tuning has one stage with 0 steps, because the number of steps depends on the data.
+      rows: the number of rows of a training batch.
+      batch: the shapes, dtypes and shardings of a training batch.
+      evaluate: the jitted evaluation function: (cast params, *arguments) -> results.
+      arguments: the shapes, dtypes and shardings of `*arguments`.
     """
 
     stage: Stage
@@ -31,32 +31,33 @@ class PlannedStage(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A task without data, and the programs of its stages."""
+    """A task without data, and the stages of the task."""
 
     task: Task
     stages: Sequence[PlannedStage]
 
 
 class Planning(abc.ABC):
-    """The part of a kind of run that the planner calls."""
+    """The methods of a kind of run that the planner calls."""
 
     @abc.abstractmethod
     def adopt(self, config: ConfigDict) -> None:
-        """Sets the fields of a config that `init_checkpoint` determines and that plans depend on."""
+        """Sets the config fields that `init_checkpoint` determines and that memory and time depend on."""
 
     @abc.abstractmethod
-    def ways(self, config: ConfigDict, platform: str, device_kind: str) -> Iterable[ConfigDict]:
-        """Returns configs with values in place of "auto", the fastest first."""
+    def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> Iterable[ConfigDict]:
+        """Returns configs with values in place of "auto", from the fastest to the slowest."""
 
     @abc.abstractmethod
     def open(self, config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
-        """Returns the programs to compile.
+        """Returns the task and the stages to compile.
 
         Args:
           config: the whole config.
-          mesh: the devices, which need not exist.
-          real_tokens_share: the share of real tokens in the sequences of each stage; empty without packing.
+          mesh: the mesh; the devices may be abstract devices that this machine does not have.
+          real_tokens_share: for each stage, the fraction of non-padding tokens in padded sequences; empty without
+            packing.
 
         Raises:
-          UserError: if the programs depend on the data of the task.
+          UserError: if the shapes of the programs depend on the data.
         """

@@ -285,8 +285,8 @@ class _WriteRunInfo(Hook):
         run.print(f"training in {run.workdir}" + (f", from step {run.start_step}" if run.start_step else ""))
         if run.config.dtype == "auto" and compute_for("auto").casts_factors:
             run.print("config.dtype = 'auto': matrix products use bfloat16, which is faster than float32 on this CPU")
-        if run.program.saves:
-            run.print(run.program.saves)
+        if run.program.frozen_summary:
+            run.print(run.program.frozen_summary)
 
 
 def _report(opened: Run, workdir: epath.Path, trained: TrainingResult) -> None:

@@ -21,7 +21,7 @@ from bertjax.training.optim.frozen import find_frozen, layer_factors
 from bertjax.training.optim.optimizers import make_optimizer
 from bertjax.training.optim.schedules import Schedule, schedule_of
 from bertjax.training.state import (
-    NONE_FROZEN,
+    NO_FROZEN_PARAMS,
     Frozen,
     Layout,
     TrainState,
@@ -38,23 +38,24 @@ from bertjax.training.task import Loss, Task
 
 
 class Hyperparameters(NamedTuple):
-    """Inputs of the compiled step. Runs that differ only in these share a compiled step."""
+    """Hyperparameters that are inputs of the compiled step, so that a change needs no recompilation."""
 
     seed: int
     schedule: Schedule
 
 
 class Program(NamedTuple):
-    """The compiled functions of a task. Tasks with equal losses and equal shapes of batches can share them.
+    """The compiled functions of a task.
 
     Attributes:
       layout: the shardings of the state and of the params.
       init: random key -> the state of step 0.
-      state: the shapes, types and shardings of the state.
-      train_step: the step of the first loss: (state, batch, hyperparameters) -> (state, metrics). Donates the state.
-      step_of: (loss, config), as `Task.at` returns them -> the step of this loss. Equal configs share a step.
+      state: the abstract state: shapes, dtypes and shardings.
+      train_step: (state, batch, hyperparameters) -> (state, metrics), for the loss of step 0. Donates the state.
+      step_of: (loss, config) of `Task.loss_and_config` -> the step of this loss. Equal configs share a step.
       gather: stored params -> cast params for `Evaluator.run`.
-      saves: a line about frozen params and the memory that they save; empty if no params are frozen.
+      frozen_summary: a line about the number of trainable params and the bytes of the optimizer's state; empty if no
+        params are frozen.
     """
 
     layout: Layout
@@ -63,37 +64,37 @@ class Program(NamedTuple):
     train_step: jax.stages.Wrapped
     step_of: Callable[[Loss, ConfigDict], jax.stages.Wrapped]
     gather: Callable[[dict], dict]
-    saves: str
+    frozen_summary: str
 
 
 def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
     """Returns the compiled functions of a task."""
-    init_params = jax.jit(task.init_params)  # one trace serves all functions below
+    init_params = jax.jit(task.init_params)  # all functions below share one trace
     axes = abstract_axes(init_params)
     frozen = find_frozen(task, config, axes)
     optimizer = _make_optimizer(task, config, axes, frozen)
-    new_carry = task.carry.new if task.carry else None
+    init_carry = task.carry.init if task.carry else None
     has_average = config.optimizer.average > 0
-    layout = make_layout(init_params, optimizer, mesh, frozen, has_average, new_carry)
-    init = make_init(init_params, optimizer, layout, frozen, new_carry or (lambda: None))
+    layout = make_layout(init_params, optimizer, mesh, frozen, has_average, init_carry)
+    init = make_init(init_params, optimizer, layout, frozen, init_carry or (lambda: None))
     steps: dict[str, jax.stages.Wrapped] = {}
 
     def step_of(loss: Loss, stage_config: ConfigDict) -> jax.stages.Wrapped:
-        """Returns the step of a loss. Stages that compile the same step share it."""
+        """Returns the compiled step of a loss. Stages with equal fields share a step."""
         key = _compiled_fields(stage_config)
         if key not in steps:
             gradients = GradientFunction(loss, frozen, stage_config.microbatches)
             steps[key] = _make_train_step(gradients, task.mask_updates, optimizer, layout, mesh, config)
         return steps[key]
 
-    loss, first_config = task.at(0)
+    loss, first_config = task.loss_and_config(0)
     return Program(
         layout,
         init,
         abstract_state(init, layout),
         step_of(loss, first_config),
         step_of,
-        jax.jit(loss.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
+        jax.jit(loss.cast, in_shardings=(layout.state.params,), out_shardings=layout.gathered),
         _describe_frozen(task, config, axes, frozen) if frozen else "",
     )
 
@@ -109,21 +110,22 @@ def _make_optimizer(
 
 
 def _describe_frozen(task: Task, config: ConfigDict, axes: dict, frozen: Frozen) -> str:
-    """Returns the line `Program.saves`."""
+    """Returns the line `Program.frozen_summary`."""
 
     def measure(frozen: Frozen) -> tuple[int, int]:
-        """Returns the number of trainable params, and the bytes of the state of the optimizer."""
+        """Returns the number of trainable params, and the bytes of the optimizer's state."""
         trainable = abstract_trainable(task.init_params, frozen)
         state = jax.eval_shape(make_optimizer(config.optimizer, trainable_leaves(axes, frozen)).init, trainable)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
         return sum(x.size for x in jax.tree.leaves(trainable)), size
 
-    (trainable, small), (total, large) = measure(frozen), measure(NONE_FROZEN)
-    return f"trains {trainable:,} of {total:,} params; the optimizer's state has {small:,} bytes, not {large:,}"
+    (trainable, state_bytes), (total, full_bytes) = measure(frozen), measure(NO_FROZEN_PARAMS)
+    saved = f"the optimizer's state has {state_bytes:,} bytes, not {full_bytes:,}"
+    return f"trains {trainable:,} of {total:,} params; {saved}"
 
 
 def _compiled_fields(config: ConfigDict) -> str:
-    """Returns the fields that stages may change and that the compiled step depends on."""
+    """Returns the config fields that the compiled step depends on and that stages can change, as JSON."""
     return json.dumps([config.model.to_dict(), config.microbatches, config.get("objective")])
 
 
@@ -133,12 +135,14 @@ def put_hyperparameters(seed: int, schedule: Schedule, mesh: Mesh) -> Hyperparam
 
 
 def abstract_hyperparameters(config: ConfigDict, mesh: Mesh) -> Hyperparameters:
-    """Returns the shapes, types and shardings of `put_hyperparameters`."""
+    """Returns the shapes, dtypes and shardings of the result of `put_hyperparameters`."""
     numbers = _as_inputs(Hyperparameters(config.seed, schedule_of(config, total_steps=1)))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=replicated(mesh)), numbers)
 
 
 def _as_inputs(hyperparameters: Hyperparameters) -> Hyperparameters:
+    """Converts the numbers to int32 and float32."""
+
     def number(x: Any) -> np.int32 | np.float32:
         return np.int32(x) if np.issubdtype(np.asarray(x).dtype, np.integer) else np.float32(x)
 
@@ -149,25 +153,30 @@ def fits_in_memory(lowered: jax.stages.Lowered, limit: int | None) -> bool:
     """Compiles a program, and returns whether it fits in the memory of a device.
 
     Args:
-      lowered: the program.
-      limit: the bytes of the memory; None: the memory that the compiler assumes.
+      lowered: the lowered program.
+      limit: the bytes of device memory; None: only the compiler's limit applies.
     """
     try:
         sizes = lowered.compile().memory_analysis()
-    except jax.errors.JaxRuntimeError as error:  # a TPU's compiler
+    except jax.errors.JaxRuntimeError as error:  # raised by the TPU compiler
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return False
     assert sizes is not None
-    needed = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes  # the output replaces the donated arguments
-    return limit is None or needed <= limit
+    needed_bytes = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes  # the output replaces the donated arguments
+    return limit is None or needed_bytes <= limit
 
 
 def averaged(state: TrainState, params: dict, decay: float) -> dict:
-    """Returns the moving average after a step.
+    """Returns the exponential moving average of the params after a step.
 
-    Early steps have larger weights, so that the first params soon lose their influence, as in TensorFlow's
-    ExponentialMovingAverage.
+    The decay is min(decay, (1 + step) / (10 + step)), as in TensorFlow's ExponentialMovingAverage, so that the average
+    soon forgets the initial params.
+
+    Args:
+      state: the state before the step.
+      params: the params after the step.
+      decay: the decay of `optimizer.average`.
     """
     step = state.step.astype(jnp.float32)
     weight = 1 - jnp.minimum(decay, (1 + step) / (10 + step))
@@ -184,9 +193,11 @@ def _make_train_step(
 ) -> jax.stages.Wrapped:
     """Compiles the training step of a loss.
 
-    The dropout of a row depends only on (seed, step, row of the batch). If a batch has `dropout_rows`, these are the
-    numbers of its rows, so that the number of packed rows does not change dropout. Each index along `data` sums the
-    gradients of its rows. These sums are then reduced across the network, once per step, in `config.grad_dtype`.
+    The random key of a row is a function of (seed, step, index of the row in the batch). `dropout_rows` of a batch
+    replaces the indices, so that the number of packed rows does not change dropout.
+
+    Each index along the mesh axis `data` sums the gradients of its rows. The step reduces these sums over `data` once,
+    in `config.grad_dtype`.
 
     With `config.optimizer.skip_nonfinite`, a step whose loss or gradient is not finite changes only the step number.
     """
@@ -198,7 +209,7 @@ def _make_train_step(
         key = jax.random.fold_in(jax.random.key(hyperparameters.seed, impl="threefry2x32"), state.step)
         keys = row_keys(key, rows)
 
-        (grads, metrics), carry = in_groups(gradients, mesh, params, batch, keys)
+        (grads, metrics), carry = vmap_over_data(gradients, mesh, params, batch, keys)
         grads = jax.tree.map(functools.partial(_sum_over_data, config.grad_dtype), grads, layout.trainable)
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
 
@@ -209,7 +220,7 @@ def _make_train_step(
         params = merge_trainable(state.params, optax.apply_updates(before, updates), frozen)
         metrics["grad_norm"] = optax.global_norm(grads)
         average = None if state.average is None else averaged(state, params, config.optimizer.average)
-        new = TrainState(state.step + 1, params, opt_state, average, of_rows(carry))
+        new = TrainState(state.step + 1, params, opt_state, average, merge_groups(carry))
         return _skip_nonfinite(state, new, metrics) if config.optimizer.skip_nonfinite else new, metrics
 
     return jax.jit(
@@ -222,46 +233,56 @@ def _make_train_step(
 
 
 def _sum_over_data(dtype: Any, gradient: jax.Array, sharding: Any) -> jax.Array:
-    """Sums a gradient `[ways, ...]` to `[...]`, sharded like the stored param."""
-    # Not jnp.sum: it would sum, and send, bfloat16 as float32.
+    """Sums a gradient `[data, ...]` over the mesh axis `data` to `[...]`, with the sharding of the stored param."""
+    # `jnp.sum` would convert bfloat16 to float32 before the reduction, which sends twice as many bytes.
     total = jax.lax.reduce(gradient.astype(dtype), jnp.zeros([], dtype), jax.lax.add, (0,))
     return jax.lax.with_sharding_constraint(total, sharding).astype(jnp.float32)
 
 
 def _skip_nonfinite(state: TrainState, new: TrainState, metrics: dict) -> TrainState:
-    """Returns the new state, or the old state with the new step number if a number is not finite."""
+    """Returns the new state; the old state with the new step number if the loss or the gradient norm is not finite."""
     is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     kept = jax.tree.map(lambda a, b: jnp.where(is_finite, b, a), state, new).replace(step=new.step)
-    if new.carry is not None:  # the carry of the old state does not precede the next batch
+    if new.carry is not None:  # the old carry belongs to the previous batch: reset all rows
         kept = kept.replace(carry=new.carry.where(is_finite))
     return kept
 
 
 def gathered_params(loss: Loss, state: TrainState, layout: Layout, mesh: Mesh) -> dict:
-    """Returns the params as the loss reads them."""
+    """Returns the params for the loss: cast, and gathered from the shards of the stored params."""
     params = loss.cast(state.params)
     if mesh.devices.flat[0].platform == "gpu":
-        # XLA would gather first and cast then, which sends twice as much.
+        # Without the barrier, XLA gathers before the cast, which sends twice as many bytes.
         params = jax.lax.with_sharding_constraint(params, layout.state.params)
         params = jax.lax.optimization_barrier(params)
-    return jax.lax.with_sharding_constraint(params, layout.compute)
+    return jax.lax.with_sharding_constraint(params, layout.gathered)
 
 
 def loss_inputs(loss: Loss, state: TrainState, batch: dict) -> tuple[dict, jax.Array]:
-    """Returns the batch as the loss reads it, and the numbers of its rows."""
+    """Returns the normalized batch with the carry, and the row indices `[rows]` for the dropout keys."""
     batch = loss.normalize(batch)
     rows = batch.pop("dropout_rows", jnp.arange(len(jax.tree.leaves(batch)[0])))
     return (batch if state.carry is None else batch | {"carry": state.carry}), rows
 
 
-def in_groups(compute: Callable, mesh: Mesh, params: dict, *arrays: Any) -> Any:
-    """Computes the rows of each index along `data` by themselves. The results are `[ways, ...]`."""
+def vmap_over_data(compute: Callable, mesh: Mesh, params: dict, *arrays: Any) -> Any:
+    """Applies a function to the rows of each index along the mesh axis `data`.
+
+    Args:
+      compute: (params, *arrays `[rows / data, ...]`) -> arrays.
+      mesh: the device mesh.
+      params: gathered params.
+      *arrays: arrays `[rows, ...]`.
+
+    Returns:
+      The results `[data, ...]`.
+    """
     groups = jax.tree.map(lambda x: x.reshape(mesh.shape["data"], -1, *x.shape[1:]), arrays)
     axes = None, *[0] * len(arrays)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(RULES_WITHIN_DATA):
         return jax.vmap(compute, axes, axis_name=GROUPS, spmd_axis_name="data")(params, *groups)
 
 
-def of_rows(of_groups: Any) -> Any:
-    """Returns arrays `[rows, ...]` from arrays `[ways, rows / ways, ...]`."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), of_groups)
+def merge_groups(groups: Any) -> Any:
+    """Reshapes arrays `[data, rows / data, ...]` to `[rows, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), groups)

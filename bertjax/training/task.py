@@ -1,4 +1,4 @@
-"""The interface between the training loop and a task, pre-training or fine-tuning."""
+"""The interface of a training task, pre-training or fine-tuning, for the training loop."""
 
 import abc
 from collections.abc import Callable, Iterator
@@ -16,58 +16,59 @@ class Carry(NamedTuple):
     """Arrays of the rows of a batch that a step passes to the next step, such as the recurrent memory of a model.
 
     Attributes:
-      new: () -> the carry of the first step, a NamedTuple of arrays `[rows, ...]`. Its method `where(continues)`
-        empties the carry of rows that do not continue.
-      reach: the number of steps after which a carry does not depend on earlier steps.
+      init: () -> the carry of the first step, a NamedTuple of arrays `[rows, ...]`. The method `where(continues)` of
+        the carry resets the rows whose text does not continue; `continues` is a boolean or `[rows]` booleans.
+      reach: the number of previous steps on which the carry of a step depends.
     """
 
-    new: Callable[[], Any]
+    init: Callable[[], Any]
     reach: int
 
 
 class Loss(abc.ABC):
-    """The loss of a training step. A loss is hashable, and equal losses share compiled programs."""
+    """The loss of a training step. A loss must be hashable, because equal losses share compiled programs."""
 
     @abc.abstractmethod
     def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
-        """Returns the loss and the metrics, all sums over rows. Two metrics are `tokens` and `padding`.
+        """Returns the loss, a scalar, and {metric: scalar}. All are sums over the rows.
 
-        With a carry the batch has the `carry` of its rows, and the metrics have the `carry` for the next step.
+        The metrics include `tokens` and `padding`, the numbers of tokens and of padding tokens. With a carry,
+        `batch["carry"]` is the carry of the rows, and `metrics["carry"]` the carry for the next step.
 
         Args:
-          params: cast params.
-          batch: a normalized batch, or a microbatch of it, `[rows, ...]`.
+          params: the result of `cast`.
+          batch: the result of `normalize`, or a microbatch of the result, `[rows, ...]`.
           dropout_keys: `[rows]` random keys; None for no dropout.
         """
 
     @abc.abstractmethod
     def normalize(self, batch: dict) -> dict:
-        """Returns the global batch with weights such that the losses of its microbatches sum to its loss."""
+        """Normalizes the weights of a global batch, so that the losses of the microbatches sum to the mean loss."""
 
     @abc.abstractmethod
     def cast(self, params: dict) -> dict:
-        """Casts params to the types that the loss and evaluation compute with, before the params are gathered."""
+        """Casts stored params to the dtypes of the loss and the evaluation. The params are gathered after the cast."""
 
 
 class CoupledLoss(Loss):
-    """A loss whose rows may depend on other rows of the batch, as in a contrastive loss.
+    """A loss that may depend on several rows at once, such as a contrastive loss with in-batch negatives.
 
-    The loss is `loss_of_outputs` of `outputs`. `loss_of_outputs` calls `jax.lax.all_gather(..., mesh.GROUPS)` for the
+    The loss is `loss_of_outputs(outputs(...))`. `loss_of_outputs` calls `jax.lax.all_gather(..., mesh.GROUPS)` for the
     rows of other groups of devices.
 
     Attributes:
-      couples_rows: whether rows depend on each other. False: microbatches are computed independently.
+      couples_rows: whether the loss depends on several rows at once. False: microbatches are independent.
     """
 
     couples_rows: bool
 
     @abc.abstractmethod
     def outputs(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
-        """Returns the outputs of the model `[rows, ...]`. The outputs of a row do not depend on other rows."""
+        """Returns the outputs of the model, such as embeddings: `[rows, ...]`, without interaction between rows."""
 
     @abc.abstractmethod
     def loss_of_outputs(self, outputs: jax.Array, batch: dict) -> tuple[jax.Array, dict]:
-        """Returns the loss and the metrics of the outputs of all rows of a batch."""
+        """Returns the loss and the metrics of a batch from the outputs of all rows."""
 
 
 class Task(Protocol):
@@ -85,25 +86,25 @@ class Task(Protocol):
 
     @property
     def carry(self) -> Carry | None:
-        """The carry of the rows; None if steps do not depend on each other."""
+        """The definition of the carry; None if a step does not depend on the previous steps."""
 
     def init_params(self, key: jax.Array) -> dict:
-        """Returns random params, logically partitioned."""
+        """Returns random params, boxed as `nn.LogicallyPartitioned`."""
 
     def is_frozen(self, path: tuple[str, ...]) -> bool:
         """Returns whether the task does not train the param at this path."""
 
     def layer_ids(self, path: tuple[str, ...]) -> np.ndarray | None:
-        """Returns the layers of the param at this path, see `models.family.ModelFamily.layer_ids`."""
+        """Returns the layer numbers of the param at this path, see `models.family.ModelFamily.layer_ids`."""
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""
 
-    def at(self, step: int) -> "tuple[Loss, ConfigDict]":
-        """Returns the loss and the config of the update after `step` updates. Stages of pre-training change both."""
+    def loss_and_config(self, step: int) -> "tuple[Loss, ConfigDict]":
+        """Returns the loss and the config of the update after `step` updates, which depend on the stage."""
 
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:
-        """Returns the updates of the optimizer that are applied after `step` updates, such as updates of new pieces."""
+        """Zeroes the optimizer's updates of the params that are not trained at `step`, such as params of old pieces."""
 
     def flops(self, start: int, stop: int) -> int:
         """Returns the model FLOPs of steps `start` to `stop - 1`."""

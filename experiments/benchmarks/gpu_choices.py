@@ -162,7 +162,7 @@ def flags() -> list[list[str]]:
     task, (planned, *_) = kind_of(config).planning.open(config, mesh, ())
     program = make_program(task, config, mesh)
     given = program.state, planned.batch, abstract_hyperparameters(config, mesh)
-    lowered = program.step_of(*task.at(0)).lower(*given)
+    lowered = program.step_of(*task.loss_and_config(0)).lower(*given)
     for name, options in FLAGS.items():
         compiled = lowered.compile(compiler_options={**target.compiler_options, **options})
         module = HloModule(compiled.as_text())

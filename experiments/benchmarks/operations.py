@@ -78,7 +78,7 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     from bertjax.distributed.mesh import make_mesh
     from bertjax.distributed.topology import accelerator
     from bertjax.planner.hlo import HloModule
-    from bertjax.pretraining.compute_choice import ways_to_compute
+    from bertjax.pretraining.compute_choice import compute_candidates
     from bertjax.pretraining.data import planned_stages
     from bertjax.pretraining.task import Pretraining
     from bertjax.training.step import abstract_hyperparameters, make_program
@@ -89,7 +89,7 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     fields = (field.split("=", 1) for field in options.config)
     config.update_from_flattened_dict({name: int(value) if value.isdecimal() else value for name, value in fields})
     chips = accelerator(topology)
-    config = next(ways_to_compute(config, "tpu", chips.generation.kind))  # the fastest, whether it fits or not
+    config = next(compute_candidates(config, "tpu", chips.generation.kind))  # the fastest, whether it fits or not
     mesh = make_mesh(config, chips.devices())
     task = Pretraining(config, mesh, planned_stages(config, mesh))
     program = make_program(task, config, mesh)
@@ -97,7 +97,7 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     if int(length) not in lengths:
         raise SystemExit(f"{name}: experiments/{experiment}.py has stages of lengths {lengths}")
     stage = len(lengths) - 1 - lengths[::-1].index(int(length))  # after those in which the batch grows
-    train_step = program.step_of(*task.at(stages_of(config)[stage].first_step))
+    train_step = program.step_of(*task.loss_and_config(stages_of(config)[stage].first_step))
     batch = task.data[stage].abstract_batch()
     lowered = train_step.lower(program.state, batch, abstract_hyperparameters(config, mesh))
     rate = chips.generation

@@ -101,9 +101,9 @@ class Case:
         from bertjax.config.stages import stages_of
         from bertjax.data.batch import RECORD_ARRAYS
         from bertjax.data.loading.packing import arrange, pack
-        from bertjax.pretraining.data import packed_row
+        from bertjax.pretraining.data import packed_row_size
 
-        batches, row, spec = self.batches(), packed_row(config, *stages_of(config)), RECORD_ARRAYS.packed()
+        batches, row, spec = self.batches(), packed_row_size(config, *stages_of(config)), RECORD_ARRAYS.packed()
         every = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
         lengths = (every["segments"] > 0).sum(1)
         order, rows, starts, count = arrange(lengths, self.sequences, row, np.random.default_rng(0))

@@ -92,7 +92,7 @@ CHOICES = {
     "remat": "none, dots, full, auto", "unroll": "auto, yes, no", "model.positions": "learned, sinusoidal, none",
     "model.norm": "post, pre", "model.attention": "auto, xla, fused", "dtype": ".*bfloat16",
 }  # fmt: skip
-UNMASKED = "config.data.masking = 'static': nothing is masked where next .*set dynamic"
+UNMASKED = "config.data.masking = 'static': the objective for next .* supports no masks; set dynamic"
 LATER_BUT_SHORTER = named_stages(pretraining=stage(5, 128, 20), long=stage(5, 512, 77), decay=stage(5, 128, 20))
 
 

@@ -109,8 +109,8 @@ def test_tokens_and_growing_batches_make_steps(records):
     assert thetas == [160_000.0, 160_000.0, 1e6, 1e6, 160_000.0, 160_000.0, 160_000.0]
     # The largest stage has the most tokens in a microbatch.
     stages = dict(a=stage(2, 32, 10, batch_size=16), b=stage(2, 64, 20, batch_size=4, microbatches=1))
-    assert task_of(modern_config(records, stages), records).largest_stage() == 0
-    assert task_of(config, records).largest_stage() == 3
+    assert task_of(modern_config(records, stages), records).largest_stage_index() == 0
+    assert task_of(config, records).largest_stage_index() == 3
     assert [steps_for(found, tokens) for tokens in (1, 128, 129, 256, 257, 512, 10**9)] == [1, 1, 2, 2, 3, 3, 11]
 
 
@@ -174,15 +174,16 @@ def test_batches_and_steps_are_those_of_their_stage(records):
     params, batch = program.init(jax.random.key(0)).params, batches[7]
     # As they begin, heads attend to all alike.
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
-    (first, _), (second, its) = task.at(5), task.at(7)
+    (first, _), (second, its) = task.loss_and_config(5), task.loss_and_config(7)
     assert first == task.loss and its.model.global_rope_theta == 1e6
     losses = [
         float(jax.jit(lambda *given, loss=loss: loss(*given))(params, loss.normalize(batch))[0])
         for loss in (first, second, plain.loss)
     ]
     assert losses[1] == losses[2] != losses[0]
-    assert program.step_of(*task.at(0)) is program.step_of(*task.at(10)) is program.train_step
-    assert program.step_of(*task.at(6)) is program.step_of(*task.at(8)) is not program.train_step
+    assert program.step_of(*task.loss_and_config(0)) is program.step_of(*task.loss_and_config(10)) is program.train_step
+    second_step = program.step_of(*task.loss_and_config(6))
+    assert second_step is program.step_of(*task.loss_and_config(8)) is not program.train_step
 
 
 def test_no_record_is_read_twice_while_the_batch_grows(monkeypatch):
@@ -358,7 +359,7 @@ def test_mistakes_in_a_stage_are_named(changed, message):
 
 def test_a_batch_that_the_devices_cannot_share_is_named(records):
     config = modern_config(records, dict(only=stage(4, 32, 10, batch_size=6)))
-    with pytest.raises(UserError, match=r"config.stages.only: a batch of 6 in 1 microbatches cannot be shared by 8"):
+    with pytest.raises(UserError, match=r"config.stages.only: the batch size 6 must be a multiple of 8"):
         pretraining_task(config, make_mesh(config), records)
 
 

@@ -66,7 +66,7 @@ def by_definition(task, params, batch, settings):
 )
 def test_losses_and_gradients_while_layers_stop(run, packing, settings):
     """All in one compiled function: the progress is an input."""
-    task, settings = task_for(run / "records", packing=packing, **settings), auxiliary.AuxiliaryWords(**settings)
+    task, settings = task_for(run / "records", packing=packing, **settings), auxiliary.AuxiliaryLosses(**settings)
     params = params_of(task)
     batch = next(task.batches(5))
     assert (batch["progress"] == np.float32(5 / STEPS)).all()
@@ -115,16 +115,16 @@ def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_p
 
 @pytest.mark.parametrize("fields, message", [
     ({"objective": "auxiliary"},
-     "config.objective = 'auxiliary': auxiliary only helps others to be learnt; put one"),
-    ({"objective": "auxiliary + lm"}, "config.objective = .*: auxiliary only helps others to be learnt; put one"),
+     "config.objective = 'auxiliary': the first objective must be evaluated"),
+    ({"objective": "auxiliary + lm"}, "config.objective = .*: the first objective must be evaluated"),
     ({"objective": "nsp + auxiliary", "data.next_sentence": "pairs"},
-     "the objective of the last layer is missing: write 'lm . auxiliary'"),
-    ({"model.causal": False}, "learns words as mlm, not as lm"),
+     "auxiliary needs the objective lm; set 'lm . auxiliary'"),
+    ({"model.causal": False}, "needs a causal language model, and config.model is a masked language model"),
     ({"objectives.auxiliary.targets": 0}, "config.objectives.auxiliary.targets = 0: must be at least 1"),
     ({"objectives.auxiliary.layers_until": 1.5}, "auxiliary.layers_until = 1.5: must be at least 0 and at most 1"),
     ({"objectives.auxiliary.target_weight": 0.0}, "auxiliary.target_weight = 0.0: must be above 0"),
-    ({"objectives.auxiliary.targets": 1, "objectives.auxiliary.layers_until": 0.0}, "nothing is predicted besides"),
-    ({"objective": "lm"}, "config.objectives.auxiliary: lm is learnt, without it; leave it out"),
+    ({"objectives.auxiliary.targets": 1, "objectives.auxiliary.layers_until": 0.0}, "has no loss if targets = 1"),
+    ({"objective": "lm"}, "config.objectives.auxiliary: the run trains lm, not auxiliary; remove the field"),
     ({"eval.bits_windows": 3, "data.corpus": None}, "config.data.corpus = None: eval.bits_windows = 3 needs held-out"),
 ])  # fmt: skip
 def test_what_cannot_be_learnt_is_said(fields, message):

@@ -124,10 +124,10 @@ def test_records_end_with_cls_which_has_a_type_of_its_own(records, pieces, corpu
 @pytest.mark.parametrize("field, value, message", [
     ("objectives.plm.k", 0, "config.objectives.plm.k = 0: must be at least 1"),
     ("objectives.plm.max_span_words", -1, "config.objectives.plm.max_span_words = -1: must be at least 0"),
-    ("objective", "mlm", "config.objective = 'mlm': a model with these fields of config.model learns words as plm"),
-    ("objective", "plm + lm", "plm and lm both predict words; leave one out"),
-    ("data.masking", "static", "config.data.masking = 'static': nothing is masked where permuted words are learnt"),
-    ("data.do_span_mask", True, "config.data.do_span_mask = True: nothing is masked where permuted words are"),
+    ("objective", "mlm", "config.objective = 'mlm': the objective needs a masked language model, and config"),
+    ("objective", "plm + lm", "plm and lm both predict tokens; remove one of them"),
+    ("data.masking", "static", "config.data.masking = 'static': the objective for permuted words supports no masks"),
+    ("data.do_span_mask", True, "config.data.do_span_mask = True: the objective for permuted words supports no"),
 ])  # fmt: skip
 def test_mistakes_are_named(field, value, message):
     config = config_for("corpus")

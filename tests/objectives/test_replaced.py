@@ -162,20 +162,20 @@ def test_equal_settings_make_equal_terms():
 
 @pytest.mark.parametrize("fields, message", [
     (dict(width=1.5), "config.objectives.generator.width = 1.5: must be above 0 and at most 1"),
-    (dict(width=0.3), "generator.width = 0.3: makes 0.6 of model.num_attention_heads = 2; choose one that gives"),
-    (dict(width=0.1), "generator.width = 0.1: makes 0.2 of model.num_attention_heads = 2"),
-    (dict(layers=0.2), "generator.layers = 0.2: makes 0.4 of model.num_hidden_layers = 2"),
+    (dict(width=0.3), "generator.width = 0.3: the generator would have model.num_attention_heads = 0.6, which must be"),
+    (dict(width=0.1), "generator.width = 0.1: the generator would have model.num_attention_heads = 0.2"),
+    (dict(layers=0.2), "generator.layers = 0.2: the generator would have model.num_hidden_layers = 0.4"),
     (dict(embeddings="none"), "generator.embeddings = 'none': choose one of shared, apart, disentangled"),
-    ({"objective": "replaced"}, "config.objective = 'replaced': nothing replaces words: write '50.replaced"),
-    ({"objective": "generator"}, "config.objective = 'generator': nothing would read the words of the generator"),
-    ({"objective": "mlm"}, "config.objectives.generator: mlm is learnt, without it; leave it out"),
-    ({"objective": "mlm + replaced + generator"}, "mlm and generator both predict words; leave one out"),
-    ({"model.causal": True, "data.next_sentence": "none"}, "learns words as lm, not as mlm"),
-    ({"eval.fill_masks": ("a [MASK]",)}, r"replaced \+ generator does not teach it; set \(\)"),
-    ({"eval.bits_windows": 3, "init_checkpoint": "x", "data.corpus": "x"}, "eval.bits_windows = 3: a model that"),
-    ({"eval.patience": 3}, r"eval.patience = 3: goes by the loss of replaced.*write 'generator \+ 50\*replaced'"),
-    ({"stages.only.objective": "mlm", "embeddings": "disentangled"}, "mlm is learnt, without it"),
-    (dict(family="roberta"), "model.family = 'roberta' shares no embeddings with a narrower one; set apart"),
+    ({"objective": "replaced"}, "config.objective = 'replaced': replaced needs an objective that replaces tokens"),
+    ({"objective": "generator"}, "config.objective = 'generator': generator needs the objective replaced; set"),
+    ({"objective": "mlm"}, "config.objectives.generator: the run trains mlm, not generator; remove the field"),
+    ({"objective": "mlm + replaced + generator"}, "mlm and generator both predict tokens; remove one"),
+    ({"model.causal": True, "data.next_sentence": "none"}, "needs a masked language model, and config"),
+    ({"eval.fill_masks": ("a [MASK]",)}, r"replaced \+ generator cannot fill masks; set \(\)"),
+    ({"eval.bits_windows": 3, "init_checkpoint": "x", "data.corpus": "x"}, "eval.bits_windows = 3: an encoder that"),
+    ({"eval.patience": 3}, r"eval.patience = 3: early stopping reads .*set objective = 'generator \+ 50\*replaced'"),
+    ({"stages.only.objective": "mlm", "embeddings": "disentangled"}, "the run trains mlm, not generator"),
+    (dict(family="roberta"), "model.family = 'roberta' cannot share embeddings with a narrower generator; set apart"),
 ])  # fmt: skip
 def test_what_cannot_be_learnt_is_said(fields, message):
     settings = {name: value for name, value in fields.items() if name in ("family", "width", "layers", "embeddings")}
@@ -198,7 +198,7 @@ def test_two_that_rewrite_are_refused(monkeypatch):
     monkeypatch.setitem(OBJECTIVES.registered, "twin", Twin())
     config = config_for()
     config.objective += " + twin"
-    with pytest.raises(UserError, match="generator and twin both change what is read; leave one out"):
+    with pytest.raises(UserError, match="generator and twin both change the inputs of the encoder; remove one"):
         validate(config)
 
 
@@ -241,7 +241,7 @@ def changed_info(source, folder, change):
 
 def test_disentangled_embeddings_are_learnt_in_all_stages():
     config = config_for(embeddings="disentangled")
-    message = r"config.stages.long: learns mlm, without generator, from whose .* objectives.generator.embeddings=shared"
+    message = r"config.stages.long: the stage trains mlm, not generator; .* objectives.generator.embeddings=shared"
     of_mlm, of_replaced = {"objective": "mlm"}, {"objective": config.objective}
     for of_run, of_short, of_long in ((of_replaced, {}, of_mlm), (of_mlm, of_replaced, {})):
         config.update(of_run)
@@ -337,8 +337,8 @@ def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, c
 
 
 @pytest.mark.parametrize("before, after, message", [
-    ("disentangled", "shared", "= 'shared': the generator of init_checkpoint has other embeddings than the model; set"),
-    ("apart", "disentangled", "= 'disentangled': the generator of init_checkpoint has embeddings of other sizes than"),
+    ("disentangled", "shared", "= 'shared': the generator of init_checkpoint has embeddings of other values than"),
+    ("apart", "disentangled", "= 'disentangled': the generator of init_checkpoint has embeddings of other shapes than"),
 ])  # fmt: skip
 def test_embeddings_that_cannot_be_shared_are_refused(tmp_path, before, after, message):
     run, _ = made_run(tmp_path / "run", embeddings=before)
@@ -429,14 +429,14 @@ def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
         return config
 
     assert adapting(0.5).model.num_attention_heads == 2  # 12 by default
-    with pytest.raises(UserError, match=r"makes 0.25 of model.num_attention_heads = 2; choose one that gives a whole"):
+    with pytest.raises(UserError, match=r"would have model.num_attention_heads = 0.25, which must be a whole number"):
         adapting(1 / 8)
     config = adapting(0.5)
     config.objective = "lm"  # for a checkpoint that sees earlier tokens only
     config.data.update(next_sentence="none", masking="dynamic")
     del config.unlock()["objectives"]
     validate(config)
-    with pytest.raises(UserError, match="learns words as mlm, not as lm"):
+    with pytest.raises(UserError, match=r"needs a causal language model, and config\.model is a masked"):
         validate(config, is_adopted=True)
 
 

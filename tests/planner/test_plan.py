@@ -22,7 +22,7 @@ from bertjax.models import families
 from bertjax.objectives.parsing import learn
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
-from bertjax.pretraining.data import packed_rows
+from bertjax.pretraining.data import estimate_packed_rows
 from bertjax.training.optim.optimizers import make_optimizer
 from bertjax.training.state import abstract_axes, make_layout
 from experiments import embed, glue, small
@@ -194,7 +194,7 @@ def test_the_stored_measurements_are_those_of_todays_configs(experiment):
         mesh = abstract_mesh(config, target)
         layout = make_layout(init_params, optimizer, mesh).state
         at_rest = [bytes_of(params, layout.params, target), bytes_of(moments, layout.opt_state, target)]
-        rows = packed_rows(config, mesh, make_hbm.REAL_TOKENS) if config.packing else None
+        rows = estimate_packed_rows(config, mesh, make_hbm.REAL_TOKENS) if config.packing else None
         task, stages = pretraining_task(config, one_device, None, rows=rows), stages_of(config)
         grown = [number for number, stage in enumerate(stages) if not stage.grows]  # others are parts of these
         assert [row["stage"] for row in GOLDEN[name]] == grown

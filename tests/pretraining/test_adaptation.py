@@ -213,7 +213,7 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     ({"tokenizer.extend": 100_000}, r"config.tokenizer.extend = 100000: this corpus gives \d+ new pieces"),
     ({"tokenizer.extend": 0}, r"config.adapt.new_pieces_first = 3: must be 0 without new pieces"),
     ({"adapt.model": False}, r"only the model of init_checkpoint can grow; set adapt.model=True"),
-    ({"adapt.positions": 40}, r"config.adapt.positions = 40: .* has 64 positions; choose more, or 0"),
+    ({"adapt.positions": 40}, r"config.adapt.positions = 40: must be at least 64, .* or 0; set a larger"),
     ({"adapt.positions_from": "x"}, r"config.adapt.positions_from = 'x': choose one of repeat, interpolate"),
     ({"stages.adapt.length": 128, "stages.adapt.max_predictions_per_seq": 20}, r"length = 128: .* has 96 positions; s"),
     ({"tokenizer.kind": "bytes"}, r"tokenizer.extend = .*tokenizer.kind = 'bytes', whose vocabulary is fixed"),

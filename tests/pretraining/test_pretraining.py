@@ -27,7 +27,7 @@ from bertjax.launch.validate import validate
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.pretraining import compute_choice
 from bertjax.pretraining import run as pretraining_run
-from bertjax.pretraining.data import StageData, packed_row
+from bertjax.pretraining.data import StageData, packed_row_size
 from bertjax.pretraining.records import find_or_prepare
 from bertjax.pretraining.run import report
 from bertjax.pretraining.scores import divide_sequences
@@ -273,12 +273,12 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
     assert pretraining_run.KIND.changes_of_data(config, tmp_path, info) == []
     corpus.write_text(make_corpus(61))
     with pytest.raises(
-        UserError, match=rf"since .* were prepared, {corpus} has changed \(1 files of .*; delete the fold"
+        UserError, match=rf"since .* were prepared \({corpus} has changed \(1 files of .*; delete the fold"
     ):
         find_or_prepare(config, tmp_path)
     capsys.readouterr()
     assert find_or_prepare(config, tmp_path, is_new=False)[0] == folder
-    assert "going on with the records of before" in capsys.readouterr().out
+    assert "training continues on the old records" in capsys.readouterr().out
     (change,) = pretraining_run.KIND.changes_of_data(config, tmp_path, info)
     assert change.startswith(f"{corpus} has changed")
     corpus.unlink()
@@ -334,7 +334,7 @@ def test_long_runs_on_chips_with_kernels_unroll_their_layers_if_that_fits():
         config = tiny_config()
         config.unroll, config.stages.short.steps = "auto", steps
         config.update(fields)
-        return [(way.remat, way.unroll) for way in compute_choice.ways_to_compute(config, platform, chip)]
+        return [(way.remat, way.unroll) for way in compute_choice.compute_candidates(config, platform, chip)]
 
     assert ways("tpu", "TPU v4") == [("none", "yes"), ("none", "auto")]
     assert ways("tpu", "TPU v4", remat="auto")[:3] == [("none", "yes"), ("none", "auto"), ("dots", "auto")]
@@ -452,7 +452,7 @@ def test_there_is_room_for_the_masked_tokens_of_any_row(prob):
     for length in (16, 128, 512):
         config = config_of("", True)
         config.data.masked_lm_prob = prob
-        row = packed_row(config, stage(1, length, length))
+        row = packed_row_size(config, stage(1, length, length))
         for _ in range(1000):
             left, sizes = length, []
             while left >= 3 and len(sizes) < row.sequences:

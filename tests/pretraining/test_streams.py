@@ -32,7 +32,7 @@ from bertjax.models.families import config_of
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.xlnet.model import XlnetModel
 from bertjax.nn.ops.recurrent_memory import new_memory
-from bertjax.objectives.lm import NextWordsOfStream
+from bertjax.objectives.lm import StreamNextTokens
 from bertjax.objectives.parsing import learn
 from bertjax.pretraining import run as pretraining_run
 from bertjax.pretraining.task import Pretraining
@@ -163,7 +163,7 @@ SPEC = RECORD_ARRAYS | STREAM_ARRAYS
 
 def batches_of(order, start=0, rows=np.arange):
     return pipeline.train_batches(
-        order, SPEC, 3, start=start, rows=rows, transforms=[SeededTransform(NextWordsOfStream())]
+        order, SPEC, 3, start=start, rows=rows, transforms=[SeededTransform(StreamNextTokens())]
     )
 
 
@@ -194,7 +194,7 @@ def test_a_row_goes_on_where_it_ended(records):
 
 def test_held_out_text_is_read_once_side_by_side(records):
     files, ids = find_records(records, LENGTH, 3, "heldout"), rows_of(records, "heldout")["input_ids"]
-    given = dict(transforms=[SeededTransform(NextWordsOfStream())], is_stream=True)
+    given = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
     batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=21, **given))
     rows = [np.concatenate([b["input_ids"][row][b["segments"][row] > 0] for b in batches]) for row in range(ROWS)]
     np.testing.assert_array_equal(np.concatenate(rows), ids[:21].ravel())
@@ -344,7 +344,7 @@ def test_held_out_text_is_read_with_a_memory_of_its_own(records):
         return pretraining_task(config, one_device_mesh(config), records)
 
     files, task = find_records(records, LENGTH, 3, "heldout"), task_of()
-    given = dict(transforms=[SeededTransform(NextWordsOfStream())], is_stream=True)
+    given = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
     batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=8, max_sequences=30, **given))
     names = [name for name, x in batches[0].items() if x.ndim > 1]
     whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in names}
@@ -402,7 +402,7 @@ def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
     ({"model.memory_length": 0}, "config.model.memory_length = 0: must be at least 1"),
     ({"data.dupe_factor": 2}, "config.data.dupe_factor = 2: must be 1 with data.stream=True"),
     ({"data.masking": "static"}, "config.data.masking = 'static': "),
-    ({"objective": "mlm"}, "config.data.stream = True: mlm reads sequences by themselves, not text that goes on"),
+    ({"objective": "mlm"}, "config.data.stream = True: the objective mlm does not support streams"),
     ({"stages": named_stages(only=stage(6, LENGTH, 3, batch_size=4))}, "config.stages.only.batch_size = 4: must be"),
     ({"model": pretraining_config().model}, "config.data.stream = True: model.family = 'bert' has no recurrent memory"),
 ])  # fmt: skip

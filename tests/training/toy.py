@@ -44,7 +44,7 @@ class Toy:
             x = np.random.default_rng(step).normal(size=(self.config.batch_size, 3)).astype(np.float32)
             yield {"x": x[own], "y": x.sum(1)[own], "weights": np.ones(len(own), np.float32)}
 
-    def at(self, step):
+    def loss_and_config(self, step):
         return self, self.config
 
     def mask_updates(self, updates, step):

@@ -50,7 +50,7 @@ def measure(opened: Run, program: Program) -> StepTimes:
         state = program.init(jax.random.key(config.seed))
         if task.carry:
             state = fill_recurrent_memory(task, program, state, mesh, 0, lambda text: None)
-        train_step = program.step_of(*task.at(part.first_step))
+        train_step = program.step_of(*task.loss_and_config(part.first_step))
         compiled, first, seconds, flops = set(), 0.0, 0.0, 0
         with contextlib.closing(on_devices(task.batches(part.first_step), mesh)) as batches:
             for step in range(part.first_step, part.first_step + min(part.steps, MOST_MEASURED_STEPS)):

@@ -1,4 +1,4 @@
-"""The model of ELECTRA's generator: a masked language model beside the encoder, whose embeddings it can share."""
+"""The generator of ELECTRA: a masked language model that can share the embeddings of the encoder."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from bertjax.config.model_config import BertConfig, Compute
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.ops.dropout import fold_in
 from bertjax.objectives.encoded_batch import EncodedBatch
-from bertjax.objectives.parts.words import loss_of_words
+from bertjax.objectives.parts.words import token_loss
 
 # Derives the dropout keys of the generator from the keys of the rows. Lower numbers derive the keys of the encoder and
 # of the objectives.
@@ -24,10 +24,9 @@ class GeneratorModel(nn.Module):
     Attributes:
       config: the config of the generator.
       compute: how to compute.
-      embeddings: shared: the generator reads the embeddings of the encoder, and has only its projection of them; apart:
-        the generator has embeddings of its own; disentangled: the generator reads the embeddings of the encoder, and
-        the encoder reads them without a gradient plus a `difference`, which begins with 0 (He et al. 2021, section
-        3.3).
+      embeddings: "shared": the generator reads the embeddings of the encoder, and stores only a projection to the
+        generator's hidden size. "apart": the generator has separate embeddings. "disentangled": as "shared", but the
+        encoder reads stop_gradient(embeddings) + `difference`; `difference` starts at 0 (He et al. 2021, section 3.3).
     """
 
     config: BertConfig
@@ -59,7 +58,7 @@ def _split(embeddings: dict) -> tuple[dict, dict]:
 
 
 def separate_params(encoder: Mapping, generator: Mapping) -> tuple[Mapping, dict]:
-    """Returns the parameters of an encoder and of a whole `BertForMaskedLM`.
+    """Returns the parameters of an encoder and of a complete `BertForMaskedLM` that share no parameters.
 
     Args:
       encoder: the parameters of the encoder.
@@ -67,12 +66,12 @@ def separate_params(encoder: Mapping, generator: Mapping) -> tuple[Mapping, dict
     """
     tables, _ = _split(encoder["embeddings"])
     projection = generator["bert"].get("embeddings", {})
-    whole = {name: part for name, part in generator.items() if name != "difference"}
-    whole["bert"] = generator["bert"] | {"embeddings": tables | projection}
+    complete = {name: part for name, part in generator.items() if name != "difference"}
+    complete["bert"] = generator["bert"] | {"embeddings": tables | projection}
     if "difference" in generator:
         sums = jax.tree.map(lambda x, delta: jax.lax.stop_gradient(x) + delta, tables, generator["difference"])
         encoder = {**encoder, "embeddings": encoder["embeddings"] | sums}
-    return encoder, whole
+    return encoder, complete
 
 
 def share_params(encoder: dict, generator: dict, embeddings: str) -> tuple[dict, dict]:
@@ -80,18 +79,18 @@ def share_params(encoder: dict, generator: dict, embeddings: str) -> tuple[dict,
 
     Args:
       encoder: the parameters of the encoder.
-      generator: the parameters of a whole `BertForMaskedLM`.
+      generator: the parameters of a complete `BertForMaskedLM`.
       embeddings: the attribute of the `GeneratorModel`.
 
     Raises:
-      ValueError: if the embeddings of the two differ and cannot be shared. The message completes "the generator has".
+      ValueError: if the embeddings cannot be shared. The message continues the sentence "the generator has ...".
     """
     if embeddings == "apart":
         return encoder, generator
     tables, _ = _split(encoder["embeddings"])
     generator_tables, projection = _split(generator["bert"]["embeddings"])
     if jax.tree.map(jnp.shape, tables) != jax.tree.map(jnp.shape, generator_tables):
-        raise ValueError("embeddings of other sizes than the model; set apart")
+        raise ValueError("embeddings of other shapes than the encoder; set apart")
     rest = {name: part for name, part in generator["bert"].items() if name != "embeddings"}
     generator = generator | {"bert": rest | ({"embeddings": projection} if projection else {})}
     if embeddings == "disentangled":
@@ -100,15 +99,14 @@ def share_params(encoder: dict, generator: dict, embeddings: str) -> tuple[dict,
             "difference": difference
         }
     if not all(jax.tree.leaves(jax.tree.map(np.array_equal, tables, generator_tables))):
-        raise ValueError("other embeddings than the model; set disentangled, or apart")
+        raise ValueError("embeddings of other values than the encoder; set disentangled or apart")
     return encoder, generator
 
 
 def rewrite(encoded: EncodedBatch, weights: jax.Array, keys: jax.Array) -> EncodedBatch:
-    """Predicts the masked tokens with the generator, and replaces the masked tokens by samples of its predictions.
+    """Predicts the masked tokens with the generator, and replaces the masked tokens by samples of the predictions.
 
-    The loss of the generator is `joint_loss` of the result. No gradient of the encoder reaches the generator through
-    the samples. See `JointModel.rewrite`.
+    `joint_loss` of the result is the loss of the generator. The samples have no gradient. See `JointModel.rewrite`.
     """
     head, batch = encoded.heads["generator"], encoded.batch
     params = head()
@@ -116,8 +114,8 @@ def rewrite(encoded: EncodedBatch, weights: jax.Array, keys: jax.Array) -> Encod
         batch = batch | {"original_ids": batch["input_ids"]}
         return encoded._replace(batch=batch, joint_loss=(jnp.float32(0), {}))
     module, variables = encoded.encoder.unbind()
-    encoder_params, whole = separate_params(variables["params"], params)
-    model = BertForMaskedLM(head.config, head.compute, parent=None).bind({"params": whole})
+    encoder_params, complete = separate_params(variables["params"], params)
+    model = BertForMaskedLM(head.config, head.compute, parent=None).bind({"params": complete})
     hidden = model.bert.encode(
         batch["input_ids"],
         batch["segments"],
@@ -126,14 +124,15 @@ def rewrite(encoded: EncodedBatch, weights: jax.Array, keys: jax.Array) -> Encod
         dropout_keys=fold_in(encoded.dropout_keys, DROPOUT_KEY),
     )
     masked = encoded._replace(encoder=model.bert, heads={"masked_lm": model.masked_lm}, hidden=hidden)
-    loss, words = loss_of_words(masked, weights, keys)
+    loss, words = token_loss(masked, weights, keys)
     assert words is not None
     batch = batch | {"input_ids": _with_words(batch, words), "original_ids": _with_words(batch, batch["word_ids"])}
     return encoded._replace(batch=batch, encoder=module.bind({"params": encoder_params}), joint_loss=loss)
 
 
 def _with_words(batch: dict, words: jax.Array) -> jax.Array:
-    """Returns the token ids of a batch with words `[rows, predictions]` at the predicted positions."""
+    """Returns the token ids `[rows, length]` with `words` `[rows, predictions]` at the predicted positions."""
     ids = batch["input_ids"]
-    places = jnp.where(batch["word_weights"] > 0, batch["word_positions"], ids.shape[1])  # places outside are dropped
-    return jax.vmap(lambda row, columns, values: row.at[columns].set(values, mode="drop"))(ids, places, words)
+    # The columns of padding are out of bounds, so that `mode="drop"` ignores them.
+    columns = jnp.where(batch["word_weights"] > 0, batch["word_positions"], ids.shape[1])
+    return jax.vmap(lambda row, indices, values: row.at[indices].set(values, mode="drop"))(ids, columns, words)

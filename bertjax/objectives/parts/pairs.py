@@ -20,7 +20,7 @@ class PairMetrics(ObjectiveMetrics):
     """The accuracy, beside the accuracy of the more frequent class.
 
     Args:
-      title: the words of the report for the objective.
+      title: the name of the predictions in the report, such as "next sentence".
     """
 
     plots = (Plot("accuracy of sentence pairs", "accuracy", "{name}_majority"),)
@@ -39,7 +39,7 @@ class PairMetrics(ObjectiveMetrics):
         return [f"held-out {self.title}: accuracy {accuracy:.1%}; always the more frequent class {majority:.1%}"]
 
     def baselines(self, batch: dict, weights: "jax.Array", statistics: None) -> Metrics:
-        """Returns the number of pairs with label 1."""
+        """Returns the number of pairs with label 1, for the majority baseline."""
         return {"label_1": (weights * batch["pair_labels"]).sum()}
 
 
@@ -47,7 +47,7 @@ class PairObjective(Objective):
     """Classifies pairs of segments into the two classes of `pair_labels`.
 
     Attributes:
-      pairs: the value of `data.next_sentence` that makes such pairs.
+      pairs: the value of `data.next_sentence` that the objective needs.
     """
 
     pairs: ClassVar[str]
@@ -60,9 +60,11 @@ class PairObjective(Objective):
 
     def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
         """Returns the cross-entropy and the accuracy."""
-        from bertjax.objectives.parts.pretraining_model import classified
+        from bertjax.objectives.parts.pretraining_model import weighted_cross_entropy
 
-        return classified(encoded.heads["next_sentence"](encoded.pooled()), encoded.batch["pair_labels"], weights)
+        return weighted_cross_entropy(
+            encoded.heads["next_sentence"](encoded.pooled()), encoded.batch["pair_labels"], weights
+        )
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
         """Returns the FLOPs of the pooler and the classifier."""
@@ -71,8 +73,6 @@ class PairObjective(Objective):
         return pooled_flops(config, row.sequences)
 
     def validate(self, config: "ConfigDict") -> None:
-        """Checks that the records have these pairs."""
-        remedy = (
-            f"records need other pairs for objective = {config.objective!r}: set {self.pairs}, or another objective"
-        )
+        """Checks that `data.next_sentence` is `pairs`."""
+        remedy = f"objective = {config.objective!r} needs {self.pairs}; set {self.pairs}, or change the objective"
         require(config.data.next_sentence == self.pairs, "data.next_sentence", config.data.next_sentence, remedy)

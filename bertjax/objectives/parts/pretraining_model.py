@@ -16,8 +16,8 @@ from bertjax.nn.ops.recurrent_memory import encode_with_memory
 from bertjax.objectives.encoded_batch import EncodedBatch
 from bertjax.objectives.objective import AuxiliaryObjective, JointModel, QueryStream, Term
 
-# Names of the module's fields and of its encoder, which an output layer cannot have.
-TAKEN = ("bert", "config", "terms", "compute", "z_loss", "head_names")
+# Names of attributes of `PretrainingModel`, which an output layer cannot have.
+RESERVED_MODULE_NAMES = ("bert", "config", "terms", "compute", "z_loss", "head_names")
 
 
 class PretrainingModel(nn.Module):
@@ -25,9 +25,9 @@ class PretrainingModel(nn.Module):
 
     Attributes:
       config: the config of the encoder.
-      terms: the objectives. Each receives random keys that are derived with its number.
-      compute: how to compute.
-      z_loss: the weight of the z-loss in training, see `classified`.
+      terms: the objectives. The index of a term derives the random keys of its objective.
+      compute: the settings of the computation, such as the dtype.
+      z_loss: the weight of the z-loss in training, see `weighted_cross_entropy`.
     """
 
     config: BertConfig
@@ -36,12 +36,14 @@ class PretrainingModel(nn.Module):
     z_loss: float = 0.0
 
     def setup(self) -> None:
-        """Makes the encoder and the output layers. Objectives with a common name share a layer."""
+        """Makes the encoder and the output layers. Objectives that return the same name share the layer."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         heads = {term.name: term.objective.heads(self.config, self.compute) for term in self.terms}
         for name, head in {name: head for layers in heads.values() for name, head in layers.items()}.items():
-            if name in TAKEN:
-                raise ValueError(f"an output layer cannot be called {name!r}")
+            if name in RESERVED_MODULE_NAMES:
+                raise ValueError(
+                    f"output layer {name!r}: the name is reserved; rename the layer in `heads` of the objective"
+                )
             setattr(self, name, head)
         self.head_names = {name: tuple(layers) for name, layers in heads.items()}
 
@@ -50,7 +52,7 @@ class PretrainingModel(nn.Module):
     ) -> tuple[dict[str, tuple[jax.Array, dict]], Any]:
         """Returns {objective: (loss, metrics)}, and the next carry if the batch has a `carry`, else None.
 
-        Auxiliary objectives have a loss only if the batch has `progress`.
+        Omits auxiliary objectives if the batch has no `progress`.
 
         Args:
           batch: the arrays of the batch, `[rows, ...]`.
@@ -77,7 +79,7 @@ class PretrainingModel(nn.Module):
 
 
 def _encode(encoded: EncodedBatch, terms: Sequence[Term]) -> tuple[EncodedBatch, Any]:
-    """Returns the batch with the states that the objectives need, and the carry for the next step."""
+    """Runs the encoder. Returns the batch with the hidden states, and the carry for the next step or None."""
     batch, encoder, keys = encoded.batch, encoded.encoder, encoded.dropout_keys
     arrays, positions = [batch[name] for name in ("input_ids", "segments", "token_types")], batch.get("positions")
     stream = next((term.objective for term in terms if isinstance(term.objective, QueryStream)), None)
@@ -95,14 +97,16 @@ def _encode(encoded: EncodedBatch, terms: Sequence[Term]) -> tuple[EncodedBatch,
         encoded = encoded._replace(hidden=hidden)
     elif any(isinstance(term.objective, AuxiliaryObjective) for term in terms):
         states = encoder.encode(*arrays, positions, every_layer=True, dropout_keys=keys)
-        encoded = encoded._replace(states=states, hidden=states[-1])
+        encoded = encoded._replace(layer_states=states, hidden=states[-1])
     else:
         encoded = encoded._replace(hidden=encoder.encode(*arrays, positions, dropout_keys=keys))
     return encoded, carry
 
 
-def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0) -> tuple[jax.Array, dict]:
-    """Returns the weighted sums of the cross-entropy, and of the correct predictions as `accuracy`.
+def weighted_cross_entropy(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0
+) -> tuple[jax.Array, dict]:
+    """Returns the weighted sum of the cross-entropy, and {"accuracy": weighted sum of the correct predictions}.
 
     Args:
       logits: `[..., classes]`.
@@ -127,28 +131,28 @@ def sample(logits: jax.Array, keys: jax.Array, start: int | jax.Array = 0) -> ja
     Args:
       logits: `[rows, predictions, words]`.
       keys: `[rows]` random keys.
-      start: the index in the row of the first logit.
+      start: the index of the first logit in its row, if the logits are a chunk.
     """
     bits = jax.vmap(lambda key: random_bits(key, logits.shape[1:], start))(keys)
     uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23  # has 2 ** 23 values, neither 0 nor 1
     return jnp.argmax(jax.lax.stop_gradient(logits) - jnp.log(-jnp.log(uniform)), axis=-1).astype(jnp.int32)
 
 
-def summed_in_parts(function: Callable, arrays: Sequence[jax.Array], size: int) -> tuple:
-    """Applies a function to parts of arrays, and keeps no intermediate values: the backward pass recomputes them.
+def sum_in_chunks(function: Callable, arrays: Sequence[jax.Array], size: int) -> tuple:
+    """Applies a function to chunks of columns, one at a time. The backward pass recomputes the intermediate values.
 
     Args:
-      function: parts of the arrays -> (values to sum over the parts, arrays `[rows, size]`).
-      arrays: `[rows, length]` each. Zeros fill the last part, so that weights must be among the arrays.
-      size: columns of a part.
+      function: chunks `[rows, size]` of the arrays -> (values to sum over the chunks, arrays `[rows, size]`).
+      arrays: arrays `[rows, length]`. The last chunk is padded with zeros, so that one of the arrays must be weights.
+      size: the number of columns of a chunk.
 
     Returns:
-      The sums, and the joined arrays `[rows, length]`.
+      The sums, and the concatenated arrays `[rows, length]`.
     """
     length = arrays[0].shape[1]
     count = -(-length // size)
 
-    def parts(x: jax.Array) -> jax.Array:
+    def split(x: jax.Array) -> jax.Array:
         padded = jnp.pad(x, [(0, 0), (0, count * size - x.shape[1])])
         return jnp.moveaxis(padded.reshape(len(x), count, size), 1, 0)
 
@@ -160,7 +164,7 @@ def summed_in_parts(function: Callable, arrays: Sequence[jax.Array], size: int) 
     def joined(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1)[:, :length]
 
-    all_parts = jax.tree.map(parts, arrays)
-    shapes, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], all_parts))
-    total, columns = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), all_parts)
+    chunks = jax.tree.map(split, arrays)
+    shapes, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))
+    total, columns = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), chunks)
     return total, jax.tree.map(joined, columns)

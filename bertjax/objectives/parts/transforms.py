@@ -1,4 +1,4 @@
-"""The transforms of the batches of a stage, which its objectives need, such as dynamic masking."""
+"""The batch transforms of the objectives of a stage, such as dynamic masking."""
 
 import zlib
 
@@ -12,11 +12,11 @@ from bertjax.text.tokenizer import Tokenizer
 
 
 def transforms_of(config: ConfigDict, stage: Stage, tokenizer: Tokenizer | None) -> list[SeededTransform]:
-    """Returns the transforms of the objectives of a stage, each with random numbers of its own."""
+    """Returns the transforms of the objectives of a stage, each with an independent random seed."""
     transforms, config = [], config_in(config, stage)
     for name, _, objective in parse_objective(config):
         if (transform := objective.transform(config, stage, tokenizer)) is not None:
-            # The transform of a word objective has no seed of its own, as in the first versions.
+            # An empty seed keeps the random numbers of word objectives equal to the numbers of the first versions.
             seed = () if isinstance(objective, WordObjective) else (zlib.crc32(name.encode()),)
             transforms.append(SeededTransform(transform, seed, objective.batch_spec(config, stage), name))
     return transforms

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
     from bertjax.objectives.encoded_batch import EncodedBatch
 
-# Logits of more bytes than MOST_BYTES are computed in parts of PART_BYTES, so that they never exist together. The
-# backward pass computes them again. The logits of two sequences of 8,192 tokens, of which 30 % are predicted, take a
-# GiB. Smaller logits are computed once, which is faster.
-MOST_BYTES, PART_BYTES = 1 << 30, 1 << 28
+# Logits of more than MAX_LOGIT_BYTES are computed in chunks of CHUNK_BYTES. The backward pass recomputes the chunks.
+# The logits of two sequences of 8,192 tokens, of which 30 % are predicted, take 1 GiB. Smaller logits are computed
+# once, which is faster.
+MAX_LOGIT_BYTES, CHUNK_BYTES = 1 << 30, 1 << 28
 
 
 class WordMetrics(ObjectiveMetrics):
     """Loss and accuracy, beside the unigram baseline and the most frequent token.
 
     Args:
-      title: the words of the report for the objective.
+      title: the name of the predictions in the report, such as "masked words".
     """
 
     plots = (
@@ -71,7 +71,7 @@ class WordMetrics(ObjectiveMetrics):
         return lines
 
     def baselines(self, batch: dict, weights: "jax.Array", statistics: "jax.Array") -> Metrics:
-        """Returns the loss of the unigram frequencies, and the number of the most frequent token."""
+        """Returns the loss of the unigram baseline, and the count of the most frequent token."""
         words = batch["word_ids"]
         return {
             "unigram_loss": -(weights * statistics[words]).sum(),
@@ -96,9 +96,9 @@ class WordObjective(Objective):
     At most one objective of a sum may predict tokens.
 
     Attributes:
-      lm_type: the way in which the encoder must read a text, see `models.family.ModelFamily.lm_type`.
-      fills_masks: whether the model can fill a [MASK] afterwards.
-      continues: whether the objective can read a stream of text, whose rows continue in the next step (`data.stream`).
+      lm_type: the type of language model that the encoder must be, see `models.family.ModelFamily.lm_type`.
+      fills_masks: whether the trained model can predict a [MASK].
+      continues: whether the objective supports `data.stream`, with rows that continue in the next step.
     """
 
     metrics: ClassVar[WordMetrics]
@@ -108,10 +108,10 @@ class WordObjective(Objective):
 
     @abc.abstractmethod
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
-        """Returns the most predicted tokens of a sequence."""
+        """Returns the maximum number of predicted tokens of a sequence."""
 
     def predictions_per_row(self, config: "ConfigDict", stage: Stage, sequences: int) -> int:
-        """Returns the most predicted tokens of a packed row that holds at most `sequences` sequences."""
+        """Returns the maximum number of predicted tokens of a packed row with at most `sequences` sequences."""
         return sequences * self.predictions_per_sequence(config, stage)
 
     def batch_spec(self, config: "ConfigDict", stage: Stage) -> BatchSpec:
@@ -119,21 +119,21 @@ class WordObjective(Objective):
         return WORD_ARRAYS
 
     def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
-        """Returns the output layer of masked language models, for all kinds of language models."""
+        """Returns the output layer of masked language models, which all types of language models use."""
         from bertjax.nn.heads import MaskedLanguageModelHead
 
         return {"masked_lm": MaskedLanguageModelHead(config, compute)}
 
     def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
         """Returns the cross-entropy and the accuracy."""
-        return loss_of_words(encoded, weights)[0]
+        return token_loss(encoded, weights)[0]
 
     def weights(self, batch: dict) -> "jax.Array":
         """Returns the weights of the predictions `[rows, predictions]`."""
         return batch["word_weights"]
 
     def normalizer(self, weights: "jax.Array") -> "jax.Array":
-        """Returns the number of predictions, as `get_masked_lm_output` of Google's run_pretraining.py."""
+        """Returns the number of predictions + 1e-5, as `get_masked_lm_output` of Google's run_pretraining.py."""
         return weights.sum() + 1e-5
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
@@ -143,19 +143,19 @@ class WordObjective(Objective):
         return word_flops(config, row.predictions)
 
     def validate(self, config: "ConfigDict") -> None:
-        """Checks that the encoder reads a text in the way that the objective needs."""
+        """Checks that the encoder is a language model of the type `lm_type`."""
         lm_type = families.lm_type_of(config)
         remedy = (
-            f"a model with these fields of config.model learns words as {OBJECTIVE_OF_LM_TYPE[lm_type]}, not as "
-            f"{OBJECTIVE_OF_LM_TYPE[self.lm_type]}"
+            f"the objective needs a {self.lm_type} language model, and config.model is a {lm_type} language model; set "
+            f"{OBJECTIVE_OF_LM_TYPE[lm_type]}, or change config.model"
         )
         require(lm_type == self.lm_type, "objective", config.objective, remedy)
 
 
-def loss_of_words(
+def token_loss(
     encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array | None" = None
 ) -> "tuple[tuple[jax.Array, Metrics], jax.Array | None]":
-    """Returns the loss of the predicted tokens, and tokens that are sampled from the predictions.
+    """Returns the loss of the predicted tokens, and samples from the predicted distributions.
 
     Args:
       encoded: the batch, with the output layer `masked_lm`.
@@ -163,25 +163,26 @@ def loss_of_words(
       keys: `[rows]` random keys of the samples; None for no samples.
 
     Returns:
-      The weighted sums of the cross-entropy and of the correct predictions; the samples `[rows, predictions]`, or None.
+      ((loss, {"accuracy": accuracy}), samples). Loss and accuracy are weighted sums, samples are token ids
+      `[rows, predictions]` or None.
     """
     import jax.numpy as jnp
 
     from bertjax.models.heads import word_logits
-    from bertjax.objectives.parts.pretraining_model import classified, sample, summed_in_parts
+    from bertjax.objectives.parts.pretraining_model import sample, sum_in_chunks, weighted_cross_entropy
 
     assert encoded.hidden is not None
     batch, encoder, head = encoded.batch, encoded.encoder, encoded.heads["masked_lm"]
     positions, words, size = batch["word_positions"], batch["word_ids"], head.config.padded_vocab_size
 
     def read(logits: Any, words: Any, weights: Any, first: Any = 0) -> tuple:
-        sums = classified(logits, words, weights, encoded.z_loss)
+        sums = weighted_cross_entropy(logits, words, weights, encoded.z_loss)
         return sums, None if keys is None else sample(logits, keys, first * size)
 
-    is_small = positions.size * 4 * size <= MOST_BYTES
-    if is_small or encoder.is_initializing() or len(list(encoder.prediction_states(encoded.hidden, positions))) > 1:
+    fits = positions.size * 4 * size <= MAX_LOGIT_BYTES
+    if fits or encoder.is_initializing() or len(list(encoder.prediction_states(encoded.hidden, positions))) > 1:
         return read(word_logits(encoder, head, encoded.hidden, positions), words, weights)
-    module, variables = head.unbind()  # the loop cannot call a bound module
+    module, variables = head.unbind()  # `jax.lax.scan` cannot call a bound module
     table, rows = encoder.word_embeddings(), len(positions)
 
     def read_part(positions: Any, words: Any, weights: Any, columns: Any) -> tuple:
@@ -189,59 +190,66 @@ def loss_of_words(
         return read(logits, words, weights, columns[0, 0])
 
     columns = jnp.broadcast_to(jnp.arange(positions.shape[1]), positions.shape)
-    part = max(1, PART_BYTES // (rows * 4 * size))
-    return summed_in_parts(read_part, (positions, words, weights, columns), part)
+    part = max(1, CHUNK_BYTES // (rows * 4 * size))
+    return sum_in_chunks(read_part, (positions, words, weights, columns), part)
 
 
-def predictions_of_rows(share: float, stage: Stage, sequences: int) -> int:
-    """Returns the most predicted tokens of a packed row.
+def max_predictions_of_row(share: float, stage: Stage, sequences: int) -> int:
+    """Returns the maximum number of predicted tokens of a packed row.
 
     Args:
-      share: the share of the tokens of each sequence that is predicted.
+      share: the fraction of the tokens of a sequence that are predicted.
       stage: the stage.
-      sequences: the most sequences of the row.
+      sequences: the maximum number of sequences of the row.
     """
-    # The number of predictions of a sequence is rounded, and at least 1. The shortest sequence has three tokens.
+    # Each sequence has round(share * tokens) predictions, and at least 1. The shortest sequence has 3 tokens.
+    # Beyond share * tokens, rounding adds at most 1/2 to a sequence, and the minimum of 1 adds at most 1 - 3 * share.
     wanted = share * stage.length
     rounded = math.ceil(wanted + sequences / 2)
     at_least_one = math.floor(wanted + sequences * (1 - 3 * share))
     return min(max(rounded, at_least_one), sequences * stage.max_predictions_per_seq)
 
 
-def next_words(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the positions that predict a next token, the next tokens, and which exist, `[rows, length - 1]` each.
+def next_tokens(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the arguments of `word_arrays`, `[rows, length - 1]`: positions, next tokens, and whether they are valid.
 
-    Every token predicts the next one, except the token before the [SEP] that closes the row: this [SEP] marks the end
-    of the row, not the end of a document.
+    Each position predicts the next token, and padding is at the end. The final [SEP] of a row is not predicted,
+    because it marks the end of the row and not the end of a document.
 
     Args:
       ids: `[rows, length]`, padded.
-      sizes: `[rows]`, tokens of each row.
+      sizes: `[rows]`, the number of tokens of each row.
     """
-    place = np.arange(ids.shape[1] - 1, dtype=ids.dtype)
-    used = place < sizes[:, None] - 2
-    return np.where(used, place, 0), np.where(used, ids[:, 1:], 0), used
+    positions = np.arange(ids.shape[1] - 1, dtype=ids.dtype)
+    is_valid = positions < sizes[:, None] - 2
+    return np.where(is_valid, positions, 0), np.where(is_valid, ids[:, 1:], 0), is_valid
 
 
-def word_arrays(positions: np.ndarray, words: np.ndarray, used: np.ndarray) -> Batch:
-    """Returns the arrays of predictions, from positions, tokens and booleans `[rows, predictions]`."""
-    return {"word_positions": positions, "word_ids": words, "word_weights": used.astype(np.float32)}
+def word_arrays(positions: np.ndarray, tokens: np.ndarray, is_valid: np.ndarray) -> Batch:
+    """Returns the batch arrays of predictions.
+
+    Args:
+      positions: `[rows, predictions]`, the positions whose states predict.
+      tokens: `[rows, predictions]`, the ids of the predicted tokens.
+      is_valid: `[rows, predictions]`, booleans; False for padding.
+    """
+    return {"word_positions": positions, "word_ids": tokens, "word_weights": is_valid.astype(np.float32)}
 
 
-def validate_unmasked(title: str, config: "ConfigDict") -> None:
+def validate_no_masks_and_pairs(title: str, config: "ConfigDict") -> None:
     """Raises `UserError` if the data has masks or pairs of segments."""
-    validate_not_masked(title, config)
+    validate_no_masks(title, config)
     for field, needed in (("data.next_sentence", "none"), ("eval.fill_masks", ())):
-        why = f"nothing is masked where {title} are learnt, and there are no pairs; set {needed}"
-        require(value_of(config, field) == needed, field, value_of(config, field), why)
+        remedy = f"the objective for {title} supports neither masks nor pairs; set {needed}"
+        require(value_of(config, field) == needed, field, value_of(config, field), remedy)
 
 
-def validate_not_masked(title: str, config: "ConfigDict") -> None:
+def validate_no_masks(title: str, config: "ConfigDict") -> None:
     """Raises `UserError` if the data has masks."""
     for field, needed in (
         ("data.masking", "dynamic"),
         ("data.do_whole_word_mask", False),
         ("data.do_span_mask", False),
     ):
-        why = f"nothing is masked where {title} are learnt; set {needed}"
-        require(value_of(config, field) == needed, field, value_of(config, field), why)
+        remedy = f"the objective for {title} supports no masks; set {needed}"
+        require(value_of(config, field) == needed, field, value_of(config, field), remedy)

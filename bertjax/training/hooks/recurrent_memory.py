@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from bertjax.distributed.transfers import on_devices
 from bertjax.training.hooks.hook import Hook, TrainingRun
 from bertjax.training.state import TrainState
-from bertjax.training.step import Program, gathered_params, in_groups, loss_inputs, of_rows
+from bertjax.training.step import Program, gathered_params, loss_inputs, merge_groups, vmap_over_data
 from bertjax.training.task import Loss, Task
 
 
@@ -43,7 +43,7 @@ def fill_recurrent_memory(
     carry = task.carry
     assert carry is not None
     first = max(0, step - carry.reach)
-    state = state.replace(carry=jax.jit(carry.new, out_shardings=program.layout.state.carry)())
+    state = state.replace(carry=jax.jit(carry.init, out_shardings=program.layout.state.carry)())
     if first == step:
         return state
     print_line(
@@ -54,10 +54,10 @@ def fill_recurrent_memory(
     def update_memory(loss: Loss, state: TrainState, batch: dict) -> TrainState:
         params = gathered_params(loss, state, program.layout, mesh)
         batch, _ = loss_inputs(loss, state, batch)
-        updated = in_groups(lambda params, part: loss(params, part, None)[1]["carry"], mesh, params, batch)
-        return state.replace(carry=of_rows(updated))
+        updated = vmap_over_data(lambda params, part: loss(params, part, None)[1]["carry"], mesh, params, batch)
+        return state.replace(carry=merge_groups(updated))
 
     with contextlib.closing(on_devices(task.batches(first), mesh)) as batches:
         for number, batch in enumerate(itertools.islice(batches, step - first), first):
-            state = update_memory(task.at(number)[0], state, batch)
+            state = update_memory(task.loss_and_config(number)[0], state, batch)
     return state

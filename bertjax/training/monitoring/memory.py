@@ -130,7 +130,7 @@ def raise_if_out_of_memory(error: Exception, config: ConfigDict, task: Task, mes
     """
     if "RESOURCE_EXHAUSTED" not in str(error):
         return
-    config, step_config = copy.deepcopy(config), task.at(0)[1]
+    config, step_config = copy.deepcopy(config), task.loss_and_config(0)[1]
     config.remat, config.unroll = step_config.remat, step_config.unroll  # values that replaced "auto"
     batch_shards, limit = mesh.shape["data"] * mesh.shape["fsdp"], memory_limit(mesh)
     possible = [
@@ -158,7 +158,7 @@ def _fits(config: ConfigDict, settings: Mapping[str, Any], mesh: Mesh, limit: in
     task, stages = planning.open(config, mesh, ())
     program, hyperparameters = make_program(task, config, mesh), abstract_hyperparameters(config, mesh)
     for stage in stages:
-        train_step: Any = program.step_of(*task.at(stage.stage.first_step))
+        train_step: Any = program.step_of(*task.loss_and_config(stage.stage.first_step))
         if not fits_in_memory(train_step.lower(program.state, stage.batch, hyperparameters), limit):
             return False
     return True

@@ -1,4 +1,4 @@
-"""Tokens that several layers of a model predict, each layer with output matrices of its own."""
+"""The token loss of several layers, with separate output matrices for each layer."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ import jax.numpy as jnp
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.nn.encoder import stacked
 from bertjax.nn.heads import decoded
-from bertjax.objectives.parts.pretraining_model import classified
+from bertjax.objectives.parts.pretraining_model import weighted_cross_entropy
 
 
-class WordsOfLayers(nn.Module):
-    """The loss of the predictions of some layers: logistic regressions of their states.
+class LayerwiseTokenLoss(nn.Module):
+    """The sum of the losses of linear classifiers of the hidden states, one for each layer and target.
 
     Attributes:
       config: the config of the model.
-      compute: how to compute.
+      compute: the settings of the computation, such as the dtype.
       layers: the number of layers.
-      targets: the number of tokens that each position predicts.
+      targets: the number of tokens that a position predicts.
     """
 
     config: BertConfig
@@ -31,22 +31,22 @@ class WordsOfLayers(nn.Module):
     def __call__(
         self, states: jax.Array, positions: jax.Array, words: jax.Array, weights: jax.Array, z_loss: float
     ) -> jax.Array:
-        """Returns the weighted sum of the cross-entropies. The logits of two layers never exist together.
+        """Returns the weighted sum of the cross-entropies, a scalar. Computes the logits of one layer at a time.
 
         Args:
           states: `[layers, rows, length, hidden]`.
           positions: `[rows, predictions]`, the positions of the states that predict.
           words: `[rows, predictions, targets]`.
           weights: `[layers, rows, predictions, targets]`.
-          z_loss: see `classified`.
+          z_loss: see `weighted_cross_entropy`.
         """
-        recomputed = nn.remat(_WordsOfLayer, prevent_cse=False)
+        recomputed = nn.remat(_LayerTokenLoss, prevent_cse=False)
         make = stacked(recomputed, self.layers, (0, 0, nn.broadcast, nn.broadcast), self.compute, trains=False)
         layers = make(self.config, self.compute, self.targets, z_loss, name="layers")
         return layers(jnp.float32(0), states, weights, positions, words)[0]
 
 
-class _WordsOfLayer(nn.Module):
+class _LayerTokenLoss(nn.Module):
     config: BertConfig
     compute: Compute
     targets: int
@@ -65,28 +65,29 @@ class _WordsOfLayer(nn.Module):
         hidden = jnp.take_along_axis(states, positions[:, :, None], axis=1)
         for target in range(self.targets):
             logits = decoded(hidden, kernel[target], bias[target], self.config, self.compute)
-            total += classified(logits, words[..., target], weights[..., target], self.z_loss)[0]
+            total += weighted_cross_entropy(logits, words[..., target], weights[..., target], self.z_loss)[0]
         return total, None
 
 
-def words_ahead(batch: dict, weights: jax.Array, targets: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the tokens 1, 2, ... places ahead of each position and their weights, `[rows, predictions, targets]`.
+def targets_ahead(batch: dict, weights: jax.Array, targets: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the tokens 1, 2, ... positions ahead and their weights, `[rows, predictions, targets]`.
 
-    A token of another sequence of the row has the weight 0.
+    Tokens of another sequence of the row have the weight 0.
 
     Args:
-      batch: the arrays of the predictions, see `bertjax.data.batch.WORD_ARRAYS`.
+      batch: the predictions of the next tokens, see `bertjax.data.batch.WORD_ARRAYS`.
       weights: `[rows, predictions]`, of the next tokens.
       targets: the number of tokens ahead.
     """
-    positions, words, is_there = batch["word_positions"], batch["word_ids"], batch["word_weights"] > 0
+    positions, words, is_valid = batch["word_positions"], batch["word_ids"], batch["word_weights"] > 0
 
     def shifted(x: jax.Array, places: int) -> jax.Array:
         return jnp.pad(x[:, places:], ((0, 0), (0, places)))
 
     def weight(places: int) -> jax.Array:
-        # No position predicts at the end of a sequence, so that the next sequence begins further away.
-        return weights * (shifted(is_there, places) & (shifted(positions, places) == positions + places))
+        # The last position of a sequence has no prediction, so that prediction i + places is in the same sequence only
+        # if its position is `places` further.
+        return weights * (shifted(is_valid, places) & (shifted(positions, places) == positions + places))
 
     columns = [(shifted(words, places), weight(places)) for places in range(targets)]
     all_words, all_weights = zip(*columns)
