@@ -59,11 +59,11 @@ def test_rows_and_packed_places_without_values_hold_the_padding():
 def test_a_batch_has_exactly_the_arrays_of_its_spec():
     batch = SPEC.padding_rows(2, ROW)
     assert SPEC.select(batch | {"more": np.zeros(2)}).keys() == SPEC.keys()
-    with pytest.raises(ValueError, match="batches lack the array 'score'"):
+    with pytest.raises(ValueError, match="the array 'score' is missing"):
         SPEC.select({name: x for name, x in batch.items() if name != "score"})
-    with pytest.raises(ValueError, match="the array 'score' has the type float64; its spec declares float32"):
+    with pytest.raises(ValueError, match="the array 'score' has dtype float64; expected float32"):
         SPEC.select(batch | {"score": np.zeros(2)})
-    with pytest.raises(ValueError, match="two declarations of the array 'score'"):
+    with pytest.raises(ValueError, match="'score' has two declarations"):
         SPEC | BatchSpec(score=per_token())
     assert (SPEC | BatchSpec(score=per_sequence(np.float32))).keys() == SPEC.keys()
 

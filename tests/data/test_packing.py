@@ -150,7 +150,7 @@ def test_packed_batches_are_functions_of_the_step(packable, monkeypatch):
 
 @pytest.mark.parametrize("together, hosts", [(2, 8), (4, 2), (4, 8), (100, 4)])
 def test_hosts_have_their_rows_of_the_same_packed_batches(packable, monkeypatch, together, hosts):
-    monkeypatch.setattr(order, "PACKED_TOGETHER", together)  # groups: 8, 4, 1
+    monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", together)  # groups: 8, 4, 1
 
     def of_host(host):
         share = lambda count: np.arange(host * count // hosts, (host + 1) * count // hosts)  # noqa: E731
@@ -162,7 +162,7 @@ def test_hosts_have_their_rows_of_the_same_packed_batches(packable, monkeypatch,
 
 
 def test_a_host_reads_only_its_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr(order, "PACKED_TOGETHER", 4)
+    monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", 4)
     made = Order(measured_set(tmp_path), 16, 0, RowSize(LENGTH, 8, 8))
     lanes = [made.lanes_of(group) for group in range(4)]
     assert made.groups == 4 and sorted(lane for own in lanes for lane in own) == list(range(16))

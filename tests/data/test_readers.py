@@ -21,7 +21,7 @@ from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_ro
 def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypatch, vocab_size, is_masked):
     """In every width of numbers and way of reading, bit for bit; some rows are empty."""
     monkeypatch.setattr(order, "MAX_LANES", 4)
-    monkeypatch.setattr(order, "PACKED_TOGETHER", 8)
+    monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", 8)
     rows, own = random_rows(200, vocab_size, is_masked), np.arange(5, 16)
 
     def batches(reader, layout):

@@ -217,7 +217,7 @@ DAMAGES = {  # a file; its new content, fields or name, or None without it; and 
     "no weights": (huggingface.WEIGHTS, None, "no model.safetensors and no pytorch_model.bin, whole"),
     "TensorFlow 2": (huggingface.WEIGHTS, "tf_model.h5", "tf_model.h5: weights of TensorFlow 2, which are not"),
     "no field": (CONFIG, dict(hidden_size=None), "config.json: hidden_size is missing"),
-    "no number": (CONFIG, dict(hidden_size="many"), "hidden_size is 'many', which is not a valid"),
+    "no number": (CONFIG, dict(hidden_size="many"), "hidden_size is 'many'; expected int"),
     "not JSON": (CONFIG, b"{", "config.json: damaged"),
     "deberta": (CONFIG, dict(model_type="deberta"), "model_type 'deberta'.*supported: bert, gpt2"),
     "distilbert": (CONFIG, dict(model_type="distilbert"), "config.json: hidden_dim is missing"),

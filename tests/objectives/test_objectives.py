@@ -12,7 +12,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.stages import stages_of
 from bertjax.data.batch import BatchSpec, per_row, per_sequence
-from bertjax.data.loading.transforms import transformed
+from bertjax.data.loading.transforms import apply_transforms
 from bertjax.launch.validate import validate
 from bertjax.objectives.parsing import learn, parse_objective
 from bertjax.objectives.parts import words
@@ -167,7 +167,7 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
         config = config_for(records_folder, objective, **{"data.masking": "dynamic"})
         batch = {"input_ids": np.arange(5, 69)[None].repeat(4, 0).astype(np.int32), "segments": np.ones((4, 64), int)}
         transforms = transforms_of(config, stages_of(config)[-1], pieces)
-        found.append(transformed(batch, transforms, np.arange(4), 256, [0, 0, 2]))
+        found.append(apply_transforms(batch, transforms, np.arange(4), 256, [0, 0, 2]))
     assert (found[0]["input_ids"] == pieces.mask_id).any()
     for other in found[1:]:
         assert all((other[name] == found[0][name]).all() for name in found[0])

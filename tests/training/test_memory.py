@@ -28,7 +28,7 @@ def running(config, chosen):
     """A task that computes as its run has chosen."""
     computing = copy.deepcopy(config)
     computing.update(chosen)
-    return types.SimpleNamespace(at=lambda step: (None, computing))
+    return types.SimpleNamespace(loss_and_config=lambda step: (None, computing))
 
 
 def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyType({})):
