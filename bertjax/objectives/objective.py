@@ -66,7 +66,8 @@ class ObjectiveMetrics:
           means: {metric: weighted mean on held-out data} of the loss, the metrics and the baselines. The entry `weight`
             is the sum of the weights.
         """
-        return {f"{name}_{metric}": mean for metric, mean in means.items() if metric != "weight"}
+        metrics = ["loss", *(metric for metric in means if metric not in ("loss", "weight"))]
+        return {f"{name}_{metric}": means[metric] for metric in metrics}
 
     def report(self, name: str, scores: Mapping[str, float]) -> list[str]:
         """Returns the lines of the report.

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from bertjax.config.defaults import named_stages, pretraining_config, stage
-from bertjax.data.batch import record_arrays
 from bertjax.data.preprocessing import preparation
 from bertjax.data.records.record_sets import find_records
 from tests.conftest import heldout_batches
@@ -62,9 +61,7 @@ def fingerprint() -> str:
 
 def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
     files = find_records(folder, LENGTH, PREDICTIONS, "train", len(make_vocabulary()))
-    batches = heldout_batches(
-        files, record_arrays(files.masking), LENGTH, PREDICTIONS, batch_size=files.total, max_sequences=files.total
-    )
+    batches = heldout_batches(files, LENGTH, PREDICTIONS, batch_size=files.total, max_sequences=files.total)
     return next(batches)
 
 

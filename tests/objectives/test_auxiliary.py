@@ -50,7 +50,9 @@ def by_definition(task, params, batch, settings):
             places = np.flatnonzero(segments == segment)[:-1]  # without the last [SEP]
             count += len(places) - 1
             for layer in range(1, LAYERS + 1):
-                name, number, first = (auxiliary.LAST, 0, 2) if layer == LAYERS else (auxiliary.LAYERS, layer - 1, 1)
+                name, number, first = (
+                    (auxiliary.LAST, 0, 2) if layer == LAYERS else (auxiliary.INTERMEDIATE, layer - 1, 1)
+                )
                 for target, ahead in enumerate(range(first, settings.targets + 1)):
                     kernel, bias = (params[name]["layers"][each][number, target] for each in ("kernel", "bias"))
                     logits = (states[layer, row, places[:-ahead]] @ kernel.T + bias)[:, :261]
@@ -79,7 +81,7 @@ def test_losses_and_gradients_while_layers_stop(run, packing, settings):
         learns = np.array([progress < settings.layers_until * layer / LAYERS for layer in range(1, LAYERS)])
         np.testing.assert_allclose(metrics["auxiliary_loss"], each @ [*learns, True], rtol=1e-5)
         np.testing.assert_allclose(loss, metrics["lm_loss"] + metrics["auxiliary_loss"], rtol=1e-6)
-        kernels = gradient[auxiliary.LAYERS]["layers"]["kernel"]
+        kernels = gradient[auxiliary.INTERMEDIATE]["layers"]["kernel"]
         assert (np.abs(kernels).max((1, 2, 3)) > 0).tolist() == learns.tolist()
         assert np.abs(gradient[auxiliary.LAST]["layers"]["kernel"]).max() > 0
     assert step._cache_size() == 1

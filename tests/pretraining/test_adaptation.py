@@ -160,7 +160,7 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
     assert "held-out masked words" in (tmp_path / "report.txt").read_text()
     assert checkpoints.read_params(tmp_path, 7).keys() == {"bert", "masked_lm"}
     assert not pretrained.read_config(tmp_path).causal and pretrained.read_config(f"{tmp_path}@3").causal
-    with pytest.raises(UserError, match=r"config.objective = 'lm': a model with these fields .* learns words as"):
+    with pytest.raises(UserError, match=r"config.objective = 'lm': the objective needs a causal language model"):
         config.stages.first.model.causal = False
         validate(config, is_adopted=True)
 
@@ -186,7 +186,7 @@ def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint,
     )  # fmt: skip
     with pytest.raises(UserError, match=r"config.model.attention_output_dropout_prob = 0.25: .* no such field"):
         adopted(checkpoint, angles, dropout)
-    with pytest.raises(UserError, match=r"stages.adapt.model.global_rope_theta: .* 'bert', whose models have no"):
+    with pytest.raises(UserError, match=r"stages.adapt.model.global_rope_theta: the family 'bert' of .* has no field"):
         adopted(checkpoint, angles)
 
 
