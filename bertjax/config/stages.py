@@ -1,4 +1,4 @@
-"""The stages of pre-training as they are trained: in which order, for how many steps, and what each changes.
+"""The stages of pre-training in the order of training, with their lengths, batch sizes and changed fields.
 
 A stage of `config.stages` has a length, and steps or tokens. It may also have a `batch_size`, `microbatches`, an
 `objective`, and sections `data`, `model` and `optimizer` with fields that may change while a model is trained, see
@@ -38,6 +38,11 @@ class Stage:
     sequences_before: int = 0
     grows: bool = False
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def end_step(self) -> int:
+        """The number of steps of the run when the stage ends."""
+        return self.first_step + self.steps
 
     @property
     def tokens_per_step(self) -> int:
@@ -118,7 +123,7 @@ def config_in(config: ml_collections.ConfigDict, stage: Stage) -> ml_collections
 def config_after(config: ml_collections.ConfigDict, step: int) -> ml_collections.ConfigDict:
     """Returns the config as it was in the last of `step` updates: also what a checkpoint of that step is used with."""
     stages = stages_of(config)
-    own = next((stage for stage in stages if step <= stage.first_step + stage.steps), stages[-1])
+    own = next((stage for stage in stages if step <= stage.end_step), stages[-1])
     return config_in(config, own)
 
 

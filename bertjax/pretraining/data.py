@@ -110,7 +110,7 @@ class StageData:
         Args:
           start: the step of the run at which the first batch is used.
         """
-        first, end = self.stage.first_step, self.stage.first_step + self.stage.steps
+        first, end = self.stage.first_step, self.stage.end_step
         order, rows = self.records.order, functools.partial(local_rows, self._mesh)
         transforms, predictions = self.records.transforms, self.stage.max_predictions_per_seq
         spec = self.spec.without(PROGRESS_ARRAYS)
@@ -266,7 +266,7 @@ def packed_spec(config: ConfigDict, spec: BatchSpec) -> BatchSpec:
     """Returns the arrays of a packed batch of training. Rows have room for the predictions of an objective only.
 
     Args:
-      config: the config in the stage.
+      config: the whole config, with the values of the stage.
       spec: the arrays of a padded batch.
     """
     predicts = any(isinstance(term.objective, WordObjective) for term in parse_objective(config))

@@ -107,7 +107,7 @@ class PretrainingEvaluator(Evaluator):
 
     def _stage_index(self, step: int) -> int:
         """Returns the index of the stage that contains the update before `step`."""
-        ends = (data.stage.first_step + data.stage.steps for data in self._data)
+        ends = (data.stage.end_step for data in self._data)
         return next((index for index, end in enumerate(ends) if step <= end), len(self._data) - 1)
 
     def _sums(

@@ -95,13 +95,13 @@ class Pretraining:
     def batches(self, start_step: int) -> Iterator[Batch]:
         """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""
         for data in self.data:
-            if start_step < (end := data.stage.first_step + data.stage.steps):
+            if start_step < data.stage.end_step:
                 yield from data.batches(max(start_step, data.stage.first_step))
-                start_step = end
+                start_step = data.stage.end_step
 
     def stage_index(self, step: int) -> int:
         """Returns the index of the stage that contains `step`; after the run, the index of the last stage."""
-        ends = (data.stage.first_step + data.stage.steps for data in self.data)
+        ends = (data.stage.end_step for data in self.data)
         return next((index for index, end in enumerate(ends) if step < end), len(self.data) - 1)
 
     def loss_and_config(self, step: int) -> tuple[StageLoss, ConfigDict]:
@@ -130,7 +130,7 @@ class Pretraining:
         total = 0
         for data, loss in zip(self.data, self.losses):
             stage, config = data.stage, loss.model.config
-            steps = max(0, min(stop, stage.first_step + stage.steps) - max(start, stage.first_step))
+            steps = max(0, min(stop, stage.end_step) - max(start, stage.first_step))
             forward = families.family_of(config).forward_flops(config, stage.length)
             if self.config.data.stream:
                 forward += recurrent_family_of(config).memory_flops(config, stage.length)

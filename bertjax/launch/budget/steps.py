@@ -71,7 +71,7 @@ def measure(opened: Run, program: Program) -> StepTimes:
         compiling += first
         rates[part.length] = (flops or task.flops(part.first_step, part.first_step + 1)) / (seconds or first)
     parts = _parts(config, task.total_steps)
-    total = sum(task.flops(part.first_step, part.first_step + part.steps) / rates[part.length] for part in parts)
+    total = sum(task.flops(part.first_step, part.end_step) / rates[part.length] for part in parts)
     return StepTimes(total, _evaluation_seconds(opened, total), compiling)
 
 
