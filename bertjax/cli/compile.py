@@ -1,9 +1,9 @@
 """Compiles a config for a TPU or for GPUs, without them: python -m bertjax.compile --config=large \\
 --topology=v5litepod-16
 
-Prints memory per chip, FLOPs, collectives, and for each stage the compiler's estimate of the step time, or on GPUs, for
-which it has none, a lower bound. If a stage does not fit, tries settings until it does. Needs libtpu, or JAX's CUDA
-plugin: pip install -e '.[aot]', or '.[aot-cuda]'.
+Prints memory per chip, FLOPs, collectives, and an estimate of the step time of each stage. The TPU compiler estimates
+the step time; for GPUs, the command computes a lower bound. If a stage does not fit, tries settings until it does.
+Needs libtpu, or JAX's CUDA plugin: pip install -e '.[aot]', or '.[aot-cuda]'.
 """
 
 import sys

@@ -35,7 +35,9 @@ _FIRST = flags.DEFINE_integer(
 )
 _LAST = flags.DEFINE_integer("last", 100, "Rank of the last document that may be one.", lower_bound=1)
 _MARGIN = flags.DEFINE_string(
-    "margin", "-inf", "How far the cosine of a negative must be below the positive's: such as 0.1, or 5% of that."
+    "margin",
+    "-inf",
+    "The cosine of a negative is below the cosine of the positive by this margin: 0.1, or 5% of the positive.",
 )
 _MAX_SCORE = flags.DEFINE_float("max_score", float("inf"), "The highest cosine of a negative.")
 _MIN_SCORE = flags.DEFINE_float("min_score", -float("inf"), "The lowest cosine of a negative.")

@@ -16,7 +16,9 @@ from bertjax.cli.next_commands import print_next, python_command, uses_of
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write to; by default the workdir, if there is only one.")
 _TEXT = flags.DEFINE_string("text", "the man went to the store to buy a bottle of milk .", "To draw the attention of.")
 _WORDS = flags.DEFINE_list("words", [], "To list the neighbours of; by default the words of the text.")
-_WATCH = flags.DEFINE_float("watch", 0.0, "Seconds after which the page is written again while runs go on; 0: once.")
+_WATCH = flags.DEFINE_float(
+    "watch", 0.0, "Seconds between updates of the page while runs go on; 0: the page is written once."
+)
 
 
 def main(workdirs: list[str]) -> None:

@@ -88,8 +88,8 @@ def common_config() -> ml_collections.ConfigDict:
     config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: the remaining devices
     config.hosts_timeout = 300  # seconds to wait for all hosts of a run to start
 
-    # Text -> ids: wordpiece | sentencepiece | bytes (of UTF-8; 261 pieces, without a file) | bpe (of bytes, as GPT-2's
-    # and ModernBERT's) | unigram (XLM-R's; not learnt here). With an empty path, pre-training learns model.vocab_size
+    # Text -> ids: wordpiece | sentencepiece | bytes (of UTF-8; 261 pieces, without a file) | bpe (of bytes, for GPT-2
+    # and ModernBERT) | unigram (for XLM-R; not learnt here). With an empty path, pre-training learns model.vocab_size
     # pieces from data.corpus, or uses the vocabulary of data.records; fine-tuning uses that of init_checkpoint.
     config.tokenizer = ml_collections.ConfigDict(dict(kind="wordpiece", path="", lowercase=True))
 
@@ -106,7 +106,7 @@ def common_config() -> ml_collections.ConfigDict:
             decay="linear",  # how a trapezoid falls: linear | sqrt (1 - sqrt of the share of the steps) | cosine
             decay_to=0.0,  # where it ends, as a share of the peak
             groups=ml_collections.ConfigDict(),  # param groups with their own learning rate or decay: `param_groups`
-            layer_decay=1.0,  # below 1: each layer's learning rate is so many times that of the layer above it
+            layer_decay=1.0,  # learning rate of a layer / learning rate of the layer above it
             learning_rate=1e-4,
             beta1=0.9,  # beta1, beta2, epsilon and bias_correction are for adam and lamb only
             beta2=0.999,
@@ -121,7 +121,7 @@ def common_config() -> ml_collections.ConfigDict:
     config.log_every_steps = 100
     config.sinks = ("tensorboard",)  # where metrics go, besides WORKDIR/metrics.jsonl: also mlflow and wandb
     config.hooks = ()  # names of hooks that a user has registered (`bertjax.training.hooks`)
-    config.watchdog = 10.0  # logs what a step waited for that took so many times as long as the median; 0: none
+    config.watchdog = 10.0  # logs the cause of a step slower than watchdog x the median step; 0: no logs
     config.profile = ""  # START:STOP writes a trace of these steps, both included, to WORKDIR/profile
     # patience: a run ends after so many evaluations in a row without a better score than before; 0: it does not.
     config.eval = ml_collections.ConfigDict(dict(every_steps=10_000, patience=0))

@@ -308,8 +308,8 @@ def read_result(workdir: epath.Path, settings: dict, trial) -> Result | None:
     path = workdir / TRIAL_RESULT
     if not path.exists():
         return None
-    found = read_json(path, TrialResult)
-    return Result(settings, found["scores"], found["failed"])
+    result = read_json(path, TrialResult)
+    return Result(settings, result["scores"], result["failed"])
 
 
 def keep_best(workdir: epath.Path, metric: str) -> str:

@@ -34,8 +34,8 @@ def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
     given, segments, types = np.zeros((3, 1, length), np.int32)
     given[:] = pieces.pad_id
     given[0, :count], segments[0, :count], types[0, :count] = ids, 1, pieces.token_types(count)
-    found = _probabilities(config, source.params["bert"], given, segments, types)
-    return [pieces.shown(i) for i in ids], np.asarray(found)[..., :count, :count]
+    probabilities = _probabilities(config, source.params["bert"], given, segments, types)
+    return [pieces.shown(i) for i in ids], np.asarray(probabilities)[..., :count, :count]
 
 
 @functools.partial(jax.jit, static_argnums=0)

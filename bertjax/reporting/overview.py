@@ -65,14 +65,14 @@ def _workdirs(folder: epath.Path, depth: int) -> Iterator[epath.Path]:
 def _is_search(folder: epath.Path) -> bool:
     if not (folder / TRIALS).is_dir():
         return False
-    return (folder / SUMMARY).exists() or any((each / TRIAL_RESULT).exists() for each in (folder / TRIALS).iterdir())
+    return (folder / SUMMARY).exists() or any((trial / TRIAL_RESULT).exists() for trial in (folder / TRIALS).iterdir())
 
 
 def _row(workdir: epath.Path, within: epath.Path) -> Listed:
     name = str(workdir.relative_to(within)) if workdir != within else absolute(workdir).name
     if _is_search(workdir):
-        trials = [each for each in (workdir / TRIALS).iterdir() if (each / CONFIG).exists()]
-        ended = sum(_state(each) == "finished" for each in trials)
+        trials = [trial for trial in (workdir / TRIALS).iterdir() if (trial / CONFIG).exists()]
+        ended = sum(_state(trial) == "finished" for trial in trials)
         state = "running" if lock.is_held(workdir) else "finished" if ended == len(trials) else "stopped"
         return Listed(name, f"search, {len(trials)} trials", f"{ended} ended", state=state)
     try:
