@@ -24,10 +24,10 @@ from bertjax.data.records.layouts import Format
 from bertjax.data.records.record_sets import RecordSet
 from bertjax.distributed.mesh import Rows
 
-HELDOUT_BLOCK = 256  # the `Source.block` of held-out data. It is independent of the batch size.
+HELDOUT_BLOCK = 256  # the `RecordSource.block` of held-out data. It is independent of the batch size.
 
 
-class Source(NamedTuple):
+class RecordSource(NamedTuple):
     """The records of a split in reading order, and the seeds of their random numbers.
 
     Attributes:
@@ -162,12 +162,12 @@ def heldout_batches(
     def continues(step: int) -> np.ndarray:
         return np.full(batch_size, step > 0)
 
-    source = Source(records, spans, indices, HELDOUT_BLOCK, [seed, 0, 3], continues if is_stream else None)
+    source = RecordSource(records, spans, indices, HELDOUT_BLOCK, [seed, 0, 3], continues if is_stream else None)
     for batch in _batches(files, form, source, 0, transforms):
         yield take_rows(spec.pad_rows(spec.select(batch), batch_size), rows(batch_size))
 
 
-def _training_source(order: Order, form: Format, rows: np.ndarray) -> Source:
+def _training_source(order: Order, form: Format, rows: np.ndarray) -> RecordSource:
     """Returns the source of the sequences with the indices `rows` in each padded batch."""
     groups = order.groups_of(rows, order.batch_size)
     lanes = [lane for group in groups.tolist() for lane in order.lanes_of(group)]
@@ -188,8 +188,8 @@ def _training_source(order: Order, form: Format, rows: np.ndarray) -> Source:
         return order.sequences_before + step * order.batch_size + rows
 
     continues = functools.partial(order.continues, rows) if order.is_stream else None
-    # The third number of a seed is 0 for the order of files, 1 for arrangements, 2 and 3 for transforms (`Source`).
-    return Source(records, spans, indices, order.batch_size, [order.seed, 0, 2], continues)
+    # The third number of a seed is 0 for the order of files, 1 for arrangements, 2 and 3 for the transforms.
+    return RecordSource(records, spans, indices, order.batch_size, [order.seed, 0, 2], continues)
 
 
 def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format:
@@ -197,7 +197,7 @@ def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format
 
 
 def _batches(
-    files: RecordSet, form: Format, source: Source, step: int, transforms: Sequence[SeededTransform]
+    files: RecordSet, form: Format, source: RecordSource, step: int, transforms: Sequence[SeededTransform]
 ) -> Iterator[Batch]:
     """Yields parsed batches after their transforms, from `step`."""
     batches = _parsed_batches(files, form, source, step)
@@ -222,7 +222,7 @@ def _with_continues(batches: Iterator[Batch], step: int, continues: Callable[[in
         yield {**batch, "continues": continues(number).astype(np.int32), FOLLOWING: following}
 
 
-def _parsed_batches(files: RecordSet, form: Format, source: Source, step: int) -> Iterator[Batch]:
+def _parsed_batches(files: RecordSet, form: Format, source: RecordSource, step: int) -> Iterator[Batch]:
     """Yields parsed batches from `step`. Restarts at a step with an unreadable record after the record is located."""
     skipped = dict(files.skipped)
     while True:
