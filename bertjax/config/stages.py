@@ -7,6 +7,7 @@ A stage of `config.stages` has a length, and steps or tokens. It may also have a
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
@@ -123,8 +124,12 @@ def config_in(config: ml_collections.ConfigDict, stage: Stage) -> ml_collections
 def config_after(config: ml_collections.ConfigDict, step: int) -> ml_collections.ConfigDict:
     """Returns the config as it was in the last of `step` updates: also what a checkpoint of that step is used with."""
     stages = stages_of(config)
-    own = next((stage for stage in stages if step <= stage.end_step), stages[-1])
-    return config_in(config, own)
+    return config_in(config, stages[stage_index(stages, step - 1)])
+
+
+def stage_index(stages: Sequence[Stage], step: int) -> int:
+    """Returns the index of the stage that contains `step`; after the run, the index of the last stage."""
+    return next((index for index, stage in enumerate(stages) if step < stage.end_step), len(stages) - 1)
 
 
 def total_steps(config: ml_collections.ConfigDict) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from bertjax.config.stages import stage_index
 from bertjax.data.batch import Batch
 from bertjax.distributed.mesh import batch_sharding, local_copy, replicated
 from bertjax.distributed.rules import RULES
@@ -77,14 +78,14 @@ class PretrainingEvaluator(Evaluator):
         return min(data.rows // data.config.microbatches for data in stages)
 
     def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
-        """Returns the scores of the stage that contains a step; None without held-out data, see `Evaluator.run`.
+        """Returns the scores in the stage of the last update before `step`; None without held-out data.
 
         Evaluates the first `eval.max_sequences` held-out sequences. Scores of stages with different sequence lengths
         are not comparable. With several sources, a score is the mean over the sources, weighted by their fractions of
         the training data. `mlm_loss (SOURCE)` and `mlm_accuracy (SOURCE)` are the scores of the first objective on one
         source.
         """
-        index = self._stage_index(step)
+        index = stage_index([data.stage for data in self._data], step - 1)
         data, loss = self._data[index], self._losses[index]
         heldout = data.records.heldout
         shares = {source: data.records.shares.get(source, 1.0) for source in heldout}
@@ -104,11 +105,6 @@ class PretrainingEvaluator(Evaluator):
         changes = [f"{name} = {value}" for name, value in data.stage.changes.items() if _affects_comparison(name)]
         measured_on = ", ".join([f"{total} sequences of length {data.stage.length}", *changes])
         return Scores({**scores}, -scores[f"{first}_loss"], measured_on)
-
-    def _stage_index(self, step: int) -> int:
-        """Returns the index of the stage that contains the update before `step`."""
-        ends = (data.stage.end_step for data in self._data)
-        return next((index for index, end in enumerate(ends) if step <= end), len(self._data) - 1)
 
     def _sums(
         self,

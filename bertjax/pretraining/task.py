@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bertjax.config.stages import config_in, total_steps
+from bertjax.config.stages import config_in, stage_index, total_steps
 from bertjax.data.batch import Batch, RowSize
 from bertjax.models import families
 from bertjax.models.families import recurrent_family_of
@@ -99,14 +99,9 @@ class Pretraining:
                 yield from data.batches(max(start_step, data.stage.first_step))
                 start_step = data.stage.end_step
 
-    def stage_index(self, step: int) -> int:
-        """Returns the index of the stage that contains `step`; after the run, the index of the last stage."""
-        ends = (data.stage.end_step for data in self.data)
-        return next((index for index, end in enumerate(ends) if step < end), len(self.data) - 1)
-
     def loss_and_config(self, step: int) -> tuple[StageLoss, ConfigDict]:
         """Returns the loss and the config of `step`, the update after `step` updates."""
-        return self.loss_and_config_of_stage(self.stage_index(step))
+        return self.loss_and_config_of_stage(stage_index([data.stage for data in self.data], step))
 
     def loss_and_config_of_stage(self, index: int) -> tuple[StageLoss, ConfigDict]:
         """Returns the loss and the config of a stage."""

@@ -120,7 +120,7 @@ def encode(folder, checkpoint, tmp_path_factory):
     """Returns the vectors of a batch of any form; compiled once for each shape."""
     task = task_of(config_for(folder, checkpoint), tmp_path_factory.mktemp("encode"))
     params = nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
-    compiled = jax.jit(task.outputs)
+    compiled = jax.jit(task.loss.outputs)
 
     def vectors_of(batch, keys=None):
         return compiled(params, {name: x for name, x in batch.items() if name not in NO_INPUTS}, keys)

@@ -23,7 +23,7 @@ from bertjax.data.loading.examples import Examples
 from bertjax.finetuning import classification, sweep
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.encoding import encode_pairs
-from bertjax.finetuning.task import FineTuning, check_indices
+from bertjax.finetuning.task import FineTuning, FineTuningEvaluator, check_indices
 from bertjax.finetuning.tasks import glue
 from bertjax.inference import output_layers, tasks
 from bertjax.interop import conversion, pretrained
@@ -401,7 +401,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     config.checkpoint.every_steps = 20
     validate(config)
     programs, starts = [], []
-    evaluate, batches, make_program = FineTuning.evaluate, FineTuning.batches, sweep.make_program
+    evaluate, batches, make_program = FineTuningEvaluator.run, FineTuning.batches, sweep.make_program
 
     def watched(self, start_step):
         starts.append(start_step)
@@ -415,7 +415,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     monkeypatch.setattr(sweep, "make_program", lambda *given: programs.append(make_program(*given)) or programs[-1])
     monkeypatch.setattr(FineTuning, "batches", watched)
     with monkeypatch.context() as patch:
-        patch.setattr(FineTuning, "evaluate", stopped)
+        patch.setattr(FineTuningEvaluator, "run", stopped)
         with pytest.raises(KeyboardInterrupt):
             launch(config, tmp_path / "run")
     (program,) = programs
@@ -648,7 +648,7 @@ def test_more_epochs_extend_a_finished_run(trained, checkpoint, tmp_path, capsys
     launch(own_config(checkpoint), tmp_path / "run")
     assert capsys.readouterr().out.startswith("already finished: 48 steps")
     with monkeypatch.context() as patch:
-        patch.setattr(FineTuning, "evaluate", lambda *_: os.kill(os.getpid(), signal.SIGINT) or stop())
+        patch.setattr(FineTuningEvaluator, "run", lambda *_: os.kill(os.getpid(), signal.SIGINT) or stop())
         with pytest.raises(KeyboardInterrupt):
             extend()
     said = capsys.readouterr().out
