@@ -23,6 +23,7 @@ TESTS_OF_COMMANDS = {
     "runs": "tests/reporting/test_overview.py::test_runs_are_listed_with_their_state",
     "report": "tests/cli/test_commands.py::test_report_looks_into_a_run",
     "convert": "tests/cli/test_commands.py::test_convert_there_and_back_and_predict_from_it",
+    "doctor": "tests/cli/test_doctor.py::test_the_command_describes_this_machine",
 }
 TESTS_OF_TASKS = {
     "glue": "tests/finetuning/test_finetuning.py::test_a_task_is_learnt_and_scored",

@@ -20,6 +20,7 @@ COMMANDS = {  # name: (the name in `python -m bertjax.NAME`, what the command do
     "runs": ("runs", "lists the runs in folders: how far they are, their loss, whether they run"),
     "report": ("report", "draws runs over each other, and what a checkpoint has learnt"),
     "convert": ("convert", "converts a checkpoint to or from Hugging Face's or Google's format"),
+    "doctor": ("doctor", "describes this installation, its devices and its problems, for a bug report"),
 }
 
 
