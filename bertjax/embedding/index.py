@@ -34,6 +34,7 @@ from bertjax.interop.pretrained import Pretrained
 
 FORMAT = 1  # of the folder
 DESCRIPTION, DOCUMENTS, EMBEDDINGS = "index.json", "documents.arrow", "embeddings.npy"
+POOLS = ("mean", "cls", "last")
 CORPUS_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 BATCH = 1024  # documents of a record batch of the .arrow
 SCHEMA = pyarrow.schema({"text": pyarrow.large_string(), "id": pyarrow.large_string()})
@@ -99,8 +100,10 @@ class Encoders:
           pool: "" for the embeddings that the checkpoint was trained for; mean, cls or last for pooled hidden states.
 
         Raises:
-          UserError: the checkpoint was not trained for embeddings, and there is no `pool`.
+          UserError: `pool` is unknown, or the checkpoint was not trained for embeddings and there is no `pool`.
         """
+        if pool and pool not in POOLS:
+            raise UserError(f"pool = {pool!r}: choose one of {', '.join(POOLS)}")
         if pool:
             make = vectors.pooled(source, "last", pool)
             return cls(make, make, "cosine")
@@ -116,7 +119,7 @@ class Encoders:
 
 
 class SearchIndex:
-    """Documents with their embeddings, to search by meaning. `build` and `open` return one.
+    """Documents with their embeddings, to search by meaning. `build` and `open` return an index.
 
     The documents and their embeddings are read from the disk, so that memory does not grow with their number.
     """
@@ -159,18 +162,18 @@ class SearchIndex:
     def build(
         cls,
         model: HasSource,
-        documents: epath.PathLike | Iterable[str | Document],
+        documents: epath.PathLike | Iterable[str | tuple[str, str]],
         folder: epath.PathLike | None = None,
         pool: str = "",
     ) -> "SearchIndex":
-        """Returns the index of documents, which is written to a folder, or read from it if it is there already.
+        """Returns the index of documents, and writes it to a folder. An index that is in the folder is read.
 
         Resumes an interrupted computation of the embeddings.
 
         Args:
           model: the checkpoint, such as `bertjax.load("runs/vectors")`.
-          documents: one or more texts or `Document`s, or the path of a corpus: a .txt with a document per line, or a
-            .jsonl, .csv, .tsv or .parquet with the column `text` and perhaps `title` and `id`.
+          documents: one or more texts or tuples (text, id); or the path of a corpus: a .txt with a document per line,
+            or a .jsonl, .csv, .tsv or .parquet with the column `text` and perhaps `title` and `id`.
           folder: the folder to write to; None for a temporary one, which is deleted with the index.
           pool: "" for the embeddings that the checkpoint was trained for; mean, cls or last for pooled hidden states,
             which every checkpoint has.
@@ -285,7 +288,7 @@ def _local(folder: epath.PathLike) -> epath.Path:
     return epath.Path(folder)
 
 
-def _listed(documents: epath.PathLike | Iterable[str | Document]) -> Iterator[Document]:
+def _listed(documents: epath.PathLike | Iterable[str | tuple[str, str]]) -> Iterator[Document]:
     """Yields the documents of a file or of an iterable, whose texts are numbered from 1."""
     if isinstance(documents, str | os.PathLike):
         if not str(documents).endswith(CORPUS_SUFFIXES):
@@ -294,11 +297,10 @@ def _listed(documents: epath.PathLike | Iterable[str | Document]) -> Iterator[Do
         return
     number = 0
     for number, document in enumerate(documents, 1):
-        if isinstance(document, str):
-            document = Document(document, str(number))
-        if not isinstance(document, Document):
-            raise UserError(f"documents[{number - 1}] = {document!r:.60}: must be a str or a Document")
-        yield Document(*map(surrogates.replaced, document))
+        parts = (document, str(number)) if isinstance(document, str) else document
+        if not (isinstance(parts, tuple) and len(parts) == 2 and all(isinstance(part, str) for part in parts)):
+            raise UserError(f"documents[{number - 1}] = {document!r:.60}: must be a text, or a tuple of text and id")
+        yield Document(*map(surrogates.replaced, parts))
     if not number:
         raise UserError("documents: has no document, expected at least 1")
 
@@ -306,12 +308,12 @@ def _listed(documents: epath.PathLike | Iterable[str | Document]) -> Iterator[Do
 def _require_no_files(folder: epath.Path) -> None:
     """Raises `UserError` if a folder without an index has other files than an unfinished index leaves."""
     names = sorted(path.name for path in folder.iterdir())
-    if strange := [name for name in names if name != lock.FILE and not name.startswith(DOCUMENTS)]:
-        raise UserError(f"index = {folder}: is no index, and has other files such as {strange[0]}; {NEW}")
+    if other_files := [name for name in names if name != lock.FILE and not name.startswith(DOCUMENTS)]:
+        raise UserError(f"index = {folder}: has no {DESCRIPTION}, but other files such as {other_files[0]}; {NEW}")
 
 
 def _check_checkpoint(folder: epath.Path, description: IndexDescription, encoders: Encoders) -> None:
-    """Raises `UserError` unless the embeddings of an index are those of the encoders."""
+    """Raises `UserError` unless the embeddings of an index equal the embeddings by the encoders."""
     stored = {**description.vectors, "similarity": description.similarity}
     actual = {**encoders.documents.identity(), "similarity": encoders.similarity}
     # Without the head, the hash of a checkpoint is another one: `pool` comes first.
@@ -328,7 +330,7 @@ def _check_checkpoint(folder: epath.Path, description: IndexDescription, encoder
 
 
 def _check_documents(
-    folder: epath.Path, description: IndexDescription, documents: epath.PathLike | Iterable[str | Document]
+    folder: epath.Path, description: IndexDescription, documents: epath.PathLike | Iterable[str | tuple[str, str]]
 ) -> None:
     """Raises `UserError` unless an index has these documents."""
     digest, count = hashlib.sha256(), 0
@@ -339,7 +341,7 @@ def _check_documents(
         shown = documents if isinstance(documents, str | os.PathLike) else "the documents"
         raise UserError(
             f"index = {folder}: has {description.documents:,} other documents than {shown} with {count:,}; leave out "
-            f"the corpus to search the index as it is, or {NEW}"
+            f"the corpus to search this index, or {NEW}"
         )
 
 

@@ -15,7 +15,6 @@ from bertjax.embedding import index as module
 from bertjax.embedding import retrieval
 from bertjax.embedding import task as embed
 from bertjax.embedding.index import SearchIndex
-from bertjax.embedding.retrieval import Document
 from bertjax.finetuning import metrics
 from bertjax.inference import vectors
 from bertjax.interop import pretrained
@@ -125,7 +124,7 @@ def test_an_interrupted_index_is_completed_without_the_corpus(model, tmp_path, m
 
 
 def test_any_checkpoint_searches_with_pooled_states(plain):
-    documents = [Document(text, f"d{i}") for i, text in enumerate(TEXTS)]
+    documents = [(text, f"d{i}") for i, text in enumerate(TEXTS)]
     index = SearchIndex.build(plain, documents, pool="mean")
     pooled = vectors.pooled(plain.source, "last", "mean")
     order, scores = best(*(metrics.l2_normalize(pooled(texts)[0]) for texts in (QUERIES, TEXTS)), 5)
@@ -134,6 +133,8 @@ def test_any_checkpoint_searches_with_pooled_states(plain):
     np.testing.assert_allclose([[hit.score for hit in row] for row in hits], scores, rtol=1e-4)
     with pytest.raises(UserError, match=r": was not trained for embeddings; choose a run of embed or .* pool=mean$"):
         SearchIndex.build(plain, documents)
+    with pytest.raises(UserError, match=r"^pool = 'max': choose one of mean, cls, last$"):
+        SearchIndex.build(plain, documents, pool="max")
 
 
 @pytest.fixture
@@ -163,7 +164,9 @@ def test_another_checkpoint_or_corpus_is_refused(plain, model, folder, corpus, i
 def test_a_folder_that_is_no_index_is_refused(plain, index, tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/notes.md").write_text("mine")
-    with pytest.raises(UserError, match=r"texts: is no index, and has other files such as notes.md; name a new folder"):
+    with pytest.raises(
+        UserError, match=r"texts: has no index.json, but other files such as notes.md; name a new folder"
+    ):
         SearchIndex.build(plain, TEXTS, tmp_path / "texts", "mean")
     with pytest.raises(UserError, match=r"^index = .*texts: has no index.json; name a corpus to write an index, or"):
         SearchIndex.open(plain, tmp_path / "texts")
@@ -179,7 +182,7 @@ def test_a_folder_that_is_no_index_is_refused(plain, index, tmp_path):
 
 @pytest.mark.parametrize("documents, message", [
     ([], r"^documents: has no document, expected at least 1$"),
-    (["a", 3], r"^documents\[1\] = 3: must be a str or a Document$"),
+    (["a", 3], r"^documents\[1\] = 3: must be a text, or a tuple of text and id$"),
     ("none.txt", r"^no file none.txt$"),
     ("docs.gz", r"^corpus = docs.gz: must end in one of .txt, .jsonl, .csv, .tsv, .parquet$"),
 ])  # fmt: skip
