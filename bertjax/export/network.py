@@ -1,4 +1,4 @@
-"""The network of a checkpoint up to its own output layer, as a pure function."""
+"""The network of a checkpoint with its output layer, as a pure function."""
 
 import functools
 from collections.abc import Callable
@@ -18,12 +18,21 @@ Function = Callable[..., jax.Array]  # (params, batch, dropout_keys) -> array
 
 
 def outputs(source: Pretrained, task: FineTuningTask | None, compute: Compute) -> Function:
-    """Returns the function that computes what `bertjax.Model.apply` describes; `task`: that it was fine-tuned for."""
+    """Returns the function that `bertjax.Model.apply` computes.
+
+    Args:
+      source: the checkpoint.
+      task: the task of a fine-tuned checkpoint.
+      compute: dtypes and kernels.
+
+    Raises:
+      UserError: the task does not define `output_layer`.
+    """
     config = source.config
     if task is not None:
         if task.output_layer is None:
             name = source.settings.get("task")
-            raise UserError(f"{source.path}: its task {name!r} says no output_layer; encode gives hidden states")
+            raise UserError(f"{source.path}: its task {name!r} has no output_layer; encode returns hidden states")
         layer = task.output_layer(source)
         model = layer.model(config, source.head, compute=compute)
         return functools.partial(output_layers.apply, model, layer.pooled)
@@ -35,8 +44,8 @@ def outputs(source: Pretrained, task: FineTuningTask | None, compute: Compute) -
     def logits(params: dict[str, Any], batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
         rows, length = batch["input_ids"].shape
         positions = jnp.concatenate([jnp.broadcast_to(jnp.arange(length), (rows, length))] * readers, axis=1)
-        found = words.apply({"params": params}, **batch, masked_positions=positions, dropout_keys=dropout_keys)
-        return cast(jax.Array, found)[..., : config.vocab_size]
+        outputs = words.apply({"params": params}, **batch, masked_positions=positions, dropout_keys=dropout_keys)
+        return cast(jax.Array, outputs)[..., : config.vocab_size]
 
     return logits
 
@@ -46,7 +55,7 @@ def states(source: Pretrained, compute: Compute) -> Function:
     encoder = families.family_of(source.config).build(source.config, compute)
 
     def run(params: dict[str, Any], batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
-        given = {"params": params["bert"]}
-        return cast(jax.Array, encoder.apply(given, **batch, dropout_keys=dropout_keys, method="encode"))
+        variables = {"params": params["bert"]}
+        return cast(jax.Array, encoder.apply(variables, **batch, dropout_keys=dropout_keys, method="encode"))
 
     return run
