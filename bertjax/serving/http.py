@@ -124,10 +124,10 @@ class Server:
         return web.Response(body=prometheus_client.generate_latest(self._registry), content_type="text/plain")
 
     async def _answer(self, request: web.Request) -> web.Response:
-        content = await self._read(request, self._methods[request.path.removeprefix("/")])
-        results = await self._results(content)
+        parsed = await self._read(request, self._methods[request.path.removeprefix("/")])
+        results = await self._results(parsed)
         self._texts.labels(request.path).inc(len(results))
-        answer = results[0] if content.method.takes_one else {"results": results}
+        answer = results[0] if parsed.method.takes_one else {"results": results}
         # Long answers are encoded in a thread, so that the server can answer other requests.
         return web.Response(body=await asyncio.to_thread(encoded, answer), content_type="application/json")
 
@@ -156,13 +156,13 @@ class Server:
             raise Refused(413, f"{sum(sizes):,} characters: a request may have {self._limits.characters:,}")
         return Request(method, inputs, sizes)
 
-    async def _results(self, content: Request) -> list[Any]:
+    async def _results(self, request: Request) -> list[Any]:
         """Waits for the results of a request. Raises `Refused`."""
         try:
-            parts = self._batches.submit(content.method, content.inputs, content.sizes)
+            parts = self._batches.submit(*request)
         except Full:
             raise Refused(503, "too many texts wait; try again") from None
-        results: list[Any] = [None] * len(content.inputs)
+        results: list[Any] = [None] * len(request.inputs)
         try:
             for places, future in parts:
                 computed = await asyncio.wrap_future(future)
@@ -198,8 +198,8 @@ def _error(status: int, message: str) -> web.Response:
 
 
 def encoded(answer: Any) -> bytes:
-    """Returns an answer as JSON. Numbers that JSON does not have become null."""
-    return msgspec.json.encode(answer, enc_hook=float)
+    """Returns an answer as JSON. Numbers that JSON does not have become null, and NumPy numbers become numbers."""
+    return msgspec.json.encode(answer, enc_hook=lambda number: number.item())
 
 
 def run(server: Server, host: str, port: int, grace: float) -> None:

@@ -84,11 +84,6 @@ class Sizes:
     learning_rate: float
     heldout_fraction: float
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of all steps."""
-        return sum(map(math.prod, zip(self.steps, self.batch_sizes, self.lengths)))
-
 
 def kind_of_tokenizer(recipe: str, text: Text) -> str:
     """Returns "bpe" or "wordpiece".

@@ -82,9 +82,7 @@ def begin(config: ConfigDict, workdir: epath.Path, began: float) -> ConfigDict:
     """
     if config.get("recipe"):
         config = recipes.prepared(config)
-    plan, folder = _fitted(workdir), workdir
-    if plan is None and (parent := _parent(config)) is not None:
-        plan, folder = _fitted(parent), parent
+    plan, folder = _fitted(config, workdir)
     if plan is None and config.budget and checkpoint.steps(workdir):
         raise UserError(
             f"config.budget = {config.budget!r}: the run in {workdir} was started without a budget; choose another "
@@ -135,22 +133,17 @@ def _chosen(config: ConfigDict, workdir: epath.Path, began: float) -> Iterator[N
 def _asked(config: ConfigDict) -> dict[str, Any]:
     """Returns the budget, the recipe and the fields that the user has set, with the types of JSON."""
     fields = {name: find_field(config, name).value for name in config.overrides}
-    asked: dict[str, Any] = json.loads(
-        json.dumps({"budget": config.budget, "recipe": config.get("recipe", ""), **fields})
-    )
-    return asked
+    return dict(json.loads(json.dumps({"budget": config.budget, "recipe": config.get("recipe", ""), **fields})))
 
 
-def _parent(config: ConfigDict) -> epath.Path | None:
-    """Returns the workdir of the run that this run branches off from."""
+def _fitted(config: ConfigDict, workdir: epath.Path) -> tuple[Plan | None, epath.Path]:
+    """Returns the plan of this run or of its parent, if steps have been measured, and the workdir of the plan."""
     parent = config.get("branch_from", "").rpartition("@")[0]
-    return epath.Path(parent) if parent else None
-
-
-def _fitted(workdir: epath.Path) -> Plan | None:
-    """Returns the plan of a run whose steps have been measured."""
-    plan = _read(workdir)
-    return plan if plan is not None and plan["is_fitted"] else None
+    for folder in [workdir, *([epath.Path(parent)] if parent else [])]:
+        plan = _read(folder)
+        if plan is not None and plan["is_fitted"]:
+            return plan, folder
+    return None, workdir
 
 
 def _read(workdir: epath.Path) -> Plan | None:
@@ -211,19 +204,14 @@ def _with_sizes(config: ConfigDict, began: float, prepares: bool = True) -> Plan
 
 def _require_time(config: ConfigDict, spent: budget.Budget, left: float, preparing: float, text: Text) -> None:
     """Raises `UserError` if the budget leaves less than 10 seconds for training."""
-    if left >= 10:
-        return
     least = spent.seconds - left
-    larger = f"set --config.budget={steps.in_units(3 * least)}"
-    if preparing > spent.seconds / 2:
+    if left < 10 and preparing > spent.seconds / 2:
         raise UserError(
             f"config.budget = {config.budget!r}: preparing {describe_bytes(text.bytes)} of text takes about "
-            f"{duration(preparing)} here; {larger}, or name a part of the text in config.data.corpus"
+            f"{duration(preparing)} here; set --config.budget={steps.in_units(3 * least)}, or name a part of the text "
+            f"in config.data.corpus"
         )
-    raise UserError(
-        f"config.budget = {config.budget!r}: reading the text, compiling and the report take about {duration(least)} "
-        f"here, so that nothing is left for training; {larger} or more"
-    )
+    steps.require_steps(config, left / 10, least)
 
 
 def _tokens_of_corpus(config: ConfigDict, surveyed: survey.Survey) -> _Tokens:
@@ -318,12 +306,11 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
       workdir: the folder of the run.
       began: the start of the command, by `time.monotonic`.
     """
-    config, plan, parent = opened.config, _read(workdir), _parent(opened.config)
-    if plan is None and parent is not None and (of_parent := _fitted(parent)) is not None:
-        if jax.process_index() == 0:
-            _write(workdir, of_parent)
-        return opened, None
-    if not config.budget or (plan is not None and plan["is_fitted"]) or checkpoint.steps(workdir):
+    config, first = opened.config, opened.task
+    plan, folder = _fitted(config, workdir)
+    if plan is not None and folder != workdir and jax.process_index() == 0:
+        _write(workdir, plan)
+    if plan is not None or not config.budget or checkpoint.steps(workdir):
         return opened, None
     spent, program = budget.parse(config.budget), make_program(opened.task, config, opened.mesh)
     check_memory_bound(config, program)
@@ -331,12 +318,12 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
         phase("compiling and measuring the training step (usually 10-60 s)")
     measured = steps.StepTimes(*map(hosts.as_on_first, steps.measure(opened, program)))
     elapsed = hosts.as_on_first(time.monotonic() - began)
-    first, fields = opened.task, steps.fields_that_fit(opened, workdir, spent, measured, elapsed)
+    fields = steps.fields_that_fit(opened, workdir, spent, measured, elapsed)
     apply(config, fields)
     validate(config, with_data=False)
     opened = opened.reopen(config)
     if jax.process_index() == 0:
-        plan = plan or Plan(budget="", asked=_asked(config), is_fitted=False, fields={}, lines=[])
+        plan = _read(workdir) or Plan(budget="", asked=_asked(config), is_fitted=False, fields={}, lines=[])
         factor = opened.task.flops(0, opened.task.total_steps) / first.flops(0, first.total_steps)
         lines = plan["lines"] or description.lines_of_data(opened, workdir)
         lines += description.lines_of_run(opened, workdir, program, measured, factor, elapsed)

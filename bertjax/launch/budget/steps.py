@@ -1,7 +1,6 @@
 """Measures the steps of a run, and computes the number of steps that a budget allows."""
 
 import contextlib
-import copy
 import math
 import time
 from collections.abc import Mapping
@@ -45,8 +44,11 @@ def measure(opened: Run, program: Program) -> StepTimes:
     """Runs a few steps of one stage of each length, on the first batches of this stage, from random params."""
     task, config, mesh = opened.task, opened.config, opened.mesh
     hyperparameters = put_hyperparameters(config.seed, schedule_of(config, task.total_steps), mesh)
+    stages = _stages(config, task.total_steps)
+    # The time of another stage of the same length follows from its FLOPs.
+    largest = {stage.length: stage for stage in sorted(stages, key=lambda stage: stage.batch_size)}
     compiling, flops_per_second = 0.0, {}
-    for stage in _measured_stages(config, task.total_steps):
+    for stage in largest.values():
         state = program.init(jax.random.key(config.seed))
         if task.carry:
             state = fill_recurrent_memory(task, program, state, mesh, 0, lambda text: None)
@@ -71,7 +73,6 @@ def measure(opened: Run, program: Program) -> StepTimes:
         compiling += first_seconds
         flops = flops or task.flops(stage.first_step, stage.first_step + 1)
         flops_per_second[stage.length] = flops / (seconds or first_seconds)
-    stages = _stages(config, task.total_steps)
     total = sum(task.flops(stage.first_step, stage.end_step) / flops_per_second[stage.length] for stage in stages)
     return StepTimes(total, _evaluation_seconds(opened, total), compiling)
 
@@ -83,20 +84,12 @@ def _stages(config: ConfigDict, steps: int) -> list[Stage]:
     return [Stage(config.task, steps, config.max_seq_length, 0, config.batch_size)]
 
 
-def _measured_stages(config: ConfigDict, steps: int) -> list[Stage]:
-    """Returns the largest stage of each length. The time of another stage of this length follows from its FLOPs."""
-    stages = sorted(_stages(config, steps), key=lambda stage: stage.batch_size)
-    return list({stage.length: stage for stage in stages}.values())
-
-
 def _evaluation_seconds(opened: Run, steps_seconds: float) -> float:
     """Estimates the time of an evaluation: a sequence takes a third of its time in training."""
-    task: Any = opened.task
-    config = opened.config
-    trained = sum(stage.steps * stage.batch_size for stage in _stages(config, task.total_steps))
-    if "stages" in config:
-        sequences = config.eval.max_sequences
-    else:
+    task: Any = opened.task  # fine-tuning tasks have a dataset
+    trained = sum(stage.steps * stage.batch_size for stage in _stages(opened.config, task.total_steps))
+    sequences = opened.config.eval.max_sequences
+    if "stages" not in opened.config:
         sequences = sum(len(split.examples) for split in task.dataset.dev)
     return steps_seconds / trained * sequences / 3
 
@@ -138,12 +131,9 @@ def fields_that_fit(
         factor = _factor_that_fits(config, total, spent.seconds - elapsed, measured)
         if config.recipe and (unique := unique_tokens(config, workdir)):
             factor = min(factor, choice.MOST_EPOCHS * unique / tokens)
-        _require_steps(config, factor * total, elapsed + other_seconds(measured, 1))
-    scaled = copy.deepcopy(config)
+        require_steps(config, factor * total, elapsed + other_seconds(measured, 1))
     stages = scaled_stages(config, factor)
-    with scaled.unlocked():
-        scaled.stages = ConfigDict(stages)
-    steps = total_steps(scaled)
+    steps = total_steps(ConfigDict({"stages": stages, "batch_size": config.batch_size}))
     if config.recipe:
         return {"stages": stages} | fields_of_steps(config, steps, step_seconds)
     fields = {
@@ -170,7 +160,7 @@ def _fine_tuning_fields(
     factor = (1 - SPARE) * left / (measured.steps + max(0.0, count - 1) * measured.evaluation)
     if factor >= 1 or "epochs" in config.overrides:
         return {}
-    _require_steps(config, factor * total, elapsed + END_SECONDS)
+    require_steps(config, factor * total, elapsed + END_SECONDS)
     return {"epochs": float(f"{config.epochs * factor:.3g}")}
 
 
@@ -204,7 +194,7 @@ def other_seconds(measured: StepTimes, count: int) -> float:
     return count * measured.evaluation + 0.7 * measured.compiling + END_SECONDS
 
 
-def _require_steps(config: ConfigDict, steps: float, least: float) -> None:
+def require_steps(config: ConfigDict, steps: float, least: float) -> None:
     """Raises `UserError` if there is no step. `least`: the seconds of the run without steps."""
     if steps < 1:
         raise UserError(

@@ -121,9 +121,8 @@ class _Beginning:
         self.read_bytes, self.is_whole, self.corpus_bytes, self.corpus_documents = 0, True, 0.0, 0.0
         self._text_bytes, self._limit = 0, 0
         self._faults: list[tuple[str, ...]] = []
-        self._options = reading.ReadOptions(
-            config.data.text_column, document, self._on_bad, self._on_read, self._on_event
-        )
+        column, on_bad = config.data.text_column, lambda *fault: self._faults.append(fault)
+        self._options = reading.ReadOptions(column, document, on_bad, self._on_read, self._on_event)
         for index, portion in enumerate(portions):
             if self.read_bytes < MOST_BYTES:
                 self._read(portion, (MOST_BYTES - self.read_bytes) // (len(portions) - index))
@@ -155,9 +154,6 @@ class _Beginning:
         factor = 1.0 if is_whole else max(1.0, portion.bytes / max(1, self.read_bytes - start))
         self.corpus_bytes += factor * text_bytes
         self.corpus_documents += factor * (len(self.sizes) - documents_start)
-
-    def _on_bad(self, *fault: str) -> None:
-        self._faults.append(fault)
 
     def _on_read(self, size: int) -> None:
         if self.read_bytes >= self._limit:
