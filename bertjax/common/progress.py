@@ -76,7 +76,7 @@ class Bar:
         return describe_bytes(count) if self._unit == "B" else f"{count:,}{self._unit}"
 
 
-def describe_bytes(count: int) -> str:
+def describe_bytes(count: float) -> str:
     """Formats as "3.0 MB"."""
     factor, unit = next(((f, u) for f, u in ((1e9, "GB"), (1e6, "MB")) if count >= f), (1e3, "kB"))
     return f"{count / factor:,.1f} {unit}"

@@ -49,7 +49,8 @@ def halved(
     text: str, hidden: Sequence[bool], tokenizer: Tokenizer, length: int
 ) -> Iterator[tuple[str, Sequence[bool]]]:
     """Yields a text and which words of it are hidden, or its halves, until they have `length` tokens at most. A
-    word that has more is left out."""
+    word that has more is left out.
+    """
     words = text.split(" ")
     if len(tokenizer.framed(tokenizer.encode(text).ids)) <= length:
         yield text, hidden
