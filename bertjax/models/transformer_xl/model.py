@@ -73,6 +73,17 @@ class TransformerXLModel(EncoderModel):
         """Returns the pooled output of the last token of each example."""
         return self.pooler(hidden, last_tokens(segments, first_tokens))
 
+    @nn.nowrap
+    def attention_probabilities(
+        self, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
+    ) -> jax.Array:
+        """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+        config, length, encoder = self.config, ids.shape[1], params["encoder"]
+        inputs = layer_inputs(self, params, ids, segments, token_types)
+        key_distances = _clamped(config, distances(length, length, is_causal=True))
+        mask = visible(segments, causal=True)
+        return layer_probabilities(config, encoder["layers"], inputs, key_distances, mask, encoder.get("biases"))
+
 
 class ScaledEmbeddings(nn.Module):
     """Word embeddings, multiplied by the square root of the embedding size, and dropout."""
@@ -204,17 +215,6 @@ class TransformerXLLayer(nn.Module):
         x = LayerNorm(config, compute, name="output_norm").of_sum(x, outer, output.bias, keys[3])
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         return x, (x if self.every_layer else None, next_states)
-
-
-def attention_probabilities(
-    config: TransformerXLConfig, params: dict, ids: jax.Array, segments: jax.Array
-) -> jax.Array:
-    """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
-    length, encoder = ids.shape[1], params["encoder"]
-    inputs = layer_inputs(TransformerXLModel(config), params, ids, segments, jnp.zeros_like(ids))
-    key_distances = _clamped(config, distances(length, length, is_causal=True))
-    mask = visible(segments, causal=True)
-    return layer_probabilities(config, encoder["layers"], inputs, key_distances, mask, encoder.get("biases"))
 
 
 def _clamped(config: TransformerXLConfig, key_distances: jax.Array) -> jax.Array:

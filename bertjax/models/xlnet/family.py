@@ -21,9 +21,6 @@ from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.text.tokenizer import XLNET
 
 if TYPE_CHECKING:
-    import jax
-
-    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -77,21 +74,6 @@ class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, 
             "num_attention_heads": (heads,),
             "intermediate_size": (kernels["intermediate"]["kernel"].shape[-1],),
         }
-
-    def attention_probabilities(
-        self, config: XlnetConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
-    ) -> "jax.Array":
-        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
-        from bertjax.models.xlnet.model import attention_probabilities
-
-        return attention_probabilities(config, params, ids, segments, token_types)
-
-    @property
-    def huggingface(self) -> "HuggingFaceFormat":
-        """The format of the folders of transformers."""
-        from bertjax.models.xlnet.huggingface import FORMAT
-
-        return FORMAT
 
 
 FAMILY = XlnetFamily()

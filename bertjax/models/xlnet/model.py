@@ -176,6 +176,16 @@ class XlnetModel(EncoderModel):
         keys = fold_in(fold_in(dropout_keys, self.config.num_hidden_layers + 1), site)  # see RobertaModel
         return dropout(hidden, self.config.hidden_dropout_prob, keys)
 
+    @nn.nowrap
+    def attention_probabilities(
+        self, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
+    ) -> jax.Array:
+        """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+        inputs = layer_inputs(self, params, ids, segments, token_types)
+        key_distances = distances(ids.shape[1], ids.shape[1], is_causal=False)
+        is_same, layers = token_types[:, :, None] == token_types[:, None], params["encoder"]["layers"]
+        return layer_probabilities(self.config, layers, inputs, key_distances, visible(segments), is_same=is_same)
+
 
 class XlnetEmbeddings(nn.Module):
     """Word embeddings, and `query`, the vector that initializes all states of the second stream."""
@@ -304,15 +314,3 @@ class XlnetLayer(nn.Module):
         bias = self.param("segment_bias", nn.with_logical_partitioning(init, ("heads", "kv")), by_head)
         type_init = nn.with_logical_partitioning(init, (None, "heads", "kv"))
         return bias, self.param("segment_embedding", type_init, (2, *by_head))
-
-
-def attention_probabilities(
-    config: XlnetConfig, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
-) -> jax.Array:
-    """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
-    inputs = layer_inputs(XlnetModel(config), params, ids, segments, token_types)
-    key_distances = distances(ids.shape[1], ids.shape[1], is_causal=False)
-    is_same = token_types[:, :, None] == token_types[:, None]
-    return layer_probabilities(
-        config, params["encoder"]["layers"], inputs, key_distances, visible(segments), is_same=is_same
-    )
