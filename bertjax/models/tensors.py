@@ -207,8 +207,13 @@ def take(
     if state_dict[name].shape != shape:
         raise UserError(f"{source}: {name} has shape {state_dict[name].shape}; expected {shape} by config.json")
     if state_dict[name].dtype.kind in "iub":
-        raise UserError(f"{source}: {name} has dtype {state_dict[name].dtype}; expected floats, not quantized weights")
+        raise quantized_error(source, name, state_dict[name])
     return state_dict[name].astype(np.float32)
+
+
+def quantized_error(source: str, name: str, tensor: np.ndarray) -> UserError:
+    """Returns the error for a tensor of integers."""
+    return UserError(f"{source}: {name} has dtype {tensor.dtype}; expected floats, not quantized weights")
 
 
 def to_params(
@@ -247,9 +252,8 @@ def to_state_dict(table: TensorTable, params: Mapping) -> dict[str, np.ndarray]:
     for path, tensor in table.items():
         shape, param = tensor.tensor_shape, np.asarray(param_at(params, path))
         param = param[: shape[0]] if _has_vocab_rows(path) else param
-        for name, array in zip(
-            tensor.names, np.moveaxis(param, 1, 0) if len(tensor.names) > 1 else [param], strict=True
-        ):
+        arrays = np.moveaxis(param, 1, 0) if len(tensor.names) > 1 else [param]
+        for name, array in zip(tensor.names, arrays, strict=True):
             if tensor.is_transposed(path):
                 array = array.reshape(-1, shape[0]).T
             state_dict[name] = np.ascontiguousarray(array.reshape(shape))

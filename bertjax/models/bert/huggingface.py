@@ -14,7 +14,7 @@ from bertjax.models import json_config
 from bertjax.models.bert import gpt2
 from bertjax.models.bert.tf1_names import PARTS, WORDS, check_variables, to_params, to_variables, variable_shapes
 from bertjax.models.huggingface_format import HuggingFaceFormat
-from bertjax.models.tensors import WRAPPER_PREFIXES, check_parts, parts_of, untied_reason
+from bertjax.models.tensors import WRAPPER_PREFIXES, check_parts, parts_of, quantized_error, untied_reason
 
 REQUIRED = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -128,26 +128,20 @@ class BertLayersFormat(HuggingFaceFormat):
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[str]]:
         """Returns {Google's variable: array}, {name: tensor} of a decoder, and the names of all other tensors."""
         names = (*variable_shapes(config), *FINE_TUNED_NAMES)
-        variable_of = {
-            self.tensor_name(variable, suffix): variable for suffix in self.class_parts for variable in names
-        }
+        variable_of = {self.tensor_name(name, suffix): name for suffix in self.class_parts for name in names}
         decoder_names = {self.tensor_name(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS)}
         variables: dict[str, np.ndarray] = {}
         decoder: dict[str, np.ndarray] = {}
         ignored = []
         for name, tensor in tensors:
-            bare_name = WRAPPER_PREFIXES.sub("", name)
-            bare_name = bare_name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-                "LayerNorm.beta", "LayerNorm.bias"
-            )
+            bare_name = WRAPPER_PREFIXES.sub("", name).replace("LayerNorm.gamma", "LayerNorm.weight")
+            bare_name = bare_name.replace("LayerNorm.beta", "LayerNorm.bias")
             variable = variable_of.get(bare_name) or variable_of.get(f"{self._encoder_prefix}{bare_name}")
             if variable:
                 if variable in variables:
                     raise UserError(f"{source}: {name} and another tensor are both {variable}; delete one of the two")
                 if tensor.dtype.kind in "iub":
-                    raise UserError(
-                        f"{source}: {name} has dtype {tensor.dtype}; expected floats, not quantized weights"
-                    )
+                    raise quantized_error(source, name, tensor)
                 tensor = tensor.astype(np.float32)
                 variables[variable] = tensor.T if is_transposed(variable) else tensor
             elif bare_name in decoder_names:

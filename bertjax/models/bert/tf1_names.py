@@ -36,11 +36,8 @@ VARIABLE_OF_PARAM = {
     "spans/dense/kernel": "cls/squad/output_weights",  # run_squad.create_model
     "spans/dense/bias": "cls/squad/output_bias",
 }
-TRANSPOSED_KERNELS = (
-    "next_sentence/dense/kernel",
-    "classifier/dense/kernel",
-    "spans/dense/kernel",
-)  # variables are `[outputs, inputs]`
+# The variables of these kernels are `[outputs, inputs]`.
+TRANSPOSED_KERNELS = ("next_sentence/dense/kernel", "classifier/dense/kernel", "spans/dense/kernel")
 
 # The parts of a model that Google's code has.
 PARTS = {"bert", *(path.partition("/")[0] for path in VARIABLE_OF_PARAM)}

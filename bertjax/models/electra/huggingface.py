@@ -44,10 +44,8 @@ class ElectraFormat(bert.BertLayersFormat):
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> ElectraConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         is_multiple_choice = "ForMultipleChoice" in str(fields.get("architectures"))
-        names, only = (
-            json_config.field_names(ElectraConfig, bert.BERTJAX_FIELDS),
-            SUPPORTED_VALUES | (SUMMARY if is_multiple_choice else {}),
-        )
+        names = json_config.field_names(ElectraConfig, bert.BERTJAX_FIELDS)
+        only = SUPPORTED_VALUES | (SUMMARY if is_multiple_choice else {})
         values = json_config.read_fields(path, fields, "electra", names, only, required=REQUIRED, also=SUMMARY)
         return json_config.build(path, ElectraConfig, values, REQUIRED, bert.BERTJAX_FIELDS)
 

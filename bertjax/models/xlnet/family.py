@@ -56,9 +56,8 @@ class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, 
         """
         hidden, inner = config.hidden_size, config.intermediate_size
         per_token = 2 * hidden * hidden + 2 * hidden * inner  # query, output; two feed-forward matrices
-        attention = (
-            length + 2 * length + length
-        ) * hidden  # content scores; position scores for distances to both sides; weighted values
+        # Content scores; position scores for distances to both sides; weighted values.
+        attention = (length + 2 * length + length) * hidden
         return 2 * config.num_hidden_layers * queries * (per_token + attention)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:

@@ -16,11 +16,8 @@ NAMES = {
     "intermediate_size": "d_inner", "hidden_act": "ff_activation", "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "dropout",
 }  # fmt: skip
-BERTJAX_FIELDS = (
-    "family",
-    "max_position_embeddings",
-    "memory_length",
-)  # transformers does not limit the sequence length
+# transformers does not limit the sequence length.
+BERTJAX_FIELDS = ("family", "max_position_embeddings", "memory_length")
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 SUPPORTED_VALUES = {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False, "untie_r": True}
 ALIASES = {
@@ -64,10 +61,8 @@ class XlnetFormat(tensors.TableFormat):
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         is_pooled = any(str(name).endswith(POOLED) for name in fields.get("architectures") or ())
         fields = json_config.with_aliases(path, fields, ALIASES)
-        names, only = (
-            json_config.field_names(XlnetConfig, BERTJAX_FIELDS, NAMES),
-            SUPPORTED_VALUES | (SUMMARY if is_pooled else {}),
-        )
+        names = json_config.field_names(XlnetConfig, BERTJAX_FIELDS, NAMES)
+        only = SUPPORTED_VALUES | (SUMMARY if is_pooled else {})
         also = (*UNUSED_FIELDS, *ALIASES)
         values = json_config.read_fields(path, fields, "xlnet", names, only, required=REQUIRED, also=also)
         sizes: list[Any] = [fields.get(name) for name in ("d_model", "n_head", "d_head")]
@@ -88,10 +83,8 @@ class XlnetFormat(tensors.TableFormat):
         """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
         by_head = (config.num_attention_heads, config.head_size)
-        projection = (
-            hidden,
-            *by_head,
-        )  # transformers stores all projections in this shape, including the output projection
+        # transformers stores all projections in this shape, including the output projection.
+        projection = (hidden, *by_head)
         table = tensors.TensorTable()
         table.vocab_rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
         table["bert", "embeddings", "query"] = tensors.Tensor(("transformer.mask_emb",), size, (1, 1, hidden))
@@ -106,10 +99,8 @@ class XlnetFormat(tensors.TableFormat):
             table[*layer, "biases", "content"] = tensors.Tensor((f"{name}.rel_attn.r_w_bias",), by_head, by_head)
             table[*layer, "biases", "position"] = tensors.Tensor((f"{name}.rel_attn.r_r_bias",), by_head, by_head)
             table[*layer, "segment_bias"] = tensors.Tensor((f"{name}.rel_attn.r_s_bias",), by_head, by_head)
-            segment_shape = (2, *by_head)
-            table[*layer, "segment_embedding"] = tensors.Tensor(
-                (f"{name}.rel_attn.seg_embed",), segment_shape, segment_shape
-            )
+            by_type = (2, *by_head)
+            table[*layer, "segment_embedding"] = tensors.Tensor((f"{name}.rel_attn.seg_embed",), by_type, by_type)
             table.norm((*layer, "attention_norm"), f"{name}.rel_attn.layer_norm", hidden, bias=True)
             table.dense((*layer, "intermediate"), f"{name}.ff.layer_1", size, inner, bias=True)
             table.dense((*layer, "output"), f"{name}.ff.layer_2", inner, size, bias=True)

@@ -275,19 +275,16 @@ class XlnetLayer(nn.Module):
         attention = RelativeAttention(config, compute, name="attention")
         biases = RelativeBiases(config, name="biases")()
         segment_bias, segment_embedding = self._segment_params()
-        attention_norm, output_norm = (
-            LayerNorm(config, compute, name=name) for name in ("attention_norm", "output_norm")
-        )
+        attention_norm = LayerNorm(config, compute, name="attention_norm")
+        output_norm = LayerNorm(config, compute, name="output_norm")
         intermediate = Dense(config, compute, hidden, wide, ("embed", "mlp"), name="intermediate")
         output = Dense(config, compute, wide, hidden, ("mlp", "embed"), name="output")
 
         layer_keys = fold_in(dropout_keys, number)
         next_states, context = None, streams[0]
         if memory is not None:
-            next_states, context = (
-                last_states(memory, context),
-                jnp.concatenate([memory.astype(context.dtype), context], 1),
-            )
+            next_states = last_states(memory, context)
+            context = jnp.concatenate([memory.astype(context.dtype), context], axis=1)
         read = attention.read(context, embedded_distances, fold_in(layer_keys, len(views)))
 
         def apply(x: jax.Array, view: View, stream_keys: jax.Array | None) -> jax.Array:
