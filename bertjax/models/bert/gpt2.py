@@ -84,50 +84,39 @@ def to_params(
     """
     state_dict = {name.removeprefix("transformer."): tensor for name, tensor in state_dict.items()}
     state_dict = {name: tensor for name, tensor in state_dict.items() if not MASK_CONSTANTS.fullmatch(name)}
-    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    heads, size = config.num_attention_heads, config.head_size
-    used = set()
-
-    def take(name: str, *shape: int) -> np.ndarray:
-        used.add(name)
-        return tensors.take(state_dict, name, shape, source, "a GPT-2")
-
-    def stacked(name: str, *shape: int) -> np.ndarray:
-        return np.stack([take(f"h.{number}.{name}", *shape) for number in range(layers)])
-
-    def norm(name: str) -> dict:
-        return {"scale": stacked(f"{name}.weight", hidden), "bias": stacked(f"{name}.bias", hidden)}
-
-    def dense(name: str, inputs: int, outputs: int) -> dict:  # the Conv1D of GPT-2 is [inputs, outputs]
-        return {"kernel": stacked(f"{name}.weight", inputs, outputs), "bias": stacked(f"{name}.bias", outputs)}
-
-    joint, output = dense("attn.c_attn", hidden, 3 * hidden), dense("attn.c_proj", hidden, hidden)
-    query_key_value = {
-        "kernel": joint["kernel"].reshape(layers, hidden, 3, heads, size),
-        "bias": joint["bias"].reshape(layers, 3, heads, size),
-    }
-    output["kernel"] = output["kernel"].reshape(layers, heads, size, hidden)
-    words = take("wte.weight", config.vocab_size, hidden)
+    table, padding = _table(config), config.padded_vocab_size - config.vocab_size
+    params = tensors.to_params(table, state_dict, padding, source, "a GPT-2")
     if "lm_head.weight" not in state_dict and fields.get("tie_word_embeddings") is False:
         raise UserError(f"{source}: lm_head.weight is missing, but config.json has tie_word_embeddings false")
-    if "lm_head.weight" in state_dict and not np.array_equal(take("lm_head.weight", *words.shape), words):
+    if not np.array_equal(state_dict.get("lm_head.weight", state_dict["wte.weight"]), state_dict["wte.weight"]):
         raise UserError(
             f"{source}: lm_head.weight differs from wte.weight; expected equal tensors, because GPT-2 ties them"
         )
-    encoder = {
-        "layers": {
-            "attention": {"query_key_value": query_key_value, "output": output},
-            "attention_norm": norm("ln_1"),
-            "intermediate": dense("mlp.c_fc", hidden, inner),
-            "output": dense("mlp.c_proj", inner, hidden),
-            "output_norm": norm("ln_2"),
-        },
-        "norm": {"scale": take("ln_f.weight", hidden), "bias": take("ln_f.bias", hidden)},
-    }
-    embeddings = {
-        "word": {"embedding": np.pad(words, ((0, config.padded_vocab_size - config.vocab_size), (0, 0)))},
-        "position": {"embedding": take("wpe.weight", config.max_position_embeddings, hidden)},
-        "token_type": {"embedding": np.zeros((config.type_vocab_size, hidden), np.float32)},
-    }
-    ignored = sorted(state_dict.keys() - used)
-    return {"bert": {"embeddings": embeddings, "encoder": encoder}}, ignored
+    token_types = np.zeros((config.type_vocab_size, config.hidden_size), np.float32)
+    params["bert"]["embeddings"]["token_type"] = {"embedding": token_types}
+    ignored = sorted(state_dict.keys() - table.names() - {"lm_head.weight"})
+    return tensors.TableFormat.stack_layers(params, config), ignored
+
+
+class _Table(tensors.TensorTable):
+    """Tensors of GPT-2, whose `Conv1D` stores `[inputs, outputs]`."""
+
+    inputs_first = True
+
+
+def _table(config: BertConfig) -> _Table:
+    """Returns the tensors of a model."""
+    table, hidden, inner = _Table(), config.hidden_size, (config.intermediate_size,)
+    size, heads = (hidden,), (config.num_attention_heads, config.head_size)
+    table.array(("bert", "embeddings", "word", "embedding"), "wte.weight", config.vocab_size, hidden)
+    table.array(("bert", "embeddings", "position", "embedding"), "wpe.weight", config.max_position_embeddings, hidden)
+    for number in range(config.num_hidden_layers):
+        path, name = ("bert", "layers", number), f"h.{number}"
+        table.dense((*path, "attention", "query_key_value"), f"{name}.attn.c_attn", size, (3, *heads), bias=True)
+        table.dense((*path, "attention", "output"), f"{name}.attn.c_proj", heads, size, bias=True)
+        table.norm((*path, "attention_norm"), f"{name}.ln_1", hidden, bias=True)
+        table.dense((*path, "intermediate"), f"{name}.mlp.c_fc", size, inner, bias=True)
+        table.dense((*path, "output"), f"{name}.mlp.c_proj", inner, size, bias=True)
+        table.norm((*path, "output_norm"), f"{name}.ln_2", hidden, bias=True)
+    table.norm(("bert", "encoder", "norm"), "ln_f", hidden, bias=True)
+    return table

@@ -12,7 +12,16 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, fields_of
 from bertjax.models import json_config
 from bertjax.models.bert import gpt2
-from bertjax.models.bert.tf1_names import PARTS, WORDS, check_variables, to_params, to_variables, variable_shapes
+from bertjax.models.bert.tf1_names import (
+    FINE_TUNED,
+    FINE_TUNED_VARIABLES,
+    PARTS,
+    VARIABLE_PREFIXES,
+    WORDS,
+    to_params,
+    to_variables,
+    variable_names,
+)
 from bertjax.models.huggingface_format import HuggingFaceFormat
 from bertjax.models.tensors import WRAPPER_PREFIXES, check_parts, parts_of, quantized_error, untied_reason
 
@@ -32,21 +41,9 @@ CLASS_PARTS = {
     "ForTokenClassification": ("classifier",),
 }
 CLASS_PARTS_WITHOUT_NSP = {suffix: parts for suffix, parts in CLASS_PARTS.items() if "next_sentence" not in parts}
-# {part: the prefix of the names of Google's variables}
-VARIABLE_PREFIXES = {
-    "pooler": "bert/pooler/",
-    "masked_lm": "cls/predictions/",
-    "next_sentence": "cls/seq_relationship/",
-    "spans": "cls/squad/",
-    "classifier": "output_",
-}
-FINE_TUNED_PARTS = {"classifier", "spans"}
-FINE_TUNED_NAMES = {
-    "output_weights": "classifier.weight",
-    "output_bias": "classifier.bias",
-    "cls/squad/output_weights": "qa_outputs.weight",
-    "cls/squad/output_bias": "qa_outputs.bias",
-}
+FINE_TUNED_NAMES = dict(
+    zip(FINE_TUNED_VARIABLES, ("classifier.weight", "classifier.bias", "qa_outputs.weight", "qa_outputs.bias"))
+)
 OUTPUT_BIAS = "cls/predictions/output_bias"
 # Variables of the tied decoder. Some files contain them, as copies of the word embeddings and of `OUTPUT_BIAS`.
 DECODER_WEIGHT, DECODER_BIAS = "cls/predictions/decoder/kernel", "cls/predictions/decoder/bias"
@@ -120,14 +117,13 @@ class BertLayersFormat(HuggingFaceFormat):
             ignored += decoder.keys() & {weight}
             ignored += [self.tensor_name(variable, "ForMaskedLM") for variable in predictions]
             variables = {name: array for name, array in variables.items() if name not in predictions}
-        check_variables(variables, config, source)
-        return to_params(variables, config), ignored, masked_lm_problem
+        return to_params(variables, config, source), ignored, masked_lm_problem
 
     def _split_tensors(
         self, tensors: Iterable[tuple[str, np.ndarray]], config: Any, source: str
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[str]]:
         """Returns {Google's variable: array}, {name: tensor} of a decoder, and the names of all other tensors."""
-        names = (*variable_shapes(config), *FINE_TUNED_NAMES)
+        names = variable_names(config)
         variable_of = {self.tensor_name(name, suffix): name for suffix in self.class_parts for name in names}
         decoder_names = {self.tensor_name(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS)}
         variables: dict[str, np.ndarray] = {}
@@ -157,10 +153,10 @@ class BertLayersFormat(HuggingFaceFormat):
         and all weights of `BertForPreTraining`.
         """
         parts, prefix = parts_of(params), self.class_prefix(config)
-        if parts & set(self.class_parts.get(class_suffix(saved_class), ())) & FINE_TUNED_PARTS:
+        if parts & set(self.class_parts.get(class_suffix(saved_class), ())) & FINE_TUNED.keys():
             return prefix + class_suffix(saved_class)
         ranks = {
-            suffix: (bool(FINE_TUNED_PARTS & set(needed)), len(needed))
+            suffix: (bool(FINE_TUNED.keys() & set(needed)), len(needed))
             for suffix, needed in self.class_parts.items()
             if parts >= set(needed)
         }

@@ -67,7 +67,7 @@ class ElectraFormat(bert.BertLayersFormat):
     def choose_architecture(self, params: dict, config: ElectraConfig, saved_class: str = "") -> str:
         """Returns the class for params: `ElectraForPreTraining` for a discriminator that is not fine-tuned."""
         chosen = super().choose_architecture(params, config, saved_class)
-        is_fine_tuned = bool(set(self.class_parts[bert.class_suffix(chosen)]) & bert.FINE_TUNED_PARTS)
+        is_fine_tuned = bool(set(self.class_parts[bert.class_suffix(chosen)]) & bert.FINE_TUNED.keys())
         return DISCRIMINATOR if REPLACED_TOKENS in params and not is_fine_tuned else chosen
 
     def to_tensors(

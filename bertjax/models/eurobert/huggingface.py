@@ -66,7 +66,7 @@ class EuroBertFormat(tensors.TableFormat):
         hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
         queries, keys = (config.num_attention_heads, config.head_dim), (config.num_key_value_heads, config.head_dim)
         table = tensors.TensorTable()
-        table.vocab_rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
+        table.array(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
         for number in range(config.num_hidden_layers):
             path, name = ("bert", "layers", number), f"model.layers.{number}"
             table.norm((*path, "attention_norm"), f"{name}.input_layernorm", hidden)
@@ -79,7 +79,7 @@ class EuroBertFormat(tensors.TableFormat):
             table.dense((*path, "output"), f"{name}.mlp.down_proj", inner, size)
         table.norm(("bert", "encoder", "norm"), "model.norm", hidden)
         if "masked_lm" in parts and not config.tie_word_embeddings:
-            table.vocab_rows(("masked_lm", "decoder", "embedding"), self.decoder, config.vocab_size, hidden)
+            table.array(("masked_lm", "decoder", "embedding"), self.decoder, config.vocab_size, hidden)
         if "pooler" in parts:
             table.dense(("bert", "pooler", "dense"), "dense", size, size, bias=True)
         if "classifier" in parts:

@@ -95,7 +95,7 @@ class ModernBertFormat(tensors.TableFormat):
         """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, heads = config.hidden_size, (config.num_attention_heads, config.head_size)
         size, inner, bias, table = (hidden,), (config.intermediate_size,), config.bias, tensors.TensorTable()
-        table.vocab_rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
+        table.array(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
         table.norm(("bert", "embeddings", "norm"), "model.embeddings.norm", hidden, bias)
         for number in range(config.num_hidden_layers):
             path, name = ("bert", "layers", number), f"model.layers.{number}"
@@ -109,7 +109,7 @@ class ModernBertFormat(tensors.TableFormat):
         table.norm(("bert", "encoder", "norm"), "model.final_norm", hidden, bias)
         if "masked_lm" in parts:
             self._head(table, ("masked_lm",), config)
-            table.vocab_rows(("masked_lm", "bias"), "decoder.bias", config.vocab_size)
+            table.array(("masked_lm", "bias"), "decoder.bias", config.vocab_size)
         for part in ("classifier", "spans"):
             if part in parts:
                 self._head(table, ("bert", "pooler"), config)
@@ -130,7 +130,8 @@ class ModernBertFormat(tensors.TableFormat):
             parts.append("spans" if is_question_answering else "classifier")
         return parts
 
-    def stack_layers(self, params: dict, config: ModernBertConfig) -> dict:
+    @staticmethod
+    def stack_layers(params: dict, config: ModernBertConfig) -> dict:
         """Returns params with the layers in `first`, `groups` and `rest`, see `TableFormat.stack_layers`."""
         import jax
 
@@ -149,7 +150,8 @@ class ModernBertFormat(tensors.TableFormat):
             encoder["rest"] = {f"layer_{number}": layer for number, layer in enumerate(rest)}
         return params | {"bert": bert | {"encoder": encoder}}
 
-    def unstack_layers(self, params: dict, config: ModernBertConfig) -> dict:
+    @staticmethod
+    def unstack_layers(params: dict, config: ModernBertConfig) -> dict:
         """Returns params with separate layers, see `TableFormat.unstack_layers`."""
         from bertjax.models.modernbert.model import layers_of
 

@@ -86,7 +86,7 @@ class XlnetFormat(tensors.TableFormat):
         # transformers stores all projections in this shape, including the output projection.
         projection = (hidden, *by_head)
         table = tensors.TensorTable()
-        table.vocab_rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
+        table.array(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
         table["bert", "embeddings", "query"] = tensors.Tensor(("transformer.mask_emb",), size, (1, 1, hidden))
         for number in range(config.num_hidden_layers):
             layer, name = ("bert", "layers", number), f"transformer.layer.{number}"
@@ -106,7 +106,7 @@ class XlnetFormat(tensors.TableFormat):
             table.dense((*layer, "output"), f"{name}.ff.layer_2", inner, size, bias=True)
             table.norm((*layer, "output_norm"), f"{name}.ff.layer_norm", hidden, bias=True)
         if "masked_lm" in parts:
-            table.vocab_rows(("masked_lm", "bias"), "lm_loss.bias", config.vocab_size)
+            table.array(("masked_lm", "bias"), "lm_loss.bias", config.vocab_size)
         if "pooler" in parts:
             table.dense(("bert", "pooler", "dense"), "sequence_summary.summary", size, size, bias=True)
         if "classifier" in parts:
