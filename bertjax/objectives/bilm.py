@@ -11,10 +11,10 @@ from bertjax.config.stages import Stage
 from bertjax.data.batch import Batch
 from bertjax.data.loading.transforms import BatchTransform
 from bertjax.objectives.parts.words import (
+    NO_MASKS_AND_PAIRS,
     WordMetrics,
     WordObjective,
     next_tokens,
-    validate_no_masks_and_pairs,
     word_arrays,
 )
 
@@ -51,6 +51,7 @@ class BidirectionalLM(WordObjective):
     """Predicts the next token and the previous token of each token."""
 
     lm_type = "bidirectional"
+    required_values = NO_MASKS_AND_PAIRS
     metrics = WordMetrics("next and previous words")
 
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
@@ -60,11 +61,6 @@ class BidirectionalLM(WordObjective):
     def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> BatchTransform:
         """Returns the transform that adds the neighbouring tokens."""
         return NextAndPreviousTokens()
-
-    def validate(self, config: "ConfigDict") -> None:
-        """Checks that the encoder is bidirectional, and that the data has no masks and no pairs."""
-        super().validate(config)
-        validate_no_masks_and_pairs(self.metrics.title, config)
 
 
 OBJECTIVE = BidirectionalLM()

@@ -8,10 +8,10 @@ from bertjax.config.stages import Stage
 from bertjax.data.batch import FOLLOWING, Batch
 from bertjax.data.loading.transforms import BatchTransform
 from bertjax.objectives.parts.words import (
+    NO_MASKS_AND_PAIRS,
     WordMetrics,
     WordObjective,
     next_tokens,
-    validate_no_masks_and_pairs,
     word_arrays,
 )
 
@@ -50,6 +50,7 @@ class CausalLM(WordObjective):
 
     lm_type = "causal"
     continues = True
+    required_values = NO_MASKS_AND_PAIRS
     metrics = WordMetrics("next words")
 
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
@@ -63,11 +64,6 @@ class CausalLM(WordObjective):
     def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> BatchTransform:
         """Returns the transform that adds next tokens."""
         return StreamNextTokens() if config.data.stream else NextTokens()
-
-    def validate(self, config: "ConfigDict") -> None:
-        """Checks that the encoder is causal, and that the data has no masks and no pairs."""
-        super().validate(config)
-        validate_no_masks_and_pairs(self.metrics.title, config)
 
 
 OBJECTIVE = CausalLM()

@@ -18,11 +18,11 @@ from bertjax.models import families
 from bertjax.models.family import TwoStreamAttention
 from bertjax.objectives.objective import Metrics, QueryStream
 from bertjax.objectives.parts.words import (
+    NO_MASKS,
     WordMetrics,
     WordObjective,
     max_predictions_of_row,
     token_loss,
-    validate_no_masks,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class PermutationLM(WordObjective, QueryStream):
     lm_type = "permuted"
     fills_masks = True
     continues = True
+    required_values = NO_MASKS
     metrics = WordMetrics("permuted words")
 
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
@@ -107,7 +108,6 @@ class PermutationLM(WordObjective, QueryStream):
         family = config.model.family
         remedy = "has no two-stream attention, which permutation language modelling needs; set xlnet"
         require(isinstance(families.FAMILIES.get(family), TwoStreamAttention), "model.family", family, remedy)
-        validate_no_masks(self.metrics.title, config)
 
 
 OBJECTIVE = PermutationLM()
