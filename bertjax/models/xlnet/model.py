@@ -57,18 +57,9 @@ class XlnetModel(EncoderModel):
         """Returns the layers."""
         return XlnetEncoder(self.config, self.compute)
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        segments: jax.Array,
-        token_types: jax.Array,
-        positions: jax.Array | None = None,
-        dropout_keys: jax.Array | None = None,
-        first_tokens: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns hidden states and the pooled output, with dropout before the pooler."""
-        hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        return hidden, self.pool(self._dropped(hidden, dropout_keys, 0), segments, first_tokens)
+    def pooler_input(self, hidden: jax.Array, dropout_keys: jax.Array | None) -> jax.Array:
+        """Returns the states with dropout."""
+        return self._dropped(hidden, dropout_keys, 0)
 
     def encode(
         self,
