@@ -80,8 +80,8 @@ def variable_table(config: BertConfig, labels: Mapping[str, int]) -> VariableTab
         table.norm(("masked_lm", "norm"), "cls/predictions/transform/LayerNorm", size, bias=True)
         table.array(("masked_lm", "bias"), "cls/predictions/output_bias", config.vocab_size)
     if "next_sentence" in labels:
-        names = "cls/seq_relationship/output_weights", "cls/seq_relationship/output_bias"
-        table.output_layer("next_sentence", *names, 2, hidden)
+        prefix = "cls/seq_relationship/output_"
+        table.output_layer("next_sentence", f"{prefix}weights", f"{prefix}bias", 2, hidden)
     for part, names in FINE_TUNED.items():
         if part in labels:
             table.output_layer(part, *names, labels[part], hidden)

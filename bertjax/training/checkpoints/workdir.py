@@ -146,7 +146,8 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
         reason = next(iter(str(error).splitlines()), "")
         raise UserError(f"{path}: damaged, or written by another version or program ({reason})") from None
     values: dict[str, Any] = {name: value for name, value in fields.items() if name not in ("format", "used_tokenizer")}
-    return RunInfo(config.lock(), tokenizer=fields.get("used_tokenizer"), **values)
+    used_tokenizer = fields.get("used_tokenizer")
+    return RunInfo(config.lock(), tokenizer=dict(used_tokenizer) if used_tokenizer else None, **values)
 
 
 def _parse_config(content: dict[str, Any]) -> ConfigDict:
