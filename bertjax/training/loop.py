@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -116,27 +115,15 @@ def train(
     )
     del state  # The first step donates it.
     evaluation = Evaluation()
-    built_in = (
-        FillRecurrentMemory(),
-        CheckDivergence(),
-        ReportMetrics(),
-        SaveCheckpoints(save_final_opt_state),
-        evaluation,
-    )
-    run.hooks = (*hooks, *make_hooks(config), *built_in, Watchdog(), Profile())
+    first_hooks = FillRecurrentMemory(), CheckDivergence(), ReportMetrics(), SaveCheckpoints(save_final_opt_state)
+    run.hooks = (*hooks, *make_hooks(config), *first_hooks, evaluation, Watchdog(), Profile())
     with contextlib.ExitStack() as on_end_calls:
         for hook in run.hooks:
             hook.on_start(run)
-            on_end_calls.push(functools.partial(_call_on_end, hook, run))
+            on_end_calls.push(lambda kind, error, traceback, hook=hook: hook.on_end(run, error))
         _run_steps(run, evaluation, needs_compilation)
     best_step = checkpoints.best_step()
     return TrainingResult(run.state, run.scores, best_step, checkpoints.scores(best_step))
-
-
-def _call_on_end(hook: Hook, run: TrainingRun, kind: object, error: BaseException | None, traceback: object) -> None:
-    """Calls `hook.on_end`. The last three arguments are the arguments of `__exit__`, as `ExitStack.push` requires."""
-    del kind, traceback
-    hook.on_end(run, error)
 
 
 def _run_steps(run: TrainingRun, evaluation: Evaluation, needs_compilation: bool) -> None:
