@@ -11,17 +11,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, fields_of
 from bertjax.models import json_config
-from bertjax.models.bert import gpt2
-from bertjax.models.bert.tf1_names import (
-    FINE_TUNED,
-    FINE_TUNED_VARIABLES,
-    PARTS,
-    VARIABLE_PREFIXES,
-    WORDS,
-    to_params,
-    to_variables,
-    variable_names,
-)
+from bertjax.models.bert import gpt2, tf1_names
 from bertjax.models.huggingface_format import HuggingFaceFormat
 from bertjax.models.tensors import WRAPPER_PREFIXES, check_parts, parts_of, quantized_error, untied_reason
 
@@ -42,7 +32,9 @@ CLASS_PARTS = {
 }
 CLASS_PARTS_WITHOUT_NSP = {suffix: parts for suffix, parts in CLASS_PARTS.items() if "next_sentence" not in parts}
 FINE_TUNED_NAMES = dict(
-    zip(FINE_TUNED_VARIABLES, ("classifier.weight", "classifier.bias", "qa_outputs.weight", "qa_outputs.bias"))
+    zip(
+        tf1_names.FINE_TUNED_VARIABLES, ("classifier.weight", "classifier.bias", "qa_outputs.weight", "qa_outputs.bias")
+    )
 )
 OUTPUT_BIAS = "cls/predictions/output_bias"
 # Variables of the tied decoder. Some files contain them, as copies of the word embeddings and of `OUTPUT_BIAS`.
@@ -109,21 +101,21 @@ class BertLayersFormat(HuggingFaceFormat):
             if not np.array_equal(decoder[bias], variables[OUTPUT_BIAS]):
                 other = self.tensor_name(OUTPUT_BIAS, "ForMaskedLM")
                 raise UserError(f"{source}: {bias} differs from {other}; expected equal tensors, because they are tied")
-        predictions = [name for name in variables if name.startswith(VARIABLE_PREFIXES["masked_lm"])]
+        predictions = [name for name in variables if name.startswith(tf1_names.VARIABLE_PREFIXES["masked_lm"])]
         masked_lm_problem = ""
-        if (predictions or weight in decoder) and WORDS in variables:
-            masked_lm_problem = untied_reason(decoder, weight, variables[WORDS], fields, source)
+        if (predictions or weight in decoder) and tf1_names.WORDS in variables:
+            masked_lm_problem = untied_reason(decoder, weight, variables[tf1_names.WORDS], fields, source)
         if masked_lm_problem:
             ignored += decoder.keys() & {weight}
             ignored += [self.tensor_name(variable, "ForMaskedLM") for variable in predictions]
             variables = {name: array for name, array in variables.items() if name not in predictions}
-        return to_params(variables, config, source), ignored, masked_lm_problem
+        return tf1_names.to_params(variables, config, source), ignored, masked_lm_problem
 
     def _split_tensors(
         self, tensors: Iterable[tuple[str, np.ndarray]], config: Any, source: str
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[str]]:
         """Returns {Google's variable: array}, {name: tensor} of a decoder, and the names of all other tensors."""
-        names = variable_names(config)
+        names = tf1_names.variable_names(config)
         variable_of = {self.tensor_name(name, suffix): name for suffix in self.class_parts for name in names}
         decoder_names = {self.tensor_name(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS)}
         variables: dict[str, np.ndarray] = {}
@@ -153,10 +145,10 @@ class BertLayersFormat(HuggingFaceFormat):
         and all weights of `BertForPreTraining`.
         """
         parts, prefix = parts_of(params), self.class_prefix(config)
-        if parts & set(self.class_parts.get(class_suffix(saved_class), ())) & FINE_TUNED.keys():
+        if parts & set(self.class_parts.get(class_suffix(saved_class), ())) & tf1_names.FINE_TUNED.keys():
             return prefix + class_suffix(saved_class)
         ranks = {
-            suffix: (bool(FINE_TUNED.keys() & set(needed)), len(needed))
+            suffix: (bool(tf1_names.FINE_TUNED.keys() & set(needed)), len(needed))
             for suffix, needed in self.class_parts.items()
             if parts >= set(needed)
         }
@@ -168,14 +160,14 @@ class BertLayersFormat(HuggingFaceFormat):
         parts = self.class_parts[suffix]
         needed = parts if suffix != "Model" else ()  # transformers reads an encoder without a pooler
         names, present = (
-            [VARIABLE_PREFIXES[part].rstrip("/_") for part in some_parts]
+            [tf1_names.VARIABLE_PREFIXES[part].rstrip("/_") for part in some_parts]
             for some_parts in (needed, parts_of(params) & {*needed})
         )
         check_parts(architecture, names, present, self.choose_architecture(params, config))
-        kept = tuple(VARIABLE_PREFIXES[part] for part in parts)
-        tensors, left_out = {}, sorted(params.keys() - PARTS)
-        for variable, array in to_variables(params, config).items():
-            if variable.startswith(tuple(VARIABLE_PREFIXES.values())) and not variable.startswith(kept):
+        kept = tuple(tf1_names.VARIABLE_PREFIXES[part] for part in parts)
+        tensors, left_out = {}, sorted(params.keys() - tf1_names.PARTS)
+        for variable, array in tf1_names.to_variables(params, config).items():
+            if variable.startswith(tuple(tf1_names.VARIABLE_PREFIXES.values())) and not variable.startswith(kept):
                 left_out.append(variable)
             else:
                 name = self.tensor_name(variable, suffix)

@@ -8,6 +8,7 @@ from etils import epath
 
 from bertjax.models import json_config
 from bertjax.models.bert import huggingface as bert
+from bertjax.models.bert import tf1_names
 from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.tensors import WRAPPER_PREFIXES, TensorTable, check_parts, to_params, to_state_dict
 
@@ -68,7 +69,7 @@ class ElectraFormat(bert.BertLayersFormat):
     def choose_architecture(self, params: dict, config: ElectraConfig, saved_class: str = "") -> str:
         """Returns the class for params: `ElectraForPreTraining` for a discriminator that is not fine-tuned."""
         chosen = super().choose_architecture(params, config, saved_class)
-        is_fine_tuned = bool(set(self.class_parts[bert.class_suffix(chosen)]) & bert.FINE_TUNED.keys())
+        is_fine_tuned = bool(set(self.class_parts[bert.class_suffix(chosen)]) & tf1_names.FINE_TUNED.keys())
         return DISCRIMINATOR if REPLACED_TOKENS in params and not is_fine_tuned else chosen
 
     def to_tensors(

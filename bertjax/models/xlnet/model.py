@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
 from bertjax.models.xlnet.config import XlnetConfig
+from bertjax.nn import relative_attention
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
@@ -15,14 +16,6 @@ from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import visible
 from bertjax.nn.ops.recurrent_memory import Memory, last_states
 from bertjax.nn.ops.segments import last_tokens
-from bertjax.nn.relative_attention import (
-    RelativeAttention,
-    RelativeBiases,
-    SegmentTerm,
-    distance_embeddings,
-    distances,
-    layer_probabilities,
-)
 
 
 class View(NamedTuple):
@@ -72,7 +65,8 @@ class XlnetModel(EncoderModel):
         every_layer: bool = False,
     ) -> jax.Array:
         """Returns hidden states, see `EncoderModel.encode`."""
-        return self.encode_streams(input_ids, segments, token_types, dropout_keys, every_layer=every_layer)[0]
+        inputs = input_ids, segments, token_types
+        return self.encode_permuted(*inputs, dropout_keys=dropout_keys, every_layer=every_layer)[0]
 
     def encode_words(
         self,
@@ -96,39 +90,27 @@ class XlnetModel(EncoderModel):
         input_ids: jax.Array,
         segments: jax.Array,
         token_types: jax.Array,
-        places: jax.Array,
-        seen: jax.Array,
+        places: jax.Array | None = None,
+        seen: jax.Array | None = None,
         positions: jax.Array | None = None,
         dropout_keys: jax.Array | None = None,
         memory: Memory | None = None,
-    ) -> tuple[jax.Array, jax.Array, Memory | None]:
-        """Returns the states of both streams, see `EncoderModel.encode_permuted`."""
-        inputs = input_ids, segments, token_types, dropout_keys
-        hidden, queries, memory = self.encode_streams(*inputs, seen=seen, places=places, memory=memory)
-        return hidden, self._dropped(queries, dropout_keys, 1), memory
-
-    def encode_streams(
-        self,
-        input_ids: jax.Array,
-        segments: jax.Array,
-        token_types: jax.Array,
-        dropout_keys: jax.Array | None = None,
         *,
-        seen: jax.Array | None = None,
-        places: jax.Array | None = None,
-        memory: Memory | None = None,
         every_layer: bool = False,
     ) -> tuple[jax.Array, Any, Memory | None]:
         """Returns the hidden states, the states of the second stream or None, and the next memory or None.
+
+        See also `EncoderModel.encode_permuted`.
 
         Args:
           input_ids: see `encode`.
           segments: see `encode`.
           token_types: see `encode`.
-          dropout_keys: see `encode`.
+          places: `[batch, predictions]`, the positions of the second stream; None for no second stream.
           seen: booleans `[batch, length or 1, length]`: the other tokens that a position attends to; None for all
             tokens.
-          places: `[batch, predictions]`, the positions of the second stream; None for no second stream.
+          positions: ignored, because attention depends on relative distances.
+          dropout_keys: see `encode`.
           memory: hidden states of earlier tokens, or None. All positions see these tokens, which have the token type 0.
           every_layer: whether to return the states of all layers, `[layers + 1, ...]`, the embeddings first.
         """
@@ -156,7 +138,8 @@ class XlnetModel(EncoderModel):
         if every_layer:
             outputs = [jnp.concatenate([start[None], states]) for start, states in zip(inputs, outputs, strict=True)]
         next_memory = None if memory is None else memory.advance(next_states, length)
-        return outputs[0], outputs[1] if places is not None else None, next_memory
+        queries_after = self._dropped(outputs[1], dropout_keys, 1) if places is not None else None
+        return outputs[0], queries_after, next_memory
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
         """Returns the pooled output of the last token of each example."""
@@ -173,9 +156,11 @@ class XlnetModel(EncoderModel):
     ) -> jax.Array:
         """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
         inputs = layer_inputs(self, params, ids, segments, token_types)
-        key_distances = distances(ids.shape[1], ids.shape[1], is_causal=False)
+        key_distances = relative_attention.distances(ids.shape[1], ids.shape[1], is_causal=False)
         is_same, layers = token_types[:, :, None] == token_types[:, None], params["encoder"]["layers"]
-        return layer_probabilities(self.config, layers, inputs, key_distances, visible(segments), is_same=is_same)
+        return relative_attention.layer_probabilities(
+            self.config, layers, inputs, key_distances, visible(segments), is_same=is_same
+        )
 
 
 class XlnetEmbeddings(nn.Module):
@@ -222,7 +207,9 @@ class XlnetEncoder(nn.Module):
         """
         config, compute = self.config, self.compute
         length, keys = streams[0].shape[1], views[0].mask.shape[-1]
-        embedded_distances = distance_embeddings(distances(length, keys, is_causal=False), config.hidden_size)
+        embedded_distances = relative_attention.distance_embeddings(
+            relative_attention.distances(length, keys, is_causal=False), config.hidden_size
+        )
         in_axes, trains = (0, 0, *[nn.broadcast] * 3), dropout_keys is not None
         make = stacked(recomputed(XlnetLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
         numbers = 1 + jnp.arange(config.num_hidden_layers)
@@ -263,8 +250,8 @@ class XlnetLayer(nn.Module):
         """
         config, compute = self.config, self.compute
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
-        attention = RelativeAttention(config, compute, name="attention")
-        biases = RelativeBiases(config, name="biases")()
+        attention = relative_attention.RelativeAttention(config, compute, name="attention")
+        biases = relative_attention.RelativeBiases(config, name="biases")()
         segment_bias, segment_embedding = self._segment_params()
         attention_norm = LayerNorm(config, compute, name="attention_norm")
         output_norm = LayerNorm(config, compute, name="output_norm")
@@ -280,7 +267,7 @@ class XlnetLayer(nn.Module):
 
         def apply(x: jax.Array, view: View, stream_keys: jax.Array | None) -> jax.Array:
             keys = [fold_in(stream_keys, site) for site in range(4)]
-            segments = SegmentTerm(segment_bias, segment_embedding, view.is_same)
+            segments = relative_attention.SegmentTerm(segment_bias, segment_embedding, view.is_same)
             attended = attention(x, read, biases, view.mask, keys[0], segments, view.places)
             x = attention_norm.of_sum(x, attended, None, keys[1])
             inner = activate(intermediate(x, keys[2]), config.hidden_act, compute)
