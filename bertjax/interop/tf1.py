@@ -11,7 +11,7 @@ from bertjax.common.files import read_json, write_whole
 from bertjax.config.model_config import BertConfig
 from bertjax.models import families
 from bertjax.models.bert import family, huggingface
-from bertjax.models.bert.huggingface import BERTJAX_FIELDS, bert_config
+from bertjax.models.bert.huggingface import BERTJAX_FIELDS, FIELDS
 from bertjax.models.bert.tf1_names import PARTS, to_params, to_variables, variable_names
 from bertjax.text.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ def read_config(path: epath.Path) -> BertConfig:
     if activation is None:
         raise UserError(f"{path}: hidden_act {fields['hidden_act']!r} is not supported; supported: gelu, relu")
     fields = {"layer_norm_eps": 1e-12, **fields, "hidden_act": activation}
-    return bert_config(path, fields)
+    return FIELDS.build(path, fields)
 
 
 def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]]:

@@ -8,12 +8,12 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig
+from bertjax.config.model_config import BertConfig, fields_of
 from bertjax.models import json_config, tensors
 
-# {field of `BertConfig`: field of GPT-2}. embd_pdrop is ignored: bertjax has one rate for embeddings and residual sums.
-FIELDS = {
-    "vocab_size": "vocab_size",
+# {field of `BertConfig`: field of config.json} where the names differ. embd_pdrop is ignored: bertjax has one rate for
+# embeddings and residual sums.
+NAMES = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
@@ -23,7 +23,6 @@ FIELDS = {
     "layer_norm_eps": "layer_norm_epsilon",
     "hidden_dropout_prob": "resid_pdrop",
     "attention_probs_dropout_prob": "attn_pdrop",
-    "initializer_range": "initializer_range",
 }
 REQUIRED = ("vocab_size", "n_embd", "n_layer", "n_head", "n_positions")
 ALIASES = {
@@ -41,6 +40,11 @@ UNUSED_FIELDS = (
     "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_proj_to_labels", "summary_type",
     "summary_use_proj",
 )  # fmt: skip
+# Fields of `BertConfig` that GPT-2's config.json does not have.
+ABSENT = (*fields_of(BertConfig, "form", "choice"), "attention", "type_vocab_size")
+FIELDS = json_config.ConfigFields(
+    BertConfig, "gpt2", (), ABSENT, NAMES, SUPPORTED_VALUES, also=(*UNUSED_FIELDS, *ALIASES)
+)
 MODEL_FIELDS: dict[str, Any] = {"causal": True, "norm": "pre", "output": "plain"}
 MASK_CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # attention masks, in files of older versions
 
@@ -59,10 +63,10 @@ def read_fields(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     for name in REQUIRED:
         if name not in fields:
             raise UserError(f"{path}: {name} is missing, but required for a GPT-2; add the field")
-    values = json_config.read_fields(path, fields, "gpt2", FIELDS, SUPPORTED_VALUES, also=(*UNUSED_FIELDS, *ALIASES))
+    values = FIELDS.read(path, fields)
     if values["intermediate_size"] is None and isinstance(values["hidden_size"], int):
         values["intermediate_size"] = 4 * values["hidden_size"]
-    return values | {"hidden_act": json_config.activation(path, values, "hidden_act")}
+    return values
 
 
 def to_params(

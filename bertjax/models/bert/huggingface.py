@@ -45,6 +45,7 @@ SUPPORTED_VALUES = {"position_embedding_type": "absolute", "is_decoder": False, 
 
 # Fields of `BertConfig` that neither Google's nor Hugging Face's configs have.
 BERTJAX_FIELDS = (*fields_of(BertConfig, "form", "choice"), "attention")
+FIELDS = json_config.ConfigFields(BertConfig, "bert", REQUIRED, BERTJAX_FIELDS, only=SUPPORTED_VALUES)
 
 
 class BertLayersFormat(HuggingFaceFormat):
@@ -190,15 +191,12 @@ class BertFormat(BertLayersFormat):
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> BertConfig:
         """Returns the model config of BERT or GPT-2, see `HuggingFaceFormat.read_config`."""
         if fields.get("model_type") == "gpt2":
-            return dataclasses.replace(bert_config(path, gpt2.read_fields(path, fields)), **gpt2.MODEL_FIELDS)
-        names = json_config.field_names(BertConfig, BERTJAX_FIELDS)
-        values = json_config.read_fields(path, fields, "bert", names, SUPPORTED_VALUES, required=REQUIRED)
-        return bert_config(path, values | {"hidden_act": json_config.activation(path, fields, "hidden_act")})
+            return dataclasses.replace(FIELDS.build(path, gpt2.read_fields(path, fields)), **gpt2.MODEL_FIELDS)
+        return FIELDS.build(path, FIELDS.read(path, fields))
 
     def to_fields(self, config: BertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
-        fields = {name: value for name, value in vars(config).items() if name not in BERTJAX_FIELDS}
-        return {"model_type": "bert", **fields, "position_embedding_type": "absolute"}
+        return FIELDS.to_fields(config) | {"position_embedding_type": "absolute"}
 
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: BertConfig, source: str
@@ -207,11 +205,6 @@ class BertFormat(BertLayersFormat):
         if fields.get("model_type") == "gpt2":
             return *gpt2.to_params(dict(tensors), fields, config, source), ""
         return super().read_params(tensors, fields, config, source)
-
-
-def bert_config(path: epath.Path, fields: Mapping[str, Any]) -> BertConfig:
-    """Builds a `BertConfig` from {field: value}. Raises `UserError` if a field is missing or has an invalid value."""
-    return json_config.build(path, BertConfig, fields, REQUIRED, BERTJAX_FIELDS)
 
 
 def huggingface_name(variable: str) -> str:

@@ -18,6 +18,7 @@ SUPPORTED_VALUES = bert.SUPPORTED_VALUES | {"hidden_act": "gelu"}
 SUMMARY = {
     "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu", "summary_proj_to_labels": False,
 }  # fmt: skip
+FIELDS = json_config.ConfigFields(ElectraConfig, "electra", REQUIRED, bert.BERTJAX_FIELDS, also=SUMMARY)
 DISCRIMINATOR = "ElectraForPreTraining"
 # The output layer that detects replaced tokens: its name in params, and its tensor prefix in transformers.
 REPLACED_TOKENS, DISCRIMINATOR_HEAD = "replaced_tokens", "discriminator_predictions"
@@ -44,15 +45,12 @@ class ElectraFormat(bert.BertLayersFormat):
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> ElectraConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         is_multiple_choice = "ForMultipleChoice" in str(fields.get("architectures"))
-        names = json_config.field_names(ElectraConfig, bert.BERTJAX_FIELDS)
         only = SUPPORTED_VALUES | (SUMMARY if is_multiple_choice else {})
-        values = json_config.read_fields(path, fields, "electra", names, only, required=REQUIRED, also=SUMMARY)
-        return json_config.build(path, ElectraConfig, values, REQUIRED, bert.BERTJAX_FIELDS)
+        return FIELDS.build(path, FIELDS.read(path, fields, only=only))
 
     def to_fields(self, config: ElectraConfig) -> dict[str, Any]:
         """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
-        fields = {name: value for name, value in vars(config).items() if name not in bert.BERTJAX_FIELDS}
-        return {"model_type": "electra", **fields, "hidden_act": ElectraConfig.hidden_act}
+        return FIELDS.to_fields(config) | {"hidden_act": ElectraConfig.hidden_act}
 
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: ElectraConfig, source: str

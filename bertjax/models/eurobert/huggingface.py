@@ -1,6 +1,5 @@
 """EuroBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -11,12 +10,12 @@ from bertjax.common.errors import UserError
 from bertjax.models import json_config, tensors
 from bertjax.models.eurobert.config import EuroBertConfig
 
-BERTJAX_FIELDS = ("family",)
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rope_theta")
 SUPPORTED_VALUES = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
 # Other fields that are read, or that have no effect: the fields of `_theta`; clf_pooling, the former name of
 # classifier_pooling; and pretraining_tp, which splits matrix products.
 READ = ("clf_pooling", "pretraining_tp", "rope_parameters", "rope_scaling")
+FIELDS = json_config.ConfigFields(EuroBertConfig, "eurobert", REQUIRED, ("family",), only=SUPPORTED_VALUES, also=READ)
 
 
 class EuroBertFormat(tensors.TableFormat):
@@ -43,23 +42,19 @@ class EuroBertFormat(tensors.TableFormat):
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> EuroBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
-        names = json_config.field_names(EuroBertConfig, BERTJAX_FIELDS)
-        if "classifier_pooling" not in fields and "clf_pooling" in fields:  # the name in the published code
-            names["classifier_pooling"] = "clf_pooling"
-        values = json_config.read_fields(
-            path, _without_code(fields), "eurobert", names, SUPPORTED_VALUES, required=REQUIRED, also=READ
-        )
+        has_old_name = "classifier_pooling" not in fields and "clf_pooling" in fields  # the name in the published code
+        names = {"classifier_pooling": "clf_pooling"} if has_old_name else {}
+        values = FIELDS.read(path, _without_code(fields), names=names)
         if values["head_dim"] is None:
             values["head_dim"] = json_config.head_size(fields)
         if values["num_key_value_heads"] is None:
             values["num_key_value_heads"] = fields.get("num_attention_heads")
-        return json_config.build(path, EuroBertConfig, values | _theta(path, fields), REQUIRED, BERTJAX_FIELDS)
+        return FIELDS.build(path, values | _theta(path, fields))
 
     def to_fields(self, config: EuroBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
-        fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in BERTJAX_FIELDS}
         rope = {"rope_type": "default", "rope_theta": config.rope_theta}
-        return {"model_type": "eurobert", **fields, **SUPPORTED_VALUES, "rope_parameters": rope}
+        return FIELDS.to_fields(config) | SUPPORTED_VALUES | {"rope_parameters": rope}
 
     def table(self, config: EuroBertConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
         """Returns the tensors of a model, see `TableFormat.table`."""

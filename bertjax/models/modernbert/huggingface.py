@@ -1,6 +1,5 @@
 """ModernBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -18,7 +17,6 @@ NAMES = {
     "bias": "norm_bias",
     "attention_output_dropout_prob": "attention_dropout",  # transformers also drops attention probabilities
 }
-BERTJAX_FIELDS = ("glu", "family")
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 SUPPORTED_VALUES = {"embedding_dropout": 0.0, "mlp_dropout": 0.0, "decoder_bias": True}
@@ -27,6 +25,8 @@ READ = (
     "classifier_activation", "head_dim", "layer_types", "rope_parameters", "rope_scaling", "sliding_window",
     "deterministic_flash_attn", "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",
 )  # fmt: skip
+
+FIELDS = json_config.ConfigFields(ModernBertConfig, "modernbert", REQUIRED, ("glu", "family"), NAMES, also=READ)
 
 
 class ModernBertFormat(tensors.TableFormat):
@@ -52,10 +52,8 @@ class ModernBertFormat(tensors.TableFormat):
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> ModernBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
-        bias, names = fields.get("norm_bias", False), json_config.field_names(ModernBertConfig, BERTJAX_FIELDS, NAMES)
-        only = SUPPORTED_VALUES | dict.fromkeys(BIASES, bias)
-        values = json_config.read_fields(path, fields, "modernbert", names, only, required=REQUIRED, also=READ)
-        activation = json_config.activation(path, fields, "hidden_activation")
+        only = SUPPORTED_VALUES | dict.fromkeys(BIASES, fields.get("norm_bias", False))
+        values = FIELDS.read(path, fields, only=only)
         if fields.get("classifier_activation", "gelu") != fields.get("hidden_activation", "gelu"):
             raise UserError(
                 f"{path}: classifier_activation {fields.get('classifier_activation', 'gelu')!r} is not supported; "
@@ -63,22 +61,19 @@ class ModernBertFormat(tensors.TableFormat):
             )
         if fields.get("head_dim") not in (None, size := json_config.head_size(fields)):
             raise UserError(f"{path}: head_dim {fields['head_dim']!r} is not supported; supported: {size!r}")
-        values |= {"hidden_act": activation} | _thetas(path, fields) | _pattern(path, fields)
+        values |= _thetas(path, fields) | _pattern(path, fields)
         if "sliding_window" in fields:  # half the window size
             if type(fields["sliding_window"]) is not int:
                 raise UserError(f"{path}: sliding_window is {fields['sliding_window']!r}; expected int")
             values["local_attention"] = 2 * fields["sliding_window"]
-        return json_config.build(path, ModernBertConfig, values, REQUIRED, BERTJAX_FIELDS, NAMES)
+        return FIELDS.build(path, values)
 
     def to_fields(self, config: ModernBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
-        names = (name for name in dataclasses.asdict(config) if name not in BERTJAX_FIELDS)
-        fields = {NAMES.get(name, name): getattr(config, name) for name in names}
         kinds = {True: "full_attention", False: "sliding_attention"}
         thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
         return {
-            "model_type": "modernbert",
-            **fields,
+            **FIELDS.to_fields(config),
             **dict.fromkeys(BIASES, config.bias),
             **SUPPORTED_VALUES,
             "classifier_activation": config.hidden_act,

@@ -33,6 +33,9 @@ UNUSED_FIELDS = (
     *SUMMARY, "d_head", "end_n_top", "max_position_embeddings", "mem_len", "reuse_len",
     "start_n_top", "use_mems_eval", "use_mems_train",
 )  # fmt: skip
+FIELDS = json_config.ConfigFields(
+    XlnetConfig, "xlnet", REQUIRED, BERTJAX_FIELDS, NAMES, also=(*UNUSED_FIELDS, *ALIASES)
+)
 POOLED = ("ForSequenceClassification", "ForMultipleChoice")
 
 
@@ -61,23 +64,18 @@ class XlnetFormat(tensors.TableFormat):
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         is_pooled = any(str(name).endswith(POOLED) for name in fields.get("architectures") or ())
         fields = json_config.with_aliases(path, fields, ALIASES)
-        names = json_config.field_names(XlnetConfig, BERTJAX_FIELDS, NAMES)
-        only = SUPPORTED_VALUES | (SUMMARY if is_pooled else {})
-        also = (*UNUSED_FIELDS, *ALIASES)
-        values = json_config.read_fields(path, fields, "xlnet", names, only, required=REQUIRED, also=also)
+        values = FIELDS.read(path, fields, only=SUPPORTED_VALUES | (SUMMARY if is_pooled else {}))
         sizes: list[Any] = [fields.get(name) for name in ("d_model", "n_head", "d_head")]
         if all(type(size) is int for size in sizes) and sizes[1] * sizes[2] != sizes[0]:
             raise UserError(f"{path}: d_head {sizes[2]} is not supported; supported: d_model / n_head")
-        values["hidden_act"] = json_config.activation(path, fields, "ff_activation")
-        return json_config.build(path, XlnetConfig, values, REQUIRED, BERTJAX_FIELDS, NAMES)
+        return FIELDS.build(path, values)
 
     def to_fields(self, config: XlnetConfig) -> dict[str, Any]:
         """Returns the fields of config.json. mem_len is None: transformers then returns no memory by default."""
-        fields = {NAMES.get(name, name): value for name, value in vars(config).items() if name not in BERTJAX_FIELDS}
-        fields["dropout"] = config.hidden_dropout_prob
+        fields = FIELDS.to_fields(config) | {"dropout": config.hidden_dropout_prob}
         summary = SUMMARY | {"summary_last_dropout": config.pooled_dropout_prob}
         memory = {"d_head": config.head_size, "mem_len": None, "reuse_len": None}
-        return {"model_type": "xlnet", **fields, **memory, **SUPPORTED_VALUES, **summary}
+        return {**fields, **memory, **SUPPORTED_VALUES, **summary}
 
     def table(self, config: XlnetConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
         """Returns the tensors of a model, see `TableFormat.table`."""
