@@ -108,7 +108,8 @@ class PretrainingEvaluator(Evaluator):
             return None
         if self._heldout_text is not None and families.lm_type_of(data.config) == families.lm_type_of(self._config):
             scores |= self._bits_per_byte(self._heldout_text, params, loss)
-        changes = [f"{name} = {value}" for name, value in data.stage.changes.items() if _affects_comparison(name)]
+        # The scores of two stages are comparable only if these fields have the same values in both.
+        changes = [f"{x} = {y}" for x, y in data.stage.changes.items() if x.startswith(("data.", "objective"))]
         measured_on = ", ".join([f"{total} sequences of length {data.stage.length}", *changes])
         return Scores({**scores}, -scores[f"{first}_loss"], measured_on)
 
@@ -196,11 +197,6 @@ class PretrainingEvaluator(Evaluator):
                 for term, _ in self._terms_with_statistics()
             }
         return self._statistics
-
-
-def _affects_comparison(field: str) -> bool:
-    """Returns whether the scores of two stages are comparable only if the field has the same value in both."""
-    return field.startswith(("data.", "objective"))
 
 
 def _eval_step(

@@ -59,8 +59,8 @@ def variable_table(config: BertConfig, labels: Mapping[str, int]) -> VariableTab
     table.array((*embeddings, "word", "embedding"), WORDS, config.vocab_size, size)
     table.array((*embeddings, "position", "embedding"), "bert/embeddings/position_embeddings", positions, size)
     if config.type_vocab_size:
-        path, name = (*embeddings, "token_type", "embedding"), "bert/embeddings/token_type_embeddings"
-        table.array(path, name, config.type_vocab_size, size)
+        token_types = "bert/embeddings/token_type_embeddings"
+        table.array((*embeddings, "token_type", "embedding"), token_types, config.type_vocab_size, size)
     table.norm((*embeddings, "norm"), "bert/embeddings/LayerNorm", size, bias=True)
     if size != hidden:
         table.dense((*embeddings, "projection"), "bert/embeddings_project", (size,), (hidden,), bias=True)
