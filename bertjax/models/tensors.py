@@ -95,13 +95,13 @@ class TableFormat(HuggingFaceFormat):
       model_name: the model in messages, such as "a EuroBERT".
       words: the tensor name of the word embeddings, with the prefix of the encoder.
       decoder: the tensor name of the output embeddings of the masked-LM head.
-      classifiers: possible names of the output layer of a classifier.
+      part_tensors: {part: possible names of a tensor that a checkpoint with the part contains}.
     """
 
     model_name: str
     words: str
     decoder: str
-    classifiers: tuple[str, ...] = ("classifier",)
+    part_tensors: ClassVar[Mapping[str, tuple[str, ...]]]
 
     @abc.abstractmethod
     def table(self, config: Any, parts: Collection[str], labels: int) -> TensorTable:
@@ -113,7 +113,6 @@ class TableFormat(HuggingFaceFormat):
           labels: the number of labels; 0 without a classifier.
         """
 
-    @abc.abstractmethod
     def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
         """Returns the parts that a checkpoint contains, without the encoder.
 
@@ -121,6 +120,7 @@ class TableFormat(HuggingFaceFormat):
           state_dict: {name: tensor}.
           fields: the content of config.json.
         """
+        return [part for part, names in self.part_tensors.items() if any(name in state_dict for name in names)]
 
     def parts_of(self, params: Mapping, config: Any) -> set[str]:
         """Returns the parts that params contain, without the encoder."""
@@ -145,16 +145,9 @@ class TableFormat(HuggingFaceFormat):
         return params | {"bert": params["bert"] | {"layers": layers}}
 
     def untied_reason(
-        self,
-        state_dict: Mapping[str, np.ndarray],
-        parts: Collection[str],
-        fields: Mapping[str, Any],
-        config: Any,
-        source: str,
+        self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: Any, source: str
     ) -> str:
-        """Returns the reason why the masked-LM head is not supported; "" if it is supported or absent."""
-        if "masked_lm" not in parts and self.decoder not in state_dict:
-            return ""
+        """Returns the reason why the masked-LM head of a checkpoint is not supported; "" if it is supported."""
         return untied_reason(state_dict, self.decoder, state_dict[self.words], fields, source)
 
     def read_params(
@@ -168,7 +161,8 @@ class TableFormat(HuggingFaceFormat):
         table, padding = self.table(config, parts, labels), config.padded_vocab_size - config.vocab_size
         params = self.stack_layers(to_params(table, state_dict, padding, source, self.model_name), config)
         ignored = sorted(state_dict.keys() - table.names() - {self.decoder})
-        masked_lm_problem = self.untied_reason(state_dict, parts, fields, config, source)
+        has_head = "masked_lm" in parts or self.decoder in state_dict
+        masked_lm_problem = self.untied_reason(state_dict, fields, config, source) if has_head else ""
         if masked_lm_problem:
             params.pop("masked_lm", None)
             ignored += state_dict.keys() & {self.decoder}
@@ -197,8 +191,7 @@ class TableFormat(HuggingFaceFormat):
         return self.words[: self.words.index(".") + 1]
 
     def _labels_in(self, state_dict: Mapping[str, np.ndarray]) -> int:
-        weights = (f"{name}.weight" for name in self.classifiers)
-        return next((len(state_dict[name]) for name in weights if name in state_dict), 0)
+        return next((len(state_dict[name]) for name in self.part_tensors["classifier"] if name in state_dict), 0)
 
 
 def take(

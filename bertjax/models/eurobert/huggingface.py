@@ -39,6 +39,11 @@ class EuroBertFormat(tensors.TableFormat):
     model_name = "a EuroBERT"
     words = "model.embed_tokens.weight"
     decoder = "lm_head.weight"
+    part_tensors: ClassVar = {
+        "masked_lm": (decoder,),
+        "pooler": ("dense.weight",),
+        "classifier": ("classifier.weight",),
+    }
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> EuroBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
@@ -81,23 +86,13 @@ class EuroBertFormat(tensors.TableFormat):
             table.dense(("classifier", "dense"), "classifier", size, (labels,), bias=True)
         return table
 
-    def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
-        """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
-        names = {"masked_lm": self.decoder, "pooler": "dense.weight", "classifier": "classifier.weight"}
-        return [part for part, name in names.items() if name in state_dict]
-
     def parts_of(self, params: Mapping, config: EuroBertConfig) -> set[str]:
         """Returns the parts of params. A tied decoder has no params, so that a lone encoder has `masked_lm`."""
         parts = tensors.parts_of(params)
         return parts | ({"masked_lm"} if config.tie_word_embeddings and not parts else set())
 
     def untied_reason(
-        self,
-        state_dict: Mapping[str, np.ndarray],
-        parts: Collection[str],
-        fields: Mapping[str, Any],
-        config: EuroBertConfig,
-        source: str,
+        self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: EuroBertConfig, source: str
     ) -> str:
         """Returns "", because tied and untied decoders are supported.
 

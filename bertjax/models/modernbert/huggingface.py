@@ -49,6 +49,7 @@ class ModernBertFormat(tensors.TableFormat):
     model_name = "a ModernBERT"
     words = "model.embeddings.tok_embeddings.weight"
     decoder = "decoder.weight"
+    part_tensors: ClassVar = {"masked_lm": ("decoder.bias",), "classifier": ("classifier.weight",)}
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> ModernBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
@@ -119,11 +120,9 @@ class ModernBertFormat(tensors.TableFormat):
 
     def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
         """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
-        parts = ["masked_lm"] if "decoder.bias" in state_dict else []
-        if "classifier.weight" in state_dict:
-            is_question_answering = any("QuestionAnswering" in name for name in fields.get("architectures") or ())
-            parts.append("spans" if is_question_answering else "classifier")
-        return parts
+        is_question_answering = any("QuestionAnswering" in name for name in fields.get("architectures") or ())
+        classifier = "spans" if is_question_answering else "classifier"
+        return [classifier if part == "classifier" else part for part in super().parts_in(state_dict, fields)]
 
     @staticmethod
     def stack_layers(params: dict, config: ModernBertConfig) -> dict:

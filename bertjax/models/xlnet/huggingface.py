@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
@@ -58,7 +57,12 @@ class XlnetFormat(tensors.TableFormat):
     model_name = "an XLNet"
     words = "transformer.word_embedding.weight"
     decoder = "lm_loss.weight"
-    classifiers = ("logits_proj", "classifier")
+    part_tensors: ClassVar = {
+        "masked_lm": ("lm_loss.bias",),
+        "pooler": ("sequence_summary.summary.weight",),
+        "spans": ("qa_outputs.weight",),
+        "classifier": ("logits_proj.weight", "classifier.weight"),
+    }
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> XlnetConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
@@ -94,11 +98,10 @@ class XlnetFormat(tensors.TableFormat):
                 table[*layer, "attention", path, "kernel"] = tensor
             output = tensors.Tensor((f"{name}.rel_attn.o",), (*by_head, hidden), projection)
             table[*layer, "attention", "output", "kernel"] = output
-            table[*layer, "biases", "content"] = tensors.Tensor((f"{name}.rel_attn.r_w_bias",), by_head, by_head)
-            table[*layer, "biases", "position"] = tensors.Tensor((f"{name}.rel_attn.r_r_bias",), by_head, by_head)
-            table[*layer, "segment_bias"] = tensors.Tensor((f"{name}.rel_attn.r_s_bias",), by_head, by_head)
-            by_type = (2, *by_head)
-            table[*layer, "segment_embedding"] = tensors.Tensor((f"{name}.rel_attn.seg_embed",), by_type, by_type)
+            table.array((*layer, "biases", "content"), f"{name}.rel_attn.r_w_bias", *by_head)
+            table.array((*layer, "biases", "position"), f"{name}.rel_attn.r_r_bias", *by_head)
+            table.array((*layer, "segment_bias"), f"{name}.rel_attn.r_s_bias", *by_head)
+            table.array((*layer, "segment_embedding"), f"{name}.rel_attn.seg_embed", 2, *by_head)
             table.norm((*layer, "attention_norm"), f"{name}.rel_attn.layer_norm", hidden, bias=True)
             table.dense((*layer, "intermediate"), f"{name}.ff.layer_1", size, inner, bias=True)
             table.dense((*layer, "output"), f"{name}.ff.layer_2", inner, size, bias=True)
@@ -113,16 +116,6 @@ class XlnetFormat(tensors.TableFormat):
         if "spans" in parts:
             table.dense(("spans", "dense"), "qa_outputs", size, (2,), bias=True)
         return table
-
-    def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
-        """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
-        names = {
-            "masked_lm": ("lm_loss.bias",),
-            "pooler": ("sequence_summary.summary.weight",),
-            "spans": ("qa_outputs.weight",),
-            "classifier": ("logits_proj.weight", "classifier.weight"),
-        }
-        return [part for part, candidates in names.items() if any(name in state_dict for name in candidates)]
 
 
 FORMAT = XlnetFormat()
