@@ -11,15 +11,8 @@ from bertjax.common.files import read_json, write_whole
 from bertjax.config.model_config import BertConfig
 from bertjax.models import families
 from bertjax.models.bert import family, huggingface
-from bertjax.models.bert.huggingface import BERTJAX_FIELDS, bert_config
-from bertjax.models.bert.tf1_names import (
-    FINE_TUNED_VARIABLES,
-    PARTS,
-    check_variables,
-    to_params,
-    to_variables,
-    variable_shapes,
-)
+from bertjax.models.bert.huggingface import BERTJAX_FIELDS, FIELDS
+from bertjax.models.bert.tf1_names import PARTS, to_params, to_variables, variable_names
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"
@@ -42,7 +35,7 @@ def read_config(path: epath.Path) -> BertConfig:
     if activation is None:
         raise UserError(f"{path}: hidden_act {fields['hidden_act']!r} is not supported; supported: gelu, relu")
     fields = {"layer_norm_eps": 1e-12, **fields, "hidden_act": activation}
-    return bert_config(path, fields)
+    return FIELDS.build(path, fields)
 
 
 def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]]:
@@ -52,7 +45,7 @@ def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         names = reader.get_variable_to_shape_map()
-        known = (*variable_shapes(config), *FINE_TUNED_VARIABLES)
+        known = variable_names(config)
         variables = {name: np.asarray(reader.get_tensor(name), np.float32) for name in known if name in names}
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
         raise UserError(f"{prefix}: damaged or incomplete ({str(error).splitlines()[0]}); copy it again") from None
@@ -61,9 +54,8 @@ def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]
             f"{prefix}: a checkpoint of TensorFlow 2, whose variables do not have Google's names; bert_model.ckpt is "
             f"one of TensorFlow 1"
         )
-    check_variables(variables, config, str(prefix))
     ignored = [n for n in sorted(names) if n not in known and not n.endswith(OPTIMIZER) and n != "global_step"]
-    return to_params(variables, config), ignored
+    return to_params(variables, config, str(prefix)), ignored
 
 
 def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: Tokenizer | None) -> list[str]:

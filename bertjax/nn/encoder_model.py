@@ -66,7 +66,11 @@ class EncoderModel(nn.Module):
             `[batch, examples, hidden]`.
         """
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        return hidden, self.pool(hidden, segments, first_tokens)
+        return hidden, self.pool(self.pooler_input(hidden, dropout_keys), segments, first_tokens)
+
+    def pooler_input(self, hidden: jax.Array, dropout_keys: jax.Array | None) -> jax.Array:
+        """Returns the states that `pool` reads. The default is `hidden`; some families apply dropout."""
+        return hidden
 
     def encode(
         self,

@@ -146,7 +146,7 @@ def read_heldout_text(workdir: epath.Path) -> HeldOutText | None:
 
 def _values(scores: TextScores) -> dict[str, float]:
     """Returns the scores that are not None."""
-    values = {"bits_per_byte": scores["bits_per_byte"], "tokens_per_word": scores["tokens_per_word"]}
+    values: Mapping[str, Any] = scores
     return {metric: value for metric, value in values.items() if value is not None}
 
 

@@ -31,7 +31,8 @@ def resolve(config: ConfigDict, previous: RunInfo | None) -> Resolution:
     config = ResolvedConfig.copy_of(config)
     if previous is not None:
         if config.branch_from and not config.data.records:
-            config.data.records = _records_of_parent(config.branch_from, previous)
+            workdir = config.branch_from.rpartition("@")[0]
+            config.data.records = previous.config.data.records or str(epath.Path(workdir) / "records")
         if parse_objective(previous.config) == parse_objective(config):
             config.objective = previous.config.objective
     add_all_settings(config)
@@ -147,9 +148,3 @@ def _tokenizer_to_extend(config: ConfigDict) -> Tokenizer:
     if fault := loaded.cannot_extend:
         raise UserError(f"config.tokenizer.extend = {config.tokenizer.extend}: the tokenizer {fault}; set 0")
     return loaded
-
-
-def _records_of_parent(branch_from: str, parent: RunInfo) -> str:
-    """Returns the folder of the records of the parent run of a branch."""
-    workdir = branch_from.rpartition("@")[0]
-    return parent.config.data.records or str(epath.Path(workdir) / "records")
