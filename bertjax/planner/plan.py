@@ -125,7 +125,7 @@ def plan(
 def settings_that_fit(
     config: ConfigDict, accelerator: Accelerator | Machines, stages: list[int], real_tokens_share: Sequence[float] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Yields settings that save memory and with which, according to the compiler, the stages fit; cheapest first."""
+    """Yields settings that make the stages fit in memory according to the compiler, the cheapest first."""
     for settings in _candidates(config, accelerator):
         changed = copy.deepcopy(config)
         changed.update_from_flattened_dict(settings)

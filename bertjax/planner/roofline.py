@@ -240,7 +240,7 @@ def _batch(attributes: str, shape: tuple[int, ...]) -> int:
 
 
 def _transfer_seconds(collective: Collective, target: Machines, mesh: Mesh) -> float:
-    """Returns the least time of collectives, in which all links and network adapters are busy all the time."""
+    """Returns the least time of collectives: all links and network adapters are busy all the time."""
     index = tuple(slice(None) if axis in collective.axes else 0 for axis in mesh.axis_names)
     group = mesh.devices[index].ravel()
     hosts = len({device.process_index for device in group})
