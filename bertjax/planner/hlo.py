@@ -184,7 +184,7 @@ class HloModule:
                     self._walk(called, times)
 
     def _trip_count(self, loop: re.Match[str]) -> int:
-        """Returns the trip count of a loop: from the compiler (for GPUs), or the constant in the condition of a `lax.scan`."""
+        """Returns the trip count of a loop: from the compiler (GPUs), or the constant in the condition of a scan."""
         if known := _TRIPS.search(loop.string):
             return int(known[1])
         return max(map(int, re.findall(r" constant\((\d+)\)", "\n".join(self._lines[loop[1]]))), default=1)
