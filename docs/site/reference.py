@@ -179,7 +179,7 @@ def config_fields() -> dict[str, list[ConfigField]]:
     config = Source((ROOT / "bertjax" / "config" / "defaults.py").read_text())
     return {
         "All runs": list(config.fields("common_config")),
-        "Pre-training": list(config.fields("pretraining_config")),
+        "Pre-training": [*config.fields("pretraining_config"), *config.fields("_set_pretraining_data")],
         "Fine-tuning": list(config.fields("fine_tuning_config")),
     }
 

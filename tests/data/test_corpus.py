@@ -549,11 +549,14 @@ def test_mixtures_name_sources_and_weights():
     config.data.mixture = "b=c.txt=0.5"
     assert mixture_of(config) == {"a.txt": 1.0, "b=c.txt": 0.5}
     for mixture, message in (
-        ("c.txt=2", r"config.data.mixture = 'c.txt=2': 'c.txt' is no source of the text, which has a.txt, b=c.txt"),
+        (
+            "c.txt=2",
+            r"config.data.mixture = 'c.txt=2': 'c.txt' is not a source of the text; choose from a.txt, b=c.txt",
+        ),
         ("a.txt", "write SOURCE=WEIGHT"),
         ("a.txt=-1", "write SOURCE=WEIGHT"),
         ("a.txt=nan", "write SOURCE=WEIGHT"),
-        ("a.txt=0,b=c.txt=0", "one weight at least must be above 0"),
+        ("a.txt=0,b=c.txt=0", "at least one weight must be above 0"),
     ):
         config.data.mixture = mixture
         with pytest.raises(UserError, match=message):

@@ -562,7 +562,7 @@ def test_the_trial_that_is_named_has_the_checkpoint(tmp_path, scores, best):
 
 @pytest.mark.parametrize("search, message", [
     ("batch_size=16,12", r"config.batch_size = 12: .* must be a multiple of the 8 devices"),
-    ("class_weights=,earth=9", r"'earth' is no label of the training data"),
+    ("class_weights=,earth=9", r"'earth' is not a label of the training data"),
 ])  # fmt: skip
 def test_every_run_of_a_search_is_checked_before_the_first(search, message, checkpoint, tmp_path):
     write_sst2(tmp_path, train=48)

@@ -27,7 +27,7 @@ OPTIMIZERS: Registry[Factory] = Registry(
     "optimizer",
     "optimizer.name",
     {name: f"bertjax.training.optim.{name}:{name}" for name in BUILT_IN},
-    others=", or one of optax such as adamw or lion",
+    hint=", or one of optax such as adamw or lion",
 )
 register = OPTIMIZERS.register
 
