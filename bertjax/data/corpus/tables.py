@@ -372,18 +372,11 @@ def read_tfds(path: str, split: str) -> list[Row]:
     Raises:
       UserError: the dataset cannot be loaded.
     """
-    from bertjax.data.tensorflow import untuned  # comes first: raises `UserError` without TensorFlow
+    from bertjax.data.tensorflow import load_dataset  # comes first: raises `UserError` without TensorFlow
 
     import tensorflow_datasets as tfds  # isort: skip
 
-    name = path.removeprefix(TFDS)
-    try:
-        builder = tfds.builder(name)
-        builder.download_and_prepare()
-        dataset = builder.as_dataset(split=split, shuffle_files=False)
-    except Exception as error:  # the library raises many types; each means that the dataset is unavailable
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"config.data.path: TensorFlow Datasets cannot load {name!r}, {split} ({reason})") from None
+    builder, dataset, version = load_dataset(path.removeprefix(TFDS), split, "config.data.path")
 
     def plain(feature: Any, value: Any) -> Any:
         if isinstance(feature, tfds.features.Sequence):
@@ -394,12 +387,11 @@ def read_tfds(path: str, split: str) -> list[Row]:
             return feature.int2str(int(value)) if value >= 0 else ""
         return value.decode() if isinstance(value, bytes) else value.item()
 
-    sizes = {name: part.num_bytes for name, part in builder.info.splits.items()}
-    fingerprints.add_dataset(f"{path}, {split}", f"{builder.info.full_name} {sizes}")
+    fingerprints.add_dataset(f"{path}, {split}", version)
     features = builder.info.features
     return [
         Row({key: plain(features[key], value) for key, value in example.items()}, f"{path}, {split} {number}")
-        for number, example in enumerate(tfds.as_numpy(untuned(dataset)))
+        for number, example in enumerate(dataset.as_numpy_iterator())
     ]
 
 

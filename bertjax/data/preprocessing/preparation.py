@@ -142,7 +142,7 @@ def _describe(groups: Sequence[Group]) -> str:
     files, size = sum(len(portion.files) for portion in portions), sum(portion.bytes for portion in portions)
     names = [portion.source for portion in portions if not portion.files]
     parts = [*names, *([f"{files:,} file{'s' * (files > 1)}"] if files else [])]
-    skipped = sum(count for portion in portions for _, count, _ in portion.unread)
+    skipped = sum(count for portion in portions for count, _ in portion.unread.values())
     note = f"; {skipped:,} other file{'s have names' if skipped > 1 else ' has a name'} that prepare does not read"
     return ", ".join(parts + ([describe_bytes(size)] if size else [])) + note * (skipped > 0)
 

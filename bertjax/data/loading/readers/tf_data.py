@@ -19,7 +19,7 @@ from bertjax.data.loading.readers.interface import (
 )
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import ARRAY_OF_FEATURE, Format
-from bertjax.data.tensorflow import elements, tf
+from bertjax.data.tensorflow import tf, untuned
 from bertjax.distributed.topology import available_cores
 
 _UNREADABLE = (
@@ -91,7 +91,7 @@ def batches(source: Any, form: Format) -> Iterator[Batch]:
     """Yields the parsed batches of a source, see `Reader.batches`."""
     parsed = source.map(functools.partial(_parse, form=form), num_parallel_calls=available_cores())
     try:
-        yield from elements(parsed.prefetch(PREFETCH))
+        yield from untuned(parsed.prefetch(PREFETCH)).as_numpy_iterator()
     except _UNREADABLE as error:
         raise UnreadableRecord(error.message.splitlines()[0][:300]) from None
 
