@@ -97,30 +97,40 @@ class File(NamedTuple):
 SKIP = "correct it, or skip such documents with --config.data.on_bad_document=skip"
 
 
-def stop_at(fault: str, remedy: str = SKIP) -> None:
-    """Raises `UserError` for an invalid document."""
-    raise UserError(f"{fault}; {remedy}")
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ReadOptions:
-    """Options and callbacks for reading text.
+    """Options for reading text. A subclass can handle the events of reading.
 
     Attributes:
       text_column: the field of .jsonl files and the column of .parquet files with the text.
       document: the unit of a document in .txt files: blank_line (text between blank lines), file, or line.
-      on_bad: (fault[, remedy]) -> None, called for an invalid document with "FILE:LINE: ..." and a remedy, by default
-        `SKIP`. If it returns, the document is skipped.
-      on_read: called with the number of bytes, as stored, of each chunk that was read.
-      count: called with "files" for a file with documents, "empty_files" for other files, "empty_documents" for a
-        document without text, and ("skipped_files", path, fault) for a .json file without JSON lines.
     """
 
     text_column: str = "text"
     document: str = "blank_line"
-    on_bad: Callable[..., None] = stop_at
-    on_read: Callable[[int], None] = lambda size: None
-    count: Callable[..., None] = lambda event, *details: None
+
+    def on_bad(self, fault: str, remedy: str = SKIP) -> None:
+        """Raises `UserError` for an invalid document. If an override returns, the document is skipped.
+
+        Args:
+          fault: "FILE:LINE: ...".
+          remedy: the action that corrects the fault.
+        """
+        raise UserError(f"{fault}; {remedy}")
+
+    def on_read(self, size: int) -> None:
+        """Handles a chunk that was read, with its number of bytes as stored."""
+
+    def count(self, event: str) -> None:
+        """Handles "files" (a file with documents), "empty_files" (another file) or "empty_documents" (without text)."""
+
+    def on_skipped_file(self, path: str, fault: str) -> None:
+        """Handles a .json file without JSON lines."""
+
+
+class _IgnoringFaults(ReadOptions):
+    def on_bad(self, fault: str, remedy: str = SKIP) -> None:
+        pass
 
 
 DEFAULT = ReadOptions()
@@ -131,7 +141,7 @@ def read_file(path: str, options: ReadOptions = DEFAULT) -> Iterator[Document]:
     readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".json": _read_jsonl, ".parquet": _read_parquet}
     suffix, is_empty = _suffixes(path)[0], True
     if suffix == ".json" and (fault := _fault_of_json(path, options)):
-        options.count("skipped_files", path, fault)
+        options.on_skipped_file(path, fault)
         return
     for document in readers[suffix](path, options):
         is_empty = False
@@ -141,8 +151,7 @@ def read_file(path: str, options: ReadOptions = DEFAULT) -> Iterator[Document]:
 
 def _fault_of_json(path: str, options: ReadOptions) -> str:
     """Returns the fault of a .json file whose first line is not an object with a text; "" for other files."""
-    quiet = ReadOptions(on_bad=lambda *_: None)
-    line = next((line for _, line in read_lines(path, quiet) if line is None or line.strip()), None)
+    line = next((line for _, line in read_lines(path, _IgnoringFaults()) if line is None or line.strip()), None)
     if line is None:  # `_read_jsonl` reports a line that is too long or not text
         return ""
     try:

@@ -116,7 +116,7 @@ def _read(config, portions: Sequence[corpus.Portion], document: str) -> _Read:
         read, is_whole = read + reader.read, is_whole and not reader.stopped
     if not sizes:
         if faults:
-            reading.stop_at(*faults[0])
+            reading.DEFAULT.on_bad(*faults[0])
         raise UserError(f"config.data.corpus = {config.data.corpus!r}: there is no text in its first {read:,} bytes")
     return _Read(sizes, first, read, is_whole, whole, number)
 
@@ -143,21 +143,20 @@ def _surveyed(config, portions: Sequence[corpus.Portion], document: str, read: _
     return Survey(text, document, scripts, kind, words, sample, seconds_per_byte, files, read.is_whole)
 
 
-class _Reader:
+class _Reader(reading.ReadOptions):
     """Reads the documents of a portion until `most` bytes of it have been read."""
 
     def __init__(self, config, document: str, most: int, faults: list[tuple[str, ...]]):
-        self._most, self.read, self.stopped = most, 0, False
+        super().__init__(config.data.text_column, document)
+        self._most, self._faults, self.read, self.stopped = most, faults, 0, False
 
-        def count(what: str, *file: str) -> None:
-            if file:  # one that is skipped, with the fault
-                faults.append((": ".join(file), reading.READABLE))
+    def on_bad(self, fault: str, remedy: str = reading.SKIP) -> None:
+        self._faults.append((fault, remedy))
 
-        self._how = reading.ReadOptions(
-            config.data.text_column, document, lambda *fault: faults.append(fault), self._on_read, count
-        )
+    def on_skipped_file(self, path: str, fault: str) -> None:
+        self._faults.append((f"{path}: {fault}", reading.READABLE))
 
-    def _on_read(self, size: int) -> None:
+    def on_read(self, size: int) -> None:
         if self.read >= self._most:
             raise _Enough
         self.read += size
@@ -165,7 +164,7 @@ class _Reader:
     def documents(self, portion: corpus.Portion) -> Iterator[Document]:
         size = 0
         try:
-            for document in corpus.read_portion(portion, self._how):
+            for document in corpus.read_portion(portion, self):
                 yield document
                 size += sum(map(len, document.lines))
                 if not self.read and size > self._most:  # of data sets, which do not count bytes
