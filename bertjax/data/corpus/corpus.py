@@ -3,13 +3,15 @@
 import builtins
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import reading
 from bertjax.data.corpus.data_sets import data_set_of, digest
 from bertjax.data.corpus.reading import Document, File, ReadOptions
+
+T = TypeVar("T")
 
 PORTION_BYTES = 512_000_000
 FILE_BYTES = 1 << 15  # minimum weight of a file in a portion, the cost of opening it; on gs:// the cost is far higher
@@ -58,7 +60,7 @@ def portions(sources: Sequence[str]) -> list[Portion]:
             continue
         listing = reading.list_files(source)
         unread = reading.kinds_of(source, listing.unread)
-        for files in _group(listing.files):
+        for files in in_groups(listing.files, lambda file: max(file.size, FILE_BYTES), PORTION_BYTES):
             paths, stamps = tuple(file.path for file in files), b"".join(map(_stamp, files))
             identity = digest("\n".join(paths).encode(errors="surrogateescape") + stamps)
             size = sum(file.size for file in files)
@@ -67,13 +69,14 @@ def portions(sources: Sequence[str]) -> list[Portion]:
     return corpus
 
 
-def _group(files: Iterable[File]) -> Iterator[list[File]]:
-    group: list[File] = []
+def in_groups(items: Iterable[T], size_of: Callable[[T], int], enough: int) -> Iterator[list[T]]:
+    """Yields groups of consecutive items. The sizes of a group, except the last, add up to at least `enough`."""
+    group: list[T] = []
     size = 0
-    for file in files:
-        group.append(file)
-        size += max(file.size, FILE_BYTES)
-        if size >= PORTION_BYTES:
+    for item in items:
+        group.append(item)
+        size += size_of(item)
+        if size >= enough:
             yield group
             group, size = [], 0
     if group:
@@ -122,15 +125,8 @@ def groups(sources: Sequence[str]) -> list[Group]:
     """
     if not sources:
         raise UserError("config.data.corpus = None: say where the text is (files, a folder, a glob, hf:NAME, ...)")
-    collected: list[list[Portion]] = [[]]
-    size = 0
-    for portion in portions(sources):
-        if size >= PORTION_BYTES:
-            collected.append([])
-            size = 0
-        collected[-1].append(portion)
-        size += portion.weight
-    if len(collected) > 1 and size < PORTION_BYTES:  # too short for separate blocks
+    collected = list(in_groups(portions(sources), lambda portion: portion.weight, PORTION_BYTES))
+    if len(collected) > 1 and sum(portion.weight for portion in collected[-1]) < PORTION_BYTES:  # too short for blocks
         collected[-2:] = [collected[-2] + collected[-1]]
     return [Group(number, tuple(portions)) for number, portions in enumerate(collected)]
 

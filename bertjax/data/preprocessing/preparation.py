@@ -37,7 +37,6 @@ from bertjax.data.corpus.selection import SPLITS, Selection, is_train, selection
 from bertjax.data.preprocessing import blocks, shards, summary, vocabulary
 from bertjax.data.preprocessing.job import UNFINISHED, Job, RecordShape
 from bertjax.data.preprocessing.rows import row_type
-from bertjax.data.records import record_sets
 from bertjax.data.records.manifest import MANIFEST, write_manifest
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -353,8 +352,6 @@ def write_all(
     ahead: int,
 ) -> dict[shards.Shard, dict]:
     """Writes all shards; returns their entries in the manifest. `spill_all` returns `rows` and `paths`."""
-    for shape in job.shapes:
-        (epath.Path(job.output) / record_sets.set_folder(shape.length)).mkdir(exist_ok=True)
     phase("shuffling the sequences and writing the records")
     merged = {
         (part, shape): merge_until_few(files, row_type(shape, job), pool, ahead)
