@@ -3,11 +3,11 @@
 import bz2
 import collections
 import dataclasses
-import datetime
 import functools
 import glob
 import lzma
 import os
+import pathlib
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -251,7 +251,7 @@ def file_at(path: str) -> File:
         info = filesystem.get_file_info(inner)
         if info.type == fs.FileType.NotFound:
             raise FileNotFoundError("no such file")
-        return File(path, info.size or 0, _seconds(info.mtime))
+        return _remote_file(path, info)
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 
@@ -262,8 +262,8 @@ def _find_local(source: str) -> tuple[list[File], list[str]]:
         folders = {path for path in matches if os.path.isdir(path)}
         paths = [path for path in matches if path not in folders]
         unread = [path for path in paths if not _is_text(path)]
-        read_from = {parent for path in paths for parent in _parents(path)}
-        unread += [f"{path}/" for path in folders if path.rstrip("/") not in read_from]
+        read_from = {parent for path in paths for parent in pathlib.PurePath(path).parents}
+        unread += [f"{path}/" for path in folders if pathlib.PurePath(path) not in read_from]
         return [file_at(path) for path in paths if _is_text(path)], unread
     if os.path.isdir(source):
         files, unread = [], []
@@ -276,11 +276,6 @@ def _find_local(source: str) -> tuple[list[File], list[str]]:
         return files, unread
     os.stat(source)
     return [file_at(_require_text(source))], []
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := os.path.dirname(path.rstrip("/")).rstrip("/"):
-        yield path
 
 
 def _walk(folder: str) -> Iterator[os.DirEntry]:
@@ -308,11 +303,8 @@ def _find_remote(source: str) -> tuple[list[File], list[str]]:
         folder, pattern = re.split(r"/[^/]*[*?[]", inner)[0], re.compile(glob_translate(inner))
     infos = filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
     infos = [info for info in infos if info.type != fs.FileType.Directory and (not pattern or pattern.match(info.path))]
-    return [
-        File(prefix + info.path.lstrip("/"), info.size or 0, _seconds(info.mtime))
-        for info in infos
-        if _is_text(info.path)
-    ], [prefix + info.path.lstrip("/") for info in infos if not _is_text(info.path)]
+    files = [_remote_file(prefix + info.path.lstrip("/"), info) for info in infos]
+    return [file for file in files if _is_text(file.path)], [file.path for file in files if not _is_text(file.path)]
 
 
 def _filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
@@ -333,8 +325,8 @@ def _connect(scheme: str, authority: str) -> tuple[fs.FileSystem, str]:
         return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
 
 
-def _seconds(modified: datetime.datetime | None) -> int:
-    return int(modified.timestamp()) if modified else 0
+def _remote_file(url: str, info: fs.FileInfo) -> File:
+    return File(url, info.size or 0, int(info.mtime.timestamp()) if info.mtime else 0)
 
 
 def _is_pattern(source: str) -> bool:
