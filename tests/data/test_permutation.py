@@ -28,10 +28,9 @@ def rows_of(count: int):
 @pytest.mark.parametrize("fields", [{}, dict(max_span_words=0), dict(max_span_words=1), dict(k=1), dict(k=40)])
 def test_one_in_k_tokens_is_predicted_in_a_random_order(fields):
     random_order, (ids, sizes) = order(**fields), rows_of(400)
-    ranks = random_order.permute(ids, sizes, random_order.draw(np.random.default_rng(1), *ids.shape))
-    selected = ranks > 0
+    ranks, selected = random_order.permute(ids, sizes, random_order.draw(np.random.default_rng(1), *ids.shape))
     wanted = np.minimum(np.clip(np.rint(sizes / random_order.k), 1, 30), sizes - 3)
-    assert (selected.sum(1) == wanted).all()
+    assert (selected.sum(1) == wanted).all() and ((ranks > 0) == selected).all()
     assert not selected[(ids == CLS) | (ids == SEP) | (np.arange(LENGTH) >= sizes[:, None])].any()
     for row, chosen in zip(ranks, selected):
         assert sorted(row[chosen]) == list(range(1, chosen.sum() + 1))
@@ -47,7 +46,7 @@ def test_spans_are_words_of_harmonic_lengths_in_their_context():
     ids[:] = np.random.default_rng(2).integers(4, VOCABULARY, LENGTH)
     ids[:, -1], ids[:, -2], ids[:, 60] = CLS, SEP, SEP
     draws = random_order.draw(np.random.default_rng(1), *ids.shape)
-    selected = random_order.permute(ids, sizes, draws) > 0
+    _, selected = random_order.permute(ids, sizes, draws)
     begins = ~CONTINUES[ids[0]] | (ids[0] == SEP) | np.roll(ids[0] == SEP, 1)
     begins[[0, -1]] = True
     # The first span of a row: its words are those drawn, and it begins after a share of its context.
@@ -66,8 +65,8 @@ def test_spans_are_words_of_harmonic_lengths_in_their_context():
 def test_a_row_does_not_depend_on_those_beside_it():
     random_order, (ids, sizes) = order(), rows_of(64)
     draws = random_order.draw(np.random.default_rng(1), *ids.shape)
-    together = random_order.permute(ids, sizes, draws)
+    together, _ = random_order.permute(ids, sizes, draws)
     for some in (slice(0, 1), slice(5, 9), slice(60, 64)):
-        apart = random_order.permute(ids[some], sizes[some], take_rows(draws, some))
+        apart, _ = random_order.permute(ids[some], sizes[some], take_rows(draws, some))
         np.testing.assert_array_equal(apart, together[some])
-    assert random_order.permute(ids[:0], sizes[:0], take_rows(draws, slice(0))).shape == (0, LENGTH)
+    assert random_order.permute(ids[:0], sizes[:0], take_rows(draws, slice(0)))[0].shape == (0, LENGTH)

@@ -59,8 +59,7 @@ class RandomOrder(BatchTransform):
     def __call__(self, batch: Batch, draws: Batch) -> Batch:
         """Returns the `ranks` of `permute`, and the predictions."""
         ids = batch["input_ids"]
-        ranks = self.permute(ids, batch["segments"].sum(1), draws)
-        selected = ranks > 0
+        ranks, selected = self.permute(ids, batch["segments"].sum(1), draws)
         is_prediction = np.arange(self.max_predictions_per_seq) < selected.sum(1)[:, None]
         positions, words = np.zeros((2, *is_prediction.shape), np.int32)
         positions[is_prediction], words[is_prediction] = np.nonzero(selected)[1], ids[selected]
@@ -71,7 +70,7 @@ class RandomOrder(BatchTransform):
             "word_weights": is_prediction.astype(np.float32),
         }
 
-    def permute(self, ids: np.ndarray, sizes: np.ndarray, draws: Batch) -> np.ndarray:
+    def permute(self, ids: np.ndarray, sizes: np.ndarray, draws: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Chooses one in `k` of the tokens of each row, at least one token, and the order of the predictions.
 
         [CLS] and [SEP] count as tokens but are never predicted. A span does not contain [CLS] or [SEP].
@@ -82,8 +81,8 @@ class RandomOrder(BatchTransform):
           draws: the random numbers, from `draw`.
 
         Returns:
-          `[rows, length]`, the order 1, 2, ... of the predicted tokens; 0 for all other tokens, such as [CLS] and
-          [SEP].
+          `[rows, length]`, the order 1, 2, ... of the predicted tokens, and 0 for all other tokens, such as [CLS] and
+          [SEP]; and `[rows, length]` booleans, True for predicted tokens.
         """
         allowed = (ids != self.cls_id) & (ids != self.sep_id)
         allowed &= np.arange(ids.shape[1]) < np.asarray(sizes)[:, None]
@@ -96,7 +95,7 @@ class RandomOrder(BatchTransform):
         _put(selected, columns, missing, True)
         ranks, most = np.zeros(ids.shape, np.int32), int(wanted.max(initial=0))
         _put(ranks, first_allowed(draws["order"], selected, most), wanted, 1 + np.arange(most))
-        return ranks
+        return ranks, selected
 
 
 def _put(array: np.ndarray, columns: np.ndarray, counts: np.ndarray, values: np.ndarray | bool) -> None:
