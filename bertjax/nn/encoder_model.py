@@ -68,7 +68,7 @@ class EncoderModel(nn.Module):
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
         return hidden, self.pool(self.pooler_input(hidden, dropout_keys), segments, first_tokens)
 
-    def pooler_input(self, hidden: jax.Array, dropout_keys: jax.Array | None) -> jax.Array:
+    def pooler_input(self, hidden: Array, dropout_keys: Array | None) -> Array:
         """Returns the states that `pool` reads. The default is `hidden`; some families apply dropout."""
         return hidden
 

@@ -62,11 +62,12 @@ class PermutationLM(words.WordObjective, QueryStream):
 
     def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> "BatchTransform":
         """Returns the transform that samples a factorization order."""
-        from bertjax.data.loading.permutation import RandomOrder, rules_of
+        from bertjax.data.loading.permutation import RandomOrder
 
         if tokenizer is None:
             raise ValueError("tokenizer is None: permutation language modelling needs the tokenizer of the records")
-        return RandomOrder(rules_of(self.k, self.max_span_words, stage.max_predictions_per_seq, tokenizer))
+        ids = tokenizer.cls_id, tokenizer.sep_id
+        return RandomOrder(self.k, self.max_span_words, stage.max_predictions_per_seq, *ids, tokenizer.continues_word)
 
     def encode(
         self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None" = None

@@ -253,7 +253,12 @@ def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
     rows = ['{"text": "six"}', '{"text": null}', '{"text": ["a"]}', "{", '{"body": "b"}', "[]", '{"text": "seven"}']
     (tmp_path / "c.jsonl").write_text("\n".join([*rows, json.dumps({"text": "z" * 101})]))
     faults = []
-    found = read_documents([str(tmp_path)], ReadOptions(on_bad=faults.append))
+
+    class Collecting(ReadOptions):
+        def on_bad(self, fault, remedy=""):
+            faults.append(fault)
+
+    found = read_documents([str(tmp_path)], Collecting())
     assert [d.lines for d in found] == [["one"], ["three"], ["four"], ["five"], ["six"], ["seven"]]
     assert [fault.partition(": ")[0].rpartition("/")[2] for fault in faults] == [
         "a.txt:4", "a.txt:9", "b.txt:1", "b.txt:5", *(f"c.jsonl:{i}" for i in (2, 3, 4, 5, 6, 8))

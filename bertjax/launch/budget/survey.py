@@ -102,7 +102,7 @@ def survey(config: ConfigDict) -> Survey:
     return Survey(text, document, scripts, kind, words, sample, seconds_per_byte, files, beginning.is_whole)
 
 
-class _Beginning:
+class _Beginning(reading.ReadOptions):
     """The beginning of a corpus: at most `MOST_BYTES`, about the same number of bytes of each portion.
 
     Attributes:
@@ -116,19 +116,18 @@ class _Beginning:
 
     def __init__(self, config: ConfigDict, portions: Sequence[corpus.Portion], document: str):
         """Reads the beginning. Raises `UserError` if it contains no document."""
+        super().__init__(config.data.text_column, document)
         self.sizes: list[int] = []
         self.documents: list[Document] = []
         self.read_bytes, self.is_whole, self.corpus_bytes, self.corpus_documents = 0, True, 0.0, 0.0
         self._text_bytes, self._limit = 0, 0
-        self._faults: list[tuple[str, ...]] = []
-        column, on_bad = config.data.text_column, lambda *fault: self._faults.append(fault)
-        self._options = reading.ReadOptions(column, document, on_bad, self._on_read, self._on_event)
+        self._faults: list[tuple[str, str]] = []
         for index, portion in enumerate(portions):
             if self.read_bytes < MOST_BYTES:
                 self._read(portion, (MOST_BYTES - self.read_bytes) // (len(portions) - index))
         if not self.sizes:
             if self._faults:
-                reading.stop_at(*self._faults[0])
+                reading.DEFAULT.on_bad(*self._faults[0])
             raise UserError(
                 f"config.data.corpus = {config.data.corpus!r}: there is no text in its first {self.read_bytes:,} bytes"
             )
@@ -138,7 +137,7 @@ class _Beginning:
         start, text_start, documents_start, is_whole = self.read_bytes, self._text_bytes, len(self.sizes), True
         self._limit = start + limit
         try:
-            for document in corpus.read_portion(portion, self._options):
+            for document in corpus.read_portion(portion, self):
                 if self._text_bytes < COUNTED_CHARACTERS:
                     self.documents.append(document)
                 self.sizes.append(sum(len(line.encode()) for line in document.lines))
@@ -155,14 +154,19 @@ class _Beginning:
         self.corpus_bytes += factor * text_bytes
         self.corpus_documents += factor * (len(self.sizes) - documents_start)
 
-    def _on_read(self, size: int) -> None:
+    def on_read(self, size: int) -> None:
+        """Counts the bytes. Raises `_LimitReached` at the limit."""
         if self.read_bytes >= self._limit:
             raise _LimitReached
         self.read_bytes += size
 
-    def _on_event(self, event: str, *skipped_file: str) -> None:
-        if skipped_file:
-            self._faults.append((": ".join(skipped_file), reading.READABLE))
+    def on_bad(self, fault: str, remedy: str = reading.SKIP) -> None:
+        """Stores the fault."""
+        self._faults.append((fault, remedy))
+
+    def on_skipped_file(self, path: str, fault: str) -> None:
+        """Stores the fault."""
+        self._faults.append((f"{path}: {fault}", reading.READABLE))
 
 
 def _scripts(sample: list[str]) -> dict[str, float]:
