@@ -23,7 +23,7 @@ WEIGHTS = "*.safetensors"
 _FILES = (
     huggingface.CONFIG, huggingface.WEIGHTS, "model-*-of-*.safetensors", f"{huggingface.WEIGHTS}.index.json",
     hf_tokenizer.JSON, hf_tokenizer.SETTINGS, hf_tokenizer.SPECIAL, hf_tokenizer.ADDED,
-    WordPiece.filename, SentencePiece.filename, Bytes.filename, BPE.older, "merges.txt", Unigram.older,
+    WordPiece.filename, SentencePiece.filename, Bytes.filename, BPE.legacy_names, "merges.txt", Unigram.legacy_names,
     sentence_transformers.ENCODER.format("*"), peft_adapter.CONFIG, peft_adapter.WEIGHTS,
 )  # fmt: skip
 FILES = (

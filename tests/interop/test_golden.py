@@ -356,8 +356,8 @@ FOREIGN = {  # files beside a tokenizer, and the reason why the tokenizer is ref
     "start": ({"special_tokens_map.json": {"bos_token": {"content": "ship"}}}, r"adds tokens \(ship\)"),
     "bos": ({SETTINGS: {"add_bos_token": True}}, "add_bos_token and add_eos_token true are not supported without"),
     "class": ({SETTINGS: {"tokenizer_class": "BertJapaneseTokenizer"}}, "'BertJapaneseTokenizer' is not"),
-    "Chinese": ({SETTINGS: {"tokenize_chinese_chars": False}}, "tokenize_chinese_chars = False is not supported"),
-    "basic": ({SETTINGS: {"do_basic_tokenize": False}}, "do_basic_tokenize = False is not supported"),
+    "Chinese": ({SETTINGS: {"tokenize_chinese_chars": False}}, "tokenize_chinese_chars False is not supported"),
+    "basic": ({SETTINGS: {"do_basic_tokenize": False}}, "do_basic_tokenize False is not supported"),
     "never split": ({SETTINGS: {"never_split": ["ship"]}}, r"never_split = \['ship'\] is not supported"),
     "accents": ({SETTINGS: {"do_lower_case": True, "strip_accents": False}}, "strip_accents False with"),
     "case": ({SETTINGS: {"do_lower_case": False}, JSON: {}}, "is False, but .*json"),
@@ -439,7 +439,7 @@ def test_a_cased_vocabulary_needs_a_word_about_it(golden, folder):
     (folder / "tokenizer.json").write_text(cased.to_huggingface())
     assert pretrained.read_tokenizer(folder).fingerprint == cased.fingerprint
     (folder / SETTINGS).unlink()
-    with pytest.raises(UserError, match=r"do_lower_case is not set, which .* for True, but .*json has lowercase False"):
+    with pytest.raises(UserError, match=r"do_lower_case is not set, which .* for True, but .*json has False"):
         pretrained.read_tokenizer(folder)
 
 

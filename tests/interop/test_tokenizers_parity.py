@@ -27,7 +27,7 @@ from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.tokenizer import SPECIAL_PIECES, XLNET, WordPiece
-from bertjax.text.tokenizers.sentencepiece import _message as sentencepiece_proto
+from bertjax.text.tokenizers.sentencepiece import read_proto as sentencepiece_proto
 from bertjax.text.vocabulary_extension import extended
 from tests.conftest import make_corpus
 from tests.interop.test_families_parity import MODELS, save_theirs
