@@ -25,7 +25,7 @@ from bertjax.finetuning.task import Dataset, FineTuning, Split, count_steps
 from bertjax.finetuning.validate import validate
 from bertjax.inference import tasks
 from bertjax.inference.output_layers import OutputLayer, predict
-from bertjax.interop import pretrained, resizing
+from bertjax.interop import initialization, pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.text.tokenizer import Tokenizer
@@ -61,10 +61,10 @@ def adopt(config, previous: RunInfo | None, with_data: bool = True) -> None:
         if kept > (has := theirs.num_hidden_layers):
             raise UserError(f"config.keep_layers = {kept}: {config.init_checkpoint} has {has}; choose fewer")
         theirs = dataclasses.replace(theirs, num_hidden_layers=kept or has)
-        pretrained.adopt_model(config, theirs, config.init_checkpoint)
+        initialization.adopt_model(config, theirs, config.init_checkpoint)
     else:  # does not need `init_checkpoint`, which may be gone
         task.adopt(config, previous.config)
-        pretrained.adopt_model(config, families.config_of(previous.config), "the run in this workdir")
+        initialization.adopt_model(config, families.config_of(previous.config), "the run in this workdir")
     validate(config, with_data)  # now that the model is known
 
 
@@ -74,9 +74,9 @@ def load_material(config, workdir: epath.Path, previous: RunInfo | None) -> Mate
     if previous is not None:
         tokenizer = load_tokenizer(workdir, previous)
     else:
-        tokenizer = pretrained.require_tokenizer(config)
+        tokenizer = initialization.require_tokenizer(config)
         given = dict(path=config.init_checkpoint, encoder_only=True, continued=task.continued)
-        initialize = functools.partial(pretrained.initialize, **given)
+        initialize = functools.partial(initialization.initialize, **given)
         if config.keep_layers:
             initialize = functools.partial(initialize, resize=functools.partial(_with_layers, config.keep_layers))
     if jax.process_index() == 0:

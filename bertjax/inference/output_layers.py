@@ -246,7 +246,7 @@ def words_model(source, compute: Compute | None = None) -> tuple[BertForMaskedLM
     `compute`: how it computes, if not in the checkpoint's `dtype`. Raises `UserError` if it predicts none.
     """
     if not source.predicts_words:
-        raise UserError(source.no_words)
+        raise UserError(source.no_words_reason)
     model = BertForMaskedLM(source.config, compute or compute_for(source.dtype))
     return model, jax.device_put(source.params)  # once, not per text
 

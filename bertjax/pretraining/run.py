@@ -15,7 +15,7 @@ from bertjax.data.records.manifest import fingerprint
 from bertjax.distributed import hosts
 from bertjax.distributed.mesh import local_copy, make_mesh
 from bertjax.inference import fill_mask
-from bertjax.interop import pretrained
+from bertjax.interop import initialization
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.objectives.parsing import parse_objective
 from bertjax.objectives.parts.words import WordObjective
@@ -121,7 +121,7 @@ def _open_with(
     is_new = previous is None and not config.branch_from
     starts_from_checkpoint = bool(config.init_checkpoint) and is_new
     if starts_from_checkpoint:
-        pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
+        initialization.check_tokenizer(config.init_checkpoint, tokenizer)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
         text = _heldout_text(config, workdir, tokenizer, is_new=is_new and compute_choice is None)
@@ -137,7 +137,7 @@ def _open_with(
     initialize = None
     if starts_from_checkpoint:
         initialize = functools.partial(
-            pretrained.initialize,
+            initialization.initialize,
             path=config.init_checkpoint,
             start=functools.partial(import_params, config),
             resize=functools.partial(resize_embeddings, config, abstract_axes(task.init_params), tokenizer),

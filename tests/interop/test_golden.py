@@ -22,7 +22,7 @@ from bertjax.data.records import layouts
 from bertjax.finetuning import classification
 from bertjax.finetuning.tasks import ner
 from bertjax.inference import fill_mask
-from bertjax.interop import conversion, huggingface, pretrained, tf1
+from bertjax.interop import conversion, huggingface, initialization, pretrained, tf1
 from bertjax.models.bert.huggingface import FORMAT, huggingface_name, is_transposed
 from bertjax.models.bert.tf1_names import to_variables
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining, word_logits
@@ -301,7 +301,7 @@ def test_an_output_layer_that_is_not_tied_is_named(folder, capfd):
         pretrained.read(folder)
     edit(folder / "config.json", tie_word_embeddings=False)
     source = pretrained.read_with_tokenizer(folder)
-    assert "cls.predictions.decoder.weight is not tied to the word embeddings" in source.no_words
+    assert "cls.predictions.decoder.weight is not tied to the word embeddings" in source.no_words_reason
     assert "weights that are not read: cls.predictions.bias, cls.predictions.decoder.weight," in capfd.readouterr().err
 
 
@@ -494,13 +494,13 @@ def test_a_decoder_of_its_own_is_refused_where_words_are_predicted(golden, folde
     edit(folder / "config.json", tie_word_embeddings=False)
     source = pretrained.read(folder)
     assert source.params.keys() == {"bert", "next_sentence"} and not source.predicts_words
-    assert "decoder.weight is not tied to the word embeddings" in source.no_words
+    assert "decoder.weight is not tied to the word embeddings" in source.no_words_reason
     assert "cls.predictions.decoder.weight" in source.ignored
     conversion.convert(folder, tmp_path / "encoder", "huggingface", "BertModel")
     encoder = jax.tree.map(jnp.asarray, {"bert": golden.params["bert"]})
-    assert pretrained.initialize(encoder, folder).keys() == {"bert"}
+    assert initialization.initialize(encoder, folder).keys() == {"bert"}
     with pytest.raises(UserError, match=r"init_checkpoint = .* is not tied to the word embeddings"):
-        pretrained.initialize(jax.tree.map(jnp.asarray, golden.params), folder)
+        initialization.initialize(jax.tree.map(jnp.asarray, golden.params), folder)
 
 
 def test_half_precision_and_strangers_among_the_tensors(golden, folder):
