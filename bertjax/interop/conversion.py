@@ -65,7 +65,7 @@ def convert(
       architecture: the class of transformers for the format huggingface; "" for the class that keeps most params.
       license_name: the license in the model card.
       part: a model that the run has trained jointly, which is converted instead of the model of the run.
-      push: a repository of the hub, USER/NAME, to which the folder is pushed as well.
+      push: a repository of the hub, USER/NAME; the folder is pushed to this repository as well.
       is_private: whether a new repository is private.
       base: the name on the hub of the base of an adapter; "" for the `init_checkpoint` of the run.
 
@@ -121,7 +121,7 @@ def _check_options(to: str, architecture: str, license_name: str, push: str, is_
 
 
 def _without_lstm(source: Pretrained, to: str) -> tuple[Pretrained, list[str]]:
-    """Returns a model without values and heads that a format cannot contain, and the names of these.
+    """Returns a model without the values and heads that a format cannot contain, and their names.
 
     Only bertjax has a class for a BiLSTM on top of the encoder, and stores values that were tuned on the dev set.
     """

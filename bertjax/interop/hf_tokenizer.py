@@ -37,7 +37,7 @@ BY_MODEL_TYPE = {
     "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer",
 }  # fmt: skip
-# {field of both files: the only supported value besides null}.
+# {field of both files: the only supported value, in addition to null}.
 SUPPORTED_VALUES: dict[str, Any] = {
     "truncation_side": "right", "init_inputs": [], "sp_model_kwargs": {}, "fix_mistral_regex": False,
     # Code in the folder, and arguments that replace the files.
@@ -102,7 +102,7 @@ _Settings = msgspec.defstruct("_Settings", [(name, kind, None) for name, kind in
 
 
 class _Config(TypedDict, total=False):
-    """Fields of config.json by which transformers chooses a tokenizer."""
+    """Fields of config.json that determine the tokenizer in transformers."""
 
     model_type: str | None
     tokenizer_class: str | None
@@ -110,13 +110,13 @@ class _Config(TypedDict, total=False):
 
 
 def file_in(folder: epath.Path) -> epath.Path | None:
-    """Returns the file with the pieces of the tokenizer of a folder; None if there is none."""
+    """Returns the file with the pieces of the tokenizer of a folder; None for a folder without a tokenizer."""
     names = SentencePiece.filename, Bytes.filename, JSON, WordPiece.filename, *BPE.legacy_names, *Unigram.legacy_names
     return next((folder / name for name in names if (folder / name).exists()), None)
 
 
 def read(folder: epath.Path) -> Tokenizer | None:
-    """Reads the tokenizer of a folder of transformers or of Google; None if there is none.
+    """Reads the tokenizer of a folder of transformers or of Google; None for a folder without a tokenizer.
 
     Raises `UserError` with file, field and value if a setting is not supported, or if two files contradict each other.
     """
@@ -144,7 +144,7 @@ def read(folder: epath.Path) -> Tokenizer | None:
 
 
 def max_length(folder: epath.Path) -> float | None:
-    """Returns the number of tokens to which transformers truncates a text; None if no file states it."""
+    """Returns the sequence length of transformers; None if no file states it."""
     settings = _settings(folder / SETTINGS)
     stated = settings.get("model_max_length", settings.get("max_len"))
     if stated is not None and stated < 1:

@@ -110,25 +110,22 @@ def _library(shown: str) -> ModuleType:
 @contextlib.contextmanager
 def _user_errors(hub: ModuleType, shown: str, remedy: str = "") -> Iterator[None]:
     """Converts exceptions of the block to `UserError`. `shown` begins the message, and `remedy` ends it."""
-    errors, place = hub.errors, hub.constants.ENDPOINT
+    errors, constants = hub.errors, hub.constants
+    place, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    cause = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{place} cannot be reached"
+    reasons = {
+        errors.GatedRepoError: f"{place} gives it to those only who have accepted its terms: do so on its page, and hf "
+        f"auth login",
+        errors.RepositoryNotFoundError: f"not on {place}, or private: hf auth login shows who you are",
+        errors.RevisionNotFoundError: f"{place} has the model, but not this revision",
+        errors.HFValidationError: "",
+        errors.LocalTokenNotFoundError: "nobody is logged in: hf auth login, or set HF_TOKEN",
+        errors.LocalEntryNotFoundError: f"not whole in {cache}, and {cause}",
+        errors.OfflineModeIsEnabled: f"not whole in {cache}, and {cause}",
+    }
     try:
         yield
-    except errors.GatedRepoError:
-        reason = f"{place} gives it to those only who have accepted its terms: do so on its page, and hf auth login"
-    except errors.RepositoryNotFoundError:
-        reason = f"not on {place}, or private: hf auth login shows who you are"
-    except errors.RevisionNotFoundError:
-        reason = f"{place} has the model, but not this revision"
-    except errors.HFValidationError as error:
-        reason = str(error)
-    except errors.LocalTokenNotFoundError:
-        reason = "nobody is logged in: hf auth login, or set HF_TOKEN"
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        cache = hub.constants.HF_HUB_CACHE
-        why = "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else f"{place} cannot be reached"
-        reason = f"not whole in {cache}, and {why}"
-    except Exception as error:  # of the network or of the hub
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        return
-    raise UserError(" ".join(f"{shown}: {reason}{remedy}".split())) from None
+    except Exception as error:
+        unknown = f"{type(error).__name__}: {error}"
+        reason = next((text or str(error) for kind, text in reasons.items() if isinstance(error, kind)), unknown)
+        raise UserError(" ".join(f"{shown}: {reason}{remedy}".split())) from None

@@ -35,7 +35,7 @@ OTHER_WEIGHTS = {"tf_model.h5": "TensorFlow 2", "flax_model.msgpack": "Flax", "m
 
 
 class Metadata(NamedTuple):
-    """Fields of config.json and tokenizer_config.json besides the model config.
+    """Fields of config.json and tokenizer_config.json that are not part of the model config.
 
     Attributes:
       labels: names of the labels of a classifier.
@@ -210,7 +210,7 @@ def _local(path: epath.Path) -> Iterator[epath.Path]:
 
 
 def _weight_files(folder: epath.Path) -> list[epath.Path]:
-    """Returns the files with the weights of a folder. Raises `UserError` if there are none, or if one is missing."""
+    """Returns the files with the weights of a folder. Raises `UserError` if a file is missing."""
     for whole in (WEIGHTS, PICKLE):
         index = folder / f"{whole}.index.json"
         if (folder / whole).exists():
@@ -250,7 +250,7 @@ def write(
       folder: the folder.
       config: the model config.
       params: the params.
-      tokenizer: the tokenizer; None if there is none.
+      tokenizer: the tokenizer; None for a checkpoint without a tokenizer.
       architecture: the class of transformers; "" for the class that keeps most params.
       metadata: other fields of the files.
 
@@ -286,7 +286,7 @@ def definition(
     Args:
       config: the model config.
       params: the params, which determine the number of labels.
-      tokenizer: the tokenizer; None if there is none.
+      tokenizer: the tokenizer; None for a checkpoint without a tokenizer.
       architecture: the class of transformers.
       metadata: other fields of the files.
     """

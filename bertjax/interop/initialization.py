@@ -89,7 +89,7 @@ def adopt_model(config: ConfigDict, model: BertConfig, source: str) -> None:
 def require_tokenizer(config: ConfigDict) -> Tokenizer:
     """Returns the tokenizer of `config.tokenizer`, or else of `config.init_checkpoint`. Call it after `adopt_model`.
 
-    Raises `UserError` if there is none, or if it does not fit the model.
+    Raises `UserError` if the tokenizer is missing, or does not fit the model.
     """
     if path := config.tokenizer.path:
         loaded = tokenizer.load(config.tokenizer.kind, path, config.tokenizer.lowercase)
@@ -150,7 +150,7 @@ def initialize(
       params: the params of the run.
       path: the checkpoint.
       encoder_only: does not load output layers, which may belong to another task.
-      continued: top-level keys of output layers that are loaded nevertheless, if the sizes are equal.
+      continued: top-level keys of output layers that are loaded in spite of `encoder_only`, if the sizes are equal.
       start: maps the params of the checkpoint to params of the run.
       resize: maps ({path: array}, config) of the checkpoint to arrays with the sizes of `params`.
 

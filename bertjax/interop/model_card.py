@@ -165,7 +165,7 @@ def _mask(source: Pretrained) -> str:
 
 
 def _describe_vectors(settings: ConfigDict, hidden_size: int) -> list[str]:
-    """Returns lines about the computation of embeddings, and about the dimensions to which they may be truncated."""
+    """Returns lines about the computation of embeddings, and about the dimensions of truncated embeddings."""
     head = settings.head
     steps = [POOLING[head.pooling]]
     steps += [f"a dense layer ({head.dense_act})"] if head.dense else []

@@ -24,8 +24,8 @@ from bertjax.models.tensors import WRAPPER_PREFIXES
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 MERGE = "with PEFT, merge the adapter: model.merge_and_unload().save_pretrained(FOLDER), and use FOLDER"
-# The fields of `CONFIG` that are read, and fields that do not affect predictions: fields of training, fields that
-# belong to an unsupported field, and fields that repeat the names of the tensors.
+# The fields of `CONFIG` that are read, and fields without effect on predictions: fields of training, parts of an
+# unsupported field, and fields that repeat the names of the tensors.
 READ = ("peft_type", "base_model_name_or_path", "revision", "task_type", "auto_mapping", "r", "lora_alpha",
         "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "ensure_weight_tying")  # fmt: skip
 UNUSED_FIELDS = (
@@ -42,7 +42,7 @@ TASKS = {
     "QUESTION_ANS": "BertForQuestionAnswering",
     "FEATURE_EXTRACTION": "BertModel",
 }
-# {suffix of a class of BERT: its params besides the encoder}.
+# {suffix of a class of BERT: its params without the encoder}.
 HEADS = {
     "ForSequenceClassification": "classifier",
     "ForTokenClassification": "classifier",
@@ -120,7 +120,7 @@ def read_fields(folder: epath.Path) -> Fields:
 
 
 def read_tensors(folder: epath.Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of an adapter under the names of transformers' modules. Raises `UserError` if there are none.
+    """Returns {name of a tensor in transformers: tensor} of an adapter. Raises `UserError` if the file is missing.
 
     The names of modules that PEFT wraps contain `base_layer` or `modules_to_save`. `original_module` is a copy.
     """
@@ -243,7 +243,7 @@ def _replaced(tensors: dict[str, np.ndarray], replacements: dict[str, np.ndarray
     modules = set(CLASSIFIERS) if is_classifier else set()
     if "classifier.dense.weight" in replacements:  # the pooler of bertjax
         modules.add("pooler")
-    biases = {name.replace(".decoder.bias", ".bias") for name in replacements}  # one bias has two names
+    biases = {name.replace(".decoder.bias", ".bias") for name in replacements}  # the same bias under two names
     kept = {name: x for name, x in tensors.items() if not modules & set(name.split(".")) and name not in biases}
     return kept | replacements
 

@@ -43,7 +43,7 @@ def write(
       The number of values of the adapter.
 
     Raises:
-      UserError: the checkpoint has no updates, or lacks layers of the model from which it started.
+      UserError: the checkpoint has no updates, or lacks layers of its base.
     """
     _check_layers(source)
     folder, layout = epath.Path(folder), families.huggingface_of(source.config)

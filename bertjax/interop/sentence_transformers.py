@@ -68,7 +68,7 @@ FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
-ACTIVATIONS = {IDENTITY: "none", "torch.nn.modules.activation.Tanh": "tanh"}  # of a dense layer
+ACTIVATIONS = {IDENTITY: "none", "torch.nn.modules.activation.Tanh": "tanh"}  # activations of a dense layer
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first of these prompts is the prompt of documents
 
 
@@ -315,10 +315,10 @@ def _dense(folder: Folder, config: BertConfig) -> dict[str, Any]:
 
 
 def _prompts(path: epath.Path, fields: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """Returns {name: prompt} and the name of the default prompt, "" if there is none."""
+    """Returns {name: prompt} and the name of the default prompt, "" without a default."""
     prompts = {name: text or "" for name, text in (fields.get("prompts") or {}).items()}
     default = fields.get("default_prompt_name") or ""
-    if default and default not in {*prompts, "query", "document"}:  # these two always exist
+    if default and default not in {*prompts, "query", "document"}:  # the library always has the last two
         raise UserError(f"{path}: default_prompt_name is {default!r}, which is none of its prompts")
     return prompts, default
 

@@ -24,7 +24,7 @@ def extended(tokenizer: Tokenizer, words: Mapping[str, int], pieces: int) -> Tok
       pieces: the number of new pieces.
 
     Raises:
-      UserError: the words do not yield that many pieces, or the tokenizer cannot have more.
+      UserError: the words do not yield `pieces` new pieces, or the tokenizer cannot have more.
     """
     left_out: set[str] = set()
     while True:
@@ -47,7 +47,7 @@ def _is_unknown(tokenizer: Tokenizer, word: str) -> bool:
 
 
 def learn(tokenizer: Tokenizer, words: Mapping[str, int], most: int, left_out: Collection[str] = ()) -> list[Joined]:
-    """Returns the pairs to join, in the order in which they are learned: `most` new pieces, or as many as there are.
+    """Returns the pairs to join, in the order of learning: `most` new pieces, or all possible pieces.
 
     Omits a new piece whose occurrences became parts of longer pieces, unless the tokenizer needs it to form these. Does
     not join a pair to a piece of the tokenizer, even if a text splits that piece, because its ids would change.

@@ -30,7 +30,7 @@ BETWEEN_SPACES = re.compile("[^ \t\r\n]+")  # normalization may remove other whi
 
 
 def count_words(kind: str, texts: Iterable[str], lowercase: bool = True) -> collections.Counter[str]:
-    """Counts the words from which a kind of tokenizer learns pieces. Counts of parts of a corpus may be added.
+    """Counts words for `learn`. Counts of parts of a corpus may be added.
 
     The words of WordPiece are normalized words and punctuation marks. The trainers of the other kinds normalize text,
     so that their words are the characters between spaces.
@@ -74,7 +74,7 @@ def learn(
         kinds have the special pieces of BERT.
 
     Raises:
-      UserError: the words do not yield that many pieces.
+      UserError: the words do not yield `vocab_size` pieces.
     """
     if not words:
         raise UserError("data.corpus: there are no words to learn a vocabulary from")

@@ -17,36 +17,22 @@ from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Encoding, J
 from bertjax.text.tokenizers.library_tokenizer import known_runs
 
 SPACE = "\u2581"  # a space in a piece
-UNIGRAM = 1  # the type of a model
+UNIGRAM = (0, 1)  # types of a model; 0: not stated
 # Types of pieces. The name of a control piece in a text is encoded as text, the name of a user-defined piece as that
 # piece.
 CONTROL, USER_DEFINED = 3, 4
-# The fields of sentencepiece_model.proto that are read or written. The module of the sentencepiece package requires a
-# newer protobuf than other packages allow, such as Apache Beam.
-PROTO = """
-name: "sentencepiece.proto" package: "sentencepiece" syntax: "proto2"
-message_type {
-  name: "TrainerSpec"
-  field { name: "model_type" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 default_value: "1" }
+# {message of sentencepiece_model.proto: {field that bertjax uses: (number, type)}}. The module of the sentencepiece
+# package requires a newer protobuf than other packages allow, such as Apache Beam.
+PROTO = {
+    "TrainerSpec": {"model_type": (3, "TYPE_INT32")},
+    "NormalizerSpec": {"name": (1, "TYPE_STRING"), "precompiled_charsmap": (2, "TYPE_BYTES")},
+    "SentencePiece": {"piece": (1, "TYPE_STRING"), "score": (2, "TYPE_FLOAT"), "type": (3, "TYPE_INT32")},
+    "ModelProto": {
+        "pieces": (1, "SentencePiece"),
+        "trainer_spec": (2, "TrainerSpec"),
+        "normalizer_spec": (3, "NormalizerSpec"),
+    },
 }
-message_type {
-  name: "NormalizerSpec"
-  field { name: "name" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
-  field { name: "precompiled_charsmap" number: 2 label: LABEL_OPTIONAL type: TYPE_BYTES }
-}
-message_type {
-  name: "SentencePiece"
-  field { name: "piece" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
-  field { name: "score" number: 2 label: LABEL_OPTIONAL type: TYPE_FLOAT }
-  field { name: "type" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 default_value: "1" }
-}
-message_type {
-  name: "ModelProto"
-  field { name: "pieces" number: 1 label: LABEL_REPEATED type_name: "SentencePiece" }
-  field { name: "trainer_spec" number: 2 label: LABEL_OPTIONAL type_name: "TrainerSpec" }
-  field { name: "normalizer_spec" number: 3 label: LABEL_OPTIONAL type_name: "NormalizerSpec" }
-}
-"""
 
 
 class SentencePiece(Tokenizer):
@@ -119,7 +105,7 @@ class SentencePiece(Tokenizer):
     @property
     def cannot_extend(self) -> str:
         """The reason why `extended` raises; "" if it does not."""
-        is_unigram = read_proto(self._model).trainer_spec.model_type == UNIGRAM
+        is_unigram = read_proto(self._model).trainer_spec.model_type in UNIGRAM
         return "" if is_unigram else "is a SentencePiece model, but not of unigrams"
 
     @functools.cached_property
@@ -176,7 +162,7 @@ def read_unigrams(path: epath.PathLike) -> tuple[list[tuple[str, float]], bytes]
     """
     model = read_file(path)
     processor, content = _processor(model, str(path)), read_proto(model)
-    if content.trainer_spec.model_type != UNIGRAM:
+    if content.trainer_spec.model_type not in UNIGRAM:
         raise UserError(f"tokenizer.path: {path} is a SentencePiece model of another type than unigram")
     pieces = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(processor.get_piece_size())]
     return pieces, content.normalizer_spec.precompiled_charsmap
@@ -194,10 +180,17 @@ def _processor(model: bytes, path: str) -> sentencepiece.SentencePieceProcessor:
 @functools.cache
 def _model_class() -> Any:
     """Returns the protobuf class of the ModelProto of `PROTO`."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+    file = descriptor_pb2.FileDescriptorProto(name="sentencepiece.proto", package="sentencepiece")
+    for message, fields in PROTO.items():
+        descriptor = file.message_type.add(name=message)
+        for name, (number, kind) in fields.items():
+            label = "LABEL_REPEATED" if name == "pieces" else "LABEL_OPTIONAL"
+            type_of = {"type_name": f".sentencepiece.{kind}"} if kind in PROTO else {"type": kind}
+            descriptor.field.add(name=name, number=number, label=label, **type_of)
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(text_format.Parse(PROTO, descriptor_pb2.FileDescriptorProto()))
+    pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("sentencepiece.ModelProto"))
 
 

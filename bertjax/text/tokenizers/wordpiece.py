@@ -18,7 +18,7 @@ from bertjax.text.tokenizers import json_file
 from bertjax.text.tokenizers.interface import Joined, read_file
 from bertjax.text.tokenizers.library_tokenizer import LibraryTokenizer
 
-MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
+MAX_WORD_LETTERS = 100  # longer words become [UNK], as in transformers; the limit of Google is 200
 CONTINUES = "##"  # the prefix of pieces that continue a word
 MAX_KNOWN_WORDS = 300_000  # words in the cache of a tokenizer, about 50 MB
 # {part of a tokenizer.json: {field: the only supported value}}.
