@@ -27,15 +27,14 @@ from bertjax.config.model_config import BertConfig
 from bertjax.distributed.mesh import compute_for
 from bertjax.distributed.topology import available_cores
 from bertjax.export import network
-from bertjax.finetuning.task import FineTuningTask
-from bertjax.inference import fill_mask, generation, tasks, vectors
+from bertjax.inference import abilities, fill_mask, generation
 from bertjax.inference.fill_mask import Filled
+from bertjax.inference.task import HasVectors
+from bertjax.inference.vectors import PooledStatesEmbedder, TextEmbedder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.launch.overrides import find_field, note_overrides
 from bertjax.launch.validate import validate
-from bertjax.models import families
-from bertjax.models.family import Decodes
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.hooks.hook import Hook
@@ -173,7 +172,7 @@ class Model:
         The objects are those that `bertjax.predict` prints.
         """
         self._require("predict")
-        task, parts = cast(FineTuningTask, self._task), _parts(texts)
+        task, parts = abilities.require_task(self.source), _parts(texts)
         task.inputs.check(parts)
         return list(task.predict(self.source, parts)) if parts else []
 
@@ -241,7 +240,7 @@ class Model:
 
     @functools.cached_property
     def _outputs(self) -> network.Function:
-        return network.outputs(self.source, self._task, compute_for(self.source.dtype))
+        return network.outputs(self.source, compute_for(self.source.dtype))
 
     @functools.cached_property
     def _states(self) -> network.Function:
@@ -249,32 +248,16 @@ class Model:
 
     # What there is.
 
-    @functools.cached_property
-    def _task(self) -> FineTuningTask | None:
-        """The task that it was fine-tuned for. Raises `UserError` if it is not registered here, or lacks weights."""
-        task = tasks.of_checkpoint(self.source.settings.get("task", ""), self.source.architecture)
-        if task is not None:
-            task.check_weights(self.source)
-        return task
-
     @property
     def methods(self) -> list[str]:
         """The names of those methods that need something learnt, as far as the checkpoint has learnt it."""
-        if self._task is not None:
-            return [*filter(None, [self._task.method]), "predict"]
-        if not self.source.predicts_words:
-            return []
-        family = families.family_of(self.config)
-        lm_type = family.lm_type(self.config)
-        if lm_type in ("masked", "permuted"):
-            return ["fill_mask"]
-        return ["generate"] if lm_type == "causal" and isinstance(family, Decodes) else []
+        return abilities.methods_of(self.source)
 
     @property
     def makes_vectors(self) -> bool:
         """Whether it has learnt to make vectors of texts, so that `embed` needs no `pool`."""
         with contextlib.suppress(UserError):  # a task that is not registered here
-            return self._task is not None and self._task.vectors is not None
+            return abilities.find_ability(self.source, HasVectors) is not None
         return False
 
     def _require(self, method: str) -> None:
@@ -283,7 +266,7 @@ class Model:
             can = ", ".join([*self.methods, "embed", "encode and apply"])
             raise UserError(f"{self.path}: has not learnt what {method} needs; there are {can}")
 
-    def _vectors(self, prompt: str | None, width: int, pool: str, layers: str) -> vectors.Vectors:
+    def _vectors(self, prompt: str | None, width: int, pool: str, layers: str) -> TextEmbedder:
         if pool:
             for name, given in (("prompt", prompt), ("width", width)):
                 if given:
@@ -295,14 +278,12 @@ class Model:
             if layers and layers not in WITHOUT_WEIGHTS:
                 raise UserError(f"layers = {layers!r}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
             check_layers(layers or "last", self.config, "layers")
-            return vectors.pooled(self.source, layers or "last", pool)
+            return PooledStatesEmbedder(self.source, layers or "last", pool)
         if not self.makes_vectors:
             raise UserError(f"{self.path}: has not learnt to make vectors; pool='mean' makes some of hidden states")
         if layers:
             raise UserError(f"layers = {layers!r}: is for vectors of hidden states; give pool='mean' as well")
-        make = cast(FineTuningTask, self._task).vectors
-        assert make is not None  # or it makes no vectors
-        return make(self.source, prompt, width)
+        return abilities.require_ability(self.source, HasVectors).embedder(self.source, prompt, width)
 
 
 def load(path: Path, dtype: str | None = None) -> Model:
@@ -387,14 +368,14 @@ def prepare(
     """
     from bertjax.data.preprocessing import preparation
     from bertjax.launch.budget import plan
-    from bertjax.pretraining.init_checkpoint import adopt_checkpoint
+    from bertjax.pretraining.init_checkpoint import resolve_checkpoint
     from bertjax.pretraining.validate import validate_pretraining
 
     whole = _config(config, overrides)
     validate_pretraining(whole)  # refuses tasks other than pre-training
     validate(whole)
     whole = plan.with_sizes(whole)
-    adopt_checkpoint(whole)
+    whole, _ = resolve_checkpoint(whole)
     preparation.prepare(whole, output, available_cores() if workers is None else workers, beam_options)
     return epath.Path(output)
 

@@ -55,7 +55,9 @@ def main(arguments: list[str]) -> None:
     from bertjax.planner import summary
     from bertjax.planner.plan import plan, settings_that_fit
 
-    kind_of(config).planning.adopt(config)
+    config, decisions = kind_of(config).planning.resolve(config)
+    if decisions:
+        print(*decisions, sep="\n", file=sys.stderr, flush=True)
 
     plans = plan(config, target, real_tokens_share=shares)
     print(

@@ -64,27 +64,21 @@ def main(arguments: list[str]) -> None:
 def score_data() -> None:
     from bertjax.common.errors import UserError
     from bertjax.finetuning import run as finetuning_run
-    from bertjax.inference.tasks import of_checkpoint
+    from bertjax.inference.abilities import REQUIREMENTS, require_ability
+    from bertjax.inference.task import ReadsLabelledFiles
     from bertjax.interop import pretrained
 
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
-    task, name = of_checkpoint(source.settings.get("task", ""), source.architecture), source.settings.get("task", "")
-    if task is None or not (name or task.reading):
-        raise UserError(
-            f"{source.path}: must be the workdir of a run that classifies or tags texts, or answers questions, or have "
-            f"vectors of texts; only that says how --data is read"
-        )
-    if task.labelled is None:
-        raise UserError(
-            f"{source.path}: its task {name!r} does not say how a labelled file is read (FineTuningTask.labelled)"
-        )
-    said = {flag.name: flag.value for flag in _READING if flag.value is not None}
-    if wrong := next((flag for flag in said if flag not in task.reading), None):
-        raise UserError(f"--{wrong}={said[wrong]}: is for checkpoints with vectors of texts; leave it out")
-    output_layer, split = task.labelled(source, _DATA.value, **said)
+    task = require_ability(source, ReadsLabelledFiles)
+    if not source.settings.get("task") and not task.reading_flags:  # Only a run stores the form of its data.
+        raise UserError(f"{source.path}: {REQUIREMENTS[ReadsLabelledFiles]}")
+    given = {flag.name: flag.value for flag in _READING if flag.value is not None}
+    if wrong := next((flag for flag in given if flag not in task.reading_flags), None):
+        raise UserError(f"--{wrong}={given[wrong]}: is for checkpoints with vectors of texts; leave it out")
+    split = task.read_labelled(source, _DATA.value, **given)
     if split.note:
         print(split.note, file=sys.stderr, flush=True)
-    scores = finetuning_run.score(source, output_layer, split)
+    scores = finetuning_run.score(source, split)
     if _JSON.value:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:
@@ -94,7 +88,7 @@ def score_data() -> None:
 
 def compare_pairs() -> None:
     from bertjax.inference import likelihood
-    from bertjax.inference.output_layers import words_model
+    from bertjax.inference.predictor import words_model
     from bertjax.interop import pretrained
 
     pairs = likelihood.read_pairs(_PAIRS.value, _MOST.value)

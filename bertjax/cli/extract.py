@@ -88,15 +88,16 @@ def main(texts: list[str]) -> None:
     if _ID.value:
         next(column(_ID.value, "id"))
 
-    from bertjax.inference.tasks import of_checkpoint
+    from bertjax.inference.abilities import find_ability
+    from bertjax.inference.task import HasVectors
     from bertjax.interop import pretrained
 
     keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     task = None
-    with contextlib.suppress(UserError):  # a task that is not registered here: its hidden states are all that is known
-        task = of_checkpoint(source.settings.get("task", ""), source.architecture)
-    makes_own = task is not None and task.vectors is not None and not (_POOL.value or _LAYERS.value)
+    with contextlib.suppress(UserError):  # A checkpoint of a task that is not registered here has hidden states.
+        task = find_ability(source, HasVectors)
+    makes_own = task is not None and not (_POOL.value or _LAYERS.value)
     for flag in (_PROMPT, _WIDTH):
         if flag.value and not makes_own:
             raise UserError(
@@ -130,11 +131,11 @@ def write_vectors(source, task, all_texts) -> None:
     if not _OUTPUT.value.endswith(vectors.SUFFIXES):
         raise UserError(f"--output={_OUTPUT.value}: must end in one of {', '.join(vectors.SUFFIXES)}")
     if task is not None:
-        make, most = task.vectors(source, _PROMPT.value, _WIDTH.value), source.max_seq_length
+        make, most = task.embedder(source, _PROMPT.value, _WIDTH.value), source.max_seq_length
     else:
         layers, most = _LAYERS.value or "last", source.config.max_position_embeddings
         check_layers(layers, source.config, "--layers")
-        make = vectors.pooled(source, layers, _POOL.value)
+        make = vectors.PooledStatesEmbedder(source, layers, _POOL.value)
     ids = functools.partial(column, _ID.value, "id") if _ID.value else None
     size = epath.Path(_INPUT.value).stat().length if _INPUT.value else 0
     (rows, width), cut = vectors.write(_OUTPUT.value, make, all_texts(), ids, _ID.value, size)

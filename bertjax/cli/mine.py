@@ -61,25 +61,21 @@ def main(arguments: list[str]) -> None:
     choice = _choice()
 
     from bertjax.embedding import datasets, mining, retrieval
-    from bertjax.embedding.task import similarity_of
-    from bertjax.inference.tasks import of_checkpoint
+    from bertjax.embedding.head import similarity_of
+    from bertjax.inference.abilities import require_ability
+    from bertjax.inference.task import HasVectors
     from bertjax.interop import pretrained
 
     keep_compiled()
     more = retrieval.read_documents(_CORPUS.value) if _CORPUS.value else ()
     search = retrieval.merged(datasets.read_training_search(_DATA.value, _FORM.value, _TEXTS.value), more)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
-    task = of_checkpoint(source.settings.get("task", ""), source.architecture)
-    if task is None or task.vectors_of_search is None:
-        raise UserError(
-            f"{source.path}: must have vectors of texts: the workdir of a run that learnt some, or a folder of "
-            f"sentence-transformers"
-        )
+    task = require_ability(source, HasVectors)
     similarity = similarity_of(source.settings)
     phase(
         f"computing the vectors of {len(search.queries):,} queries and {len(search.documents):,} documents", sys.stderr
     )
-    vectors = task.vectors_of_search(source, search)
+    vectors = task.embed_search(source, search)
     phase("looking for the nearest documents", sys.stderr)
     mined = mining.mine(search, *vectors, choice, similarity)
     print("\n".join(mining.write(_OUTPUT.value, search, mined, choice, similarity)), flush=True)

@@ -25,8 +25,8 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     for a pre-trained run `main`, which fine-tunes it. Returns none for a path without a checkpoint, such as a search.
     """
     from bertjax.finetuning.run import NARROW_RATE, WIDE
-    from bertjax.finetuning.task import SEPARATOR
-    from bertjax.inference import tasks
+    from bertjax.inference.task import SEPARATOR, HasVectors
+    from bertjax.inference.tasks import find_task
     from bertjax.interop import huggingface, pretrained
     from bertjax.objectives.parsing import terms_of_run
 
@@ -37,14 +37,14 @@ def uses_of(checkpoint: str) -> list[list[str]]:
             architecture, *_ = huggingface.read_head(place.folder / huggingface.CONFIG)
         if place.format == "peft" and not place.vectors:
             architecture = place.read_architecture()
-        task = tasks.of_checkpoint(settings.get("task", ""), architecture)
+        task = find_task(settings, architecture)
         learnt = [term.name for term in terms_of_run(settings)]
         is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
     except UserError:  # such as a task that is not registered here
         return []
     given = f"--checkpoint={checkpoint}"
     if task is not None:
-        parts = len(task.columns(settings)) if settings.get("task") else 0
+        parts = len(task.text_columns(settings)) if settings.get("task") else 0
         texts = ["a text", "another text", "a third text"][: parts or task.inputs.parts.start]
         found = [python_command("predict", given, SEPARATOR.join(texts))]
     elif architecture.endswith(("ForMaskedLM", "ForPreTraining")) or "mlm" in learnt or is_google:
@@ -55,7 +55,7 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     else:
         found = [python_command("extract", given, "--pool=mean", "--output=vectors.npy", "a text")]
     if place.format == "bertjax":
-        of_vectors = task is not None and task.vectors is not None
+        of_vectors = isinstance(task, HasVectors)
         form = "sentence-transformers" if of_vectors else "huggingface"
         output = f"{checkpoint.rstrip('/').replace('@', '-')}-{form}"
         if not os.path.exists(output):

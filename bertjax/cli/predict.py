@@ -60,11 +60,11 @@ def main(texts: list[str]) -> None:
     if not texts and not is_table:
         raise UserError('no text: give one on the command line ("the [MASK] barked") or a file with --input')
 
-    from bertjax.inference.tasks import of_checkpoint
+    from bertjax.inference.abilities import task_of
     from bertjax.interop import pretrained
 
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
-    task = of_checkpoint(source.settings.get("task", ""), source.architecture)
+    task = task_of(source)
     if task is None and is_table:
         raise UserError(f"--input={_INPUT.value}: a table is for a fine-tuned checkpoint; here, a .txt has the texts")
     if task is None:
@@ -74,7 +74,6 @@ def main(texts: list[str]) -> None:
         if flag.value:
             raise UserError(f"--{flag.name}={flag.value}: {source.path} is fine-tuned, and predicts no words")
     parts = task.inputs.split(texts) if texts else ()
-    task.check_weights(source)
     if is_table:
         predict_table(task, source)
         return

@@ -23,15 +23,13 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --input= and --output=")
 
     from bertjax.common.files import write_whole
-    from bertjax.inference.tasks import of_checkpoint
+    from bertjax.inference.abilities import require_ability
+    from bertjax.inference.task import HasSubmission
     from bertjax.interop import pretrained
 
     keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
-    task = of_checkpoint(source.settings.get("task", ""), architecture="")
-    if task is None or task.submission is None:
-        raise UserError(f"{source.path}: must be the workdir of a run on a benchmark that takes submissions")
-    content, note = task.submission(source, _INPUT.value)
+    content, note = require_ability(source, HasSubmission).submission(source, _INPUT.value)
     write_whole(_OUTPUT.value, content)
     print(f"{note} in {_OUTPUT.value}", flush=True)
     print_next(*uses_of(_CHECKPOINT.value))

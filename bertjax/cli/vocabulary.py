@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.data.preprocessing.vocabulary import learn_vocabulary
     from bertjax.launch.budget import plan
     from bertjax.launch.validate import validate
-    from bertjax.pretraining.init_checkpoint import adopt_checkpoint
+    from bertjax.pretraining.init_checkpoint import resolve_checkpoint
     from bertjax.pretraining.validate import validate_pretraining
 
     if arguments:
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     validate_pretraining(_CONFIG.value)  # refuses tasks other than pre-training
     validate(_CONFIG.value)
     config = plan.with_sizes(_CONFIG.value)
-    adopt_checkpoint(config)
+    config, _ = resolve_checkpoint(config)
     learnt = learn_vocabulary(config, _WORKERS.value)
     learnt.save(_OUTPUT.value)
     path = os.path.join(_OUTPUT.value, learnt.filename)

@@ -1,125 +1,160 @@
-"""How good vectors are: by pairs with scores or labels, and by what is found with them.
+"""Evaluates embeddings on pairs with scores or labels, and by retrieval.
 
-Each metric is that of an evaluator of sentence-transformers, of cosines or of dot products.
+Each metric is the metric of an evaluator of sentence-transformers, of cosines or of dot products.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
-from bertjax.embedding.datasets import EncodedTexts, TextSet
+from bertjax.embedding.datasets import EncodedTexts
+from bertjax.embedding.forms import TextSet
 from bertjax.embedding.neighbors import nearest
 from bertjax.embedding.retrieval import Search
 from bertjax.finetuning import metrics
 from bertjax.finetuning.metrics import comparable
-from bertjax.finetuning.task import Split
+from bertjax.inference.task import Split
 
-RANKS = 10  # documents that are found for a query
+RANKS = 10  # documents that are retrieved for a query
 ACCURACY_THRESHOLD, F1_THRESHOLD = "accuracy_threshold", "f1_threshold"  # similarities, tuned on the dev set
 
 
-class Judge(NamedTuple):
-    """How vectors are judged.
+@dataclasses.dataclass(frozen=True)
+class EmbeddedTexts(Split):
+    """A set of texts that embeddings are evaluated on.
 
     Attributes:
-      metric: what ranks runs.
-      score: (the vector of each text) -> the metrics.
-      decide: (the same) -> thresholds.
+      metric: the name of the metric that ranks runs.
+      numbers: `EncodedTexts.numbers` of the set, whose distinct texts are the `examples`.
+      widths: the numbers of leading dimensions that are evaluated as well; each is one more metric, such as
+        spearman_64.
+      similarity: the comparison of embeddings, see `metrics.comparable`.
     """
 
-    metric: str
-    score: Callable[[np.ndarray], dict[str, float]]
-    decide: Callable[[np.ndarray], dict[str, float]] = lambda vectors: {}
+    metric: ClassVar[str]
+    numbers: np.ndarray
+    widths: Sequence[int] = ()
+    similarity: str = "cosine"
+
+    @abc.abstractmethod
+    def score_embeddings(self, embeddings: np.ndarray) -> dict[str, float]:
+        """Returns the metrics of the embeddings `[texts, width]` of the distinct texts."""
+
+    def read(self, outputs: list[np.ndarray]) -> np.ndarray:
+        """Returns the embeddings of the distinct texts, `[texts, width]`."""
+        return np.stack(outputs)
+
+    def score(self, predictions: np.ndarray) -> dict[str, float]:
+        """Returns the metrics of embeddings, and `metric` of each of the `widths`."""
+        shortened = {
+            f"{self.metric}_{width}": self.score_embeddings(predictions[:, :width])[self.metric]
+            for width in self.widths
+        }
+        return self.score_embeddings(predictions) | shortened
+
+    def similarities(self, embeddings: np.ndarray) -> np.ndarray:
+        """Returns the similarity of the two texts of each pair, `[pairs]`."""
+        first, second = (comparable(embeddings, self.similarity)[self.numbers[:, i]] for i in range(2))
+        return (first * second).sum(-1)
 
 
-def judged(
-    found: TextSet | Search,
-    encoded: EncodedTexts,
-    widths: Sequence[int] = (),
-    decided: Mapping[str, float] | None = None,
-    similarity: str = "cosine",
-) -> tuple[Split, str]:
-    """Returns a set with how vectors are judged by it, and the metric that ranks runs.
+@dataclasses.dataclass(frozen=True)
+class ScoredTexts(EmbeddedTexts):
+    """Pairs with scores `[pairs]`, as EmbeddingSimilarityEvaluator."""
 
-    Args:
-      widths: how many first numbers of the vectors are judged as well; each is one more metric, such as spearman_64.
-      decided: thresholds of labelled pairs that a dev set decided; None: they are tuned on these pairs.
-      similarity: how vectors are compared, see `metrics.comparable`.
+    metric = "spearman"
+    scores: np.ndarray = dataclasses.field(kw_only=True)
+
+    def score_embeddings(self, embeddings: np.ndarray) -> dict[str, float]:
+        """Returns the correlations of similarities and scores."""
+        similarities = self.similarities(embeddings)
+        return {name: getattr(metrics, name)(self.scores, similarities) for name in ("spearman", "pearson")}
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledTexts(EmbeddedTexts):
+    """Pairs with labels `[pairs]`, as BinaryClassificationEvaluator: a threshold for the accuracy and one for F1.
+
+    Attributes:
+      labels: 1 for texts that belong together, else 0.
+      thresholds: the thresholds that a dev set decided; None: tuned on these pairs.
     """
-    if isinstance(found, Search):
-        judge = _of_search(found, encoded, similarity)
-    elif found.values.dtype.kind == "f":
-        judge = _of_scores(found, encoded, similarity)
-    else:
-        judge = _of_labels(found, encoded, similarity, decided)
 
-    def score(outputs: list[np.ndarray]) -> dict[str, float]:
-        vectors = np.stack(outputs)
-        more = {f"{judge.metric}_{width}": judge.score(vectors[:, :width])[judge.metric] for width in widths}
-        return judge.score(vectors) | more
+    metric = "average_precision"
+    labels: np.ndarray = dataclasses.field(kw_only=True)
+    thresholds: Mapping[str, float] | None = None
 
-    return Split(encoded.examples, score, lambda outputs: judge.decide(np.stack(outputs))), judge.metric
-
-
-def _of_scores(found: TextSet, encoded: EncodedTexts, similarity: str) -> Judge:
-    """As EmbeddingSimilarityEvaluator."""
-
-    def score(vectors: np.ndarray) -> dict[str, float]:
-        similar = _similarities(vectors, encoded, similarity)
-        return {name: getattr(metrics, name)(found.values, similar) for name in ("spearman", "pearson")}
-
-    return Judge("spearman", score)
-
-
-def _of_labels(found: TextSet, encoded: EncodedTexts, similarity: str, decided: Mapping[str, float] | None) -> Judge:
-    """As BinaryClassificationEvaluator, with a threshold for the accuracy and one for F1."""
-
-    def decide(vectors: np.ndarray) -> dict[str, float]:
-        if decided is not None:
-            return dict(decided)
-        similar = _similarities(vectors, encoded, similarity)
-        best = metrics.best_accuracy(found.values, similar), metrics.best_f1(found.values, similar)
+    def decide(self, predictions: np.ndarray) -> dict[str, float]:
+        """Returns the thresholds."""
+        if self.thresholds is not None:
+            return dict(self.thresholds)
+        similarities = self.similarities(predictions)
+        best = metrics.best_accuracy(self.labels, similarities), metrics.best_f1(self.labels, similarities)
         return {name: threshold.value for name, threshold in zip((ACCURACY_THRESHOLD, F1_THRESHOLD), best)}
 
-    def score(vectors: np.ndarray) -> dict[str, float]:
-        similar, thresholds = _similarities(vectors, encoded, similarity), decide(vectors)
+    def score_embeddings(self, embeddings: np.ndarray) -> dict[str, float]:
+        """Returns the average precision of the similarities, and the accuracy and F1 with the thresholds."""
+        similarities, thresholds = self.similarities(embeddings), self.decide(embeddings)
         return {
-            "average_precision": metrics.average_precision(found.values, similar),
-            "accuracy": metrics.accuracy(found.values, similar >= thresholds[ACCURACY_THRESHOLD]),
-            "f1": metrics.f1(found.values, similar >= thresholds[F1_THRESHOLD]),
+            "average_precision": metrics.average_precision(self.labels, similarities),
+            "accuracy": metrics.accuracy(self.labels, similarities >= thresholds[ACCURACY_THRESHOLD]),
+            "f1": metrics.f1(self.labels, similarities >= thresholds[F1_THRESHOLD]),
         }
 
-    return Judge("average_precision", score, decide)
 
+@dataclasses.dataclass(frozen=True)
+class Retrieval(EmbeddedTexts):
+    """Queries and documents, as InformationRetrievalEvaluator; nDCG uses the grades of relevance, as in BEIR."""
 
-def _similarities(vectors: np.ndarray, encoded: EncodedTexts, similarity: str) -> np.ndarray:
-    first, second = (comparable(vectors, similarity)[encoded.numbers[:, i]] for i in range(2))
-    return (first * second).sum(-1)
+    metric = "ndcg@10"
+    search: Search = dataclasses.field(kw_only=True)
 
-
-def _of_search(search: Search, encoded: EncodedTexts, similarity: str) -> Judge:
-    """As InformationRetrievalEvaluator; where documents are more or less relevant, nDCG counts that, as in BEIR."""
-    asked, there = np.split(encoded.numbers, [len(search.queries)])
-    ideals = [sorted(relevant.values(), reverse=True)[:RANKS] for relevant in search.relevant]
-
-    def score(vectors: np.ndarray) -> dict[str, float]:
+    def score_embeddings(self, embeddings: np.ndarray) -> dict[str, float]:
+        """Returns the metrics of the retrieved documents."""
+        search = self.search
+        queries, documents = np.split(self.numbers, [len(search.queries)])
         ranks = RANKS + search.ignores_identical_ids  # One of them may be left out.
-        found = nearest(vectors[asked], vectors[there], ranks, similarity).numbers.tolist()
+        retrieved = nearest(embeddings[queries], embeddings[documents], ranks, self.similarity).numbers.tolist()
         if search.ignores_identical_ids:
-            rows = zip(found, search.identical, strict=True)
-            found = [[number for number in row if number != own][:RANKS] for row, own in rows]
-        gains = [[relevant.get(number, 0) for number in row] for row, relevant in zip(found, search.relevant)]
+            rows = zip(retrieved, search.identical, strict=True)
+            retrieved = [[number for number in row if number != identical][:RANKS] for row, identical in rows]
+        gains = [[relevant.get(number, 0) for number in row] for row, relevant in zip(retrieved, search.relevant)]
+        ideals = [sorted(relevant.values(), reverse=True)[:RANKS] for relevant in search.relevant]
 
         def recall(ranks: int) -> float:
-            shares = [np.count_nonzero(row[:ranks]) / len(each) for row, each in zip(gains, search.relevant)]
+            shares = [np.count_nonzero(row[:ranks]) / len(rest) for row, rest in zip(gains, search.relevant)]
             return float(np.mean(shares))
 
         return {
-            "ndcg@10": float(np.mean([metrics.ndcg(*each) for each in zip(gains, ideals)])),
+            "ndcg@10": float(np.mean([metrics.ndcg(*pair) for pair in zip(gains, ideals)])),
             "mrr@10": float(np.mean([metrics.reciprocal_rank(row) for row in gains])),
             "recall@1": recall(1),
             "recall@10": recall(10),
         }
 
-    return Judge("ndcg@10", score)
+
+def make_split(
+    texts: TextSet | Search,
+    encoded: EncodedTexts,
+    widths: Sequence[int] = (),
+    thresholds: Mapping[str, float] | None = None,
+    similarity: str = "cosine",
+) -> EmbeddedTexts:
+    """Returns a set as a split that embeddings are evaluated on.
+
+    Args:
+      texts: the set.
+      encoded: the encoded set.
+      widths: see `EmbeddedTexts`.
+      thresholds: see `LabelledTexts`.
+      similarity: see `EmbeddedTexts`.
+    """
+    arguments = (encoded.examples, encoded.numbers, widths, similarity)
+    if isinstance(texts, Search):
+        return Retrieval(*arguments, search=texts)
+    if texts.values.dtype.kind == "f":
+        return ScoredTexts(*arguments, scores=texts.values)
+    return LabelledTexts(*arguments, labels=texts.values, thresholds=thresholds)

@@ -1,21 +1,24 @@
-"""The losses of the vectors of texts.
+"""The losses of embeddings.
 
-Each is a function (vectors, batch) -> (losses, whether each example is correct), of vectors
-`[rows, (sequences,) texts, width]`, where `texts` are those of an example. What it says of an example may depend on the
-whole batch, so that it runs where the step does: with the axis `mesh.GROUPS`, over which it gathers the rows of others.
+A loss is called as (embeddings, batch) -> (losses, whether each example is correct). The embeddings are `[rows,
+(sequences,) texts, width]`; `texts` are the texts of an example. The loss of an example may depend on the whole batch.
+A loss therefore runs with the axis `mesh.GROUPS`, and gathers the rows of other groups of devices over this axis.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from bertjax.distributed.mesh import GROUPS
+from bertjax.inference.losses import LabelLoss
 from bertjax.models.heads import l2_normalize
 
-LOWEST = -1e9  # a logit that gets no probability, and no gradient that is not a number
+LOWEST = -1e9  # a logit without probability, whose gradient is a number
+Tree = TypeVar("Tree")
 
 
 class FlatBatch(NamedTuple):
@@ -24,7 +27,7 @@ class FlatBatch(NamedTuple):
     Attributes:
       vectors: `[examples, texts, width]` of length 1.
       labels: `[examples, ...]`.
-      is_there: `[examples]`: false for places that no example has.
+      is_there: `[examples]`: false for places without an example.
     """
 
     vectors: jax.Array
@@ -32,58 +35,62 @@ class FlatBatch(NamedTuple):
     is_there: jax.Array
 
 
-def _own(vectors, batch: dict) -> FlatBatch:
+def _local_examples(vectors: jax.Array, batch: dict) -> FlatBatch:
     """Returns the examples of this group of devices."""
     axes = batch["weights"].ndim  # rows, or rows and their sequences
     vectors, labels, weights = (x.reshape(-1, *x.shape[axes:]) for x in (vectors, batch["labels"], batch["weights"]))
     return FlatBatch(l2_normalize(vectors), labels, weights > 0)
 
 
-def _of_all(x):
-    """Returns the examples of all groups of devices, of those of each."""
-    return jax.tree.map(lambda x: jax.lax.all_gather(x, GROUPS, tiled=True), x)
+def _gather(tree: Tree) -> Tree:
+    """Returns the examples of all groups of devices, from the examples of this group."""
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, GROUPS, tiled=True), tree)
 
 
-def _places(own: FlatBatch) -> jax.Array:
-    """Returns the number of each own example among all."""
-    return jax.lax.axis_index(GROUPS) * len(own.is_there) + jnp.arange(len(own.is_there))
+def _places(local: FlatBatch) -> jax.Array:
+    """Returns the number of each example of this group among the examples of all groups."""
+    return jax.lax.axis_index(GROUPS) * len(local.is_there) + jnp.arange(len(local.is_there))
 
 
 @dataclasses.dataclass(frozen=True)
 class InBatchNegatives:
     """The cross-entropy of the positive among all candidates of the batch (InfoNCE), by their cosines.
 
-    An example has a query, its positive, and any negatives of its own; candidates are the positives and negatives of
-    all examples, but for those with the text of the example's query or positive, and positives of the same query.
-    `labels` `[..., texts]` are numbers of texts: equal ones are the same text.
+    An example has a query, a positive, and any number of negatives. Candidates are the positives and negatives of all
+    examples, except texts that equal the query or the positive of the example, and positives of the same query.
+    `labels` `[..., texts]` are numbers of texts: equal texts have equal numbers.
 
-    Args:
+    Attributes:
       temperature: divides the cosines.
-      symmetric: the mean of this loss and that of the query among all queries, given the positive.
+      symmetric: whether to average this loss with the loss of the query among all queries, given the positive.
     """
 
     temperature: float
     symmetric: bool
 
-    def __call__(self, vectors, batch: dict) -> tuple[jax.Array, jax.Array]:
-        own, shape = _own(vectors, batch), batch["weights"].shape
-        every, places = _of_all(own), _places(own)
-        is_other = jnp.arange(len(every.is_there)) != places[:, None]
-        same_query, same_positive = (own.labels[:, i, None] == every.labels[:, i] for i in range(2))
+    def __call__(self, vectors: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        local, shape = _local_examples(vectors, batch), batch["weights"].shape
+        gathered, places = _gather(local), _places(local)
+        is_other = jnp.arange(len(gathered.is_there)) != places[:, None]
+        same_query, same_positive = (local.labels[:, i, None] == gathered.labels[:, i] for i in range(2))
         # `[examples, texts, examples of all]`: which texts of all are the query or the positive of an example.
-        same = (own.labels[:, :2, None, None] == every.labels.T).any(1)
+        same = (local.labels[:, :2, None, None] == gathered.labels.T).any(1)
         positives, queries = (((same[:, i] | more) & is_other) for i, more in ((1, same_query), (0, same_positive)))
-        excluded = same.at[:, 1].set(positives)[:, 1:] | ~every.is_there
-        candidates = jnp.swapaxes(every.vectors, 0, 1)[1:].reshape(-1, every.vectors.shape[-1])
-        losses, correct = self._cross_entropy(own.vectors[:, 0], candidates, excluded.reshape(len(places), -1), places)
+        excluded = same.at[:, 1].set(positives)[:, 1:] | ~gathered.is_there
+        candidates = jnp.swapaxes(gathered.vectors, 0, 1)[1:].reshape(-1, gathered.vectors.shape[-1])
+        losses, correct = self._cross_entropy(
+            local.vectors[:, 0], candidates, excluded.reshape(len(places), -1), places
+        )
         if self.symmetric:
-            excluded = queries | ~every.is_there
-            back, _ = self._cross_entropy(own.vectors[:, 1], every.vectors[:, 0], excluded, places)
+            excluded = queries | ~gathered.is_there
+            back, _ = self._cross_entropy(local.vectors[:, 1], gathered.vectors[:, 0], excluded, places)
             losses = (losses + back) / 2
         return losses.reshape(shape), correct.reshape(shape)
 
-    def _cross_entropy(self, vectors, candidates, excluded, places) -> tuple[jax.Array, jax.Array]:
-        # With bfloat16 products, as of TPUs, the temperature would divide cosines of two digits.
+    def _cross_entropy(
+        self, vectors: jax.Array, candidates: jax.Array, excluded: jax.Array, places: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        # A bfloat16 product, the default of TPUs, has two digits, which is too few before the division.
         cosines = jnp.matmul(vectors, candidates.T, precision="highest")
         logits = jnp.where(excluded, LOWEST, cosines / self.temperature)
         right = jnp.take_along_axis(logits, places[:, None], axis=1)[:, 0]
@@ -92,22 +99,22 @@ class InBatchNegatives:
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-    """CoSENT: of any two pairs with different scores, the cosine of the one with the higher score is to be higher.
+    """CoSENT: for two pairs with different scores, the pair with the higher score should have the higher cosine.
 
-    The loss is log(1 + sum of exp((cosine of the lower - cosine of the higher) / temperature)), of the whole batch;
-    each example has it. `labels` `[...]` are scores, in any range: their order counts. Correct is the share of the
-    comparisons that the cosines decide as the scores do.
+    The loss of each example is the loss of the whole batch: log(1 + sum of exp((lower pair's cosine - higher pair's
+    cosine) / temperature)). `labels` `[...]` are scores in any range, because only their order counts. The share of
+    correct examples is the share of comparisons that the cosines and the scores decide in the same way.
     """
 
     temperature: float
 
-    def __call__(self, vectors, batch: dict) -> tuple[jax.Array, jax.Array]:
-        own, shape = _own(vectors, batch), batch["weights"].shape
-        cosines = _cosines(own.vectors)[:, 0] / self.temperature
-        every, scores, is_there = _of_all((cosines, own.labels, own.is_there))
-        counts = (own.labels[:, None] < scores) & own.is_there[:, None] & is_there
-        differences = jnp.where(counts, cosines[:, None] - every, LOWEST)
-        sums = _of_all(jax.nn.logsumexp(differences, axis=1))
+    def __call__(self, vectors: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        local, shape = _local_examples(vectors, batch), batch["weights"].shape
+        cosines = _cosines(local.vectors)[:, 0] / self.temperature
+        all_cosines, scores, is_there = _gather((cosines, local.labels, local.is_there))
+        counts = (local.labels[:, None] < scores) & local.is_there[:, None] & is_there
+        differences = jnp.where(counts, cosines[:, None] - all_cosines, LOWEST)
+        sums = _gather(jax.nn.logsumexp(differences, axis=1))
         loss = jax.nn.logsumexp(jnp.append(sums, 0.0))
         right, compared = (jax.lax.psum(x.sum(), GROUPS) for x in (counts & (differences < 0), counts))
         return jnp.full(shape, loss), jnp.full(shape, right / jnp.maximum(compared, 1))
@@ -115,89 +122,109 @@ class Ranking:
 
 @dataclasses.dataclass(frozen=True)
 class Contrastive:
-    """Pulls the texts of pairs with label 1 together, and those with label 0 apart, up to a margin of 1 - cosine
-    (Hadsell et al. 2006). `labels` `[...]` are 1 or 0."""
+    """The contrastive loss (Hadsell et al. 2006), of the distance 1 - cosine. `labels` `[...]` are 1 or 0.
+
+    The loss decreases the distance of texts with label 1, and increases the distance of texts with label 0 up to a
+    margin.
+    """
 
     margin: float
 
-    def __call__(self, vectors, batch: dict) -> tuple[jax.Array, jax.Array]:
-        own, shape = _own(vectors, batch), batch["weights"].shape
-        distances, is_same = 1 - _cosines(own.vectors)[:, 0], own.labels == 1
+    def __call__(self, vectors: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        local, shape = _local_examples(vectors, batch), batch["weights"].shape
+        distances, is_same = 1 - _cosines(local.vectors)[:, 0], local.labels == 1
         losses = jnp.square(jnp.where(is_same, distances, jax.nn.relu(self.margin - distances))) / 2
         return losses.reshape(shape), ((distances < self.margin / 2) == is_same).reshape(shape)
 
 
-def _cosines(vectors):
-    """Returns the cosine of the first text of each example with each of its others, `[..., texts, width]` of length 1
-    -> `[..., texts - 1]`."""
+def _cosines(vectors: jax.Array) -> jax.Array:
+    """Returns the cosines of the first text of each example with the other texts of the example.
+
+    Args:
+      vectors: `[..., texts, width]` of length 1.
+
+    Returns:
+      `[..., texts - 1]`.
+    """
     return (vectors[..., :1, :] * vectors[..., 1:, :]).sum(-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class ByForm:
-    """The loss of a batch by the form of its examples, which its labels show: of numbers of texts, one for each text;
-    of a score, which is no whole number; of a label, which is."""
+    """The loss of a batch by the form of its examples, which the labels show.
 
-    of_texts: Callable
-    of_score: Callable
-    of_label: Callable
+    Attributes:
+      of_texts: the loss for labels that are numbers of texts, one for each text of an example.
+      of_score: the loss for labels that are floating-point scores.
+      of_label: the loss for integer labels.
+    """
 
-    def __call__(self, vectors, batch: dict) -> tuple[jax.Array, jax.Array]:
+    of_texts: LabelLoss
+    of_score: LabelLoss
+    of_label: LabelLoss
+
+    def __call__(self, vectors: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         labels = batch["labels"]
         if labels.ndim > batch["weights"].ndim:
             return self.of_texts(vectors, batch)
         return (self.of_score if jnp.issubdtype(labels.dtype, jnp.floating) else self.of_label)(vectors, batch)
 
     @staticmethod
-    def divergence(vectors, theirs, temperature: float) -> jax.Array:
-        """Returns how far the vectors of each example are from what a teacher says of it.
+    def divergence(vectors: jax.Array, targets: jax.Array, temperature: float) -> jax.Array:
+        """Returns the distance of the embeddings of each example from the targets of a teacher.
 
         Args:
-          theirs: its vectors, `[..., texts, width]`: the mean of 1 - cosine, for vectors of length 1 half their squared
-            distance; or their scores, `[..., texts - 1]`: the mean squared error, MarginMSE (Hofstätter et al. 2020).
-          temperature: of no effect: these are numbers.
+          vectors: the embeddings, `[..., texts, width]`.
+          targets: the teacher's embeddings, `[..., texts, width]`, for the mean of 1 - cosine, which is half the
+            squared distance of normalized embeddings; or the teacher's scores, `[..., texts - 1]`, for the mean squared
+            error, MarginMSE (Hofstätter et al. 2020).
+          temperature: has no effect on these targets.
         """
         del temperature
-        if theirs.ndim == vectors.ndim:
-            return 1 - (l2_normalize(vectors) * l2_normalize(theirs)).sum(-1).mean(-1)
-        return jnp.square(scores_of(vectors) - theirs).mean(-1)
+        if targets.ndim == vectors.ndim:
+            return 1 - (l2_normalize(vectors) * l2_normalize(targets)).sum(-1).mean(-1)
+        return jnp.square(scores_of(vectors) - targets).mean(-1)
 
 
-def scores_of(vectors):
-    """Returns the scores of examples, `[..., texts, width]` -> `[..., texts - 1]`: by how much the cosine of the query
-    with its positive is above that with each negative, and, without negatives, that cosine `[..., 1]`."""
+def scores_of(vectors: jax.Array) -> jax.Array:
+    """Returns the scores of examples with embeddings `[..., texts, width]`.
+
+    Returns:
+      The cosine of query and positive minus the cosine of query and each negative, `[..., negatives]`; without
+      negatives, the cosine of query and positive, `[..., 1]`.
+    """
     cosines = _cosines(l2_normalize(vectors))
     return cosines if cosines.shape[-1] == 1 else cosines[..., :1] - cosines[..., 1:]
 
 
 @dataclasses.dataclass(frozen=True)
 class Matryoshka:
-    """The sum of a loss of the vectors, and of their first so many numbers, for several widths (Kusupati et al. 2022).
+    """The sum of a loss over embeddings and their first dimensions, for several widths (Kusupati et al. 2022).
 
-    Correct is what is so by the whole vectors.
+    The whole embeddings determine whether an example is correct.
     """
 
     loss: ByForm
     widths: tuple[int, ...]
 
-    def __call__(self, vectors, batch: dict) -> tuple[jax.Array, jax.Array]:
-        found = [self.loss(vectors[..., :width], batch) for width in self._all(vectors)]
-        return sum(losses for losses, _ in found), found[0][1]
+    def __call__(self, vectors: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        results = [self.loss(vectors[..., :width], batch) for width in self._all_widths(vectors)]
+        return sum(losses for losses, _ in results), results[0][1]
 
-    def divergence(self, vectors, theirs, temperature: float) -> jax.Array:
-        """As that of the loss; vectors of a teacher are shortened, too."""
-        has_vectors = theirs.ndim == vectors.ndim
+    def divergence(self, vectors: jax.Array, targets: jax.Array, temperature: float) -> jax.Array:
+        """Returns the sum of the divergences; embeddings of a teacher are shortened, too."""
+        has_vectors = targets.ndim == vectors.ndim
         return sum(
-            self.loss.divergence(vectors[..., :width], theirs[..., :width] if has_vectors else theirs, temperature)
-            for width in self._all(vectors)
+            self.loss.divergence(vectors[..., :width], targets[..., :width] if has_vectors else targets, temperature)
+            for width in self._all_widths(vectors)
         )
 
-    def _all(self, vectors) -> list[int]:
+    def _all_widths(self, vectors: jax.Array) -> list[int]:
         return sorted({vectors.shape[-1], *self.widths}, reverse=True)
 
 
-def of_settings(settings, widths: Sequence[int]) -> ByForm | Matryoshka:
-    """Returns the loss of `config.loss`."""
+def of_settings(settings: ConfigDict, widths: Sequence[int]) -> ByForm | Matryoshka:
+    """Returns the loss of `config.loss`; `widths` are the widths of `Matryoshka`."""
     loss = ByForm(
         InBatchNegatives(settings.temperature, settings.symmetric),
         Ranking(settings.temperature),

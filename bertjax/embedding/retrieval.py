@@ -12,7 +12,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import fingerprints
 from bertjax.data.corpus.tables import Row, column, read_table, read_text, rows_of
-from bertjax.finetuning.targets import Number
+from bertjax.finetuning.labels import NumberLabel
 
 
 class Search(NamedTuple):
@@ -86,7 +86,7 @@ def read(qrels: epath.Path) -> Search:
     numbers, relevant = {name: number for number, name in enumerate(documents)}, {}
     for row in read_table(qrels, quoting=False)[0]:
         query, document = column(row, "query-id"), column(row, "corpus-id")
-        score = Number().value(row, "score")
+        score = NumberLabel().value(row, "score")
         if score <= 0:
             continue
         if query not in queries:

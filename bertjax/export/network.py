@@ -7,29 +7,24 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from bertjax.common.errors import UserError
 from bertjax.config.model_config import Compute
-from bertjax.finetuning.task import FineTuningTask
-from bertjax.inference import output_layers
+from bertjax.inference import abilities, predictor
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 
 Function = Callable[..., jax.Array]  # (params, batch, dropout_keys) -> array
 
 
-def outputs(source: Pretrained, task: FineTuningTask | None, compute: Compute) -> Function:
-    """Returns the function that computes what `bertjax.Model.apply` describes; `task`: that it was fine-tuned for."""
-    config = source.config
+def outputs(source: Pretrained, compute: Compute) -> Function:
+    """Returns the function that computes the outputs of a checkpoint's head, see `bertjax.Model.apply`."""
+    config, task = source.config, abilities.task_of(source)
     if task is not None:
-        if task.output_layer is None:
-            name = source.settings.get("task")
-            raise UserError(f"{source.path}: its task {name!r} says no output_layer; encode gives hidden states")
-        layer = task.output_layer(source)
-        model = layer.model(config, source.head, compute=compute)
-        return functools.partial(output_layers.apply, model, layer.pooled)
+        head = task.head(source)
+        model = head.model(config, source.head, compute=compute)
+        return functools.partial(predictor.apply, model, head.pooled)
     if not source.predicts_words:
         return states(source, compute)
-    words = output_layers.words_model(source, compute)[0]
+    words = predictor.words_model(source, compute)[0]
     readers = 2 if families.family_of(config).lm_type(config) == "bidirectional" else 1
 
     def logits(params: dict[str, Any], batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:

@@ -16,7 +16,8 @@ from jax.extend import core
 from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.export.inline_jaxpr import straight
-from bertjax.export.outputs import check, exported_function, new_folder, task_of
+from bertjax.export.outputs import check, exported_function, new_folder
+from bertjax.inference.abilities import task_of
 from bertjax.interop import huggingface, sentence_transformers
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families

@@ -10,8 +10,6 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import absolute, require_new_folder
 from bertjax.config.model_config import Compute
 from bertjax.export import network
-from bertjax.finetuning.task import FineTuningTask
-from bertjax.inference import tasks
 from bertjax.interop.pretrained import Pretrained
 
 
@@ -47,11 +45,6 @@ def check(source: Pretrained) -> None:
         raise UserError(f"{source.path}: rows of several choices are not exported")
 
 
-def task_of(source: Pretrained) -> FineTuningTask | None:
-    """Returns the task whose output layer is exported; None: words are predicted, or there are hidden states only."""
-    return tasks.of_checkpoint(source.settings.get("task", ""), source.architecture)
-
-
 def exported_function(source: Pretrained) -> network.Function:
     """Returns what is exported: `bertjax.Model.apply`, in float32 on any device."""
-    return network.outputs(source, task_of(source), Compute())
+    return network.outputs(source, Compute())

@@ -13,7 +13,8 @@ from etils import epath
 from jax import export
 
 from bertjax.common.files import write_whole
-from bertjax.export.outputs import check, exported_function, new_folder, task_of
+from bertjax.export.outputs import check, exported_function, new_folder
+from bertjax.inference.abilities import task_of
 from bertjax.interop.pretrained import Pretrained
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -1,6 +1,6 @@
 """Fine-tuning of checkpoints on labelled data."""
 
-from bertjax.finetuning.task import Dataset, FineTuningTask, InputForm, Split
+from bertjax.inference.task import FineTuningTask, InputForm, Split, TaskData
 from bertjax.inference.tasks import register
 
-__all__ = ["Dataset", "FineTuningTask", "InputForm", "Split", "register"]
+__all__ = ["FineTuningTask", "InputForm", "Split", "TaskData", "register"]

@@ -1,26 +1,23 @@
 """Classification and regression of texts and pairs of texts, shared by GLUE and the user's own tables."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from bertjax.data.corpus.tables import Row, column
 from bertjax.data.loading.examples import Examples
-from bertjax.finetuning import targets
 from bertjax.finetuning.contamination import seen_in_training
 from bertjax.finetuning.encoding import encode_pairs, encode_windows
+from bertjax.finetuning.labels import LabelType, label_type_of
 from bertjax.finetuning.table_summary import KEEPS_MORE, TableSummary
-from bertjax.finetuning.targets import Target
-from bertjax.finetuning.task import SEPARATOR, Dataset, InputForm, Split
-from bertjax.inference import output_layers
-from bertjax.inference.output_layers import OutputLayer
+from bertjax.inference import predictor
+from bertjax.inference.heads import Head
+from bertjax.inference.task import SEPARATOR, FineTuningTask, InputForm, ReadsLabelledFiles, Split, TaskData
 from bertjax.interop.pretrained import Pretrained
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints import workdir
-
-INPUTS = InputForm(range(1, 3), 'texts, or pairs as "A ||| B"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,160 +30,172 @@ class Columns:
 
     @property
     def texts(self) -> tuple[str, ...]:
+        """The names of the columns with texts: one, or two for pairs."""
         return tuple(filter(None, (self.first, self.second)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """How texts that are longer than a sequence are read: in windows, whose logits are combined.
+    """The windows of texts that are longer than a sequence. The logits of the windows of a text are combined.
 
-    Args:
-      combine: "mean" or "max"; "": they are truncated instead.
-      stride: tokens from the beginning of a window to that of the next one.
+    Attributes:
+      combine: "mean" or "max"; "" truncates texts instead.
+      stride: the number of tokens from the beginning of a window to the beginning of the next window.
     """
 
     combine: str = ""
     stride: int = 0
 
     def combined(self, logits: Sequence[np.ndarray], owners: np.ndarray) -> list[np.ndarray]:
-        """Returns the logits of each text from those of its windows, which follow each other."""
+        """Returns the logits of each text.
+
+        Args:
+          logits: the logits of each window; the windows of a text follow each other.
+          owners: the number of the text of each window.
+        """
         texts = np.split(np.stack(logits), np.flatnonzero(np.diff(owners)) + 1)
-        return [each.max(0) if self.combine == "max" else each.mean(0) for each in texts]
+        return [windows.max(0) if self.combine == "max" else windows.mean(0) for windows in texts]
 
 
-def windows_of(config) -> Windows:
-    """Returns what the config of a run says of windows; of other formats it is empty."""
+def windows_of(config: ConfigDict) -> Windows:
+    """Returns the windows that the config of a run sets; the settings of other formats have none."""
     data = config.get("data", {})
     return Windows(data.get("windows", ""), data.get("doc_stride", 0))
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Labelled rows; `suffix` is appended to the names of their metrics; `skipped` counts the others, by reason."""
+    """The labelled rows of a file.
+
+    Attributes:
+      rows: the rows.
+      columns: the columns with the texts and the label.
+      suffix: the ending of the names of the metrics.
+      skipped: the number of other rows of the file, by reason.
+    """
 
     rows: Sequence[Row]
     columns: Columns
     suffix: str = ""
     skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
+    def texts(self) -> list[tuple[str, ...]]:
+        """Returns the text, or the pair of texts, of each row."""
+        return [tuple(column(row, name) for name in self.columns.texts) for row in self.rows]
 
-def dataset(
+
+@dataclasses.dataclass(frozen=True)
+class LabelledTexts(Split):
+    """The encoded texts of a table with their labels. An example is a text, or a window of a text.
+
+    Attributes:
+      table: the table.
+      label_type: the type of the labels.
+      values: the label of each text.
+      owners: the number of the text of each example.
+      lost: for each text, the number of tokens that were cut off.
+      windows: the windows of long texts.
+      writes_samples: whether `files` contains a few texts with their labels and predictions.
+    """
+
+    table: Table
+    label_type: LabelType
+    values: np.ndarray
+    owners: np.ndarray
+    lost: Sequence[int]
+    windows: Windows = Windows()
+    writes_samples: bool = False
+
+    def read(self, outputs: list[np.ndarray]) -> np.ndarray:
+        """Returns the logits of each text, `[texts, rows of the head]`."""
+        return np.stack(self.windows.combined(outputs, self.owners))
+
+    def score(self, predictions: np.ndarray) -> dict[str, float]:
+        """Returns the metrics of logits, with the suffix of the table."""
+        scores = self.label_type.score(self.values, predictions)
+        return {name + self.table.suffix: value for name, value in scores.items()}
+
+    def decide(self, predictions: np.ndarray) -> dict[str, float]:
+        """Returns the thresholds that are tuned on these texts."""
+        return self.label_type.decide(self.values, predictions)
+
+    def files(self, predictions: np.ndarray) -> dict[str, str]:
+        """Returns the file with a few texts, their labels and predictions."""
+        if not self.writes_samples:
+            return {}
+        labels, texts, rows = self.label_type.predictions(predictions, self.values), self.table.texts(), []
+        for number in workdir.sample_indices(len(texts)):
+            label, predicted = (self.label_type.text(values[number]) for values in (self.values, labels))
+            rows.append((SEPARATOR.join(texts[number]), label, predicted))
+        return workdir.samples_file(rows)
+
+    def summary(self, name: str, tokenizer: Tokenizer) -> TableSummary:
+        """Returns the summary of the table for printing."""
+        with_windows = f"{KEEPS_MORE}, and --config.data.windows=mean keeps all in windows"
+        return TableSummary(
+            name,
+            len(self.table.rows),
+            self.examples,
+            tokenizer,
+            skipped=self.table.skipped,
+            parts=len(self.table.columns.texts),
+            lost=self.lost,
+            keeps=KEEPS_MORE if self.windows.combine else with_windows,
+        )
+
+
+def make_data(
     train: Table,
     dev: Sequence[Table],
-    target: Target,
+    label_type: LabelType,
     tokenizer: Tokenizer,
     max_seq_length: int,
     notes: Sequence[str] = (),
     windows: Windows = Windows(),
-) -> Dataset:
-    """Makes a dataset of labelled texts. With windows, each is an example, with the label of its text.
+) -> TaskData:
+    """Encodes the tables of a task. With windows, each window is an example with the label of its text.
 
-    Raises `UserError` with file, line and the expected value for a missing column, an unknown label or a value that is
-    not a number.
+    Raises:
+      UserError: for a missing column, an unknown label or a value that is not a number: file, line, expected value.
     """
     notes, splits = list(notes), []
     for table in (train, *dev):
-        encoded = encode(table, target, tokenizer, max_seq_length, windows)
-        splits.append(encoded)
+        split = encode(table, label_type, tokenizer, max_seq_length, windows)
+        splits.append(split)
         name = "training" if table is train else f"dev{table.suffix}"
-        notes += summary(table, encoded, tokenizer, name, windows).lines(max_seq_length)
-        if len(encoded.examples) > len(table.rows):
-            notes.append(f"{len(table.rows)} {name} texts in {len(encoded.examples)} windows")
-    if counts := target.counts(splits[0].values):
+        notes += split.summary(name, tokenizer).lines(max_seq_length)
+        if len(split.examples) > len(table.rows):
+            notes.append(f"{len(table.rows)} {name} texts in {len(split.examples)} windows")
+    train_split, *dev_splits = splits
+    if counts := label_type.counts(train_split.values):
         notes.append(f"{len(train.rows)} training examples: {counts}")
-    notes += seen_in_training(_texts(train), *((f"dev{table.suffix} texts", _texts(table)) for table in dev))
-    dev_splits = [split(target, encoded, windows, table.suffix) for table, encoded in zip(dev, splits[1:])]
-    dev_splits[0] = dataclasses.replace(dev_splits[0], files=_samples(dev[0], target, splits[1]))
-    more_metrics = [name + table.suffix for table in dev for name in target.metrics][1:]
-    return Dataset(
-        target.output_layer,
-        target.labels,
-        splits[0].examples,
+    train_texts = train.texts()
+    notes += seen_in_training(train_texts, *((f"dev{table.suffix} texts", table.texts()) for table in dev))
+    dev_splits[0] = dataclasses.replace(dev_splits[0], writes_samples=True)
+    return TaskData(
+        label_type.head,
+        label_type.labels,
+        train_split.examples,
         tuple(dev_splits),
-        target.metrics[0],
+        label_type.metrics[0],
         tuple(notes),
-        target.baseline(splits[1].values),
-        tuple(more_metrics),
-        list(_texts(train)) if len(splits[0].examples) == len(train.rows) else (),
+        label_type.baseline(dev_splits[0].values),
+        tuple(name + table.suffix for table in dev for name in label_type.metrics)[1:],
+        train_texts if len(train_split.examples) == len(train.rows) else (),
     )
-
-
-def summary(table: Table, encoded: "EncodedTable", tokenizer: Tokenizer, name: str, windows: Windows) -> TableSummary:
-    """Returns the summary of a table."""
-    keeps = KEEPS_MORE if windows.combine else f"{KEEPS_MORE}, and --config.data.windows=mean keeps all in windows"
-    return TableSummary(
-        name,
-        len(table.rows),
-        encoded.examples,
-        tokenizer,
-        skipped=table.skipped,
-        parts=len(table.columns.texts),
-        lost=encoded.lost,
-        keeps=keeps,
-    )
-
-
-class EncodedTable(NamedTuple):
-    """The examples of a table, each a text or a window of one.
-
-    Attributes:
-      values: the label of each text.
-      owners: the number of the text of each example.
-      lost: how many tokens of each text were cut off.
-    """
-
-    examples: Examples
-    values: np.ndarray
-    owners: np.ndarray
-    lost: Sequence[int]
-
-
-def _samples(table: Table, target: Target, encoded: EncodedTable) -> Callable[[list[np.ndarray]], dict[str, str]]:
-    """Returns the function of a dev set's logits that makes the file with a few predictions."""
-    columns = table.columns.texts
-
-    def files(logits: list[np.ndarray]) -> dict[str, str]:
-        found, rows = target.predictions(encoded.values, np.stack(logits)), []
-        for number in workdir.sample_indices(len(table.rows)):
-            text = SEPARATOR.join(column(table.rows[number], name) for name in columns)
-            rows.append((text, target.shown(encoded.values[number]), target.shown(found[number])))
-        return workdir.samples_file(rows)
-
-    return files
-
-
-def split(target: Target, encoded: EncodedTable, windows: Windows, suffix: str = "") -> Split:
-    """Returns examples with how they are scored; `suffix` is appended to the names of their metrics."""
-
-    def score(logits: list[np.ndarray]) -> dict[str, float]:
-        return {name + suffix: value for name, value in target.score(encoded.values, np.stack(logits)).items()}
-
-    return Split(
-        encoded.examples,
-        score,
-        lambda logits: target.decide(encoded.values, np.stack(logits)),
-        read=lambda logits: windows.combined(logits, encoded.owners),
-    )
-
-
-def labelled(source: Pretrained, table: Table, target: Target) -> tuple[OutputLayer, Split]:
-    """Returns the output layer of a checkpoint, and the examples of a table with how they are scored."""
-    windows = windows_of(source.settings)
-    encoded = encode(table, target, source.tokenizer, source.max_seq_length, windows)
-    note = "\n".join(summary(table, encoded, source.tokenizer, "labelled", windows).lines(source.max_seq_length))
-    return target.output_layer, dataclasses.replace(split(target, encoded, windows), note=note)
 
 
 def encode(
-    table: Table, target: Target, tokenizer: Tokenizer, max_seq_length: int, windows: Windows = Windows()
-) -> EncodedTable:
+    table: Table, label_type: LabelType, tokenizer: Tokenizer, max_seq_length: int, windows: Windows = Windows()
+) -> LabelledTexts:
     """Encodes a table."""
-    values = np.array([target.value(row, table.columns.label) for row in table.rows])
-    examples, owners, lost = _encoded(list(_texts(table)), tokenizer, max_seq_length, windows)
-    return EncodedTable(dataclasses.replace(examples, labels=values[owners]), values, owners, lost)
+    values = np.array([label_type.value(row, table.columns.label) for row in table.rows])
+    examples, owners, lost = _encode_texts(table.texts(), tokenizer, max_seq_length, windows)
+    examples = dataclasses.replace(examples, labels=values[owners])
+    return LabelledTexts(examples, table, label_type, values, owners, lost, windows)
 
 
-def _encoded(
+def _encode_texts(
     texts: Sequence[tuple[str, ...]],
     tokenizer: Tokenizer,
     max_seq_length: int,
@@ -203,32 +212,44 @@ def _encoded(
     return Examples(*arrays), owners, lost
 
 
-def logits_of(
-    source: Pretrained, layer: OutputLayer, texts: Sequence[tuple[str, ...]]
-) -> tuple[list[np.ndarray], list[bool]]:
-    """Returns a checkpoint's logits of each text or pair, and whether it was truncated."""
+def logits_of(source: Pretrained, head: Head, texts: Sequence[tuple[str, ...]]) -> tuple[list[np.ndarray], list[bool]]:
+    """Returns a checkpoint's logits of each text or pair, and whether the text was truncated."""
     windows = windows_of(source.settings)
-    is_cross_encoder = "activation_fn" in source.settings  # the tokenizers library cut its training pairs
-    given = source.tokenizer, source.max_seq_length, windows, is_cross_encoder
-    examples, owners, lost = _encoded(texts, *given)
-    return windows.combined(output_layers.predict(layer, source, examples), owners), [count > 0 for count in lost]
+    is_cross_encoder = "activation_fn" in source.settings  # The tokenizers library truncated its training pairs.
+    examples, owners, lost = _encode_texts(texts, source.tokenizer, source.max_seq_length, windows, is_cross_encoder)
+    return windows.combined(predictor.predict(head, source, examples), owners), [count > 0 for count in lost]
 
 
-def layer_of(source: Pretrained) -> OutputLayer:
-    """Returns the output layer that a checkpoint has."""
-    return targets.of_checkpoint(source).output_layer
+class ClassificationTask(FineTuningTask, ReadsLabelledFiles):
+    """The shared parts of tasks that classify texts or pairs of texts, or predict a number for them."""
 
+    architecture = "BertForSequenceClassification"
+    inputs = InputForm(range(1, 3), 'texts, or pairs as "A ||| B"')
+    method = "classify"
 
-def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-    """Yields, per text or pair, what is predicted of it, and `cut` if truncated.
+    def head(self, source: Pretrained) -> Head:
+        """Returns the head of a checkpoint."""
+        return label_type_of(source).head
 
-    That is `label` and `probabilities` by label, `score` for regression, or `labels` and `probabilities` by label.
-    """
-    target = targets.of_checkpoint(source)
-    for logits, was_cut in zip(*logits_of(source, target.output_layer, texts)):
-        yield {**target.describe(logits), **({"cut": True} if was_cut else {})}
+    def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
+        """Yields the predictions of each text or pair, and `cut` if the text was truncated.
 
+        The predictions are `label` and `probabilities` by label, `score` for regression, or `labels` and
+        `probabilities` by label.
+        """
+        label_type = label_type_of(source)
+        for logits, was_cut in zip(*logits_of(source, label_type.head, texts)):
+            yield {**label_type.describe(logits), **({"cut": True} if was_cut else {})}
 
-def _texts(table: Table) -> Iterator[tuple[str, ...]]:
-    """Yields the text, or the pair of texts, of each row."""
-    return (tuple(column(row, name) for name in table.columns.texts) for row in table.rows)
+    def labelled_texts(self, source: Pretrained, table: Table, label_type: LabelType, note: str = "") -> LabelledTexts:
+        """Returns the texts of a table, which a checkpoint is scored on.
+
+        Args:
+          source: the checkpoint.
+          table: the table.
+          label_type: the type of the labels.
+          note: a line to print before the summary of the table.
+        """
+        split = encode(table, label_type, source.tokenizer, source.max_seq_length, windows_of(source.settings))
+        summary = split.summary("labelled", source.tokenizer).lines(source.max_seq_length)
+        return dataclasses.replace(split, note="\n".join(filter(None, (note, *summary))))

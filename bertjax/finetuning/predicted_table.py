@@ -9,7 +9,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
 from bertjax.data.corpus.tables import TableWriter, column, rows_of
-from bertjax.finetuning.task import FineTuningTask
+from bertjax.inference.task import FineTuningTask
 from bertjax.interop.pretrained import Pretrained
 
 ROWS_AT_ONCE = 1024
@@ -23,7 +23,7 @@ def text_columns(task: FineTuningTask, source: Pretrained, text: str, second_tex
     """
     if second_text and not text:
         raise UserError(f"--second_text={second_text}: name the column of the first text as well, with --text")
-    known = task.columns(source.settings) if source.settings.get("task") else ()
+    known = task.text_columns(source.settings) if source.settings.get("task") else ()
     names = (text, second_text) if second_text else (text,) if text else known or ("text",)
     is_half = len(known) == 2 and len(names) == 1
     if len(names) not in task.inputs.parts or is_half:

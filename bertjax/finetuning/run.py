@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -15,16 +15,18 @@ from bertjax.common.errors import UserError
 from bertjax.common.progress import phase
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig
+from bertjax.config.resolved import Resolution, ResolvedConfig
 from bertjax.config.stages import Stage
 from bertjax.data.batch import Batch
 from bertjax.data.corpus import fingerprints
-from bertjax.data.loading.examples import steps_per_epoch
+from bertjax.data.loading.examples import count_steps, steps_per_epoch
 from bertjax.distributed.mesh import batch_sharding, make_mesh
-from bertjax.finetuning import distillation
-from bertjax.finetuning.task import Dataset, FineTuning, Split, count_steps
+from bertjax.finetuning.distillation import with_teacher_targets
+from bertjax.finetuning.task import FineTuning
 from bertjax.finetuning.validate import validate
-from bertjax.inference import tasks
-from bertjax.inference.output_layers import OutputLayer, predict
+from bertjax.inference import abilities, tasks
+from bertjax.inference.predictor import predict
+from bertjax.inference.task import HasSampleData, Split, TaskData
 from bertjax.interop import initialization, pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
@@ -40,132 +42,160 @@ WIDE, NARROW_RATE = 512, 3e-4
 
 
 @dataclasses.dataclass(frozen=True)
-class Material:
-    """What the trials of a search share: tokenizer, data and, for new runs, the function that loads initial params."""
+class RunInputs:
+    """The inputs of a run, which the trials of a search share.
+
+    Attributes:
+      tokenizer: the tokenizer.
+      data: the data.
+      fingerprints: the fingerprints of the files that the data was read from.
+      is_new: whether the run starts from `config.init_checkpoint`, not from a checkpoint of its own.
+    """
 
     tokenizer: Tokenizer
-    dataset: Dataset
-    initialize: Callable[[dict], dict] | None
-    fingerprints: dict[str, str]  # fingerprints of the files that the data was read from
+    data: TaskData
+    fingerprints: dict[str, str]
+    is_new: bool
 
 
-def adopt(config, previous: RunInfo | None, with_data: bool = True) -> None:
-    """Sets the model, except dropout, to that of the earlier run or of `init_checkpoint`, and what the task takes."""
-    task = tasks.get(config.task)
+@dataclasses.dataclass(frozen=True)
+class FineTuningRun(Run):
+    """A run of fine-tuning that is ready to train."""
+
+    inputs: RunInputs
+
+    def initial_params(self, params: dict) -> dict:
+        """Returns the params of `init_checkpoint`, with random params for the rest of the head."""
+        if not self.inputs.is_new:
+            return params
+        layers = self.config.keep_layers
+        return initialization.initialize(
+            params,
+            self.config.init_checkpoint,
+            encoder_only=True,
+            continued=tasks.get(self.config.task).reused_params,
+            **(dict(resize=functools.partial(_with_layers, layers)) if layers else {}),
+        )
+
+    def report(self, trained: TrainingResult) -> str:
+        """Formats the scores of the best checkpoint and, if it is not the last, of the last."""
+        text, data = report(trained.scores), self.inputs.data
+        if trained.best_scores is not None and trained.best_step != int(trained.state.step):
+            text = (
+                f"{report(trained.best_scores)} (best checkpoint, step {trained.best_step}; predict and convert use "
+                f"it)\n{text} (last step, {int(trained.state.step)})"
+            )
+        if data.baseline:
+            text += f"\nalways the same answer: {data.metric} {100 * data.baseline:.2f} at most"
+        return text
+
+    def reopen(self, config: ResolvedConfig) -> "FineTuningRun":
+        """Returns this run with another number of steps."""
+        return open_run(config, self.inputs, self.inputs.data.notes)
+
+
+def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True) -> Resolution:
+    """Resolves a config: the earlier run or `init_checkpoint` determines the model, except dropout, and task fields.
+
+    Args:
+      config: the validated config of the user.
+      previous: the info of the run to resume; None for a new run.
+      with_data: whether to require the location of the data.
+
+    Raises:
+      UserError: if the checkpoint does not exist, or does not fit the config.
+    """
+    config, decisions, task = ResolvedConfig.copy_of(config), (), tasks.get(config.task)
     if previous is None:
         architecture, settings = pretrained.read_settings(config.init_checkpoint)
-        taken = task.adopt(config, settings) if architecture == task.architecture else []
-        if taken and jax.process_index() == 0:
-            print(f"from {config.init_checkpoint}: {', '.join(taken)}", flush=True)
-        theirs, kept = pretrained.read_config(config.init_checkpoint), config.keep_layers
-        if kept > (has := theirs.num_hidden_layers):
-            raise UserError(f"config.keep_layers = {kept}: {config.init_checkpoint} has {has}; choose fewer")
-        theirs = dataclasses.replace(theirs, num_hidden_layers=kept or has)
-        initialization.adopt_model(config, theirs, config.init_checkpoint)
-    else:  # does not need `init_checkpoint`, which may be gone
+        if architecture == task.architecture and (taken := task.adopt(config, settings)):
+            decisions = (f"from {config.init_checkpoint}: {', '.join(taken)}",)
+        model, layers = pretrained.read_config(config.init_checkpoint), config.keep_layers
+        if layers > (count := model.num_hidden_layers):
+            raise UserError(f"config.keep_layers = {layers}: {config.init_checkpoint} has {count}; choose fewer")
+        model = dataclasses.replace(model, num_hidden_layers=layers or count)
+        initialization.adopt_model(config, model, config.init_checkpoint)
+    else:  # `init_checkpoint` may have been deleted since the run began.
         task.adopt(config, previous.config)
         initialization.adopt_model(config, families.config_of(previous.config), "the run in this workdir")
     validate(config, with_data)  # now that the model is known
+    return Resolution(config, decisions)
 
 
-def load_material(config, workdir: epath.Path, previous: RunInfo | None) -> Material:
+def load_inputs(config: ResolvedConfig, workdir: epath.Path, previous: RunInfo | None) -> RunInputs:
     """Loads tokenizer and data. Raises `UserError` for missing or invalid files, or if there is no vocabulary."""
-    initialize, task = None, tasks.get(config.task)
-    if previous is not None:
-        tokenizer = load_tokenizer(workdir, previous)
-    else:
-        tokenizer = initialization.require_tokenizer(config)
-        given = dict(path=config.init_checkpoint, encoder_only=True, continued=task.continued)
-        initialize = functools.partial(initialization.initialize, **given)
-        if config.keep_layers:
-            initialize = functools.partial(initialize, resize=functools.partial(_with_layers, config.keep_layers))
+    tokenizer = initialization.require_tokenizer(config) if previous is None else load_tokenizer(workdir, previous)
     if jax.process_index() == 0:
         phase("reading the examples")
     with fingerprints.collect() as read:
-        dataset = task.load(config, tokenizer)
+        data = tasks.get(config.task).load(config, tokenizer)
     if config.get("distill", {}).get("teacher"):
-        dataset = distillation.taught(config, dataset, tokenizer, workdir)
-    return Material(tokenizer, dataset, initialize, fingerprints.relative_to(config.data.path, read))
+        data = with_teacher_targets(config, data, tokenizer, workdir)
+    return RunInputs(tokenizer, data, fingerprints.relative_to(config.data.path, read), previous is None)
 
 
-def _with_layers(layers: int, arrays: dict, theirs: BertConfig) -> dict:
-    return resizing.with_layers(arrays, theirs, layers)
+def _with_layers(layers: int, arrays: dict, model: BertConfig) -> dict:
+    return resizing.with_layers(arrays, model, layers)
 
 
-def open_run(
-    config,
-    workdir: epath.Path,
-    previous: RunInfo | None,
-    material: Material | None = None,
-    of_data: Sequence[str] = (),
-) -> Run:
-    """Opens a run. `material`, and `of_data`, its notes: loaded already, as for the trials of a search."""
-    mesh = make_mesh(config)
-    if material is None:
-        material = load_material(config, workdir, previous)
-        of_data = material.dataset.notes
-    notes = [*of_data]
-    dataset, info = material.dataset, info_of(config, material)
-    task = FineTuning(config, mesh, dataset)
+def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str] = ()) -> FineTuningRun:
+    """Opens a run.
+
+    Args:
+      config: the complete config.
+      inputs: the inputs of the run.
+      data_notes: lines to print about the data; none for the trials of a search.
+    """
+    mesh, info, notes = make_mesh(config), info_of(config, inputs), [*data_notes]
+    task = FineTuning(config, mesh, inputs.data)
     # By default, after every epoch.
     config.eval.every_steps = config.eval.every_steps or steps_per_epoch(info.train_examples, config.batch_size)
-
     if is_slow_for_width(config):
         notes.append(
             f"config.optimizer.learning_rate = {config.optimizer.learning_rate:g}: is a rate for BERT-base; a model of "
             f"width {config.model.hidden_size} learns faster with --config.optimizer.learning_rate={NARROW_RATE:g}"
         )
-    end_report = functools.partial(_end_report, dataset=dataset)
-    reopen = functools.partial(open_run, workdir=workdir, previous=previous, material=material, of_data=of_data)
-    return Run(config, mesh, task, info, material.tokenizer, material.initialize, notes, end_report, reopen)
+    return FineTuningRun(config, mesh, task, info, inputs.tokenizer, notes, inputs)
 
 
-def is_slow_for_width(config) -> bool:
+def is_slow_for_width(config: ConfigDict) -> bool:
     """Returns whether the learning rate is that of BERT-base, and the whole of a narrow model is trained with it."""
     is_narrow = config.model.get("hidden_size", WIDE) < WIDE
     return is_narrow and config.optimizer.learning_rate <= 5e-5 and not config.lora.rank and not config.sweep
 
 
-def info_of(config, material: Material) -> RunInfo:
-    """Makes the info of a run."""
-    dataset = material.dataset
+def info_of(config: ConfigDict, inputs: RunInputs) -> RunInfo:
+    """Returns the info of a run."""
+    head = inputs.data.head
     return RunInfo(
         config.copy_and_resolve_references(),
-        architecture=dataset.output_layer.architecture,
-        labels=dataset.labels,
-        tokenizer=tokenizer_entry(material.tokenizer),
-        train_examples=dataset.count(config.batch_size),
-        fingerprints=material.fingerprints,
-        problem_type=dataset.output_layer.problem_type,
+        architecture=head.architecture,
+        labels=inputs.data.labels,
+        tokenizer=tokenizer_entry(inputs.tokenizer),
+        train_examples=inputs.data.count(config.batch_size),
+        fingerprints=inputs.fingerprints,
+        problem_type=head.problem_type,
     )
-
-
-def _changes_of_data(config, workdir: epath.Path, previous: RunInfo) -> list[str]:
-    known = previous.fingerprints or {}
-    return [f"{name} has changed" for name in changed_data(known, fingerprints.of_files(config.data.path, known))]
-
-
-def _total_steps(config, previous: RunInfo | None) -> int | None:
-    return count_steps(config, previous.train_examples) if previous and previous.train_examples else None
 
 
 class FineTuningPlanning(Planning):
     """Compiles the steps of a fine-tuning task without data."""
 
-    def adopt(self, config: ConfigDict) -> None:
+    def resolve(self, config: ConfigDict) -> Resolution:
         """Reads the model of `init_checkpoint`, if there is one."""
         if config.init_checkpoint:
-            adopt(config, None, with_data=False)
+            return resolve(config, None, with_data=False)
+        return Resolution(ResolvedConfig.copy_of(config))
 
     def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> list[ConfigDict]:
         """Returns the config: fine-tuning has nothing to choose."""
         return [config]
 
-    def open(self, config: ConfigDict, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
+    def open(self, config: ResolvedConfig, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
         """Returns the programs for a batch of sample texts. Raises `UserError` for a task without sample texts."""
-        sample, longest = tasks.get(config.task).sample, config.model.max_position_embeddings
-        if sample is None:
-            known = [name for name in tasks.FINE_TUNING if tasks.get(name).sample]
+        task, longest = tasks.get(config.task), config.model.max_position_embeddings
+        if not isinstance(task, HasSampleData):
+            known = [name for name in tasks.FINE_TUNING if isinstance(tasks.get(name), HasSampleData)]
             raise UserError(
                 f"config.task = {config.task!r}: what is compiled depends on its data; plan pretraining, or "
                 f"{', '.join(known)}"
@@ -173,15 +203,16 @@ class FineTuningPlanning(Planning):
         length = config.max_seq_length
         require(length <= longest, "max_seq_length", length, f"longer than model.max_position_embeddings = {longest}")
         (share,) = real_tokens_share or (1.0,)
-        task = FineTuning(config, mesh, sample(config, np.zeros(math.ceil(share * length), np.int32)))
-        rows, batch, evaluate, evaluated = task.planned()
+        data = task.sample_data(config, np.zeros(math.ceil(share * length), np.int32))
+        training = FineTuning(config, mesh, data)
+        rows, batch, evaluate, evaluated = training.planned()
         length, sharding = batch["input_ids"].shape[-1], batch_sharding(mesh)
 
         def abstract(batch: Batch) -> dict:
             return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in batch.items()}
 
         stage = Stage(config.task, 0, length, 0, config.batch_size)
-        return Planned(task, [PlannedStage(stage, rows, abstract(batch), evaluate, (abstract(evaluated),))])
+        return Planned(training, [PlannedStage(stage, rows, abstract(batch), evaluate, (abstract(evaluated),))])
 
 
 class FineTuningKind(RunKind):
@@ -190,54 +221,55 @@ class FineTuningKind(RunKind):
     planning = FineTuningPlanning()
 
     def identity(self, config: ConfigDict) -> tuple[str, ...]:
+        """Returns the fields that identify the task."""
         return tasks.get(config.task).identity
 
-    def adopt(self, config: ConfigDict, info: RunInfo | None) -> None:
-        adopt(config, info)
+    def resolve(self, config: ConfigDict, info: RunInfo | None) -> Resolution:
+        """Sets the fields that an earlier run or `init_checkpoint` determines."""
+        return resolve(config, info)
 
     def total_steps(self, config: ConfigDict, info: RunInfo | None) -> int | None:
-        return _total_steps(config, info)
+        """Returns the steps of all epochs; None before the data is read."""
+        return count_steps(config, info.train_examples) if info and info.train_examples else None
 
-    def open(self, config: ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
-        return open_run(config, workdir, info)
+    def open(self, config: ResolvedConfig, workdir: epath.Path, info: RunInfo | None) -> Run:
+        """Reads the data and opens the run."""
+        inputs = load_inputs(config, workdir, info)
+        return open_run(config, inputs, inputs.data.notes)
 
     def changes_of_data(self, config: ConfigDict, workdir: epath.Path, info: RunInfo) -> list[str]:
-        return _changes_of_data(config, workdir, info)
+        """Returns a clause for each file that has changed since the run."""
+        before = info.fingerprints or {}
+        now = fingerprints.of_files(config.data.path, before)
+        return [f"{name} has changed" for name in changed_data(before, now)]
 
 
 KIND = FineTuningKind()
 
 
-def score(source: Pretrained, output_layer: OutputLayer, split: Split) -> Scores:
-    """Scores a checkpoint on examples; scores that are no numbers, such as the correlation of a constant, are None.
+def score(source: Pretrained, split: Split) -> Scores:
+    """Scores a checkpoint on labelled examples. Undefined scores, such as the correlation of a constant, are None.
 
-    What no dev set has decided, these examples do.
+    Thresholds are those of the checkpoint's dev set, or else those that are best on these examples.
     """
-    outputs = split.read(predict(output_layer, source, split.examples))
-    finite = {name: value if math.isfinite(value) else None for name, value in split.score(outputs).items()}
-    here = {name: value for name, value in split.decide(outputs).items() if math.isfinite(value)}
-    return Scores(finite, decided=source.decided or here)
+    head = abilities.require_task(source).head(source)
+    predictions = split.read(predict(head, source, split.examples))
+    scores = {name: value if math.isfinite(value) else None for name, value in split.score(predictions).items()}
+    decided = {name: value for name, value in split.decide(predictions).items() if math.isfinite(value)}
+    return Scores(scores, decided=source.decided or decided)
 
 
-def _end_report(trained: TrainingResult, dataset: Dataset) -> str:
-    """Formats the scores of the best checkpoint and, if it is not the last, of the last."""
-    text = report(trained.scores)
-    if trained.best_scores is not None and trained.best_step != int(trained.state.step):
-        text = (
-            f"{report(trained.best_scores)} (best checkpoint, step {trained.best_step}; predict and convert use it)\n"
-            f"{text} (last step, {int(trained.state.step)})"
-        )
-    if dataset.baseline:
-        text += f"\nalways the same answer: {dataset.metric} {100 * dataset.baseline:.2f} at most"
-    return text
+def report(scores: Scores, name: str = "dev") -> str:
+    """Formats the scores of examples, multiplied by 100 as in papers, and the tuned values.
 
+    Args:
+      scores: the scores.
+      name: the name of the examples.
+    """
 
-def report(scores: Scores, of: str = "dev") -> str:
-    """Formats the scores of examples, multiplied by 100 as in papers, and the tuned values."""
+    def text(metric: str, value: float | None, factor: int = 100) -> str:
+        return f"{metric} undefined" if value is None else f"{metric} {factor * value:.2f}"
 
-    def text(name: str, value: float | None, factor: int = 100) -> str:
-        return f"{name} undefined" if value is None else f"{name} {factor * value:.2f}"
-
-    numbers = [text(name, value) for name, value in scores.scores.items()]
-    numbers += [text(name, value, factor=1) for name, value in scores.decided.items()]
-    return f"{of}: {', '.join(numbers)}"
+    numbers = [text(metric, value) for metric, value in scores.scores.items()]
+    numbers += [text(metric, value, factor=1) for metric, value in scores.decided.items()]
+    return f"{name}: {', '.join(numbers)}"

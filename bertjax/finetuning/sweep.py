@@ -21,11 +21,12 @@ from bertjax.common.files import read_json, write_whole
 from bertjax.config.limits import value_of
 from bertjax.config.lists import split_at_commas
 from bertjax.config.model_config import dropout_fields
+from bertjax.config.resolved import Resolution, ResolvedConfig
+from bertjax.data.loading.examples import count_steps
 from bertjax.distributed import hosts
 from bertjax.distributed.mesh import make_mesh
 from bertjax.finetuning import run as finetuning_run
-from bertjax.finetuning.run import Material
-from bertjax.finetuning.task import count_steps
+from bertjax.finetuning.run import RunInputs
 from bertjax.finetuning.validate import validate
 from bertjax.inference import tasks
 from bertjax.interop.pretrained import BEST_RUN
@@ -54,7 +55,7 @@ ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # the table's last co
 # Fields of the optimizer that do not need another program: the numbers of a schedule are inputs of a step.
 NOT_COMPILED = ("learning_rate", "warmup_proportion", "decay_proportion")
 NEXT_SEED = 1000  # added to the seed of a failed trial
-MARGIN = 1e-3  # a trial has failed unless it is better than `Dataset.baseline` by more than this
+MARGIN = 1e-3  # a trial has failed unless it is better than `TaskData.baseline` by more than this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,17 +154,19 @@ def run(config, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
     if (workdir / CONFIG).exists():
         raise UserError(f"{workdir}: holds a single run, and this is a search; choose another --workdir")
     is_first, programs, results = jax.process_index() == 0, {}, []
-    finetuning_run.adopt(config, None)
+    config, decisions = finetuning_run.resolve(config, None)
+    if is_first and decisions:
+        print(*decisions, sep="\n", flush=True)
     planned = trials(config)  # with the adopted model
     for _, trial in planned:
         make_mesh(trial)
-    material = finetuning_run.load_material(config, workdir, None)
-    dataset = material.dataset
-    if is_first and dataset.notes:
-        print("\n".join(dataset.notes), flush=True)
-    check_others(workdir, config, material)
+    inputs = finetuning_run.load_inputs(config, workdir, None)
+    data = inputs.data
+    if is_first and data.notes:
+        print("\n".join(data.notes), flush=True)
+    check_others(workdir, config, inputs)
     for _, trial in planned:
-        dataset.output_layer.loss_with_settings(trial, dataset.labels, dataset.train)
+        data.head.loss_with_settings(trial, data.labels, data.train)
 
     queue = [(settings, config.restarts) for settings, _ in planned]
     while queue:
@@ -173,12 +176,12 @@ def run(config, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
         if result is None:
             if is_first:
                 print(f"trial {name_of(settings)} ({len(queue)} remaining)", flush=True)
-            result = _run_trial(trial, trial_workdir, settings, material, programs, hooks)
+            result = _run_trial(trial, trial_workdir, settings, inputs, programs, hooks)
         results.append(result)
         hosts.wait_for_all("trial done")  # before its checkpoints may be deleted
         if is_first:
-            best = keep_best(workdir, dataset.metric)
-            summary = f"{table(results, (dataset.metric, *dataset.more_metrics))}\n{best}\n"
+            best = keep_best(workdir, data.metric)
+            summary = f"{table(results, (data.metric, *data.more_metrics))}\n{best}\n"
             write_whole(workdir / SUMMARY, summary)
         if result.failed and restarts:
             taken = {name_of(other) for other, _ in queue} | {name_of(other.settings) for other in results}
@@ -193,18 +196,18 @@ def run(config, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
 class _TrialKind(finetuning_run.FineTuningKind):
     """A trial of a search, which has read the data and adopted the fields of `init_checkpoint`."""
 
-    def __init__(self, material: Material):
-        self._material = material
+    def __init__(self, inputs: RunInputs):
+        self._inputs = inputs
 
-    def adopt(self, config: ml_collections.ConfigDict, info: RunInfo | None) -> None:
-        pass
+    def resolve(self, config: ml_collections.ConfigDict, info: RunInfo | None) -> Resolution:
+        return Resolution(ResolvedConfig.copy_of(config))
 
-    def open(self, config: ml_collections.ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
-        return finetuning_run.open_run(config, workdir, info, self._material)
+    def open(self, config: ResolvedConfig, workdir: epath.Path, info: RunInfo | None) -> Run:
+        return finetuning_run.open_run(config, self._inputs)
 
 
 def _run_trial(
-    trial, workdir: epath.Path, settings: dict, material: Material, programs: dict, hooks: Sequence[Hook]
+    trial, workdir: epath.Path, settings: dict, inputs: RunInputs, programs: dict, hooks: Sequence[Hook]
 ) -> Result:
     """Runs a trial and writes its result. `programs` holds the programs of earlier trials, by compiled-in fields."""
 
@@ -217,32 +220,32 @@ def _run_trial(
             programs[key] = make_program(opened.task, opened.config, opened.mesh)
         return opened, programs[key]
 
-    dataset = material.dataset
-    steps = count_steps(trial, dataset.count(trial.batch_size))
+    data = inputs.data
+    steps = count_steps(trial, data.count(trial.batch_size))
     if not trial.eval.patience:
         trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
     try:
-        trained = run_one(_TrialKind(material), trial, workdir, with_program, is_trial=True, hooks=hooks)
+        trained = run_one(_TrialKind(inputs), trial, workdir, with_program, is_trial=True, hooks=hooks)
         if trained is not None:
             scores = trained.best_scores or trained.scores
         else:  # training had finished, but the result was not written
             scores = checkpoint.read_scores(workdir, checkpoint.best_step(workdir) or steps)
-        is_better = _number(scores.scores[dataset.metric]) > dataset.baseline + MARGIN
+        is_better = _number(scores.scores[data.metric]) > data.baseline + MARGIN
         result = Result(settings, scores.scores, failed=not is_better)
     except DivergenceError as error:
-        result = Result(settings, {dataset.metric: None}, True)
+        result = Result(settings, {data.metric: None}, True)
         if jax.process_index() == 0:
             print(error, flush=True)
     if jax.process_index() == 0:
-        baseline = {"metric": dataset.metric, "baseline": dataset.baseline}
+        baseline = {"metric": data.metric, "baseline": data.baseline}
         content = {"scores": result.scores, "failed": result.failed, **baseline}
         write_whole(workdir / TRIAL_RESULT, json.dumps(content) + "\n")
     return result
 
 
-def check_others(workdir: epath.Path, config, material: Material) -> None:
+def check_others(workdir: epath.Path, config, inputs: RunInputs) -> None:
     """Raises `UserError` if existing trials differ from these in more than the searched fields."""
-    now, identity = finetuning_run.info_of(config, material), tasks.get(config.task).identity
+    now, identity = finetuning_run.info_of(config, inputs), tasks.get(config.task).identity
     fields, searched = fields_of(config), {*ORDER, *(name for settings in parse(config) for name in settings)}
     for path in sorted((workdir / TRIALS).glob(f"*/{CONFIG}")):
         named = {part.partition("=")[0] for part in path.parent.name.split(",")}

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from bertjax.common.errors import UserError
-from bertjax.inference.output_layers import check_numbers, words_model
+from bertjax.inference.predictor import check_numbers, words_model
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM

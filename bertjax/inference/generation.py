@@ -10,7 +10,7 @@ import numpy as np
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import Compute
-from bertjax.inference.output_layers import check_numbers, words_model
+from bertjax.inference.predictor import check_numbers, words_model
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.models.family import Decodes

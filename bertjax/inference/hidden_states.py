@@ -14,7 +14,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
-from bertjax.inference.output_layers import check_numbers
+from bertjax.inference.predictor import check_numbers
 from bertjax.nn.layer_pooling import combine
 from bertjax.text.tokenizer import Tokenizer
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
-from bertjax.inference.output_layers import check_numbers
+from bertjax.inference.predictor import check_numbers
 from bertjax.models import families
 from bertjax.models.family import Recurrent
 from bertjax.models.heads import BertForMaskedLM

@@ -1,13 +1,13 @@
 """The losses of labels, with the settings of `config.head`: class weights and label smoothing.
 
-A loss is a function (logits, batch) -> (losses, whether each prediction is correct). Both results have the shape of the
-weights of the batch. The loss of a batch is the sum of the losses, divided by the sum of `prediction_weights`. A loss
-that supports distillation has a method `divergence`.
+A loss is called as (logits, batch) -> (losses, whether each prediction is correct). Both results have the shape of the
+weights of the batch. The loss of a batch is the sum of the losses, divided by the sum of `prediction_weights`. A
+`DistillableLoss` also has a method `divergence`.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,16 @@ SETTINGS = ("class_weights", "label_smoothing")  # fields of `config.head` that 
 BALANCED = "balanced"
 
 
-class DistillableLoss(Protocol):
-    """A loss that also compares the logits of a student and a teacher."""
+class LabelLoss(Protocol):
+    """A loss of labels."""
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the losses of the labels, and whether each prediction is correct."""
+
+
+@runtime_checkable
+class DistillableLoss(LabelLoss, Protocol):
+    """A loss that also compares the logits of a student and a teacher."""
 
     def divergence(self, logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
         """Returns the divergence of the logits from the teacher's logits, both divided by the temperature."""
@@ -177,7 +182,7 @@ class Distilled:
         return (1 - self.weight) * losses + self.weight * divergence, correct
 
 
-def with_settings(loss: Callable, head: Mapping, labels: Sequence[str], train: Examples) -> Callable:
+def with_settings(loss: LabelLoss, head: Mapping, labels: Sequence[str], train: Examples) -> LabelLoss:
     """Returns a loss with the settings of `config.head`.
 
     Args:
@@ -204,7 +209,7 @@ def with_settings(loss: Callable, head: Mapping, labels: Sequence[str], train: E
     return dataclasses.replace(loss, weights=tuple(map(float, weights)), label_smoothing=smoothing)
 
 
-def prediction_weights(loss: Callable, batch: dict) -> jax.Array:
+def prediction_weights(loss: LabelLoss, batch: dict) -> jax.Array:
     """Returns the weight of each prediction of a batch in the mean of a loss."""
     if isinstance(loss, (CrossEntropy, SigmoidCrossEntropy)):
         return loss.prediction_weights(batch)

@@ -1,30 +1,37 @@
-"""The registry of tasks, and the task of a checkpoint.
+"""The registry of tasks.
 
 A task is `pretraining`, or a fine-tuning task: a module with a `TASK`. The registry holds only names; `get` imports the
-module of a task. The registry stands in this room because the task of a checkpoint determines its use.
+module of a task.
 """
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry
+from bertjax.inference.task import FineTuningTask
 
 PRETRAINING = "pretraining"
 FINE_TUNING = ("glue", "classify", "squad", "ner", "tag", "swag", "features", "embed")
 _MODULES = {name: f"bertjax.finetuning.tasks.{name}:TASK" for name in FINE_TUNING} | {
     "embed": "bertjax.embedding.task:TASK"
 }
-# Each is a `finetuning.task.FineTuningTask`, an interface in a room above this one.
-TASKS: Registry[Any] = Registry("task", "task", _MODULES, reserved=(PRETRAINING,))
-register, names, get = TASKS.register, TASKS.names, TASKS.get  # an experiment's file may register a task of its own
+TASKS = Registry[FineTuningTask]("task", "task", _MODULES, reserved=(PRETRAINING,), base=FineTuningTask)
+register, names, get = TASKS.register, TASKS.names, TASKS.get  # The file of an experiment may register a task.
 
 
-def of_checkpoint(name: str, architecture: str) -> Any | None:
-    """Returns the task of a checkpoint: by its name if known, otherwise the first task with its architecture.
+def find_task(settings: Mapping[str, Any], architecture: str) -> FineTuningTask | None:
+    """Returns the fine-tuning task of a checkpoint; None if the checkpoint is not fine-tuned.
 
-    Returns None if it is not a fine-tuned checkpoint. Raises `UserError` if its task is not registered.
+    Args:
+      settings: the config of the run; empty for other formats.
+      architecture: the transformers class. Without the config of a run, the first task with this class is the task.
+
+    Raises:
+      UserError: if the task of the run is not registered.
     """
+    name = settings.get("task", "")
     if name and name != PRETRAINING:
         return get(name)
     for known in names() if architecture else ():

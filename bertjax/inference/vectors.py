@@ -5,6 +5,7 @@ and, in a line for each portion, how far they are. A portion counts once both ar
 depends on the texts alone, so that a portion is computed as it would have been without the interruption.
 """
 
+import abc
 import dataclasses
 import functools
 import hashlib
@@ -15,8 +16,9 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import flax.linen as nn
 import ml_collections
 import numpy as np
 from etils import epath
@@ -25,9 +27,11 @@ from bertjax.common import checksums
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, replacing
 from bertjax.common.progress import Bar
+from bertjax.config.model_config import BertConfig
 from bertjax.data.loading.examples import Examples
-from bertjax.inference import output_layers
-from bertjax.inference.output_layers import OutputLayer
+from bertjax.inference import predictor
+from bertjax.inference.heads import Head
+from bertjax.inference.losses import LabelLoss
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models.heads import PooledStates
 
@@ -39,45 +43,53 @@ ROWS_AT_ONCE = 1 << 14  # written to a .parquet
 TEXTS_AT_ONCE = 1 << 14  # held as ids
 TEXTS_BETWEEN_LINES = 1 << 9  # held as ids where progress is shown
 
-Encode = Callable[[list[str]], tuple[list[np.ndarray], list[np.ndarray], list[int]]]
 
-
-@dataclasses.dataclass(frozen=True)
-class Vectors:
-    """How a checkpoint makes vectors of texts.
+class TextEmbedder(abc.ABC):
+    """Computes the embeddings of texts with a checkpoint.
 
     Args:
-      encode: texts -> ids, token types, and whether each was truncated.
-      finish: the model's vectors `[texts, width]` -> those that are wanted.
-      flags: what else they depend on, by flag, as text.
+      source: the checkpoint.
+      head: the head whose outputs are embeddings.
     """
 
-    source: Pretrained
-    output_layer: OutputLayer
-    encode: Encode
-    finish: Callable[[np.ndarray], np.ndarray] = lambda found: found
-    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    def __init__(self, source: Pretrained, head: Head) -> None:
+        self.source, self.head = source, head
+
+    @abc.abstractmethod
+    def encode(self, texts: list[str]) -> tuple[list[np.ndarray], list[np.ndarray], list[int]]:
+        """Returns the ids and the token types of each text, and the number of tokens that were cut off."""
+
+    @property
+    @abc.abstractmethod
+    def flags(self) -> Mapping[str, str]:
+        """The settings that determine the embeddings, by flag of `bertjax extract`."""
+
+    def finish(self, embeddings: np.ndarray) -> np.ndarray:
+        """Returns the final embeddings of the outputs of the head `[texts, width]`."""
+        return embeddings
 
     def __call__(self, texts: Sequence[str], bar: Bar | None = None) -> tuple[np.ndarray, list[bool]]:
-        """Returns the vectors `[texts, width]` float32, and whether each text was truncated.
+        """Returns the embeddings `[texts, width]` float32, and whether each text was truncated.
 
-        `bar` counts the texts whose vectors are computed.
+        Args:
+          texts: the texts.
+          bar: a bar that counts the texts.
         """
-        found, cut, size = [], [], TEXTS_BETWEEN_LINES if bar else TEXTS_AT_ONCE
+        embeddings, cut, size = [], [], TEXTS_BETWEEN_LINES if bar else TEXTS_AT_ONCE
         for start in range(0, len(texts), size):
             *arrays, lost = self.encode(list(texts[start : start + size]))
-            found.append(self.finish(np.stack(self._compute(Examples(*arrays)))))
+            embeddings.append(self.finish(np.stack(self._compute(Examples(*arrays)))))
             cut += [number > 0 for number in lost]
             if bar:
                 bar.update(len(lost))
-        return np.concatenate(found), cut
+        return np.concatenate(embeddings), cut
 
     @functools.cached_property
     def _compute(self) -> Callable[[Examples], list[np.ndarray]]:
-        return output_layers.on_one_device(self.output_layer, self.source)
+        return predictor.on_one_device(self.head, self.source)
 
     def identity(self) -> dict[str, str]:
-        """Returns what tells these vectors from others of the same texts, by flag."""
+        """Returns {flag: value} that differs between different embeddings of the same texts."""
         source, digest = self.source, hashlib.sha256()
         arrays = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.names_of(source.params).items()}
         parts = dataclasses.asdict(source.config), source.head, source.tokenizer.fingerprint, source.max_seq_length
@@ -86,26 +98,49 @@ class Vectors:
         return {"checkpoint": digest.hexdigest()[:16], "dtype": source.dtype, **self.flags}
 
 
-def pooled(source: Pretrained, layers: str, pool: str) -> Vectors:
-    """Returns the vectors that pooling makes of hidden states, of any encoder.
+@dataclasses.dataclass(frozen=True)
+class PooledStatesHead(Head):
+    """Pooled hidden states `[batch, width]`, of any encoder. The head has no params, and no loss trains it.
 
-    Args:
+    Attributes:
       layers: one of `layer_pooling.WITHOUT_WEIGHTS`; the model must have enough layers.
-      pool: mean, cls or last, see `segments.pool_states`.
+      pooling: mean, cls or last, see `segments.pool_states`.
     """
 
-    def encode(texts: list[str]) -> tuple[list[np.ndarray], list[np.ndarray], list[int]]:
-        framed, room = source.tokenizer.framed, source.config.max_position_embeddings
-        found = [source.tokenizer.encode_with_masks(text) for text in texts]
-        room -= len(framed(()))
-        ids = [np.array(framed(each[:room]), np.int32) for each in found]
-        types = [source.tokenizer.token_types(len(each)) for each in ids]
-        return ids, types, [max(0, len(each) - room) for each in found]
+    layers: str
+    pooling: str
 
-    make_model = functools.partial(PooledStates, layers=layers, pooling=pool)
-    layer = OutputLayer("", make_model, loss=None, supports_packing=True, pooled=True)
-    plain = dataclasses.replace(source, settings=ml_collections.ConfigDict())  # no head
-    return Vectors(plain, layer, encode, flags={"layers": layers, "pool": pool})
+    def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
+        """Returns the module."""
+        return PooledStates(config, layers=self.layers, pooling=self.pooling, **settings)
+
+    def loss(self, config: ml_collections.ConfigDict) -> LabelLoss:
+        """Raises an error: the head is not trained."""
+        raise NotImplementedError("pooled hidden states have no loss")
+
+
+class PooledStatesEmbedder(TextEmbedder):
+    """Computes embeddings of texts by pooling the hidden states of any encoder."""
+
+    def __init__(self, source: Pretrained, layers: str, pooling: str) -> None:
+        # Without settings, the model has no head of a task.
+        super().__init__(
+            dataclasses.replace(source, settings=ml_collections.ConfigDict()), PooledStatesHead(layers, pooling)
+        )
+
+    @property
+    def flags(self) -> Mapping[str, str]:
+        """The layers and the kind of pooling."""
+        return {"layers": self.head.layers, "pool": self.head.pooling}
+
+    def encode(self, texts: list[str]) -> tuple[list[np.ndarray], list[np.ndarray], list[int]]:
+        """Encodes texts; a text is truncated to the positions of the model."""
+        tokenizer = self.source.tokenizer
+        room = self.source.config.max_position_embeddings - len(tokenizer.framed(()))
+        pieces = [tokenizer.encode_with_masks(text) for text in texts]
+        ids = [np.array(tokenizer.framed(text_ids[:room]), np.int32) for text_ids in pieces]
+        types = [tokenizer.token_types(len(text_ids)) for text_ids in ids]
+        return ids, types, [max(0, len(text_ids) - room) for text_ids in pieces]
 
 
 class Done(NamedTuple):
@@ -130,7 +165,7 @@ class WrittenVectors(NamedTuple):
 
 def write(
     path: epath.PathLike,
-    make: Vectors,
+    embedder: TextEmbedder,
     texts: Iterable[str],
     ids: Callable[[], Iterable[str]] | None = None,
     id_name: str = "id",
@@ -149,7 +184,7 @@ def write(
     if "://" in str(path):  # object stores cannot append
         with tempfile.TemporaryDirectory() as folder:
             local = epath.Path(folder) / path.name
-            found = write(local, make, texts, ids, id_name, size)
+            found = write(local, embedder, texts, ids, id_name, size)
             with replacing(path) as whole:
                 local.copy(whole)
         return found
@@ -158,7 +193,7 @@ def write(
     partial.touch()
     with open(partial, "r+b") as file:
         _lock(file, partial)
-        found = _compute(file, partial, journal, make, texts, size)
+        found = _compute(file, partial, journal, embedder, texts, size)
         file.seek(0)
         _write_header(file, found.shape)
         file.flush()
@@ -190,10 +225,10 @@ def _lock(file: BinaryIO, path: epath.Path) -> None:
 
 
 def _compute(
-    file: BinaryIO, partial: epath.Path, journal: epath.Path, make: Vectors, texts: Iterable[str], size: int
+    file: BinaryIO, partial: epath.Path, journal: epath.Path, embedder: TextEmbedder, texts: Iterable[str], size: int
 ) -> WrittenVectors:
     """Adds rows to the file until those of all texts are there."""
-    identity, digest, count = make.identity(), hashlib.sha256(), 0
+    identity, digest, count = embedder.identity(), hashlib.sha256(), 0
     remedy = "delete it to begin anew, or name another --output"
     begun, steps = _read_journal(journal)
     if steps and begun != identity:
@@ -220,7 +255,7 @@ def _compute(
                 continue
             if count - len(portion) < done.texts:
                 break
-            found, are_cut = make(portion)
+            found, are_cut = embedder(portion)
             if not width:
                 width = found.shape[1]
                 file.seek(file.truncate(0))

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, fields_of
+from bertjax.config.resolved import Resolution, ResolvedConfig
 from bertjax.interop import initialization, pretrained, resizing
 from bertjax.models import families
 from bertjax.objectives.objective import joint_models
@@ -18,39 +19,41 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo
 
 
-def adopt(config: ConfigDict, previous: RunInfo | None) -> None:
-    """Sets the config fields that the previous run or `init_checkpoint` determines.
+def resolve(config: ConfigDict, previous: RunInfo | None) -> Resolution:
+    """Resolves a config: the previous run or `init_checkpoint` determines the open fields.
 
     A resumed run keeps the spelling of `config.objective`. A branch uses the records of the parent run.
 
     Args:
-      config: the config to change.
+      config: the validated config of the user.
       previous: the info of the run to resume, or of the parent of a branch; None for a new run.
     """
+    config = ResolvedConfig.copy_of(config)
     if previous is not None:
         if config.branch_from and not config.data.records:
             config.data.records = _records_of_parent(config.branch_from, previous)
         if parse_objective(previous.config) == parse_objective(config):
             config.objective = previous.config.objective
     add_all_settings(config)
-    adopt_checkpoint(config, previous)
+    return resolve_checkpoint(config, previous)
 
 
-def adopt_checkpoint(config: ConfigDict, previous: RunInfo | None = None) -> None:
-    """Sets the config fields that `init_checkpoint` determines.
+def resolve_checkpoint(config: ConfigDict, previous: RunInfo | None = None) -> Resolution:
+    """Resolves the config fields that `init_checkpoint` determines.
 
     These are the model fields of the group "behaviour" and, if it is unset, the tokenizer. With `adapt.model` these are
     all model fields.
 
     Args:
-      config: the config to change.
+      config: the validated config of the user.
       previous: the info of the run to resume, which determines the fields instead of the checkpoint.
 
     Raises:
       UserError: if the config does not match the checkpoint.
     """
+    config = ResolvedConfig.copy_of(config)
     if not config.init_checkpoint:
-        return
+        return Resolution(config)
     if config.adapt.model:
         path = config.init_checkpoint
         model = pretrained.read_config(path) if previous is None else families.config_of(previous.config)
@@ -66,6 +69,7 @@ def adopt_checkpoint(config: ConfigDict, previous: RunInfo | None = None) -> Non
     else:  # the checkpoint may have been deleted since the run began
         names = fields_of(families.config_of(previous.config), "behaviour")
         config.model.update({name: previous.config.model[name] for name in names})
+    return Resolution(config)
 
 
 def import_params(config: ConfigDict, params: dict) -> dict:

@@ -1,6 +1,7 @@
 """Pre-training as a `RunKind`: opens runs, compiles the stages for the planner, and writes the final report."""
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -10,6 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bertjax.common.progress import phase
+from bertjax.config.resolved import Resolution, ResolvedConfig
 from bertjax.config.stages import config_after, stages_of, steps_for, total_steps
 from bertjax.data.records.manifest import fingerprint
 from bertjax.distributed import hosts
@@ -23,7 +25,7 @@ from bertjax.objectives.validate import validate_mesh
 from bertjax.pretraining import adaptation, records
 from bertjax.pretraining.compute_choice import compute_candidates, fastest_that_fits
 from bertjax.pretraining.data import estimate_packed_rows, load_stages, planned_stages
-from bertjax.pretraining.init_checkpoint import adopt, adopt_checkpoint, import_params, resize_embeddings
+from bertjax.pretraining.init_checkpoint import import_params, resize_embeddings, resolve, resolve_checkpoint
 from bertjax.pretraining.task import Pretraining
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry
@@ -37,10 +39,9 @@ from bertjax.training.state import abstract_axes
 class PretrainingPlanning(Planning):
     """Compiles the stages of pre-training without data."""
 
-    def adopt(self, config: ConfigDict) -> None:
+    def resolve(self, config: ConfigDict) -> Resolution:
         """Sets the model fields from `init_checkpoint`, if the config has `adapt.model`."""
-        if config.adapt.model:
-            adopt_checkpoint(config)
+        return resolve_checkpoint(config) if config.adapt.model else Resolution(ResolvedConfig.copy_of(config))
 
     def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> Iterator[ConfigDict]:
         """Yields configs with the candidates for `remat` and `unroll`, see `compute_candidates`."""
@@ -74,20 +75,20 @@ class PretrainingKind(RunKind):
         """Returns the fields that define the objectives."""
         return ("objective", "data.next_sentence")
 
-    def adopt(self, config: ConfigDict, info: RunInfo | None) -> None:
+    def resolve(self, config: ConfigDict, info: RunInfo | None) -> Resolution:
         """Sets the fields that an earlier run or `init_checkpoint` determines."""
-        adopt(config, info)
+        return resolve(config, info)
 
     def total_steps(self, config: ConfigDict, info: RunInfo | None) -> int:
         """Returns the steps of all stages."""
         return total_steps(config)
 
-    def open(self, config: ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
+    def open(self, config: ResolvedConfig, workdir: epath.Path, info: RunInfo | None) -> Run:
         """Opens a run: finds or prepares the records, and chooses `remat` and `unroll` if they are "auto"."""
         mesh = make_mesh(config)
         validate_mesh(config, mesh)
         folder, tokenizer = records.find_or_prepare(config, workdir, is_new=info is None)
-        return _open_with(config, workdir, info, mesh, folder, tokenizer)
+        return open_run(config, workdir, info, mesh, folder, tokenizer)
 
     def changes_of_data(self, config: ConfigDict, workdir: epath.Path, info: RunInfo) -> list[str]:
         """Returns clauses about changes of the records or the corpus since the run finished."""
@@ -97,15 +98,73 @@ class PretrainingKind(RunKind):
 KIND = PretrainingKind()
 
 
-def _open_with(
-    config: ConfigDict,
+@dataclasses.dataclass(frozen=True)
+class PretrainingRun(Run):
+    """A run of pre-training that is ready to train.
+
+    Attributes:
+      workdir: the folder of the run.
+      records: the folder of the records.
+      previous: the info of the run that is resumed; None for a new run.
+      heldout_text: the text for bits per byte; None without it.
+    """
+
+    task: Pretraining
+    tokenizer: Tokenizer
+    workdir: epath.Path
+    records: epath.Path
+    previous: RunInfo | None
+    heldout_text: adaptation.HeldOutText | None
+
+    def initial_params(self, params: dict) -> dict:
+        """Returns the params of `init_checkpoint`, if the run starts from a checkpoint."""
+        if not _starts_from_checkpoint(self.config, self.previous):
+            return params
+        axes = abstract_axes(self.task.init_params)
+        return initialization.initialize(
+            params,
+            path=self.config.init_checkpoint,
+            start=functools.partial(import_params, self.config),
+            resize=functools.partial(resize_embeddings, self.config, axes, self.tokenizer),
+        )
+
+    def report(self, trained: TrainingResult) -> str:
+        """Returns the report at the end of a run: held-out scores, bits per byte, and filled masks."""
+        task, config, tokenizer, text = self.task, self.config, self.tokenizer, self.heldout_text
+        params = local_copy(trained.state.eval_params, task.mesh)  # all hosts must call this
+        if jax.process_index():
+            return ""
+        step = int(trained.state.step)  # less than `total_steps` if training stopped early
+        loss, _ = task.loss_and_config(max(0, step - 1))
+        model = BertForMaskedLM(loss.model.config, loss.model.compute)
+        can_fill = any(isinstance(term.objective, WordObjective) and term.objective.fills_masks for term in loss.terms)
+        filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks if can_fill else ())
+        bits = text.report(text.score(model, params, tokenizer)) if text is not None else []
+        return "\n".join([report(config_after(config, step), trained.scores), *bits, *map(fill_mask.describe, filled)])
+
+    def reopen(self, config: ResolvedConfig) -> "PretrainingRun":
+        """Returns this run with another number of steps, and the same `remat` and `unroll`."""
+        choice = {name: self.task.config[name] for name in ("remat", "unroll")}
+        return open_run(config, self.workdir, self.previous, self.mesh, self.records, self.tokenizer, choice)
+
+
+def _starts_from_checkpoint(config: ConfigDict, previous: RunInfo | None) -> bool:
+    return bool(config.init_checkpoint) and _is_new(config, previous)
+
+
+def _is_new(config: ConfigDict, previous: RunInfo | None) -> bool:
+    return previous is None and not config.branch_from
+
+
+def open_run(
+    config: ResolvedConfig,
     workdir: epath.Path,
     previous: RunInfo | None,
     mesh: Mesh,
     folder: epath.Path,
     tokenizer: Tokenizer,
     compute_choice: dict[str, str] | None = None,
-) -> Run:
+) -> PretrainingRun:
     """Opens a run on prepared records.
 
     Args:
@@ -118,13 +177,12 @@ def _open_with(
       compute_choice: the values of `remat` and `unroll`, if the same run is reopened with another number of steps;
         None: choose the values.
     """
-    is_new = previous is None and not config.branch_from
-    starts_from_checkpoint = bool(config.init_checkpoint) and is_new
-    if starts_from_checkpoint:
+    if _starts_from_checkpoint(config, previous):
         initialization.check_tokenizer(config.init_checkpoint, tokenizer)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
-        text = _heldout_text(config, workdir, tokenizer, is_new=is_new and compute_choice is None)
+        is_new = _is_new(config, previous) and compute_choice is None
+        text = _heldout_text(config, workdir, tokenizer, is_new)
         if config.packing and jax.process_index() == 0:
             phase("reading the lengths of the sequences")
         data = load_stages(config, mesh, folder, workdir, tokenizer)
@@ -134,25 +192,13 @@ def _open_with(
         task_config = copy.deepcopy(config)
         task_config.update(compute_choice)
     task = Pretraining(task_config, mesh, data, tokenizer, text)
-    initialize = None
-    if starts_from_checkpoint:
-        initialize = functools.partial(
-            initialization.initialize,
-            path=config.init_checkpoint,
-            start=functools.partial(import_params, config),
-            resize=functools.partial(resize_embeddings, config, abstract_axes(task.init_params), tokenizer),
-        )
     info = RunInfo(
         config.copy_and_resolve_references(),
         tokenizer=tokenizer_entry(tokenizer),
         fingerprints={"records": fingerprint(folder)},
     )
-    end_report = functools.partial(_end_report, config, task, tokenizer, text)
-    reopen = functools.partial(
-        _open_with, workdir=workdir, previous=previous, mesh=mesh, folder=folder, tokenizer=tokenizer,
-        compute_choice={name: task_config[name] for name in ("remat", "unroll")},
-    )  # fmt: skip
-    return Run(config, mesh, task, info, tokenizer, initialize, _notes(config, task), end_report, reopen)
+    notes = _notes(config, task)
+    return PretrainingRun(config, mesh, task, info, tokenizer, notes, workdir, folder, previous, text)
 
 
 def _heldout_text(
@@ -181,26 +227,6 @@ def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
             "warm-up"
         )
     return notes
-
-
-def _end_report(
-    config: ConfigDict,
-    task: Pretraining,
-    tokenizer: Tokenizer,
-    text: adaptation.HeldOutText | None,
-    trained: TrainingResult,
-) -> str:
-    """Returns the report at the end of a run: held-out scores, bits per byte, and filled masks."""
-    params = local_copy(trained.state.eval_params, task.mesh)  # all hosts must call this
-    if jax.process_index():
-        return ""
-    step = int(trained.state.step)  # less than `total_steps` if training stopped early
-    loss, _ = task.loss_and_config(max(0, step - 1))
-    model = BertForMaskedLM(loss.model.config, loss.model.compute)
-    can_fill = any(isinstance(term.objective, WordObjective) and term.objective.fills_masks for term in loss.terms)
-    filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks if can_fill else ())
-    bits = text.report(text.score(model, params, tokenizer)) if text is not None else []
-    return "\n".join([report(config_after(config, step), trained.scores), *bits, *map(fill_mask.describe, filled)])
 
 
 def report(config: ConfigDict, scores: Scores | None) -> str:

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from bertjax.config.resolved import Resolution
 from bertjax.config.stages import Stage
 from bertjax.training.task import Task
 
@@ -41,8 +42,8 @@ class Planning(abc.ABC):
     """The methods of a kind of run that the planner calls."""
 
     @abc.abstractmethod
-    def adopt(self, config: ConfigDict) -> None:
-        """Sets the config fields that `init_checkpoint` determines and that memory and time depend on."""
+    def resolve(self, config: ConfigDict) -> Resolution:
+        """Returns the config with the fields that `init_checkpoint` determines and that memory and time depend on."""
 
     @abc.abstractmethod
     def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> Iterable[ConfigDict]:

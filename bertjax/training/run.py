@@ -1,6 +1,7 @@
 """Executes a run (pre-training, fine-tuning, or a trial of a hyperparameter search), from the config to the report."""
 
 import abc
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
+from bertjax.config.resolved import Resolution, ResolvedConfig
 from bertjax.distributed.mesh import compute_for
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints import checkpoint
@@ -35,30 +37,41 @@ from bertjax.training.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(abc.ABC):
     """A run that is ready to train.
 
-    Args:
-      config: the complete config. The data and the checkpoint have determined the fields that the user left open.
+    Attributes:
+      config: the resolved config.
       mesh: the devices.
       task: the task.
       info: the content of `config.json` in the workdir.
       tokenizer: the tokenizer; None if the run has none.
-      initialize: (random params) -> initial params of a new run; None keeps the random params.
       notes: lines to print before training.
-      report: (result of `train`) -> text of the report. All hosts call it, and the first host prints it.
-      reopen: (config with another number of steps) -> this run with this config, on the same data.
     """
 
-    config: ConfigDict
+    config: ResolvedConfig
     mesh: Mesh
     task: Task
     info: RunInfo
     tokenizer: Tokenizer | None
-    initialize: Callable[[dict], dict] | None
     notes: list[str]
-    report: Callable[[TrainingResult], str]
-    reopen: Callable[[ConfigDict], "Run"]
+
+    def __post_init__(self) -> None:
+        """Checks the phase of the config."""
+        if not isinstance(self.config, ResolvedConfig):
+            raise TypeError("a run needs a resolved config: call RunKind.resolve")
+
+    @abc.abstractmethod
+    def initial_params(self, params: dict) -> dict:
+        """Returns the initial params of a new run; `params` are random."""
+
+    @abc.abstractmethod
+    def report(self, trained: TrainingResult) -> str:
+        """Returns the text of the report. All hosts call this method, and the first host prints the text."""
+
+    @abc.abstractmethod
+    def reopen(self, config: ResolvedConfig) -> "Run":
+        """Returns this run on the same data with a config that has another number of steps."""
 
 
 class RunKind(abc.ABC):
@@ -75,11 +88,11 @@ class RunKind(abc.ABC):
         """Returns the names of the config fields that identify the task. A resumed run must have the same values."""
 
     @abc.abstractmethod
-    def adopt(self, config: ConfigDict, info: RunInfo | None) -> None:
-        """Sets the config fields that an earlier run or `config.init_checkpoint` determines.
+    def resolve(self, config: ConfigDict, info: RunInfo | None) -> Resolution:
+        """Returns the config with the fields that an earlier run or `config.init_checkpoint` determines.
 
         Args:
-          config: the config to change.
+          config: the validated config of the user, which is not changed.
           info: the content of `config.json` of the run to resume or of the parent; None for a new run.
         """
 
@@ -93,11 +106,11 @@ class RunKind(abc.ABC):
         """
 
     @abc.abstractmethod
-    def open(self, config: ConfigDict, workdir: epath.Path, info: RunInfo | None) -> Run:
+    def open(self, config: ResolvedConfig, workdir: epath.Path, info: RunInfo | None) -> Run:
         """Reads the data and makes the task.
 
         Args:
-          config: the config.
+          config: the resolved config.
           workdir: the folder of the run.
           info: the content of `config.json` of the run to resume; None for a new run.
         """
@@ -135,9 +148,11 @@ def run(
       UserError: the workdir holds an incompatible run, or a step runs out of memory.
     """
     start_time = time.monotonic() if start_time is None else start_time
+    config = copy.deepcopy(config)
     earlier = _find_earlier_run(config, workdir)
     resumed = None if earlier is None or earlier.is_parent else earlier.info
-    kind.adopt(config, None if earlier is None else earlier.info)
+    config, decisions = kind.resolve(config, None if earlier is None else earlier.info)
+    _print_first(*decisions)
     changes = _changes(kind, config, earlier, RunInfo(config))
     if earlier is not None and earlier.is_parent:
         _check_branch(kind, config, earlier)
@@ -159,7 +174,7 @@ def run(
             opened.config,
             workdir,
             opened.mesh,
-            opened.initialize,
+            opened.initial_params,
             program,
             parent,
             hooks=(_WriteRunInfo(opened), *hooks),

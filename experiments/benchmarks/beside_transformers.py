@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bertjax.inference import output_layers
+from bertjax.inference import predictor
 from bertjax.launch.validate import validate
 from experiments import glue, ner, squad
 
@@ -94,11 +94,11 @@ def check_same_ids(name: str, config, dataset, weights: str) -> None:
     import transformers
 
     from bertjax.data.corpus.tables import column, read_table
-    from bertjax.finetuning.tasks.glue import TASKS, find_folder
+    from bertjax.finetuning.tasks.glue import DATASETS, find_folder
 
-    if name not in TASKS:
+    if name not in DATASETS:
         return
-    task, tokenizer = TASKS[name], transformers.AutoTokenizer.from_pretrained(weights)
+    task, tokenizer = DATASETS[name], transformers.AutoTokenizer.from_pretrained(weights)
     rows, _ = read_table(find_folder(config.data.path, task.folder) / "train.tsv", task.names, quoting=False)
     texts = [[column(row, task.columns.first) for row in rows]]
     if task.columns.second:
@@ -227,7 +227,7 @@ def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
     examples = dataset.dev[0].examples
     config.init_checkpoint = str(folder)
     theirs = predict_theirs(make_theirs(name, config, dataset), examples)
-    ours = output_layers.predict(dataset.output_layer, pretrained.read(workdir), examples)
+    ours = predictor.predict(dataset.head, pretrained.read(workdir), examples)
     axis = 0 if name == "squad" else -1  # the likeliest token of each side; otherwise the likeliest label
     same = sum(np.array_equal(a.argmax(axis), b.argmax(axis)) for a, b in zip(ours, theirs))
     off = max(np.abs(a - b).max() for a, b in zip(ours, theirs))
@@ -308,16 +308,16 @@ def main() -> None:
                 continue
             config = make_config(name, arguments.weights, folder)
             use_cpu_cores(config)
-            finetuning_run.adopt(config, None)
+            config, _ = finetuning_run.resolve(config, None)
             mesh, programs = make_mesh(config), {}
-            material = finetuning_run.load_material(config, folder, None)
-            dataset = material.dataset
+            material = finetuning_run.load_inputs(config, folder, None)
+            dataset = material.data
             print("\n".join(dataset.notes), flush=True)
             check_same_ids(name, config, dataset, arguments.weights)
             for _, seed, by in wanted:
                 config = make_config(name, arguments.weights, folder, packing=by == "bertjax packed")
                 config.dtype = "bfloat16" if by == "bertjax bfloat16" else "float32"
-                finetuning_run.adopt(config, None)
+                config, _ = finetuning_run.resolve(config, None)
                 config.seed = seed
                 began = time.monotonic()
                 if by == "transformers":

@@ -11,14 +11,14 @@ import pathlib
 
 import numpy as np
 
-from bertjax.finetuning.tasks import ner, squad, squad_files
+from bertjax.finetuning import conll, question_windows, squad_files, word_encoding
 from bertjax.text import tokenizer
 
 
 def answers(path: pathlib.Path, pieces) -> None:
     """Answers that are the text of the tokens that are learnt, and what is the matter with the others."""
     questions = squad_files.read(path)
-    encoded = squad.encode(questions, pieces, 384, 128, 64, with_labels=True)
+    encoded = question_windows.encode(questions, pieces, question_windows.WindowSizes(384, 128, 64), with_labels=True)
     examples, windows, reasons, learnt = encoded.examples, encoded.windows, collections.Counter(), {}
     for (first, last), window in zip(examples.labels, windows):
         if first:
@@ -47,10 +47,10 @@ def answers(path: pathlib.Path, pieces) -> None:
 
 def words(path: pathlib.Path, pieces) -> None:
     """Words that stand in the windows once, in order, with their tags."""
-    sentences = ner.read(path)
-    labels = ner.tag_names(sentences)
+    sentences = conll.read(path)
+    labels = conll.tag_names(sentences)
     for with_context in (True, False):
-        examples = ner.encode(sentences, labels, pieces, 256, with_context)
+        examples = word_encoding.encode(sentences, labels, pieces, 256, with_context)
         marks = np.concatenate([np.asarray(x) for x in examples.labels])
         ids = np.concatenate(examples.input_ids)[marks >= 0]
         tags = [labels[mark] for mark in marks[marks >= 0]]

@@ -16,10 +16,10 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from bertjax.inference.output_layers import Predictor
 
 from bertjax.distributed.mesh import compute_for, make_mesh, replicated
 from bertjax.inference import tasks
-from bertjax.inference.output_layers import Predictor
 from bertjax.interop import pretrained
 from bertjax.nn.ops import matmul
 
@@ -43,7 +43,7 @@ def project(x, kernel, compute, outputs_first: bool = False):
 
 def measured(dataset, source, dtype: str):
     """Returns the scores on the dev sets, the seconds of each round, and all decisions."""
-    output_layer, mesh = dataset.output_layer, make_mesh(source.settings, jax.devices()[:1])
+    output_layer, mesh = dataset.head, make_mesh(source.settings, jax.devices()[:1])
     compute = compute_for("float32" if dtype == "int8" else dtype)
     model = output_layer.model(source.config, source.head, compute=compute)
     predictor = Predictor(model, output_layer.pooled, mesh, source.settings.batch_size, output_layer.can_pack(model))

@@ -164,9 +164,10 @@ class Ours:
             from bertjax.pretraining.task import Pretraining
 
             return Pretraining(self.config, self.mesh, planned_stages(self.config, self.mesh, [rows]))
+        from bertjax.inference.output_layers import classification
+
         from bertjax.data.loading.examples import Examples
         from bertjax.finetuning.task import Dataset, FineTuning
-        from bertjax.inference.output_layers import classification
 
         ids = [np.zeros(self.case.length, np.int32)] * self.case.sequences  # only their lengths are used
         examples = Examples(ids, ids, [0] * len(ids))

@@ -301,11 +301,11 @@ def main() -> None:
                 seconds = float(np.median(steps)) if name else None
                 scores = score_theirs(model, row, folder)
             elif name:
-                finetuning_run.adopt(config, None)
+                config, _ = finetuning_run.resolve(config, None)
                 own = folder / f"{row}-{seed}"
                 own.mkdir()
-                material, mesh = finetuning_run.load_material(config, own, None), make_mesh(config)
-                given = (config, material.dataset, own, mesh, programs.get(row), material.initialize)
+                material, mesh = finetuning_run.load_inputs(config, own, None), make_mesh(config)
+                given = (config, material.data, own, mesh, programs.get(row), material.initialize)
                 _, seconds, programs[row] = train_ours(*given)
                 workdir.write_info(own, finetuning_run.info_of(config, material), material.tokenizer)
                 scores = score_ours(str(own), row, folder)

@@ -46,9 +46,9 @@ def rounds_of_ours(config):
     from bertjax.training.optim.schedules import schedule_of
     from bertjax.training.step import make_program, put_hyperparameters
 
-    finetuning_run.adopt(config, None)
-    mesh, material = make_mesh(config), finetuning_run.load_material(config, None, None)
-    task = FineTuning(config, mesh, material.dataset)
+    config, _ = finetuning_run.resolve(config, None)
+    mesh, material = make_mesh(config), finetuning_run.load_inputs(config, None, None)
+    task = FineTuning(config, mesh, material.data)
     program = make_program(task, config, mesh)
     hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), mesh)
     params = material.initialize(program.init(jax.random.key(0)).params)
@@ -69,8 +69,8 @@ def rounds_of_theirs(config, folder: pathlib.Path):
     from bertjax.data.loading.examples import TrainingOrder
     from bertjax.finetuning import run as finetuning_run
 
-    finetuning_run.adopt(config, None)
-    train = finetuning_run.load_material(config, None, None).dataset.train
+    config, _ = finetuning_run.resolve(config, None)
+    train = finetuning_run.load_inputs(config, None, None).data.train
     order = TrainingOrder(train, config.batch_size, config.seed, config.model.max_position_embeddings)
 
     class SameBatches(DefaultBatchSampler):

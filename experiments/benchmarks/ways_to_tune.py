@@ -215,14 +215,14 @@ def main() -> None:
         for row, seed, by in (key for key in wanted if key not in done):
             config = make_config(row, arguments.weights, folder, seed, str(runs / f"all-{seed}"))
             use_cpu_cores(config)
-            finetuning_run.adopt(config, None)
+            config, _ = finetuning_run.resolve(config, None)
             mesh, own = make_mesh(config), runs / f"{row}-{seed}" if row == "all" else folder / f"{row}-{seed}"
             own.mkdir(parents=True, exist_ok=True)
-            material = finetuning_run.load_material(config, own, None)
+            material = finetuning_run.load_inputs(config, own, None)
             if by == "transformers":
-                scores, seconds = train_theirs(row, config, material.dataset, mesh)
+                scores, seconds = train_theirs(row, config, material.data, mesh)
             else:
-                scores, seconds, _ = train_ours(config, material.dataset, own, mesh, None, material.initialize)
+                scores, seconds, _ = train_ours(config, material.data, own, mesh, None, material.initialize)
                 workdir.write_info(own, finetuning_run.info_of(config, material), material.tokenizer)
             results.append(dict(row=row, seed=seed, by=by, scores=scores, seconds=seconds))
             with arguments.output.open("a") as file:

@@ -66,11 +66,11 @@ def test_a_run_and_evaluate_hold_out_the_same_rows(tmp_path, label, values, coun
     assert dataset.notes[0].startswith(f"{path}: {named}")
     source = dataclasses.replace(stored(config, len(dataset.labels) or 1), labels=dataset.labels)
     copied = write(tmp_path / "copy.jsonl", [{"text": "ship", label: value} for value in values])
-    _, split = task.labelled(source, str(copied))
+    split = task.read_labelled(source, str(copied))
     assert split.note.startswith(f"{dataset.notes[0]}\nlabelled: 10 examples found = 10 used, 0 skipped")
     np.testing.assert_array_equal(split.examples.labels, dataset.dev[0].examples.labels)
     write(copied, [{"text": "sail", label: value} for value in values])
-    _, other = task.labelled(source, str(copied))
+    other = task.read_labelled(source, str(copied))
     assert len(other.examples) == 100 and other.note.startswith("labelled: 100 examples found = 100 used")
 
 
@@ -79,7 +79,7 @@ def test_sentences_and_queries_are_held_out(tmp_path):
     config = config_of(tag, path)
     dataset = tasks.get("tag").load(config, tokenizer())
     assert len(dataset.train) == 36 and "1 of 10 sentences held out" in dataset.notes[0]
-    _, split = tasks.get("tag").labelled(dataclasses.replace(stored(config, 2), labels=dataset.labels), str(path))
+    split = tasks.get("tag").read_labelled(dataclasses.replace(stored(config, 2), labels=dataset.labels), str(path))
     assert len(split.examples) == 4
     assert split.note.startswith(f"{dataset.notes[0]}\nlabelled: 4 sentences found = 4 used, 0 skipped")
 
@@ -92,7 +92,7 @@ def test_sentences_and_queries_are_held_out(tmp_path):
     anchors = {tuple(ids) for ids in dataset.train.input_ids[::2]}
     dev = {tuple(ids) for ids in dataset.dev[0].examples.input_ids}
     assert len(anchors) == 18 and not anchors & dev
-    _, split = tasks.get("embed").labelled(stored(config, 2), config.data.path)
+    split = tasks.get("embed").read_labelled(stored(config, 2), config.data.path)
     assert {tuple(ids) for ids in split.examples.input_ids} == dev
     assert split.note.startswith(f"{dataset.notes[0]}\n")
 

@@ -11,7 +11,7 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.data.corpus.tables import cell, column, read_table, read_tfds
-from bertjax.finetuning.tasks import ner, squad_files
+from bertjax.finetuning import conll, squad_files
 from bertjax.inference import tasks
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from tests.conftest import TOPICS
@@ -105,7 +105,7 @@ def test_a_task_of_glue_from_tfds_is_that_of_its_files(provide, pieces, tmp_path
 
 def test_sentences_and_questions(provide, pieces):
     with provide(CONLL):
-        (sentence,) = ner.read_examples("tfds:conll2003", "train")
+        (sentence,) = conll.read_examples("tfds:conll2003", "train")
         dataset = load(pieces, "tfds:conll2003", "ner", document_context=True)
     assert sentence.words == ("EU", "rejects", "Britain") and sentence.tags == ("B-ORG", "O", "B-LOC")
     assert len(dataset.train) == 1 and dataset.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")

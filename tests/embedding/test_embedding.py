@@ -75,9 +75,9 @@ def config_for(folder, checkpoint, form="pairs", **fields):
 
 
 def task_of(config, tmp_path, devices=1):
-    finetuning_run.adopt(config, None)
-    material = finetuning_run.load_material(config, tmp_path, None)
-    return FineTuning(config, make_mesh(config, jax.devices()[:devices]), material.dataset)
+    config, _ = finetuning_run.resolve(config, None)
+    material = finetuning_run.load_inputs(config, tmp_path, None)
+    return FineTuning(config, make_mesh(config, jax.devices()[:devices]), material.data)
 
 
 # The whole step.
@@ -137,7 +137,7 @@ def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
     form, encode, folder, checkpoint, tmp_path
 ):
     task = task_of(config_for(folder, checkpoint, form, **{"data.texts": "one,other"}), tmp_path)
-    examples = task.dataset.train
+    examples = task.data.train
     whole, missing = np.arange(42), np.array([*range(20), -1, *range(20, 42), -1])
     batches = [(packed(examples), 1), (examples.batch(whole, 16), 1), (examples.batch(missing, 16), 4)]
     several = batches[0][0]
@@ -161,7 +161,7 @@ def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
 @pytest.mark.slow
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_sentence_and_itself_differ_by_dropout(is_packed, encode, folder, checkpoint, tmp_path):
-    examples = task_of(config_for(folder, checkpoint, "sentences"), tmp_path).dataset.train
+    examples = task_of(config_for(folder, checkpoint, "sentences"), tmp_path).data.train
     batch = packed(examples) if is_packed else examples.batch(np.arange(len(examples)), 16)
     for keys, differs in ((jax.random.split(jax.random.key(1), len(batch["input_ids"])), True), (None, False)):
         vectors = np.asarray(encode(batch, keys))[batch["weights"] > 0]
@@ -259,8 +259,8 @@ def teacher(folder, checkpoint, tmp_path_factory):
     """A workdir with the vectors of the checkpoint, and with prompts."""
     workdir = tmp_path_factory.mktemp("teacher")
     config = config_for(folder, checkpoint, **{"data.query_prompt": "ship ", "data.document_prompt": "sail "})
-    finetuning_run.adopt(config, None)
-    opened = finetuning_run.open_run(config, workdir, None)
+    config, _ = finetuning_run.resolve(config, None)
+    opened = finetuning_run.KIND.open(config, workdir, None)
     write_info(workdir, opened.info, opened.tokenizer)
     checkpoints.write_params(workdir, {"bert": pretrained.read(checkpoint).params["bert"]})
     return workdir
@@ -271,8 +271,8 @@ def teacher(folder, checkpoint, tmp_path_factory):
 def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folder, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.what": what}
     config = (config_for if what == "scores" else mixed)(folder, checkpoint, **fields)
-    finetuning_run.adopt(config, None)
-    dataset = finetuning_run.load_material(config, tmp_path, None).dataset
+    config, _ = finetuning_run.resolve(config, None)
+    dataset = finetuning_run.load_inputs(config, tmp_path, None).data
     source, row = pretrained.read(teacher), rows_of(42, 42)[3]
     # `predict` writes the query's prompt before all texts.
     prompted = dataclasses.replace(source, settings=source.settings.copy_and_resolve_references().unlock())
@@ -282,14 +282,15 @@ def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folde
     cosines = vectors[1:] @ vectors[0]
     expected = vectors if what == "vectors" else cosines[:1] - cosines[1:]
     np.testing.assert_allclose(dataset.train.teacher_logits[3], expected, atol=1e-5)
-    for examples in dataset.sets:
+    for examples in dataset.train_sets:
         assert len(examples.teacher_logits) == len(examples)
     in_rows = packed(dataset.train)
     assert in_rows["teacher_logits"].shape == (*in_rows["weights"].shape, *expected.shape)
     # Another form of a set has other prompts: the teacher computes its logits anew.
     path = tmp_path / distillation.FILE
     key, forms = str(np.load(path)["key"]), dataset.forms
-    assert len(distillation._read(path, key, forms)) == sum(map(len, dataset.sets)) and len(forms) == len(dataset.sets)
+    assert len(distillation._read(path, key, forms)) == sum(map(len, dataset.train_sets))
+    assert len(forms) == len(dataset.train_sets)
     assert distillation._read(path, key, (*forms[:-1], "other")) is None
     assert distillation._read(path, "other", forms) is None
 

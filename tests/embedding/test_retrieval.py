@@ -13,6 +13,7 @@ from bertjax.config.experiments import load
 from bertjax.data.loading.examples import Examples
 from bertjax.embedding import datasets, evaluators, mining, neighbors, retrieval
 from bertjax.embedding import task as embed
+from bertjax.embedding.head import PromptedEmbedder
 from bertjax.embedding.mining import Choice
 from bertjax.finetuning import metrics
 from bertjax.finetuning import run as finetuning_run
@@ -189,7 +190,7 @@ ASKED = [{"_id": "q1", "text": "what sails?"}, {"_id": "q2", "text": "bread?"}, 
 
 
 def flagged(folder):
-    return datasets.Flagged("", str(folder), "search", "", "")
+    return datasets.FlagSource("", str(folder), "search", "", "")
 
 
 def test_a_search_is_read_as_beir_writes_it(tmp_path):
@@ -215,13 +216,13 @@ def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
         source.validate()
         found = datasets.read_search(source, "dev")
         encoded = datasets.EncodedTexts(Examples([], []), np.arange(5))
-        scores[ignore] = evaluators.judged(found, encoded)[0].score(list(vectors))["recall@1"]
+        scores[ignore] = evaluators.make_split(found, encoded).score(vectors)["recall@1"]
         assert "; 1 of 2 queries have the id of a document" in found.describe("dev")
     assert scores == {False: 0.5, True: 1.0}
     mined = mining.mine(retrieval.merged(found), vectors[:2], vectors[[2, 3, 4]], Choice(2))
     assert [query for query, _ in mined.rows] == [1]  # the first query has one document left
     with pytest.raises(UserError, match=r"^--ignore_identical_ids=True: is for form=search"):
-        datasets.Flagged("", "x", **datasets.PAIRS, ignore_identical_ids=True).validate()
+        datasets.FlagSource("", "x", **datasets.PAIRS, ignore_identical_ids=True).validate()
 
 
 @pytest.mark.parametrize("corpus, queries, qrels, message", [
@@ -310,7 +311,7 @@ def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tm
     assert json.loads(result.stdout) == again, result.stderr
     # Other columns are named by flags, and the thresholds stay those of the dev set, whatever would be the best here.
     rows = labelled_pairs(60, 5)
-    cosines = [each["cosine"] for each in embed.predict(source, [(row["a"], row["b"]) for row in rows])]
+    cosines = [each["cosine"] for each in embed.TASK.predict(source, [(row["a"], row["b"]) for row in rows])]
     odd = [{"c": row["a"], "d": row["b"], "same": int(cosine > 0.95)} for row, cosine in zip(rows, cosines)]
     write_table(tmp_path / "odd.csv", odd)
     result = command(*given, "--data=odd.csv", "--texts=c,d", "--label=same", "--widths=", cwd=tmp_path)
@@ -330,8 +331,8 @@ def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     scores = json.loads(result.stdout)["scores"]
     assert scores.keys() == {"ndcg@10", "mrr@10", "recall@1", "recall@10", "ndcg@10_4"}, result.stderr
     search = datasets.read_training_search(f"{folder}/beir/qrels/test.tsv", "search", "")
-    queries = embed.vectors_of(source, "ask : ")(search.queries)[0]
-    documents = embed.vectors_of(source, "tell : ")(search.documents)[0]
+    queries = PromptedEmbedder(source, "ask : ")(search.queries)[0]
+    documents = PromptedEmbedder(source, "tell : ")(search.documents)[0]
     order = np.argsort(-(queries @ documents.T), axis=1, kind="stable")
     found = [[number in relevant for number in row[:10].tolist()] for row, relevant in zip(order, search.relevant)]
     assert scores["recall@10"] == pytest.approx(np.sum(found) / 24) and scores["recall@10"] < 1
@@ -354,7 +355,7 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     config = config_for(checkpoint, **data)
     config.data.dev.update(path=f"{folder}/beir/qrels/test.tsv", form="search")
     validate(config)
-    dataset = embed.load(config, pretrained.read_tokenizer(checkpoint))
+    dataset = embed.TASK.load(config, pretrained.read_tokenizer(checkpoint))
     assert dataset.metric == "ndcg@10" and len(dataset.train) == 24
     for name in ("train.csv", "dev.csv"):  # the next command judges by the dev set beside the training set
         write_table(tmp_path / name, [{name: row[name] for name in ("anchor", "positive")} for row in mined])
@@ -384,7 +385,7 @@ def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, messa
 def test_sets_that_cannot_be_judged_by_are_refused(said, message, trained):
     folder, workdir = trained
     with pytest.raises(UserError, match=message):
-        embed.labelled(pretrained.read(workdir), f"{folder}/dev.csv", **said)
+        embed.TASK.read_labelled(pretrained.read(workdir), f"{folder}/dev.csv", **said)
 
 
 def test_what_has_no_vectors_says_so(checkpoint, trained, tmp_path):
@@ -404,5 +405,5 @@ def test_thresholds_that_no_dev_set_has_decided_are_tuned_on_the_file(trained):
     folder, workdir = trained
     source = pretrained.read(workdir)
     bare = dataclasses.replace(source, decided={})
-    scores = finetuning_run.score(bare, *embed.labelled(bare, f"{folder}/dev.csv"))
+    scores = finetuning_run.score(bare, embed.TASK.read_labelled(bare, f"{folder}/dev.csv"))
     assert scores.decided == pytest.approx(source.decided) and scores.scores == pytest.approx(source.scores)

@@ -1,15 +1,19 @@
-"""A fine-tuning task of somebody else's: does a text have a word that begins with a letter? One file says it all."""
+"""A fine-tuning task of somebody else's, in one file: does a text have a word that begins with a letter?"""
+
+import dataclasses
 
 import numpy as np
 
 from bertjax.config.limits import require
 from bertjax.data.loading.examples import Examples
+from bertjax.finetuning import FineTuningTask, InputForm, Split, TaskData
 from bertjax.finetuning.encoding import encode_pairs
-from bertjax.finetuning.task import Dataset, FineTuningTask, InputForm, Split
-from bertjax.inference import output_layers
+from bertjax.inference import predictor
+from bertjax.inference.heads import ClassificationHead
 from tests.conftest import TOPICS
 
 WORDS = sorted(word for words in TOPICS.values() for word in words)
+HEAD = ClassificationHead(2)
 
 
 def examples(count, seed, letter, tokenizer):
@@ -20,29 +24,37 @@ def examples(count, seed, letter, tokenizer):
     return Examples(input_ids, token_types, np.array(labels))
 
 
-def load(config, tokenizer):
-    train, dev = (examples(count, seed, config.data.letter, tokenizer) for count, seed in ((240, 0), (64, 1)))
+@dataclasses.dataclass(frozen=True)
+class LetterSplit(Split):
+    def score(self, predictions):
+        return {"accuracy": float((np.stack(predictions).argmax(-1) == self.examples.labels).mean())}
 
-    def score(logits):
-        return {"accuracy": float((np.stack(logits).argmax(-1) == dev.labels).mean())}
-
-    split = Split(dev, score, decide=lambda logits: {"margin": 0.25})
-    return Dataset(output_layers.classification(2), ("without", "with"), train, (split,), "accuracy", ("three words",))
-
-
-def predict(source, texts):
-    input_ids, token_types, _ = encode_pairs(source.tokenizer, [text for (text,) in texts], None, source.max_seq_length)
-    for logits in output_layers.predict(output_layers.classification(2), source, Examples(input_ids, token_types)):
-        letter, margin = source.settings.data.letter, source.decided["margin"]
-        yield {"label": source.labels[int(logits.argmax())], "letter": letter, "margin": margin}
+    def decide(self, predictions):
+        return {"margin": 0.25}
 
 
-TASK = FineTuningTask(
-    architecture="BertForSequenceClassification",
-    inputs=InputForm(range(1, 2), "texts of a few words"),
-    load=load,
-    predict=predict,
-    validate=lambda config: require(len(config.data.letter) == 1, "data.letter", config.data.letter, "one letter"),
-    identity=("data.letter",),
-    paper_sweep="learning_rate=1e-8,3e-3",
-)
+class Letter(FineTuningTask):
+    architecture = "BertForSequenceClassification"
+    inputs = InputForm(range(1, 2), "texts of a few words")
+    identity = ("data.letter",)
+    paper_sweep = "learning_rate=1e-8,3e-3"
+
+    def load(self, config, tokenizer):
+        train, dev = (examples(count, seed, config.data.letter, tokenizer) for count, seed in ((240, 0), (64, 1)))
+        return TaskData(HEAD, ("without", "with"), train, (LetterSplit(dev),), "accuracy", ("three words",))
+
+    def head(self, source):
+        return HEAD
+
+    def validate(self, config):
+        require(len(config.data.letter) == 1, "data.letter", config.data.letter, "one letter")
+
+    def predict(self, source, texts):
+        plain_texts = [text for (text,) in texts]
+        input_ids, token_types, _ = encode_pairs(source.tokenizer, plain_texts, None, source.max_seq_length)
+        for logits in predictor.predict(HEAD, source, Examples(input_ids, token_types)):
+            letter, margin = source.settings.data.letter, source.decided["margin"]
+            yield {"label": source.labels[int(logits.argmax())], "letter": letter, "margin": margin}
+
+
+TASK = Letter()

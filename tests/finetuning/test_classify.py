@@ -15,12 +15,12 @@ from bertjax.config.defaults import fine_tuning_config
 from bertjax.data.corpus import tables
 from bertjax.data.loading.examples import Examples
 from bertjax.embedding import datasets
-from bertjax.finetuning import classification, metrics, predicted_table
+from bertjax.finetuning import metrics, predicted_table
 from bertjax.finetuning import run as finetuning_run
-from bertjax.finetuning.targets import labels_of
+from bertjax.finetuning.label_cells import labels_of
 from bertjax.finetuning.task import FineTuning
 from bertjax.finetuning.tasks import classify
-from bertjax.inference import output_layers, tasks
+from bertjax.inference import heads, tasks
 from bertjax.inference.losses import CrossEntropy, SigmoidCrossEntropy
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.launch.validate import validate
@@ -91,27 +91,27 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
     assert f"threshold {threshold:.2f}" in (workdir / "report.txt").read_text()
     assert any(line.get("eval/threshold") == threshold for line in read_metrics(workdir))
     texts = [(text,) for text, _ in dev]
-    found = list(classification.predict(source, texts))
+    found = list(classify.TASK.predict(source, texts))
     for sample, number in zip(read_samples(workdir), range(0, 60, 6), strict=True):
         assert (sample["text"], sample["label"]) == (dev[number][0], ", ".join(dev[number][1]) or "none")
         assert sample["prediction"] == (", ".join(found[number]["labels"]) or "none")
     for each in found:
         assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > threshold]
     middle = float(np.median([each["probabilities"]["sea"] for each in found]))
-    for each in classification.predict(dataclasses.replace(source, decided={"threshold": middle}), texts):
+    for each in classify.TASK.predict(dataclasses.replace(source, decided={"threshold": middle}), texts):
         assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > middle]
     sides = (topics for _, topics in dev), (each["labels"] for each in found)
     assert metrics.f1_of_labels(*map(indicators, sides)) == pytest.approx(source.scores)
 
     # Our own format keeps the threshold; others take 0.5.
     conversion.convert(workdir, tmp_path / "ours", "bertjax")
-    assert list(classification.predict(pretrained.read(tmp_path / "ours"), texts)) == found
+    assert list(classify.TASK.predict(pretrained.read(tmp_path / "ours"), texts)) == found
     line = conversion.convert(workdir, tmp_path / "theirs", "huggingface")
     assert f"has no place: threshold = {threshold:.4g}" in line
     fields = json.loads((tmp_path / "theirs/config.json").read_text())
     assert fields["problem_type"] == "multi_label_classification" and tuple(fields["id2label"].values()) == LABELS
     assert huggingface.read_head(tmp_path / "theirs/config.json")[2] == "multi_label_classification"
-    for one, other in zip(classification.predict(pretrained.read(tmp_path / "theirs"), texts), found):
+    for one, other in zip(classify.TASK.predict(pretrained.read(tmp_path / "theirs"), texts), found):
         assert one["probabilities"] == other["probabilities"]
         assert one["labels"] == [name for name in LABELS if one["probabilities"][name] > 0.5]
 
@@ -126,7 +126,7 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
 def test_labels_as_people_write_them(tmp_path, suffix, written, cells):
     for name in ("train", "dev"):
         write_table(tmp_path / f"{name}.{suffix}", [{"text": "ship", "topics": cell} for cell in cells])
-    dataset = classify.load(config_for(tmp_path, multi_label=written), tokenizer())
+    dataset = classify.TASK.load(config_for(tmp_path, multi_label=written), tokenizer())
     assert dataset.labels in (("law", "sea"), ("17", "2"))
     assert dataset.train.labels.tolist() == [[1, 1], [0, 0], [1, 0]]
     first, second = dataset.labels
@@ -141,17 +141,17 @@ def test_rows_and_tokens_of_a_table_add_up(tmp_path):
         write_table(tmp_path / f"{name}.jsonl", [{"text": t, "topics": "ab"[i % 2]} for i, t in enumerate(texts)])
     config = config_for(tmp_path, multi_label="", windows="", doc_stride=2)
     config.max_seq_length = 6
-    notes = classify.load(config, tokenizer()).notes
+    notes = classify.TASK.load(config, tokenizer()).notes
     assert notes[0] == "training: 4 examples found = 4 used, 0 skipped; 6 tokens, 16.67% of them unknown"
     assert notes[1].startswith("1 of 4 training examples truncated to 6 tokens: 25.00% of the tokens are cut, 2 of ")
     assert "--config.data.windows=mean" in notes[1]
     assert notes[2] == "1 of 4 training examples are empty: they have no token"
     assert notes[3].startswith("warning: 16.7% of the tokens of the training examples are unknown to the vocabulary")
     config.data.windows = "mean"
-    assert not any("truncated" in note for note in classify.load(config, tokenizer()).notes)
+    assert not any("truncated" in note for note in classify.TASK.load(config, tokenizer()).notes)
     (tmp_path / "train.txt").write_text("\n".join(["", *texts[:3]]))
     sentences = datasets.PAIRS | dict(path=f"{tmp_path}/train.txt", form="sentences")
-    found = datasets.read(datasets.Flagged("", **sentences))
+    found = datasets.read(datasets.FlagSource("", **sentences))
     assert len(found.texts) == 3 and found.skipped == {"empty": 1}
 
 
@@ -161,16 +161,16 @@ def test_a_column_for_each_label(tmp_path):
     for name in ("train", "dev"):
         write_table(tmp_path / f"{name}.csv", [{"text": "ship", **dict(zip(names, row))} for row in rows])
     config = config_for(tmp_path, label=r"sea,law,a\,b,rare", multi_label="")
-    dataset = classify.load(config, tokenizer())
+    dataset = classify.TASK.load(config, tokenizer())
     assert dataset.labels == ("sea", "law", "a,b", "rare")  # no text has the last one
     assert dataset.train.labels.tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [1, 0, 0, 0]]
-    scores = dataset.dev[0].score([np.array([3.0, -3.0, -3.0, -9.0])] * 3)
+    scores = dataset.dev[0].score(np.array([[3.0, -3.0, -3.0, -9.0]] * 3))
     assert scores["macro_f1"] == pytest.approx((0.8 + 0.5 + 0.5 + 0) / 4)
     config.data.label = r"a\,b"  # one column, with two classes
-    assert classify.load(config, tokenizer()).labels == ("0", "1")
+    assert classify.TASK.load(config, tokenizer()).labels == ("0", "1")
     config.data.label = "sea,earth"
     with pytest.raises(UserError, match=r"train.csv:2: no column 'earth'; there are text, sea, a,b, law, rare"):
-        classify.load(config, tokenizer())
+        classify.TASK.load(config, tokenizer())
 
 
 @pytest.mark.parametrize("suffix, written, cell, message", [
@@ -193,7 +193,7 @@ def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
         write_table(tmp_path / f"{name}.{suffix}", rows)
     data = dict(multi_label=written) if written else dict(multi_label="", label="topics,other")
     with pytest.raises(UserError, match=message):
-        classify.load(config_for(tmp_path, **data), tokenizer())
+        classify.TASK.load(config_for(tmp_path, **data), tokenizer())
 
 
 @pytest.mark.parametrize("fields, message", [
@@ -216,32 +216,32 @@ def test_tables_of_the_users_own(tmp_path):
     config = config_for(tmp_path, text="a", second_text="b", label="same", multi_label="")
     (tmp_path / "train.csv").write_text('a,b,same\n"ship, sail",wave,yes\nrose,judge,no\n')
     (tmp_path / "dev.csv").write_text('a,b,same\nship,"oven\nbread",no\n')
-    dataset = classify.load(config, tokenizer())
+    dataset = classify.TASK.load(config, tokenizer())
     assert dataset.labels == ("no", "yes") and dataset.train.labels.tolist() == [1, 0]
-    assert dataset.dev[0].score([np.array([1.0, 0.0])]) == {"accuracy": 1.0, "macro_f1": 1.0}
+    assert dataset.dev[0].score(np.array([[1.0, 0.0]])) == {"accuracy": 1.0, "macro_f1": 1.0}
     for cell, message in (("maybe", "unknown label 'maybe'; expected one of no, yes"), ("", "same is empty; remove")):
         (tmp_path / "dev.csv").write_text(f"a,b,same\nship,oven,{cell}\n")
         with pytest.raises(UserError, match="dev.csv:2: " + message):
-            classify.load(config, tokenizer())
+            classify.TASK.load(config, tokenizer())
     (tmp_path / "dev.csv").unlink()
     with pytest.raises(UserError, match=r"no dev.csv, dev.tsv or dev.jsonl in it"):
-        classify.load(config, tokenizer())
+        classify.TASK.load(config, tokenizer())
     (tmp_path / "train.csv").unlink()
     for name in ("train", "dev"):
         write_table(tmp_path / f"{name}.jsonl", [dict(a="ship", b="sail", same=1), dict(a="ship", b="oven", same=0)])
     config.data.is_number = True
-    dataset = classify.load(config, tokenizer())
+    dataset = classify.TASK.load(config, tokenizer())
     assert dataset.labels == () and dataset.train.labels.dtype == float and dataset.metric == "spearman"
     (tmp_path / "dev.jsonl").write_text(json.dumps({"a": None, "b": "ship", "same": 1}) + "\n")
     with pytest.raises(UserError, match=r"dev.jsonl:1: a is null"):
-        classify.load(config, tokenizer())
+        classify.TASK.load(config, tokenizer())
 
 
 def labelled(folder, rows, suffix="jsonl", dev=None, **fields):
     """`classify` of (text, label) in both files."""
     for name, content in (("train", rows), ("dev", dev or rows)):
         write_table(folder / f"{name}.{suffix}", [{"text": text, "label": label} for text, label in content])
-    return classify.load(config_for(folder, label="label", multi_label="", **fields), tokenizer())
+    return classify.TASK.load(config_for(folder, label="label", multi_label="", **fields), tokenizer())
 
 
 def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
@@ -300,16 +300,16 @@ def test_dev_texts_of_the_training_data_are_counted(tmp_path):
 
 def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
     config = config_for(tuned[0], checkpoint)
-    finetuning_run.adopt(config, None)
-    dataset = classify.load(config, tokenizer())
+    config, _ = finetuning_run.resolve(config, None)
+    dataset = classify.TASK.load(config, tokenizer())
 
     def task_of(dataset=dataset, **head):
         config.head.update(dict(class_weights="", label_smoothing=0.0), **head)
         return FineTuning(config, one_device_mesh(config), dataset)
 
-    assert task_of(class_weights="sea=2").loss.compare.weights == (1, 1, 1, 2)
+    assert task_of(class_weights="sea=2").loss.label_loss.weights == (1, 1, 1, 2)
     given = np.array(dataset.train.labels)
-    assert task_of(class_weights="balanced").loss.compare.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
+    assert task_of(class_weights="balanced").loss.label_loss.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
     for text, message in (
         ("earth=2", r" = 'earth=2': 'earth' is no label of the training data, which has court,"),
         ("sea", r" = 'sea': write LABEL=WEIGHT,\.\.\., with weights of at least 0"),
@@ -322,7 +322,7 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
         UserError, match=r"config.head.label_smoothing = 0.1: must be 0 if a text can have several labels"
     ):
         task_of(label_smoothing=0.1)
-    numbers = dataclasses.replace(dataset, output_layer=output_layers.regression(), labels=())
+    numbers = dataclasses.replace(dataset, head=heads.RegressionHead(), labels=())
     with pytest.raises(UserError, match=r"config.head.class_weights = 'balanced': this task predicts no classes"):
         task_of(numbers, class_weights="balanced")
     config.head.label_smoothing = 1.0
@@ -351,7 +351,7 @@ def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
     source, task = pretrained.read(workdir), classify.TASK
     rows = [{"id": i, "text": f"{text},\n", "note": '"'} for i, (text, _) in enumerate(dev)]
     rows[3]["text"] += " ".join(["ship"] * 40)
-    expected = list(classification.predict(source, [(row["text"],) for row in rows]))
+    expected = list(classify.TASK.predict(source, [(row["text"],) for row in rows]))
     for suffix in (".csv", ".jsonl"):
         write_table(tmp_path / f"texts{suffix}", rows)
     names = predicted_table.text_columns(task, source, "", "")
@@ -429,15 +429,15 @@ def test_a_large_table_is_read_in_little_memory(tmp_path):
 def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
     folder, workdir, dev = tuned
     source = pretrained.read(workdir)
-    scores = finetuning_run.score(source, *classify.labelled(source, folder / "dev.jsonl"))
+    scores = finetuning_run.score(source, classify.TASK.read_labelled(source, folder / "dev.jsonl"))
     assert scores.scores == pytest.approx(source.scores) and scores.decided == source.decided
     # The threshold stays that of the dev set, whatever would be the best for these texts.
-    found = list(classification.predict(source, [(text,) for text, _ in dev]))
+    found = list(classify.TASK.predict(source, [(text,) for text, _ in dev]))
     likely = [chance for each in found for chance in each["probabilities"].values() if chance > 0.5]
     odd = [[name for name in LABELS if each["probabilities"][name] > np.median(likely)] for each in found]
     write_table(tmp_path / "odd.jsonl", [{"text": text, "topics": topics} for (text, _), topics in zip(dev, odd)])
     expected = metrics.f1_of_labels(indicators(odd), indicators(each["labels"] for each in found))
-    scores = finetuning_run.score(source, *classify.labelled(source, tmp_path / "odd.jsonl"))
+    scores = finetuning_run.score(source, classify.TASK.read_labelled(source, tmp_path / "odd.jsonl"))
     assert scores.scores == pytest.approx(expected) and scores.scores["micro_f1"] < 0.9
     for rows, message in (
         ([{"text": "ship", "topics": ["earth"]}], r"odd.jsonl:1: unknown label 'earth'; expected one of court, garden"),
@@ -445,4 +445,4 @@ def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
     ):
         write_table(tmp_path / "odd.jsonl", rows)
         with pytest.raises(UserError, match=message):
-            classify.labelled(source, tmp_path / "odd.jsonl")
+            classify.TASK.read_labelled(source, tmp_path / "odd.jsonl")

@@ -5,14 +5,14 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
-from bertjax.finetuning import metrics, sweep
-from bertjax.finetuning.tasks import features, ner
+from bertjax.finetuning import conll, metrics, sweep
+from bertjax.finetuning.tasks import features
 from bertjax.interop import conversion, pretrained
 from bertjax.models.heads import BertForFeatureBasedTagging
 from bertjax.nn.layer_pooling import TABLE_7
 from experiments.features import get_config
 from tests.finetuning.test_finetuning import run
-from tests.finetuning.test_ner import conll
+from tests.finetuning.test_ner import conll_text
 
 CONFIG = BertConfig(
     vocab_size=50, hidden_size=16, num_hidden_layers=6, num_attention_heads=2, intermediate_size=32,
@@ -45,8 +45,8 @@ def test_each_row_of_the_table_reads_its_layers():
 
 
 def config_for(folder, checkpoint, layers="last", **fields):
-    (folder / "eng.train").write_text(conll(160, 2, apart=True))
-    (folder / "eng.testa").write_text(conll(20, 3, apart=True))
+    (folder / "eng.train").write_text(conll_text(160, 2, apart=True))
+    (folder / "eng.testa").write_text(conll_text(20, 3, apart=True))
     config = get_config(layers)
     config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
     config.update(dict(batch_size=16, max_seq_length=16, log_every_steps=20), **fields)
@@ -80,7 +80,7 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
     assert source.head["layers"] == "weighted_sum_all"
     assert lines[-1].startswith("best: runs/layers=weighted_sum_all, f1")
 
-    sentences = ner.read(tmp_path / "eng.testa")
+    sentences = conll.read(tmp_path / "eng.testa")
     texts = [(" ".join(s.words),) for s in sentences]
     found = [result["tags"] for result in features.TASK.predict(source, texts)]
     f1 = metrics.entity_scores([s.tags for s in sentences], found)["f1"]

@@ -20,12 +20,12 @@ from bertjax.config import experiments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.model_config import BertConfig
 from bertjax.data.loading.examples import Examples
-from bertjax.finetuning import classification, sweep
 from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning import sweep
 from bertjax.finetuning.encoding import encode_pairs
 from bertjax.finetuning.task import FineTuning, FineTuningEvaluator, check_indices
-from bertjax.finetuning.tasks import glue
-from bertjax.inference import output_layers, tasks
+from bertjax.finetuning.tasks import classify, glue
+from bertjax.inference import heads, predictor, tasks
 from bertjax.interop import conversion, pretrained
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
@@ -151,12 +151,12 @@ def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
     fields = json.loads((tmp_path / "hf/config.json").read_text())
     assert fields["architectures"] == ["BertForSequenceClassification"] and fields["id2label"] == {"0": "0", "1": "1"}
     texts = [(text,) for text in texts]
-    guesses = list(classification.predict(source, texts))
-    assert guesses == list(classification.predict(pretrained.read(tmp_path / "hf"), texts))
+    guesses = list(classify.TASK.predict(source, texts))
+    assert guesses == list(classify.TASK.predict(pretrained.read(tmp_path / "hf"), texts))
     right = np.mean([guess["label"] == label for guess, label in zip(guesses, labels)])
     assert right == max(line.get("eval/accuracy", 0) for line in read_metrics(workdir))  # the best, not the latest
     assert all(abs(sum(guess["probabilities"].values()) - 1) < 1e-5 for guess in guesses)
-    scores = finetuning_run.score(source, *glue.labelled(source, folder / "SST-2/dev.tsv"))
+    scores = finetuning_run.score(source, glue.TASK.read_labelled(source, folder / "SST-2/dev.tsv"))
     assert scores.scores == source.scores and finetuning_run.report(scores, "dev.tsv").startswith("dev.tsv: accuracy ")
 
 
@@ -166,7 +166,7 @@ def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
     examples, logits = Examples(ids, [np.zeros_like(x) for x in ids]), {}
     for dtype in ("", "float32", "bfloat16"):
         source = pretrained.read_with_tokenizer(tuned[1], *filter(None, [dtype]))
-        logits[dtype] = np.array(output_layers.predict(output_layers.classification(2), source, examples))
+        logits[dtype] = np.array(predictor.predict(heads.ClassificationHead(2), source, examples))
     assert (logits[""] == logits["float32"]).all()
     difference = np.linalg.norm(logits["bfloat16"] - logits[""]) / np.linalg.norm(logits[""])
     assert 1e-6 < difference < 2e-2
@@ -175,7 +175,7 @@ def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
 def test_a_checkpoint_decides_its_model(tuned, checkpoint):
     config = config_for(tuned[0], checkpoint, max_seq_length=128)
     with pytest.raises(UserError, match=r"config.max_seq_length = 128: .* has 64 positions only; set"):
-        finetuning_run.adopt(config, None)
+        config, _ = finetuning_run.resolve(config, None)
     config.max_seq_length, config.model.hidden_size = 64, 96
     with pytest.raises(UserError, match=r"config.model.hidden_size = 96: the run in this workdir has 32; leave it out"):
         run(config, tuned[1])
@@ -204,9 +204,9 @@ def test_two_hosts_learn_and_score_as_one(checkpoint, tmp_path):
 def test_an_output_layer_for_something_else_is_not_taken_over(tuned, tmp_path, capsys):
     """Two labels here, two labels there, and yet others."""
     config = config_for(tuned[0], tuned[1])
-    finetuning_run.adopt(config, None)
-    opened = finetuning_run.open_run(config, tmp_path, None)
-    opened.initialize(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0))))
+    config, _ = finetuning_run.resolve(config, None)
+    opened = finetuning_run.KIND.open(config, tmp_path, None)
+    opened.initial_params(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0))))
     said = capsys.readouterr().out
     assert "left fresh: classifier/dense/bias, classifier/dense/kernel; not used: classifier/dense/bias, classi" in said
 
@@ -267,7 +267,7 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place(checkpoint, tmp_path, na
     for file in ("train.tsv", "dev.tsv"):
         (tmp_path / file).write_text(rows)
     with pytest.raises(UserError, match=message):
-        glue.load(config_for(tmp_path, checkpoint, name), tokenizer())
+        glue.TASK.load(config_for(tmp_path, checkpoint, name), tokenizer())
 
 
 # Folder: the header of its files, if they have one; two training rows; one row of dev, and one of MNLI's other dev set.
@@ -322,7 +322,7 @@ def test_every_task_of_glue_reads_its_own_files(tmp_path, name):
     write_glue(tmp_path)
     config, pieces = fine_tuning_config("glue", name=name), tokenizer()
     config.data.path = str(tmp_path)
-    dataset = glue.load(config, pieces)
+    dataset = glue.TASK.load(config, pieces)
     names, labels, first, dev = GLUE_AS_READ[name]
 
     def text(examples):
@@ -332,7 +332,7 @@ def test_every_task_of_glue_reads_its_own_files(tmp_path, name):
     assert text(dataset.train) == first
     assert [(text(split.examples), *split.examples.labels.tolist()) for split in dataset.dev] == [x[1:] for x in dev]
     for split, (score, _, label) in zip(dataset.dev, dev):
-        logits = [np.eye(3)[label] if names else np.array([label])]
+        logits = np.array([np.eye(3)[label] if names else [label]])
         assert score in split.score(logits) and (score != "accuracy" or split.score(logits)[score] == 1)
     if name == "qqp":
         assert ", 1 skipped (1 with a wrong number of columns); " in dataset.notes[0]
@@ -341,12 +341,12 @@ def test_every_task_of_glue_reads_its_own_files(tmp_path, name):
 @pytest.mark.parametrize("packing", [False, True])
 def test_flops_are_exact_in_this_epoch_and_the_next_and_an_average_later(tuned, checkpoint, packing):
     config = config_for(tuned[0], checkpoint, epochs=40.0)
-    finetuning_run.adopt(config, None)
+    config, _ = finetuning_run.resolve(config, None)
     config.packing = packing
-    dataset = glue.load(config, pretrained.read_tokenizer(checkpoint))
+    dataset = glue.TASK.load(config, pretrained.read_tokenizer(checkpoint))
     task = FineTuning(config, one_device_mesh(config), dataset)
     size = task._order.steps_per_epoch
-    exact = [task.dataset.output_layer.flops(task.model, *task._order.shape(step)) for step in range(2 * size)]
+    exact = [task.data.head.flops(task.model, *task._order.shape(step)) for step in range(2 * size)]
     assert task.flops(0, 2 * size) == sum(exact) and task.flops(size - 3, size + 2) == sum(exact[size - 3 : size + 2])
     assert task.flops(3, task.total_steps) == pytest.approx(sum(exact) * 20, rel=0.1) and task.flops(5, 5) == 0
 
@@ -524,7 +524,7 @@ def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, progr
     def run(kind, config, folder, fit, **_):
         opened, program = fit(kind.open(config, folder, None))
         compiled.append(program)
-        return scored(1.0, opened.task.dataset.metric)
+        return scored(1.0, opened.task.data.metric)
 
     monkeypatch.setattr(sweep, "run_one", run)
     launch(config, tmp_path / "run")
@@ -669,7 +669,7 @@ def test_a_broken_entry_point_is_named_and_hurts_nobody_else(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [point])
     with pytest.raises(UserError, match=r"task 'theirs': cannot load no.such.module:TASK, .*ModuleNotFoundError"):
         tasks.get("theirs")
-    assert tasks.of_checkpoint("", "BertModel") is None
+    assert tasks.find_task({}, "BertModel") is None
     with pytest.raises(UserError, match=r"task 'glue' is one of bertjax's own"):
         tasks.register("glue", own_task.TASK)
 

@@ -11,7 +11,7 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
-from bertjax.finetuning import metrics
+from bertjax.finetuning import conll, metrics, tagging, word_encoding
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.tasks import ner, tag
 from bertjax.interop import pretrained
@@ -34,7 +34,7 @@ def pieces():
     return WordPiece([*SPECIAL_PIECES, *WORDS[::2], *letters, *("##" + x for x in letters)], lowercase=True)
 
 
-def conll(count, seed, bio=False, apart=False):
+def conll_text(count, seed, bio=False, apart=False):
     """Sentences in which the sea is a place and the court an organisation, as IOB1; a document of ten each.
 
     `apart`: no two entities are neighbours.
@@ -49,42 +49,42 @@ def conll(count, seed, bio=False, apart=False):
         for word in words:
             tags.append("I-LOC" if word in TOPICS["sea"] else "I-ORG" if word in TOPICS["court"] else "O")
         if bio:
-            tags = ner.to_bio(tags)
+            tags = conll.to_bio(tags)
         lines += [f"{word} NN I-NP {tag}" for word, tag in zip(words, tags)] + [""]
     return "\n".join(lines) + "\n"
 
 
 def test_iob1_and_bio_are_the_same(tmp_path):
-    (tmp_path / "a").write_text(conll(200, 0))
-    (tmp_path / "b").write_text(conll(200, 0, bio=True))
-    one, other = ner.read(tmp_path / "a"), ner.read(tmp_path / "b")
+    (tmp_path / "a").write_text(conll_text(200, 0))
+    (tmp_path / "b").write_text(conll_text(200, 0, bio=True))
+    one, other = conll.read(tmp_path / "a"), conll.read(tmp_path / "b")
     assert [s.tags for s in one] == [s.tags for s in other] and len(one) == 200
     assert {s.document for s in one} == set(range(1, 21))
-    assert ner.tag_names(one) == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
-    assert ner.to_bio(["I-A", "B-A", "I-A", "I-B", "O", "I-B"]) == ("B-A", "B-A", "I-A", "B-B", "O", "B-B")
+    assert conll.tag_names(one) == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
+    assert conll.to_bio(["I-A", "B-A", "I-A", "I-B", "O", "I-B"]) == ("B-A", "B-A", "I-A", "B-B", "O", "B-B")
 
 
 @pytest.mark.parametrize("with_context", [True, False])
 def test_every_word_keeps_its_tag_and_is_seen_once(tmp_path, pieces, with_context):
-    (tmp_path / "a").write_text(conll(300, 1))
-    sentences = ner.read(tmp_path / "a")
-    labels = ner.tag_names(sentences)
-    examples = ner.encode(sentences, labels, pieces, 20, with_context)
+    (tmp_path / "a").write_text(conll_text(300, 1))
+    sentences = conll.read(tmp_path / "a")
+    labels = conll.tag_names(sentences)
+    examples = word_encoding.encode(sentences, labels, pieces, 20, with_context)
     assert max(examples.lengths) <= 20
     logits = [np.eye(len(labels))[np.maximum(marks, 0)] for marks in examples.labels]
-    read = ner.read_tags(sentences, labels, examples, logits)
+    read = word_encoding.read_tags(sentences, labels, examples, logits)
     assert read == [list(s.tags) for s in sentences]
     assert metrics.entity_scores([s.tags for s in sentences], read)["f1"] == 1
     # The labelled pieces, put in a row, are the words' first pieces.
     firsts = [pieces.encode(word).ids[0] for s in sentences for word in s.words]
     marked = [i for ids, marks in zip(examples.input_ids, examples.labels) for i in ids[np.asarray(marks) >= 0]]
     assert marked == firsts
-    assert len(ner.encode(sentences, labels, pieces, 64, True)) < len(sentences)
+    assert len(word_encoding.encode(sentences, labels, pieces, 64, True)) < len(sentences)
 
 
 def test_documents_do_not_share_a_sequence(tmp_path, pieces):
     (tmp_path / "a").write_text("ship O\n\n-DOCSTART- O\n\nsail O\n\nrose O\n")
-    examples = ner.encode(ner.read(tmp_path / "a"), ("O",), pieces, 64, with_context=True)
+    examples = word_encoding.encode(conll.read(tmp_path / "a"), ("O",), pieces, 64, with_context=True)
     assert [int((np.asarray(marks) >= 0).sum()) for marks in examples.labels] == [1, 2]
 
 
@@ -93,24 +93,24 @@ def test_without_documents_every_sentence_stands_by_itself(tmp_path, pieces):
         (tmp_path / name).write_text("ship O\n\nsail O\nnet I-LOC\n\nrose O\n")
     config = fine_tuning_config("ner", document_context=True)
     config.data.path = str(tmp_path)
-    dataset = ner.load(config, pieces)
+    dataset = ner.TASK.load(config, pieces)
     assert len(dataset.train) == 3
     assert dataset.notes[-1] == "no -DOCSTART- lines: no document context for the dev sentences"
     (tmp_path / "dev.txt").write_text("ship O\nsail O\nnet I-MISC\n")
     with pytest.raises(UserError, match=r"dev.txt:3: the tag 'B-MISC' is not in the training file: O, B-LOC"):
-        ner.load(config, pieces)
+        ner.TASK.load(config, pieces)
 
 
 def test_words_without_pieces_and_words_of_too_many(pieces):
-    sentences = [ner.Sentence(("\u200b", "x" * 60, "ship"), ("O", "O", "O"), 0)]
-    examples = ner.encode(sentences, ("O",), pieces, 12, with_context=False)
+    sentences = [conll.Sentence(("\u200b", "x" * 60, "ship"), ("O", "O", "O"), 0)]
+    examples = word_encoding.encode(sentences, ("O",), pieces, 12, with_context=False)
     assert sum(int((np.asarray(marks) >= 0).sum()) for marks in examples.labels) == 3
     assert max(examples.lengths) <= 12
 
 
 def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
-    (tmp_path / "eng.train").write_text(conll(300, 2, apart=True))
-    (tmp_path / "eng.testa").write_text(conll(60, 3, apart=True))
+    (tmp_path / "eng.train").write_text(conll_text(300, 2, apart=True))
+    (tmp_path / "eng.testa").write_text(conll_text(60, 3, apart=True))
     config = quick(fine_tuning_config("ner", document_context=True), tmp_path, checkpoint, epochs=8.0)
     config.eval.every_steps, config.optimizer.learning_rate = 1000, 5e-3
     run(config, tmp_path / "run")
@@ -118,17 +118,17 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     assert scores["eval/f1"] > 0.9
     source = pretrained.read(tmp_path / "run")
     assert source.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
-    again = finetuning_run.score(source, *ner.labelled(source, tmp_path / "eng.testa"))
+    again = finetuning_run.score(source, ner.TASK.read_labelled(source, tmp_path / "eng.testa"))
     assert again.scores == pytest.approx({name: scores[f"eval/{name}"] for name in again.scores}, abs=0.02)
-    sentences = ner.read(tmp_path / "eng.testa")
+    sentences = conll.read(tmp_path / "eng.testa")
     write_table(tmp_path / "test.jsonl", [{"w": s.words, "t": s.tags} for s in sentences])
     table = dataclasses.replace(source, settings=tag_config(tmp_path))
-    assert finetuning_run.score(table, *tag.labelled(table, str(tmp_path / "test.jsonl"))).scores["f1"] > 0.9
+    assert finetuning_run.score(table, tag.TASK.read_labelled(table, str(tmp_path / "test.jsonl"))).scores["f1"] > 0.9
     samples = read_samples(tmp_path / "run")
     assert [sample["text"] for sample in samples] == [" ".join(s.words) for s in sentences[::6]]
     assert sum(sample["label"] == sample["prediction"] for sample in samples) >= 7
     assert any(sample["label"].startswith(("LOC: ", "ORG: ")) for sample in samples)
-    found = [result["tags"] for result in ner.predict(source, [(" ".join(s.words),) for s in sentences])]
+    found = [result["tags"] for result in ner.TASK.predict(source, [(" ".join(s.words),) for s in sentences])]
     assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9  # without the neighbours' context
 
 
@@ -146,7 +146,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
 def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
     (tmp_path / "a").write_text(content)
     with pytest.raises(UserError, match=message):
-        ner.read(tmp_path / "a")
+        conll.read(tmp_path / "a")
 
 
 def test_columns_between_tabs_may_have_spaces_in_words(tmp_path):
@@ -157,7 +157,7 @@ def test_columns_between_tabs_may_have_spaces_in_words(tmp_path):
         ("# NN O\n1 CD O\n", ("#", "1")),
     ):
         (tmp_path / "a").write_text(content)
-        (sentence,) = ner.read(tmp_path / "a")
+        (sentence,) = conll.read(tmp_path / "a")
         assert sentence.words == words and len(sentence.tags) == 2
 
 
@@ -183,15 +183,15 @@ def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
                 scores[-1][place, next(words)] = 1
         return scores
 
-    monkeypatch.setattr(ner.output_layers, "predict", predict)
-    found, nothing = ner.predict(source, [(RAW + " \u200b",), ("\u200b",)])
+    monkeypatch.setattr(tagging.predictor, "predict", predict)
+    found, nothing = ner.TASK.predict(source, [(RAW + " \u200b",), ("\u200b",)])
     assert found["words"] == SPLIT == [RAW[start:end] for start, end in found["offsets"]]
     assert [(e["type"], e["text"]) for e in found["entities"]] == [
         ("PER", "John"), ("PER", "Mary"), ("LOC", "Paris"), ("LOC", "Rome"), ("LOC", "Berlin"), ("LOC", "\u5317\u4eac")
     ]  # fmt: skip
     assert all(RAW[e["start"] : e["end"]] == e["text"] for e in found["entities"])
     assert nothing == {"words": [], "tags": [], "offsets": [], "entities": []}
-    found, _ = ner.predict(dataclasses.replace(source, labels=("N", "V", "A", "P", "X")), [(RAW,), ("\u200b",)])
+    found, _ = ner.TASK.predict(dataclasses.replace(source, labels=("N", "V", "A", "P", "X")), [(RAW,), ("\u200b",)])
     assert "entities" not in found
 
 
@@ -239,8 +239,8 @@ def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp
         given.extend(ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids)
         return [np.eye(7)[np.arange(len(ids)) % 7] for ids in examples.input_ids]
 
-    monkeypatch.setattr(ner.output_layers, "predict", predict)
-    found = list(ner.predict(source, [(text,) for text in texts]))
+    monkeypatch.setattr(tagging.predictor, "predict", predict)
+    found = list(ner.TASK.predict(source, [(text,) for text in texts]))
     encoded = [pieces.encode(text) for text in texts]
     assert given == [each.ids for each in encoded]
     for text, result, (ids, offsets) in zip(texts, found, encoded):
@@ -258,16 +258,16 @@ def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp
 
     # A sentence of a table is encoded as its text, also in windows; words of runs before this field are spaced.
     words = "London saw Paris , the whale ( a ship ) .".split()
-    sentence = ner.Sentence(tuple(words), tuple("abcdefgabcd"), 0)
+    sentence = conll.Sentence(tuple(words), tuple("abcdefgabcd"), 0)
     for length in (1000, 7):
-        examples = ner.encode([sentence], labels, pieces, length, with_context=True)
+        examples = word_encoding.encode([sentence], labels, pieces, length, with_context=True)
         logits = [np.eye(7)[np.maximum(marks, 0)] for marks in examples.labels]
         inside = [ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids]
         if kind != "bytes" or length > 7:  # whose words are cut there
             assert [*itertools.chain(*inside)] == pieces.encode(join_words(words)[0]).ids
-            tags = ner.read_tags([sentence], labels, examples, logits)[0]
+            tags = word_encoding.read_tags([sentence], labels, examples, logits)[0]
             assert [a == b for a, b in zip(tags, sentence.tags)].count(False) == len(words) - len(examples.words)
-    spaced = ner.encode([sentence], labels, pieces, 1000, False, join="spaces").input_ids[0]
+    spaced = word_encoding.encode([sentence], labels, pieces, 1000, False, join="spaces").input_ids[0]
     assert spaced.tolist() == pieces.framed([*itertools.chain(*pieces.encode_following(words))])
 
 
@@ -280,17 +280,17 @@ def test_a_run_keeps_how_its_words_were_joined(checkpoint):
     assert [d.field for d in differences(*infos, tag.TASK.identity) if d.is_fatal] == ["data.join"]
     chosen = tag_config("data").unlock()
     chosen.overrides = ("data.join",)
-    assert ner.adopt(chosen, before) == [] and chosen.data.join == "text"
-    assert ner.adopt(config, before) == ["data.join = 'spaces'"] and config.data.join == "spaces"
+    assert ner.TASK.adopt(chosen, before) == [] and chosen.data.join == "text"
+    assert ner.TASK.adopt(config, before) == ["data.join = 'spaces'"] and config.data.join == "spaces"
     source = dataclasses.replace(
         pretrained.read(checkpoint), tokenizer=tokenizer.Bytes(), settings=before, architecture=tag.TASK.architecture
     )
     assert source.reads_spaced_words and not dataclasses.replace(source, settings=chosen).reads_spaced_words
     with pytest.raises(UserError, match=r"data.join = 'text': the teacher .* with 'spaces'; set --config.data.join=sp"):
-        ner.check_teacher(source, chosen)
+        tagging.check_teacher(source, chosen)
     chosen.data.join = "words"
     with pytest.raises(UserError, match=r"config\.data\.join"):
-        ner.validate(chosen)
+        ner.TASK.validate(chosen)
 
 
 def tag_config(folder):
@@ -301,16 +301,16 @@ def tag_config(folder):
 
 def test_tables_of_the_users_own(tmp_path, pieces):
     """The same sentences as a word a row and as a sentence a row; entities, and tags of another kind."""
-    (tmp_path / "a").write_text(conll(30, 5))
-    sentences = ner.read(tmp_path / "a")
+    (tmp_path / "a").write_text(conll_text(30, 5))
+    sentences = conll.read(tmp_path / "a")
     for name in ("train", "dev"):
         rows = [f"{i}\t{word}\t{label}" for i, s in enumerate(sentences) for word, label in zip(s.words, s.tags)]
         (tmp_path / f"{name}.tsv").write_text("\n".join(["s\tw\tt", *rows]) + "\n")
-    by_word = tag.load(tag_config(tmp_path), pieces)
+    by_word = tag.TASK.load(tag_config(tmp_path), pieces)
     for name in ("train", "dev"):
         (tmp_path / f"{name}.tsv").unlink()
         write_table(tmp_path / f"{name}.jsonl", [{"w": s.words, "t": s.tags} for s in sentences])
-    by_sentence = tag.load(tag_config(tmp_path), pieces)
+    by_sentence = tag.TASK.load(tag_config(tmp_path), pieces)
     assert by_word.labels == by_sentence.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
     assert by_word.metric == "f1" and len(by_word.train) == len(by_sentence.train) == 30
     for one, other in zip(by_word.train.labels, by_sentence.train.labels):
@@ -322,10 +322,10 @@ def test_tables_of_the_users_own(tmp_path, pieces):
 
     (tmp_path / "train.jsonl").write_text('{"w": ["ship", "rose"], "t": ["NOUN", "VERB"]}\n')
     (tmp_path / "dev.jsonl").write_text('{"w": ["ship", "rose"], "t": ["NOUN", "NOUN"]}\n')
-    parts = tag.load(tag_config(tmp_path), pieces)
+    parts = tag.TASK.load(tag_config(tmp_path), pieces)
     assert parts.labels == ("NOUN", "VERB") and parts.metric == "accuracy"
     marks = np.asarray(parts.train.labels[0])
-    assert parts.dev[0].score([np.eye(2)[np.maximum(marks, 0)]]) == {"accuracy": 0.5}
+    assert parts.dev[0].score(parts.dev[0].read([np.eye(2)[np.maximum(marks, 0)]])) == {"accuracy": 0.5}
 
     for content, message in (
         ('{"w": ["ship", ""], "t": ["NOUN", "VERB"]}', "the word is '' and its tag 'VERB', both must be set"),
@@ -337,7 +337,7 @@ def test_tables_of_the_users_own(tmp_path, pieces):
     ):
         (tmp_path / "dev.jsonl").write_text(content + "\n")
         with pytest.raises(UserError, match="dev.jsonl:1: " + message):
-            tag.load(tag_config(tmp_path), pieces)
+            tag.TASK.load(tag_config(tmp_path), pieces)
 
 
 def test_one_odd_tag_is_said_and_does_not_change_the_score(tmp_path, pieces):
@@ -352,4 +352,4 @@ def test_one_odd_tag_is_said_and_does_not_change_the_score(tmp_path, pieces):
     ):
         (tmp_path / "train.csv").write_text("s,w,t\n" + content)
         with pytest.raises(UserError, match=message):
-            tag.load(tag_config(tmp_path), pieces)
+            tag.TASK.load(tag_config(tmp_path), pieces)

@@ -19,7 +19,8 @@ from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.finetuning import classification, distillation, encoding, metrics
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.task import FineTuning
-from bertjax.inference import output_layers
+from bertjax.finetuning.tasks import classify
+from bertjax.inference import heads
 from bertjax.interop import huggingface, pretrained, resizing
 from bertjax.launch.validate import validate
 from bertjax.models.modernbert.config import ModernBertConfig
@@ -95,7 +96,7 @@ def test_what_truncation_loses_is_learnt_in_windows(late, checkpoint, tmp_path):
     accuracy = source.scores["accuracy"]
     cut, _, _ = encoding.encode_pairs(source.tokenizer, [row["text"] for row in dev], None, 16)
     assert accuracy > 0.9 and len({tuple(ids) for ids in cut}) == 1  # truncated, all texts are the same
-    found = list(classification.predict(source, [(row["text"],) for row in dev]))
+    found = list(classify.TASK.predict(source, [(row["text"],) for row in dev]))
     right = [each["label"] == row["topics"] for each, row in zip(found, dev)]
     assert len(found) == len(dev) and np.mean(right) == pytest.approx(accuracy) and "cut" not in found[0]
 
@@ -164,12 +165,12 @@ def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(teacher
 def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, checkpoint, tmp_path):
     """Padded and packed: those that the teacher gives each text, in the order of the data's labels."""
     config = config_for(untold, checkpoint, **{"distill.teacher": str(teacher), "packing": True})
-    finetuning_run.adopt(config, None)
-    dataset = finetuning_run.load_material(config, tmp_path, None).dataset
+    config, _ = finetuning_run.resolve(config, None)
+    dataset = finetuning_run.load_inputs(config, tmp_path, None).data
     train, logits = dataset.train, dataset.train.teacher_logits
     assert len(logits) == len(train) == 200
     source, rows = pretrained.read(teacher), rows_of(200, 2, list(LABELS))[:8]
-    predicted = classification.predict(source, [(row["text"],) for row in rows])
+    predicted = classify.TASK.predict(source, [(row["text"],) for row in rows])
     expected = [[each["probabilities"][label] for label in LABELS] for each in predicted]
     np.testing.assert_allclose([metrics.softmax(each) for each in logits[:8]], expected, rtol=1e-4, atol=1e-6)
     padded = train.batch(np.array([5, 0, -1]), 16)["teacher_logits"]
@@ -182,9 +183,9 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
         np.testing.assert_array_equal(batch["teacher_logits"][row, number], known[tuple(ids)])
     assert len(rows) == 16
     with pytest.raises(UserError, match=r"config.distill.teacher = .*: this task has no classes, numbers or tags"):
-        distillation._logits(config, dataclasses.replace(dataset, output_layer=output_layers.spans()), None)
+        distillation._teacher_targets(config, dataclasses.replace(dataset, head=heads.SpanHead()), None)
     # Another order of the labels: that of the data counts.
-    assert distillation._order(source, dataset.output_layer, LABELS[::-1], "") == [3, 2, 1, 0]
+    assert distillation._order(source, dataset.head, LABELS[::-1], "") == [3, 2, 1, 0]
 
 
 @pytest.mark.slow
@@ -193,8 +194,8 @@ def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(
 
     def logits(folder=untold, path=tmp_path / "teacher"):
         config = config_for(folder, checkpoint, **{"distill.teacher": str(path)})
-        finetuning_run.adopt(config, None)
-        return finetuning_run.load_material(config, tmp_path, None).dataset.train.teacher_logits
+        config, _ = finetuning_run.resolve(config, None)
+        return finetuning_run.load_inputs(config, tmp_path, None).data.train.teacher_logits
 
     first = logits()
     shutil.rmtree(tmp_path / "teacher")
@@ -208,14 +209,14 @@ def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(
 def test_a_student_begins_with_every_nth_layer_of_the_teacher(untold, two_layers, tmp_path):
     bert = pretrained.read(two_layers).params["bert"]
     config = config_for(untold, two_layers, keep_layers=1)
-    finetuning_run.adopt(config, None)
-    opened = finetuning_run.open_run(config, tmp_path, None)
-    params = opened.initialize(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0))))
+    config, _ = finetuning_run.resolve(config, None)
+    opened = finetuning_run.KIND.open(config, tmp_path, None)
+    params = opened.initial_params(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0))))
     kept = params["bert"]["encoder"]["layers"]["output"]["kernel"]
     assert len(kept) == 1 and np.array_equal(kept[0], bert["encoder"]["layers"]["output"]["kernel"][1])
     search = config_for(untold, two_layers, keep_layers=1, sweep="seed=0")
-    finetuning_run.adopt(search, None)
-    finetuning_run.adopt(search, None)  # of the search, and of its trial
+    search, _ = finetuning_run.resolve(search, None)
+    search, _ = finetuning_run.resolve(search, None)  # of the search, and of its trial
     assert search.model.num_hidden_layers == 1
     arrays = {"bert/encoder/layers/output/bias": np.arange(12), "bert/embeddings/norm/bias": np.arange(3)}
     for layers, kept in ((6, [1, 3, 5, 7, 9, 11]), (4, [2, 5, 8, 11]), (5, [1, 3, 6, 8, 11]), (12, list(range(12)))):
@@ -383,7 +384,7 @@ def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint,
     assert found.keys() == straight.keys() - updates.keys()
     change = found[f"{layer}/kernel"] - before[f"{layer}/kernel"]
     assert np.linalg.matrix_rank(change[0, :, 2].reshape(32, 32), tol=1e-5) == 3 and (change[:, :, 1] == 0).all()
-    found_labels = [each["labels"] for each in classification.predict(source, [(text,) for text, _ in dev])]
+    found_labels = [each["labels"] for each in classify.TASK.predict(source, [(text,) for text, _ in dev])]
     sides = [[[name in each for name in LABELS] for each in side] for side in ([x for _, x in dev], found_labels)]
     assert metrics.f1_of_labels(*sides) == pytest.approx(source.scores) and source.scores["micro_f1"] > 0.6
 
@@ -395,8 +396,8 @@ def test_devices_change_nothing_of_what_is_learnt(topics, checkpoint, tmp_path):
     def steps(*sizes):
         config = lora_config(topics[0], checkpoint, "all-linear")
         config.mesh.update(dict(zip(("data", "fsdp", "tensor"), sizes)))
-        finetuning_run.adopt(config, None)
-        dataset = finetuning_run.load_material(config, tmp_path, None).dataset
+        config, _ = finetuning_run.resolve(config, None)
+        dataset = finetuning_run.load_inputs(config, tmp_path, None).data
         task = FineTuning(config, make_mesh(config, jax.devices()[: math.prod(sizes)]), dataset)
         program = make_program(task, config, task.mesh)
         hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), task.mesh)

@@ -10,10 +10,11 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.experiments import load
-from bertjax.finetuning import encoding, metrics
+from bertjax.finetuning import encoding, metrics, question_windows, squad_files
 from bertjax.finetuning import run as finetuning_run
-from bertjax.finetuning.tasks import squad, squad_files
-from bertjax.finetuning.tasks.squad_files import Question
+from bertjax.finetuning.question_windows import WindowSizes
+from bertjax.finetuning.squad_files import Question
+from bertjax.finetuning.tasks import squad
 from bertjax.interop import pretrained
 from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece
 from bertjax.training.checkpoints.workdir import read_samples
@@ -23,7 +24,7 @@ from tests.finetuning.test_finetuning import quick, run
 from tests.text.test_tokenizer import SIZE, learn
 
 WORDS = [word for words in TOPICS.values() for word in words]
-SIZES = dict(max_seq_length=24, doc_stride=7, max_query_length=5)
+SIZES = WindowSizes(max_seq_length=24, doc_stride=7, max_query_length=5)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def random_questions(count, seed=0):
 
 def test_every_label_is_the_answer_in_the_text(pieces):
     questions = random_questions(300)
-    examples, windows, cut, exact, apart = squad.encode(questions, pieces, **SIZES, with_labels=True)
+    examples, windows, cut, exact, apart = question_windows.encode(questions, pieces, SIZES, with_labels=True)
     assert cut == sum(len(pieces.encode(q.text).ids) > 5 for q in questions) > 0
     found = set()
     for ids, (first, last), window in zip(examples.input_ids, examples.labels, windows):
@@ -63,7 +64,7 @@ def test_every_label_is_the_answer_in_the_text(pieces):
     assert len(missing) == apart < 30 and exact == 300
     assert all(len(pieces.encode(q.answers[0]).ids) > 24 - 3 - 5 - 7 for q in missing)
     inside = Question("q", "ship?", "the anchor ship", ("nchor",), (5,))
-    encoded = squad.encode([inside], pieces, **SIZES, with_labels=True)
+    encoded = question_windows.encode([inside], pieces, SIZES, with_labels=True)
     assert encoded.exact == 0 and encoded.notes([inside], 5) == (
         "1 training questions, 1 with an answer, in 1 windows",
         "1 answers start or end within a token; training uses the whole token",
@@ -77,7 +78,7 @@ def test_windows_cover_every_token_and_each_is_best_once(pieces):
         for start in starts:
             covered[start : start + 16] += 1
         assert covered.min() >= 1 and (np.diff(starts) == 7).all()
-        best = squad.best_windows(tokens, starts, 16)
+        best = question_windows.best_windows(tokens, starts, 16)
         for position, which in enumerate(best):
             start = starts[which]
             assert start <= position < start + 16
@@ -88,14 +89,14 @@ def test_windows_cover_every_token_and_each_is_best_once(pieces):
 def test_the_best_answer_is_found_again(pieces):
     """Logits that point at the gold answer give its text; those that point at [CLS] say that there is none."""
     questions = random_questions(40, seed=1)
-    examples, windows, *_ = squad.encode(questions, pieces, **SIZES, with_labels=True)
+    examples, windows, *_ = question_windows.encode(questions, pieces, SIZES, with_labels=True)
     logits = []
     for ids, (first, last), window in zip(examples.input_ids, examples.labels, windows):
         scores = np.zeros((len(ids), 2))
         if first and window.is_best[first - window.first]:
             scores[first, 0] = scores[last, 1] = 9
         logits.append(scores)
-    found = squad.answers(questions, windows, logits)
+    found = question_windows.answers(questions, windows, logits)
     texts = {name: best[0]["text"] for name, (best, _) in found.items()}
     scores = metrics.squad_scores({q.name: q.answers for q in questions}, texts)
     assert scores["exact_match"] > 90
@@ -105,7 +106,7 @@ def test_the_best_answer_is_found_again(pieces):
     first = found["q0"]
     for scores in logits:
         scores[0] = 20
-    assert squad.answers(questions, windows, logits)["q0"][1] == pytest.approx(first[1] + 40)
+    assert question_windows.answers(questions, windows, logits)["q0"][1] == pytest.approx(first[1] + 40)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -120,11 +121,11 @@ def test_an_answer_has_whole_characters_and_no_space_around_it(kind, lowercase):
         else learn(kind, [*make_corpus(60).split("\n"), *[context] * 9], SIZE[kind] + 10, lowercase)
     )
     asked = [Question(text, "which?", context, (text,), (context.index(text),)) for text in answers]
-    encoded = squad.encode(asked, made, 384, 128, 64, with_labels=True)
+    encoded = question_windows.encode(asked, made, WindowSizes(384, 128, 64), with_labels=True)
     logits = [np.zeros((len(ids), 2)) for ids in encoded.examples.input_ids]
     for scores, (first, last) in zip(logits, encoded.examples.labels):
         scores[first, 0] = scores[last, 1] = 9
-    found = squad.answers(asked, encoded.windows, logits)
+    found = question_windows.answers(asked, encoded.windows, logits)
     for text, (best, _) in found.items():
         assert best[0]["text"] == text and context[best[0]["start"] : best[0]["end"]] == text
         assert all(answer["text"] == answer["text"].strip() != "" for answer in best)
@@ -134,21 +135,21 @@ def test_an_answer_has_whole_characters_and_no_space_around_it(kind, lowercase):
 @pytest.mark.parametrize("context", ["", "\u200b", " ".join(["ship"] * 100)])
 def test_where_nothing_can_be_an_answer(pieces, context):
     """No token to read; or the likely starts all lie behind the likely ends, as in a run that has learnt nothing."""
-    question = squad.Question("q", "ship", context)
-    encoded = squad.encode([question], pieces, 384, 128, 64, with_labels=False)
+    question = Question("q", "ship", context)
+    encoded = question_windows.encode([question], pieces, WindowSizes(384, 128, 64), with_labels=False)
     (ids,) = encoded.examples.input_ids
     logits = np.stack([np.arange(len(ids)), -np.arange(len(ids))], 1).astype(np.float32)
-    best, null = squad.answers([question], encoded.windows, [logits])["q"]
+    best, null = question_windows.answers([question], encoded.windows, [logits])["q"]
     assert best == [] and json.loads(json.dumps(null, allow_nan=False)) > 1e30
 
 
 def test_an_answer_is_neither_too_long_nor_backwards_nor_in_the_question():
     offsets = np.array([[i, i + 1] for i in range(50)])
-    window = squad.Window(0, 3, 0, offsets, np.ones(50, bool))
+    window = question_windows.Window(0, 3, 0, offsets, np.ones(50, bool))
     rng = np.random.default_rng(0)
     for _ in range(20):
-        for score, start, end in squad._spans(window, rng.normal(size=(54, 2))):
-            assert 0 <= start < end <= start + squad.MAX_ANSWER_TOKENS and np.isfinite(score)
+        for score, start, end in question_windows._spans(window, rng.normal(size=(54, 2))):
+            assert 0 <= start < end <= start + question_windows.MAX_ANSWER_TOKENS and np.isfinite(score)
 
 
 def squad_file(questions, version):
@@ -183,7 +184,7 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     # The tuned threshold is that of the checkpoint, and decides.
     assert source.decided == {"null_threshold": scores["eval/null_threshold"]}
     texts = [(q.text, q.context) for q in questions]
-    found = list(squad.predict(dataclasses.replace(source, decided={}), texts))
+    found = list(squad.TASK.predict(dataclasses.replace(source, decided={}), texts))
     # Prediction encodes as evaluation did, the long question as well.
     for question, answer in zip(questions, found):
         first = best[question.name][0]
@@ -193,15 +194,15 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
         assert answer["null_odds"] == pytest.approx(odds[question.name], abs=1e-4)
     middle = float(np.median([answer["null_odds"] for answer in found]))
     decided = dataclasses.replace(source, decided={"null_threshold": middle})
-    for before, answer in zip(found, squad.predict(decided, texts)):
+    for before, answer in zip(found, squad.TASK.predict(decided, texts)):
         assert answer["answer"] == ("" if before["null_odds"] > middle else before["answer"])
-    content, note = squad.submission(source, str(tmp_path / "dev-v2.0.json"))
+    content, note = squad.TASK.submission(source, str(tmp_path / "dev-v2.0.json"))
     assert json.loads(content) == predictions and note.startswith("20 answers")
     # Scored again without training, the dev set has the same scores; the threshold is not tuned again.
-    again = finetuning_run.score(source, *squad.labelled(source, str(tmp_path / "dev-v2.0.json")))
+    again = finetuning_run.score(source, squad.TASK.read_labelled(source, str(tmp_path / "dev-v2.0.json")))
     assert again.scores == pytest.approx({name: scores[f"eval/{name}"] for name in again.scores})
     silent = dataclasses.replace(source, decided={"null_threshold": -1e9})
-    none = finetuning_run.score(silent, *squad.labelled(silent, str(tmp_path / "dev-v2.0.json")))
+    none = finetuning_run.score(silent, squad.TASK.read_labelled(silent, str(tmp_path / "dev-v2.0.json")))
     assert none.scores["no_answer_f1"] == 1
 
 
@@ -235,9 +236,9 @@ def test_answers_that_are_not_at_their_place_stop_or_are_left_out(pieces, tmp_pa
     with pytest.raises(
         UserError, match=said + r"there, '.*' is not at character \d+\); mend them, or .*on_bad_answer=skip"
     ):
-        squad.load(config, pieces)
+        squad.TASK.load(config, pieces)
     config.data.on_bad_answer = "skip"
-    dataset = squad.load(config, pieces)
+    dataset = squad.TASK.load(config, pieces)
     assert dataset.notes[0].endswith("q14 and 1 more; left out")
     assert dataset.notes[1].startswith("2 dev questions") and dataset.notes[1].endswith("q2, q5; scored all the same")
     assert dataset.notes[2].startswith("14 training questions, 14 with an answer")
@@ -247,4 +248,4 @@ def test_answers_that_are_not_at_their_place_stop_or_are_left_out(pieces, tmp_pa
     assert split.decide(found) == {} and split.score(found).keys() == {"f1", "exact_match"}  # no threshold in v1.1
     config.data.on_bad_answer = "ignore"
     with pytest.raises(UserError, match=r"config.data.on_bad_answer = 'ignore': choose one of stop, skip"):
-        squad.validate(config)
+        squad.TASK.validate(config)

@@ -42,7 +42,7 @@ def test_a_tiny_run_learns_to_choose(checkpoint, tmp_path):
     source = pretrained.read(tmp_path / "hf")
     assert source.architecture == "BertForMultipleChoice"
     texts = [(row["sent1"], *(f"{row['sent2']} {row[name]}" for name in swag.ENDINGS)) for row in rows]
-    results = list(swag.predict(source, texts))
+    results = list(swag.TASK.predict(source, texts))
     right = [result["choice"] == row["label"] for result, row in zip(results, rows)]
     assert sum(right) / len(right) == pytest.approx(accuracy)
     assert all(sum(result["probabilities"]) == pytest.approx(1) for result in results)
@@ -52,10 +52,10 @@ def test_mistakes(checkpoint, tmp_path):
     write(tmp_path / "train.csv", 3, 0, label="4")
     source = pretrained.read(checkpoint)
     with pytest.raises(UserError, match=r"train.csv:2: unknown label '4'; expected one of 0, 1, 2, 3"):
-        swag.load(config_for(tmp_path, checkpoint), source.tokenizer)
+        swag.TASK.load(config_for(tmp_path, checkpoint), source.tokenizer)
     (tmp_path / "train.csv").write_text("sent1,label\nship,1\n")
     with pytest.raises(UserError, match=r"train.csv:2: no column 'sent2'; there are sent1, label"):
-        swag.load(config_for(tmp_path, checkpoint), source.tokenizer)
+        swag.TASK.load(config_for(tmp_path, checkpoint), source.tokenizer)
     (tmp_path / "train.csv").unlink()
     with pytest.raises(UserError, match=r"no train.csv in it"):
-        swag.load(config_for(tmp_path, checkpoint), source.tokenizer)
+        swag.TASK.load(config_for(tmp_path, checkpoint), source.tokenizer)

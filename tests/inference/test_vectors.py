@@ -11,6 +11,7 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.inference import vectors
 from bertjax.inference.hidden_states import extract
+from bertjax.inference.vectors import PooledStatesEmbedder
 from bertjax.interop import conversion, pretrained
 from bertjax.models.bert.model import BertModel
 from tests.conftest import TOPICS
@@ -36,7 +37,7 @@ def source(checkpoint):
 
 @pytest.fixture(scope="module")
 def compiled(source):
-    return vectors.pooled(source, "last", "mean")
+    return PooledStatesEmbedder(source, "last", "mean")
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def make(compiled, monkeypatch):
 
 @pytest.mark.parametrize("pool", ["mean", slow_case("cls"), "last"])
 def test_vectors_are_pooled_hidden_states(source, pool):
-    found, cut = vectors.pooled(source, "sum_all", pool)(TEXTS)
+    found, cut = PooledStatesEmbedder(source, "sum_all", pool)(TEXTS)
     model, params = BertModel(source.config), source.params["bert"]
     states = extract(model, params, source.tokenizer, TEXTS, "sum_all")
     pooled = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1]}[pool]
@@ -146,9 +147,13 @@ def changed(source):
 
 
 OTHERS = {
-    "layers": (lambda source: vectors.pooled(source, "embeddings", "mean"), TEXTS, "another --layers"),
-    "pool": (lambda source: vectors.pooled(source, "last", "cls"), TEXTS, "another --pool"),
-    "checkpoint": (lambda source: vectors.pooled(changed(source), "last", "mean"), TEXTS, "another --checkpoint"),
+    "layers": (lambda source: PooledStatesEmbedder(source, "embeddings", "mean"), TEXTS, "another --layers"),
+    "pool": (lambda source: PooledStatesEmbedder(source, "last", "cls"), TEXTS, "another --pool"),
+    "checkpoint": (
+        lambda source: PooledStatesEmbedder(changed(source), "last", "mean"),
+        TEXTS,
+        "another --checkpoint",
+    ),
     "texts": (None, ["x", *TEXTS[1:]], "other texts"),
     "fewer texts": (None, TEXTS[:9], "other texts"),
     "no texts": (None, [], "other texts"),

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from bertjax.data.loading.examples import Examples
-from bertjax.embedding.datasets import EncodedTexts, TextSet
-from bertjax.embedding.evaluators import judged
+from bertjax.embedding.datasets import EncodedTexts
+from bertjax.embedding.evaluators import make_split
+from bertjax.embedding.forms import TextSet
 from bertjax.embedding.retrieval import Search
 
 evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
@@ -43,8 +44,8 @@ def made(count: int, has_ties: bool, width: int = 16) -> np.ndarray:
 
 
 def ours(found, numbers, vectors, widths=(), similarity="cosine"):
-    split, metric = judged(found, EncodedTexts(Examples([], []), numbers), widths, similarity=similarity)
-    return split.score(list(vectors)), split.decide(list(vectors)), metric
+    split = make_split(found, EncodedTexts(Examples([], []), numbers), widths, similarity=similarity)
+    return split.score(vectors), split.decide(vectors), split.metric
 
 
 def assert_same(scores, evaluator, given, vectors, names, tolerance=1e-9, similarity="cosine"):

@@ -19,8 +19,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.model_config import Compute
 from bertjax.data.records import layouts
-from bertjax.finetuning import classification
-from bertjax.finetuning.tasks import ner
+from bertjax.finetuning.tasks import classify, ner
 from bertjax.inference import fill_mask
 from bertjax.interop import conversion, huggingface, initialization, pretrained, tf1
 from bertjax.models.bert.huggingface import FORMAT, huggingface_name, is_transposed
@@ -468,7 +467,7 @@ def test_labels_that_are_not_the_classifiers_are_refused_where_they_are_needed(g
     edit(tmp_path / "a" / "config.json", id2label={"0": "x", "1": "y"})
     source = pretrained.read(tmp_path / "a")
     with pytest.raises(UserError, match="names 2 labels, but its classifier has 3 rows"):
-        list(classification.predict(source, [("ship",)]))
+        list(classify.TASK.predict(source, [("ship",)]))
     conversion.convert(tmp_path / "a", tmp_path / "b", "huggingface", "BertModel")
     with pytest.raises(UserError, match="names 2 labels, but its classifier has 3 rows"):
         conversion.convert(tmp_path / "a", tmp_path / "c", "huggingface")
@@ -478,7 +477,7 @@ def test_nothing_is_predicted_from_outputs_that_are_no_numbers(golden):
     """Whatever predicts: classes, words."""
     head = {"dense": {"kernel": np.full((32, 3), np.nan, np.float32), "bias": np.zeros(3, np.float32)}}
     source = dataclasses.replace(golden, params=golden.params | {"classifier": head})
-    for predict, texts in ((classification.predict, [("ship",)]), (ner.predict, [("ship sails",)])):
+    for predict, texts in ((classify.TASK.predict, [("ship",)]), (ner.TASK.predict, [("ship sails",)])):
         with pytest.raises(UserError, match="the checkpoint's outputs are NaN"):
             list(predict(source, texts))
     params = jax.tree.map(lambda x: x * np.float32(np.nan), golden.params)

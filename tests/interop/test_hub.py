@@ -135,7 +135,7 @@ def test_it_stands_wherever_a_path_does(monkeypatch):
     assert bertjax.load("hub:org/bert@v1").path == str(GOLDEN)
     config = experiments.load("classify")
     config.init_checkpoint, config.max_seq_length = "hub:org/bert@v1", 16
-    finetuning_run.adopt(config, None, with_data=False)
+    config, _ = finetuning_run.resolve(config, None, with_data=False)
     assert config.model.intermediate_size == 48
 
 

@@ -13,10 +13,11 @@ from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.model_config import BertConfig
 from bertjax.data.loading.examples import Examples
 from bertjax.distributed.mesh import put_batch
-from bertjax.finetuning import classification
-from bertjax.finetuning.task import Dataset, FineTuning
-from bertjax.inference import output_layers
+from bertjax.finetuning.task import FineTuning
+from bertjax.finetuning.tasks import classify
+from bertjax.inference import heads
 from bertjax.inference.generation import Sampling, generate
+from bertjax.inference.task import TaskData
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.models import families
 from bertjax.models.bert.huggingface import huggingface_name, is_transposed
@@ -157,7 +158,7 @@ def test_labels_that_do_not_exclude_each_other_have_their_probabilities(tmp_path
     use = transformers.pipeline("text-classification", model=str(tmp_path / "ours"), top_k=None)
     expected = [{answer["label"]: answer["score"] for answer in theirs} for theirs in use(texts)]
     for name in ("theirs", "bertjax", "ours"):
-        found = classification.predict(pretrained.read(tmp_path / name), [(text,) for text in texts])
+        found = classify.TASK.predict(pretrained.read(tmp_path / name), [(text,) for text in texts])
         for ours, scores in zip(found, expected, strict=True):
             assert ours["probabilities"] == pytest.approx(scores, abs=1e-4)
             assert set(ours["labels"]) == {name for name, score in scores.items() if score > 0.5}
@@ -223,14 +224,20 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, head, tmp_path):
     config.optimizer.update(learning_rate=1e-3, weight_decay=10.0, max_grad_norm=0.05)
     config.model.update(dataclasses.asdict(TINY))
     labels = () if kind in ("regression", "spans") else ("a", "b", "c")
-    output_layer = getattr(output_layers, kind)(*[3] * bool(labels))
+    head_class = {
+        "classification": heads.ClassificationHead,
+        "multi_label": heads.MultiLabelHead,
+        "tagging": heads.TaggingHead,
+        "spans": heads.SpanHead,
+    }
+    task_head = head_class.get(kind, heads.RegressionHead)(*[3] * bool(labels))
     examples = random_examples(kind)
-    task = FineTuning(config, one_device_mesh(config), Dataset(output_layer, labels, examples, (), ""))
+    task = FineTuning(config, one_device_mesh(config), TaskData(task_head, labels, examples, (), ""))
     program = make_program(task, config, task.mesh)
     state = program.init(jax.random.key(0))
-    given = TINY, jax.device_get(state.params), None, output_layer.architecture
-    huggingface.write(tmp_path, *given, metadata=huggingface.Metadata(labels, output_layer.problem_type))
-    loader = getattr(transformers, output_layer.architecture.replace("BertFor", "AutoModelFor"))
+    given = TINY, jax.device_get(state.params), None, task_head.architecture
+    huggingface.write(tmp_path, *given, metadata=huggingface.Metadata(labels, task_head.problem_type))
+    loader = getattr(transformers, task_head.architecture.replace("BertFor", "AutoModelFor"))
     model = loader.from_pretrained(tmp_path, attn_implementation="eager").train()
     first = {name: x.detach().clone() for name, x in model.named_parameters()}
     is_decayed = {name: not name.endswith("bias") and "LayerNorm" not in name for name in first}

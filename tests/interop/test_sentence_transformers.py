@@ -18,6 +18,7 @@ from bertjax.config import experiments
 from bertjax.config.model_config import BertConfig
 from bertjax.data.corpus import python_docs
 from bertjax.embedding import task as embed
+from bertjax.embedding.head import PromptedEmbedder
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning import sweep
 from bertjax.finetuning.task import _init
@@ -98,7 +99,7 @@ def library(folder):
 
 def vectors_by(folder, prompt=None):
     source = dataclasses.replace(pretrained.read(folder), dtype="float32")
-    found, cut = embed.vectors_of(source, prompt)(TEXTS)
+    found, cut = PromptedEmbedder(source, prompt)(TEXTS)
     assert cut[-1] and not cut[1]
     return found
 
@@ -112,7 +113,7 @@ def test_vectors_are_those_of_the_library(converted):
     np.testing.assert_allclose(vectors_by(folder, "a "), theirs.encode(TEXTS, prompt="a "), atol=1e-5)
     np.testing.assert_array_equal(found, vectors_by(run))
     cut = theirs.encode(TEXTS, truncate_dim=5, normalize_embeddings=pretrained.read(run).head["normalize"])
-    np.testing.assert_allclose(embed.vectors_of(pretrained.read(folder), width=5).finish(found), cut, atol=1e-5)
+    np.testing.assert_allclose(PromptedEmbedder(pretrained.read(folder), width=5).finish(found), cut, atol=1e-5)
 
 
 def test_a_folder_comes_back_with_every_byte(converted, tmp_path):
@@ -278,10 +279,10 @@ def test_settings_of_a_folder_are_obeyed_and_kept(of_bert, tmp_path, capsys):
         assert getattr(again, name) == getattr(theirs, name), name
     np.testing.assert_allclose(again.encode(TEXTS), theirs.encode(TEXTS), atol=1e-6)
     with pytest.raises(UserError, match="similarity_fn_name 'dot' is not supported in training"):
-        embed.adopt(config_from(folder, "x"), model.source.settings)
+        embed.TASK.adopt(config_from(folder, "x"), model.source.settings)
     edit(folder / SETTINGS, similarity_fn_name="cosine")
     config = config_from(folder, "x")
-    assert "head.truncate_dim = 5" in embed.adopt(config, pretrained.read(folder).settings)
+    assert "head.truncate_dim = 5" in embed.TASK.adopt(config, pretrained.read(folder).settings)
     assert config.head.truncate_dim == 5
 
 
@@ -409,30 +410,32 @@ def data(tmp_path_factory):
 
 
 def begun_from(config, workdir):
-    """Adopts what the checkpoint of a config has; returns the run's first params."""
-    finetuning_run.adopt(config, None)
-    begun = finetuning_run.open_run(config, workdir, None)
-    return begun.initialize(nn.meta.unbox(_init(begun.task.loss.model, jax.random.key(0))))
+    """Returns the resolved config of a run from the checkpoint of a config, its initial params, and the decisions."""
+    config, decisions = finetuning_run.resolve(config, None)
+    begun = finetuning_run.KIND.open(config, workdir, None)
+    params = begun.initial_params(nn.meta.unbox(_init(begun.task.loss.model, jax.random.key(0))))
+    return config, params, decisions
 
 
 def test_fine_tuning_begins_with_a_folder_unless_the_config_says_otherwise(of_bert, data, tmp_path, capsys):
     config = config_from(of_bert, data)
-    params, out = begun_from(config, tmp_path / "first"), capsys.readouterr().out
-    assert f"from {of_bert}: head.dense = 12, head.dense_act = 'tanh', data.query_prompt = 'the judge: ', " in out
+    config, params, (decision,) = begun_from(config, tmp_path / "first")
+    fields = "head.dense = 12, head.dense_act = 'tanh', data.query_prompt = 'the judge: ', "
+    assert decision.startswith(f"from {of_bert}: {fields}")
     assert (config.max_seq_length, config.head.dense, config.data.document_prompt) == (24, 12, "a court ")
-    assert "19 of 19 arrays loaded" in out
+    assert "19 of 19 arrays loaded" in capsys.readouterr().out
     theirs = pretrained.read(of_bert).params["projection"]
     assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(params["projection"]), theirs))
 
     config = config_from(of_bert, data, max_seq_length=16)
     config.head.update(pooling="cls", dense=8)
-    params = begun_from(config, tmp_path / "second")
+    config, params, _ = begun_from(config, tmp_path / "second")
     assert (config.max_seq_length, config.head.pooling, config.head.dense) == (16, "cls", 8)
     assert "not used: projection/bias, projection/kernel" in capsys.readouterr().out
     assert params["projection"]["kernel"].shape == (32, 8)
 
     config = config_from(GOLDEN, data, max_seq_length=16)  # has an encoder only
-    finetuning_run.adopt(config, None)
+    config, _ = finetuning_run.resolve(config, None)
     assert config.head.dense == 0 and config.max_seq_length == 16
 
 
@@ -458,7 +461,7 @@ def test_a_search_tries_what_a_folder_has_not(of_bert, data, tmp_path, monkeypat
     """A setting that is the default is no reason to take the folder's."""
 
     def run_one(kind, trial, *_, **more):
-        kind.adopt(trial, None)
+        trial, _ = kind.resolve(trial, None)
         assert trial.head.dense_act == "none" and trial.head.dense == 12
         raise KeyboardInterrupt
 
@@ -479,7 +482,7 @@ def test_real_weights_and_their_tokenizer():
     source, lines = pretrained.read(folder), [line for each in python_docs.read_documents() for line in each.lines]
     texts = [*TEXTS, "Café, naïve, 中文 and 😀!", "word " * 150, *lines[:3000:500]]
     assert source.config.hidden_act == "gelu" and source.max_seq_length == 256
-    np.testing.assert_allclose(embed.vectors_of(source)(texts)[0], library(folder).encode(texts), atol=1e-5)
+    np.testing.assert_allclose(PromptedEmbedder(source)(texts)[0], library(folder).encode(texts), atol=1e-5)
     theirs = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
     expected = theirs(lines[:3000] + HARD, return_offsets_mapping=True, split_special_tokens=True)
     found = [source.tokenizer.encode(line) for line in lines[:3000] + HARD]

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from bertjax.finetuning.tasks import ner, squad
+from bertjax.finetuning import conll, question_windows, word_encoding
 from bertjax.inference import bits_per_byte, likelihood
 from bertjax.inference.fill_mask import fill_masks
 from bertjax.interop import hf_tokenizer, huggingface
@@ -32,8 +32,8 @@ def pieces():
 
 def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
     questions = random_questions(60)
-    sizes = dict(max_seq_length=60, doc_stride=20, max_query_length=12)
-    examples, windows, *_ = squad.encode(questions, pieces, **sizes, with_labels=True)
+    sizes = question_windows.WindowSizes(max_seq_length=60, doc_stride=20, max_query_length=12)
+    examples, windows, *_ = question_windows.encode(questions, pieces, sizes, with_labels=True)
     found = 0
     for ids, types, (first, last), window in zip(examples.input_ids, examples.token_types, examples.labels, windows):
         assert ids[-1] == pieces.cls_id and window.none == len(ids) - 1 and types[-1] == 2
@@ -45,11 +45,11 @@ def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
     assert found > 30
     null = np.zeros((len(windows[0].offsets) + windows[0].first + 2, 2))
     null[windows[0].none] = 3.0
-    ((_, odds),) = squad.answers(questions[:1], windows[:1], [null]).values()
+    ((_, odds),) = question_windows.answers(questions[:1], windows[:1], [null]).values()
     assert odds == 6.0  # those of "no answer", at <cls>
 
-    sentences = [ner.Sentence(("ship", "saw"), ("B-SHIP", "O"), 0)]
-    tagged = ner.encode(sentences, ["O", "B-SHIP"], pieces, 32, with_context=False)
+    sentences = [conll.Sentence(("ship", "saw"), ("B-SHIP", "O"), 0)]
+    tagged = word_encoding.encode(sentences, ["O", "B-SHIP"], pieces, 32, with_context=False)
     assert tagged.labels[0][0] == 1 and tagged.labels[0][-2:].tolist() == [-1, -1]
     assert tagged.token_types[0].tolist() == [0] * (len(tagged.input_ids[0]) - 1) + [2]
 

@@ -428,7 +428,7 @@ def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
         config.model = families.model_fields("bert")
         config.init_checkpoint, config.adapt.model = str(disentangled[0]), True
         validate(config)
-        pretraining_run.KIND.adopt(config, None)
+        config, _ = pretraining_run.KIND.resolve(config, None)
         return config
 
     assert adapting(0.5).model.num_attention_heads == 2  # 12 by default

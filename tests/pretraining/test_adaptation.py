@@ -114,9 +114,9 @@ def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
 @pytest.mark.parametrize("how", ["repeat", "interpolate"])
 def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp_path):
     config = adapting(checkpoint, corpus_file, **{"adapt.positions_from": how, "eval.bits_windows": 0})
-    pretraining_run.KIND.adopt(config, None)
+    config, _ = pretraining_run.KIND.resolve(config, None)
     opened = pretraining_run.KIND.open(config, tmp_path, None)
-    new = jax.device_get(opened.initialize(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0)))))
+    new = jax.device_get(opened.initial_params(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0)))))
     before = pretrained.read(checkpoint)
     ids = np.random.default_rng(0).integers(0, before.tokenizer.vocab_size, (2, 40))
     inputs = (ids, np.ones_like(ids), np.zeros_like(ids), np.tile(np.arange(40), (2, 1)))
@@ -176,7 +176,7 @@ def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint,
         flags = [*flags, f"--config.data.corpus={corpus_file}", f"--config.init_checkpoint={source}"]
         config, _ = from_arguments(["--config=adapt", "--config.adapt.positions=9000", *flags])
         validate(config)
-        init_checkpoint.adopt_checkpoint(config)
+        config, _ = init_checkpoint.resolve_checkpoint(config)
         return families.config_of(config_in(config, stages_of(config)[0]))
 
     before = pretrained.read_config(modern)

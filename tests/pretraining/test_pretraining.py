@@ -22,7 +22,7 @@ from bertjax.data.loading.examples import Examples, packed_evaluation
 from bertjax.data.preprocessing import preparation
 from bertjax.data.records.record_sets import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch
-from bertjax.inference import fill_mask, output_layers
+from bertjax.inference import fill_mask, heads, predictor
 from bertjax.launch.validate import validate
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.pretraining import compute_choice
@@ -481,34 +481,34 @@ def examples_of(kind, count=20, seed=0):
     return Examples(ids, types, labels, choices, per_token=kind == "tagging")
 
 
-OUTPUT_LAYERS = {
-    "classification": output_layers.classification(4),
-    "regression": output_layers.regression(),
-    "multi_label": output_layers.multi_label(4),
-    "choice": output_layers.choice(),
-    "tagging": output_layers.tagging(4),
-    "spans": output_layers.spans(),
+HEADS = {
+    "classification": heads.ClassificationHead(4),
+    "regression": heads.RegressionHead(),
+    "multi_label": heads.MultiLabelHead(4),
+    "choice": heads.ChoiceHead(),
+    "tagging": heads.TaggingHead(4),
+    "spans": heads.SpanHead(),
 }
 
 
-@pytest.fixture(scope="module", params=["choice", *map(slow_case, sorted(OUTPUT_LAYERS.keys() - {"choice"}))])
+@pytest.fixture(scope="module", params=["choice", *map(slow_case, sorted(HEADS.keys() - {"choice"}))])
 def fine_tuning(request):
-    output_layer, examples = OUTPUT_LAYERS[request.param], examples_of(request.param)
-    model = output_layer.make_model(BERT)
+    head, examples = HEADS[request.param], examples_of(request.param)
+    model = head.make_model(BERT)
     ids = np.zeros((1, 8), np.int32)
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(1), ids, ids, ids)["params"])
     params = jax.tree.map(lambda x: x + 0.1 * np.random.default_rng(x.size).normal(size=x.shape).astype("f4"), params)
 
-    return output_layer, model, params, examples
+    return head, model, params, examples
 
 
 def test_loss_of_each_task_is_that_of_padded_examples(fine_tuning):
     """And so no example sees another one."""
-    output_layer, model, params, examples = fine_tuning
+    head, model, params, examples = fine_tuning
 
     @jax.jit
     def compute(batch):
-        losses, correct = output_layer.loss(output_layers.apply(model, output_layer.pooled, params, batch), batch)
+        losses, correct = head.loss(None)(predictor.apply(model, head.pooled, params, batch), batch)
         weights = batch["weights"] / batch["weights"].sum()
         return (weights * losses).sum(), (weights * correct).sum()
 
@@ -519,11 +519,11 @@ def test_loss_of_each_task_is_that_of_padded_examples(fine_tuning):
 
 def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning):
     """The packed ones on four devices, the padded ones on one."""
-    output_layer, model, params, examples = fine_tuning
+    head, model, params, examples = fine_tuning
 
     def predicted(devices, packs):
         mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), ("data", "fsdp", "tensor"))
-        return output_layers.Predictor(model, output_layer.pooled, mesh, 8, packs)(params, examples)
+        return predictor.Predictor(model, head.pooled, mesh, 8, packs)(params, examples)
 
     packed, padded = predicted(4, True), predicted(1, False)
     assert len(packed) == len(padded) == len(examples)

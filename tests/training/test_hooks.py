@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from bertjax.common.errors import UserError
+from bertjax.config.resolved import Resolution, ResolvedConfig
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo
 from bertjax.training.hooks import Hook, register
@@ -98,21 +99,32 @@ def test_a_hook_requests_checkpoints_evaluations_and_the_end(run, tmp_path):
     assert int(trained.state.step) == 10 and task.evaluated == [10]
 
 
+class ToyRun(Run):
+    def initial_params(self, params):
+        return params
+
+    def report(self, trained):
+        return "trained"
+
+    def reopen(self, config):
+        raise NotImplementedError
+
+
 class ToyKind(RunKind):
     planning, changes_of_data = None, None
 
     def identity(self, config):
         return ()
 
-    def adopt(self, config, info):
-        pass
+    def resolve(self, config, info):
+        return Resolution(ResolvedConfig.copy_of(config))
 
     def total_steps(self, config, info):
         return Toy.total_steps
 
     def open(self, config, workdir, info):
         task = Toy(config)
-        return Run(config, task.mesh, task, RunInfo(config), None, None, [], lambda trained: "trained", None)
+        return ToyRun(config, task.mesh, task, RunInfo(config), None, [])
 
 
 def test_the_report_names_the_step_at_which_a_hook_has_ended_the_run(toy_program, tmp_path):  # noqa: F811

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
+from bertjax.config.resolved import Resolution, ResolvedConfig
 from bertjax.distributed.mesh import make_mesh
 from bertjax.finetuning import run as finetuning_run
 from bertjax.launch.start import launch
@@ -38,18 +39,19 @@ def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyTyp
         raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(run_module, "train", train)
-    functions = dict(initialize=None, report=lambda trained: "", reopen=lambda config: None)
-    info, task = RunInfo(config), running(config, chosen)
-    opened = Run(config, make_mesh(config), task, info, tokenizer=None, notes=[], **functions)
+
+    class OpenedRun(Run):
+        initial_params = report = reopen = None
 
     class Opened(RunKind):
         planning = identity = total_steps = changes_of_data = None
 
-        def adopt(self, config, info):
-            pass
+        def resolve(self, config, info):
+            return Resolution(ResolvedConfig.copy_of(config))
 
         def open(self, config, workdir, info):
-            return opened
+            task = running(config, chosen)
+            return OpenedRun(config, make_mesh(config), task, RunInfo(config), tokenizer=None, notes=[])
 
     run(Opened(), config, tmp_path)
 

@@ -1,60 +1,98 @@
 """Classification or regression of the user's own texts or pairs of texts, from CSV, TSV or JSON lines."""
 
-import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.config.limits import require
 from bertjax.config.lists import split_at_commas
 from bertjax.data.corpus import holdout
 from bertjax.data.corpus.tables import Row, find_table, read_table
-from bertjax.finetuning import classification, targets
-from bertjax.finetuning.classification import Columns, Table
-from bertjax.finetuning.targets import Labels, Number, Target
-from bertjax.finetuning.task import Dataset, FineTuningTask, Split
-from bertjax.inference.output_layers import OutputLayer
+from bertjax.finetuning import classification, label_cells
+from bertjax.finetuning.classification import ClassificationTask, Columns, LabelledTexts, Table
+from bertjax.finetuning.labels import ClassLabel, LabelType, MultiLabel, NumberLabel, label_type_of
+from bertjax.inference.task import TaskData
 from bertjax.interop.pretrained import Pretrained
 from bertjax.text.tokenizer import Tokenizer
 
 
-def load(config, tokenizer: Tokenizer) -> Dataset:
-    """Loads the tables; the labels are the sorted training labels, or the columns that `data.label` names.
+class Classify(ClassificationTask):
+    """Classification or regression of the user's own texts or pairs of texts."""
 
-    Raises `UserError` for missing or invalid files.
-    """
-    columns, data, notes = columns_of(config), config.data, []
-    if holdout.is_one_file(data.path):
-        rows, _ = read_table(data.path)
-        target = _target(data, rows)
-        train, dev, note = _divided(rows, target, data)
-        notes.append(note)
-    else:
-        train, dev = (read_table(find_table(data.path, name))[0] for name in ("train", "dev"))
-        target = _target(data, train)
-    return classification.dataset(
-        Table(train, columns),
-        [Table(dev, columns)],
-        target,
-        tokenizer,
-        config.max_seq_length,
-        notes,
-        windows=classification.windows_of(config),
-    )
+    identity = ("data.is_number", "data.multi_label", "data.windows", "data.heldout_seed")
+
+    def load(self, config: ConfigDict, tokenizer: Tokenizer) -> TaskData:
+        """Reads the tables; the labels are the sorted training labels, or the columns that `data.label` names.
+
+        Raises:
+          UserError: for missing or invalid files.
+        """
+        columns, data, notes = columns_of(config), config.data, []
+        if holdout.is_one_file(data.path):
+            rows, _ = read_table(data.path)
+            label_type = _label_type(data, rows)
+            train, dev, note = _divided(rows, label_type, data)
+            notes.append(note)
+        else:
+            train, dev = (read_table(find_table(data.path, name))[0] for name in ("train", "dev"))
+            label_type = _label_type(data, train)
+        return classification.make_data(
+            Table(train, columns),
+            [Table(dev, columns)],
+            label_type,
+            tokenizer,
+            config.max_seq_length,
+            notes,
+            windows=classification.windows_of(config),
+        )
+
+    def text_columns(self, config: ConfigDict) -> tuple[str, ...]:
+        """Returns the columns with the texts."""
+        return columns_of(config).texts
+
+    def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> LabelledTexts:
+        """Returns the rows of a table like the training data; the held-out rows, if the run was trained on the file."""
+        (rows, _), note, label_type = read_table(path), "", label_type_of(source)
+        if holdout.is_file_of_run(path, source.settings.data, source.fingerprints):
+            _, rows, note = _divided(rows, label_type, source.settings.data)
+        return self.labelled_texts(source, Table(rows, columns_of(source.settings)), label_type, note)
+
+    def validate(self, config: ConfigDict) -> None:
+        """Raises `UserError` for invalid labels or windows."""
+        data, names = config.data, _label_columns(config.data)
+        separator = data.get("multi_label", "")
+        require(len(set(names)) == len(names), "data.label", data.label, "names one twice")
+        columns = "is for one column with all labels; data.label names a column for each, with 0 or 1: leave it out"
+        require(not (separator and len(names) > 1), "data.multi_label", separator, columns)
+        combine, stride = data.get("windows", ""), data.get("doc_stride", 1)
+        both = "choose mean or max of the windows' logits, or leave it empty to truncate texts"
+        require(combine in ("", "mean", "max"), "data.windows", combine, both)
+        tokens = "must be at least 1: tokens from a window's beginning to the next one's"
+        require(stride >= 1, "data.doc_stride", stride, tokens)
+        number = "one number is predicted, of one column; leave it out for several labels"
+        require(not (data.is_number and (separator or len(names) > 1)), "data.is_number", True, number)
 
 
-def _divided(rows: Sequence[Row], target: Target, data) -> tuple[Sequence[Row], Sequence[Row], str]:
+TASK = Classify()
+
+
+def _divided(rows: Sequence[Row], label_type: LabelType, data: ConfigDict) -> tuple[Sequence[Row], Sequence[Row], str]:
     """Returns the training rows and the held-out rows of one table, and the line that states the split.
 
-    Raises `UserError` if the table has too few rows.
+    Raises:
+      UserError: if the table has too few rows.
     """
-    is_number = isinstance(target, Number)
+    is_number = isinstance(label_type, NumberLabel)
+    labels: list[Sequence[int]]
     if is_number:
         labels = [()] * len(rows)
     else:
-        values = (target.value(row, data.label) for row in rows)
-        labels = [np.flatnonzero(value).tolist() if isinstance(target, Labels) else [value] for value in values]
+        values = (label_type.value(row, data.label) for row in rows)
+        is_multi_label = isinstance(label_type, MultiLabel)
+        labels = [np.flatnonzero(value).tolist() if is_multi_label else [value] for value in values]
     chosen = holdout.choose(labels, holdout.seed_of(data))
     holdout.require(len(chosen), len(rows), data, "rows", holdout.MIN_FOR_CORRELATION if is_number else 1)
     train, dev = (
@@ -65,74 +103,33 @@ def _divided(rows: Sequence[Row], target: Target, data) -> tuple[Sequence[Row], 
     return train, dev, holdout.describe(len(dev), len(rows), data, "rows", stratified_by)
 
 
-def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
-    """Returns the output layer, and the examples of a table like the training data with how they are scored.
-
-    Of the one file that the run has read, the examples are the held-out ones.
-    """
-    (rows, _), note, target = read_table(path), "", targets.of_checkpoint(source)
-    if holdout.is_file_of_run(path, source.settings.data, source.fingerprints):
-        _, rows, note = _divided(rows, target, source.settings.data)
-    layer, split = classification.labelled(source, Table(rows, columns_of(source.settings)), target)
-    return layer, dataclasses.replace(split, note="\n".join(filter(None, (note, split.note))))
-
-
-def columns_of(config) -> Columns:
-    label, *_ = _label_columns(config.data)  # where there are several, the target knows them
+def columns_of(config: ConfigDict) -> Columns:
+    """Returns the columns of a run's tables; a `MultiLabel` with several columns has their names."""
+    label, *_ = _label_columns(config.data)
     return Columns(config.data.text, config.data.second_text, label)
 
 
-def _target(data, train: Sequence[Row]) -> Target:
-    """Returns what `config.data` says is predicted."""
-    names, written = _label_columns(data), data.get("multi_label", "")
+def _label_type(data: ConfigDict, train: Sequence[Row]) -> LabelType:
+    """Returns the label type of `config.data`, with the labels of the training rows."""
+    names, separator = _label_columns(data), data.get("multi_label", "")
     if data.is_number:
-        return targets.Number()
+        return NumberLabel()
     if len(names) > 1:
-        return targets.Labels(names)
+        return MultiLabel(names)
     (name,) = names
-    if written:
-        found = ((label, row.where) for row in train for label in targets.labels_of(row, name, written))
+    if separator:
+        places = ((label, row.where) for row in train for label in label_cells.labels_of(row, name, separator))
     else:
-        found = ((targets.label_of(row, name), row.where) for row in train)
-    labels = targets.classes(found, name)
+        places = ((label_cells.label_of(row, name), row.where) for row in train)
+    labels = label_cells.classes(places, name)
     if len(labels) < 2:
-        which = repr(labels[0]) if labels else "empty"
-        raise UserError(f"config.data.label = {name!r}: all training labels in {data.path} are {which}")
-    if written:
-        return targets.Labels(labels, written)
-    targets.check_no_numbers(labels, name)
-    return targets.Class(labels)
+        single = repr(labels[0]) if labels else "empty"
+        raise UserError(f"config.data.label = {name!r}: all training labels in {data.path} are {single}")
+    if separator:
+        return MultiLabel(labels, separator=separator)
+    label_cells.check_no_numbers(labels, name)
+    return ClassLabel(labels)
 
 
-def _label_columns(data) -> tuple[str, ...]:
+def _label_columns(data: ConfigDict) -> tuple[str, ...]:
     return tuple(split_at_commas(data.label))
-
-
-def validate(config) -> None:
-    data, several = config.data, len(_label_columns(config.data)) > 1
-    require(len(set(_label_columns(data))) == len(_label_columns(data)), "data.label", data.label, "names one twice")
-    written = data.get("multi_label", "")
-    columns = "is for one column with all labels; data.label names a column for each, with 0 or 1: leave it out"
-    require(not (written and several), "data.multi_label", written, columns)
-    combine, stride = data.get("windows", ""), data.get("doc_stride", 1)
-    both = "choose mean or max of the windows' logits, or leave it empty to truncate texts"
-    require(combine in ("", "mean", "max"), "data.windows", combine, both)
-    require(
-        stride >= 1, "data.doc_stride", stride, "must be at least 1: tokens from a window's beginning to the next one's"
-    )
-    number = "one number is predicted, of one column; leave it out for several labels"
-    require(not (data.is_number and (written or several)), "data.is_number", True, number)
-
-
-TASK = FineTuningTask(
-    architecture="BertForSequenceClassification",
-    inputs=classification.INPUTS,
-    load=load,
-    predict=classification.predict,
-    output_layer=classification.layer_of,
-    method="classify",
-    columns=lambda config: columns_of(config).texts,
-    validate=validate,
-    labelled=labelled,
-    identity=("data.is_number", "data.multi_label", "data.windows", "data.heldout_seed"),
-)

@@ -1,9 +1,11 @@
 """SWAG: choosing the correct one of four endings (Devlin et al. 2019, section 4.4)."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus.tables import TFDS, Row, column, read_table, read_tfds
@@ -12,34 +14,64 @@ from bertjax.finetuning import metrics
 from bertjax.finetuning.contamination import seen_in_training
 from bertjax.finetuning.encoding import encode_pairs
 from bertjax.finetuning.table_summary import TableSummary
-from bertjax.finetuning.task import Dataset, FineTuningTask, InputForm, Split
-from bertjax.inference import output_layers
+from bertjax.inference import predictor
+from bertjax.inference.heads import ChoiceHead, Head
+from bertjax.inference.task import FineTuningTask, InputForm, Split, TaskData
 from bertjax.interop.pretrained import Pretrained
 from bertjax.text.tokenizer import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 
-def load(config, tokenizer: Tokenizer) -> Dataset:
-    """Loads train.csv and val.csv of the folder. Raises `UserError` for missing or invalid files."""
-    splits, notes, texts = [], [], []
-    for name, split in (("train.csv", "train"), ("val.csv", "validation")):
-        rows = _read(config.data.path, name, split)
-        choices = [(column(row, "sent1"), _endings(row)) for row in rows]
-        examples, lost = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
-        splits.append(examples)
-        texts.append([(sentence, *endings) for sentence, endings in choices])
-        which = "training" if split == "train" else "dev"
-        summary = TableSummary(which, len(rows), examples, tokenizer, parts=2, lost=lost.tolist())
-        notes += summary.lines(config.max_seq_length)
-    train, dev = splits
+@dataclasses.dataclass(frozen=True)
+class Choices(Split):
+    """Sentences with endings, one of which is correct: `examples.labels`."""
 
-    def score(logits: list[np.ndarray]) -> dict[str, float]:
-        return {"accuracy": metrics.accuracy(dev.labels, np.stack(logits)[..., 0].argmax(-1))}
+    def score(self, predictions: list[np.ndarray]) -> dict[str, float]:
+        """Returns the accuracy of the most likely endings."""
+        return {"accuracy": metrics.accuracy(self.examples.labels, np.stack(predictions)[..., 0].argmax(-1))}
 
-    notes += seen_in_training(texts[0], ("dev examples", texts[1]))
-    baseline = float(np.bincount(dev.labels).max() / len(dev))
-    return Dataset(output_layers.choice(), (), train, (Split(dev, score),), "accuracy", tuple(notes), baseline)
+
+class Swag(FineTuningTask):
+    """Multiple choice: the correct ending of a sentence."""
+
+    architecture = "BertForMultipleChoice"
+    inputs = InputForm(range(3, 100), '"sentence ||| ending ||| ending ..."')
+
+    def load(self, config: ConfigDict, tokenizer: Tokenizer) -> TaskData:
+        """Reads train.csv and val.csv of the folder. Raises `UserError` for missing or invalid files."""
+        splits, notes, texts = [], [], []
+        for file, tfds_split, name in (("train.csv", "train", "training"), ("val.csv", "validation", "dev")):
+            rows = _read(config.data.path, file, tfds_split)
+            choices = [(column(row, "sent1"), _endings(row)) for row in rows]
+            examples, lost = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
+            splits.append(examples)
+            texts.append([(sentence, *endings) for sentence, endings in choices])
+            summary = TableSummary(name, len(rows), examples, tokenizer, parts=2, lost=lost.tolist())
+            notes += summary.lines(config.max_seq_length)
+        train, dev = splits
+        notes += seen_in_training(texts[0], ("dev examples", texts[1]))
+        baseline = float(np.bincount(dev.labels).max() / len(dev))
+        return TaskData(ChoiceHead(), (), train, (Choices(dev),), "accuracy", tuple(notes), baseline)
+
+    def head(self, source: Pretrained) -> Head:
+        """Returns the head of a checkpoint."""
+        return ChoiceHead()
+
+    def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
+        """Yields, per sentence, the index `choice` of the best ending, the `probabilities` of all, `cut` if truncated.
+
+        All sentences must have the same number of endings.
+        """
+        choices = [(sentence, endings) for sentence, *endings in texts]
+        examples, lost = encode(choices, None, source.tokenizer, source.max_seq_length)
+        for scores, count in zip(predictor.predict(ChoiceHead(), source, examples), lost):
+            probabilities = metrics.softmax(scores[:, 0]).tolist()
+            more = {"cut": True} if count else {}
+            yield {"choice": int(scores.argmax()), "probabilities": probabilities, **more}
+
+
+TASK = Swag()
 
 
 def _endings(row: Row) -> list[str]:
@@ -80,24 +112,3 @@ def encode(
     input_ids, token_types, lost = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
     examples = Examples(input_ids, token_types, None if labels is None else np.array(labels), choices=count)
     return examples, np.reshape(lost, (-1, count)).sum(1)
-
-
-def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-    """Yields, per sentence, the index `choice` of the best ending, the `probabilities` of all, and `cut` if truncated.
-
-    All sentences must have the same number of endings.
-    """
-    choices = [(sentence, endings) for sentence, *endings in texts]
-    examples, lost = encode(choices, None, source.tokenizer, source.max_seq_length)
-    for scores, count in zip(output_layers.predict(output_layers.choice(), source, examples), lost):
-        more = {"cut": True} if count else {}
-        yield {"choice": int(scores.argmax()), "probabilities": metrics.softmax(scores[:, 0]).tolist(), **more}
-
-
-TASK = FineTuningTask(
-    architecture="BertForMultipleChoice",
-    inputs=InputForm(range(3, 100), '"sentence ||| ending ||| ending ..."'),
-    load=load,
-    predict=predict,
-    output_layer=lambda source: output_layers.choice(),
-)

@@ -2,49 +2,77 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import holdout
 from bertjax.data.corpus.tables import Row, cell, column, find_table, read_table
-from bertjax.finetuning.task import Dataset, Split
-from bertjax.finetuning.tasks import ner
-from bertjax.finetuning.tasks.ner import Sentence
-from bertjax.inference.output_layers import OutputLayer
+from bertjax.finetuning import conll, tagging
+from bertjax.finetuning.conll import Sentence
+from bertjax.finetuning.tagging import TaggedSentences, TaggingTask
+from bertjax.inference.task import TaskData
 from bertjax.interop.pretrained import Pretrained
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import join_of
 
 
-def load(config, tokenizer: Tokenizer) -> Dataset:
-    """Loads the tables; the labels are the training tags. Raises `UserError` for missing or invalid files."""
-    data, note = config.data, ""
-    if holdout.is_one_file(data.path):
-        train, dev, note = _divided(read_like(data, data.path), data)
-    else:
-        train, dev = (read_like(data, find_table(data.path, name)) for name in ("train", "dev"))
+class Tag(TaggingTask):
+    """Tagging of the words in the user's own tables."""
+
+    identity = ("data.heldout_seed", "data.join")
+
+    def load(self, config: ConfigDict, tokenizer: Tokenizer) -> TaskData:
+        """Reads the tables; the labels are the training tags. Raises `UserError` for missing or invalid files."""
+        data, notes = config.data, []
+        if holdout.is_one_file(data.path):
+            train, dev, note = _divided(_read_table(data, data.path), data)
+            notes.append(note)
+        else:
+            train, dev = (_read_table(data, find_table(data.path, name)) for name in ("train", "dev"))
+        labels, join = _labels(train), join_of(config)
+        head = self.head_for(len(labels))
+        task_data = tagging.make_data(train, dev, labels, head, tokenizer, config.max_seq_length, False, join)
+        return dataclasses.replace(task_data, notes=(*notes, *task_data.notes))
+
+    def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> TaggedSentences:
+        """Returns the sentences of a table; the held-out sentences, if the run was trained on the table."""
+        data, note = source.settings.data, ""
+        sentences = _read_table(data, path)
+        if holdout.is_file_of_run(path, data, source.fingerprints):
+            _, sentences, note = _divided(sentences, data)
+        return self.labelled_sentences(source, sentences, note=note)
+
+
+TASK = Tag()
+
+
+def _labels(train: Sequence[Sentence]) -> tuple[str, ...]:
+    """Returns the labels of training sentences. Raises `UserError` if only some tags are BIO."""
     tags = {tag for sentence in train for tag in sentence.tags}
-    has_entities = all(map(ner.is_bio, tags))
-    if not has_entities and any(ner.is_bio(tag) and tag != "O" for tag in tags):
-        place, odd = next((p, t) for s in train for p, t in zip(s.where, s.tags) if not ner.is_bio(t))
+    if all(map(conll.is_bio, tags)):
+        return conll.tag_names(train)
+    if any(conll.is_bio(tag) and tag != "O" for tag in tags):
+        place, odd = next((p, t) for s in train for p, t in zip(s.where, s.tags) if not conll.is_bio(t))
         raise UserError(
             f"{place}: the tag is {odd!r}, but other tags are B-type or I-type; use O, B-type and I-type for all"
         )
-    labels = ner.tag_names(train) if has_entities else tuple(sorted(tags))
-    found = ner.dataset(train, dev, labels, tokenizer, config.max_seq_length, False, join_of(config))
-    return dataclasses.replace(found, notes=(note, *found.notes)) if note else found
+    return tuple(sorted(tags))
 
 
-def read_like(data, path: epath.PathLike) -> list[Sentence]:
+def _read_table(data: ConfigDict, path: epath.PathLike) -> list[Sentence]:
     """Reads the sentences of a table with the columns that `config.data` names."""
     return read(epath.Path(path), data.words, data.tags, data.sentence)
 
 
-def _divided(sentences: list[Sentence], data) -> tuple[list[Sentence], list[Sentence], str]:
+def _divided(sentences: list[Sentence], data: ConfigDict) -> tuple[list[Sentence], list[Sentence], str]:
     """Returns the training sentences and the held-out sentences of one table, and the line that states the split.
 
-    Raises `UserError` if the table has too few sentences.
+    Raises:
+      UserError: if the table has too few sentences.
     """
     tags = [sorted(set(sentence.tags)) for sentence in sentences]
     chosen = holdout.choose(tags, holdout.seed_of(data), stratified=False)
@@ -54,47 +82,52 @@ def _divided(sentences: list[Sentence], data) -> tuple[list[Sentence], list[Sent
 
 
 def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentence]:
-    """Reads the sentences of a table.
+    """Reads the sentences of a table, and converts IOB1 tags to BIO.
 
     Args:
-      words, tags: names of the columns; in JSON lines, fields with lists.
-      sentence: name of the column that identifies the sentence of a row; empty means the same as in the row before.
-        Not used for JSON lines.
+      path: the table.
+      words: the name of the column of words; in JSON lines, a field with a list.
+      tags: the name of the column of tags; in JSON lines, a field with a list.
+      sentence: the name of the column that identifies the sentence of a row; an empty cell continues the sentence of
+        the row before. JSON lines do not use it.
 
-    Converts IOB1 tags to BIO. Raises `UserError` with file, line and the expected value.
+    Raises:
+      UserError: for an invalid row: file, line and the expected value.
     """
     rows, _ = read_table(path)
     if path.suffix == ".jsonl":
-        found = [_sentence(row, words, tags) for row in rows]
+        tagged_words = [_sentence(row, words, tags) for row in rows]
     else:
         names = [column(row, sentence).strip() for row in rows]
         if not names[0]:
             raise UserError(f"{rows[0].where}: {sentence} is empty; the first row of a sentence names it")
-        names = itertools.accumulate(names, lambda before, own: own or before)
+        names = list(itertools.accumulate(names, lambda before, name: name or before))
         cells = ((column(row, words).strip(), column(row, tags).strip(), row.where) for row in rows)
-        groups = itertools.groupby(zip(cells, names), key=lambda x: x[1])
-        found = [tuple(zip(*(each for each, _ in group))) for _, group in groups]
-    for its_words, its_tags, where in found:
-        for word, tag, place in zip(its_words, its_tags, where):
+        groups = itertools.groupby(zip(cells, names), key=lambda cell_and_name: cell_and_name[1])
+        tagged_words = [tuple(zip(*(cell for cell, _ in group))) for _, group in groups]
+    for sentence_words, sentence_tags, where in tagged_words:
+        for word, tag, place in zip(sentence_words, sentence_tags, where):
             if not word or tag.lower() in ("", "nan", "<na>"):
                 raise UserError(f"{place}: the word is {word!r} and its tag {tag!r}, both must be set")
-            if "\n" in word:  # a quotation mark of another row ended the cell
+            if "\n" in word:  # A quotation mark of another row ended the cell.
                 raise UserError(f'{place}: the word has several lines; write a quotation mark as """", four of them')
-    if all(ner.is_bio(tag) for _, its_tags, _ in found for tag in its_tags):
-        found = [(its_words, ner.to_bio(its_tags), where) for its_words, its_tags, where in found]
-    sentences = [Sentence(its_words, its_tags, i, where) for i, (its_words, its_tags, where) in enumerate(found)]
-    ner.check_words(sentences, f"config.data.words = {words!r}: the column")
+    is_bio = all(conll.is_bio(tag) for _, sentence_tags, _ in tagged_words for tag in sentence_tags)
+    sentences = [
+        Sentence(sentence_words, conll.to_bio(sentence_tags) if is_bio else sentence_tags, number, where)
+        for number, (sentence_words, sentence_tags, where) in enumerate(tagged_words)
+    ]
+    conll.check_words(sentences, f"config.data.words = {words!r}: the column")
     return sentences
 
 
 def _sentence(row: Row, words: str, tags: str) -> tuple[tuple, tuple, tuple]:
     """Returns (words, tags, places) of a row with a whole sentence."""
-    its_words, its_tags = _list(row, words), _list(row, tags)
-    if len(its_words) != len(its_tags) or not its_words:
+    word_list, tag_list = _list(row, words), _list(row, tags)
+    if len(word_list) != len(tag_list) or not word_list:
         raise UserError(
-            f"{row.where}: {len(its_words)} words and {len(its_tags)} tags, expected equal numbers, at least one"
+            f"{row.where}: {len(word_list)} words and {len(tag_list)} tags, expected equal numbers, at least one"
         )
-    return tuple(its_words), tuple(its_tags), (row.where,) * len(its_words)
+    return tuple(word_list), tuple(tag_list), (row.where,) * len(word_list)
 
 
 def _list(row: Row, name: str) -> list[str]:
@@ -102,19 +135,3 @@ def _list(row: Row, name: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise UserError(f"{row.where}: {name} is not a list of strings")
     return [item.strip() for item in value]
-
-
-def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
-    """Returns the output layer, and the sentences of a table with how they are scored.
-
-    Of the one file that the run has read, the sentences are the held-out ones.
-    """
-    data, note = source.settings.data, ""
-    sentences = read_like(data, path)
-    if holdout.is_file_of_run(path, data, source.fingerprints):
-        _, sentences, note = _divided(sentences, data)
-    layer, split = ner.of_sentences(source, sentences)
-    return layer, dataclasses.replace(split, note="\n".join(filter(None, (note, split.note))))
-
-
-TASK = dataclasses.replace(ner.TASK, load=load, labelled=labelled, identity=("data.heldout_seed", "data.join"))

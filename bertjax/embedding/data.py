@@ -1,0 +1,183 @@
+"""Reads the training sets and the dev set of embeddings, and computes the targets of a teacher."""
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+
+from bertjax.common.errors import UserError
+from bertjax.data.corpus import holdout
+from bertjax.data.loading.mixture import WeightedExamples
+from bertjax.embedding import datasets, losses
+from bertjax.embedding.datasets import EncodedTexts, Prompts, Source, dev_set, training_sets
+from bertjax.embedding.evaluators import make_split
+from bertjax.embedding.forms import FORMS, WITH_QUERIES, TextSet
+from bertjax.embedding.head import EmbeddingHead, prompts_of, similarity_of, width_of, widths_of_loss
+from bertjax.embedding.retrieval import Search
+from bertjax.finetuning.contamination import seen_in_training
+from bertjax.finetuning.table_summary import TableSummary
+from bertjax.inference import predictor
+from bertjax.inference.task import HasTeacherTargets, TaskData
+from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
+from bertjax.text.tokenizer import Tokenizer
+
+TEACHER_EXAMPLES = 1024  # examples whose teacher scores are computed at once
+TO_COSINES = "losses compare vectors by cosines; to learn with these, write 'cosine' to a copy of the folder"
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingData(TaskData, HasTeacherTargets):
+    """The data of embeddings.
+
+    Attributes:
+      config: the config of the run.
+      text_sets: each training set, and the name of its form; empty without a teacher, because a set holds all texts.
+    """
+
+    config: ConfigDict | None = None
+    text_sets: Sequence[tuple[TextSet, str]] = ()
+
+    def teacher_targets(self, teacher: Pretrained) -> list[np.ndarray]:
+        """Returns the teacher's embeddings of the texts of each example, or their scores (`distill.what`).
+
+        The teacher reads the texts with its own tokenizer and prompts.
+
+        Raises:
+          UserError: if the teacher computes no embeddings, or embeddings of another width.
+        """
+        distill = self.config.distill
+        field = f"config.distill.teacher = {distill.teacher!r}: "
+        if teacher.architecture != ARCHITECTURE:
+            head = teacher.architecture or "no output layer"
+            raise UserError(
+                f"{field}has no vectors of texts ({head}); choose a run of embed, or a sentence-transformers folder"
+            )
+        if (similarity := similarity_of(teacher.settings)) != "cosine":
+            raise UserError(
+                f"{field}{SETTINGS}: similarity_fn_name {similarity!r} is not supported in a teacher; {TO_COSINES}"
+            )
+        prompts, targets = prompts_of(teacher.settings), []
+        for text_set, form in self.text_sets:
+            encoded = datasets.encode(text_set, form, prompts, teacher.tokenizer, teacher.max_seq_length)
+            embeddings = np.stack(predictor.predict(EmbeddingHead(), teacher, encoded.examples))
+            student_width = width_of(self.config.head, self.config.model)
+            if distill.what == "vectors" and (width := embeddings.shape[-1]) != student_width:
+                raise UserError(
+                    f"{field}its vectors have {width} numbers, those of this model {student_width}; set "
+                    f"head.dense={width}, or distill.what=scores"
+                )
+            for numbers in np.array_split(encoded.numbers, len(encoded.numbers) // TEACHER_EXAMPLES + 1):
+                vectors = embeddings[numbers]
+                targets.extend(vectors if distill.what == "vectors" else np.asarray(losses.scores_of(vectors)))
+        return targets
+
+
+def load(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
+    """Reads the training sets and the dev set. Raises `UserError` for missing or invalid files."""
+    data, notes = config.data, []
+    encoding = (prompts_of(config), tokenizer, config.max_seq_length)
+    examples, text_sets, dev = [], [], dev_set(data)
+    held_out: frozenset[str] = frozenset()
+    is_file = epath.Path(data.path).is_file()
+    if "path" in dev.inherited and is_file and not is_divided(data):
+        differs = "data.dev has another form or another first column than data"
+        raise UserError(f"config.data.dev.path = '': {differs}; name the file of the dev set, or leave data.dev out")
+    for name, source in training_sets(data).items():
+        text_set = datasets.read(source, "train")
+        if not name and is_file and is_divided(data):
+            held_out, note = held_out_texts(data, text_set)
+            notes.append(note)
+            text_set = datasets.part(text_set, held_out, is_inside=False)
+        source.require(len(text_set.texts) > 1, "path", "one example in it; it is compared with others: at least 2")
+        encoded = datasets.encode(text_set, source.form, *encoding)
+        examples.append(WeightedExamples(datasets.training_examples(encoded, text_set.labels), source.weight))
+        text_sets.append((text_set, source.form))
+        notes += describe(name or "training", text_set, encoded, tokenizer, config.max_seq_length)
+    dev_texts, encoded = read_evaluated(dev, ["dev"], held_out, *encoding)
+    notes += describe("dev", dev_texts, encoded, tokenizer, config.max_seq_length)
+    trained = itertools.chain.from_iterable(text_set.texts for text_set, _ in text_sets)
+    notes += seen_in_training(trained, ("dev examples", dev_texts.texts))
+    split = make_split(dev_texts, encoded, widths_of_loss(config, width_of(config.head, config.model)))
+    first, *more_train = examples
+    return EmbeddingData(
+        EmbeddingHead(),
+        (),
+        first.examples,
+        (split,),
+        split.metric,
+        tuple(notes),
+        more_train=tuple(more_train),
+        forms=tuple(form for _, form in text_sets),
+        config=config,
+        text_sets=tuple(text_sets) if config.distill.teacher else (),
+    )
+
+
+def is_divided(data: ConfigDict) -> bool:
+    """Returns whether a tenth of the training set is held out as the dev set, if the training set is one file.
+
+    This is the case if `data.dev` names no other file and reads the same first texts.
+    """
+    train, dev = training_sets(data)[""], dev_set(data)
+    return "path" in dev.inherited and (dev.form, dev.columns[:1]) == (train.form, train.columns[:1])
+
+
+def held_out_texts(data: ConfigDict, text_set: TextSet) -> tuple[frozenset[str], str]:
+    """Returns the first texts of the held-out examples of a set, and the line that states the split.
+
+    Raises:
+      UserError: if the file has too few examples.
+    """
+    unit, value_type = "queries" if data.form in WITH_QUERIES else "texts", FORMS[data.form].value_type
+    labels: dict[str, set] = {}  # the labels of the examples of each first text; scores are no labels
+    has_labels = value_type is np.int32
+    values = text_set.values.tolist() if has_labels else itertools.repeat(None)
+    for (first, *_), value in zip(text_set.texts, values):
+        labels.setdefault(first, set()).add(value)
+    firsts = list(labels)
+    groups = [sorted(text_labels) if has_labels else () for text_labels in labels.values()]
+    chosen = holdout.choose(groups, holdout.seed_of(data))
+    least = holdout.MIN_FOR_CORRELATION if value_type is np.float32 else 1
+    holdout.require(len(chosen), len(firsts), data, unit, least)
+    held_out = frozenset(firsts[number] for number in chosen)
+    dev = datasets.part(text_set, held_out)
+    if dev.values is not None and (dev.values == dev.values[0]).all():
+        raise UserError(
+            f"config.data.path = {data.path!r}: all {len(dev.texts)} held-out examples have {data.label} = "
+            f"{dev.values[0]:g}, by which nothing can be judged; name a dev set with config.data.dev.path"
+        )
+    line = holdout.describe(len(chosen), len(firsts), data, unit, data.label if has_labels else "")
+    return held_out, f"{line}, with {len(text_set.texts) - len(dev.texts):,} and {len(dev.texts):,} examples"
+
+
+def read_evaluated(
+    source: Source,
+    parts: Sequence[str],
+    held_out: Collection[str],
+    prompts: Prompts,
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+) -> tuple[TextSet | Search, EncodedTexts]:
+    """Reads and encodes a set that embeddings are evaluated on, or the part with the held-out first texts."""
+    if source.form in WITH_QUERIES:
+        search = datasets.read_search(source, *parts, held_out=held_out)
+        return search, datasets.encode_search(search, prompts, tokenizer, max_seq_length)
+    text_set = datasets.read(source, *parts)
+    text_set = datasets.part(text_set, held_out) if held_out else text_set
+    return text_set, datasets.encode(text_set, source.form, prompts, tokenizer, max_seq_length)
+
+
+def describe(
+    name: str, texts: TextSet | Search, encoded: EncodedTexts, tokenizer: Tokenizer, max_seq_length: int
+) -> list[str]:
+    """Returns the lines to print about a set."""
+    if isinstance(texts, Search):
+        used, fields = len(texts.queries), dict(rows="queries")
+    else:
+        used, fields = len(texts.texts), dict(skipped=texts.skipped)
+    summary = TableSummary(name, used, encoded.examples, tokenizer, texts="texts", lost=encoded.lost, **fields)
+    return [f"{texts.describe(name)}: {len(encoded.examples)} texts", *summary.lines(max_seq_length)]

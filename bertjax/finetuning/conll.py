@@ -1,0 +1,150 @@
+"""Reads sentences with tagged words: CoNLL files, and CoNLL-2003 from TensorFlow Datasets."""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from etils import epath
+
+from bertjax.common.errors import UserError
+from bertjax.data.corpus.tables import cell, read_text, read_tfds
+from bertjax.finetuning import metrics
+
+DOCUMENT = "-DOCSTART-"
+FILES = {"train": ("eng.train", "train.txt", "train.conll"), "dev": ("eng.testa", "dev.txt", "valid.txt", "dev.conll")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentence:
+    """A sentence of tagged words.
+
+    Attributes:
+      words: the words.
+      tags: the tag of each word; tags of entities are BIO.
+      document: the index of the document.
+      where: FILE:LINE of each word, for messages.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    document: int
+    where: tuple[str, ...] = ()
+
+
+def find_file(folder: str, name: str) -> epath.Path:
+    """Returns the file of a split. Raises `UserError` if there is none."""
+    for file in FILES[name]:
+        if (path := epath.Path(folder) / file).exists():
+            return path
+    raise UserError(f"config.data.path = {folder!r}: no {' or '.join(FILES[name])} in it")
+
+
+def read(path: epath.PathLike) -> list[Sentence]:
+    """Reads a CoNLL file: one word per line, its tag (IOB1 or BIO) in the last column; blank lines between sentences.
+
+    -DOCSTART- lines separate documents; without any, each sentence is a document.
+
+    Raises `UserError` with file, line and the expected value.
+    """
+    lines = read_text(path).split("\n")
+    split = _split_at_tabs if _is_split_at_tabs(lines) else _split_at_spaces
+    sentences, words, tags, where, document, columns = [], [], [], [], 0, 0
+
+    def close() -> None:
+        if words:
+            sentences.append(Sentence(tuple(words), to_bio(tags), document, tuple(where)))
+        for cells in (words, tags, where):
+            cells.clear()
+
+    for number, line in enumerate(lines, 1):
+        cells = split(line)
+        if not cells or cells[0] == DOCUMENT:
+            close()
+            document += bool(cells)
+            continue
+        if cells[0].startswith("#") and (len(cells) != (columns or max(2, len(cells))) or not is_bio(cells[-1])):
+            raise UserError(f"{path}:{number}: a comment, {line.strip()[:60]!r}; remove lines that begin with #")
+        columns = columns or len(cells)
+        if len(cells) != columns or columns < 2:
+            expected = f"{columns} as in the lines before" if columns > 1 else "a word and its tag"
+            raise UserError(f"{path}:{number}: {len(cells)} columns, expected {expected}")
+        if not is_bio(cells[-1]):
+            raise UserError(f"{path}:{number}: the tag is {cells[-1]!r}, expected O, B-type or I-type")
+        words.append(cells[0])
+        tags.append(cells[-1])
+        where.append(f"{path}:{number}")
+    close()
+    if not sentences:
+        raise UserError(f"{path}: no sentence in it")
+    check_words(sentences, "the first column", may_be_one=columns < 3)
+    if not document:
+        return [dataclasses.replace(sentence, document=index) for index, sentence in enumerate(sentences)]
+    return sentences
+
+
+def _split_at_spaces(line: str) -> list[str]:
+    cells = line.strip(" \t\r").replace("\t", " ").split(" ")  # not split(): words may contain other whitespace
+    return [cell for cell in cells if cell]
+
+
+def _split_at_tabs(line: str) -> list[str]:
+    return [cell for cell in map(str.strip, line.split("\t")) if cell]
+
+
+def _is_split_at_tabs(lines: Sequence[str]) -> bool:
+    """Returns whether all lines have as many columns only if spaces are part of some words."""
+    spaces, tabs = (
+        Counter(len(cells) for line in lines if (cells := split(line)) and cells[0] != DOCUMENT and cells[0][0] != "#")
+        for split in (_split_at_spaces, _split_at_tabs)
+    )
+    return len(tabs) == 1 < len(spaces) and max(tabs) > 1 and max(spaces, key=spaces.get) == max(tabs)
+
+
+def check_words(sentences: Sequence[Sentence], column: str, may_be_one: bool = True) -> None:
+    """Raises `UserError` if a column of words contains numbers instead, or the same name in each row.
+
+    Args:
+      sentences: the sentences.
+      column: the description of the column for the message.
+      may_be_one: whether all words can be equal.
+    """
+    words = {word for sentence in sentences for word in sentence.words}
+    is_name = not may_be_one and len(words) == 1 < sum(len(sentence.words) for sentence in sentences)
+    if all(map(_is_count, words)) or is_name:
+        raise UserError(f"{sentences[0].where[0]}: {column} has no words, but {', '.join(sorted(words)[:3])}")
+
+
+def _is_count(word: str) -> bool:
+    return re.fullmatch(r"\d+([-.]\d+)?", word) is not None  # or as CoNLL-U: 1-2, 8.1
+
+
+def read_examples(path: str, split: str) -> list[Sentence]:
+    """Reads the sentences of "tfds:conll2003", each as its own document: it has no document boundaries."""
+    sentences = []
+    for index, row in enumerate(read_tfds(path, split)):
+        words, tags = (cell(row, name) for name in ("tokens", "ner"))
+        if wrong := [tag for tag in tags if not is_bio(tag)]:
+            raise UserError(f"{row.where}: the tag is {wrong[0]!r}, expected O, B-type or I-type")
+        sentences.append(Sentence(tuple(words), to_bio(tags), index, (row.where,) * len(words)))
+    return sentences
+
+
+def is_bio(tag: str) -> bool:
+    """Returns whether a tag is O, B-type or I-type."""
+    kind, _, type_ = tag.partition("-")
+    return tag == "O" or (kind in ("B", "I") and bool(type_))
+
+
+def to_bio(tags: Sequence[str]) -> tuple[str, ...]:
+    """Converts IOB1 or BIO to BIO, in which each entity starts with B."""
+    out = ["O"] * len(tags)
+    for type_, first, end in metrics.entities(tags):
+        out[first:end] = [f"B-{type_}", *[f"I-{type_}"] * (end - first - 1)]
+    return tuple(out)
+
+
+def tag_names(sentences: Sequence[Sentence]) -> tuple[str, ...]:
+    """Returns O, then B and I of each entity type."""
+    types = sorted({tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O"})
+    return ("O", *(f"{kind}-{type_}" for type_ in types for kind in "BI"))

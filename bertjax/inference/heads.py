@@ -1,0 +1,189 @@
+"""The heads of fine-tuning: the layers on top of an encoder, and the loss that trains them.
+
+A head is a frozen dataclass whose fields are sizes, such as the number of labels. Heads with equal fields are equal.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from bertjax.config.model_config import BertConfig
+from bertjax.data.loading.examples import Examples
+from bertjax.inference import losses
+from bertjax.inference.losses import CrossEntropy, LabelLoss, SigmoidCrossEntropy, SquaredError
+from bertjax.interop.huggingface import MULTI_LABEL, REGRESSION
+from bertjax.models import families
+from bertjax.models.heads import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    lstm_flops,
+    model_flops,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(abc.ABC):
+    """The layers on top of an encoder, and their loss.
+
+    Attributes:
+      architecture: the transformers class with the same head; "" if there is none.
+      problem_type: the name of the problem in the config of transformers, for a classifier whose rows do not show it.
+      pooled: whether the outputs belong to whole sequences, `[batch, ...]`, or to tokens, `[batch, length, ...]`.
+      frozen: top-level keys of the params that are not trained.
+      couples_rows: whether the loss of an example depends on the other examples of the batch. Such a loss runs on the
+        rows of a group of devices, and gathers the other rows with `jax.lax.all_gather(..., mesh.GROUPS)`.
+      supports_packing: whether sequences can share a row. The module then takes `positions`, see `predictor.apply`.
+    """
+
+    architecture: ClassVar[str] = ""
+    problem_type: ClassVar[str] = ""
+    pooled: ClassVar[bool] = True
+    frozen: ClassVar[tuple[str, ...]] = ()
+    couples_rows: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
+        """Returns the module: the encoder with the head. `settings` are `compute` and the settings of `config.head`."""
+
+    @abc.abstractmethod
+    def loss(self, config: ConfigDict) -> LabelLoss:
+        """Returns the loss with the settings of `config.loss`. Raises `UserError` for invalid settings."""
+
+    def flops(self, model: nn.Module, rows: int, length: int) -> int:
+        """Returns the model FLOPs of a training step with `rows` rows of `length` tokens."""
+        return 3 * (model_flops(model.config, rows, length, 0) + lstm_flops(model, rows, length))
+
+    def model(self, config: BertConfig, settings: Mapping[str, Any], **more_settings: Any) -> nn.Module:
+        """Returns the module with the settings of `config.head` that belong to the model."""
+        fields = {name: value for name, value in settings.items() if name not in losses.SETTINGS}
+        if not fields.get("lstm_size", True):  # The fields of a BiLSTM have no effect without one.
+            fields = {name: value for name, value in fields.items() if not name.startswith("lstm_")}
+        return self.make_model(config, **fields, **more_settings)
+
+    def loss_with_settings(self, config: ConfigDict, labels: Sequence[str], train: Examples) -> LabelLoss:
+        """Returns the loss with the settings of `config.loss` and `config.head`.
+
+        Args:
+          config: the config of the run.
+          labels: the labels of the training data.
+          train: the training examples, whose labels determine balanced class weights.
+
+        Raises:
+          UserError: if a setting is invalid, or if the loss has no such setting.
+        """
+        return losses.with_settings(self.loss(config), config.get("head", {}), labels, train)
+
+    def can_pack(self, model: nn.Module) -> bool:
+        """Returns whether sequences can share a row of this module."""
+        has_lstm = bool(getattr(model, "lstm_size", 0))
+        return self.supports_packing and not has_lstm and families.family_of(model.config).supports_packing
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationHead(Head):
+    """Classes of texts. Labels are class indices `[batch]`, outputs are logits `[batch, labels]`."""
+
+    architecture = "BertForSequenceClassification"
+    labels: int
+
+    def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
+        return BertForSequenceClassification(config, labels=self.labels, **settings)
+
+    def loss(self, config: ConfigDict) -> LabelLoss:
+        return CrossEntropy()
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLabelHead(ClassificationHead):
+    """Any number of labels of a text. Labels are 0 or 1, `[batch, labels]`."""
+
+    problem_type = MULTI_LABEL
+
+    def loss(self, config: ConfigDict) -> LabelLoss:
+        return SigmoidCrossEntropy()
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionHead(ClassificationHead):
+    """A number for a text. Labels are numbers `[batch]`, outputs are `[batch, 1]`."""
+
+    problem_type = REGRESSION
+    labels: int = 1
+
+    def loss(self, config: ConfigDict) -> LabelLoss:
+        return SquaredError()
+
+
+@dataclasses.dataclass(frozen=True)
+class TaggingHead(Head):
+    """Tags of tokens. Labels are class indices `[batch, length]`; labels with weight 0 are ignored."""
+
+    architecture = "BertForTokenClassification"
+    pooled = False
+    labels: int
+
+    def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
+        return BertForTokenClassification(config, labels=self.labels, **settings)
+
+    def loss(self, config: ConfigDict) -> LabelLoss:
+        return CrossEntropy()
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanHead(Head):
+    """Spans of tokens. Labels are the first and the last token, `[batch, 2]`; outputs are `[batch, length, 2]`."""
+
+    architecture = "BertForQuestionAnswering"
+    pooled = False
+
+    def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
+        return BertForQuestionAnswering(config, **settings)
+
+    def loss(self, config: ConfigDict) -> LabelLoss:
+        return SpanLoss()
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceHead(Head):
+    """One of several sequences. Labels are indices `[batch]`; each sequence has one logit, `[batch, choices, 1]`."""
+
+    architecture = "BertForMultipleChoice"
+
+    def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
+        return BertForSequenceClassification(config, labels=1, **settings)
+
+    def loss(self, config: ConfigDict) -> LabelLoss:
+        return ChoiceLoss()
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanLoss:
+    """The mean cross-entropy of the first and the last token of a span (run_squad.model_fn_builder)."""
+
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the losses, and whether both tokens of each span are correct."""
+        inside, labels = batch["segments"] > 0, batch["labels"]
+        if "first_tokens" in batch:  # A packed row: the tokens of each of its sequences.
+            numbers = jnp.arange(1, labels.shape[1] + 1)[:, None]
+            logits, inside = logits[:, None], batch["segments"][:, None] == numbers
+            labels = labels + batch["first_tokens"][..., None]
+        logits = jnp.where(inside[..., None], logits, jnp.finfo(jnp.float32).min)
+        token_losses, correct = CrossEntropy()(jnp.swapaxes(logits, -1, -2), {"labels": labels})
+        return token_losses.mean(-1), correct.all(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceLoss:
+    """The cross-entropy of the correct sequence among several. It has no class weights: choices are no classes."""
+
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the losses, and whether each choice is correct."""
+        return CrossEntropy()(logits[..., 0], batch)

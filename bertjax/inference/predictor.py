@@ -1,0 +1,163 @@
+"""Computes the outputs of a model for examples, in batches."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import Compute
+from bertjax.data.batch import Batch
+from bertjax.data.loading.examples import Examples, evaluation_batches, packed_evaluation
+from bertjax.data.loading.packing import index_in_row
+from bertjax.distributed.mesh import Rows, compute_for, local_rows, replicated
+from bertjax.distributed.rules import RULES
+from bertjax.distributed.transfers import fetched, on_devices
+from bertjax.inference.heads import Head
+from bertjax.interop.pretrained import Pretrained
+from bertjax.models.heads import BertForMaskedLM
+from bertjax.nn.ops.dropout import fold_in
+
+PREDICTION_BATCH = 32
+Places = list[tuple]  # of a batch: (number of an example, index of its outputs in the outputs of the batch)
+
+
+def apply(
+    model: nn.Module, pooled: bool, params: dict, batch: dict, dropout_keys: jax.Array | None = None
+) -> jax.Array:
+    """Computes the outputs of a batch of `Examples`: `[rows, ...]`, or `[rows, choices, ...]`.
+
+    In a packed batch, the outputs of sequences are `[rows, sequences, ...]`, or `[rows, sequences, choices, ...]`.
+    """
+    inputs = [batch[name] for name in ("input_ids", "segments", "token_types")]
+    if "positions" in batch:
+        packed, first_tokens = {"positions": batch["positions"]}, batch["first_tokens"]
+        if pooled:
+            packed["first_tokens"] = first_tokens.reshape(len(first_tokens), -1)
+        outputs = model.apply({"params": params}, *inputs, dropout_keys=dropout_keys, **packed)
+        return outputs.reshape(*first_tokens.shape, *outputs.shape[2:]) if pooled else outputs
+    rows, *choices, length = inputs[0].shape
+    if choices:
+        inputs = [x.reshape(-1, length) for x in inputs]
+        if dropout_keys is not None:
+            dropout_keys = jnp.stack([fold_in(dropout_keys, i) for i in range(choices[0])], axis=1).reshape(-1)
+    outputs = model.apply({"params": params}, *inputs, dropout_keys=dropout_keys)
+    return outputs.reshape(rows, *choices, *outputs.shape[1:])
+
+
+class Predictor:
+    """Computes the outputs of examples on a mesh.
+
+    Args:
+      model: the encoder with a head.
+      pooled: `Head.pooled` of the head.
+      mesh: the devices.
+      batch_size: the approximate number of examples in a batch.
+      packs: whether examples share rows.
+    """
+
+    def __init__(self, model: nn.Module, pooled: bool, mesh: Mesh, batch_size: int, packs: bool) -> None:
+        self._mesh, self._batch_size, self._longest = mesh, batch_size, model.config.max_position_embeddings
+        self._pooled, self._packs = pooled, packs
+        self._apply = jax.jit(functools.partial(apply, model, pooled), out_shardings=replicated(mesh))
+
+    def __call__(
+        self, params: dict, examples: Examples, after_batch: Callable[[], None] = lambda: None
+    ) -> list[np.ndarray]:
+        """Returns the outputs of each example, on every host; outputs of tokens exclude the padding."""
+        outputs: list = [None] * len(examples)
+        batch_places, batches = itertools.tee(self._batches(examples, functools.partial(local_rows, self._mesh)))
+        with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
+            on_mesh = on_devices((batch for _, batch in batches), self._mesh)
+            for (places, _), batch_outputs in zip(
+                batch_places, fetched(self._apply(params, batch) for batch in on_mesh)
+            ):
+                for example, *index in places:
+                    outputs[example] = batch_outputs[tuple(index)]
+                after_batch()
+        return outputs
+
+    def first(self, examples: Examples) -> tuple[Callable, Batch]:
+        """Returns the compiled function (params, batch) -> outputs, and the first batch, with the rows of all hosts."""
+        return self._apply, next(self._batches(examples, np.arange))[1]
+
+    def _batches(self, examples: Examples, rows_of: Rows) -> Iterator[tuple[Places, Batch]]:
+        examples = dataclasses.replace(examples, labels=None)
+        return self._packed(examples, rows_of) if self._packs else self._padded(examples, rows_of)
+
+    def _padded(self, examples: Examples, rows_of: Rows) -> Iterator[tuple[Places, Batch]]:
+        host_rows = rows_of(self._batch_size)
+        for rows, length in evaluation_batches(examples, self._batch_size, self._longest):
+            places: Places = [
+                (example, row, slice(examples.lengths[example])) for row, example in enumerate(rows) if example >= 0
+            ]
+            if self._pooled:
+                places = [place[:2] for place in places]
+            yield places, examples.batch(rows[host_rows], length)
+
+    def _packed(self, examples: Examples, rows_of: Rows) -> Iterator[tuple[Places, Batch]]:
+        ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+        for numbers, rows, starts, *shape in packed_evaluation(examples, self._batch_size, self._longest, ways):
+            if self._pooled:
+                places = list(zip(numbers, rows, index_in_row(rows)))
+            else:
+                ends = starts + examples.lengths[numbers]
+                places = list(zip(numbers, rows, map(slice, starts, ends)))
+            batch, host_rows = examples.packed(numbers, rows, starts, *shape), rows_of(shape[0])
+            yield places, {name: x[host_rows] for name, x in batch.items()}
+
+
+# Compiled once for all trials of a search, and for all parts of a table.
+make_predictor = functools.lru_cache(maxsize=4)(Predictor)
+
+
+def predict(head: Head, source: Pretrained, examples: Examples) -> list[np.ndarray]:
+    """Returns the outputs of each example by a checkpoint, computed on one device.
+
+    Raises:
+      UserError: if the outputs are NaN.
+    """
+    return on_one_device(head, source)(examples)
+
+
+def on_one_device(head: Head, source: Pretrained) -> Callable[[Examples], list[np.ndarray]]:
+    """Returns the function of `predict` for several portions of examples: the params are copied to the device once."""
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
+    model = head.model(source.config, source.head, compute=compute_for(source.dtype))
+    params = jax.device_put(source.params, replicated(mesh))
+    predictor = make_predictor(model, head.pooled, mesh, PREDICTION_BATCH, head.can_pack(model))
+
+    def outputs_of(examples: Examples) -> list[np.ndarray]:
+        outputs = predictor(params, examples)
+        check_numbers(*outputs)
+        return outputs
+
+    return outputs_of
+
+
+def words_model(source: Pretrained, compute: Compute | None = None) -> tuple[BertForMaskedLM, dict]:
+    """Returns the language model of a checkpoint, and its params on one device.
+
+    Args:
+      source: the checkpoint.
+      compute: the types to compute with; None for the checkpoint's `dtype`.
+
+    Raises:
+      UserError: if the checkpoint has no language model.
+    """
+    if not source.predicts_words:
+        raise UserError(source.no_words_reason)
+    model = BertForMaskedLM(source.config, compute or compute_for(source.dtype))
+    return model, jax.device_put(source.params)  # Once, not per text.
+
+
+def check_numbers(*outputs: np.ndarray) -> None:
+    """Raises `UserError` if an output is NaN, before anything is derived from it."""
+    if any(np.isnan(output).any() for output in outputs):
+        raise UserError("the checkpoint's outputs are NaN: its weights are damaged, or its training diverged")
