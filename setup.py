@@ -49,6 +49,7 @@ setuptools.setup(
         "numpy>=2.0",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.32,<1",  # the API of 1.0 is another
+        "packaging>=24",
         "pyarrow>=17",
         "safetensors>=0.6",
         "sentencepiece>=0.2.3",

@@ -7,10 +7,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"  # setup.py reads this line
-__all__ = ["Answer", "Classified", "Filled", "Model", "Tagged", "UserError", "load", "prepare", "train"]
+__all__ = [
+    "Answer", "Classified", "Filled", "Hit", "Model", "SearchIndex", "Tagged", "UserError", "load", "prepare", "train",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from bertjax.common.errors import UserError
+    from bertjax.embedding.index import Hit, SearchIndex
     from bertjax.inference.fill_mask import Filled
     from bertjax.library import Answer, Classified, Model, Tagged, load, prepare, train
 else:
@@ -18,8 +21,8 @@ else:
     def __getattr__(name):
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module("bertjax.common.errors" if name == "UserError" else "bertjax.library")
-        return getattr(module, name)
+        others = {"UserError": "common.errors", "Hit": "embedding.index", "SearchIndex": "embedding.index"}
+        return getattr(importlib.import_module(f"bertjax.{others.get(name, 'library')}"), name)
 
     def __dir__():
         return [*globals(), *__all__]

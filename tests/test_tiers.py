@@ -17,11 +17,13 @@ TESTS_OF_COMMANDS = {
     "evaluate": "tests/cli/test_commands.py::test_evaluate_counts_minimal_pairs",
     "serve": "tests/serving/test_serving.py::test_what_was_accepted_is_answered_after_sigterm",
     "mine": "tests/embedding/test_retrieval.py::test_negatives_are_mined_with_a_checkpoint_and_learnt_from",
+    "search": "tests/embedding/test_index.py::test_the_command_writes_an_index_and_searches_it_again",
     "extract": "tests/inference/test_vectors.py::test_the_command_writes_vectors_of_a_table",
     "submit": "tests/finetuning/test_finetuning.py::test_predict_prints_json_lines_and_writes_submissions",
     "runs": "tests/reporting/test_overview.py::test_runs_are_listed_with_their_state",
     "report": "tests/cli/test_commands.py::test_report_looks_into_a_run",
     "convert": "tests/cli/test_commands.py::test_convert_there_and_back_and_predict_from_it",
+    "doctor": "tests/cli/test_doctor.py::test_the_command_describes_this_machine",
 }
 TESTS_OF_TASKS = {
     "glue": "tests/finetuning/test_finetuning.py::test_a_task_is_learnt_and_scored",

@@ -24,6 +24,8 @@ def use(path: str) -> None:
     assert_type(model.answer("Who?", "Anna lives in Rome.")["answer"], str)
     assert_type(model.predict([("Anna opens a book.", "She reads it.", "She flies.")]), list[dict[str, Any]])
     assert_type(model.embed(["a", "b"], pool="mean"), NDArray[np.float32])
+    index = assert_type(bertjax.SearchIndex.build(model, ["a", "b"], "index"), bertjax.SearchIndex)
+    assert_type(index.search("a")[0][0], bertjax.Hit)
     assert_type(model.generate("a", 3), list[str])
     assert_type(model.apply(model.params, np.ones((1, 8), np.int32)), jax.Array)
     bertjax.laod  # type: ignore[attr-defined]  # noqa: B018

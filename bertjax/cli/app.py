@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from absl import app, flags
 
 from bertjax.cli.flags import CONFIG
 from bertjax.cli.overrides import MissingExperiment, from_arguments
+from bertjax.common.caches import compilation_cache
 from bertjax.common.errors import UserError
 from bertjax.distributed.topology import has_accelerator
 
@@ -118,10 +118,7 @@ def keep_compiled() -> None:
     """Turns on JAX's persistent compilation cache, in JAX_COMPILATION_CACHE_DIR or ~/.cache/bertjax/compiled."""
     import jax
 
-    home = os.path.expanduser("~")
-    home = tempfile.gettempdir() if home.startswith("~") else home  # a user without a home
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", f"{home}/.cache/bertjax/compiled")
-    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_compilation_cache_dir", compilation_cache())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # many short compilations are seconds too
 
 

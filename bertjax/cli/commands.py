@@ -14,11 +14,13 @@ COMMANDS = {  # name: (the name in `python -m bertjax.NAME`, what the command do
     "evaluate": ("evaluate", "scores a checkpoint on labelled data, or by minimal pairs of sentences"),
     "serve": ("serve", "serves a checkpoint over HTTP, with a page to try it"),
     "mine": ("mine", "finds hard negatives for the training of vectors of texts"),
+    "search": ("search", "finds the documents that are nearest to queries by their embeddings"),
     "extract": ("extract", "writes vectors, or hidden states, of texts"),
     "submit": ("submit", "writes a benchmark's submission file"),
     "runs": ("runs", "lists the runs in folders: how far they are, their loss, whether they run"),
     "report": ("report", "draws runs over each other, and what a checkpoint has learnt"),
     "convert": ("convert", "converts a checkpoint to or from Hugging Face's or Google's format"),
+    "doctor": ("doctor", "describes this installation, its devices and its problems, for a bug report"),
 }
 
 

@@ -12,6 +12,7 @@ from bertjax.finetuning.metrics import comparable
 
 QUERIES, DOCUMENTS = 1024, 16_384  # a block has so many, and only its cosines are in memory
 ROUND = 256  # smaller blocks are padded to a multiple: few shapes are compiled, and equal documents get equal cosines
+FEW = 8  # blocks of fewer than `ROUND` queries are padded to a power of two, and to at least this number of rows
 
 
 class Neighbours(NamedTuple):
@@ -39,7 +40,7 @@ def nearest(queries, documents, k: int, similarity: str = "cosine", bar: Bar | N
     k = min(k, len(documents))
     found = Neighbours(np.zeros((len(queries), k), np.int32), np.zeros((len(queries), k), np.float32))
     for rows in _blocks(len(queries), QUERIES):
-        asked = jax.device_put(_padded(comparable(queries[rows], similarity), QUERIES), device)
+        asked = jax.device_put(_padded(comparable(queries[rows], similarity), QUERIES, FEW), device)
         best = jax.device_put(_none(len(asked), k), device)
         for columns in _blocks(len(documents), DOCUMENTS):
             some = jax.device_put(_padded(comparable(documents[columns], similarity), DOCUMENTS), device)
@@ -72,6 +73,8 @@ def _blocks(count: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
 
 
-def _padded(vectors: np.ndarray, most: int) -> np.ndarray:
-    rows = min(most, -(-len(vectors) // ROUND) * ROUND)
+def _padded(vectors: np.ndarray, most: int, least: int = ROUND) -> np.ndarray:
+    """Returns vectors `[n, width]` with zeros up to a multiple of `ROUND` rows, or to a power of two from `least`."""
+    step = min(ROUND, max(least, 1 << (len(vectors) - 1).bit_length()))
+    rows = min(most, -(-len(vectors) // step) * step)
     return np.pad(vectors, ((0, rows - len(vectors)), (0, 0)))

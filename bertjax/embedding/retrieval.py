@@ -1,4 +1,4 @@
-"""What is looked for, and among which documents: what retrieval is judged by, and negatives are mined from.
+"""Data sets of retrieval: queries, documents and relevance judgements, for evaluation and for hard negatives.
 
 BEIR's layout (Thakur et al. 2021) is a folder with corpus.jsonl (_id, title, text), queries.jsonl (_id, text), and
 qrels/PART.tsv, whose lines (query-id, corpus-id, score) say which documents are relevant to a query.
@@ -11,8 +11,10 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import fingerprints
-from bertjax.data.corpus.tables import Row, column, read_table, read_text, rows_of
+from bertjax.data.corpus.tables import Row, column, lines_of, read_table, rows_of
 from bertjax.finetuning.labels import NumberLabel
+
+PARQUET_ROWS = 1024  # rows of a .parquet in memory at a time
 
 
 class Search(NamedTuple):
@@ -67,14 +69,77 @@ def merged(search: Search, more: Iterable[str] = ()) -> Search:
     return found._replace(documents=documents, identical=identical)
 
 
-def read_documents(path: epath.PathLike) -> list[str]:
-    """Reads documents: the lines of a .txt, or those of a table. Raises `UserError` for a missing or invalid file."""
+class Document(NamedTuple):
+    """A document of a corpus.
+
+    Attributes:
+      text: the text, after its title if it has one.
+      id: the cell `id` or `_id` of its row in a table; without such a column, and in a .txt, the number of its line.
+    """
+
+    text: str
+    id: str
+
+
+def documents_of(path: epath.PathLike) -> Iterator[Document]:
+    """Yields the documents of a corpus, with a part of the file in memory at a time.
+
+    Args:
+      path: a .txt with a document per line, or a table with the column `text` and perhaps `title` and `id`.
+
+    Raises:
+      UserError: the file is missing, has no documents, or cannot be read.
+    """
     path = epath.Path(path)
-    if path.suffix != ".txt":
-        return [document(row) for row in rows_of(path)]
-    if not (found := [line.strip() for line in read_text(path).splitlines() if line.strip()]):
+    if path.suffix == ".txt":
+        yield from _lines_as_documents(path)
+        return
+    for row in _parquet_rows(path) if path.suffix == ".parquet" else rows_of(path):
+        name = next((name for name in ("id", "_id") if name in row.columns), None)
+        yield Document(document(row), column(row, name) if name else row.where.rpartition(":")[2])
+
+
+def read_documents(path: epath.PathLike) -> list[str]:
+    """Returns the texts of `documents_of`. Raises the same errors."""
+    return [text for text, _ in documents_of(path)]
+
+
+def _lines_as_documents(path: epath.Path) -> Iterator[Document]:
+    is_empty = True
+    if not path.is_file():
+        raise UserError(f"no file {path}")
+    for number, line in enumerate(lines_of(path), 1):
+        for part in line.splitlines():
+            if text := part.strip():
+                is_empty = False
+                yield Document(text, str(number))
+    if is_empty:
         raise UserError(f"{path}: no text in it")
-    return found
+
+
+def _parquet_rows(path: epath.Path) -> Iterator[Row]:
+    """Yields the rows of a .parquet, with the columns of documents only."""
+    import pyarrow
+    from pyarrow import parquet
+
+    if not path.is_file():
+        raise UserError(f"no file {path}")
+    number = 0
+    try:
+        with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
+            names = file.schema_arrow.names
+            if "text" not in names:
+                raise UserError(f"{path}: no column 'text'; there are {', '.join(names)}")
+            used = [name for name in ("text", "title", "id", "_id") if name in names]
+            for batch in file.iter_batches(PARQUET_ROWS, columns=used):
+                for columns in batch.to_pylist():
+                    number += 1
+                    yield Row(columns, f"{path}:{number}")
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path}: cannot be read as Parquet after row {number} ({reason})") from None
+    if not number:
+        raise UserError(f"{path}: no example in it")
 
 
 def read(qrels: epath.Path) -> Search:

@@ -118,7 +118,7 @@ def rows_of(path: epath.PathLike) -> Iterator[Row]:
     path, is_empty = epath.Path(path), True
     if not path.is_file():
         raise UserError(f"no file {path}")
-    for row in _rows(path, functools.partial(_lines_of, path)):
+    for row in _rows(path, functools.partial(lines_of, path)):
         if row is not None:
             names, cells, line = row
             is_empty = False
@@ -276,7 +276,7 @@ def _lines(text: str) -> Iterator[str]:
         start = end
 
 
-def _lines_of(path: epath.Path) -> Iterator[str]:
+def lines_of(path: epath.Path) -> Iterator[str]:
     """Yields the lines of a file with their line ends."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

@@ -1,0 +1,48 @@
+"""Describes this installation for a bug report: python -m bertjax.doctor
+
+Prints at most 20 lines: versions, the devices that JAX lists, cores and memory, caches with their sizes, free disk,
+optional packages with the extras that install them, and missing or broken parts, each with the fix. --json prints one
+object.
+"""
+
+import json
+import sys
+
+try:
+    from absl import flags
+
+    from bertjax.cli.app import run_command
+
+    _JSON = flags.DEFINE_bool("json", False, "Print one JSON object, with all problems.")
+    _FAILURE = None
+except Exception as error:  # a package that all commands need is missing or broken
+    _FAILURE = error
+
+
+def main(arguments: list[str]) -> None:
+    """Prints the report."""
+    from bertjax.common.errors import UserError
+
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; doctor takes --json only")
+    report(_JSON.value)
+
+
+def report(as_json: bool) -> None:
+    """Prints the report, and the import error that stops all other commands."""
+    from bertjax.launch import doctor
+
+    probes = {"commands": _raise_failure, **doctor.PROBES} if _FAILURE else doctor.PROBES
+    diagnosis = doctor.diagnose(probes)
+    print(json.dumps(diagnosis.as_json()) if as_json else "\n".join(diagnosis.lines()), flush=True)
+
+
+def _raise_failure() -> None:
+    raise _FAILURE
+
+
+if __name__ == "__main__":
+    if _FAILURE:
+        report("--json" in sys.argv)
+    else:
+        run_command(main)

@@ -1,0 +1,67 @@
+"""Searches documents by meaning: python -m bertjax.search --checkpoint=runs/vectors --corpus=docs.txt "a query"
+
+Embeds the documents and the queries, and prints the documents with the highest similarity to each query: the score,
+the id or the number of the line, and the text. The search is exact. --index=FOLDER keeps the documents and their
+embeddings: the first command writes the folder, and resumes after an interruption; later commands with the same folder
+need no --corpus. --checkpoint is the workdir of a run of `embed`, or a folder of sentence-transformers; with
+--pool=mean, any checkpoint that bertjax.extract takes.
+"""
+
+import contextlib
+import json
+import sys
+
+from absl import flags
+
+from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
+from bertjax.cli.next_commands import print_next
+from bertjax.training.signals import exit_on_signal
+
+_CHECKPOINT = define_checkpoint_flag()
+_DTYPE = define_dtype_flag()
+_CORPUS = flags.DEFINE_string(
+    "corpus",
+    None,
+    "The documents: a .txt with one per line; or a .jsonl, .csv, .tsv or .parquet with the column `text`, and perhaps "
+    "`title` and `id`.",
+)
+_INDEX = flags.DEFINE_string("index", None, "Folder with the documents and their embeddings; temporary unless given.")
+_POOL = flags.DEFINE_enum(
+    "pool", None, ["mean", "cls", "last"], "Embeds with the mean of the last hidden states, or with one state."
+)
+_TOP_K = flags.DEFINE_integer("top_k", 5, "Number of documents for each query.", lower_bound=1)
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object per query.")
+flags.mark_flag_as_required("checkpoint")
+
+
+@exit_on_signal()
+def main(queries: list[str]) -> None:
+    """Builds or opens the index, and prints the documents of each query."""
+    from bertjax.common.errors import UserError
+    from bertjax.embedding.index import SearchIndex, check_inputs
+    from bertjax.library import load
+
+    if not queries:
+        raise UserError("no query: give one or more on the command line")
+    folder = _INDEX.value or None
+    check_inputs(_CORPUS.value, folder)
+    keep_compiled()
+    with contextlib.redirect_stdout(sys.stderr):  # the progress; stdout has the results only
+        model = load(_CHECKPOINT.value, _DTYPE.value)
+        if _CORPUS.value is None:
+            index = SearchIndex.open(model, folder, _POOL.value or "")
+        else:
+            index = SearchIndex.build(model, _CORPUS.value, folder, _POOL.value or "")
+    for query, hits in zip(queries, index.search(queries, _TOP_K.value)):
+        if _JSON.value:
+            print(json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False), flush=True)
+        else:
+            lines = (f"  {hit.score:.3f}  {hit.id}: {' '.join(hit.text.split())}" for hit in hits)
+            print(query, *lines, sep="\n", flush=True)
+    if _CORPUS.value and folder and not _JSON.value:
+        print_next(["bertjax", "search", f"--checkpoint={_CHECKPOINT.value}", f"--index={folder}", "QUERY"])
+
+
+if __name__ == "__main__":
+    run_command(main)
