@@ -58,7 +58,8 @@ def write(
         marked = named(zeros | {path: zeros[path] + 1 for path in paths})
         return sorted(name for name, x in marked.items() if x.any())
 
-    updates = {name: x for name, x in named({**zeros, **source.updates}).items() if x.any()}
+    low_rank = {path: np.asarray(update) for path, update in source.updates.items()}
+    updates = {name: x for name, x in named(zeros | low_rank).items() if x.any()}
     if unsupported := [name for name in updates if not name.endswith(".weight")]:
         raise UserError(
             f"{source.path}: {unsupported[0]} is in no layer of its own in transformers, and PEFT adds to layers only; "

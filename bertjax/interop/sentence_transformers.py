@@ -36,28 +36,6 @@ DROPOUT = "Dropout"  # a module without effect on predictions
 PACKAGE = "sentence_transformers"  # also the section of `settings` with fields that a run does not have
 TASKS = {ARCHITECTURE: "feature-extraction", CROSS_ENCODER: "sequence-classification"}
 
-# {kind of `library_fields`: the fields that are read, and the fields that do not affect predictions}.
-READ: dict[str, tuple[str, ...]] = {
-    ARCHITECTURE: ("model_type", "prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "__version__",
-                   "requirements"),
-    CROSS_ENCODER: ("model_type", "activation_fn", "keep_in_fp32_modules", "__version__", "requirements"),
-    "modules": ("idx", "name", "path", "type"),
-    **dict.fromkeys(TASKS.values(), ("max_seq_length", "do_lower_case", "unpad_inputs", "model_args", "model_kwargs",
-                                     "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")),
-    "Pooling": ("embedding_dimension", "word_embedding_dimension", "pooling_mode", "pooling_mode_cls_token",
-                "pooling_mode_mean_tokens", "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens",
-                "pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken"),
-    "Dense": ("in_features", "out_features", "bias", "activation_function", "module_output_name"),
-    "Normalize": ("module_output_name",),
-    DROPOUT: ("dropout",),
-}  # fmt: skip
-# Fields of `ENCODER` with arguments of transformers, and arguments that do not affect predictions.
-ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
-UNUSED_FIELDS = ("trust_remote_code", "attn_implementation", "torch_dtype", "dtype", "device_map", "low_cpu_mem_usage",
-            "use_safetensors", "use_fast")  # fmt: skip
-
-SIMILARITIES = ("cosine", "dot")
-POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}  # {pooling_mode: `config.head.pooling`}
 # {field of a version before 5: pooling_mode}. Unsupported poolings are listed for messages.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -67,6 +45,26 @@ FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+# Fields of `ENCODER` with arguments of transformers.
+ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
+# {kind of `library_fields`: the fields that are read, and the fields that do not affect predictions}.
+READ: dict[str, tuple[str, ...]] = {
+    ARCHITECTURE: ("model_type", "prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "__version__",
+                   "requirements"),
+    CROSS_ENCODER: ("model_type", "activation_fn", "keep_in_fp32_modules", "__version__", "requirements"),
+    "modules": ("idx", "name", "path", "type"),
+    **dict.fromkeys(TASKS.values(), ("max_seq_length", "do_lower_case", "unpad_inputs", *ARGUMENTS)),
+    "Pooling": ("embedding_dimension", "word_embedding_dimension", "pooling_mode", *FLAGS),
+    "Dense": ("in_features", "out_features", "bias", "activation_function", "module_output_name"),
+    "Normalize": ("module_output_name",),
+    DROPOUT: ("dropout",),
+}  # fmt: skip
+# Arguments of transformers that do not affect predictions.
+UNUSED_FIELDS = ("trust_remote_code", "attn_implementation", "torch_dtype", "dtype", "device_map", "low_cpu_mem_usage",
+            "use_safetensors", "use_fast")  # fmt: skip
+
+SIMILARITIES = ("cosine", "dot")
+POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}  # {pooling_mode: `config.head.pooling`}
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 ACTIVATIONS = {IDENTITY: "none", "torch.nn.modules.activation.Tanh": "tanh"}  # activations of a dense layer
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first of these prompts is the prompt of documents
@@ -190,7 +188,10 @@ def read_settings(folder: Folder, config: BertConfig) -> ConfigDict:
     """
     path, fields = folder.path / SETTINGS, _settings(folder.path)
     check_fields(path, fields, PACKAGE, ARCHITECTURE, READ[ARCHITECTURE])
-    prompts, default = _prompts(path, fields)
+    prompts = {name: text or "" for name, text in (fields.get("prompts") or {}).items()}
+    default = fields.get("default_prompt_name") or ""
+    if default and default not in {*prompts, "query", "document"}:  # the library always has the last two
+        raise UserError(f"{path}: default_prompt_name is {default!r}, which is none of its prompts")
     head = {"pooling": _pooling(folder, config), **_dense(folder, config), "normalize": "Normalize" in folder.modules}
     if (width := fields.get("truncate_dim")) is not None:
         if width < 1:
@@ -312,15 +313,6 @@ def _dense(folder: Folder, config: BertConfig) -> dict[str, Any]:
     if activation not in tuple(ACTIVATIONS):
         raise _unsupported(folder.path, module / CONFIG, f"activation_function {activation!r}", ACTIVATIONS)
     return {"dense": width, "dense_act": ACTIVATIONS[activation]}
-
-
-def _prompts(path: epath.Path, fields: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """Returns {name: prompt} and the name of the default prompt, "" without a default."""
-    prompts = {name: text or "" for name, text in (fields.get("prompts") or {}).items()}
-    default = fields.get("default_prompt_name") or ""
-    if default and default not in {*prompts, "query", "document"}:  # the library always has the last two
-        raise UserError(f"{path}: default_prompt_name is {default!r}, which is none of its prompts")
-    return prompts, default
 
 
 def _encoder_settings(folder: Folder) -> tuple[epath.Path, dict[str, Any]]:
