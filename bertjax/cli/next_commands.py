@@ -36,7 +36,7 @@ def uses_of(checkpoint: str) -> list[list[str]]:
         if place.format == "huggingface" and not place.vectors:
             architecture, *_ = huggingface.read_head(place.folder / huggingface.CONFIG)
         if place.format == "peft" and not place.vectors:
-            architecture = pretrained.class_of_adapter(place)
+            architecture = place.read_architecture()
         task = find_task(settings, architecture)
         objectives = [term.name for term in terms_of_run(settings)]
         is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings

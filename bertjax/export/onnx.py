@@ -190,6 +190,6 @@ def _definition(source: Pretrained) -> dict[str, str]:
         words = {"masked_lm": params["masked_lm"]} if source.predicts_words and "masked_lm" in params else {}
         params, stated = {"bert": encoder, **words}, ""
     architecture = layout.choose_architecture(params, source.config, stated)
-    activation = sentence_transformers.of_classifier(source.settings, source.problem_type)
-    more = source.labels, source.problem_type, activation, source.model_max_length
-    return huggingface.definition(source.config, params, source.tokenizer, architecture, *more)
+    activation = sentence_transformers.activation_of(source.settings, source.problem_type)
+    metadata = huggingface.Metadata(source.labels, source.problem_type, activation, source.model_max_length)
+    return huggingface.definition(source.config, params, source.tokenizer, architecture, metadata)

@@ -27,7 +27,7 @@ from bertjax.finetuning.validate import validate
 from bertjax.inference import abilities, tasks
 from bertjax.inference.predictor import predict
 from bertjax.inference.task import HasSampleData, Split, TaskData
-from bertjax.interop import pretrained, resizing
+from bertjax.interop import initialization, pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.text.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ class FineTuningRun(Run):
         if not self.inputs.is_new:
             return params
         layers = self.config.keep_layers
-        return pretrained.initialize(
+        return initialization.initialize(
             params,
             self.config.init_checkpoint,
             encoder_only=True,
@@ -114,17 +114,17 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
         if layers > (count := model.num_hidden_layers):
             raise UserError(f"config.keep_layers = {layers}: {config.init_checkpoint} has {count}; choose fewer")
         model = dataclasses.replace(model, num_hidden_layers=layers or count)
-        pretrained.adopt_model(config, model, config.init_checkpoint)
+        initialization.adopt_model(config, model, config.init_checkpoint)
     else:  # `init_checkpoint` may have been deleted since the run began.
         task.adopt(config, previous.config)
-        pretrained.adopt_model(config, families.config_of(previous.config), "the run in this workdir")
+        initialization.adopt_model(config, families.config_of(previous.config), "the run in this workdir")
     validate(config, with_data)  # now that the model is known
     return Resolution(config, decisions)
 
 
 def load_inputs(config: ResolvedConfig, workdir: epath.Path, previous: RunInfo | None) -> RunInputs:
     """Loads tokenizer and data. Raises `UserError` for missing or invalid files, or if there is no vocabulary."""
-    tokenizer = pretrained.require_tokenizer(config) if previous is None else load_tokenizer(workdir, previous)
+    tokenizer = initialization.require_tokenizer(config) if previous is None else load_tokenizer(workdir, previous)
     if jax.process_index() == 0:
         phase("reading the examples")
     with fingerprints.collect() as read:

@@ -1,7 +1,8 @@
-"""Google's TF1 checkpoints of BERT: `bert_model.ckpt.index` and `.data-*`, with `bert_config.json` and `vocab.txt`."""
+"""TF1 checkpoints of Google: `bert_model.ckpt.index` and `.data-*`, with `bert_config.json` and `vocab.txt`."""
 
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -16,20 +17,20 @@ from bertjax.models.bert.tf1_names import PARTS, to_params, to_variables, variab
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"
-# Suffixes of the optimizer's variables (Adam's and LAMB's moments), which are not part of the model.
+# Suffixes of the moments of Adam and LAMB, which are not part of the model.
 OPTIMIZER = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v")
 
 
 def check_exportable(config: BertConfig) -> None:
-    """Raises `UserError` if a model is none that Google's code has a class for."""
+    """Raises `UserError` if the code of Google has no class for a model."""
     if families.family_of(config) is not family.FAMILY:
         raise UserError(f"model.family = {config.family!r}")
     huggingface.FORMAT.check_exportable(config)
 
 
 def read_config(path: epath.Path) -> BertConfig:
-    """Reads a `BertConfig` from bert_config.json; Google's "gelu" is the tanh form (Hugging Face: gelu_new)."""
-    fields = read_json(path)
+    """Reads bert_config.json. The "gelu" of Google is the tanh form, which Hugging Face calls gelu_new."""
+    fields: dict[str, Any] = read_json(path)
     known = {"gelu": fields.get("gelu_form", "gelu_new"), "gelu_new": "gelu_new", "relu": "relu"}
     activation = known.get(str(fields.get("hidden_act", "gelu")))
     if activation is None:
@@ -39,7 +40,10 @@ def read_config(path: epath.Path) -> BertConfig:
 
 
 def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]]:
-    """Returns our params from a checkpoint, and the names of ignored variables, which are not part of BERT."""
+    """Returns the params of a checkpoint, and the names of variables that are not part of BERT.
+
+    Raises `UserError` if the checkpoint is damaged, or was written by TensorFlow 2.
+    """
     from bertjax.data.tensorflow import tf
 
     try:
@@ -59,28 +63,27 @@ def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]
 
 
 def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: Tokenizer | None) -> list[str]:
-    """Writes `bert_model.ckpt`, `bert_config.json` and the vocabulary, under Google's names.
+    """Writes `bert_model.ckpt`, `bert_config.json` and the vocabulary.
 
-    Returns the parts of the params that have none.
+    Returns the parts of the params that do not have a name in the code of Google.
     """
     from bertjax.data.tensorflow import tf
 
     folder = epath.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     variables = to_variables(params, config)
-    names = list(variables)
     tf.raw_ops.SaveV2(
         prefix=str(folder / PREFIX),
-        tensor_names=names,
-        shape_and_slices=[""] * len(names),
-        tensors=[variables[name] for name in names],
+        tensor_names=list(variables),
+        shape_and_slices=[""] * len(variables),
+        tensors=list(variables.values()),
     )
-    names = (name for name in dataclasses.asdict(config) if name not in (*BERTJAX_FIELDS, "layer_norm_eps"))
-    fields = {name: getattr(config, name) for name in names}
+    omitted = (*BERTJAX_FIELDS, "layer_norm_eps")
+    fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in omitted}
     if config.hidden_act != "relu":
         fields["hidden_act"] = "gelu"
     if config.hidden_act == "gelu":
-        fields["gelu_form"] = "gelu"  # for bertjax; Google's code ignores it and uses the tanh form
+        fields["gelu_form"] = "gelu"  # for bertjax; the code of Google uses the tanh form
     if config.layer_norm_eps != 1e-12:
         fields["layer_norm_eps"] = config.layer_norm_eps
     write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")

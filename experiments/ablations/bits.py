@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
         texts += bits_per_byte.windows(filter(None, lines), _MOST.value, *sizes)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     if not source.predicts_words:
-        raise UserError(source.no_words)
+        raise UserError(source.no_words_reason)
     given = {"memory_length": _MEMORY.value, "clamp_length": _CLAMP.value}
     given = {name: value for name, value in given.items() if value}
     if given and likelihood.part_of(source.config) is None:

@@ -250,7 +250,8 @@ def learnt(tmp_path_factory):
     for method, (architecture, layer, width, labels) in heads.items():
         source = made(architecture, layer, width).source
         (folder / method).mkdir()
-        huggingface.write(folder / method, source.config, source.params, source.tokenizer, architecture, labels)
+        given = source.config, source.params, source.tokenizer, architecture, huggingface.Metadata(labels)
+        huggingface.write(folder / method, *given)
     source, settings = made("SentenceTransformer").source, experiments.load("embed")
     (folder / "embed").mkdir()
     given = source.config, source.params, source.tokenizer, settings, 32, "BertModel"
