@@ -1,20 +1,25 @@
-"""Counts what makes the interfaces of the training path hard to read: python docs/site/contracts.py [--checkout=DIR]
+"""Counts properties that make code hard to read: python docs/site/contracts.py [--checkout=DIR]
 
 Another checkout can be counted with --checkout, so that two commits compare. mypy must be installed.
 """
 
 import argparse
 import ast
+import io
 import pathlib
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 
 # The rooms of the training path.
 ROOMS = ("data", "models", "objectives", "pretraining", "training")
 # The interfaces whose members are counted.
-INTERFACES = ("Objective", "ObjectiveMetrics", "Family", "ModelFamily", "FineTuningTask", "Hook", "Evaluator")
+INTERFACES = (
+    "Objective", "ObjectiveMetrics", "Family", "ModelFamily", "FineTuningTask", "Head", "Split", "TaskData", "Hook",
+    "Evaluator",
+)  # fmt: skip
 # Functions and classes whose size is counted.
 LONG = ("train", "run", "_make_train_step")
 VAGUE = ("found", "each", "own", "given", "theirs", "what", "others", "its")
@@ -98,6 +103,18 @@ def recurrent_lines(path: pathlib.Path) -> set[int]:
     return numbers
 
 
+def lines_of_code(path: pathlib.Path) -> int:
+    """Returns the number of lines of a file without comments, docstrings and blank lines."""
+    text = path.read_text()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, documented))
+    docstrings = [node.body[0] for node in nodes if ast.get_docstring(node, clean=False) is not None]
+    skipped = {line for node in docstrings for line in range(node.lineno, node.end_lineno + 1)}
+    layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    tokens = (token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in layout)
+    return len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - skipped)
+
+
 def mypy_errors(checkout: pathlib.Path, *paths: str) -> int:
     """Returns the number of errors that mypy reports with --check-untyped-defs."""
     flags = ["--check-untyped-defs", "--ignore-missing-imports", "--config-file=", "--no-incremental"]
@@ -123,7 +140,13 @@ def main() -> None:
     owner = next(node for node in classes(modules) if node.name == "Pretraining")
     print(f"Pretraining: {sum(isinstance(node, ast.FunctionDef) for node in owner.body)} methods")
     print(f"copy.copy(self) in pretraining/: {sum('copy.copy(self)' in ast.unparse(node) for node in pretraining)}")
-    training = [(path, node) for path, node in functions(modules) if path.startswith(ROOMS)]
+    everything = [*functions(modules)]
+    training = [(path, node) for path, node in everything if path.startswith(ROOMS)]
+    print(f"functions of more than 80 lines: {sum(lines_of(node) > 80 for _, node in everything)}")
+    methods = {node.name: sum(isinstance(member, ast.FunctionDef) for member in node.body) for node in classes(modules)}
+    large = ", ".join(f"{name} {count}" for name, count in methods.items() if count > 20)
+    print(f"classes of more than 20 methods: {large or 'none'}")
+    print(f"lines of code: {sum(map(lines_of_code, package.rglob('*.py'))):,}")
     for path, node in training:
         if node.name in LONG and path in ("training/loop.py", "training/run.py", "training/step.py"):
             print(f"{path}: {node.name}: {lines_of(node)} lines")
