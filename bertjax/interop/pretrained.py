@@ -81,6 +81,13 @@ class Pretrained:
         return {name: model for name, model in models.items() if name in self.params}
 
     @property
+    def required_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises `UserError` if the checkpoint has none."""
+        if self.tokenizer is None:
+            raise UserError(f"{self.path}: no tokenizer beside the checkpoint; add its vocab.txt or tokenizer.json")
+        return self.tokenizer
+
+    @property
     def head(self) -> dict:
         """Returns the `config.head` of a bertjax run: the settings of the model on top of BERT."""
         return dict(self.settings.get("head", {}))
@@ -326,9 +333,7 @@ def read_with_tokenizer(path: epath.PathLike, dtype: str | None = None) -> Pretr
     Also raises `UserError` if the checkpoint has no tokenizer.
     """
     source = read(path)
-    source = dataclasses.replace(source, dtype=dtype or source.dtype)
-    if source.tokenizer is None:
-        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt or tokenizer.json")
+    source = dataclasses.replace(source, dtype=dtype or source.dtype, tokenizer=source.required_tokenizer)
     if source.format in ("huggingface", "peft") and (names := sorted(source.ignored)):
         more = f" and {len(names) - 8} more" * (len(names) > 8)
         tables.note(epath.Path(source.path), f"weights that are not read: {', '.join(names[:8])}{more}")

@@ -76,8 +76,8 @@ def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_text_has_the_sum_over_its_tokens(texts, causal, monkeypatch):
     """Each computed alone, without padding; in portions and batches that are not full."""
-    monkeypatch.setattr(likelihood, "TOGETHER", 7)
-    monkeypatch.setattr(likelihood, "MOST_ROWS", 5)
+    monkeypatch.setattr(likelihood, "TEXTS_AT_ONCE", 7)
+    monkeypatch.setattr(likelihood, "MAX_ROWS", 5)
     model, params = model_of(dataclasses.replace(CONFIG, causal=causal))
 
     @jax.jit

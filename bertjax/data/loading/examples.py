@@ -59,7 +59,7 @@ class Examples:
 
     input_ids: list[np.ndarray]
     token_types: list[np.ndarray]
-    labels: Sequence | None = None
+    labels: Sequence | np.ndarray | None = None
     choices: int = 0
     per_token: bool = False
     teacher_logits: Sequence[np.ndarray] | None = None
@@ -103,7 +103,7 @@ class Examples:
         choices, weights = max(1, self.choices), (rows >= 0).astype(np.float32)
         sequences = (rows[:, None] * choices + np.arange(choices)).ravel().tolist()  # negative in rows of padding
 
-        def padded(arrays: Sequence, padding: int = 0) -> np.ndarray:
+        def padded(arrays: Sequence | np.ndarray, padding: int = 0) -> np.ndarray:
             table = np.full((len(sequences), length), padding, np.int32)
             for row, sequence in enumerate(sequences):
                 if sequence >= 0:
