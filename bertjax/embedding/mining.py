@@ -128,7 +128,8 @@ def write(
     path: epath.PathLike, search: Search, mined: Mined, choice: Choice, similarity: str = "cosine"
 ) -> Iterator[str]:
     """Writes a table with the columns anchor, positive, negative_1, ...: a row for each document that is relevant to a
-    query. Yields lines to print. Raises `UserError` if there is no row."""
+    query. Yields lines to print. Raises `UserError` if there is no row.
+    """
     path, queries, count = epath.Path(path), len(search.queries), 0
     noun = "cosine" if similarity == "cosine" else "dot product"
     named = {reason: reason.replace("cosine", noun) for reason in REMEDIES}

@@ -144,7 +144,8 @@ def _parquet_rows(path: epath.Path) -> Iterator[Row]:
 
 def read(qrels: epath.Path) -> Search:
     """Reads the queries that a file `qrels/PART.tsv` has relevant documents of, and all documents, in the order of
-    their ids. Raises `UserError` for missing or invalid files, and for an id that is not there."""
+    their ids. Raises `UserError` for missing or invalid files, and for an id that is not there.
+    """
     folder = qrels.parent.parent
     documents = dict(sorted(_texts(folder / "corpus.jsonl")))
     queries = dict(_texts(folder / "queries.jsonl"))

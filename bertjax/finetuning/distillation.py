@@ -92,7 +92,7 @@ def _teacher_targets(config: ConfigDict, data: TaskData, tokenizer: Tokenizer) -
         logits, _ = logits_of(source, head, data.texts)
     else:
         logits = _logits_of_same_tokens(source, data, tokenizer, config)
-    if not data.labels:  # A student of numbers learns the teacher's numbers, not its logits.
+    if not data.labels:  # The targets of a regression are the predicted numbers of the teacher.
         label_type = label_type_of(source)
         return [label_type.predictions(row[None]) for row in logits]
     return [row[..., order] for row in logits]
@@ -103,7 +103,7 @@ def _logits_of_same_tokens(
 ) -> list[np.ndarray]:
     """Returns the teacher's logits of examples that are parts of texts. The teacher must have the same tokenizer."""
     field = f"config.distill.teacher = {config.distill.teacher!r}: "
-    if source.tokenizer.fingerprint != tokenizer.fingerprint:
+    if source.required_tokenizer.fingerprint != tokenizer.fingerprint:
         raise UserError(f"{field}its tokenizer is another, so that its tags, or windows, would be of other pieces")
     if data.head.architecture == "BertForTokenClassification":
         check_teacher(source, config)

@@ -10,8 +10,8 @@ from typing import Any
 from bertjax.common.errors import UserError
 from bertjax.data.corpus.tables import Row, cell, column
 
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)  # less than `float` takes
-MAX_LISTED = 12  # labels that a message lists
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)  # `float` reads more
+MAX_LISTED = 12  # the largest number of labels in a message
 LIST = "list"  # the `data.multi_label` of lists
 
 
@@ -79,9 +79,9 @@ def classes(places: Iterable[tuple[str, str]], name: str) -> tuple[str, ...]:
 
 def check_no_numbers(labels: Sequence[str], name: str) -> None:
     """Raises `UserError` for classes that are many different numbers."""
-    numbers = [label for label in labels if isinstance(_meaning(label), float)]
+    numbers = {label: number for label in labels if isinstance(number := _meaning(label), float)}
     if len(labels) > MAX_LISTED and len(numbers) == len(labels):
-        if odd := next((label for label in numbers if not _meaning(label).is_integer()), None):
+        if odd := next((label for label, number in numbers.items() if not number.is_integer()), None):
             raise UserError(
                 f"config.data.is_number = False: {name} has {len(labels)} different numbers, such as {odd}; set "
                 f"config.data.is_number=True to predict numbers"

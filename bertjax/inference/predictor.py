@@ -87,7 +87,7 @@ class Predictor:
                 after_batch()
         return outputs
 
-    def first(self, examples: Examples) -> tuple[Callable, Batch]:
+    def first(self, examples: Examples) -> tuple[jax.stages.Wrapped, Batch]:
         """Returns the compiled function (params, batch) -> outputs, and the first batch, with the rows of all hosts."""
         return self._apply, next(self._batches(examples, np.arange))[1]
 

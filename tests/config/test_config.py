@@ -61,7 +61,7 @@ def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
     with pytest.raises(UserError, match=r"config.data.path = '': say where"):
         validate(config)
     config.data.path = "folder"
-    with pytest.raises(UserError, match=r"config.init_checkpoint = '': say what to fine-tune"):
+    with pytest.raises(UserError, match=r"config.init_checkpoint = '': name a checkpoint"):
         validate(config)
     config.init_checkpoint = "checkpoint"
     validate(config)

@@ -535,5 +535,5 @@ def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning):
 def test_what_cannot_be_packed_is_refused():
     config = features.get_config()
     config.packing = True
-    with pytest.raises(UserError, match=r"config.packing = True: a BiLSTM .* reads whole rows"):
+    with pytest.raises(UserError, match=r"config.packing = True: sequences cannot share a row with a BiLSTM"):
         validate(config, with_data=False)

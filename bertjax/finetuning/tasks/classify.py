@@ -31,6 +31,8 @@ class Classify(ClassificationTask):
           UserError: for missing or invalid files.
         """
         columns, data, notes = columns_of(config), config.data, []
+        train: Sequence[Row]
+        dev: Sequence[Row]
         if holdout.is_one_file(data.path):
             rows, _ = read_table(data.path)
             label_type = _label_type(data, rows)
@@ -55,6 +57,7 @@ class Classify(ClassificationTask):
 
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> LabelledTexts:
         """Returns the rows of a table like the training data; the held-out rows, if the run was trained on the file."""
+        rows: Sequence[Row]
         (rows, _), note, label_type = read_table(path), "", label_type_of(source)
         if holdout.is_file_of_run(path, source.settings.data, source.fingerprints):
             _, rows, note = _divided(rows, label_type, source.settings.data)
