@@ -116,8 +116,7 @@ class Encoders:
                 f"{source.path}: was not trained for embeddings; choose a run of embed or a sentence-transformers "
                 f"folder, or pool hidden states with pool=mean"
             )
-        embedders = (task.embedder(source, prompt) for prompt in (QUERY, DOCUMENT))
-        return cls(*embedders, similarity_of(source.settings))
+        return cls(task.embedder(source, QUERY), task.embedder(source, DOCUMENT), similarity_of(source.settings))
 
 
 class SearchIndex:

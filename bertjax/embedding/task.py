@@ -182,7 +182,7 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
             if holdout.is_file_of_run(path, run_data, source.fingerprints):
                 trained = dataclasses.replace(training_sets(run_data)[""], path=path)
                 held_out, note = held_out_texts(run_data, datasets.read(trained, "train"))
-        encoding = (prompts_of(settings), source.tokenizer, source.max_seq_length)
+        encoding = (prompts_of(settings), source.required_tokenizer, source.max_seq_length)
         texts, encoded = read_evaluated(evaluated, ["test", "dev"], held_out, *encoding)
         split = make_split(texts, encoded, all_widths, source.decided or None, similarity_of(settings))
         lines = [note, *data.describe("labelled", texts, encoded, *encoding[1:])]

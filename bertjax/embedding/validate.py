@@ -32,7 +32,7 @@ def _validate_sets(config: ConfigDict) -> None:
     for source in (*training_sets(config.data).values(), dev_set(config.data)):
         source.validate()
     dev = dev_set(config.data).form
-    judging = f"texts by themselves judge nothing; set data.dev.path, and data.dev.form to one of {', '.join(JUDGES)}"
+    judging = f"single texts allow no evaluation; set data.dev.path, and data.dev.form to one of {', '.join(JUDGES)}"
     require(dev in JUDGES, "data.dev.form", dev, judging)
 
 
@@ -41,7 +41,7 @@ def _validate_teacher(config: ConfigDict) -> None:
     one_of(config, "distill.what", ("vectors", "scores"))
     none = "there is no teacher: set distill.teacher, or leave it out"
     require(bool(distill.teacher) or distill.what == "vectors", "distill.what", distill.what, none)
-    divides = "divides logits, of which vectors and scores have none; leave it out"
+    divides = "applies to logits, and the targets are vectors or scores; leave it out"
     is_default = distill.temperature == default.temperature
     require(is_default, "distill.temperature", distill.temperature, divides)
     same = "a text and itself have the same score by any teacher; set distill.what=vectors"

@@ -52,9 +52,10 @@ class TableSummary:
         yield f"{self.name}: {counts}; {tokens:,} tokens, {unknown / max(1, tokens):.2%} of them unknown"
         if cut := sum(lost > 0 for lost in self.lost):
             cut_tokens = sum(self.lost)
+            share = cut_tokens / (tokens + cut_tokens)
             yield (
-                f"{cut} of {len(self.lost)} {self.name} {texts} truncated to {max_seq_length} tokens: "
-                f"{cut_tokens / (tokens + cut_tokens):.2%} of the tokens are cut, {max(self.lost):,} of the longest; {self.keeps}"
+                f"{cut} of {len(self.lost)} {self.name} {texts} truncated to {max_seq_length} tokens: {share:.2%} of "
+                f"the tokens are cut, {max(self.lost):,} of the longest; {self.keeps}"
             )
         if empty := sum(len(ids) == special for ids in self.examples.input_ids):
             yield f"{empty} of {len(self.examples.input_ids)} {self.name} {texts} are empty: they have no token"

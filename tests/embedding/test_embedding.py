@@ -334,7 +334,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"distill.what": "scores"}, r"config.distill.what = 'scores': there is no teacher"),
     ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores"),
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no vectors of texts \(BertFor.*\)"),
-    (TEACHER | {"head.dense": 8}, r"its vectors have 32 numbers, those of this model 8; set head.dense=32, or "),
+    (TEACHER | {"head.dense": 8}, r"its vectors have 32 numbers, but this model computes 8; set head.dense=32, or "),
     (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have the same score by any teacher; set distill.what=v"),
     (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: divides logits, .*; leave it out"),
 ])  # fmt: skip

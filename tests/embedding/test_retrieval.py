@@ -397,7 +397,7 @@ def test_what_has_no_vectors_says_so(checkpoint, trained, tmp_path):
 
 def test_sentences_are_no_dev_set(checkpoint, trained):
     config = config_for(checkpoint, path=str(trained[0]), form="sentences", texts="a")
-    with pytest.raises(UserError, match=r"^config.data.dev.form = 'sentences': texts by themselves judge nothing; set"):
+    with pytest.raises(UserError, match=r"^config.data.dev.form = 'sentences': single texts allow no evaluation; set"):
         validate(config)
 
 
