@@ -336,7 +336,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no vectors of texts \(BertFor.*\)"),
     (TEACHER | {"head.dense": 8}, r"its vectors have 32 numbers, but this model computes 8; set head.dense=32, or "),
     (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have the same score by any teacher; set distill.what=v"),
-    (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: divides logits, .*; leave it out"),
+    (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: applies to logits, .*; leave it out"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
     rows = [row | {"empty": "", "constant": 3} for row in rows_of(20, 0)]
