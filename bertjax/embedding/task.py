@@ -135,7 +135,7 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
                 yield {similarity: float(first @ second), **more}
 
     def adopt(self, config: ConfigDict, settings: ConfigDict) -> list[str]:
-        """Takes the head, prompts and `max_seq_length` of an earlier run where the config has its defaults.
+        """Copies the head, prompts and `max_seq_length` of an earlier run to fields that have their defaults.
 
         A default cannot be distinguished from a flag with the same value.
 
@@ -155,7 +155,7 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
                 section, _, field = name.rpartition(".")
                 (config[section] if section else config)[field] = value
                 taken.append(f"{name} = {value!r}")
-        if width := settings.head.get("truncate_dim"):  # which only folders of sentence-transformers have
+        if width := settings.head.get("truncate_dim"):  # Only folders of sentence-transformers have this field.
             with config.head.unlocked():
                 config.head.truncate_dim = width
             taken.append(f"head.truncate_dim = {width}")

@@ -1,7 +1,7 @@
 """Encodes questions with windows of their paragraphs, and reads answers from logits.
 
 A long paragraph is split into overlapping windows, each preceded by the question; the answer is the best span of all
-windows. Sizes and rules are those of Google's run_squad.py.
+windows. Sizes and rules are as in run_squad.py of Google.
 """
 
 import collections

@@ -1,7 +1,6 @@
 """Runs of fine-tuning, for `training.run`: from config and checkpoint to data, task, scores and report."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
@@ -62,6 +61,7 @@ class RunInputs:
 class FineTuningRun(Run):
     """A run of fine-tuning that is ready to train."""
 
+    task: FineTuning
     inputs: RunInputs
 
     def initial_params(self, params: dict) -> dict:
@@ -69,12 +69,16 @@ class FineTuningRun(Run):
         if not self.inputs.is_new:
             return params
         layers = self.config.keep_layers
+
+        def with_kept_layers(arrays: dict, model: BertConfig) -> dict:
+            return resizing.with_layers(arrays, model, layers) if layers else arrays
+
         return pretrained.initialize(
             params,
             self.config.init_checkpoint,
             encoder_only=True,
             continued=tasks.get(self.config.task).reused_params,
-            **(dict(resize=functools.partial(_with_layers, layers)) if layers else {}),
+            resize=with_kept_layers,
         )
 
     def report(self, trained: TrainingResult) -> str:
@@ -135,10 +139,6 @@ def load_inputs(config: ResolvedConfig, workdir: epath.Path, previous: RunInfo |
     if config.get("distill", {}).get("teacher"):
         data = with_teacher_targets(config, data, tokenizer, workdir)
     return RunInputs(tokenizer, data, fingerprints.relative_to(config.data.path, read), previous is None)
-
-
-def _with_layers(layers: int, arrays: dict, model: BertConfig) -> dict:
-    return resizing.with_layers(arrays, model, layers)
 
 
 def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str] = ()) -> FineTuningRun:

@@ -27,7 +27,7 @@ from bertjax.data.loading.examples import count_steps
 from bertjax.distributed import hosts
 from bertjax.distributed.mesh import make_mesh
 from bertjax.finetuning import run as finetuning_run
-from bertjax.finetuning.run import RunInputs
+from bertjax.finetuning.run import FineTuningRun, RunInputs
 from bertjax.finetuning.validate import validate
 from bertjax.inference import tasks
 from bertjax.interop.pretrained import BEST_RUN
@@ -192,7 +192,7 @@ def run(config: ConfigDict, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> 
             summary = f"{table(results, (data.metric, *data.more_metrics))}\n{best}"
             write_whole(workdir / SUMMARY, f"{summary}\n")
         if result.failed and restarts:
-            planned_settings = [*(waiting for waiting, _ in queue), *(finished.settings for finished in results)]
+            planned_settings = [*(pending for pending, _ in queue), *(finished.settings for finished in results)]
             queue.insert(0, (_with_next_seed(settings, config.seed, planned_settings), restarts - 1))
     _print_first(summary)
 
@@ -204,7 +204,7 @@ def _print_first(*lines: str) -> None:
 
 
 def _with_next_seed(settings: Settings, seed: int, planned_settings: Sequence[Settings]) -> Settings:
-    """Returns settings with a later seed than `settings`, or than `seed`, which no other trial has."""
+    """Returns settings with a new seed: the earlier seed, by default `seed`, plus a multiple of `NEXT_SEED`."""
     names = set(map(name_of, planned_settings))
     seeds = itertools.count(settings.get("seed", seed) + NEXT_SEED, NEXT_SEED)
     return next(settings | {"seed": seed} for seed in seeds if name_of(settings | {"seed": seed}) not in names)
@@ -239,7 +239,8 @@ def _run_trial(
         step_inputs = {*NOT_COMPILED} - ({"learning_rate"} if optimizers.has_constant_peak(trial.optimizer) else set())
         compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in step_inputs}
         content = [compiled_in, trial.head.to_dict(), dict(trial.get("loss", {})), trial.freeze_layers]
-        key = (getattr(opened.task, "model", None), json.dumps(content, sort_keys=True))
+        assert isinstance(opened, FineTuningRun)
+        key = (opened.task.model, json.dumps(content, sort_keys=True))
         if key not in programs:
             programs[key] = make_program(opened.task, opened.config, opened.mesh)
         return opened, programs[key]

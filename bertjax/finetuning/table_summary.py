@@ -63,5 +63,5 @@ class TableSummary:
             yield (
                 f"warning: {unknown / tokens:.1%} of the tokens of the {self.name} {texts} are unknown to the "
                 f"vocabulary: is the checkpoint one of this language and script? --config.tokenizer.extend adds words "
-                f"to a vocabulary when pre-training goes on"
+                f"to the vocabulary in continued pre-training"
             )

@@ -142,7 +142,7 @@ class TaggingTask(FineTuningTask, ReadsLabelledFiles):
     def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
         """Yields, per text, its `words`, `tags` and `offsets` (start and end characters); `entities` if tags are BIO.
 
-        Words are those of `split_words`, without words that the tokenizer drops, such as words of control characters.
+        `split_words` finds the words. Words that the tokenizer drops, such as control characters, are left out.
         """
         labels = source.label_names(len(source.params["classifier"]["dense"]["bias"]))
         join, plain_texts = join_of(source.settings), [text for (text,) in texts]

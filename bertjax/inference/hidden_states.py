@@ -14,7 +14,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
-from bertjax.inference.predictor import check_numbers, padded_batch
+from bertjax.inference.predictor import check_numbers, padded_batch, portions
 from bertjax.nn.layer_pooling import combine
 from bertjax.text.tokenizer import Tokenizer
 
@@ -42,8 +42,8 @@ def extract(
     """
     longest = model.config.max_position_embeddings
     room = longest - len(tokenizer.framed(()))
-    encoded = (tokenizer.framed(ids[:room]) for ids in _encode(tokenizer, texts))
-    for ids in _portions(encoded):
+    encoded = (tokenizer.framed(ids[:room]) for ids in map(tokenizer.encode_with_masks, texts))
+    for ids in portions(encoded, PORTION):
         # Batches texts of similar length to reduce padding; pads to powers of two to limit compilations.
         order, lengths = sorted(range(len(ids)), key=lambda i: len(ids[i])), list(map(len, ids))
         states: dict[int, np.ndarray] = {}
@@ -55,24 +55,6 @@ def extract(
             states |= {i: features[row, : lengths[i]] for row, i in enumerate(rows)}
         check_numbers(*states.values())
         yield from (states[i] for i in range(len(ids)))
-
-
-def _encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]]:
-    for text in texts:
-        yield tokenizer.encode_with_masks(text)
-
-
-def _portions(encoded: Iterable[list[int]]) -> Iterator[list[list[int]]]:
-    portion: list[list[int]] = []
-    tokens = 0
-    for ids in encoded:
-        portion.append(ids)
-        tokens += len(ids)
-        if tokens >= PORTION:
-            yield portion
-            portion, tokens = [], 0
-    if portion:
-        yield portion
 
 
 class WrittenStates(NamedTuple):
@@ -114,7 +96,7 @@ def write(
       UserError: if the second call returns other texts, or if the file cannot be written.
     """
     longest, around = model.config.max_position_embeddings, len(tokenizer.framed(()))
-    counts = np.fromiter((len(ids) + around for ids in _encode(tokenizer, texts())), np.int64)
+    counts = np.fromiter((len(ids) + around for ids in map(tokenizer.encode_with_masks, texts())), np.int64)
     offsets = np.concatenate([[0], np.minimum(counts, longest).cumsum()])
     rows, path = int(offsets[-1]), epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -27,6 +28,7 @@ from bertjax.nn.ops.dropout import fold_in
 from bertjax.text.tokenizer import Tokenizer
 
 PREDICTION_BATCH = 32
+Item = TypeVar("Item", bound=Sized)
 Places = list[tuple]  # (number of an example, index of the outputs of the example in the outputs of the batch)
 
 
@@ -169,6 +171,20 @@ def padded_batch(sequences: Sequence[Sequence[int]], tokenizer: Tokenizer, rows:
         size = len(sequence)
         ids[row, :size], segments[row, :size], types[row, :size] = sequence, 1, tokenizer.token_types(size)
     return {"input_ids": ids, "segments": segments, "token_types": types}
+
+
+def portions(items: Iterable[Item], length: int, most: float = math.inf) -> Iterator[list[Item]]:
+    """Yields portions of items, which end at a total length of `length`, or at `most` items."""
+    portion: list[Item] = []
+    total = 0
+    for item in items:
+        portion.append(item)
+        total += len(item)
+        if len(portion) >= most or total >= length:
+            yield portion
+            portion, total = [], 0
+    if portion:
+        yield portion
 
 
 def check_numbers(*outputs: np.ndarray) -> None:

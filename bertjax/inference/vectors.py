@@ -10,13 +10,14 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import itertools
 import json
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import flax.linen as nn
@@ -255,11 +256,9 @@ def _compute(
         new.writelines(f"{json.dumps(line)}\n" for line in (identity, *steps))
     os.replace(f"{journal}.new", journal)
     with open(journal, "a") as log, Bar("vectors", [size]) as bar:
-        for portion in _portions(texts):
+        for portion in predictor.portions(texts, PORTION_CHARACTERS, PORTION_TEXTS):
             for text in portion:
-                content = text.encode()
-                digest.update(b"%d " % len(content) + content)
-                bar.update(len(content) + 1)
+                bar.update(add_text(digest, text) + 1)
             count += len(portion)
             if count < done.texts:
                 continue
@@ -286,17 +285,11 @@ def _compute(
     raise UserError(f"{partial}: begun with other texts; {remedy}")
 
 
-def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
-    portion: list[str] = []
-    characters = 0
-    for text in texts:
-        portion.append(text)
-        characters += len(text)
-        if len(portion) == PORTION_TEXTS or characters >= PORTION_CHARACTERS:
-            yield portion
-            portion, characters = [], 0
-    if portion:
-        yield portion
+def add_text(digest: "hashlib._Hash", text: str) -> int:
+    """Adds a text, after the number of bytes, to a digest of texts; returns this number."""
+    content = text.encode()
+    digest.update(b"%d " % len(content) + content)
+    return len(content)
 
 
 def _read_journal(path: epath.Path) -> tuple[dict[str, str], list[Progress]]:
@@ -335,9 +328,9 @@ def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
 @functools.cache
 def _start(width: int) -> int:
     """Returns the number of bytes before the rows."""
-    with tempfile.TemporaryFile() as file:
-        _write_header(file, (0, width))
-        return file.tell()
+    header = io.BytesIO()
+    _write_header(header, (0, width))
+    return header.tell()
 
 
 def _write_npz(path: epath.Path, file: BinaryIO) -> None:
