@@ -54,7 +54,7 @@ class EmbeddingData(TaskData, HasTeacherTargets):
         if teacher.architecture != ARCHITECTURE:
             head = teacher.architecture or "no output layer"
             raise UserError(
-                f"{field}has no vectors of texts ({head}); choose a run of embed, or a sentence-transformers folder"
+                f"{field}computes no embeddings ({head}); choose a run of embed, or a sentence-transformers folder"
             )
         if (similarity := similarity_of(teacher.settings)) != "cosine":
             raise UserError(
@@ -93,7 +93,9 @@ def load(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
             held_out, note = held_out_texts(data, text_set)
             notes.append(note)
             text_set = datasets.part(text_set, held_out, is_inside=False)
-        source.require(len(text_set.texts) > 1, "path", "one example in it; it is compared with others: at least 2")
+        source.require(
+            len(text_set.texts) > 1, "path", "has one example, expected at least 2, because the loss compares examples"
+        )
         encoded = datasets.encode(text_set, source.form, *encoding)
         examples.append(WeightedExamples(datasets.training_examples(encoded, text_set.labels), source.weight))
         text_sets.append((text_set, source.form))

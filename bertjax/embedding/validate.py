@@ -19,7 +19,12 @@ def validate(config: ConfigDict) -> None:
     require(loss.temperature > 0, "loss.temperature", loss.temperature, "must be above 0")
     require(0 < loss.margin <= 2, "loss.margin", loss.margin, "must be above 0 and at most 2: a cosine's range")
     widths_of_loss(config)
-    require(config.batch_size > 1, "batch_size", config.batch_size, "an example is compared with others: at least 2")
+    require(
+        config.batch_size > 1,
+        "batch_size",
+        config.batch_size,
+        "must be at least 2: the loss compares the examples of a batch",
+    )
     _validate_sets(config)
     _validate_teacher(config)
 

@@ -43,12 +43,12 @@ def labels_of(row: Row, name: str, separator: str) -> list[str]:
         value = [part for part in value if not isinstance(part, str) or part.strip()]
     if not isinstance(value, list):
         kind = "null" if value is None else "an object" if isinstance(value, dict) else repr(value)
-        raise UserError(f"{row.where}: {name} is {kind}, expected a list of labels; of a text without any, []")
+        raise UserError(f"{row.where}: {name} is {kind}, expected a list of labels; write [] for a text without labels")
     labels = [column(Row({name: part}, row.where), name).strip() for part in value]
     if twice := next((label for label, count in Counter(labels).items() if count > 1), None):
         raise UserError(
-            f"{row.where}: {name} has {twice!r} twice, expected the names of a text's labels; 0 or 1 for each label "
-            f"needs a column for each, which config.data.label names, separated by commas"
+            f"{row.where}: {name} has {twice!r} twice, expected a list of distinct labels; for a column with 0 or "
+            f"1 for each label, name all columns in config.data.label, separated by commas"
         )
     return labels
 
@@ -71,9 +71,9 @@ def classes(places: Iterable[tuple[str, str]], name: str) -> tuple[str, ...]:
         if _is_list(label):
             raise _several(where, name, label)
         if label.lower() in ("nan", "null", "<na>"):
-            raise UserError(f"{where}: {name} is {label!r}, which stands for no value; remove rows without a label")
+            raise UserError(f"{where}: {name} is {label!r}, which is a missing value; remove rows without a label")
         if (other := written.setdefault(_meaning(label), label)) != label:
-            raise UserError(f"{where}: {name} is {label!r}, but {other!r} at {first[other]}; write both in one way")
+            raise UserError(f"{where}: {name} is {label!r}, but {other!r} at {first[other]}; use one spelling")
     return tuple(sorted(first))
 
 

@@ -56,7 +56,7 @@ def generate(
         raise UserError(f"only a left-to-right model (model.causal) continues a text; this one {does}")
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids]
     if len(ids) >= (positions := config.max_position_embeddings):
-        raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, and the model no room for more than {positions}")
+        raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, but the model has only {positions} positions")
     size = min(positions, 1 << (len(ids) - 1).bit_length())  # A power of two: few lengths are compiled.
     longest = min(positions, size + tokens)
     tokens = min(tokens, longest - len(ids))

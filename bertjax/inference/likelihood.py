@@ -75,7 +75,9 @@ def log_likelihoods(
     """
     lm_type = families.family_of(model.config).lm_type(model.config)
     if lm_type not in ("masked", "causal", "permuted"):
-        raise UserError("likelihoods need a model that fills masks, or that predicts next words; this one does neither")
+        raise UserError(
+            "likelihoods need a masked, permuted or left-to-right language model; this model is bidirectional"
+        )
     remaining = iter(texts)
     while portion := list(itertools.islice(remaining, TEXTS_AT_ONCE)):
         rows = [row for i, text in enumerate(portion) for row in _rows_of(i, text, tokenizer, model.config, lm_type)]

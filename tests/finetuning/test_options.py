@@ -230,7 +230,7 @@ def test_a_student_begins_with_every_nth_layer_of_the_teacher(untold, two_layers
 @pytest.mark.slow
 @pytest.mark.parametrize("fields, message", [
     ({"distill.temperature": 0.0}, r"config.distill.temperature = 0.0: must be above 0"),
-    ({"data.label": "topics", "data.multi_label": "list"}, r"is of another kind of task \(BertForSequenceClassific"),
+    ({"data.label": "topics", "data.multi_label": "list"}, r"was fine-tuned for another type of task \(BertForS"),
     ({"distill.teacher": "", "distill.weight": 0.9}, r"config.distill.weight = 0.9: there is no teacher"),
     ({"lora.alpha": 3.0}, r"config.lora.alpha = 3.0: there are no low-rank updates: set lora.rank"),
     ({"distill.weight": 1.5}, r"config.distill.weight = 1.5: must be above 0 and at most 1"),

@@ -138,7 +138,7 @@ def test_models_and_texts_without_likelihoods_are_named():
     with pytest.raises(UserError, match="has 52 tokens, more than the model's 40 positions"):
         list(likelihood.log_likelihoods(model, params, PIECES, ["ship " * 50]))
     neighbours = BertForMaskedLM(families.FAMILIES.get("lstms").config_class(family="lstms", **SIZES))
-    with pytest.raises(UserError, match="this one does neither"):
+    with pytest.raises(UserError, match="this model is bidirectional"):
         list(likelihood.log_likelihoods(neighbours, {}, PIECES, ["ship"]))
     with pytest.raises(UserError, match="continues a text; this one reads in both directions"):
         generate(neighbours, {}, PIECES, "ship", 5, Sampling())
@@ -207,7 +207,7 @@ def test_pieces_come_as_often_as_sampling_says(sampling, allowed):
 
 def test_what_cannot_be_continued_is_refused():
     model, params = model_of(CAUSAL)
-    with pytest.raises(UserError, match=r"has 41 tokens, and the model no room for more than 40"):
+    with pytest.raises(UserError, match=r"has 41 tokens, but the model has only 40 positions"):
         generate(model, params, PIECES, "a " * 40, 3, Sampling())
     bert = BertForMaskedLM(dataclasses.replace(CAUSAL, causal=False))
     with pytest.raises(UserError, match=r"only a left-to-right model \(model.causal\) continues a text"):
