@@ -87,7 +87,7 @@ def mine(
     numbers = {document: number for number, document in enumerate(search.documents)}
     identical = search.identical or [-1] * len(search.queries)
     same = ({numbers.get(query, -1), number} - {-1} for query, number in zip(search.queries, identical))
-    excluded = [documents_of_query | more for documents_of_query, more in zip(relevant, same)]
+    excluded = [numbers_of_query | more for numbers_of_query, more in zip(relevant, same)]
     retrieved = choice.last + max(map(len, excluded))
     with Bar("comparing", [len(queries) * len(documents)], " pairs") as bar:
         neighbours = nearest(queries, documents, retrieved, similarity, bar)

@@ -45,7 +45,8 @@ def extract(
     encoded = (tokenizer.framed(ids[:room]) for ids in map(tokenizer.encode_with_masks, texts))
     for ids in portions(encoded, PORTION):
         # Batches texts of similar length to reduce padding; pads to powers of two to limit compilations.
-        order, lengths = sorted(range(len(ids)), key=lambda i: len(ids[i])), list(map(len, ids))
+        lengths = list(map(len, ids))
+        order = sorted(range(len(ids)), key=lengths.__getitem__)
         states: dict[int, np.ndarray] = {}
         for first in range(0, len(order), BATCH_SIZE):
             rows = order[first : first + BATCH_SIZE]
