@@ -244,11 +244,11 @@ def _compute(
 ) -> WrittenVectors:
     """Appends rows to the file until the file has the embeddings of all texts."""
     identity, digest, count = embedder.identity(), hashlib.sha256(), 0
-    remedy = "delete it to begin anew, or name another --output"
+    remedy = "delete the file, or name another --output"
     previous, steps = _read_journal(journal)
     if steps and previous != identity:
         flag = next(name for name in {**previous, **identity} if previous.get(name) != identity.get(name))
-        raise UserError(f"{partial}: begun with another --{flag}; {remedy}")
+        raise UserError(f"{partial}: was written with another --{flag}; {remedy}")
     width, steps = _complete_steps(file, steps)
     done = steps[-1] if steps else Progress()
     cut = done.cut
@@ -263,7 +263,7 @@ def _compute(
             if count < done.texts:
                 continue
             if count == done.texts and digest.hexdigest() == done.digest:
-                print(f"going on after {count:,} texts, which {partial} has", flush=True)
+                print(f"resuming after {count:,} texts in {partial}", flush=True)
                 file.seek(file.truncate(_start(width) + 4 * width * count))
                 continue
             if count - len(portion) < done.texts:
@@ -282,7 +282,7 @@ def _compute(
         else:
             if count >= done.texts:
                 return WrittenVectors((count, width), cut)
-    raise UserError(f"{partial}: begun with other texts; {remedy}")
+    raise UserError(f"{partial}: was written with other texts; {remedy}")
 
 
 def add_text(digest: "hashlib._Hash", text: str) -> int:

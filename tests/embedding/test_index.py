@@ -106,7 +106,7 @@ def test_a_later_search_reads_the_folder_only(model, corpus, tmp_path, monkeypat
 def test_an_interrupted_index_is_completed_without_the_corpus(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(vectors, "PORTION_TEXTS", 8)
     expected = SearchIndex.build(model, TEXTS)  # in a temporary folder
-    calls, embeddings = [], vectors.Vectors.__call__
+    calls, embeddings = [], vectors.TextEmbedder.__call__
 
     def stopping(self, texts, bar=None):
         calls.append(len(texts))
@@ -114,11 +114,11 @@ def test_an_interrupted_index_is_completed_without_the_corpus(model, tmp_path, m
             raise KeyboardInterrupt
         return embeddings(self, texts, bar)
 
-    monkeypatch.setattr(vectors.Vectors, "__call__", stopping)
+    monkeypatch.setattr(vectors.TextEmbedder, "__call__", stopping)
     with pytest.raises(KeyboardInterrupt):
         SearchIndex.build(model, iter(TEXTS), tmp_path / "index")
     completed = SearchIndex.open(model, tmp_path / "index")
-    assert "going on after 16 texts" in capsys.readouterr().out
+    assert "resuming after 16 texts" in capsys.readouterr().out
     assert calls[:3] == [8, 8, 8] and sum(calls[3:]) == len(TEXTS) - 16
     assert completed.search(QUERIES) == expected.search(QUERIES)
 
