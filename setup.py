@@ -23,7 +23,14 @@ setuptools.setup(
     license="Apache-2.0",
     packages=[*setuptools.find_packages(include=["bertjax", "bertjax.*"]), "bertjax.experiments"],
     package_dir={"bertjax.experiments": "experiments"},  # without benchmarks/ and ablations/
-    package_data={"bertjax": ["py.typed", "models/library_fields/*.json"]},
+    package_data={
+        "bertjax": [
+            "py.typed",
+            "models/library_fields/*.json",
+            "reporting/templates/*.html",
+            "serving/templates/*.html",
+        ]
+    },
     entry_points={"console_scripts": ["bertjax = bertjax.cli.commands:main"]},
     python_requires=">=3.11",
     keywords="BERT ModernBERT ELECTRA encoder pre-training fine-tuning embeddings JAX Flax TPU",
@@ -43,6 +50,7 @@ setuptools.setup(
         "google-crc32c>=1.6",
         "importlib_resources",  # tensorflow-datasets needs it to prepare a data set, and does not say so
         "jax>=0.10",
+        "jinja2>=3.1",
         "matplotlib>=3.9",
         "ml-collections>=1.1",
         "msgspec>=0.20",

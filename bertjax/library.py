@@ -1,6 +1,6 @@
 """The public Python API: `load`, `train` and `prepare`. `import bertjax` imports this module on first use.
 
-`load` reads a checkpoint as a `Model`, which does what `bertjax.predict` and `bertjax.extract` do, and has the network
+`load` reads a checkpoint as a `Model`, which does what `bertjax predict` and `bertjax extract` do, and has the network
 as a pure function; `train` and `prepare` do what the commands of these names do.
 """
 
@@ -169,7 +169,7 @@ class Model:
     def predict(self, texts: Parts) -> list[dict[str, Any]]:
         """Returns the predictions of a fine-tuned checkpoint, one object for each text or tuple of parts of a text.
 
-        The objects are those that `bertjax.predict` prints.
+        The objects are those that `bertjax predict` prints.
         """
         self._require("predict")
         task, parts = abilities.require_task(self.source), _parts(texts)

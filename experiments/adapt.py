@@ -1,6 +1,6 @@
 """Goes on with somebody's encoder on the text of a domain, with pieces for the words that its vocabulary cuts up.
 
-Command:  python -m bertjax.main --config=experiments/adapt.py --config.init_checkpoint=bert-base-uncased
+Command:  bertjax train --config=experiments/adapt.py --config.init_checkpoint=bert-base-uncased
           --config.data.corpus=domain.txt --workdir=runs/adapted
           --config.tokenizer.extend=0 keeps the vocabulary. Against forgetting, a fifth of general text:
           --config.data.corpus=domain.txt,general.txt --config.data.mixture=general.txt=20%

@@ -197,9 +197,8 @@ def _run(module: str) -> None:
     code = 1
     bertjax.data.loading.pipeline.reader = lambda: bertjax.data.loading.readers.plain
     if QUICK in os.environ:
-        bertjax.launch.budget.plan.measure = lambda *_: bertjax.launch.budget.plan.StepTimes(
-            steps=1.0, evaluation=0.1, compiling=1.0
-        )
+        step_times = bertjax.launch.budget.steps.StepTimes(steps=1.0, evaluation=0.1, compiling=1.0)
+        bertjax.launch.budget.steps.measure = lambda *_: step_times
         bertjax.reporting.page.draw = lambda workdir: None
         bertjax.data.preprocessing.preparation.worker_pool = in_process_pool
         bertjax.data.preprocessing.vocabulary.worker_pool = in_process_pool
@@ -234,7 +233,7 @@ if __name__ == "__main__":
     import bertjax.data.loading.readers.plain
     import bertjax.data.preprocessing.preparation
     import bertjax.interop.pretrained
-    import bertjax.launch.budget.plan
+    import bertjax.launch.budget.steps
     import bertjax.launch.start
     import bertjax.pretraining.task
     import bertjax.reporting.page

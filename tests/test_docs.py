@@ -80,11 +80,12 @@ def named(tmp_path, monkeypatch):
     learnt = vocabulary_learning.learn("wordpiece", vocabulary_learning.count_words("wordpiece", lines), 150).pieces
     tokenizer = WordPiece([*learnt, *(f"[unused{i}]" for i in range(30522 - len(learnt)))], lowercase=True)
     config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    for folder, model, *labels in (
+    metadata = huggingface.Metadata(("1", "2", "3"))
+    for folder, model, *options in (
         ("bert-base-uncased", BertForMaskedLM(config)),
-        ("runs/reviews", BertForSequenceClassification(config, 3), "BertForSequenceClassification", ("1", "2", "3")),
+        ("runs/reviews", BertForSequenceClassification(config, 3), "BertForSequenceClassification", metadata),
     ):
-        huggingface.write(tmp_path / folder, config, random_params(model, config), tokenizer, *labels)
+        huggingface.write(tmp_path / folder, config, random_params(model, config), tokenizer, *options)
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "some.txt").write_text(make_corpus(80))
     monkeypatch.chdir(tmp_path)

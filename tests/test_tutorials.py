@@ -11,8 +11,8 @@ import types
 
 import pytest
 
-from bertjax.cli.app import example_in
 from bertjax.cli.commands import COMMANDS
+from bertjax.cli.help import example_in
 from bertjax.cli.overrides import from_arguments
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.inference.tasks import TASKS
@@ -83,12 +83,12 @@ def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypat
                 assert words[0] in OTHERS or (ROOT / words[0]).is_file(), words
 
 
-@pytest.mark.parametrize("module", sorted(module for module, _ in COMMANDS.values()))
-def test_the_example_of_a_command_has_the_flags_that_it_requires(module, reference):
-    docstring, flags = reference.flags_of(module)
-    *python, name = (words := shlex.split(example_in(docstring)))[:3]
-    assert (python, name) == (["python", "-m"], f"bertjax.{module}")
-    assert {flag.name for flag in flags if reference.is_required(flag)} <= _given(flags, words[3:])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_a_command_has_the_flags_that_it_requires(name, reference):
+    docstring, flags = reference.flags_of(COMMANDS[name][0])
+    program, command, *arguments = shlex.split(example_in(docstring))
+    assert (program, command) == ("bertjax", name)
+    assert {flag.name for flag in flags if reference.is_required(flag)} <= _given(flags, arguments)
 
 
 def _given(flags, arguments):
@@ -102,7 +102,10 @@ def _given(flags, arguments):
     for name, _, value in given:
         assert name in known, name
         known[name].parser.parse(value or known[name].default)
-    return {name for name, _, _ in given}
+    names = {name for name, _, _ in given}
+    absent = [flag.name for flag in flags if getattr(flag, "is_positional", False) and flag.name not in names]
+    positional = [argument for argument in own if not argument.startswith("--")]
+    return names | {name for name, _ in zip(absent, positional)}
 
 
 @pytest.mark.slow

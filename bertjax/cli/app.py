@@ -4,7 +4,6 @@ import errno
 import gc
 import importlib.util
 import os
-import re
 import signal
 import sys
 import threading
@@ -14,7 +13,8 @@ from logging import getLogger
 
 from absl import app, flags
 
-from bertjax.cli.flags import CONFIG
+from bertjax.cli.flags import CONFIG, MissingFlags, take_positional
+from bertjax.cli.help import example_in, help_text
 from bertjax.cli.overrides import MissingExperiment, from_arguments
 from bertjax.common.caches import compilation_cache
 from bertjax.common.errors import UserError
@@ -138,30 +138,19 @@ def _terminate(*_):
     raise KeyboardInterrupt(TERMINATED)  # cleans up as after Ctrl-C
 
 
-_MISSING = re.compile(r"Flag (--\w+) must have a value other than None")  # absl's message for a required flag
-
-
-def example_in(docstring: str) -> str:
-    """Returns the command in the first lines of a command's docstring, on one line."""
-    return re.search(r"python -m (.*\\\n)*.*", docstring)[0].replace("\\\n", "")
-
-
 def _parse(argv: list[str]) -> list[str]:
-    options = argv[: argv.index("--")] if "--" in argv else argv
+    options, docstring = argv[: argv.index("--")] if "--" in argv else argv, sys.modules["__main__"].__doc__
     if {"-h", "-help", "--help", "--helpshort"} & set(options):
-        _, _, own_flags = flags.FLAGS.main_module_help().partition(":\n")  # without the file name
-        print(f"{sys.modules['__main__'].__doc__.strip()}\n\nFlags:\n{own_flags}", flush=True)
+        print(help_text(docstring, flags.FLAGS.get_key_flags_for_module(sys.argv[0])), flush=True)
         sys.exit(0)
     flags.FLAGS.set_gnu_getopt()  # flags may follow positional arguments
     try:
         argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
         if "config" in flags.FLAGS:
             CONFIG.value, argv = from_arguments(argv)
-        return flags.FLAGS(argv)
+        return take_positional(flags.FLAGS(argv))
     except (UserError, flags.Error) as error:
         message = " ".join(str(error).split())
-        if missing := _MISSING.findall(message):
-            message = f"{', '.join(missing)}: {'is' if len(missing) == 1 else 'are'} missing"
-        if missing or isinstance(error, MissingExperiment):
-            message += f"; an example of the command: {example_in(sys.modules['__main__'].__doc__)}"
+        if isinstance(error, MissingFlags | MissingExperiment):
+            message += f"; an example of the command: {example_in(docstring)}"
         raise UserError(message) from None

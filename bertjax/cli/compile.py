@@ -1,4 +1,4 @@
-"""Compiles a config for a TPU or for GPUs, without them: python -m bertjax.compile --config=large \\
+"""Compiles a config for a TPU or for GPUs, without them: bertjax compile --config=large \\
 --topology=v5litepod-16
 
 Prints memory per chip, FLOPs, collectives, and an estimate of the step time of each stage. The TPU compiler estimates
@@ -11,7 +11,7 @@ import sys
 from absl import flags
 
 from bertjax.cli.app import run_command
-from bertjax.cli.flags import define_config_flag
+from bertjax.cli.flags import define_config_flag, require_flags
 from bertjax.training.signals import exit_on_signal
 
 _CONFIG = define_config_flag()
@@ -27,7 +27,7 @@ _JSON = flags.DEFINE_bool("json", False, "Print a JSON list with one object per 
 _SHARE = flags.DEFINE_list(
     "real_tokens_share", [], "With --config.packing: per stage, the share of tokens that are not padding."
 )
-flags.mark_flags_as_required(["config", "topology"])
+require_flags("config", "topology")
 flags.DEFINE_alias("price", "price_per_chip_hour")
 flags.DEFINE_alias("price-per-chip-hour", "price_per_chip_hour")
 flags.DEFINE_alias("real-tokens-share", "real_tokens_share")

@@ -1,4 +1,4 @@
-"""Converts a checkpoint: python -m bertjax.convert --source=runs/mine --output=for-transformers --format=huggingface
+"""Converts a checkpoint: bertjax convert runs/mine for-transformers --format=huggingface
 
 Source and output are a run's workdir, a Hugging Face folder, one of sentence-transformers (of what makes vectors), or
 Google's bert_model.ckpt. A folder of Hugging Face or sentence-transformers that is made of a run gets a model card,
@@ -12,6 +12,7 @@ bits, too.
 from absl import flags
 
 from bertjax.cli.app import run_command
+from bertjax.cli.flags import group_flags, require_flags
 from bertjax.cli.next_commands import print_next, uses_of
 
 _SOURCE = flags.DEFINE_string(
@@ -37,7 +38,9 @@ _BASE = flags.DEFINE_string(
 _PUSH = flags.DEFINE_string("push", "", "USER/NAME on the Hugging Face hub, where the folder is pushed as well.")
 _PRIVATE = flags.DEFINE_bool("private", False, "With --push: only you see the model, if the repository is new.")
 _INT8 = flags.DEFINE_bool("int8", False, "With --format=onnx: writes model_int8.onnx as well, a quarter of the size.")
-flags.mark_flags_as_required(["source", "output", "format"])
+require_flags("format", positional=["source", "output"])
+group_flags("Hugging Face", _ARCHITECTURE, _LICENSE, _PART, _BASE, _PUSH, _PRIVATE)
+group_flags("ONNX", _INT8)
 
 
 def main(arguments: list[str]) -> None:
@@ -45,7 +48,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.common.files import require_new_folder
 
     if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; use --source=, --output= and --format=")
+        raise UserError(f"unexpected argument {arguments[0]!r}; give a source, an output and --format=")
 
     if _INT8.value and _FORMAT.value != "onnx":
         raise UserError("--int8: only for --format=onnx")

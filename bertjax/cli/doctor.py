@@ -1,4 +1,4 @@
-"""Describes this installation for a bug report: python -m bertjax.doctor
+"""Describes this installation for a bug report: bertjax doctor
 
 Prints at most 20 lines: versions, the devices that JAX lists, cores and memory, caches with their sizes, free disk,
 optional packages with the extras that install them, and missing or broken parts, each with the fix. --json prints one

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint, without training: python -m bertjax.evaluate --checkpoint=runs/mine --data=test.csv
+"""Evaluates a checkpoint, without training: bertjax evaluate runs/mine --data=test.csv
 
 With a fine-tuned run, --data is a labelled file like its dev set; prints the same scores, with the thresholds that the
 dev set decided. With any checkpoint that makes vectors of texts, --form, --texts and --label describe --data, as
@@ -6,7 +6,7 @@ config.data does in a run: --data=BEIR/scifact --form=search. With a pre-trained
 each line of the file is an object with a `good` and a `bad` sentence and perhaps its `paradigm` and `phenomenon`, as in
 BLiMP (Warstadt et al. 2020), whose own files are read as well. Prints the share of pairs whose good sentence has the
 higher likelihood; a model that fills masks has a pseudo-log-likelihood instead. Chance is 50 %. --checkpoint takes any
-checkpoint that bertjax.predict takes.
+checkpoint that bertjax predict takes.
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 from absl import flags
 
 from bertjax.cli.app import keep_compiled, run_command
-from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
+from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, group_flags
 from bertjax.cli.next_commands import print_next, uses_of
 from bertjax.training.signals import exit_on_signal
 
@@ -35,8 +35,10 @@ _READING = [
 ]
 _PAIRS = flags.DEFINE_string("pairs", None, "The .jsonl file with the pairs; .gz, .xz or .zst may follow.")
 _MOST = flags.DEFINE_integer("most", 0, "Only the first so many pairs of each paradigm; 0: all.", lower_bound=0)
+group_flags("Labelled data", _DATA)
+group_flags("Embeddings", *_READING)
+group_flags("Minimal pairs", _PAIRS, _MOST)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object; of pairs also with the shares of the paradigms.")
-flags.mark_flag_as_required("checkpoint")
 
 
 @exit_on_signal()

@@ -1,4 +1,4 @@
-"""Extracts vectors or hidden states of texts: python -m bertjax.extract --checkpoint=runs/mine --pool=mean \\
+"""Extracts vectors or hidden states of texts: bertjax extract runs/mine --pool=mean \\
 --input=texts.txt --output=vectors.npy
 
 A checkpoint that makes vectors of texts (a run of `embed`, a folder of sentence-transformers) writes its vectors,
@@ -10,7 +10,7 @@ Without vectors and --pool, writes the hidden states of all tokens to an .npz: `
 and `offsets` [texts + 1]; text i, with its [CLS] and [SEP], has the rows from offsets[i] to offsets[i + 1].
 
 --input=TABLE.csv (.tsv, .jsonl) reads the texts of a table's column, --texts=COLUMN, and --id=COLUMN keeps another
-beside the vectors in a .parquet. --checkpoint takes any checkpoint that bertjax.predict takes.
+beside the vectors in a .parquet. --checkpoint takes any checkpoint that bertjax predict takes.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from absl import flags
 
 from bertjax.cli.app import keep_compiled, run_command
-from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, input_lines
+from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, group_flags, input_lines, require_flags
 from bertjax.cli.next_commands import print_next
 from bertjax.training.signals import exit_on_signal
 
@@ -55,7 +55,10 @@ _POOL = flags.DEFINE_enum(
     "pool", None, ["mean", "cls", "last"], "One vector a text: the mean of hidden states, or that of one token."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "The .npy, .npz or .parquet file to write.")
-flags.mark_flags_as_required(["checkpoint", "output"])
+require_flags("output")
+group_flags("Texts", _INPUT, _TEXTS, _ID)
+group_flags("Embeddings", _PROMPT, _WIDTH)
+group_flags("Hidden states", _LAYERS, _POOL)
 
 
 @exit_on_signal()

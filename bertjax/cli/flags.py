@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import ml_collections
 from absl import flags
@@ -39,13 +39,62 @@ def experiment_name() -> str:
     return experiments.name(flags.FLAGS.config)
 
 
+class MissingFlags(UserError):
+    """Required flags are missing."""
+
+
+def require_flags(*names: str, positional: Sequence[str] = ()) -> None:
+    """Makes flags required.
+
+    Args:
+      *names: the names of the flags.
+      positional: the names of more required flags. The first arguments without a name are the values of these flags
+        that are absent.
+    """
+    for name in (*positional, *names):
+        flags.FLAGS[name].is_required = True
+        flags.FLAGS[name].is_positional = name in positional
+
+
+def group_flags(title: str, *holders: flags.FlagHolder) -> None:
+    """Lists flags under a title in the help."""
+    for holder in holders:
+        flags.FLAGS[holder.name].group = title
+
+
+def take_positional(argv: list[str]) -> list[str]:
+    """Sets absent positional flags to the first arguments.
+
+    Args:
+      argv: the name of the program, and the arguments that are no flags.
+
+    Returns:
+      The name of the program, and the other arguments.
+
+    Raises:
+      MissingFlags: if a required flag is absent.
+    """
+    program, *arguments = argv
+    required = [flag for flag in map(flags.FLAGS.__getitem__, flags.FLAGS) if getattr(flag, "is_required", False)]
+    for flag in required:
+        if flag.is_positional and flag.value is None and arguments:
+            flag.value = arguments.pop(0)
+    if missing := [f"--{flag.name}" for flag in required if flag.value is None]:
+        raise MissingFlags(f"{', '.join(missing)}: {'is' if len(missing) == 1 else 'are'} missing")
+    return [program, *arguments]
+
+
 def define_checkpoint_flag() -> flags.FlagHolder:
-    return flags.DEFINE_string(
+    """Defines --checkpoint, which the first argument without a name can replace."""
+    holder = flags.DEFINE_string(
         "checkpoint",
         None,
         "A run's workdir (WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers, "
-        "hub:NAME[@REVISION] for one of the hub, or bert_model.ckpt.",
+        "hub:NAME[@REVISION] for one of the hub, or bert_model.ckpt. The first argument without a name is the "
+        "checkpoint, too.",
     )
+    require_flags(positional=["checkpoint"])
+    return holder
 
 
 def define_dtype_flag() -> flags.FlagHolder:

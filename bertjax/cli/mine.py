@@ -1,4 +1,4 @@
-"""Mines hard negatives: python -m bertjax.mine --checkpoint=runs/vectors --data=pairs.csv --output=mined.jsonl
+"""Mines hard negatives: bertjax mine runs/vectors --data=pairs.csv --output=mined.jsonl
 
 For each query of --data, finds the nearest documents that are not relevant to it, of --data and --corpus, with the
 vectors of the checkpoint, and writes a table with the columns anchor, positive, negative_1, ..., which training reads
@@ -15,8 +15,8 @@ import sys
 from absl import flags
 
 from bertjax.cli.app import keep_compiled, run_command
-from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
-from bertjax.cli.next_commands import print_next, python_command
+from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, group_flags, require_flags
+from bertjax.cli.next_commands import command, print_next
 from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
@@ -45,7 +45,9 @@ _SEED = flags.DEFINE_integer(
     "seed", None, "Draws among the ranks; else takes the nearest.", lower_bound=0, upper_bound=2**31 - 1
 )
 _OUTPUT = flags.DEFINE_string("output", None, "The .jsonl, .csv or .tsv file to write.")
-flags.mark_flags_as_required(["checkpoint", "data", "output"])
+require_flags("data", "output")
+group_flags("Data", _DATA, _FORM, _TEXTS, _CORPUS, _OUTPUT)
+group_flags("Choice of negatives", _NEGATIVES, _FIRST, _LAST, _MARGIN, _MAX_SCORE, _MIN_SCORE, _SEED)
 
 
 @exit_on_signal()
@@ -88,7 +90,7 @@ def main(arguments: list[str]) -> None:
     if _FORM.value == "pairs" and dev != train and dev.is_file():  # comparable with the scores of the checkpoint
         data += [f"--config.data.dev.path={dev}", f"--config.data.dev.texts={_TEXTS.value}"]
     data.append("--workdir=runs/mined")
-    print_next(python_command("main", "--config=embed", f"--config.init_checkpoint={_CHECKPOINT.value}", *data))
+    print_next(command("train", "--config=embed", f"--config.init_checkpoint={_CHECKPOINT.value}", *data))
 
 
 def _choice():

@@ -15,14 +15,14 @@ def print_next(*commands: Sequence[str]) -> None:
         print("next:", *(f"  {shlex.join(words)}" for words in commands), sep="\n", file=sys.stderr, flush=True)
 
 
-def python_command(name: str, *arguments: str) -> list[str]:
-    """Returns the words of the command `python -m bertjax.NAME`."""
-    return ["python", "-m", f"bertjax.{name}", *arguments]
+def command(name: str, *arguments: str) -> list[str]:
+    """Returns the words of the command `bertjax NAME`."""
+    return ["bertjax", name, *arguments]
 
 
 def uses_of(checkpoint: str) -> list[list[str]]:
     """Returns commands that use a checkpoint: `predict` with a text that fits, or `extract`; `convert`; and `serve`, or
-    for a pre-trained run `main`, which fine-tunes it. Returns none for a path without a checkpoint, such as a search.
+    for a pre-trained run `train`, which fine-tunes it. Returns none for a path without a checkpoint, such as a search.
     """
     from bertjax.finetuning.run import NARROW_RATE, WIDE
     from bertjax.inference.task import SEPARATOR, HasVectors
@@ -36,33 +36,32 @@ def uses_of(checkpoint: str) -> list[list[str]]:
         if place.format == "huggingface" and not place.vectors:
             architecture, *_ = huggingface.read_head(place.folder / huggingface.CONFIG)
         if place.format == "peft" and not place.vectors:
-            architecture = pretrained.class_of_adapter(place)
+            architecture = place.read_architecture()
         task = find_task(settings, architecture)
-        learnt = [term.name for term in terms_of_run(settings)]
+        objectives = [term.name for term in terms_of_run(settings)]
         is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
     except UserError:  # such as a task that is not registered here
         return []
-    given = f"--checkpoint={checkpoint}"
     if task is not None:
         parts = len(task.text_columns(settings)) if settings.get("task") else 0
         texts = ["a text", "another text", "a third text"][: parts or task.inputs.parts.start]
-        found = [python_command("predict", given, SEPARATOR.join(texts))]
-    elif architecture.endswith(("ForMaskedLM", "ForPreTraining")) or "mlm" in learnt or is_google:
+        commands = [command("predict", checkpoint, SEPARATOR.join(texts))]
+    elif architecture.endswith(("ForMaskedLM", "ForPreTraining")) or "mlm" in objectives or is_google:
         text = next(iter(settings.get("eval", {}).get("fill_masks", ())), "the [MASK]")
-        found = [python_command("predict", given, text)]
-    elif architecture.endswith("ForCausalLM") or "lm" in learnt:
-        found = [python_command("predict", given, "--generate=20", "the")]
+        commands = [command("predict", checkpoint, text)]
+    elif architecture.endswith("ForCausalLM") or "lm" in objectives:
+        commands = [command("predict", checkpoint, "--generate=20", "the")]
     else:
-        found = [python_command("extract", given, "--pool=mean", "--output=vectors.npy", "a text")]
+        commands = [command("extract", checkpoint, "--pool=mean", "--output=vectors.npy", "a text")]
     if place.format == "bertjax":
-        of_vectors = isinstance(task, HasVectors)
-        form = "sentence-transformers" if of_vectors else "huggingface"
+        has_vectors = isinstance(task, HasVectors)
+        form = "sentence-transformers" if has_vectors else "huggingface"
         output = f"{checkpoint.rstrip('/').replace('@', '-')}-{form}"
         if not os.path.exists(output):
-            found.append(python_command("convert", f"--source={checkpoint}", f"--output={output}", f"--format={form}"))
+            commands.append(command("convert", checkpoint, output, f"--format={form}"))
     if task is None and place.format == "bertjax":
         fine_tuning = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=reviews.csv"]
         if settings.model.get("hidden_size", WIDE) < WIDE:
             fine_tuning.append(f"--config.optimizer.learning_rate={NARROW_RATE:g}")
-        return [*found, python_command("main", *fine_tuning, f"--workdir={checkpoint}-classify")]
-    return [*found, python_command("serve", given)] if importlib.util.find_spec("aiohttp") else found
+        return [*commands, command("train", *fine_tuning, f"--workdir={checkpoint}-classify")]
+    return [*commands, command("serve", checkpoint)] if importlib.util.find_spec("aiohttp") else commands

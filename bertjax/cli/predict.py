@@ -1,4 +1,4 @@
-"""Predicts with a checkpoint: python -m bertjax.predict --checkpoint=runs/mine "the man went to the [MASK]"
+"""Predicts with a checkpoint: bertjax predict runs/mine "the man went to the [MASK]"
 
 With a pre-trained checkpoint, prints the most likely words for each [MASK] of each text, with probabilities; with a
 left-to-right one (model.causal), --generate=N continues each text by up to N pieces. With a fine-tuned one, prints a
@@ -15,7 +15,7 @@ import json
 from absl import flags
 
 from bertjax.cli.app import keep_compiled, run_command
-from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, input_lines
+from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, group_flags, input_lines
 from bertjax.cli.next_commands import print_next, uses_of
 from bertjax.training.signals import exit_on_signal
 
@@ -41,7 +41,8 @@ _TOP_P = flags.DEFINE_float(
     "top_p", 1.0, "Of --generate: among the likeliest pieces with this share.", lower_bound=1e-6, upper_bound=1.0
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of --generate.", lower_bound=0, upper_bound=2**31 - 1)
-flags.mark_flag_as_required("checkpoint")
+group_flags("Tables", _TEXT, _SECOND_TEXT, _OUTPUT)
+group_flags("Words", _TOP_K, _GENERATE, _TEMPERATURE, _TOP_P, _SEED)
 
 
 @exit_on_signal()
@@ -58,7 +59,10 @@ def main(texts: list[str]) -> None:
     if not is_table:
         texts = texts + [line for line in input_lines(_INPUT.value) if line.strip()]
     if not texts and not is_table:
-        raise UserError('no text: give one on the command line ("the [MASK] barked") or a file with --input')
+        raise UserError(
+            f"no text for the checkpoint {_CHECKPOINT.value!r}: give one on the command line, as in bertjax predict "
+            f'{_CHECKPOINT.value} "the [MASK] barked", or a file with --input'
+        )
 
     from bertjax.inference.abilities import task_of
     from bertjax.interop import pretrained

@@ -1,25 +1,25 @@
-"""Converts a corpus to TFRecords: python -m bertjax.prepare --config=base --config.data.corpus=texts/ --output=records
+"""Converts a corpus to TFRecords: bertjax prepare --config=base --config.data.corpus=texts/ --output=records
 
 Writes the records of every stage of the config, the tokenizer, and manifest.json. The same config gives the same bytes
 for any number of workers. A run that was killed goes on where it was when it is started again. Train on them with
 --config.data.records=records.
 
 On a cluster (which has --workers of its own, and starts anew), with Apache Beam's flags after --:
-python -m bertjax.prepare --config=base --output=gs://... --runner=DataflowRunner -- --project=... --region=...
+bertjax prepare --config=base --output=gs://... --runner=DataflowRunner -- --project=... --region=...
 """
 
 from absl import flags
 
 from bertjax.cli.app import run_command
-from bertjax.cli.flags import config_arguments, define_config_flag, experiment_name
-from bertjax.cli.next_commands import print_next, python_command
+from bertjax.cli.flags import config_arguments, define_config_flag, experiment_name, require_flags
+from bertjax.cli.next_commands import command, print_next
 from bertjax.distributed.topology import available_cores
 
 _CONFIG = define_config_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the records; must not contain finished records.")
 _WORKERS = flags.DEFINE_integer("workers", available_cores(), "Number of parallel processes; by default one a core.")
 _RUNNER = flags.DEFINE_string("runner", None, "Run with Apache Beam: DirectRunner, DataflowRunner, FlinkRunner, ...")
-flags.mark_flags_as_required(["config", "output"])
+require_flags("config", "output")
 
 
 def main(arguments: list[str]) -> None:
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value, beam_options=beam_options)
     print(f"records, tokenizer and manifest written to {_OUTPUT.value}", flush=True)
     records, workdir = f"--config.data.records={_OUTPUT.value}", f"--workdir=runs/{experiment_name()}"
-    print_next(python_command("main", *config_arguments(), records, workdir))
+    print_next(command("train", *config_arguments(), records, workdir))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws runs on one page: python -m bertjax.report WORKDIR... --output=FOLDER
+"""Draws runs on one page: bertjax report WORKDIR... --output=FOLDER
 
 Loss and accuracy against steps, tokens and hours, learning rate, gradient norm and throughput, of all runs over each
 other; of searches, means and standard deviations. The page of a single run also has the attention of its checkpoint to
@@ -11,7 +11,7 @@ WORKDIR@STEP looks into that checkpoint; a Hugging Face folder or Google's bert_
 from absl import flags
 
 from bertjax.cli.app import run_command
-from bertjax.cli.next_commands import print_next, python_command, uses_of
+from bertjax.cli.next_commands import command, print_next, uses_of
 
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write to; by default the workdir, if there is only one.")
 _TEXT = flags.DEFINE_string("text", "the man went to the store to buy a bottle of milk .", "To draw the attention of.")
@@ -55,7 +55,7 @@ def main(workdirs: list[str]) -> None:
     if not (_OUTPUT.value or runs):
         raise UserError(f"--output: say in which folder to write about {workdirs[0]}")
     print(page.write(_OUTPUT.value or runs[0], runs, source, _TEXT.value, _WORDS.value), flush=True)
-    print_next(*(uses_of(workdirs[0]) if source else [python_command("runs", *workdirs)]))
+    print_next(*(uses_of(workdirs[0]) if source else [command("runs", *workdirs)]))
 
 
 def _watch(folder: str, workdirs: list[str], seconds: float) -> None:

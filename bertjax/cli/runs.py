@@ -1,4 +1,4 @@
-"""Lists runs: python -m bertjax.runs [FOLDER...]
+"""Lists runs: bertjax runs [FOLDER...]
 
 Shows of each run within the folders, by default runs/: what it trains, how far it is, its last loss and evaluation, and
 whether it is running, stopped or finished. A search is one line; its trials are listed when its own folder is named.

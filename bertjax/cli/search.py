@@ -1,10 +1,10 @@
-"""Searches documents by meaning: python -m bertjax.search --checkpoint=runs/vectors --corpus=docs.txt "a query"
+"""Searches documents by meaning: bertjax search runs/vectors --corpus=docs.txt "a query"
 
 Embeds the documents and the queries, and prints the documents with the highest similarity to each query: the score,
 the id or the number of the line, and the text. The search is exact. --index=FOLDER keeps the documents and their
 embeddings: the first command writes the folder, and resumes after an interruption; later commands with the same folder
 need no --corpus. --checkpoint is the workdir of a run of `embed`, or a folder of sentence-transformers; with
---pool=mean, any checkpoint that bertjax.extract takes.
+--pool=mean, any checkpoint that bertjax extract takes.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from absl import flags
 
 from bertjax.cli.app import keep_compiled, run_command
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
-from bertjax.cli.next_commands import print_next
+from bertjax.cli.next_commands import command, print_next
 from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
@@ -32,7 +32,6 @@ _POOL = flags.DEFINE_enum(
 )
 _TOP_K = flags.DEFINE_integer("top_k", 5, "Number of documents for each query.", lower_bound=1)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object per query.")
-flags.mark_flag_as_required("checkpoint")
 
 
 @exit_on_signal()
@@ -60,7 +59,7 @@ def main(queries: list[str]) -> None:
             lines = (f"  {hit.score:.3f}  {hit.id}: {' '.join(hit.text.split())}" for hit in hits)
             print(query, *lines, sep="\n", flush=True)
     if _CORPUS.value and folder and not _JSON.value:
-        print_next(["bertjax", "search", f"--checkpoint={_CHECKPOINT.value}", f"--index={folder}", "QUERY"])
+        print_next(command("search", _CHECKPOINT.value, f"--index={folder}", "QUERY"))
 
 
 if __name__ == "__main__":

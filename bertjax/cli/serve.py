@@ -1,4 +1,4 @@
-"""Serves a checkpoint over HTTP: python -m bertjax.serve --checkpoint=runs/mine
+"""Serves a checkpoint over HTTP: bertjax serve runs/mine
 
 POST /METHOD with {"texts": [...]} (/answer with {"questions": [{"question": ..., "context": ...}]}) gives
 {"results": [...]}. GET / is a page to try it, /health says which methods the checkpoint has learnt, /metrics is for
@@ -10,8 +10,9 @@ the extra serve.
 from absl import flags
 
 from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.flags import define_checkpoint_flag, group_flags
 
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "As --checkpoint of bertjax.predict.")
+_CHECKPOINT = define_checkpoint_flag()
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen on; 0.0.0.0: all.")
 _PORT = flags.DEFINE_integer("port", 8000, "The port; 0: any that is free.")
 _DTYPE = flags.DEFINE_string("dtype", None, "Type to compute in, as config.dtype; that of the run unless given.")
@@ -20,7 +21,7 @@ _MOST_TEXTS = flags.DEFINE_integer("max_texts", 256, "Texts of a request.")
 _MOST_CHARACTERS = flags.DEFINE_integer("max_characters", 100_000, "Characters of all texts of a request.")
 _MOST_WAITING = flags.DEFINE_integer("max_waiting", 4096, "Texts that may wait; further requests are refused (503).")
 _GRACE = flags.DEFINE_integer("grace", 60, "Seconds that accepted requests have once the server is told to end.")
-flags.mark_flag_as_required("checkpoint")
+group_flags("Limits", _BATCH, _MOST_TEXTS, _MOST_CHARACTERS, _MOST_WAITING, _GRACE)
 
 
 def main(arguments: list[str]) -> None:

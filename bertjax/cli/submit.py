@@ -1,4 +1,4 @@
-"""Predicts a benchmark's test set: python -m bertjax.submit --checkpoint=runs/mrpc --input=test.tsv --output=MRPC.tsv
+"""Predicts a benchmark's test set: bertjax submit runs/mrpc --input=test.tsv --output=MRPC.tsv
 
 The checkpoint is the workdir of a run on the benchmark's training set, the input is the benchmark's test file, and the
 output is the file that its server expects.
@@ -7,13 +7,13 @@ output is the file that its server expects.
 from absl import flags
 
 from bertjax.cli.app import keep_compiled, run_command
-from bertjax.cli.flags import define_checkpoint_flag
+from bertjax.cli.flags import define_checkpoint_flag, require_flags
 from bertjax.cli.next_commands import print_next, uses_of
 
 _CHECKPOINT = define_checkpoint_flag()
 _INPUT = flags.DEFINE_string("input", None, "The test file, as the benchmark distributes it.")
 _OUTPUT = flags.DEFINE_string("output", None, "The file to write.")
-flags.mark_flags_as_required(["checkpoint", "input", "output"])
+require_flags("input", "output")
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Trains BERT: python -m bertjax.main --config=quickstart
+"""Trains BERT: bertjax train --config=quickstart
 
 The config is a complete experiment; --config.x.y=VALUE overrides a field. If the config names no records, they and the
 vocabulary are prepared from the corpus. The same command resumes a run that was stopped.
@@ -7,12 +7,12 @@ vocabulary are prepared from the corpus. The same command resumes a run that was
 from absl import flags
 
 from bertjax.cli.app import BEGAN, keep_compiled, run_command
-from bertjax.cli.flags import define_config_flag, experiment_name
+from bertjax.cli.flags import define_config_flag, experiment_name, require_flags
 from bertjax.cli.next_commands import print_next, uses_of
 
 _CONFIG = define_config_flag()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; by default runs/EXPERIMENT.")
-flags.mark_flag_as_required("config")
+require_flags("config")
 
 
 def main(arguments: list[str]) -> None:

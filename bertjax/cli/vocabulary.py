@@ -1,4 +1,4 @@
-"""Learns a vocabulary from a corpus: python -m bertjax.vocabulary --config=base \\
+"""Learns a vocabulary from a corpus: bertjax vocabulary --config=base \\
 --config.data.corpus=texts/ --output=vocabulary
 
 Learns `config.model.vocab_size` pieces from `config.data.corpus` and writes vocabulary/vocab.txt, or
@@ -9,8 +9,8 @@ same config gives the same vocabulary for any number of workers.
 from absl import flags
 
 from bertjax.cli.app import run_command
-from bertjax.cli.flags import config_arguments, define_config_flag, experiment_name
-from bertjax.cli.next_commands import print_next, python_command
+from bertjax.cli.flags import config_arguments, define_config_flag, experiment_name, require_flags
+from bertjax.cli.next_commands import command, print_next
 from bertjax.distributed.topology import available_cores
 
 _CONFIG = define_config_flag()
@@ -18,7 +18,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder for the vocabulary.")
 _WORKERS = flags.DEFINE_integer(
     "workers", available_cores(), "Number of parallel processes; by default one a core.", lower_bound=1
 )
-flags.mark_flags_as_required(["config", "output"])
+require_flags("config", "output")
 
 
 def main(arguments: list[str]) -> None:
@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> None:
     print(f"learnt {learnt.vocab_size} pieces, written to {path}", flush=True)
     arguments = [*config_arguments(), f"--config.tokenizer.path={path}"]
     print_next(
-        python_command("prepare", *arguments, f"--output={os.path.join(_OUTPUT.value, 'records')}"),
-        python_command("main", *arguments, f"--workdir=runs/{experiment_name()}"),
+        command("prepare", *arguments, f"--output={os.path.join(_OUTPUT.value, 'records')}"),
+        command("train", *arguments, f"--workdir=runs/{experiment_name()}"),
     )
 
 

@@ -1,3 +1,1 @@
-"""Code that every room uses: the registry, `UserError`, files, locks, worker processes, progress bars, sorting,
-checksums.
-"""
+"""Code for all rooms: the registry, `UserError`, files, locks, worker processes, progress bars, sorting, checksums."""

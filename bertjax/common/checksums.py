@@ -1,11 +1,12 @@
-"""Checksums of arrays, of their values: the same on any mesh, so that damage shows wherever a checkpoint is read.
+"""Checksums of the values of arrays, which are equal on all meshes, so that every reader of a checkpoint can compare.
 
-The checksum is the sum of all elements' bits, each times an odd number that grows with its place, modulo 2**32. Sums of
-integers do not depend on their order, hence not on the sharding. A change of a single element always shows, if elements
-have 32 bits at most.
+The checksum is the sum modulo 2**32 of the bits of all elements, multiplied by odd numbers that grow with the index of
+the element. A sum of integers does not depend on the order, and therefore not on the sharding. The checksum detects
+every change of a single element of at most 32 bits.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +15,24 @@ import numpy as np
 PART = 1 << 20  # elements of a NumPy array at a time
 
 
-def names_of(tree) -> dict[str, object]:
+def names_of(tree: Any) -> dict[str, Any]:
     """Returns the arrays of a tree by path, such as "bert/pooler/dense/kernel"."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def of_tree(tree) -> dict[str, int]:
-    """Returns the checksums of arrays by name. NumPy reads the arrays of CPUs, where compilation would take longer."""
+def of_tree(tree: Any) -> dict[str, int]:
+    """Returns the checksums of arrays by name.
+
+    NumPy computes the checksums of arrays on CPUs, because compilation would take longer.
+    """
     arrays = names_of(tree)
     if all(_is_in_memory(x) for x in arrays.values()):
         return {name: of_numpy(np.asarray(x)) for name, x in arrays.items()}
-    return jax.tree.map(int, jax.device_get(on_devices(tree)))
+    return {name: int(x) for name, x in jax.device_get(on_devices(tree)).items()}
 
 
-def _is_in_memory(x) -> bool:
+def _is_in_memory(x: jax.Array | np.ndarray) -> bool:
     """Returns whether this process can read all elements of an array without a copy from a device."""
     if not isinstance(x, jax.Array):
         return True
@@ -36,19 +40,19 @@ def _is_in_memory(x) -> bool:
 
 
 @jax.jit
-def on_devices(tree) -> dict[str, jax.Array]:
+def on_devices(tree: Any) -> dict[str, jax.Array]:
     """Returns the uint32 checksums of sharded arrays by name."""
     return {name: _on_devices(x) for name, x in names_of(tree).items()}
 
 
-def _on_devices(x):
+def _on_devices(x: jax.Array) -> jax.Array:
     x = x.astype(jnp.uint8) if x.dtype == bool else x
     bits = jax.lax.bitcast_convert_type(x, _unsigned(x.dtype)).astype(jnp.uint32)
-    place = jnp.zeros(x.shape, jnp.uint32)
+    index = jnp.zeros(x.shape, jnp.uint32)
     for axis in range(x.ndim):
         stride = math.prod(x.shape[axis + 1 :]) % 2**32
-        place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride)
-    return (bits * (2 * place + 1)).sum(dtype=jnp.uint32)
+        index += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride)
+    return (bits * (2 * index + 1)).sum(dtype=jnp.uint32)
 
 
 def of_numpy(x: np.ndarray) -> int:
@@ -61,5 +65,5 @@ def of_numpy(x: np.ndarray) -> int:
     return total % 2**32
 
 
-def _unsigned(dtype) -> np.dtype:
+def _unsigned(dtype: Any) -> np.dtype:
     return np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")

@@ -1,7 +1,7 @@
-"""Writes files atomically, and files that grow; reads JSON that anyone may have written.
+"""Atomic files, files to append to, and JSON from untrusted sources.
 
-An operation is tried again after a temporary error of a network file system. The libraries of object stores retry by
-themselves.
+Operations are retried after a temporary error of a network file system. The libraries of object stores retry
+internally.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from bertjax.common.errors import UserError
 
 T = TypeVar("T")
 
-# Errors that are the same a minute later: a full or read-only disk, a wrong path or permission.
+# Permanent errors: a full or read-only disk, a wrong path or permission.
 LASTING = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST,
     errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EPIPE,
@@ -30,14 +30,15 @@ LASTING = {
 ATTEMPTS, LONGEST_WAIT = 6, 8.0  # seconds: after 1, 2, 4, 8 and 8
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_temporary(error: BaseException) -> bool:
     cause = error.__context__ if isinstance(error, UserError) else error
-    lasts = FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError  # errno or not
-    return isinstance(cause, OSError) and not isinstance(cause, lasts) and cause.errno not in LASTING
+    # The libraries of object stores raise these errors without an errno.
+    lasting = FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError
+    return isinstance(cause, OSError) and not isinstance(cause, lasting) and cause.errno not in LASTING
 
 
 persistently = tenacity.retry(
-    retry=tenacity.retry_if_exception(_may_pass),
+    retry=tenacity.retry_if_exception(_is_temporary),
     stop=tenacity.stop_after_attempt(ATTEMPTS),
     wait=tenacity.wait_exponential(max=LONGEST_WAIT),
     reraise=True,
@@ -45,7 +46,7 @@ persistently = tenacity.retry(
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
-    """Returns a path from the root, without `..`; that of an object store as it is."""
+    """Returns an absolute path. The path of an object store stays the same."""
     return epath.Path(path) if "://" in str(path) else epath.Path(path).absolute()
 
 
@@ -55,16 +56,16 @@ def read_whole(path: epath.PathLike) -> bytes:
     return epath.Path(path).read_bytes()
 
 
-def parse_json(text: str | bytes, kind: type[T] = Any) -> T:
-    """Returns JSON as a value of a type, such as `dict[str, int]`. Raises `ValueError` with what is wrong."""
+def parse_json(text: str | bytes, kind: type[T] = Any) -> T:  # type: ignore[assignment]
+    """Returns JSON as a value of a type, such as `dict[str, int]`. Raises `ValueError` with the fault."""
     try:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
 
-def parse_texts(line: str, kind: type[T] = Any) -> T:
-    """As `parse_json`, of JSON that holds texts: U+FFFD takes the place of lone surrogates in them."""
+def parse_texts(line: str, kind: type[T] = Any) -> T:  # type: ignore[assignment]
+    """As `parse_json`, for JSON with texts: replaces lone surrogates in the texts by U+FFFD."""
     try:
         return parse_json(line, kind)
     except ValueError:
@@ -73,8 +74,8 @@ def parse_texts(line: str, kind: type[T] = Any) -> T:
         return parse_json(mended, kind)
 
 
-def read_json(path: epath.PathLike, kind: type[T] = dict[str, Any], remedy: str = "copy it again") -> T:
-    """Reads a JSON file as a value of a type. Raises `UserError` if there is no file, or if it has another content."""
+def read_json(path: epath.PathLike, kind: type[T] = dict[str, Any], remedy: str = "copy it again") -> T:  # type: ignore[assignment]
+    """Reads a JSON file as a value of a type. Raises `UserError` if the file is missing, or has another content."""
     path = epath.Path(path)
     try:
         return parse_json(read_whole(path).removeprefix(b"\xef\xbb\xbf"), kind)
@@ -85,7 +86,7 @@ def read_json(path: epath.PathLike, kind: type[T] = dict[str, Any], remedy: str 
 
 
 def inside(folder: epath.Path, name: str, source: epath.PathLike) -> epath.Path:
-    """Returns the path of a file that the file `source` names. Raises `UserError` if it leads out of the folder."""
+    """Returns the path of a file that the file `source` names. Raises `UserError` for a path outside the folder."""
     if not name or name.startswith("/") or "\\" in name or "://" in name or "\0" in name or ".." in name.split("/"):
         raise UserError(f"{source}: names the file {name!r}, which is not in {folder}")
     return folder / name
@@ -93,12 +94,12 @@ def inside(folder: epath.Path, name: str, source: epath.PathLike) -> epath.Path:
 
 @functools.lru_cache(maxsize=1000)  # The readers open a file several times; one note is enough.
 def note(path: epath.PathLike, text: str) -> None:
-    """Prints a note about a file, once. The note goes to stderr: stdout may be data."""
+    """Prints a note about a file once, to stderr, because stdout may contain data."""
     print(f"{path}: {text}", file=sys.stderr, flush=True)
 
 
 def require_new_folder(output: epath.PathLike) -> None:
-    """Raises `UserError` if the folder that `--output` names has files in it, or if `--output` names a file."""
+    """Raises `UserError` if `--output` names a file, or a folder that is not empty."""
     output = epath.Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output={output}: exists and is not empty; name a new folder")
@@ -106,9 +107,9 @@ def require_new_folder(output: epath.PathLike) -> None:
 
 @contextlib.contextmanager
 def replacing(path: epath.PathLike) -> Iterator[epath.Path]:
-    """Gives a temporary name to write to, and renames it at the end, so that readers never see a partial file.
+    """Context manager: yields a temporary path, and renames the file at the end: readers never read a partial file.
 
-    Raises `UserError` if the file cannot be written, such as on a full disk.
+    Raises `UserError` if the file cannot be written, for example because the disk is full.
     """
     path = epath.Path(path)
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")  # unique per writer
@@ -125,19 +126,24 @@ def replacing(path: epath.PathLike) -> Iterator[epath.Path]:
 
 @persistently
 def write_whole(path: epath.PathLike, content: str | bytes) -> None:
-    """Writes a file at once, and the folders that it is in."""
+    """Writes a file at once, and creates the folder of the file."""
     epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-UPLOAD_SECONDS = 30  # between uploads of the whole file to an object store
+UPLOAD_SECONDS = 30  # between two uploads of the whole file to an object store
 
 
 class GrowingFile:
-    """A file to append to. Object stores cannot append: there, the whole file is uploaded now and then."""
+    """A file to append to. Object stores cannot append: there, the whole file is uploaded every `UPLOAD_SECONDS`.
 
-    def __init__(self, path: epath.Path, content: bytes = b""):
+    Args:
+      path: the path of the file.
+      content: the content to begin with.
+    """
+
+    def __init__(self, path: epath.Path, content: bytes = b"") -> None:
         self._path, self._is_remote = path, "://" in str(path)
         self._content, self._size = content if self._is_remote else b"", len(content)
         self._uploaded = time.monotonic()
@@ -145,11 +151,12 @@ class GrowingFile:
             write_whole(path, content)
 
     def write(self, more: bytes) -> None:
+        """Appends bytes."""
         if not self._is_remote:
             try:
                 with self._path.open("ab") as file:
                     file.write(more)
-            except OSError:  # perhaps with a part of it written
+            except OSError:  # a part may have been written
                 write_whole(self._path, read_whole(self._path)[: self._size] + more)
             self._size += len(more)
             return
@@ -158,6 +165,7 @@ class GrowingFile:
             self.flush()
 
     def flush(self) -> None:
+        """Uploads the file if it is in an object store."""
         if self._is_remote:
             write_whole(self._path, self._content)
             self._uploaded = time.monotonic()

@@ -1,8 +1,11 @@
-"""Keeps a second command away from a folder that one is writing to.
+"""Prevents a second command from writing to a folder that is in use.
 
-On a file system the kernel holds the lock, and frees it when the process ends, however it ends. An object store has no
-locks: there a file names the owner, who writes it again every `BEAT` seconds. Who finds the file waits to see whether
-it changes, and takes over after `SILENCE` seconds; no clock needs to agree with another.
+On a file system the kernel holds the lock, and frees it when the process ends for any reason. An object store has no
+locks: there a file names the owner, and the owner writes the file again every `BEAT` seconds. A process that finds the
+file waits for a change of the file, and takes the folder over after `SILENCE` seconds. The clocks of hosts may differ.
+
+The package filelock was tried instead of flock: it stores no owner for the message, cannot test a folder without write
+permission (`is_held`), and where a file system has no flock, its marker stays after the process is killed.
 """
 
 import contextlib
@@ -15,7 +18,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any, TextIO
 
+import tenacity
 from etils import epath
 
 from bertjax.common.errors import UserError
@@ -24,26 +29,25 @@ from bertjax.common.files import read_json, write_whole
 try:
     import fcntl
 except ModuleNotFoundError:  # on Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 FILE = ".lock"
 BEAT, SILENCE = 20, 50  # seconds
-SETTLE = 2  # seconds, until two that write at once both see who was the last
+SETTLE = 2  # seconds after which all processes that write at the same time read the last owner
 
 
 @contextlib.contextmanager
 def held(folder: epath.PathLike, flag: str) -> Iterator[None]:
-    """Holds a folder, which is created if it is missing, while the block runs.
+    """Context manager: holds a folder while the block runs, and creates the folder if it is missing.
 
-    Raises `UserError` with the flag that named the folder, and with host, process and start of the one that holds it.
+    Raises:
+      UserError: if another process holds the folder. The message has `flag`, which names the folder, and the host, the
+        number and the start of the process.
     """
     path = epath.Path(folder) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     owner = dict(host=socket.gethostname(), process=os.getpid(), start=f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}")
-    if fcntl is None:
-        hold = _not_held
-    else:
-        hold = _held_in_store if "://" in str(path) else _held_by_kernel
+    hold = _held_in_store if "://" in str(path) else _held_by_kernel
     with hold(path, owner) as other:
         if other is not None:
             described = "host {host}, process {process}, since {start}".format(**other) if other else "another process"
@@ -52,10 +56,8 @@ def held(folder: epath.PathLike, flag: str) -> Iterator[None]:
 
 
 def is_held(folder: epath.PathLike) -> bool:
-    """Returns whether a process holds a folder; in an object store, whether its file is not older than `SILENCE`."""
+    """Returns whether a process holds a folder; in an object store, whether its file is newer than `SILENCE`."""
     path = epath.Path(folder) / FILE
-    if not path.exists():
-        return False
     if "://" in str(path):
         return time.time() - _read(path).get("time", 0.0) < SILENCE
     if fcntl is None:
@@ -65,26 +67,20 @@ def is_held(folder: epath.PathLike) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # it has been deleted since, or there are no locks
+    except OSError:  # the file is missing, or the file system has no locks
         pass
     return False
 
 
 @contextlib.contextmanager
-def _not_held(path: epath.Path, owner: dict) -> Iterator[None]:
-    print(f"{path.parent}: cannot be locked here; do not start a second command in this folder", flush=True)
-    yield None
-
-
-@contextlib.contextmanager
-def _held_by_kernel(path: epath.Path, owner: dict) -> Iterator[dict | None]:
-    """Yields None if the lock is ours, and otherwise the owner, as far as it is known."""
+def _held_by_kernel(path: epath.Path, owner: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
+    """Context manager: yields None if this process holds the lock, and otherwise the owner, or {} if it is unknown."""
     try:
         file = _locked(path)
     except BlockingIOError:
         yield _read(path)
         return
-    except OSError as error:  # nothing can be written here, or the file system has no locks
+    except OSError as error:  # the folder is read-only, or the file system has no locks
         print(f"{path}: cannot be locked ({error.strerror}); do not start a second command in this folder", flush=True)
         yield None
         return
@@ -95,50 +91,47 @@ def _held_by_kernel(path: epath.Path, owner: dict) -> Iterator[dict | None]:
         try:
             yield None
         finally:
-            path.unlink(missing_ok=True)  # while it is ours
+            path.unlink(missing_ok=True)  # before the lock is freed
 
 
-def _locked(path: epath.Path):
-    """Opens and locks the file. Raises `OSError` if that fails, `BlockingIOError` if another process has locked it."""
-    tries = 3  # `is_held` locks it for a moment
-    while True:
-        file = open(path, "a+")
-        try:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not (tries := tries - 1):
-                        raise
-                    time.sleep(0.05)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                    return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()  # its owner has deleted it since we opened it
+@tenacity.retry(  # `is_held` holds a lock for a moment
+    retry=tenacity.retry_if_exception_type(BlockingIOError),
+    stop=tenacity.stop_after_attempt(4),
+    wait=tenacity.wait_fixed(0.05),
+    reraise=True,
+)
+def _locked(path: epath.Path) -> TextIO:
+    """Opens and locks a file. Raises `OSError` if this fails, `BlockingIOError` if another process holds the lock."""
+    if fcntl is None:
+        raise OSError(0, "no flock")
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(path, "a+"))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                stack.pop_all()
+                return file
+    raise BlockingIOError  # the owner has deleted the file after this process opened it
 
 
 @contextlib.contextmanager
-def _held_in_store(path: epath.Path, owner: dict) -> Iterator[dict | None]:
-    """As `_held_by_kernel`."""
-    mine = {**owner, "key": secrets.token_hex(8)}
+def _held_in_store(path: epath.Path, owner: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
+    """As `_held_by_kernel`, in an object store."""
+    owner = {**owner, "key": secrets.token_hex(8)}
 
-    def write():
-        write_whole(path, json.dumps({**mine, "time": time.time()}))
+    def write() -> None:
+        write_whole(path, json.dumps({**owner, "time": time.time()}))
 
     def is_ours() -> bool:
-        return _read(path).get("key", mine["key"]) == mine["key"]
+        return bool(_read(path).get("key", owner["key"]) == owner["key"])
 
-    found, deadline = _read(path), time.monotonic() + SILENCE
-    while found and time.monotonic() < deadline:
+    content, deadline = _read(path), time.monotonic() + SILENCE
+    while content and time.monotonic() < deadline:
         time.sleep(SETTLE)
-        if (now := _read(path)) and now != found:
-            yield now
+        if (current := _read(path)) and current != content:
+            yield current
             return
-        found = now
+        content = current
     write()
     time.sleep(SETTLE)
     if not is_ours():
@@ -146,12 +139,12 @@ def _held_in_store(path: epath.Path, owner: dict) -> Iterator[dict | None]:
         return
     ended = threading.Event()
 
-    def beat():
+    def beat() -> None:
         while not ended.wait(BEAT):
             if is_ours():
-                with contextlib.suppress(Exception):  # tries again
+                with contextlib.suppress(Exception):  # the next beat tries again
                     write()
-            else:  # what we write now could destroy what it writes
+            else:  # files of this process could replace files of the new owner
                 print(f"error: {path.parent}: another process has taken it over", file=sys.stderr, flush=True)
                 os._exit(1)
 
@@ -167,8 +160,8 @@ def _held_in_store(path: epath.Path, owner: dict) -> Iterator[dict | None]:
                 path.unlink()
 
 
-def _read(path: epath.Path) -> dict:
-    """The owner; {} if the file is missing, or not written yet."""
+def _read(path: epath.Path) -> dict[str, Any]:
+    """Returns the owner; {} if the file is missing, or not written yet."""
     try:
         return read_json(path)
     except (OSError, UserError):

@@ -1,13 +1,15 @@
-"""Finds things by name: ours, imported when one is asked for; those registered in this process; those of installed
-packages, which name them in their entry points."""
+"""Registries of objects by name.
 
-import importlib
+A registry has the objects of bertjax, which are imported on use; objects that were registered in this process; and
+objects of installed packages, which name the objects in entry points.
+"""
+
 import importlib.metadata
 import os
 import pathlib
 import pkgutil
 from collections.abc import Collection, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from bertjax.common.errors import UserError
 
@@ -23,12 +25,12 @@ def own_in(package: str, file: str, attribute: str, without: Collection[str] = (
       attribute: the name of the object in each module.
       without: the names of modules that have no such object.
     """
-    names = (found.name for found in pkgutil.iter_modules([os.path.dirname(file)]))
+    names = (module.name for module in pkgutil.iter_modules([os.path.dirname(file)]))
     return {name: f"{package}.{name}:{attribute}" for name in names if name not in without}
 
 
 def own_in_folders(package: str, file: str, module: str, attribute: str, renamed: Mapping[str, str]) -> dict[str, str]:
-    """Returns {name: "module:attribute"} of the folders in a package that have a module of this name.
+    """Returns {name: "module:attribute"} of the folders in a package that have a module with a certain name.
 
     Args:
       package: the dotted name of the package.
@@ -42,71 +44,71 @@ def own_in_folders(package: str, file: str, module: str, attribute: str, renamed
 
 
 class Registry(Generic[T]):
-    """Things of one kind.
+    """Objects of one kind.
 
     Args:
-      kind: what they are, such as "task". The entry points of installed packages are in the group "bertjax.tasks".
-      field: the config's field that names one.
-      own: {name: "module:attribute"} of bertjax's own.
-      reserved: names that the field also takes, and that stand for something else.
+      kind: the kind, such as "task". The entry points of installed packages are in the group "bertjax.tasks".
+      field: the config field that names an object.
+      builtin: {name: "module:attribute"} of the objects of bertjax.
+      reserved: further values of the field, which name no object of the registry.
       plural: the plural of `kind`, if it is not `kind` + s.
-      others: what an error says after the names.
-      base: the class of the things; None for things of any class.
+      hint: the end of the list of names in an error message.
+      base: the class of the objects; None for objects of any class.
     """
 
     def __init__(
         self,
         kind: str,
         field: str,
-        own: Mapping[str, str],
+        builtin: Mapping[str, str],
         *,
         reserved: Sequence[str] = (),
         plural: str = "",
-        others: str = "",
+        hint: str = "",
         base: type | None = None,
-    ):
+    ) -> None:
         self._base = base
-        self._kind, self._field, self._own, self._reserved, self._others = kind, field, own, reserved, others
+        self._kind, self._field, self._builtin, self._reserved, self._hint = kind, field, builtin, reserved, hint
         self.group = f"bertjax.{plural or kind + 's'}"
         self.registered: dict[str, T] = {}
 
-    def register(self, name: str, thing: T) -> None:
-        """Registers a thing in this process, under a name that is not one of bertjax's own."""
-        if name in self._own or name in self._reserved:
+    def register(self, name: str, entry: T) -> None:
+        """Registers an object in this process. Raises `UserError` if bertjax has an object with this name."""
+        if name in self._builtin or name in self._reserved:
             raise UserError(f"{self._kind} {name!r} is one of bertjax's own; register yours under another name")
-        self.registered[name] = thing
+        self.registered[name] = entry
 
     def names(self) -> tuple[str, ...]:
+        """Returns the names of all objects."""
         installed = (point.name for point in importlib.metadata.entry_points(group=self.group))
-        return tuple(dict.fromkeys((*self._own, *self.registered, *installed)))
+        return tuple(dict.fromkeys((*self._builtin, *self.registered, *installed)))
 
     def get(self, name: str) -> T:
-        """Returns the thing.
+        """Returns the object with a name.
 
         Raises:
-          UserError: for a name not in `names()`, an entry point that does not load, or a thing of another class.
+          UserError: for a name not in `names()`, an entry point that does not load, or an object of another class.
         """
-        thing = self._load(name)
-        if self._base is not None and not isinstance(thing, self._base):
+        entry = self._load(name)
+        if self._base is not None and not isinstance(entry, self._base):
             raise UserError(
-                f"config.{self._field} = {name!r}: is registered as {thing!r}; register an instance of a subclass of "
+                f"config.{self._field} = {name!r}: is registered as {entry!r}; register an instance of a subclass of "
                 f"{self._base.__name__}"
             )
-        return thing
+        return entry
 
     def _load(self, name: str) -> T:
         if name in self.registered:
             return self.registered[name]
-        if name in self._own:
-            module, _, attribute = self._own[name].partition(":")
-            return getattr(importlib.import_module(module), attribute)
+        if name in self._builtin:
+            return cast(T, pkgutil.resolve_name(self._builtin[name]))
         for point in importlib.metadata.entry_points(group=self.group, name=name):
             try:
-                return point.load()
-            except Exception as error:  # somebody else's code
-                reason = f"{type(error).__name__}: {error}"
+                return cast(T, point.load())
+            except Exception as error:  # the code of the package may raise any error
                 raise UserError(
-                    f"{self._kind} {name!r}: cannot load {point.value}, its entry point ({reason})"
+                    f"{self._kind} {name!r}: cannot load {point.value}, its entry point "
+                    f"({type(error).__name__}: {error})"
                 ) from None
         known = ", ".join((*self._reserved, *self.names()))
-        raise UserError(f"config.{self._field} = {name!r}: choose one of {known}{self._others}")
+        raise UserError(f"config.{self._field} = {name!r}: choose one of {known}{self._hint}")

@@ -1,14 +1,14 @@
-"""Lone surrogates: halves of a UTF-16 character, which a Python string and JSON may hold and UTF-8 may not.
+"""Lone surrogates: halves of a UTF-16 character, which are valid in Python strings and JSON, but not in UTF-8.
 
-U+FFFD takes the place of each of them where text enters. A character stays one character, so that the places of words
-and answers stay as they are.
+U+FFFD replaces a lone surrogate in all texts that are read. The length of the text stays the same, and so do the
+positions of words and answers.
 """
 
 import re
 
 REPLACEMENT = "\ufffd"
 SURROGATE = re.compile("[\ud800-\udfff]")
-# The escapes of a JSON text, one after the other: a pair is one character, and the group matches a lone surrogate.
+# An escape of a JSON text. A pair of surrogates is one escape. The group matches a lone surrogate.
 ESCAPE = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)")
 
 

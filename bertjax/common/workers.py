@@ -1,4 +1,4 @@
-"""Worker processes that Ctrl-C does not reach, and their results in order."""
+"""Worker processes that ignore Ctrl-C, and the results of the workers in order."""
 
 import collections
 import concurrent.futures
@@ -11,41 +11,51 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
+from typing import Any, TypeVar
 
 from bertjax.common.errors import UserError
 
-# Queues whose thread is not waited for. It must not be the last to hold their semaphores: if Python ends while that
-# thread removes one, the resource tracker prints a warning. Kept here, the main thread removes them at exit.
-_abandoned: list = []
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Queues of killed pools. The thread of such a queue is not joined. If the thread held the last reference to a semaphore
+# and Python ended meanwhile, the resource tracker would print a warning. The main thread deletes this list at exit.
+_abandoned: list[Any] = []
 
 
 @contextlib.contextmanager
 def worker_pool(workers: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    """A process pool that kills its workers on an error. They end by themselves if this process is killed.
+    """Context manager: yields a pool of processes. An error in the block kills the workers.
 
-    Spawns the workers, because forking is unsafe with JAX's threads. Raises `UserError` if one of them dies.
+    The workers are spawned, because a fork is unsafe with the threads of JAX. If this process is killed, the workers
+    end. Raises `UserError` if a worker dies.
     """
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker)
     try:
         with _holding_interrupts():
-            for _ in range(workers):  # each submission starts a worker while none is idle
+            for _ in range(workers):  # each submission starts a worker while no worker is idle
                 pool.submit(int)
         yield pool
     except BaseException as error:  # do not wait for unfinished work
-        for process in list((pool._processes or {}).values()):
-            with contextlib.suppress(ProcessLookupError):  # Python's own thread saw it end just now
-                process.kill()
-        # Python's thread then shuts the pool down. It must wait neither for work that nobody reads any more (it does
-        # before 3.11.5) nor for the rest of a result. The pipe of the work is its own to close: two that do are a race.
-        pool._call_queue.cancel_join_thread()
-        _abandoned.append(pool._call_queue)
-        pool._result_queue._writer.close()
+        _kill(pool)
         if isinstance(error, concurrent.futures.process.BrokenProcessPool):
             raise UserError("a worker process died, probably out of memory; try fewer --workers") from None
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _kill(pool: Any) -> None:
+    """Kills the workers of a pool. The thread of the pool then shuts the pool down."""
+    for process in list((pool._processes or {}).values()):
+        with contextlib.suppress(ProcessLookupError):  # the process has ended, and the thread of the pool joined it
+            process.kill()
+    # The thread must wait neither for the queue of calls (as before Python 3.11.5) nor for the rest of a result. Only
+    # the thread may close the pipe of the calls.
+    pool._call_queue.cancel_join_thread()
+    _abandoned.append(pool._call_queue)
+    pool._result_queue._writer.close()
 
 
 def _start_worker() -> None:
@@ -55,25 +65,27 @@ def _start_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a worker
+    multiprocessing.connection.wait([parent.sentinel])
     os._exit(1)
 
 
 @contextlib.contextmanager
 def _holding_interrupts() -> Iterator[None]:
-    """Blocks SIGINT while workers start, so that they inherit this: a terminal sends Ctrl-C to all processes.
+    """Context manager: blocks SIGINT while workers start. A terminal sends Ctrl-C to all processes.
 
-    This process answers a Ctrl-C or SIGTERM of that time afterwards, also one that another of its threads receives: in
-    the middle of a start, it would leave a worker that reads half of what it needs. Workers ignore Ctrl-C for good from
-    `_start_worker` on.
+    The workers inherit the blocked signal, and ignore it later (`_start_worker`). A signal that this process receives
+    during the block, in any thread, is raised after the block: in the middle of a start, it would leave a worker with
+    half of its input.
     """
-    if threading.current_thread() is not threading.main_thread():  # the main thread would receive it all the same
+    if threading.current_thread() is not threading.main_thread():  # the main thread would receive the signal
         yield
         return
-    resource_tracker.ensure_running()  # it would unblock the signal when it starts with the first worker
-    heard: list[int] = []
+    resource_tracker.ensure_running()  # the tracker would unblock the signal if it started with the first worker
+    received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in numbers}
+    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -81,13 +93,15 @@ def _holding_interrupts() -> Iterator[None]:
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for number in heard:
-            signal.raise_signal(number)
+        for received_number in received:
+            signal.raise_signal(received_number)
 
 
-def in_order(pool, function: Callable, items: Iterable, ahead: int) -> Iterator:
-    """Yields `function(item)` in order, with at most `ahead` items submitted at a time."""
-    running = collections.deque()
+def in_order(
+    pool: concurrent.futures.Executor, function: Callable[[Item], Result], items: Iterable[Item], ahead: int
+) -> Iterator[Result]:
+    """Yields `function(item)` for all items in order, with at most `ahead` items submitted at a time."""
+    running: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
     for item in items:
         running.append(pool.submit(function, item))
         if len(running) >= ahead:

@@ -1,8 +1,7 @@
-"""Configs: their defaults, the config of a model, stages, lists in fields, limits of fields, and experiment files."""
+"""Configs: default configs, model configs, stages, lists in fields, limits of fields, and experiment files."""
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import (
-    common_config,
     fine_tuning_config,
     named_stages,
     param_group,
@@ -10,22 +9,9 @@ from bertjax.config.defaults import (
     pretraining_config,
     stage,
 )
-from bertjax.config.model_config import BertConfig, Compute, Lora, ModelConfig, field, model_size, size
+from bertjax.config.model_config import BertConfig, Compute, ModelConfig, field, model_size, size
 
 __all__ = [
-    "BertConfig",
-    "Compute",
-    "Lora",
-    "ModelConfig",
-    "UserError",
-    "common_config",
-    "field",
-    "fine_tuning_config",
-    "model_size",
-    "named_stages",
-    "param_group",
-    "param_groups",
-    "pretraining_config",
-    "size",
-    "stage",
-]
+    "BertConfig", "Compute", "ModelConfig", "UserError", "field", "fine_tuning_config", "model_size", "named_stages",
+    "param_group", "param_groups", "pretraining_config", "size", "stage",
+]  # fmt: skip

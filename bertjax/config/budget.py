@@ -1,4 +1,4 @@
-"""Parses `config.budget`, the time or the number of tokens that a run may take."""
+"""Parses `config.budget`, the limit of the time or of the training tokens of a run."""
 
 import dataclasses
 import math
@@ -15,9 +15,9 @@ _COUNT = re.compile(r"(\d+(?:\.\d*)?)\s*([kMBGT]?)\s*tokens|(\d+(?:\.\d*)?)\s*([
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The seconds that a run may take, from its start to its report, or the tokens that it trains on; inf: no limit."""
+    """The largest number of seconds from the start of a run to its report, or of training tokens; inf: no limit."""
 
-    text: str  # as the user writes it
+    text: str  # the value of the field
     seconds: float = math.inf
     tokens: float = math.inf
 

@@ -1,11 +1,11 @@
-"""Loads experiments by name or path. Every mistake raises a `UserError` that quotes the name and has the remedy."""
+"""Loads experiments by name or path. Every mistake raises a `UserError` with the name of the experiment and the fix."""
 
 import importlib.machinery
-import importlib.util
 import inspect
 import pathlib
 import sys
 import traceback
+import types
 
 from ml_collections import ConfigDict
 
@@ -14,7 +14,7 @@ from bertjax.config.fields import suggest
 
 
 def shipped() -> dict[str, pathlib.Path]:
-    """Returns name -> file of bertjax's own experiments, in the installed package or in the checkout."""
+    """Returns {name: file} of the experiments of bertjax, in the installed package or in the checkout."""
     package = pathlib.Path(__file__).parents[1]
     inside = package / "experiments"
     folder = inside if inside.is_dir() else package.parent / "experiments"
@@ -30,7 +30,10 @@ def name(experiment: str) -> str:
 def load(experiment: str) -> ConfigDict:
     """Loads and locks the config of "quickstart", "small:mini", "path/to/file.py" or "path/to/file.py:argument".
 
-    Where there is no file "experiments/small.py", this path stands for "small".
+    If there is no file "experiments/small.py", the path loads "small".
+
+    Raises:
+      UserError: if the experiment does not exist, or does not return a config.
     """
     name, colon, argument = experiment.partition(":")
     try:
@@ -45,18 +48,20 @@ def _find(name: str) -> str:
         return name
     path = pathlib.PurePath(name)
     is_path_in_checkout = path.parent == pathlib.PurePath("experiments") and path.suffix == ".py"
-    stem = path.stem if is_path_in_checkout else name  # an installed package has no such folder
-    if stem in shipped():
-        return str(shipped()[stem])
-    what = "a folder" if pathlib.Path(name).is_dir() else "no such file"
-    raise UserError(f"{what}, and no experiment of that name{suggest(shipped(), pathlib.Path(name).stem)}")
+    stem = path.stem if is_path_in_checkout else name  # there is no such folder beside an installed package
+    experiments = shipped()
+    if stem in experiments:
+        return str(experiments[stem])
+    fault = "a folder" if pathlib.Path(name).is_dir() else "no such file"
+    raise UserError(f"{fault}, and no experiment of that name{suggest(experiments, path.stem)}")
 
 
 def _call_get_config(path: str, arguments: list[str]) -> ConfigDict:
     loader = importlib.machinery.SourceFileLoader("experiment", path)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    module = types.ModuleType(loader.name)
+    module.__file__ = path
     folder = str(pathlib.Path(path).parent.absolute())
-    sys.path.insert(0, folder)  # modules beside the experiment: a task of its own
+    sys.path.insert(0, folder)  # an experiment may import modules of its folder, such as a task
     sys.modules[loader.name] = module
     try:
         loader.exec_module(module)

@@ -1,10 +1,12 @@
-"""Finds a field of a config by its dotted name, and parses its value from text."""
+"""Finds a field of a config by its dotted name, and parses the value of the field from text."""
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import fractions
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -13,7 +15,7 @@ from bertjax.common.errors import UserError
 
 @dataclasses.dataclass
 class Field:
-    """One value of a config: `holder[key]`, with full name `name` and type `kind`."""
+    """A value of a config: `holder[key]`, with the full name `name` and the type `kind`."""
 
     name: str
     holder: ConfigDict
@@ -21,11 +23,12 @@ class Field:
     kind: type
 
     @property
-    def value(self):
+    def value(self) -> Any:
+        """The value."""
         return self.holder[self.key]
 
-    def set(self, value) -> None:
-        """Raises `UserError` if the value is of another type, or if the field cannot be changed."""
+    def set(self, value: Any) -> None:
+        """Sets the value. Raises `UserError` if the value has another type, or if the field cannot be changed."""
         if self.name == "config.task":
             raise UserError("an experiment is for one task; choose another --config")
         try:
@@ -33,10 +36,10 @@ class Field:
         except (TypeError, ValueError) as error:
             raise UserError(" ".join(str(error).split())) from None
 
-    def parse(self, text: str):
-        """Parses `text` as a value of the field's type. Raises `UserError` if it is invalid."""
-        if self.kind in (str, int, float, bool):
-            return {str: str, int: _integer, float: _float, bool: _boolean}[self.kind](text)
+    def parse(self, text: str) -> Any:
+        """Parses `text` as a value of the type of the field. Raises `UserError` if it is invalid."""
+        if self.kind in _PARSERS:
+            return _PARSERS[self.kind](text)
         if self.kind is not tuple:  # such as data.corpus, which is a string or a list
             return _literal(text)
         parsed = _literal(text)
@@ -51,7 +54,7 @@ class Field:
 def find_field(config: ConfigDict, path: str) -> Field:
     """Finds the field at `path`, such as "data.dupe_factor". Raises `UserError` with the existing fields."""
     keys = path_keys(path)
-    holder, value, name = None, config, "config"
+    holder, value, name = config, config, "config"
     for key in keys:
         holder = value
         if isinstance(holder, ConfigDict):
@@ -72,7 +75,8 @@ def find_field(config: ConfigDict, path: str) -> Field:
         raise UserError(f"{name} has sections: set a field of one, {name}[0].FIELD: {', '.join(value[0])}")
     if not isinstance(holder, ConfigDict):
         raise UserError(f"set all of {name.rpartition('[')[0]} at once")
-    return Field(name, holder, keys[-1], holder.get_type(keys[-1]))
+    key = str(keys[-1])
+    return Field(name, holder, key, holder.get_type(key))
 
 
 def path_keys(path: str) -> list[str | int]:
@@ -97,28 +101,26 @@ def _keys_of(node: ast.expr) -> list[str | int]:
 
 
 def suggest(names: Iterable[str], wrong: str) -> str:
-    """Suggests names close to `wrong`, and lists the others."""
+    """Returns the end of a message: names close to `wrong`, and the other names."""
     close = difflib.get_close_matches(wrong, list(names), cutoff=0.7)
-    others = [name for name in names if name not in close]
+    rest = [name for name in names if name not in close]
     if not close:
-        return f"; there are {', '.join(others)}"
-    etc = ", ..." if len(others) > 10 else ""
-    return f"; did you mean {' or '.join(close)}? There are also {', '.join(others[:10])}{etc}"
+        return f"; there are {', '.join(rest)}"
+    etc = ", ..." if len(rest) > 10 else ""
+    return f"; did you mean {' or '.join(close)}? There are also {', '.join(rest[:10])}{etc}"
 
 
-def quoted(value) -> str:
+def quoted(value: Any) -> str:
+    """Returns a value as the text of a flag."""
     return f'"{value}"' if isinstance(value, tuple) else str(value)
 
 
 def _integer(text: str) -> int:
-    try:
+    with contextlib.suppress(ValueError):
         return int(text)
-    except ValueError:
-        pass
-    try:
+    remedy = ""
+    with contextlib.suppress(ValueError):
         remedy = f"; write {int(float(text))}" if float(text).is_integer() else ""
-    except ValueError:
-        remedy = ""
     raise UserError(f"not a whole number (int){remedy}")
 
 
@@ -135,8 +137,11 @@ def _boolean(text: str) -> bool:
     return text.lower() in ("true", "t", "1")
 
 
-def _literal(text: str):
+def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):
         return text
+
+
+_PARSERS: dict[type, Callable[[str], Any]] = {str: str, int: _integer, float: _float, bool: _boolean}

@@ -1,4 +1,4 @@
-"""The config of a model: its fields with their limits, BERT's config, published sizes, and how a model computes."""
+"""The config of a model: fields with limits, the config of BERT, published sizes, and settings of the computation."""
 
 import dataclasses
 import re
@@ -138,7 +138,7 @@ class ModelConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the word embedding table."""
+        """The rows of the word embedding table."""
         return padded(self.vocab_size)
 
 
@@ -161,14 +161,14 @@ class BertConfig(ModelConfig):
     layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
     # auto: chosen by chip and length; xla: compiled from plain operations; fused: a kernel, if the chip has one.
     attention: str = field("auto", choices=("auto", "xla", "fused"))
-    # Fields in which BERT differs from other models. BERT has the defaults.
-    family: str = field("bert", "form")  # one of `families`
+    # Fields in which BERT differs from other models. The defaults describe BERT.
+    family: str = field("bert", "form")  # see `models.families`
     causal: bool = field(False, "choice")  # tokens attend to earlier tokens only, and predict the next token
-    # sinusoidal: as in the original Transformer; each_layer: learned, with a table for each layer.
+    # sinusoidal: as in the original Transformer; each_layer: a learned table for each layer.
     positions: str = field("learned", "form", choices=("learned", "sinusoidal", "none", "each_layer"))
     norm: str = field("post", "form", choices=("post", "pre"))  # LayerNorm after each sum; before each part (GPT-2)
-    # The output layer for words. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain:
-    # only the embeddings (GPT).
+    # The output layer for words. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
+    # embeddings (GPT).
     output: str = field("transform", "form", choices=("transform", "plain"))
 
 
@@ -200,7 +200,7 @@ class Compute:
     product_dtype: str = "float32"  # dtype of the factors of matrix products; sums are float32
     remat: str = "none"  # see `common_config`
     unroll: bool = False  # see `common_config`; with remat "none" only
-    chip: str = ""  # `device_kind` of the devices, for kernels; empty: none
+    chip: str = ""  # `device_kind` of the devices, for kernels; empty: no kernels
     lora: Lora | None = None
 
     @property
@@ -209,8 +209,8 @@ class Compute:
         return self.product_dtype != self.dtype
 
 
-# (layers, hidden size, heads). base and large: Devlin et al. 2019, section 3; other BERTs: Turc et al. 2019, table 1;
-# gpt: Radford et al. 2018, section 4.1; gpt2: Radford et al. 2019, table 2.
+# (layers, hidden size, heads). base and large: Devlin et al. 2019, section 3; tiny to medium: Turc et al. 2019, table
+# 1; gpt: Radford et al. 2018, section 4.1; gpt2: Radford et al. 2019, table 2.
 SIZES = {
     "tiny": (2, 128, 2),
     "mini": (4, 256, 4),
@@ -226,7 +226,7 @@ SIZES = {
 }
 
 
-def model_size(name: str) -> dict:
+def model_size(name: str) -> dict[str, int]:
     """Returns the `config.model` fields of a published size, or of LAYERS-HIDDEN-HEADS, such as 12-768-12.
 
     Raises `UserError` for any other name.

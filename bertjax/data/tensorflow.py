@@ -7,7 +7,7 @@ TensorFlow Datasets and Google's checkpoints are not.
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from typing import Any
 
 from bertjax.common.errors import UserError
 
@@ -54,6 +54,28 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def elements(dataset: tf.data.Dataset) -> Iterator:
-    """Yields the elements of a dataset as NumPy arrays."""
-    return untuned(dataset).as_numpy_iterator()
+def load_dataset(name: str, split: str, setting: str) -> tuple[Any, tf.data.Dataset, str]:
+    """Loads a split of a dataset of TensorFlow Datasets, which is on disk then.
+
+    Args:
+      name: the name of the dataset.
+      split: the name of the split.
+      setting: the config field that names the dataset, for the message.
+
+    Returns:
+      The builder; the examples in file order; and a string that changes if the dataset changes.
+
+    Raises:
+      UserError: the dataset cannot be loaded.
+    """
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(name)
+        builder.download_and_prepare()
+        dataset = builder.as_dataset(split=split, shuffle_files=False)
+    except Exception as error:  # the library raises many types; each means that the dataset is unavailable
+        reason = str(error).strip().split("\n")[0][:300]
+        raise UserError(f"{setting}: TensorFlow Datasets cannot load {name!r}, {split} ({reason})") from None
+    sizes = {name: part.num_bytes for name, part in builder.info.splits.items()}
+    return builder, untuned(dataset), f"{builder.info.full_name} {sizes}"

@@ -1,34 +1,30 @@
-"""What JAX has to be told before it compiles for a GPU that this machine does not have.
+"""Prepares JAX to compile for a GPU on a machine without a GPU.
 
-Lowering asks which of CUDA, ROCm and oneAPI the platform "gpu" stands for, and JAX looks among the devices that are
-there: jax-ml/jax#23971. Where there are none, it raises, so here it is answered: CUDA. Nothing is done where JAX knows.
+The platform "gpu" stands for CUDA, ROCm or oneAPI. JAX reads the meaning from the devices of the machine when it lowers
+a program (jax-ml/jax#23971), and raises an error if there are no devices. In this case "gpu" is set to CUDA.
 """
 
 import os
+from typing import Any
 
 from jax._src import xla_bridge
 from jax.experimental import topologies
 
 
-def devices(target_config: str, topology: str) -> list:
+def devices(target_config: str, topology: str) -> list[Any]:
     """Returns JAX devices that do not exist.
 
     Args:
-      target_config: what XLA is to know of each, a GpuTargetConfigProto as text.
+      target_config: the hardware data of a GPU for XLA, a GpuTargetConfigProto as text.
       topology: slices x machines x GPUs of a machine, such as "1x2x8".
     """
-    # The plugin would look for a driver where it is loaded.
+    # Otherwise the plugin searches for a driver when it is loaded.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns that there is no GPU
-    found = topologies.get_topology_desc(platform="cuda", target_config=target_config, topology=topology).devices
-    answer_for_gpu()
-    return found
-
-
-def answer_for_gpu() -> None:
-    """Makes "gpu" mean CUDA to JAX, if it does not know what it means."""
-    known = xla_bridge.canonicalize_platform
+    gpus = topologies.get_topology_desc(platform="cuda", target_config=target_config, topology=topology).devices
+    canonicalize = xla_bridge.canonicalize_platform
     try:
-        known("gpu")
+        canonicalize("gpu")
     except RuntimeError:
-        xla_bridge.canonicalize_platform = lambda platform: "cuda" if platform == "gpu" else known(platform)
+        xla_bridge.canonicalize_platform = lambda platform: "cuda" if platform == "gpu" else canonicalize(platform)
+    return list(gpus)

@@ -1,9 +1,9 @@
-"""Hardware data of NVIDIA's GPUs, and machines of them to compile for without the hardware."""
+"""Hardware data of NVIDIA GPUs, and descriptions of machines with GPUs to compile for without the hardware."""
 
 import dataclasses
 import importlib.util
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bertjax.common.errors import UserError
 
@@ -24,58 +24,51 @@ PEAK_FLOPS = {
 }
 
 
-def peak_flops(kind: str) -> float | None:
-    """Returns the peak FLOP/s of a `device_kind`; None if unknown."""
-    return next((peak for start, peak in PEAK_FLOPS.items() if kind.startswith(start)), None)
-
-
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU as its data sheet, and the CUDA C++ Programming Guide's table of compute capabilities, describe it."""
+    """A GPU, according to its data sheet and the table of compute capabilities in the CUDA C++ Programming Guide."""
 
+    devices_per_chip: ClassVar[int] = 1
     kind: str  # `device.device_kind`
     capability: tuple[int, int]
     cores: int  # streaming multiprocessors
-    lanes: int  # float32 units of each; integers may have others
+    lanes: int  # float32 units of a multiprocessor
     clock: float  # boost, cycles/s
-    memory_bytes: float  # as CUDA reports it
+    memory_bytes: float  # according to CUDA
     bandwidth: float  # bytes/s of the memory
     cache_bytes: int  # L2
     shared_bytes: int  # shared memory of a multiprocessor
     threads: int  # resident threads of a multiprocessor
     link: float  # bytes/s to the other GPUs of its machine, each way: NVLink, or PCIe
-    network: float  # bytes/s to other machines, each way: a GPU's share of what its usual machine has
+    network: float  # bytes/s to other machines, each way: the share of a GPU in a usual machine
     per_machine: int = 8
 
     @property
     def peak_flops(self) -> float:
-        return peak_flops(self.kind)
-
-    @property
-    def devices_per_chip(self) -> int:
-        return 1
+        """The peak FLOP/s of matrix products."""
+        return next(peak for prefix, peak in PEAK_FLOPS.items() if self.kind.startswith(prefix))
 
     @property
     def vector_rate(self) -> float:
-        """Operations/s outside of the matrix units, at most.
+        """The largest number of operations/s outside of the matrix units.
 
-        In a cycle, a multiprocessor's four schedulers issue an instruction each, for 32 threads; none does more than a
-        multiplication and an addition (CUDA C++ Programming Guide, "Multiprocessor Level").
+        In a cycle, each of the four schedulers of a multiprocessor issues an instruction for 32 threads. An instruction
+        does at most a multiplication and an addition (CUDA C++ Programming Guide, "Multiprocessor Level").
         """
         return self.cores * 4 * 32 * 2 * self.clock
 
     @property
     def hbm_bytes(self) -> float:
-        """Memory that JAX takes of it: three quarters, unless the user's environment says otherwise."""
+        """The memory that JAX reserves: three quarters, or the share in the environment variable of the user."""
         names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-        name, given = next(((name, value) for name in names if (value := os.environ.get(name))), ("", "0.75"))
+        name, share = next(((name, value) for name in names if (value := os.environ.get(name))), ("", "0.75"))
         try:
-            return self.memory_bytes * float(given)
+            return self.memory_bytes * float(share)
         except ValueError:
-            raise UserError(f"{name}={given}: must be a number, the share of a GPU's memory that JAX takes") from None
+            raise UserError(f"{name}={share}: must be a number, the share of a GPU's memory that JAX takes") from None
 
     def target_config(self) -> str:
-        """Returns what XLA wants to know of it, a GpuTargetConfigProto as text."""
+        """Returns the hardware data for XLA, a GpuTargetConfigProto as text."""
         major, minor = self.capability
         return f"""
             gpu_device_info {{
@@ -93,9 +86,9 @@ class Gpu:
         """
 
 
-# Memory: what messages of PyTorch and JAX show of such GPUs. NVLink: white papers of A100 and H100, data sheet of HGX
-# B200. Network: the eight adapters of DGX A100 (200 Gb/s), H100, H200 and B200 (400); of L4 and L40S, whose machines
-# differ most, what eight of them share in AWS's g6.48xlarge and g6e.48xlarge (100 and 400 Gb/s).
+# Memory: from messages of PyTorch and JAX. NVLink: white papers of A100 and H100, data sheet of HGX B200. Network: the
+# eight adapters of DGX A100 (200 Gb/s), H100, H200 and B200 (400 Gb/s). Machines with L4 and L40S differ most: here
+# eight GPUs share the network of AWS's g6.48xlarge and g6e.48xlarge (100 and 400 Gb/s).
 GPUS = {
     "a100-40": Gpu(
         "NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 1.41e9, 39.39 * GIB, 1555e9, 40 << 20, 164 << 10, 2048, 300e9, 25e9
@@ -117,7 +110,7 @@ GPUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """`chips` GPUs of one kind, in `hosts` machines of as many each: what `topology.Accelerator` is of TPUs."""
+    """`chips` GPUs of one kind in `hosts` equal machines. `topology.Accelerator` describes TPUs."""
 
     platform: ClassVar[str] = "gpu"
     slices: ClassVar[int] = 1  # any axis of the mesh may span machines
@@ -126,15 +119,15 @@ class Machines:
     chips: int
     hosts: int
 
+    # Otherwise the compiler would time kernels on the GPU.
+    compiler_options: ClassVar[dict[str, Any]] = {"xla_gpu_autotune_level": "0"}
+
     @property
     def description(self) -> str:
+        """The name and the size, for a heading."""
         return f"{self.name}: {self.chips} GPUs" + (f" in {self.hosts} machines" if self.hosts > 1 else "")
 
-    @property
-    def compiler_options(self) -> dict[str, str]:
-        return {"xla_gpu_autotune_level": "0"}  # it would time kernels on the GPU
-
-    def devices(self) -> list:
+    def devices(self) -> list[Any]:
         """Returns JAX devices to compile for. Raises `UserError` if JAX's CUDA plugin is not installed."""
         if not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
             raise UserError(
@@ -147,9 +140,9 @@ class Machines:
 
 
 def machines(name: str, hosts: int = 1) -> Machines | None:
-    """Parses a name of `GPUS` and a number, such as "h100-8"; None if it names none of them.
+    """Parses a name of `GPUS` and a number, such as "h100-8"; returns None if the name is not in `GPUS`.
 
-    Raises `UserError` for a number of GPUs that does not suit the number of machines.
+    Raises `UserError` if the machines cannot have this number of GPUs.
     """
     prefix, _, number = (f"{name}-1" if name in GPUS else name).rpartition("-")
     gpu = GPUS.get(prefix)
@@ -158,7 +151,7 @@ def machines(name: str, hosts: int = 1) -> Machines | None:
     if not number.isdecimal() or int(number) < 1:
         raise UserError(f"--topology={name}: unknown; choose {prefix}-N for N GPUs, such as {prefix}-8")
     if hosts < 1 or int(number) % hosts:
-        raise UserError(f"--hosts={hosts}: the {number} GPUs of --topology={name} do not divide among so many machines")
+        raise UserError(f"--hosts={hosts}: must divide the {number} GPUs of --topology={name}")
     if int(number) // hosts > gpu.per_machine:
         raise UserError(
             f"--topology={name}: a machine has at most {gpu.per_machine} GPUs; add --hosts=M for M machines"

@@ -1,8 +1,8 @@
 """Multi-host training: finds the hosts of a run, and synchronizes them.
 
-Hosts wait for one another at the key-value store of JAX's coordinator, for as long as it takes. A collective of devices
-has a time-out on CPUs and GPUs, which an hour of work on one host exceeds. `liveness` ends the hosts that wait for a
-host that has died.
+Hosts wait for one another without a time-out at the key-value store of JAX's coordinator. A collective of devices has a
+time-out on CPUs and GPUs, and an hour of work on one host exceeds it. `liveness` ends the hosts that wait for a dead
+host.
 """
 
 import collections
@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from etils import epath
@@ -29,13 +29,14 @@ VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def join(timeout: float) -> int:
-    """Connects this process to those on the other hosts, if any, and returns its index.
+    """Connects this process to the processes on the other hosts, if there are any, and returns its index.
 
-    Call this before JAX initializes a device.
+    Call this before JAX initializes a device. JAX detects the hosts of TPU pods, Slurm and similar clusters; elsewhere
+    the environment variables `VARIABLES` name the hosts.
 
-    JAX detects the hosts of TPU pods, Slurm and similar clusters; elsewhere the environment variables `VARIABLES` name
-    them. Raises `UserError` with the missing hosts if some do not report within `timeout` seconds; JAX alone would
-    abort without naming them.
+    Raises:
+      UserError: with the missing hosts, if hosts do not report within `timeout` seconds. JAX would abort without the
+        names of the hosts.
     """
     if jax.distributed.is_initialized():
         return jax.process_index()
@@ -55,7 +56,7 @@ def leave() -> None:
 
 
 def wait_for_all(name: str) -> None:
-    """Waits until all hosts are here; `name` is the same on all of them."""
+    """Waits until all hosts have called this function with the same `name`."""
     if jax.process_count() > 1:
         index, key = jax.process_index(), _key(name)
         _write(f"{key}/{index}", "here")
@@ -74,19 +75,22 @@ def check_shared(workdir: epath.PathLike) -> None:
     if jax.process_index() == 0:
         write_whole(mark, "")
     multihost_utils.sync_global_devices("workdir marked")
-    seen = multihost_utils.process_allgather(mark.exists())
+    exists = multihost_utils.process_allgather(mark.exists())
     if jax.process_index() == 0:
         mark.unlink()
-    if not seen.all():
+    if not exists.all():
         raise UserError(
-            f"--workdir={workdir}: host {seen.argmin()} does not see what host 0 writes there; use a folder that all "
-            f"hosts share, such as gs://BUCKET/RUN"
+            f"--workdir={workdir}: host {exists.argmin()} cannot read the files of host 0; use a folder that all hosts "
+            f"share, such as gs://BUCKET/RUN"
         )
 
 
 @contextlib.contextmanager
 def first_before_others(name: str) -> Iterator[None]:
-    """Context manager: host 0 runs the block before the other hosts do, which can use its output; also if it fails."""
+    """Context manager: the other hosts run the block after host 0, and can use the output of host 0.
+
+    The other hosts also run the block if the block fails on host 0.
+    """
     key = _key(name)
     if jax.process_index() > 0:
         _read(key)
@@ -98,7 +102,7 @@ def first_before_others(name: str) -> Iterator[None]:
 
 
 def as_on_first(number: N) -> N:
-    """Returns the number that host 0 has, which may take host 0 any time."""
+    """Returns the number of host 0, and waits for host 0 without a time-out."""
     if jax.process_count() == 1:
         return number
     key = _key("number")
@@ -108,8 +112,8 @@ def as_on_first(number: N) -> N:
 
 
 @contextlib.contextmanager
-def on_first(context: contextlib.AbstractContextManager) -> Iterator[None]:
-    """Context manager: host 0 enters `context`. Raises `UserError` on all hosts if that fails."""
+def on_first(context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    """Context manager: host 0 enters `context`. If `context` raises `UserError`, all hosts raise `UserError`."""
     with contextlib.ExitStack() as stack:
         error = None
         if jax.process_index() == 0:
@@ -131,7 +135,7 @@ def _key(name: str) -> str:
     return f"bertjax/{name}/{_calls[name]}"
 
 
-def _client():
+def _client() -> Any:
     from jax._src import distributed  # has no public name; Orbax uses it as well
 
     return distributed.global_state.client
@@ -145,59 +149,67 @@ def _read(key: str) -> str:
     """Waits until a host has written a key; returns the value."""
     while True:
         try:
-            return _client().blocking_key_value_get(key, POLL_SECONDS * 1000)
+            return str(_client().blocking_key_value_get(key, POLL_SECONDS * 1000))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
 
 
 def _find_processes(timeout: float) -> tuple[str, int, int, list[int] | None]:
-    """Returns host 0's address and port, this process's index, the number of processes, and its GPUs (None: all)."""
-    given = [os.environ.get(name) for name in VARIABLES]
-    if all(given):
-        coordinator, count, index = given
+    """Returns the processes of the run: the environment variables, or the processes that JAX detects.
+
+    Returns:
+      The address and the port of host 0, the index of this process, the number of processes, and the GPUs of this
+      process (None: all).
+    """
+    values = [os.environ.get(name, "") for name in VARIABLES]
+    coordinator, count, index = values
+    if all(values):
         port = coordinator.rpartition(":")[2] if ":" in coordinator else ""
         is_port = port.isdigit() and 0 < int(port) < 2**16
         if not (count.isdigit() and index.isdigit() and int(index) < int(count) and is_port):
-            raise UserError(f"{', '.join(VARIABLES)} = {given}: must be host:port, a count, and an index below it")
+            raise UserError(f"{', '.join(VARIABLES)} = {values}: must be host:port, a count, and an index below it")
         return coordinator, int(index), int(count), None
-    if any(given[1:]):
-        raise UserError(f"{' and '.join(n for n, value in zip(VARIABLES, given) if not value)}: not set; set all three")
-
-    # The coordinator alone is allowed: on clusters that JAX detects, it overrides JAX's choice.
+    if count or index:
+        missing = [name for name, value in zip(VARIABLES, values) if not value]
+        raise UserError(f"{' and '.join(missing)}: not set; set all three")
+    # A coordinator without the other variables replaces the coordinator that JAX detects.
     workers = os.environ.get("TPU_WORKER_HOSTNAMES")
     if workers and "," not in workers and "MEGASCALE_COORDINATOR_ADDRESS" not in os.environ:
-        return "", 0, 1, None  # a single TPU VM, such as Colab's, where JAX would look for others
+        return "", 0, 1, None  # a single TPU VM, such as Colab's, where JAX would search for other hosts
+    return _detect_processes(coordinator, timeout)
 
-    # The first step of jax.distributed.initialize(), which is not public.
+
+def _detect_processes(coordinator: str, timeout: float) -> tuple[str, int, int, list[int] | None]:
+    """Returns the processes that JAX detects, see `_find_processes`: the first step of jax.distributed.initialize()."""
     try:
-        from jax._src.clusters import ClusterEnv
+        from jax._src.clusters import ClusterEnv  # has no public name
 
-        coordinator, count, index, local_devices = ClusterEnv.auto_detect_unset_distributed_params(
-            given[0], None, None, None, None, int(timeout)
+        address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
+            coordinator or None, None, None, None, None, int(timeout)
         )
     except RuntimeError as error:  # from Kubernetes, for example
         reason = str(error).splitlines()[0]
         raise UserError(f"the hosts of this cluster cannot be found ({reason}); set {', '.join(VARIABLES)}") from None
     except (ImportError, AttributeError, TypeError):
-        alone = "for a single machine: 127.0.0.1:8476, 1 and 0"
         raise UserError(
-            f"JAX {jax.__version__} cannot detect the hosts of this run; set {', '.join(VARIABLES)} ({alone})"
+            f"JAX {jax.__version__} cannot detect the hosts of this run; set {', '.join(VARIABLES)} (for a single "
+            f"machine: 127.0.0.1:8476, 1 and 0)"
         ) from None
     if count is None or index is None:
-        if given[0]:
+        if coordinator:
             raise UserError(f"{' and '.join(VARIABLES[1:])}: not set; set all three")
         return "", 0, 1, None
     # JAX assumes one GPU per Slurm task, but the only task of a node uses all its GPUs.
     if os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0] == "1":
-        local_devices = None
-    return coordinator, index, count, local_devices
+        devices = None
+    return str(address), index, count, None if devices is None else list(devices)
 
 
 def _roll_call(coordinator: str, index: int, count: int, timeout: float) -> dict[int, socket.socket]:
-    """Waits until all hosts have reported to host 0, on the port next to JAX's; returns the connections by host."""
-    host, port = coordinator.rsplit(":", 1)
-    port = int(port) + 1 if int(port) < 65_535 else int(port) - 1
+    """Waits until all hosts have reported to host 0, on the next port after JAX's; returns the connections by host."""
+    host, jax_port = coordinator.rsplit(":", 1)
+    port = int(jax_port) + 1 if int(jax_port) < 65_535 else int(jax_port) - 1
     deadline = time.monotonic() + timeout
     if index == 0:
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
@@ -208,13 +220,14 @@ def _roll_call(coordinator: str, index: int, count: int, timeout: float) -> dict
 def _collect_reports(
     family: socket.AddressFamily, port: int, count: int, timeout: float, deadline: float
 ) -> dict[int, socket.socket]:
+    """Waits for the reports of the other hosts, and answers all of them. Raises `UserError` if hosts are missing."""
     connections: dict[int, socket.socket] = {}
     try:
         server = socket.create_server(("", port), family=family, backlog=count)
     except OSError as error:
         raise UserError(f"port {port} of host 0 cannot be used: {error.strerror}; is another run active?") from None
-    is_complete = False
-    try:
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(lambda: list(map(socket.socket.close, connections.values())))
         with server:
             while len(connections) < count - 1 and (remaining := deadline - time.monotonic()) > 0:
                 server.settimeout(remaining)
@@ -226,18 +239,15 @@ def _collect_reports(
                     continue
                 if reported.isdigit() and 0 < int(reported) < count:
                     connections[int(reported)] = connection
-                if len(connections) == count - 1:  # some may have exited while they waited
+                if len(connections) == count - 1:  # hosts may have exited while they waited
                     connections = {i: connection for i, connection in connections.items() if not _is_closed(connection)}
         missing = [index for index in range(1, count) if index not in connections]
         message = f"{_hosts(missing)} of {count} did not report within {timeout:.0f} seconds" if missing else "all here"
         for connection in connections.values():
             connection.sendall(f"{message}\n".encode())
-        is_complete = not missing
-    finally:
-        for connection in connections.values() if not is_complete else ():
-            connection.close()
-    if missing:
-        raise UserError(f"{message}; start the same command on every host")
+        if missing:
+            raise UserError(f"{message}; start the same command on every host")
+        on_error.pop_all()
     return connections
 
 
@@ -254,6 +264,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 def _report(host: str, port: int, index: int, timeout: float, deadline: float) -> socket.socket:
+    """Reports to host 0, and waits for the answer. Raises `UserError` if host 0 or other hosts are missing."""
     answer = ""
     while time.monotonic() < deadline and not answer:
         try:
@@ -271,6 +282,6 @@ def _report(host: str, port: int, index: int, timeout: float, deadline: float) -
 
 
 def _hosts(indices: list[int]) -> str:
-    """ "hosts 1, 3 and 40 more"."""
+    """Returns a text such as "hosts 1, 3 and 40 more"."""
     named = ", ".join(map(str, indices[:16])) + (f" and {len(indices) - 16} more" if len(indices) > 16 else "")
     return f"host{'s' if len(indices) > 1 else ''} {named}"

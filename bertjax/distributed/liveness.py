@@ -1,8 +1,8 @@
-"""Notices that another host of a run has ended, and ends this one: JAX would wait for it for minutes, and not name it.
+"""Ends this host if another host of the run has ended. JAX would wait for minutes, and would not name the host.
 
-Each host keeps a connection to host 0, which passes on what it hears. An orderly end says "bye", one by an error
-"failed". The system of a process that dies closes its connection at once, before JAX aborts the others; of a machine
-that dies, nothing answers any more.
+Each host keeps a connection to host 0, and host 0 forwards all messages. A host sends "bye" at its regular end, and
+"failed" after an error. If a process dies, its operating system closes the connection at once, before JAX aborts the
+other hosts; if a machine dies, the connection times out (`KEEPALIVE`).
 """
 
 import atexit
@@ -15,16 +15,16 @@ from collections.abc import Iterator, Mapping
 
 from bertjax.common.errors import UserError
 
-GRACE = 3  # seconds in which all hosts may fail of the same, each with its own line
+GRACE = 3  # seconds in which all hosts may fail with the same error and print their messages
 KEEPALIVE = dict(TCP_KEEPIDLE=10, TCP_KEEPINTVL=5, TCP_KEEPCNT=3)  # 25 seconds without an answer
 
 _connections: dict[int, socket.socket] = {}
 _lost = threading.Event()
-_line = ""  # what to print
+_line = ""  # the message of the end
 
 
 def watch(connections: Mapping[int, socket.socket]) -> None:
-    """Watches the hosts to which these are connections: all others on host 0, and on the others host 0."""
+    """Watches the other ends of connections: host 0 is connected to all hosts, and other hosts only to host 0."""
     _connections.update(connections)
     for index, connection in connections.items():
         connection.settimeout(None)
@@ -37,7 +37,10 @@ def watch(connections: Mapping[int, socket.socket]) -> None:
 
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
-    """Context manager: a host on which the block fails ends the others, which name it, and is named by them."""
+    """Context manager: if the block fails on this host, the other hosts end as well, and print the number of this host.
+
+    Other hosts also end this host if the block fails there.
+    """
     try:
         yield
     except Exception as error:
@@ -46,7 +49,7 @@ def ending_together() -> Iterator[None]:
         if not isinstance(error, UserError) and _lost.wait(2):  # a collective may fail just before
             _end()
         _tell("failed")
-        atexit.register(_end, print_line=False)  # before JAX would wait for the others
+        atexit.register(_end, print_line=False)  # before JAX waits for the other hosts
         raise
     except KeyboardInterrupt:  # an interrupt stops all hosts after the same step
         _tell("bye")
@@ -57,21 +60,21 @@ def ending_together() -> Iterator[None]:
 def _listen(index: int, connection: socket.socket) -> None:
     with contextlib.suppress(OSError), connection.makefile() as lines:
         for line in lines:
-            what, _, about = line.strip().partition(" ")
-            if what == "bye":
+            event, _, host = line.strip().partition(" ")
+            if event == "bye":
                 return
-            _lose(int(about or index), what)
+            _lose(int(host or index), event)
     _lose(index, "died")
 
 
-def _lose(index: int, what: str) -> None:
+def _lose(index: int, event: str) -> None:
     global _line
     if _lost.is_set():
         return
-    _line = f"error: host {index} has {what}; start the same command again on all hosts"
+    _line = f"error: host {index} has {event}; start the same command again on all hosts"
     _lost.set()
-    _tell(f"{what} {index}")
-    if what == "died":
+    _tell(f"{event} {index}")
+    if event == "died":
         _end()
     timer = threading.Timer(GRACE, _end)
     timer.daemon = True
@@ -88,4 +91,4 @@ def _end(print_line: bool = True) -> None:
     if print_line:
         print(_line, file=sys.stderr, flush=True)
     sys.stdout.flush()
-    os._exit(1)  # at its end, JAX would wait for the others
+    os._exit(1)  # a regular exit of JAX would wait for the other hosts

@@ -2,12 +2,12 @@
 
 from jax.sharding import PartitionSpec
 
-# Modules name logical axes; only this table knows the mesh. A mesh axis is used once per array: activations are
-# [batch, length, embed], where "batch" takes fsdp, so "embed" is not partitioned there, although it is in params.
+# Modules name logical axes, and only this table names mesh axes. A mesh axis partitions one axis of an array at most:
+# "batch" takes fsdp in activations [batch, length, embed], so that "embed" is partitioned in params only.
 RULES = (
     ("batch", ("data", "fsdp")),
     ("length", None),
-    ("positions", None),  # rows of their table
+    ("positions", None),  # rows of the table of positions
     ("embed", "fsdp"),
     ("heads", "tensor"),
     ("kv", None),
@@ -17,9 +17,9 @@ RULES = (
     ("projections", None),  # query, key and value
 )
 
-STACKED = ("layers", "projections")  # the axes along which an array has several matrices
+STACKED = ("layers", "projections")  # the axes along which an array stacks several matrices
 
-# The rules among devices with the same index along `data`, which share one part of the batch.
+# The rules among devices with the same index along `data`. These devices share one part of the batch.
 RULES_WITHIN_DATA = (("batch", "fsdp"), *RULES[1:])
 
 

@@ -5,11 +5,14 @@ import dataclasses
 import glob
 import importlib.util
 import os
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bertjax.common.errors import UserError
 from bertjax.distributed import gpus
-from bertjax.distributed.gpus import GIB, GPUS, Machines
+from bertjax.distributed.gpus import GIB, GPUS, PEAK_FLOPS, Machines
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +23,10 @@ class Generation:
     libtpu_name: str
     counts_cores: bool  # gcloud's number counts TensorCores (two per chip) instead of chips
     devices_per_chip: int  # JAX devices: one per TensorCore, or one per chip whose cores act as one
-    peak_flops: float  # dense bfloat16 FLOP/s per chip (vendor's data sheets)
+    peak_flops: float  # dense bfloat16 FLOP/s per chip (data sheets)
     hbm_bytes: float  # memory per chip that the compiler may use, according to its out-of-memory errors
-    hbm_bandwidth: float  # bytes/s per chip (vendor's data sheets)
-    clock: float  # cycles/s of a TensorCore: its peak FLOP/s / its matrix units' FLOPs per cycle
+    hbm_bandwidth: float  # bytes/s per chip (data sheets)
+    clock: float  # cycles/s of a TensorCore: peak FLOP/s / FLOPs of its matrix units per cycle
     dimensions: int  # dimensions of the network: 2 or 3
     chips: tuple[int, ...]  # slice sizes that gcloud offers
 
@@ -55,14 +58,14 @@ CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 def host_memory() -> float:
     """Returns the bytes of memory of this host, or of the container that this process runs in."""
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in CGROUPS:
         with contextlib.suppress(OSError, ValueError), open(path) as file:  # absent, or "max"
-            found = min(found, int(file.read()))
-    return float(found)
+            sizes.append(int(file.read()))
+    return float(min(sizes))
 
 
-# Flags of processors (/proc/cpuinfo) whose bfloat16 products, as YNNPACK computes them, are faster than float32 ones.
+# Flags of processors (/proc/cpuinfo) that multiply bfloat16 faster than float32 with YNNPACK.
 BFLOAT16_FLAGS = {
     "amx_bf16",  # Intel since Sapphire Rapids: 1.7-1.8 against 0.27-0.36 TFLOP/s on two cores
     "avx512_bf16",  # AMD since Zen 4: 0.36-0.42 against 0.20-0.21 TFLOP/s on two cores
@@ -70,7 +73,7 @@ BFLOAT16_FLAGS = {
 
 
 def cpu_dtype() -> str:
-    """Returns the type in which this machine's processor multiplies fastest."""
+    """Returns the dtype in which the processor of this machine multiplies fastest."""
     try:
         with open("/proc/cpuinfo") as file:
             flags = next((line.split() for line in file if line.startswith("flags")), [])
@@ -84,14 +87,11 @@ def has_accelerator() -> bool:
     return any(glob.glob(f"/dev/{name}") for name in ("accel[0-9]*", "vfio/[0-9]*", "nvidia[0-9]*", "kfd"))
 
 
-def peak_flops(device) -> float | None:
+def peak_flops(device: "jax.Device") -> float | None:
     """Returns the peak FLOP/s of a JAX device; None if unknown, as for CPUs."""
-    kind = device.device_kind
-    tpus = [g for g in GENERATIONS.values() if kind.startswith(g.kind)]
-    if tpus:  # "TPU v5 lite" also starts with "TPU v5", which is a v5p
-        generation = max(tpus, key=lambda g: len(g.kind))
-        return generation.peak_flops / generation.devices_per_chip
-    return gpus.peak_flops(kind)
+    peaks = {tpu.kind: tpu.peak_flops / tpu.devices_per_chip for tpu in GENERATIONS.values()} | PEAK_FLOPS
+    prefixes = [prefix for prefix in peaks if device.device_kind.startswith(prefix)]
+    return peaks[max(prefixes, key=len)] if prefixes else None  # "TPU v5 lite" starts with "TPU v5", the kind of a v5p
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Accelerator:
     """An accelerator type of gcloud: `chips` of one generation in total, in `slices` of equal size."""
 
     platform: ClassVar[str] = "tpu"
+    compiler_options: ClassVar[dict[str, Any]] = {}
     name: str
     generation: Generation
     chips: int  # chips of all slices together
@@ -106,24 +107,21 @@ class Accelerator:
 
     @property
     def description(self) -> str:
+        """The name and the size, for a heading."""
         return f"{self.name}{f', {self.slices} slices' if self.slices > 1 else ''}: {self.chips} chips"
 
     @property
-    def compiler_options(self) -> dict[str, str]:
-        return {}
-
-    @property
     def shape(self) -> tuple[int, ...]:
-        """Chips per slice along each dimension of its network: 2x4, 2x2x1, 2x2x4, 4x4x8, ..."""
+        """The chips of a slice along each dimension of the network: 2x4, 2x2x1, 2x2x4, 4x4x8, ..."""
         power, dimensions = (self.chips // self.slices).bit_length() - 1, self.generation.dimensions
         sizes = [1 << (power + i) // dimensions for i in range(dimensions)]
         return tuple(sorted(sizes, key=lambda size: size == 1))
 
-    def devices(self) -> list:
+    def devices(self) -> list[Any]:
         """Returns JAX devices to compile for. Raises `UserError` if libtpu is not installed."""
         if importlib.util.find_spec("libtpu") is None:
             raise UserError("libtpu is not installed: pip install -e '.[aot]' (it needs Linux, but no TPU)")
-        # Without these, libtpu queries the metadata of the machine it runs on, and logs errors.
+        # Without these variables, libtpu queries the metadata of the machine, and logs errors.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", self.name)
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
@@ -131,31 +129,33 @@ class Accelerator:
 
         from jax.experimental import topologies
 
-        options = {"chip_config_name": "megacore"} if self.generation.libtpu_name in ("v4", "v5p") else {}
+        options: dict[str, Any] = {}
+        if self.generation.libtpu_name in ("v4", "v5p"):
+            options["chip_config_name"] = "megacore"
         if self.chips == self.slices:
             options["chips_per_host_bounds"] = (1, 1, 1)
         if self.slices > 1:
             options["num_slices"] = self.slices
         name = f"{self.generation.libtpu_name}:{'x'.join(map(str, self.shape))}"
-        return topologies.get_topology_desc(name, "tpu", **options).devices
+        return list(topologies.get_topology_desc(name, "tpu", **options).devices)
 
 
 def accelerator(name: str, slices: int = 1, hosts: int = 1) -> Accelerator | Machines:
-    """Parses gcloud's name of a TPU, such as "v5litepod-16", or of GPUs, such as "h100-8".
+    """Parses gcloud's name of a TPU, such as "v5litepod-16", or a name of GPUs, such as "h100-8".
 
-    Raises `UserError` with the known names for an unknown one.
+    Raises `UserError` with the known names if the name is unknown.
     """
-    found = gpus.machines(name, hosts)
-    if found is not None:
+    machines = gpus.machines(name, hosts)
+    if machines is not None:
         if slices != 1:
-            raise UserError(f"--slices={slices}: GPUs have no slices; --hosts=M says in how many machines they are")
-        return found
+            raise UserError(f"--slices={slices}: GPUs have no slices; set the number of machines with --hosts=M")
+        return machines
     prefix, _, number = name.rpartition("-")
     generation = GENERATIONS.get(prefix)
     if generation is None:
         known = ", ".join(f"{prefix}-N" for prefix in GENERATIONS)
         raise UserError(
-            f"--topology={name}: unknown; choose one of {known}, as gcloud names TPUs (v5litepod-16, say), or N GPUs: "
+            f"--topology={name}: unknown; choose one of {known} (TPUs, such as v5litepod-16), or N GPUs: "
             + ", ".join(f"{prefix}-N" for prefix in GPUS)
         )
     per_chip = 2 if generation.counts_cores else 1
@@ -165,5 +165,5 @@ def accelerator(name: str, slices: int = 1, hosts: int = 1) -> Accelerator | Mac
     if slices < 1:
         raise UserError(f"--slices={slices}: must be at least 1")
     if hosts != 1:
-        raise UserError(f"--hosts={hosts}: for GPUs; a TPU's name says how many hosts it has")
+        raise UserError(f"--hosts={hosts}: only for GPUs; the name of a TPU determines the number of hosts")
     return Accelerator(name, generation, int(number) // per_chip * slices, slices)

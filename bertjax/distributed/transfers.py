@@ -15,14 +15,14 @@ STEPS_IN_FLIGHT = 2  # steps that the host may run ahead of the devices
 
 
 def on_devices(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Generator[dict[str, jax.Array]]:
-    """Copies this host's rows of batches to the devices, one step ahead of their use.
+    """Copies the rows of this host to the devices, one step ahead of their use.
 
     Args:
-      batches: this host's rows of each batch. Closing the result closes them.
+      batches: the rows of this host of each batch. Closing the result closes the batches.
       mesh: the devices.
 
     Yields:
-      The whole batches, in arrays on all devices.
+      The whole batches, as arrays on all devices.
     """
     ahead: collections.deque[dict[str, jax.Array]] = collections.deque()
     with contextlib.closing(batches):  # type: ignore[type-var]
@@ -34,10 +34,12 @@ def on_devices(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Generato
 
 
 def fetched(results: Iterable[Any]) -> Iterator[Any]:
-    """Fetches results in order, each after `STEPS_IN_FLIGHT` more have started, so that no device waits for the host.
+    """Fetches results in order. Fetches a result after `STEPS_IN_FLIGHT` more steps have started.
+
+    So no device waits for the host.
 
     Args:
-      results: trees of arrays on the devices, which start to be computed when they are read.
+      results: trees of arrays on the devices. The iterator starts the computation of a tree when it yields the tree.
 
     Yields:
       The trees, with arrays on the host.

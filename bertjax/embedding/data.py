@@ -21,7 +21,7 @@ from bertjax.finetuning.contamination import seen_in_training
 from bertjax.finetuning.table_summary import TableSummary
 from bertjax.inference import predictor
 from bertjax.inference.task import HasTeacherTargets, TaskData
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.text.tokenizer import Tokenizer
 
@@ -60,7 +60,7 @@ class EmbeddingData(TaskData, HasTeacherTargets):
             raise UserError(
                 f"{field}{SETTINGS}: similarity_fn_name {similarity!r} is not supported in a teacher; {TO_COSINES}"
             )
-        prompts, tokenizer = prompts_of(teacher.settings), teacher.required_tokenizer
+        prompts, tokenizer = prompts_of(teacher.settings), tokenizer_of(teacher)
         targets: list[np.ndarray] = []
         for text_set, form in self.text_sets:
             encoded = datasets.encode(text_set, form, prompts, tokenizer, teacher.max_seq_length)

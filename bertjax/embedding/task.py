@@ -55,7 +55,7 @@ from bertjax.inference.task import (
     TaskData,
 )
 from bertjax.inference.vectors import TextEmbedder
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.models.heads import SentenceEncoder
 from bertjax.text.tokenizer import Tokenizer
@@ -182,7 +182,7 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
             if holdout.is_file_of_run(path, run_data, source.fingerprints):
                 trained = dataclasses.replace(training_sets(run_data)[""], path=path)
                 held_out, note = held_out_texts(run_data, datasets.read(trained, "train"))
-        encoding = (prompts_of(settings), source.required_tokenizer, source.max_seq_length)
+        encoding = (prompts_of(settings), tokenizer_of(source), source.max_seq_length)
         texts, encoded = read_evaluated(evaluated, ["test", "dev"], held_out, *encoding)
         split = make_split(texts, encoded, all_widths, source.decided or None, similarity_of(settings))
         lines = [note, *data.describe("labelled", texts, encoded, *encoding[1:])]

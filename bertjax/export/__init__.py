@@ -1,1 +1,1 @@
-"""Checkpoints as programs that need no bertjax: StableHLO and ONNX."""
+"""Exports checkpoints as programs that do not need bertjax: StableHLO for JAX, and ONNX."""

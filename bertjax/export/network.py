@@ -1,4 +1,4 @@
-"""The network of a checkpoint up to its own output layer, as a pure function."""
+"""The network of a checkpoint with its output layer, as a pure function."""
 
 import functools
 from collections.abc import Callable
@@ -30,8 +30,8 @@ def outputs(source: Pretrained, compute: Compute) -> Function:
     def logits(params: dict[str, Any], batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
         rows, length = batch["input_ids"].shape
         positions = jnp.concatenate([jnp.broadcast_to(jnp.arange(length), (rows, length))] * readers, axis=1)
-        found = words.apply({"params": params}, **batch, masked_positions=positions, dropout_keys=dropout_keys)
-        return cast(jax.Array, found)[..., : config.vocab_size]
+        outputs = words.apply({"params": params}, **batch, masked_positions=positions, dropout_keys=dropout_keys)
+        return cast(jax.Array, outputs)[..., : config.vocab_size]
 
     return logits
 
@@ -41,7 +41,7 @@ def states(source: Pretrained, compute: Compute) -> Function:
     encoder = families.family_of(source.config).build(source.config, compute)
 
     def run(params: dict[str, Any], batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
-        given = {"params": params["bert"]}
-        return cast(jax.Array, encoder.apply(given, **batch, dropout_keys=dropout_keys, method="encode"))
+        variables = {"params": params["bert"]}
+        return cast(jax.Array, encoder.apply(variables, **batch, dropout_keys=dropout_keys, method="encode"))
 
     return run

@@ -1,9 +1,10 @@
-"""A checkpoint as an ONNX file beside the config and tokenizer of transformers, as ONNX Runtime's users have them."""
+"""Exports a checkpoint as an ONNX file, with the config and the tokenizer of transformers."""
 
 import logging
 import pathlib
 import re
 import tempfile
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,26 +23,34 @@ from bertjax.interop import huggingface, sentence_transformers
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 
-FOLDER, PROGRAM, INT8 = "onnx", "model.onnx", "model_int8.onnx"  # where transformers.js looks
+FOLDER, PROGRAM, INT8 = "onnx", "model.onnx", "model_int8.onnx"  # the paths that transformers.js reads
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # int64 [batch, length]
-# jax2onnx needs an older orbax-checkpoint than training has.
+# jax2onnx needs an older orbax-checkpoint than training needs.
 INSTALL = "pip install 'bertjax[onnx]' in an environment of its own (docs/install.md, ONNX export)"
-LARGEST = 2**31 - 2**24  # bytes of params in the file itself: protobuf's limit is 2 GiB
+LARGEST = 2**31 - 2**24  # bytes of params in the file; the limit of protobuf is 2 GiB
 
 
 def write(output: epath.PathLike, source: Pretrained, has_int8: bool = False) -> str:
-    """Writes onnx/model.onnx of a checkpoint, in float32, for any number of rows of any length that the model has
-    positions for; returns a summary in a line.
+    """Writes onnx/model.onnx of a checkpoint, and returns a summary in one line.
 
-    Its inputs are those of transformers' class that the network uses, its outputs have that class's names, or are
-    `sentence_embedding`. `has_int8`: writes model_int8.onnx beside it as well, with the weights of matrix products
-    and embeddings in 8 bits; activations are quantized as they come. Raises `UserError` as `outputs.new_folder` and
-    `outputs.check` do, and for a network that ONNX has no program for.
+    The program computes in float32, for any number of rows of any length for which the model has positions. The inputs
+    are the inputs of the transformers class that the network uses. The outputs have the names in this class, or the
+    name `sentence_embedding`.
+
+    Args:
+      output: the folder.
+      source: the checkpoint.
+      has_int8: also writes model_int8.onnx, with the weights of matrix products and embeddings in 8 bits. Activations
+        are quantized dynamically.
+
+    Raises:
+      UserError: the checkpoint cannot be exported (`outputs.check`), the folder is not empty, or ONNX cannot represent
+        the network.
     """
     if "://" in str(output):
         raise UserError(f"--output={output}: ONNX's tools write local files only; name a local folder")
     check(source)
-    outputs = _names(source)
+    outputs = _output_names(source)
     files, left_out = _definition(source), [f"{name} = {value:.4g}" for name, value in source.decided.items()]
     data = source.settings.get("data", {})
     left_out += [name for name in ("query_prompt", "document_prompt") if data.get(name)]
@@ -54,13 +63,13 @@ def write(output: epath.PathLike, source: Pretrained, has_int8: bool = False) ->
             write_whole(folder / name, content)
         if source.tokenizer:
             source.tokenizer.save(folder)
-    takes, gives = ", ".join(inputs), ", ".join(outputs)
-    summary = f"{source.format} -> onnx: from {takes} to {gives}; {', '.join(sizes)} in {epath.Path(output) / FOLDER}"
+    conversion = f"from {', '.join(inputs)} to {', '.join(outputs)}"
+    summary = f"{source.format} -> onnx: {conversion}; {', '.join(sizes)} in {epath.Path(output) / FOLDER}"
     return f"{summary}; left out: {', '.join(left_out)}" if left_out else summary
 
 
-def _converted(source: Pretrained, outputs: tuple[str, ...]):
-    """Returns the names of the inputs, the ONNX model, and the bytes of its params."""
+def _converted(source: Pretrained, outputs: tuple[str, ...]) -> tuple[tuple[str, ...], Any, int]:
+    """Returns the names of the inputs, the ONNX model, and the bytes of the params."""
     try:
         import onnx
         from jax2onnx import to_onnx
@@ -69,17 +78,17 @@ def _converted(source: Pretrained, outputs: tuple[str, ...]):
     except ImportError as error:
         raise UserError(f"--format=onnx: {str(error).splitlines()[0]}; {INSTALL}") from None
     for name in ("onnx_ir", "jax2onnx"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # they warn that some shapes have no type
+        logging.getLogger(name).setLevel(logging.ERROR)  # they warn about shapes without types
     try:
         inputs, program = _program(source, len(outputs))
-        shapes = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in program.jaxpr.invars]
+        shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in program.jaxpr.invars]
         model = to_onnx(core.jaxpr_as_fun(program), shapes, input_names=inputs, output_names=outputs)
         _name_products(onnx, model)
         _take_int64(onnx, model)
     except InconclusiveDimensionOperation:
-        what = "head.lstm_size" if "lstm" in source.params else f"model.family = {source.config.family!r}"
+        field = "head.lstm_size" if "lstm" in source.params else f"model.family = {source.config.family!r}"
         raise UserError(
-            f"{source.path}: a network with {what} has no one program for texts of any length; --format=stablehlo "
+            f"{source.path}: a network with {field} has no one program for texts of any length; --format=stablehlo "
             f"writes several"
         ) from None
     except NotImplementedError as error:
@@ -89,90 +98,88 @@ def _converted(source: Pretrained, outputs: tuple[str, ...]):
     return inputs, model, sum(np.asarray(x).nbytes for x in program.consts)
 
 
-def _save(folder: pathlib.Path, model, is_large: bool, has_int8: bool) -> list[str]:
-    """Writes the files; returns their names and sizes."""
+def _save(folder: pathlib.Path, model: Any, is_large: bool, has_int8: bool) -> list[str]:
+    """Writes the files, and returns their names and sizes."""
     import onnx
     from onnxruntime import quantization
 
     folder.mkdir()
     onnx.save_model(model, folder / PROGRAM, save_as_external_data=is_large, location=f"{PROGRAM}_data")
     if has_int8:
-        with tempfile.TemporaryDirectory() as place:
-            folded = pathlib.Path(place, PROGRAM)
+        with tempfile.TemporaryDirectory() as temporary:
+            folded = pathlib.Path(temporary, PROGRAM)
             large = dict(save_as_external_data=is_large, all_tensors_to_one_file=True)
             quantization.quant_pre_process(folder / PROGRAM, folded, skip_symbolic_shape=True, **large)
-            how = dict(op_types_to_quantize=["MatMul", "Gather"], per_channel=True, use_external_data_format=is_large)
-            quantization.quantize_dynamic(folded, folder / INT8, **how)
+            options = dict(op_types_to_quantize=["MatMul", "Gather"], per_channel=True)
+            quantization.quantize_dynamic(folded, folder / INT8, use_external_data_format=is_large, **options)
     return [f"{file.name} ({file.stat().st_size / 1e6:,.1f} MB)" for file in sorted(folder.iterdir())]
 
 
-VECTOR, WORDS, STATES = ("sentence_embedding",), ("logits",), ("last_hidden_state",)
-
-
-def _names(source: Pretrained) -> tuple[str, ...]:
-    """Returns the names of the outputs; several share the last axis of what the network computes."""
+def _output_names(source: Pretrained) -> tuple[str, ...]:
+    """Returns the names of the outputs. Several outputs are parts of the last axis of the result of the network."""
     if source.architecture.endswith("ForQuestionAnswering"):
         return ("start_logits", "end_logits")
     if source.architecture == sentence_transformers.ARCHITECTURE:
-        return VECTOR
-    return WORDS if task_of(source) or source.predicts_words else STATES
+        return ("sentence_embedding",)
+    return ("logits",) if task_of(source) or source.predicts_words else ("last_hidden_state",)
 
 
 def _program(source: Pretrained, parts: int) -> tuple[tuple[str, ...], core.ClosedJaxpr]:
-    """Returns the inputs that the network uses, and the network: of int32 `[rows, length]` of any size."""
+    """Returns the names of the used inputs, and the network as a program of int32 `[rows, length]` of any size."""
     run, params = exported_function(source), jax.tree.map(np.asarray, source.params)
 
-    def compute(*inputs):
-        found = run(params, dict(zip(("input_ids", "segments", "token_types"), inputs)), None)
-        return [found] if parts == 1 else [found[..., part] for part in range(parts)]
+    def compute(*inputs: jax.Array) -> list[jax.Array]:
+        outputs = run(params, dict(zip(("input_ids", "segments", "token_types"), inputs)), None)
+        return [outputs] if parts == 1 else [outputs[..., part] for part in range(parts)]
 
     shape = export.symbolic_shape("rows, length")
     program = straight(compute, *[jax.ShapeDtypeStruct(shape, jnp.int32)] * len(INPUTS))
     read = {id(x) for equation in program.jaxpr.eqns for x in equation.invars}
-    used = {name: given for name, given in zip(INPUTS, program.jaxpr.invars) if id(given) in read}
+    used = {name: variable for name, variable in zip(INPUTS, program.jaxpr.invars) if id(variable) in read}
     return tuple(used), core.ClosedJaxpr(program.jaxpr.replace(invars=list(used.values())), program.consts)
 
 
-def _name_products(onnx, model) -> None:
-    """Makes products with matrices `MatMul`, which is the one that can be quantized."""
-    constants = {each.name: each for each in model.graph.initializer}
+def _name_products(onnx: Any, model: Any) -> None:
+    """Converts products with matrices to `MatMul`, the only product that can be quantized.
 
-    def is_plain(node) -> bool:
-        """Whether a `Gemm` neither transposes nor adds anything."""
-        given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-        added = [onnx.numpy_helper.to_array(constants[name]) for name in node.input[2:] if name in constants]
-        adds = given.get("beta", 1) and (len(added) < len(node.input[2:]) or any(map(np.any, added)))
-        return not (given.get("transA") or given.get("transB") or given.get("alpha", 1) != 1 or adds)
-
+    Raises:
+      NotImplementedError: the model has a loop or a condition.
+    """
+    constants = {constant.name: constant for constant in model.graph.initializer}
     for node in model.graph.node:
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        is_matrix = False
         if any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute):
             raise NotImplementedError(f"{node.op_type} is a loop or a choice")
-        is_matrix = node.op_type == "Gemm" and is_plain(node)
-        if node.op_type == "Einsum":
-            (equation,) = (attribute.s.decode() for attribute in node.attribute)
-            left, right, result = re.split(",|->", equation.replace(" ", ""))
+        if node.op_type == "Gemm":
+            biases = [constants[name] for name in node.input[2:] if name in constants]
+            has_bias = len(biases) < len(node.input[2:]) or any(np.any(onnx.numpy_helper.to_array(x)) for x in biases)
+            transposes = attributes.get("transA") or attributes.get("transB")
+            is_matrix = not (transposes or attributes.get("alpha", 1) != 1 or (attributes.get("beta", 1) and has_bias))
+        elif node.op_type == "Einsum":
+            left, right, result = re.split(",|->", attributes["equation"].decode().replace(" ", ""))
             is_matrix = len(right) == 2 and left[-1] == right[0] and result == left[:-1] + right[1]
         if is_matrix:
             node.op_type = "MatMul"
             del node.input[2:], node.attribute[:]
     read = {name for node in model.graph.node for name in node.input}
-    for constant in [each for each in model.graph.initializer if each.name not in read]:
-        model.graph.initializer.remove(constant)
+    for name in constants.keys() - read:
+        model.graph.initializer.remove(constants[name])
 
 
-def _take_int64(onnx, model) -> None:
-    """Makes the inputs int64, as tokenizers give them."""
-    for given in model.graph.input:
-        narrow = f"{given.name}_int32"
+def _take_int64(onnx: Any, model: Any) -> None:
+    """Makes the inputs int64, the type of the outputs of tokenizers."""
+    for graph_input in model.graph.input:
+        narrow = f"{graph_input.name}_int32"
         for node in model.graph.node:
-            node.input[:] = [narrow if name == given.name else name for name in node.input]
-        given.type.tensor_type.elem_type = onnx.TensorProto.INT64
-        cast = onnx.helper.make_node("Cast", [given.name], [narrow], to=onnx.TensorProto.INT32)
+            node.input[:] = [narrow if name == graph_input.name else name for name in node.input]
+        graph_input.type.tensor_type.elem_type = onnx.TensorProto.INT64
+        cast = onnx.helper.make_node("Cast", [graph_input.name], [narrow], to=onnx.TensorProto.INT32)
         model.graph.node.insert(0, cast)
 
 
 def _definition(source: Pretrained) -> dict[str, str]:
-    """Returns what transformers reads beside the program, for its class with these outputs; nothing if it has none."""
+    """Returns {name: content} of the files of the transformers class with these outputs; {} without such a class."""
     try:
         huggingface.check_exportable(source.config)
     except UserError:
@@ -183,6 +190,6 @@ def _definition(source: Pretrained) -> dict[str, str]:
         words = {"masked_lm": params["masked_lm"]} if source.predicts_words and "masked_lm" in params else {}
         params, stated = {"bert": encoder, **words}, ""
     architecture = layout.choose_architecture(params, source.config, stated)
-    activation = sentence_transformers.of_classifier(source.settings, source.problem_type)
-    more = source.labels, source.problem_type, activation, source.model_max_length
-    return huggingface.definition(source.config, params, source.tokenizer, architecture, *more)
+    activation = sentence_transformers.activation_of(source.settings, source.problem_type)
+    metadata = huggingface.Metadata(source.labels, source.problem_type, activation, source.model_max_length)
+    return huggingface.definition(source.config, params, source.tokenizer, architecture, metadata)

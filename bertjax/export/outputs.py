@@ -1,4 +1,4 @@
-"""A checkpoint as a program that needs no bertjax: StableHLO for JAX, or ONNX."""
+"""The parts of an export that StableHLO and ONNX share: the output folder, and the exported function."""
 
 import contextlib
 import shutil
@@ -15,24 +15,27 @@ from bertjax.interop.pretrained import Pretrained
 
 @contextlib.contextmanager
 def new_folder(output: epath.PathLike) -> Iterator[epath.Path]:
-    """Yields a folder to write, which becomes `output` at the end: there is a whole export, or none.
+    """Yields a temporary folder, which becomes `output` at the end, so that no incomplete export remains.
 
-    Raises `UserError` if `output` is there and not an empty folder. One of an object store is written in place.
+    A folder in an object store is written in place.
+
+    Raises:
+      UserError: `output` exists and is not an empty folder.
     """
     require_new_folder(output)
     output = epath.Path(output)
     if "://" in str(output):
         yield output
         return
-    output = absolute(output)  # a folder without a name, such as ".", has one
+    output = absolute(output)  # also "." has a name then
     partial = output.parent / f".{output.name}.part"
-    shutil.rmtree(partial, ignore_errors=True)  # an export that was killed has left it
+    shutil.rmtree(partial, ignore_errors=True)  # remains of an export that was killed
     partial.mkdir(parents=True)
     try:
         yield partial
         if output.exists():
-            for each in list(partial.iterdir()):
-                each.rename(output / each.name)
+            for path in list(partial.iterdir()):
+                path.rename(output / path.name)
         else:
             partial.rename(output)
     finally:
@@ -40,11 +43,11 @@ def new_folder(output: epath.PathLike) -> Iterator[epath.Path]:
 
 
 def check(source: Pretrained) -> None:
-    """Raises `UserError` if a checkpoint's rows are no texts."""
+    """Raises `UserError` for a checkpoint of multiple choice, whose rows are not texts."""
     if source.architecture.endswith("ForMultipleChoice"):
         raise UserError(f"{source.path}: rows of several choices are not exported")
 
 
 def exported_function(source: Pretrained) -> network.Function:
-    """Returns what is exported: `bertjax.Model.apply`, in float32 on any device."""
+    """Returns the function that is exported: `bertjax.Model.apply`, in float32 on any device."""
     return network.outputs(source, Compute())

@@ -15,7 +15,7 @@ from bertjax.finetuning.table_summary import KEEPS_MORE, TableSummary
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head
 from bertjax.inference.task import SEPARATOR, FineTuningTask, InputForm, ReadsLabelledFiles, Split, TaskData
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints import workdir
 
@@ -221,7 +221,7 @@ def logits_of(source: Pretrained, head: Head, texts: Sequence[tuple[str, ...]]) 
     windows = windows_of(source.settings)
     is_cross_encoder = "activation_fn" in source.settings  # The tokenizers library truncated its training pairs.
     examples, owners, lost = _encode_texts(
-        texts, source.required_tokenizer, source.max_seq_length, windows, is_cross_encoder
+        texts, tokenizer_of(source), source.max_seq_length, windows, is_cross_encoder
     )
     return windows.combined(predictor.predict(head, source, examples), owners), [count > 0 for count in lost]
 
@@ -256,7 +256,7 @@ class ClassificationTask(FineTuningTask, ReadsLabelledFiles):
           label_type: the type of the labels.
           note: a line to print before the summary of the table.
         """
-        tokenizer, length = source.required_tokenizer, source.max_seq_length
+        tokenizer, length = tokenizer_of(source), source.max_seq_length
         split = encode(table, label_type, tokenizer, length, windows_of(source.settings))
         summary = split.summary("labelled", tokenizer).lines(length)
         return dataclasses.replace(split, note="\n".join(filter(None, (note, *summary))))

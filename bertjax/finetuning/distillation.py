@@ -26,7 +26,7 @@ from bertjax.inference.heads import Head
 from bertjax.inference.task import HasTeacherTargets, TaskData
 from bertjax.interop import pretrained
 from bertjax.interop.huggingface import MULTI_LABEL
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.text.tokenizer import Tokenizer
 
 FILE = "teacher_logits.npz"
@@ -103,7 +103,7 @@ def _logits_of_same_tokens(
 ) -> list[np.ndarray]:
     """Returns the teacher's logits of examples that are parts of texts. The teacher must have the same tokenizer."""
     field = f"config.distill.teacher = {config.distill.teacher!r}: "
-    if source.required_tokenizer.fingerprint != tokenizer.fingerprint:
+    if tokenizer_of(source).fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"{field}has another tokenizer than this model, so that tags or windows differ; choose another teacher"
         )

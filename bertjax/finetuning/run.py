@@ -26,7 +26,7 @@ from bertjax.finetuning.validate import validate
 from bertjax.inference import abilities, tasks
 from bertjax.inference.predictor import predict
 from bertjax.inference.task import HasSampleData, Split, TaskData
-from bertjax.interop import pretrained, resizing
+from bertjax.interop import initialization, pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.text.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ class FineTuningRun(Run):
         def with_kept_layers(arrays: dict, model: BertConfig) -> dict:
             return resizing.with_layers(arrays, model, layers) if layers else arrays
 
-        return pretrained.initialize(
+        return initialization.initialize(
             params,
             self.config.init_checkpoint,
             encoder_only=True,
@@ -119,10 +119,10 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
         if layers > (count := model.num_hidden_layers):
             raise UserError(f"config.keep_layers = {layers}: {config.init_checkpoint} has {count}; choose fewer")
         model = dataclasses.replace(model, num_hidden_layers=layers or count)
-        pretrained.adopt_model(config, model, config.init_checkpoint)
+        initialization.adopt_model(config, model, config.init_checkpoint)
     else:  # `init_checkpoint` may have been deleted since the run began.
         task.adopt(config, previous.config)
-        pretrained.adopt_model(config, families.config_of(previous.config), "the run in this workdir")
+        initialization.adopt_model(config, families.config_of(previous.config), "the run in this workdir")
     validate(config, with_data)  # now that the model is known
     return Resolution(config, decisions)
 
@@ -131,7 +131,7 @@ def load_inputs(config: ResolvedConfig, workdir: epath.Path, previous: RunInfo |
     """Loads tokenizer and data. Raises `UserError` for missing or invalid files, or if there is no vocabulary."""
     tokenizer = None if previous is None else load_tokenizer(workdir, previous)
     if tokenizer is None:
-        tokenizer = pretrained.require_tokenizer(config)
+        tokenizer = initialization.require_tokenizer(config)
     if jax.process_index() == 0:
         phase("reading the examples")
     with fingerprints.collect() as read:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertjax.common.errors import UserError
 from bertjax.inference.predictor import check_numbers, padded_batch, words_model
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ def _fill(
 
 def of_checkpoint(source: Pretrained, texts: Iterable[str], top_k: int = 5) -> Iterator[Filled]:
     """Yields the results of `fill_masks` by a checkpoint. Raises `UserError` if the checkpoint predicts no words."""
-    return fill_masks(*words_model(source), source.required_tokenizer, texts, top_k)
+    return fill_masks(*words_model(source), tokenizer_of(source), texts, top_k)
 
 
 def check(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import Compute
 from bertjax.inference.predictor import check_numbers, words_model
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models import families
 from bertjax.models.family import Decodes
 from bertjax.models.heads import BertForMaskedLM
@@ -82,7 +82,7 @@ def of_checkpoint(
     """
     model, params = words_model(source, Compute())
     for number, text in enumerate(texts):
-        yield generate(model, params, source.required_tokenizer, text, tokens, sampling, seed + number)
+        yield generate(model, params, tokenizer_of(source), text, tokens, sampling, seed + number)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))

@@ -215,10 +215,11 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
     pairs: list[Pair] = []
     counts: collections.Counter[str] = collections.Counter()
 
-    def stop(fault: str) -> None:
-        raise UserError(fault)
+    class Stopping(ReadOptions):
+        def on_bad(self, fault: str, remedy: str = "") -> None:
+            raise UserError(fault)
 
-    for number, line in read_lines(path, ReadOptions(on_bad=stop)):
+    for number, line in read_lines(path, Stopping()):
         if not line or not line.strip():
             continue
         try:

@@ -158,7 +158,7 @@ def words_model(source: Pretrained, compute: Compute | None = None) -> tuple[Ber
       UserError: if the checkpoint has no language model.
     """
     if not source.predicts_words:
-        raise UserError(source.no_words)
+        raise UserError(source.no_words_reason)
     model = BertForMaskedLM(source.config, compute or compute_for(source.dtype))
     return model, jax.device_put(source.params)  # Once, not per text.
 

@@ -34,7 +34,7 @@ from bertjax.data.loading.examples import Examples
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head
 from bertjax.inference.losses import LabelLoss
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models.heads import PooledStates
 
 SUFFIXES = (".npz", ".npy", ".parquet")
@@ -95,7 +95,7 @@ class TextEmbedder(abc.ABC):
         """Returns {flag: value} that differs between different embeddings of the same texts."""
         source, digest = self.source, hashlib.sha256()
         arrays = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.names_of(source.params).items()}
-        fingerprint = source.required_tokenizer.fingerprint
+        fingerprint = tokenizer_of(source).fingerprint
         parts = dataclasses.asdict(source.config), source.head, fingerprint, source.max_seq_length
         for part in (arrays, *parts):
             digest.update(json.dumps(part, sort_keys=True).encode())
@@ -140,7 +140,7 @@ class PooledStatesEmbedder(TextEmbedder):
 
     def encode(self, texts: list[str]) -> tuple[list[np.ndarray], list[np.ndarray], list[int]]:
         """Encodes texts; a text is truncated to the positions of the model."""
-        tokenizer = self.source.required_tokenizer
+        tokenizer = tokenizer_of(self.source)
         room = self.source.config.max_position_embeddings - len(tokenizer.framed(()))
         pieces = [tokenizer.encode_with_masks(text) for text in texts]
         ids = [np.array(tokenizer.framed(text_ids[:room]), np.int32) for text_ids in pieces]

@@ -1,3 +1,1 @@
-"""Other formats: folders of Hugging Face and sentence-transformers, checkpoints of TensorFlow 1, adapters of PEFT, and
-the hub.
-"""
+"""Formats of other libraries: Hugging Face, sentence-transformers, TensorFlow 1 and PEFT, and the hub."""

@@ -1,6 +1,6 @@
-"""Models on the Hugging Face hub: `hub:NAME[@REVISION]` in the place of a path, and folders that are pushed there.
+"""Models on the Hugging Face hub: downloads `hub:NAME[@REVISION]`, and pushes folders.
 
-huggingface_hub does the work, with its cache (HF_HOME), its login and its settings, such as HF_HUB_OFFLINE.
+The cache (HF_HOME), the login and the settings of huggingface_hub apply, such as HF_HUB_OFFLINE.
 """
 
 import contextlib
@@ -18,31 +18,31 @@ from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Unigram, WordPiece
 
 PREFIX = "hub:"
 WEIGHTS = "*.safetensors"
-# What is downloaded, from the top of a repository and from folders of modules such as 1_Pooling; not pickles, nor
-# copies of the weights for other libraries.
+# The files that are downloaded from the top of a repository and from folders of modules such as 1_Pooling. Pickles and
+# weights for other libraries are not downloaded.
 _FILES = (
     huggingface.CONFIG, huggingface.WEIGHTS, "model-*-of-*.safetensors", f"{huggingface.WEIGHTS}.index.json",
     hf_tokenizer.JSON, hf_tokenizer.SETTINGS, hf_tokenizer.SPECIAL, hf_tokenizer.ADDED,
-    WordPiece.filename, SentencePiece.filename, Bytes.filename, BPE.older, "merges.txt", Unigram.older,
+    WordPiece.filename, SentencePiece.filename, Bytes.filename, *BPE.legacy_names, "merges.txt", *Unigram.legacy_names,
     sentence_transformers.ENCODER.format("*"), peft_adapter.CONFIG, peft_adapter.WEIGHTS,
 )  # fmt: skip
-FILES = (
+FILES = [
     sentence_transformers.MODULES,
     sentence_transformers.SETTINGS,
     *_FILES,
     *(f"[0-9]*_[A-Z]*/{name}" for name in _FILES),
-)
+]
 
 
 class Repository(NamedTuple):
-    """A repository of the hub. `revision`: a branch, a commit, ...; "" for the newest."""
+    """A repository of the hub. `revision` is a branch, a tag or a commit; "" is the newest commit."""
 
     name: str
     revision: str
 
 
 def repository(path: epath.PathLike) -> Repository | None:
-    """Returns the repository that a path names; None for a path of files."""
+    """Returns the repository of a path `hub:NAME`; None for the path of a file."""
     if not str(path).startswith(PREFIX):
         return None
     name, _, revision = str(path).removeprefix(PREFIX).partition("@")
@@ -50,53 +50,53 @@ def repository(path: epath.PathLike) -> Repository | None:
 
 
 @functools.cache
-def fetched(found: Repository) -> epath.Path:
-    """Returns the folder with the files of a repository, in the cache; the same one for all of this process.
+def fetched(repository: Repository) -> epath.Path:
+    """Downloads a repository once per process; returns the folder in the cache.
 
-    Raises `UserError` if it cannot be had, or if it holds no model in safetensors.
+    Raises `UserError` if the download fails, or if the repository contains no model in safetensors.
     """
-    shown = PREFIX + "@".join(filter(None, found))
+    shown = PREFIX + "@".join(filter(None, repository))
+    name, revision = repository
     hub = _library(shown)
-    with _told(hub, shown):
-        folder = pathlib.Path(
-            hub.snapshot_download(
-                found.name, revision=found.revision or None, allow_patterns=list(FILES), library_name="bertjax"
-            )
+    with _user_errors(hub, shown):
+        folder = epath.Path(
+            hub.snapshot_download(name, revision=revision or None, allow_patterns=FILES, library_name="bertjax")
         )
     configs = huggingface.CONFIG, sentence_transformers.MODULES, peft_adapter.CONFIG
     if not any((folder / name).exists() for name in configs):
         raise UserError(f"{shown}: has no {huggingface.CONFIG}, so that it is no model of transformers")
-    if not any(folder.rglob(WEIGHTS)):
+    if not any(pathlib.Path(folder).rglob(WEIGHTS)):
         raise UserError(
             f"{shown}: has no {huggingface.WEIGHTS}, and nothing else is downloaded; for other weights, hf download "
-            f"{found.name} --local-dir=DIR, and give DIR"
+            f"{name} --local-dir=DIR, and give DIR"
         )
-    return epath.Path(folder)
+    return folder
 
 
 def check_push(name: str) -> None:
-    """Raises `UserError` if nothing can be pushed to a repository of this name."""
+    """Raises `UserError` if the name of a repository is invalid, or if the user is not logged in."""
     shown = f"--push={name}"
     hub = _library(shown)
     if name.count("/") != 1:
         raise UserError(f"{shown}: write USER/NAME, with the name of a user or of an organization")
-    with _told(hub, shown):
+    with _user_errors(hub, shown):
         hub.utils.validate_repo_id(name)
         hub.HfApi(library_name="bertjax").whoami()
 
 
 def push(folder: epath.PathLike, name: str, is_private: bool) -> str:
-    """Pushes the files of a folder to a repository, which is created if it is not there; returns its address."""
+    """Pushes the files of a folder to a repository, and creates a missing repository; returns the URL."""
     shown = f"--push={name}"
     hub = _library(shown)
     api = hub.HfApi(library_name="bertjax")
-    with _told(hub, shown, f"; {folder} is written: hf upload {name} {folder} pushes it"):
+    with _user_errors(hub, shown, f"; {folder} is written: hf upload {name} {folder} pushes it"):
         address = api.create_repo(name, private=is_private or None, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=str(folder), commit_message="From bertjax")
     return str(address)
 
 
 def _library(shown: str) -> ModuleType:
+    """Imports huggingface_hub. Raises `UserError` if it is not installed. `shown` begins the message."""
     try:
         import huggingface_hub
         import huggingface_hub.constants
@@ -108,27 +108,24 @@ def _library(shown: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _told(hub: ModuleType, shown: str, remedy: str = "") -> Iterator[None]:
-    """Raises what fails in the block as a `UserError`."""
-    errors, place = hub.errors, hub.constants.ENDPOINT
+def _user_errors(hub: ModuleType, shown: str, remedy: str = "") -> Iterator[None]:
+    """Converts exceptions of the block to `UserError`. `shown` begins the message, and `remedy` ends it."""
+    errors, constants = hub.errors, hub.constants
+    place, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    cause = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{place} cannot be reached"
+    reasons = {
+        errors.GatedRepoError: f"{place} gives it to those only who have accepted its terms: do so on its page, and hf "
+        f"auth login",
+        errors.RepositoryNotFoundError: f"not on {place}, or private: hf auth login shows who you are",
+        errors.RevisionNotFoundError: f"{place} has the model, but not this revision",
+        errors.HFValidationError: "",
+        errors.LocalTokenNotFoundError: "nobody is logged in: hf auth login, or set HF_TOKEN",
+        errors.LocalEntryNotFoundError: f"not whole in {cache}, and {cause}",
+        errors.OfflineModeIsEnabled: f"not whole in {cache}, and {cause}",
+    }
     try:
         yield
-    except errors.GatedRepoError:
-        reason = f"{place} gives it to those only who have accepted its terms: do so on its page, and hf auth login"
-    except errors.RepositoryNotFoundError:
-        reason = f"not on {place}, or private: hf auth login shows who you are"
-    except errors.RevisionNotFoundError:
-        reason = f"{place} has the model, but not this revision"
-    except errors.HFValidationError as error:
-        reason = str(error)
-    except errors.LocalTokenNotFoundError:
-        reason = "nobody is logged in: hf auth login, or set HF_TOKEN"
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        cache = hub.constants.HF_HUB_CACHE
-        why = "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else f"{place} cannot be reached"
-        reason = f"not whole in {cache}, and {why}"
-    except Exception as error:  # the network's, or the hub's
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        return
-    raise UserError(" ".join(f"{shown}: {reason}{remedy}".split())) from None
+    except Exception as error:
+        unknown = f"{type(error).__name__}: {error}"
+        reason = next((text or str(error) for kind, text in reasons.items() if isinstance(error, kind)), unknown)
+        raise UserError(" ".join(f"{shown}: {reason}{remedy}".split())) from None

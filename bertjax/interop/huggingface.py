@@ -9,40 +9,61 @@ import pickle
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
+import safetensors.numpy
 from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import inside, read_json, write_whole
 from bertjax.config.model_config import BertConfig
+from bertjax.interop import hf_tokenizer
+from bertjax.interop.hf_tokenizer import SPECIAL_NAMES
 from bertjax.models import families
 from bertjax.models.huggingface_format import HuggingFaceFormat
 from bertjax.text.tokenizer import Tokenizer
 
-OURS = "Bert"  # how the names of architectures begin in workdirs, whatever the family
-MULTI_LABEL = "multi_label_classification"  # the problem_type of labels that do not exclude each other
-REGRESSION = "regression"  # the problem_type of a number
+BERT = "Bert"  # the prefix of architectures in workdirs, for all families
+MULTI_LABEL = "multi_label_classification"  # the problem_type of a classifier with several labels per text
+REGRESSION = "regression"  # the problem_type of a model that predicts a number
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
 SAFE_TORCH = (2, 6)
 CONVERT = f"load it with transformers and call save_pretrained(), which writes {WEIGHTS}"
-
-
-class _Head(TypedDict, total=False):
-    """What config.json says of the model on top of BERT."""
-
-    architectures: list[str] | None
-    problem_type: Literal["regression", "single_label_classification", MULTI_LABEL, None]
-    id2label: dict[int, str | int | float | None] | None
-
-
 OTHER_WEIGHTS = {"tf_model.h5": "TensorFlow 2", "flax_model.msgpack": "Flax", "model.onnx": "ONNX"}
 
 
+class Metadata(NamedTuple):
+    """Fields of config.json and tokenizer_config.json that are not part of the model config.
+
+    Attributes:
+      labels: names of the labels of a classifier.
+      problem_type: the problem_type of a classifier; "" if the number of labels implies it.
+      activation_fn: the class of PyTorch that the CrossEncoder of sentence-transformers applies to the logits; "" for
+        its default.
+      max_length: the largest number of tokens of a text; 0 for the number of positions of the model.
+    """
+
+    labels: Sequence[str] = ()
+    problem_type: str = ""
+    activation_fn: str = ""
+    max_length: int = 0
+
+
+NO_METADATA = Metadata()
+
+
+class _Head(TypedDict, total=False):
+    """Fields of config.json about the model on top of the encoder."""
+
+    architectures: list[str] | None
+    problem_type: Literal["regression", "single_label_classification", "multi_label_classification", None]
+    id2label: dict[int, str | int | float | None] | None
+
+
 class _Index(TypedDict):
-    """What says which file a tensor is in."""
+    """The index of weights in several files: {name of a tensor: file}."""
 
     weight_map: dict[str, str]
 
@@ -53,9 +74,10 @@ def check_exportable(config: BertConfig) -> None:
 
 
 def read_config(path: epath.Path) -> BertConfig:
-    """Reads the config of a model from a config.json. Raises `UserError` if no family knows its `model_type`."""
-    fields, known = read_json(path), families.by_model_type()
-    read_json(path, _Head)  # for the types of fields that families read as well
+    """Reads the model config of a config.json. Raises `UserError` for a `model_type` without a family."""
+    fields: dict[str, Any] = read_json(path)
+    read_json(path, _Head)  # for the types of these fields
+    known = families.by_model_type()
     kind = fields.get("model_type", "bert")
     if not isinstance(kind, str) or kind not in known:
         raise UserError(f"{path}: model_type {kind!r} is another architecture; supported: {', '.join(known)}")
@@ -66,7 +88,7 @@ def read_config(path: epath.Path) -> BertConfig:
 
 
 def _type_of_class(architecture: str) -> str:
-    """Returns the model type of a class of transformers; "" for a class of a family that is not read."""
+    """Returns the model type of a class of transformers; "" for a class of an unknown family."""
     name = architecture.lower()
     return next((kind for kind in families.by_model_type() if name.startswith(kind.replace("-", ""))), "")
 
@@ -74,7 +96,7 @@ def _type_of_class(architecture: str) -> str:
 def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
     """Returns (architecture, label names, problem_type) of a config.json; each is empty if absent.
 
-    The architecture is BERT's class with the same output layer, as in workdirs; empty if the class is unknown.
+    The architecture is the class of BERT with the same output layer, as in workdirs; "" if the class is unknown.
     """
     head = read_json(path, _Head)
     problem_type = head.get("problem_type") or ""
@@ -82,7 +104,7 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
     names = head.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names))
     if missing := [str(key) for key in range(len(names)) if key not in names]:
-        if architecture.endswith("Classification"):  # transformers finds the name of a row by the number of the row
+        if architecture.endswith("Classification"):  # transformers uses the number of a row as the key
             raise UserError(
                 f"{path}: id2label has {len(names)} labels, but none for {', '.join(missing)}; number the labels from "
                 f"0 to {len(names) - 1}"
@@ -92,18 +114,23 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
 
 
 def head_of(architecture: str, fields: Mapping) -> str:
-    """Returns BERT's class with the output layer of a class of the family of a config.json; "" if it is unknown."""
+    """Returns the class of BERT with the same output layer as a class of transformers; "" if the class is unknown.
+
+    Args:
+      architecture: the class, of the family of `fields`.
+      fields: the content of a config.json.
+    """
     layout = families.by_model_type()[fields.get("model_type", "bert")].huggingface
     if architecture not in layout.architectures:
         return ""
-    return OURS + split_class(architecture, layout)[1]
+    return BERT + split_class(architecture, layout)[1]
 
 
 def split_class(architecture: str, layout: HuggingFaceFormat) -> tuple[str, str]:
     """Splits the name of a class of transformers into the model and the output layer.
 
-    Returns the name of the model as people write it, such as "XLM-RoBERTa", and the rest of the name of the class. If
-    the class of BERT with the same output layer has another rest, returns the rest of BERT's class.
+    Returns the name of the model in prose, such as "XLM-RoBERTa", and the suffix of the class. If the suffix of the
+    class of BERT with the same output layer differs, returns the suffix of the class of BERT.
     """
     prefix = next(prefix for prefix in layout.classes if architecture.startswith(prefix))
     kind = architecture.removeprefix(prefix)
@@ -111,7 +138,7 @@ def split_class(architecture: str, layout: HuggingFaceFormat) -> tuple[str, str]
 
 
 def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str], str]:
-    """Returns our params from a folder's safetensors, the names of ignored tensors, and why it predicts no words."""
+    """Reads the params of a folder, see `HuggingFaceFormat.read_params`."""
     layout = families.huggingface_of(config)
     return layout.read_params(tensors_of(folder), read_json(folder / CONFIG), config, str(folder))
 
@@ -123,15 +150,13 @@ def tensors_of(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def tensors_in(path: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the tensors of a file by name. Raises `UserError` if it is damaged."""
+    """Yields the tensors of a file by name. Raises `UserError` if the file is damaged."""
     with _local(path) as local:
         yield from (_pickled if path.suffix == ".bin" else _safe)(local, path)
 
 
 def _safe(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the tensors of a file of safetensors, of which `local` is a copy."""
-    import safetensors
-
+    """Yields the tensors of a safetensors file. `local` is the file or a copy, `path` is for messages."""
     try:
         with safetensors.safe_open(local, framework="np") as file:
             for name in file.keys():
@@ -141,9 +166,9 @@ def _safe(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndarray
 
 
 def _pickled(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
-    """As `_safe`, of a file of PyTorch: those of 16 bits as float32.
+    """Yields the tensors of a file of PyTorch, see `_safe`. Converts tensors of 16 bits to float32.
 
-    It is a pickle, which can run any code. PyTorch's loader for weights alone runs none; nothing else opens it.
+    The file is a pickle, which can run any code. Only the `weights_only` loader of PyTorch opens it, which runs none.
     """
     try:
         import torch
@@ -157,11 +182,11 @@ def _pickled(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndar
         )
     try:
         state = torch.load(local.__fspath__(), "cpu", weights_only=True, mmap=zipfile.is_zipfile(local))
-    except pickle.UnpicklingError:  # The message of the exception recommends an unsafe way to open the file.
+    except pickle.UnpicklingError:  # its message recommends an unsafe way to open the file
         raise UserError(
             f"{path}: damaged, or more than tensors, which could run code; if you trust it, {CONVERT}"
         ) from None
-    except Exception as error:  # a damaged pickle causes any
+    except Exception as error:  # a damaged pickle may raise any exception
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{path}: damaged or truncated ({reason}); copy it again") from None
     for name, tensor in state.items() if isinstance(state, dict) else [(type(state).__name__, state)]:
@@ -176,7 +201,7 @@ def _pickled(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndar
 
 @contextlib.contextmanager
 def _local(path: epath.Path) -> Iterator[epath.Path]:
-    """Yields a local copy of a remote file, or the file itself: safetensors cannot read object stores."""
+    """Yields a local file, or a local copy of a remote file: safetensors cannot read object stores."""
     if "://" not in str(path):
         yield path
         return
@@ -185,6 +210,7 @@ def _local(path: epath.Path) -> Iterator[epath.Path]:
 
 
 def _weight_files(folder: epath.Path) -> list[epath.Path]:
+    """Returns the files with the weights of a folder. Raises `UserError` if a file is missing."""
     for whole in (WEIGHTS, PICKLE):
         index = folder / f"{whole}.index.json"
         if (folder / whole).exists():
@@ -192,20 +218,20 @@ def _weight_files(folder: epath.Path) -> list[epath.Path]:
         if index.exists():
             names = sorted(set(read_json(index, _Index)["weight_map"].values()))
             files = [inside(folder, name, index) for name in names]
-            for path in files:
-                if not path.is_file():
-                    raise UserError(f"{path}: missing, but listed in {index}; copy it too")
+            if missing := [path for path in files if not path.is_file()]:
+                raise UserError(f"{missing[0]}: missing, but listed in {index}; copy it too")
             return files
-    if others := [name for name in OTHER_WEIGHTS if (folder / name).exists()]:
-        raise UserError(
-            f"{folder / others[0]}: weights of {OTHER_WEIGHTS[others[0]]}, which are not read; load them with a "
-            f"transformers that has it, and call save_pretrained() of the PyTorch model, which writes {WEIGHTS}"
-        )
+    for name, library in OTHER_WEIGHTS.items():
+        if (folder / name).exists():
+            raise UserError(
+                f"{folder / name}: weights of {library}, which are not read; load them with a transformers that has "
+                f"it, and call save_pretrained() of the PyTorch model, which writes {WEIGHTS}"
+            )
     raise UserError(f"{folder}: no {WEIGHTS} and no {PICKLE}, whole or in parts with an index")
 
 
 def check_labels(labels: Sequence[str], rows: int, source: str = "the checkpoint") -> None:
-    """Raises `UserError` unless each row of a classifier has a name of its own, or none has."""
+    """Raises `UserError` unless the labels of a classifier with `rows` outputs are unique, or absent."""
     if labels and (len(labels) != rows or len(set(labels)) != rows):
         raise UserError(f"{source}: names {len(set(labels))} labels, but its classifier has {rows} rows")
 
@@ -216,31 +242,29 @@ def write(
     params: dict,
     tokenizer: Tokenizer | None,
     architecture: str = "",
-    labels: Sequence[str] = (),
-    problem_type: str = "",
-    activation_fn: str = "",
-    max_length: int = 0,
+    metadata: Metadata = NO_METADATA,
 ) -> list[str]:
-    """Writes a folder for transformers' `architecture.from_pretrained(folder)`; "" means the class that keeps the most.
+    """Writes a folder for `architecture.from_pretrained(folder)` of transformers.
 
     Args:
-      labels: names of a classifier's rows.
-      problem_type: what transformers calls the problem of a classifier; "" lets it conclude this from the rows.
-      activation_fn: the class of PyTorch that CrossEncoder of sentence-transformers applies to the logits; "" is its
-        default.
-      max_length: the most tokens of a text, for the tokenizer; 0: the positions of the model.
+      folder: the folder.
+      config: the model config.
+      params: the params.
+      tokenizer: the tokenizer; None for a checkpoint without a tokenizer.
+      architecture: the class of transformers; "" for the class that keeps most params.
+      metadata: other fields of the files.
 
-    Returns the names of variables that the class does not have; they are left out. Raises `UserError` if the class has
-    parts that the params lack.
+    Returns:
+      The names of omitted params, which the class does not have.
+
+    Raises:
+      UserError: the params lack a part of the class.
     """
-    import safetensors.numpy
-
     folder, layout = epath.Path(folder), families.huggingface_of(config)
     architecture = architecture or layout.choose_architecture(params, config)
     tensors, left_out = layout.to_tensors(params, config, architecture)
-    given = labels, problem_type, activation_fn, max_length
-    files = definition(config, params, tokenizer, architecture, *given)  # before anything is written
-    write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
+    files = definition(config, params, tokenizer, architecture, metadata)  # raises before anything is written
+    write_tensors(folder / WEIGHTS, tensors)
     for name, content in files.items():
         write_whole(folder / name, content)
     if tokenizer is not None:
@@ -248,24 +272,28 @@ def write(
     return left_out
 
 
-def definition(
-    config: BertConfig,
-    params: dict,
-    tokenizer: Tokenizer | None,
-    architecture: str,
-    labels: Sequence[str] = (),
-    problem_type: str = "",
-    activation_fn: str = "",
-    max_length: int = 0,
-) -> dict[str, str]:
-    """Returns the files with which transformers knows a class of a model and its tokenizer, by their names.
+def write_tensors(path: epath.Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes tensors as a safetensors file for PyTorch."""
+    arrays = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
+    write_whole(path, safetensors.numpy.save(arrays, metadata={"format": "pt"}))
 
-    The arguments are those of `write`; `params` say how many rows a classifier has.
+
+def definition(
+    config: BertConfig, params: dict, tokenizer: Tokenizer | None, architecture: str, metadata: Metadata
+) -> dict[str, str]:
+    """Returns {name: content} of the files of a folder without the weights.
+
+    Args:
+      config: the model config.
+      params: the params, which determine the number of labels.
+      tokenizer: the tokenizer; None for a checkpoint without a tokenizer.
+      architecture: the class of transformers.
+      metadata: other fields of the files.
     """
     layout = families.huggingface_of(config)
     if rows := layout.count_labels(params, architecture):
-        check_labels(labels, rows)
-    fields = {
+        check_labels(metadata.labels, rows)
+    fields: dict[str, Any] = {
         "architectures": [architecture],
         "tie_word_embeddings": config.tie_word_embeddings,
         **layout.to_fields(config),
@@ -278,47 +306,46 @@ def definition(
             f"on, which is {tokenizer.pad_id} in this vocabulary"
         )
     if rows:
-        names = labels or [f"LABEL_{i}" for i in range(rows)]
+        names = metadata.labels or [f"LABEL_{i}" for i in range(rows)]
         fields["id2label"] = {str(i): name for i, name in enumerate(names)}
         fields["label2id"] = {name: i for i, name in enumerate(names)}
     if architecture.endswith("ForSequenceClassification"):
-        fields |= {"problem_type": problem_type} if problem_type else {}
-        fields |= {"sentence_transformers": {"activation_fn": activation_fn}} if activation_fn else {}
+        if metadata.problem_type:
+            fields["problem_type"] = metadata.problem_type
+        if metadata.activation_fn:
+            fields["sentence_transformers"] = {"activation_fn": metadata.activation_fn}
     files = {CONFIG: json.dumps(fields, indent=2) + "\n"}
-    return files | (tokenizer_definition(config, tokenizer, max_length) if tokenizer is not None else {})
+    return files if tokenizer is None else files | tokenizer_definition(config, tokenizer, metadata.max_length)
 
 
 def tokenizer_definition(config: BertConfig, tokenizer: Tokenizer, max_length: int = 0) -> dict[str, str]:
-    """Returns the files with which transformers reads a tokenizer, by their names.
+    """Returns {name: content} of the files of a tokenizer.
 
-    `max_length`: the most tokens of a text; 0: the positions of the model.
+    `AutoTokenizer` needs tokenizer_config.json to read tokenizer.json.
+
+    Args:
+      config: the model config.
+      tokenizer: the tokenizer.
+      max_length: the largest number of tokens of a text; 0 for the number of positions of the model.
     """
-    layout = families.huggingface_of(config)
-    settings = _tokenizer_config(config, layout.inputs, tokenizer, max_length)
-    return {"tokenizer.json": tokenizer.to_huggingface(), "tokenizer_config.json": settings}
-
-
-def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[str, int | None]:
-    """Returns the fields of config.json that are ids of special pieces."""
-    if tokenizer is None:
-        # transformers does not train the padding's embedding, and takes no None for the mask.
-        return {name: 0 if piece == "pad" else None for name, piece in names.items() if piece != "mask"}
-    return {name: getattr(tokenizer, f"{piece}_id") for name, piece in names.items()}
-
-
-def _tokenizer_config(config: BertConfig, inputs: Sequence[str], tokenizer: Tokenizer, max_length: int) -> str:
-    """Returns a tokenizer_config.json, which `AutoTokenizer` needs to read the tokenizer.json beside it."""
-    names = ("pad", "unk", "cls", "sep", "mask")
-    special = {f"{name}_token": tokenizer.pieces[getattr(tokenizer, f"{name}_id")] for name in names}
     is_wordpiece = tokenizer.kind == "wordpiece"
     settings = {
         "tokenizer_class": "BertTokenizer" if is_wordpiece else "PreTrainedTokenizerFast",
         "model_max_length": max_length or config.max_position_embeddings,
-        "model_input_names": list(inputs),
-        **special,
+        "model_input_names": list(families.huggingface_of(config).inputs),
+        **{f"{name}_token": tokenizer.pieces[getattr(tokenizer, f"{name}_id")] for name in SPECIAL_NAMES},
     }
-    if tokenizer.ends_with_cls:  # theirs looks for [CLS] at the end of a row
+    if tokenizer.ends_with_cls:  # XLNet in transformers expects [CLS] at the end of a row
         settings["padding_side"] = "left"
     if is_wordpiece:
         settings |= {"do_lower_case": tokenizer.lowercase, "strip_accents": None, "tokenize_chinese_chars": True}
-    return json.dumps(settings, indent=2) + "\n"
+    content = json.dumps(settings, indent=2) + "\n"
+    return {hf_tokenizer.JSON: tokenizer.to_huggingface(), hf_tokenizer.SETTINGS: content}
+
+
+def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Returns the fields of config.json with ids of special pieces."""
+    if tokenizer is None:
+        # transformers requires an id of the padding, whose embedding it does not train, and accepts no null for [MASK].
+        return {name: 0 if piece == "pad" else None for name, piece in names.items() if piece != "mask"}
+    return {name: getattr(tokenizer, f"{piece}_id") for name, piece in names.items()}

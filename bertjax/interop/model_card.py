@@ -1,18 +1,21 @@
-"""The model card of a run: the README.md that Hugging Face shows beside `model.safetensors`."""
+"""The model card of a run: the README.md that the Hugging Face hub shows."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.config.limits import value_of
 from bertjax.config.lists import corpus_sources
-from bertjax.config.model_config import BertConfig, dropout_fields
+from bertjax.config.model_config import dropout_fields
 from bertjax.config.stages import stages_of
 from bertjax.interop import hub, huggingface, sentence_transformers
+from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
+from bertjax.models.heads import count_parameters
 from bertjax.objectives.parsing import weights_of
 
 PIPELINE = """
@@ -21,9 +24,9 @@ from transformers import pipeline
 use = pipeline("{purpose}", model="{name}")
 use("{text}")
 """
-PAIR = """use({{"text": "A fine day.", "text_pair": "The sun shines."}})  # if it was trained on pairs
+PAIR = """use({{"text": "A fine day.", "text_pair": "The sun shines."}})  # if the model was trained on pairs
 """
-# transformers has no pipeline for question answering any more.
+# transformers no longer has a pipeline for question answering.
 ANSWERS = """
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -51,7 +54,7 @@ documents = model.encode_document(["Anna lives in Rome.", "The sun shines."])
 model.similarity(queries, documents)
 """
 MASKED = "The man went to the {mask} to buy milk."
-# By class of transformers, without its family: what it is for, as the hub calls it; how it is used; an input.
+# {suffix of a class of transformers: (name of the use on the hub, code, input)}.
 USES = {
     "ForPreTraining": ("fill-mask", PIPELINE, MASKED),
     "ForMaskedLM": ("fill-mask", PIPELINE, MASKED),
@@ -62,7 +65,7 @@ USES = {
     "Model": ("feature-extraction", PIPELINE, "A fine day."),
     sentence_transformers.ARCHITECTURE: ("sentence-similarity", VECTORS, ""),
 }
-# A path from the root, from a user's folder or from a folder above, without its last name. Cards are published.
+# An absolute path, or a path that begins with ~, . or .., without the last name. Cards are public and omit folders.
 FOLDERS = re.compile(r"(?<![\w:/.~-])(?:~|\.{1,2})?/(?:[^\s,=|'\"()\[\]]*/)?(?=[^\s/])")
 RECIPE = ("seed", "batch_size", "packing", "epochs", "max_seq_length", "dtype", "init_checkpoint")
 OPTIMIZER = ("name", "options", "learning_rate", "schedule", "warmup_steps", "warmup_proportion", "weight_decay",
@@ -70,80 +73,82 @@ OPTIMIZER = ("name", "options", "learning_rate", "schedule", "warmup_steps", "wa
 ADAM = ("beta1", "beta2", "epsilon", "bias_correction")
 
 
+# Counts of the manifest, and fields of `data` that a card contains if they are set.
+COUNTS = ("documents", "characters")
+PREPARATION = ("next_sentence", "masking", "masked_lm_prob", "masked_lm_split", "dupe_factor", "heldout_fraction")
+PREPARATION_IF_SET = ("mixture", "do_whole_word_mask", "do_span_mask")
+# Fields and sections of fine-tuning that a card contains if they differ from the defaults.
+LAYERS, SECTIONS = ("keep_layers", "freeze_layers"), ("head", "lora", "distill")
+POOLING = {"cls": "the state of its first token", "last": "that of its last token", "mean": "the mean of its states"}
+
+
 def model_card(
-    name: str,
+    source: Pretrained,
+    settings: ConfigDict,
+    to: str,
     architecture: str,
-    model: BertConfig,
-    params: int,
-    settings: ml_collections.ConfigDict,
-    step: int,
-    scores: Mapping[str, float | None],
-    manifest: Mapping | None,
-    mask: str,
+    manifest: Mapping[str, Any] | None,
+    name: str,
     license_name: str,
-    makes_vectors: bool = False,
     part: str = "",
 ) -> str:
-    """Returns the card, in Markdown with the metadata in front.
+    """Returns the card, in Markdown with the metadata at the top.
 
     Args:
-      name: the name of the model, or of its folder.
-      architecture: the class of transformers that it is written for.
-      params: their number.
+      source: the model.
       settings: the config of the run.
-      step: the checkpoint's step; 0: the run's last step.
-      scores: the scores on held-out data, or on the dev set, and the values tuned on it.
-      manifest: the manifest of the records that it was pre-trained on, if they are there.
-      mask: the mask's piece; empty: it fills none.
+      to: the format of the folder, huggingface or sentence-transformers.
+      architecture: the class of transformers in the folder; the class of the encoder for sentence-transformers.
+      manifest: the manifest of the records of pre-training; None if they no longer exist.
+      name: the name of the model, or of its folder.
       license_name: an identifier, such as apache-2.0.
-      makes_vectors: whether it is written for sentence-transformers, with `architecture` as the encoder.
-      part: what it is of the run, if not the run's own model, see `conversion.convert`.
+      part: the name of a model that the run has trained jointly; "" for the model of the run.
     """
-    is_pretrained = settings.task == "pretraining"
+    model, params, is_pretrained = source.config, source.params, settings.task == "pretraining"
     layout = families.huggingface_of(model)
-    of_family, kind = huggingface.split_class(architecture, layout)
-    library, tags = "transformers", []
-    if makes_vectors:
-        kind, library = sentence_transformers.ARCHITECTURE, "sentence-transformers"
-        tags = [library, "feature-extraction", "sentence-similarity"]
+    model_name, kind = huggingface.split_class(architecture, layout)
+    scores: Mapping[str, float | None] = source.scores | source.decided
+    if kind == "Model" and to == "huggingface":
+        scores = {}
+    if makes_vectors := to == "sentence-transformers":
+        kind, tags = sentence_transformers.ARCHITECTURE, [to, "feature-extraction", "sentence-similarity"]
+        written = {name: params[name] for name in ("bert", "projection") if name in params}
+    else:
+        to, tags, written = "transformers", [], layout.to_tensors(params, model, architecture)[0]
     purpose, code, text = USES.get(kind, ("", "", ""))
+    mask = _mask(source)
     if text == MASKED and not mask:
         purpose = ""
-    metadata = {"license": license_name, "library_name": library, "tags": [of_family.lower(), "bertjax", *tags]}
-    if purpose:
-        metadata["pipeline_tag"] = purpose
-    if base := hub.repository(settings.get("init_checkpoint", "")):
-        metadata["base_model"] = base.name
-    if is_pretrained:
-        metadata["language"] = settings.data.language
-    done = "pre-trained" if is_pretrained else f"fine-tuned for the task `{settings.task}`"
-    if kind == "Model":  # without the heads
-        done = f"the encoder of a model that was {done if is_pretrained else f'trained for the task `{settings.task}`'}"
+    metadata = {
+        "license": license_name,
+        "library_name": to,
+        "tags": [model_name.lower(), "bertjax", *tags],
+        "pipeline_tag": purpose,
+        "base_model": base.name if (base := hub.repository(settings.get("init_checkpoint", ""))) else "",
+        "language": settings.data.language if is_pretrained else "",
+    }
+    is_encoder = kind == "Model"  # without the heads
+    done = f"{'trained' if is_encoder else 'fine-tuned'} for the task `{settings.task}`"
+    done = "pre-trained" if is_pretrained else done
+    done = f"the encoder of a model that was {done}" if is_encoder else done
     lines = [
         "---",
-        *(f"{field}: {json.dumps(value)}" for field, value in metadata.items()),  # JSON is YAML
+        *(f"{field}: {json.dumps(value)}" for field, value in metadata.items() if value != ""),  # JSON is YAML
         "---",
         "",
         f"# {name}",
         "",
-        f"{of_family} of {model.num_hidden_layers} layers of {model.hidden_size} with {params:,} parameters, {done} "
-        f"with bertjax{f' as the {part} of another' if part else ''}.",
+        f"{model_name} of {model.num_hidden_layers} layers of {model.hidden_size} with "
+        f"{count_parameters(written, model):,} parameters, {done} with bertjax"
+        f"{f' as the {part} of another' if part else ''}.",
     ]
     if purpose:
         code = code.strip().format(purpose=purpose, name=name, text=text.format(mask=mask))
         lines += ["", "## Use", "", "```python", code, "```"]
     if makes_vectors:
-        lines += _vectors(settings, model)
-    lines += [
-        "",
-        "## Data",
-        "",
-        *_table(_data(settings, manifest)),
-        "",
-        "## Recipe",
-        "",
-        *_table(_recipe(settings, step)),
-    ]
+        lines += _describe_vectors(settings, model.hidden_size)
+    lines += ["", "## Data", "", *_table(_data(settings, manifest))]
+    lines += ["", "## Recipe", "", *_table(_recipe(settings, source.step))]
     if scores:
         title = "held-out data" if is_pretrained else "the dev set"
         numbers = {score: "" if value is None else f"{value:.4g}" for score, value in scores.items()}
@@ -152,99 +157,97 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def _vectors(settings, model: BertConfig) -> list[str]:
-    """Says what a vector is, and which of its first numbers are one as well."""
+def _mask(source: Pretrained) -> str:
+    """Returns the piece [MASK] of a masked language model; "" for other models."""
+    if not source.predicts_words or families.family_of(source.config).lm_type(source.config) != "masked":
+        return ""
+    return source.tokenizer.pieces[source.tokenizer.mask_id] if source.tokenizer else "[MASK]"
+
+
+def _describe_vectors(settings: ConfigDict, hidden_size: int) -> list[str]:
+    """Returns lines about the computation of embeddings, and about the dimensions of truncated embeddings."""
     head = settings.head
-    states = {"cls": "the state of its first token", "last": "that of its last token", "mean": "the mean of its states"}
-    parts = [states[head.pooling], *[f"a dense layer ({head.dense_act})"] * bool(head.dense)]
-    parts += ["divided by its length"] * head.normalize
-    width = head.dense or model.hidden_size
+    steps = [POOLING[head.pooling]]
+    steps += [f"a dense layer ({head.dense_act})"] if head.dense else []
+    steps += ["divided by its length"] if head.normalize else []
+    width = head.dense or hidden_size
     if head.get("truncate_dim", width) < width:
-        parts, width = [*parts, f"of which the first {head.truncate_dim} numbers are left"], head.truncate_dim
-    lines = ["", f"The vector of a text has {width} numbers: {', '.join(parts)}."]
+        width = head.truncate_dim
+        steps.append(f"of which the first {width} numbers are left")
+    lines = ["", f"The vector of a text has {width} numbers: {', '.join(steps)}."]
     if widths := settings.get("loss", {}).get("widths"):
         lines += [f"It was trained so that its first {widths} numbers are a vector as well (`truncate_dim=`)."]
     return lines
 
 
-_COUNTS = ("documents", "characters")
-_IF_SET = ("mixture", "do_whole_word_mask", "do_span_mask")
-
-
-def _data(settings, manifest: Mapping | None) -> dict:
+def _data(settings: ConfigDict, manifest: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the rows of the table of the data."""
+    data = settings.data
     if settings.task != "pretraining":
-        own = {"data": name_of(settings.data.get("path") or "") or "not from a file"}
-        sets = settings.data.get("sets") or {}
-        return own | {f"data, {name}": name_of(given.path) for name, given in sets.items()}
+        sets = (data.get("sets") or {}).items()
+        path = name_of(data.get("path") or "") or "not from a file"
+        return {"data": path} | {f"data, {name}": name_of(entry.path) for name, entry in sets}
     recipe, counts = (manifest["recipe"], manifest.get("corpus") or {}) if manifest else ({}, {})
     sources = recipe.get("corpus") or corpus_sources(settings)
     sources = sources if isinstance(sources, list | tuple) else [sources]
-    found = {"corpus": ", ".join(name_of(str(source)) for source in sources) or name_of(settings.data.records)}
-    found |= {f"training {name}": f"{counts[key]:,}" for name in _COUNTS if (key := f"train_{name}") in counts}
-    names = ("next_sentence", "masking", "masked_lm_prob", "masked_lm_split", "dupe_factor", "heldout_fraction")
-    found |= {name: settings.data[name] for name in names}
-    found |= {name: settings.data[name] for name in _IF_SET if settings.data[name]} | _cleaning(settings)
-    if "mixture" in found:  # {source: weight}, or a file's text
-        found["mixture"] = re.sub(r"[^,=]*/", "", str(found["mixture"]))
-    return found
+    rows: dict[str, Any] = {"corpus": ", ".join(name_of(str(path)) for path in sources) or name_of(data.records)}
+    rows |= {f"training {name}": f"{counts[key]:,}" for name in COUNTS if (key := f"train_{name}") in counts}
+    rows |= {name: data[name] for name in PREPARATION} | {name: data[name] for name in PREPARATION_IF_SET if data[name]}
+    if "mixture" in rows:  # {source: weight}, or the text of a file
+        rows["mixture"] = re.sub(r"[^,=]*/", "", str(rows["mixture"]))
+    return rows | _changed("cleaning", data.cleaning, pretraining_config().data.cleaning)
 
 
-def _cleaning(settings) -> dict:
-    """What was left out of the corpus, as far as it is not the default."""
-    return _changed("cleaning", settings.data.cleaning, pretraining_config().data.cleaning)
+def _selected(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Returns the fields `names` of a section, without missing and empty ones."""
+    return {name: values[name] for name in names if values.get(name, "") != ""}
 
 
-def _changed(name: str, values: Mapping, default: Mapping) -> dict:
-    """The fields of a part of a config that are not the default."""
-    return {f"{name}.{field}": value for field, value in values.items() if value != default.get(field)}
+def _changed(section: str, values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a section that differ from the defaults."""
+    return {f"{section}.{field}": value for field, value in values.items() if value != default.get(field)}
 
 
-# The fields and sections of fine-tuning that a card names where they are not the defaults.
-_LAYERS, _PARTS = ("keep_layers", "freeze_layers"), ("head", "lora", "distill")
-
-
-def _learnt(settings) -> dict:
-    """What is learnt, with its weights and settings."""
-    weights = weights_of(settings)
-    found = {"objective": " + ".join(name if x == 1 else f"{x:g}*{name}" for name, x in weights.items())}
-    of_all = settings.get("objectives", {}).items()
-    return found | {f"{name}.{field}": value for name, its in of_all for field, value in its.items()}
-
-
-def _recipe(settings, step: int) -> dict:
-    found = _learnt(settings) if settings.task == "pretraining" else {}
-    found |= {name: settings[name] for name in RECIPE if name in settings and settings[name] != ""}
-    found |= {"init_checkpoint": name_of(settings.init_checkpoint)} if "init_checkpoint" in found else {}
+def _recipe(settings: ConfigDict, step: int) -> dict[str, Any]:
+    """Returns the rows of the table of the recipe. `step` is the step of the checkpoint; 0 for the last step."""
+    is_pretrained = settings.task == "pretraining"
+    rows: dict[str, Any] = {}
+    if is_pretrained:
+        weights = weights_of(settings).items()
+        rows["objective"] = " + ".join(name if weight == 1 else f"{weight:g}*{name}" for name, weight in weights)
+        for name, fields in settings.get("objectives", {}).items():
+            rows |= {f"{name}.{field}": value for field, value in fields.items()}
+    rows |= _selected(settings, RECIPE)
     for stage in stages_of(settings) if "stages" in settings else ():
         done = min(max(step - stage.first_step, 0), stage.steps) if step else stage.steps
-        of_all = f" of {stage.steps:,}" if done < stage.steps else ""
-        own = [f"{name} = {x}" for name, x in stage.changes.items() if x != value_of(settings, name)]
-        title = " with ".join([f"steps of length {stage.length}", *filter(None, [", ".join(own)])])
-        found[f"{title} ({stage.name})" if title in found else title] = f"{done:,}{of_all}"
+        changes = ", ".join(f"{name} = {x}" for name, x in stage.changes.items() if x != value_of(settings, name))
+        title = f"steps of length {stage.length}" + (f" with {changes}" if changes else "")
+        title = f"{title} ({stage.name})" if title in rows else title
+        rows[title] = f"{done:,} of {stage.steps:,}" if done < stage.steps else f"{done:,}"
     if step and "stages" not in settings:
-        found["steps"] = f"{step:,}"
-    if settings.task != "pretraining":
+        rows["steps"] = f"{step:,}"
+    if not is_pretrained:
         default = fine_tuning_config(settings.task)
-        found |= {name: settings[name] for name in _LAYERS if settings.get(name)}
-        for part in _PARTS:
-            if part != "distill" or settings.get("distill", {}).get("teacher"):
-                found |= _changed(part, settings.get(part, {}), default[part])
-        if "distill.teacher" in found:
-            found["distill.teacher"] = name_of(found["distill.teacher"])
-    found |= {name: settings.model[name] for name in dropout_fields(settings.model)}
-    found |= {f"loss.{name}": value for name, value in settings.get("loss", {}).items() if value not in ("", False)}
+        rows |= {name: settings[name] for name in LAYERS if settings.get(name)}
+        for section in SECTIONS:
+            if section != "distill" or settings.get("distill", {}).get("teacher"):
+                rows |= _changed(section, settings.get(section, {}), default[section])
+    for name in rows.keys() & {"init_checkpoint", "distill.teacher"}:
+        rows[name] = name_of(rows[name])
+    rows |= {name: settings.model[name] for name in dropout_fields(settings.model)}
+    rows |= {f"loss.{name}": value for name, value in settings.get("loss", {}).items() if value not in ("", False)}
     names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))
-    given = {name: settings.optimizer[name] for name in names if settings.optimizer.get(name, "") != ""}
-    return found | {f"optimizer.{name}": value for name, value in given.items()}
+    return rows | {f"optimizer.{name}": value for name, value in _selected(settings.optimizer, names).items()}
 
 
 def name_of(path: str) -> str:
-    """Returns the last name of a path, since the folders are of this machine; the whole of a name on the hub."""
+    """Returns the last name of a path, because folders are private; the whole name for a model on the hub."""
     if hub.repository(path) or path.startswith(("http://", "https://")):
         return path
     return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
 
 
-def _table(values: Mapping) -> list[str]:
+def _table(values: Mapping[str, Any]) -> list[str]:
+    """Returns the lines of a table in Markdown."""
     cells = ((FOLDERS.sub("", name), FOLDERS.sub("", str(value)).replace("|", "\\|")) for name, value in values.items())
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)]

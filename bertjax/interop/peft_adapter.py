@@ -1,11 +1,7 @@
-"""Adapters of PEFT (LoRA): `adapter_config.json` and `adapter_model.safetensors`, which change a base model.
+"""Reads adapters of PEFT (LoRA): `adapter_config.json` and `adapter_model.safetensors`, which change a base model.
 
-`write` writes the low-rank updates of a run and its output layers, under the names of `to_tensors`. The updates are
-factorized anew, since one matrix of PyTorch may contain several kernels. A and B change, but their product is the
-same. `peft.PeftModel.from_pretrained(model, folder)` adds the adapter to a model of transformers.
-
-`read_tensors` and `merged` read an adapter of any family: tensors under transformers' names are added to the tensors
-of the base, before the family reads them.
+The tensors of the adapter have the names of transformers. They are added to the tensors of the base before the family
+of the base reads them.
 """
 
 import json
@@ -28,8 +24,8 @@ from bertjax.models.tensors import WRAPPER_PREFIXES
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 MERGE = "with PEFT, merge the adapter: model.merge_and_unload().save_pretrained(FOLDER), and use FOLDER"
-# The fields of `CONFIG` that are read, and fields that change no prediction: fields of training, fields that belong to
-# a refused field, and fields that the names of the tensors repeat.
+# The fields of `CONFIG` that are read, and fields without effect on predictions: fields of training, parts of an
+# unsupported field, and fields that repeat the names of the tensors.
 READ = ("peft_type", "base_model_name_or_path", "revision", "task_type", "auto_mapping", "r", "lora_alpha",
         "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "ensure_weight_tying")  # fmt: skip
 UNUSED_FIELDS = (
@@ -37,16 +33,16 @@ UNUSED_FIELDS = (
     "lora_bias", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "megatron_core", "loftq_config",
     "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
 )  # fmt: skip
-# Values of init_lora_weights that leave the base as it is: others subtract the first A and B from its weights.
+# Values of init_lora_weights that do not change the base. Other values subtract the initial A and B from its weights.
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-# task_type -> BERT's class with the same output layer. PEFT writes auto_mapping in place of other tasks.
+# {task_type: the class of BERT with the same output layer}. PEFT writes auto_mapping instead of other tasks.
 TASKS = {
     "SEQ_CLS": "BertForSequenceClassification",
     "TOKEN_CLS": "BertForTokenClassification",
     "QUESTION_ANS": "BertForQuestionAnswering",
     "FEATURE_EXTRACTION": "BertModel",
 }
-# Our params of each class of BERT besides the encoder.
+# {suffix of a class of BERT: its params without the encoder}.
 HEADS = {
     "ForSequenceClassification": "classifier",
     "ForTokenClassification": "classifier",
@@ -54,12 +50,12 @@ HEADS = {
     "ForQuestionAnswering": "spans",
 }
 CLASSIFIERS = ("classifier", "logits_proj")
-# Modules that predict words, or replaced words, in all families: a class of `HEADS` does not have them.
+# Modules that predict words, or replaced words, in all families. The classes of `HEADS` do not have these modules.
 WORD_MODULES = ("cls", "lm_head", "lm_loss", "decoder", "vocab_transform", "vocab_layer_norm", "vocab_projector",
                 "generator_predictions", "generator_lm_head", "discriminator_predictions")  # fmt: skip
 DECODERS = re.compile(r"(cls\.predictions\.|lm_head\.)?decoder|lm_head|lm_loss|vocab_projector|generator_lm_head")
 WORDS = re.compile(r"(.*\.)?(word_embeddings|word_embedding|tok_embeddings|embed_tokens|wte)\.weight")
-TURNED = re.compile(r".*\.(c_attn|c_proj|c_fc)")  # layers of GPT-2 whose matrix has the inputs first
+INPUTS_FIRST = re.compile(r".*\.(c_attn|c_proj|c_fc)")  # layers of GPT-2 whose weight is `[inputs, outputs]`
 LORA = re.compile(r"(.*)\.lora_(embedding_)?([AB])(\.weight|\.bias)?")
 
 
@@ -88,18 +84,19 @@ class Fields(msgspec.Struct):
 
 
 def _of_pattern(pattern: Mapping[str, float] | None, module: str, default: float) -> float:
-    """Returns the value of the first key that fits the name of a module, as PEFT's `get_pattern_key`."""
+    """Returns the value of the first key that matches the name of a module, as `get_pattern_key` of PEFT."""
     return next((x for key, x in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
 def is_folder(path: epath.Path) -> bool:
+    """Returns whether a folder contains an adapter."""
     return (path / CONFIG).is_file()
 
 
 def read_fields(folder: epath.Path) -> Fields:
     """Reads the config of an adapter. Raises `UserError` for an adapter that is not supported."""
     path = folder / CONFIG
-    content = read_json(path)
+    content: dict[str, Any] = read_json(path)
     if (kind := content.get("peft_type")) != "LORA":
         raise UserError(f"{path}: peft_type {kind!r} is not supported; supported: 'LORA'; {MERGE}")
     check_fields(path, content, "peft", "lora", (*READ, *UNUSED_FIELDS), MERGE)
@@ -123,37 +120,42 @@ def read_fields(folder: epath.Path) -> Fields:
 
 
 def read_tensors(folder: epath.Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of an adapter under the names of transformers' modules. Raises `UserError` if there are none.
+    """Returns {name of a tensor in transformers: tensor} of an adapter. Raises `UserError` if the file is missing.
 
-    Modules that PEFT wraps have `base_layer` or `modules_to_save` in their names, and a copy as `original_module`.
+    The names of modules that PEFT wraps contain `base_layer` or `modules_to_save`. `original_module` is a copy.
     """
     path = next((folder / name for name in (WEIGHTS, PICKLE) if (folder / name).exists()), None)
     if path is None:
         raise UserError(f"{folder}: an adapter without weights: no {WEIGHTS} and no {PICKLE}; copy the file too")
-    found = {}
+    tensors = {}
     for name, tensor in huggingface.tensors_in(path):
         plain = WRAPPER_PREFIXES.sub("", name).removeprefix(PREFIX)
         if ".original_module." not in plain:
-            found[re.sub(r"\.(base_layer|modules_to_save(\.default)?)\.", ".", plain)] = tensor
-    return found
+            tensors[re.sub(r"\.(base_layer|modules_to_save(\.default)?)\.", ".", plain)] = tensor
+    return tensors
 
 
 def class_of(fields: Fields, base: Mapping[str, Any]) -> str:
-    """Returns the class of transformers that an adapter is for, or a class of the same family with its output layer.
+    """Returns the class of transformers of an adapter, or a class of the same family with the same output layer.
 
     Args:
+      fields: the config of the adapter.
       base: the config.json of the base.
     """
     if stated := (fields.auto_mapping or {}).get("base_model_class"):
         return stated
-    if berts := TASKS.get(fields.task_type or ""):
-        layout = families.by_model_type()[base.get("model_type", "bert")].huggingface
-        return next((name for name in layout.architectures if huggingface.head_of(name, base) == berts), berts)
+    if bert_class := TASKS.get(fields.task_type or ""):
+        architectures = _layout_of(base).architectures
+        return next((name for name in architectures if huggingface.head_of(name, base) == bert_class), bert_class)
     return next(iter(base.get("architectures") or ()), "")
 
 
+def _layout_of(config: Mapping[str, Any]) -> HuggingFaceFormat:
+    return families.by_model_type()[config.get("model_type", "bert")].huggingface
+
+
 def config_fields(fields: Fields, base: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Returns the config.json of a base with an adapter: with the adapter's class, and with its vocabulary size."""
+    """Returns the config.json of a base with the class and the vocabulary size of an adapter."""
     rows = next((len(x) for name, x in tensors.items() if WORDS.fullmatch(name)), None)
     size = {} if rows is None else {"vocab_size": rows}
     return {**base, "architectures": [class_of(fields, base)], **size}
@@ -162,131 +164,156 @@ def config_fields(fields: Fields, base: Mapping[str, Any], tensors: Mapping[str,
 def merged(
     folder: epath.Path,
     fields: Fields,
-    base: Iterable[tuple[str, np.ndarray]],
-    adapter: dict[str, np.ndarray],
+    base: Mapping[str, np.ndarray],
+    adapter: Mapping[str, np.ndarray],
     config: Mapping[str, Any],
 ) -> tuple[dict[str, np.ndarray], set[str]]:
-    """Returns the tensors of a base with an adapter, and the names of those that the adapter has as a whole.
+    """Adds the updates of an adapter to its base.
 
     Args:
+      folder: the folder of the adapter, for messages.
+      fields: the config of the adapter.
       base: the tensors of the base.
+      adapter: the tensors of the adapter.
       config: the config.json that `config_fields` returns.
 
-    Raises `UserError` for a tensor of the adapter that fits no tensor of the base.
+    Returns:
+      The tensors of the base with the adapter, and the names of the tensors that the adapter replaces.
+
+    Raises:
+      UserError: a tensor of the adapter fits no tensor of the base.
     """
-    kind, named = kind_of(config), {}
-    for name, tensor in base:
-        plain = WRAPPER_PREFIXES.sub("", name).replace("LayerNorm.gamma", "LayerNorm.weight")
-        plain = plain.replace("LayerNorm.beta", "LayerNorm.bias")
-        if kind not in (*HEADS, "Model") or plain.partition(".")[0] not in WORD_MODULES:
-            named[plain] = tensor
-    # A base that is the encoder alone has no prefix. Its tensors get the prefix that the adapter has.
-    halves = ((name.partition(".")[0], LORA.sub(r"\1.weight", name.partition(".")[2])) for name in adapter)
-    if prefix := next((first for first, rest in halves if rest in named and f"{first}.{rest}" not in named), ""):
-        named = {f"{prefix}.{name}": tensor for name, tensor in named.items()}
-    above = {name.partition(".")[0] for name in named}
+    tensors = _with_prefix(_without_word_modules(base, config), adapter)
+    prefixes = {name.partition(".")[0] for name in tensors}
 
     def of_base(name: str) -> str | None:
         """Returns the name of a tensor in the base; an adapter of the encoder alone has no prefix."""
-        names = (name, *(f"{first}.{name}" for first in above))
-        return next((each for each in names if each in named), None)
+        return next((full for full in (name, *(f"{prefix}.{name}" for prefix in prefixes)) if full in tensors), None)
 
-    updates, whole = {}, {}
+    factors: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+    replacements: dict[str, np.ndarray] = {}
     for name, tensor in adapter.items():
-        found = LORA.fullmatch(name)
-        if found and fields.ensure_weight_tying and DECODERS.fullmatch(found[1]):
-            continue  # the update of the word embeddings
-        if found:
-            module, of_rows, which, end = found.groups()
-            updates.setdefault((module, of_rows or ""), {})[which + (end or "").removeprefix(".weight")] = tensor
-        else:
-            whole[of_base(name) or name] = tensor
-    # The adapter's classifier may have other layers than the base's. The layer classifier.dense is our pooler.
-    has_own = any(name.startswith(CLASSIFIERS) and name.endswith(".weight") for name in whole)
-    replaced = set(CLASSIFIERS) if has_own else set()
-    replaced |= {"pooler"} if "classifier.dense.weight" in whole else set()
-    biases = {name.replace(".decoder.bias", ".bias") for name in whole}  # two names of one bias
-    named = {name: x for name, x in named.items() if not replaced & set(name.split(".")) and name not in biases} | whole
-    if fields.ensure_weight_tying:  # copies of the word embeddings, which have no update
-        named = {name: x for name, x in named.items() if not is_decoder(name) or name.endswith(".bias")}
-    for (module, of_rows), parts in updates.items():
-        weight = of_base(f"{module}.weight")
-        if weight is None and DECODERS.fullmatch(module):
-            raise UserError(
-                f"{folder}: {module}.lora_{of_rows}A changes the output layer for words, which is tied to the word "
-                f"embeddings here; that is not supported; train the adapter on other modules"
-            )
-        if weight is None:
-            raise UserError(
-                f"{folder}: {module}.lora_{of_rows}A fits no layer of the base; set base_model_name_or_path in "
-                f"{CONFIG} to the model that the adapter was trained on"
-            )
-        turned = bool(of_rows) or (config.get("model_type") == "gpt2" and bool(TURNED.fullmatch(module)))
-        update = _update(folder, fields, module, of_rows, parts, named[weight].shape, turned)
-        named[weight] = named[weight].astype(np.float32) + update
+        if not (lora := LORA.fullmatch(name)):
+            replacements[of_base(name) or name] = tensor
+        elif not (fields.ensure_weight_tying and DECODERS.fullmatch(lora[1])):  # a copy of the word embeddings' update
+            module, embedding, factor, suffix = lora.groups()
+            factors.setdefault((module, embedding or ""), {})[factor + (suffix or "").removeprefix(".weight")] = tensor
+    tensors = _replaced(tensors, replacements)
+    if fields.ensure_weight_tying:  # copies of the word embeddings without the update
+        tensors = {name: x for name, x in tensors.items() if not is_decoder(name) or name.endswith(".bias")}
+    for (module, embedding), parts in factors.items():
+        if (weight := of_base(f"{module}.weight")) is None:
+            raise UserError(f"{folder}: {module}.lora_{embedding}A {_misfit(module)}")
+        inputs_first = bool(embedding) or (config.get("model_type") == "gpt2" and bool(INPUTS_FIRST.fullmatch(module)))
+        update = _update(folder, fields, module, embedding, parts, tensors[weight].shape, inputs_first)
+        tensors[weight] = tensors[weight].astype(np.float32) + update
         if "B.bias" in parts:
             bias = of_base(f"{module}.bias")
-            if bias is None or named[bias].shape != parts["B.bias"].shape:
+            if bias is None or tensors[bias].shape != parts["B.bias"].shape:
                 raise UserError(f"{folder}: {module}.lora_B.bias fits no bias of the base; {MERGE}")
             update = fields.scale(module, len(parts["A"])) * parts["B.bias"].astype(np.float32)
-            named[bias] = named[bias].astype(np.float32) + update
-    return named, set(whole)
+            tensors[bias] = tensors[bias].astype(np.float32) + update
+    return tensors, set(replacements)
+
+
+def _without_word_modules(base: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the tensors of a base under current names, without word modules if the class does not have them."""
+    tensors, keeps_all = {}, kind_of(config) not in (*HEADS, "Model")
+    for name, tensor in base.items():
+        plain = WRAPPER_PREFIXES.sub("", name).replace("LayerNorm.gamma", "LayerNorm.weight")
+        plain = plain.replace("LayerNorm.beta", "LayerNorm.bias")
+        if keeps_all or plain.partition(".")[0] not in WORD_MODULES:
+            tensors[plain] = tensor
+    return tensors
+
+
+def _with_prefix(tensors: dict[str, np.ndarray], adapter: Iterable[str]) -> dict[str, np.ndarray]:
+    """Adds the prefix of the tensors of an adapter to the tensors of a base without an output layer."""
+    for name in adapter:
+        prefix, _, rest = name.partition(".")
+        plain = LORA.sub(r"\1.weight", rest)
+        if plain in tensors and f"{prefix}.{plain}" not in tensors:
+            return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def _replaced(tensors: dict[str, np.ndarray], replacements: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Replaces tensors of a base. A classifier of the adapter replaces all layers of the classifier of the base."""
+    is_classifier = any(name.startswith(CLASSIFIERS) and name.endswith(".weight") for name in replacements)
+    modules = set(CLASSIFIERS) if is_classifier else set()
+    if "classifier.dense.weight" in replacements:  # the pooler of bertjax
+        modules.add("pooler")
+    biases = {name.replace(".decoder.bias", ".bias") for name in replacements}  # the same bias under two names
+    kept = {name: x for name, x in tensors.items() if not modules & set(name.split(".")) and name not in biases}
+    return kept | replacements
+
+
+def _misfit(module: str) -> str:
+    """Returns the end of the message about a module that the base does not have."""
+    if DECODERS.fullmatch(module):
+        return (
+            "changes the output layer for words, which is tied to the word embeddings here; that is not supported; "
+            "train the adapter on other modules"
+        )
+    remedy = f"set base_model_name_or_path in {CONFIG} to the model that the adapter was trained on"
+    return f"fits no layer of the base; {remedy}"
 
 
 def _update(
-    folder: epath.Path, fields: Fields, module: str, of_rows: str, parts: Mapping, shape: tuple[int, ...], turned: bool
+    folder: epath.Path,
+    fields: Fields,
+    module: str,
+    embedding: str,
+    parts: Mapping[str, np.ndarray],
+    shape: tuple[int, ...],
+    inputs_first: bool,
 ) -> np.ndarray:
-    """Returns the update of a weight. Raises `UserError` unless its A and B have the shapes of the weight."""
-    given, rank = [parts.get(which) for which in "AB"], int(_of_pattern(fields.rank_pattern, module, fields.r))
-    inputs_outputs = tuple(shape if turned else reversed(shape))
-    expected = [(rank, inputs_outputs[0]), (inputs_outputs[-1], rank)]
-    for which, tensor, size in zip("AB", given, expected):
-        has = "is missing" if tensor is None else f"has shape {tensor.shape}"
-        if tensor is None or tensor.shape != size:
+    """Returns the update of a weight. Raises `UserError` unless A and B have the shapes of the weight."""
+    rank = int(_of_pattern(fields.rank_pattern, module, fields.r))
+    inputs_outputs = tuple(shape if inputs_first else reversed(shape))
+    expected = {"A": (rank, inputs_outputs[0]), "B": (inputs_outputs[-1], rank)}
+    for factor, size in expected.items():
+        if factor not in parts or parts[factor].shape != size:
+            has = f"has shape {parts[factor].shape}" if factor in parts else "is missing"
             raise UserError(
-                f"{folder}: {module}.lora_{of_rows}{which} {has}, but the base and r = {rank} make it {size}; is "
+                f"{folder}: {module}.lora_{embedding}{factor} {has}, but the base and r = {rank} make it {size}; is "
                 f"it the model that the adapter was trained on?"
             )
-    a, b = (tensor.astype(np.float32) for tensor in given)
+    a, b = (parts[factor].astype(np.float32) for factor in "AB")
     update = fields.scale(module, rank) * (b @ a)
-    return update.T if turned else update
+    return update.T if inputs_first else update
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """Returns how the class of a config.json ends, or BERT's class with the same output layer: ForMaskedLM, ..."""
+    """Returns the suffix of the class of a config.json, such as ForMaskedLM, or of BERT's class with the same head."""
     name = next(iter(config.get("architectures") or ()), "")
-    return huggingface.head_of(name, config).removeprefix(huggingface.OURS)
+    return huggingface.head_of(name, config).removeprefix(huggingface.BERT)
 
 
 def is_decoder(name: str) -> bool:
-    """Whether a tensor is of the output layer for words."""
+    """Returns whether a tensor belongs to the output layer for words."""
     return bool(DECODERS.fullmatch(name.rpartition(".")[0]))
 
 
-def adapts_words_alone(fields: Fields, adapter: Mapping[str, np.ndarray]) -> bool:
-    """Whether an adapter changes the word embeddings, but not the output layer for words, which is tied to them."""
-    changes = (re.sub(r"\.lora_embedding_[AB]$", ".weight", name) for name in adapter)
+def adapts_words_alone(fields: Fields, adapter: Iterable[str]) -> bool:
+    """Returns whether an adapter changes the word embeddings, but not the output layer that is tied to them."""
+    names = [re.sub(r"\.lora_embedding_[AB]$", ".weight", name) for name in adapter]
     decodes = any(map(is_decoder, adapter))
-    return not fields.ensure_weight_tying and not decodes and any(map(WORDS.fullmatch, changes))
+    return not fields.ensure_weight_tying and not decodes and any(map(WORDS.fullmatch, names))
 
 
 def finished(folder: epath.Path, config: Mapping[str, Any], params: dict) -> dict:
-    """Returns the params that the class of an adapter has. Raises `UserError` if its output layer is in no file."""
+    """Returns the params of the class of an adapter. Raises `UserError` if neither file contains its output layer."""
     kind = kind_of(config)
     if kind not in (*HEADS, "Model"):
         return params
-    head = HEADS.get(kind)
-    layout = families.by_model_type()[config.get("model_type", "bert")].huggingface
     parts = {*params, *(("pooler",) if "pooler" in params["bert"] else ())}
-    needed = [head, *(["pooler"] if _is_pooled(layout, kind) else [])] if head else []
-    if lacking := ", ".join(part for part in needed if part not in parts):
+    head = HEADS.get(kind)
+    has_pooler = any("pooler" in names for name, names in _layout_of(config).architectures.items() if kind in name)
+    needed = [head, *(["pooler"] if has_pooler else [])] if head else []
+    if missing := ", ".join(part for part in needed if part not in parts):
         raise UserError(
-            f"{folder}: neither the adapter nor its base has the {lacking} of {config['architectures'][0]}, so that "
+            f"{folder}: neither the adapter nor its base has the {missing} of {config['architectures'][0]}, so that "
             f"transformers draws it at random; train the adapter with modules_to_save that name it"
         )
     return {name: x for name, x in params.items() if name in ("bert", head)}
-
-
-def _is_pooled(layout: HuggingFaceFormat, kind: str) -> bool:
-    """Returns whether the classes of a kind have a pooler."""
-    return any("pooler" in parts for name, parts in layout.architectures.items() if kind in name)

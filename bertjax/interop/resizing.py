@@ -1,10 +1,10 @@
-"""Makes the arrays of a checkpoint fit a model of another size: with more pieces or positions, or fewer layers.
+"""Changes the sizes of the arrays of a checkpoint: new pieces, more positions, or fewer layers.
 
-What is new starts from what is there: a piece from the mean of those that it is made of, as embedding and as output; a
-position from an earlier one, or from the two that it comes between. Which axes are meant, their logical names say.
+A new piece starts from the mean of its subtokens, as embedding and as output. A new position starts from an earlier
+position, or from the two neighbouring positions. The logical names of the axes select the arrays.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,62 +13,69 @@ from bertjax.config.model_config import BertConfig
 from bertjax.models import families
 from bertjax.text.tokenizer import Tokenizer
 
+Arrays = Mapping[str, np.ndarray]  # {path: array}
+Axes = Mapping[str, Sequence[str | None]]  # {path: the logical names of the axes of the array}
 
-def with_pieces(
-    arrays: Mapping[str, np.ndarray], axes: Mapping[str, Sequence], rows: int, old: Tokenizer, new: Tokenizer
-) -> dict[str, np.ndarray]:
-    """Returns arrays by path, with `rows` along the axis `vocab`: those of the pieces of `new`, the rest 0.
+
+def with_pieces(arrays: Arrays, axes: Axes, rows: int, old: Tokenizer, new: Tokenizer) -> dict[str, np.ndarray]:
+    """Resizes the axis `vocab` of arrays to `rows`. Rows after the pieces of the new tokenizer are 0.
 
     Args:
-      axes: of each array, by path.
-      old: the tokenizer of the checkpoint, with whose pieces those of `new` begin.
+      arrays: the arrays of the checkpoint.
+      axes: their axes.
+      rows: the new size.
+      old: the tokenizer of the checkpoint.
+      new: a tokenizer that begins with the pieces of `old`.
     """
     parts = [old.parts(piece) for piece in new.pieces[old.vocab_size :]]
 
-    def enlarged(array: np.ndarray, axis: int) -> np.ndarray:
-        by_piece = np.moveaxis(array, axis, 0)
-        found = np.zeros((rows, *by_piece.shape[1:]), array.dtype)
-        kept = min(rows, len(by_piece))
-        found[:kept] = by_piece[:kept]
-        found[old.vocab_size : new.vocab_size] = [by_piece[each].mean(0) for each in parts]
-        return np.moveaxis(found, 0, axis)
+    def resize(table: np.ndarray) -> np.ndarray:
+        resized = np.zeros((rows, *table.shape[1:]), table.dtype)
+        resized[: len(table)] = table[:rows]
+        resized[old.vocab_size : new.vocab_size] = [table[ids].mean(0) for ids in parts]
+        return resized
 
-    return _along("vocab", arrays, axes, enlarged)
+    return _along("vocab", arrays, axes, resize)
 
 
-def with_positions(
-    arrays: Mapping[str, np.ndarray], axes: Mapping[str, Sequence], config: BertConfig, how: str
-) -> dict[str, np.ndarray]:
-    """Returns arrays by path, with the positions of a config along the axis `positions`.
+def with_positions(arrays: Arrays, axes: Axes, config: BertConfig, method: str) -> dict[str, np.ndarray]:
+    """Resizes the axis `positions` of arrays to the positions of a config.
 
     Args:
-      axes: of each array, by path.
-      how: repeat: the table begins anew after its last position; interpolate: it is stretched.
+      arrays: the arrays of the checkpoint.
+      axes: their axes.
+      config: the new model config.
+      method: "repeat" to repeat the table; "interpolate" to stretch it.
     """
-    first, wanted = config.position_offset, config.max_position_embeddings
+    first, size = config.position_offset, config.max_position_embeddings
 
-    def enlarged(array: np.ndarray, axis: int) -> np.ndarray:
-        before, table = np.split(np.moveaxis(array, axis, 0), [first])
-        if how == "repeat":
-            found = table[np.arange(wanted) % len(table)]
-        else:
-            places = np.linspace(0, len(table) - 1, wanted)
-            below = np.minimum(places.astype(int), len(table) - 2) if len(table) > 1 else np.zeros(wanted, int)
-            share = (places - below).astype(array.dtype).reshape(-1, *[1] * (table.ndim - 1))
-            found = (1 - share) * table[below] + share * table[np.minimum(below + 1, len(table) - 1)]
-        return np.moveaxis(np.concatenate([before, found]), 0, axis)
+    def resize(table: np.ndarray) -> np.ndarray:
+        reserved, table = np.split(table, [first])
+        if method == "repeat":
+            return np.concatenate([reserved, table[np.arange(size) % len(table)]])
+        places = np.linspace(0, len(table) - 1, size)
+        below = np.minimum(places.astype(int), max(len(table) - 2, 0))
+        share = (places - below).astype(table.dtype).reshape(-1, *[1] * (table.ndim - 1))
+        above = np.minimum(below + 1, len(table) - 1)
+        return np.concatenate([reserved, (1 - share) * table[below] + share * table[above]])
 
-    return _along("positions", arrays, axes, enlarged)
+    return _along("positions", arrays, axes, resize)
 
 
-def with_layers(arrays: Mapping[str, np.ndarray], config: BertConfig, layers: int) -> dict[str, np.ndarray]:
-    """Returns arrays by path, with every n-th layer of those that the model of `config` has, the last one among them.
+def with_layers(arrays: Arrays, config: BertConfig, layers: int) -> dict[str, np.ndarray]:
+    """Keeps every n-th layer, including the last layer.
 
-    Raises `UserError` for a family whose layers are not stacked, since they are not alike.
+    Args:
+      arrays: the arrays of the checkpoint.
+      config: the model config of the checkpoint.
+      layers: the number of layers to keep.
+
+    Raises:
+      UserError: the layers of the family are not stacked.
     """
     kept = [(number + 1) * config.num_hidden_layers // layers - 1 for number in range(layers)]
 
-    def of_kept(path: str, array: np.ndarray) -> np.ndarray:
+    def keep(path: str, array: np.ndarray) -> np.ndarray:
         numbers = families.layer_ids(config, tuple(path.split("/")))
         if numbers is None or (np.ndim(numbers) == 0 and numbers == 0):
             return array
@@ -79,11 +86,14 @@ def with_layers(arrays: Mapping[str, np.ndarray], config: BertConfig, layers: in
             )
         return array[kept]
 
-    return {path: of_kept(path, array) for path, array in arrays.items()}
+    return {path: keep(path, array) for path, array in arrays.items()}
 
 
-def _along(name: str, arrays: Mapping[str, np.ndarray], axes: Mapping[str, Sequence], enlarged) -> dict:
-    return {
-        path: enlarged(array, tuple(axes[path]).index(name)) if name in axes.get(path, ()) else array
-        for path, array in arrays.items()
-    }
+def _along(name: str, arrays: Arrays, axes: Axes, resize: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
+    """Applies `resize` to the arrays that have an axis, with this axis first."""
+    resized = dict(arrays)
+    for path, array in arrays.items():
+        if name in axes.get(path, ()):
+            axis = tuple(axes[path]).index(name)
+            resized[path] = np.moveaxis(resize(np.moveaxis(array, axis, 0)), 0, axis)
+    return resized

@@ -290,16 +290,13 @@ def _is_writable(folder: str) -> bool:
 def disk() -> Finding:
     """Returns the free disk in the current folder and in the folder of temporary files."""
     folders = {"current folder": os.getcwd(), "temporary folder": tempfile.gettempdir()}
-    data = [
-        {"name": name, "folder": path, "free": shutil.disk_usage(path).free} for name, path in folders.items()
-    ]  # fmt: skip
-    shown = (f"{_amount(place['free'])} in the {place['name']} {place['folder']}" for place in data)
+    free = {name: shutil.disk_usage(path).free for name, path in folders.items()}
+    data = [{"name": name, "folder": path, "free": free[name]} for name, path in folders.items()]
+    shown = (f"{_amount(free[name])} in the {name} {path}" for name, path in folders.items())
     problems = (
-        Problem(
-            f"only {_amount(place['free'])} is free in {place['folder']}", "delete files there, or use another disk"
-        )
-        for place in data
-        if place["free"] < LITTLE
+        Problem(f"only {_amount(free[name])} is free in {path}", "delete files there, or use another disk")
+        for name, path in folders.items()
+        if free[name] < LITTLE
     )
     return Finding((f"free disk: {', '.join(shown)}",), data, tuple(problems))
 

@@ -1,6 +1,7 @@
-"""The recipes of `config.recipe`: everything about a run but its sizes, which `choice` computes from the text."""
+"""The recipes of `config.recipe`: all settings of a run but the sizes, which `launch.budget.choice` computes."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import ml_collections
 
@@ -10,21 +11,21 @@ from bertjax.config.stages import predictions_for
 from bertjax.launch.overrides import find_field
 from bertjax.models import families
 
-NO_CHOICE = ("budget", "overrides", "recipe")  # fields of a config that are neither chosen nor kept
+NO_CHOICE = ("budget", "overrides", "recipe")  # fields that `prepared` does not compare
 
 
 def recipe_config(recipe: str) -> ml_collections.ConfigDict:
     """Returns the config of a recipe, with sizes that `launch.budget.plan` replaces.
 
-    modern: ModernBERT with packed sequences, 30 % of the tokens masked anew in each epoch, and a learning rate that is
-    constant after its warm-up and falls in the last fifth (Warner et al. 2024; Weller et al. 2025). bert: BERT with
-    next-sentence prediction, 15 % masked, and a rate that falls linearly (Devlin et al. 2019).
+    modern: ModernBERT with packed sequences and 30 % masked tokens, different tokens in each epoch. The learning rate
+    is constant after its warm-up and falls in the last fifth (Warner et al. 2024; Weller et al. 2025). bert: BERT with
+    next-sentence prediction and 15 % masked tokens. The learning rate falls linearly (Devlin et al. 2019).
     """
     config = pretraining_config().unlock()
     config.recipe = recipe
     config.data.update(masking="dynamic", dupe_factor=1)
     config.checkpoint.keep, config.remat = 2, "auto"
-    # The texts in which words are filled are chosen from the held-out text.
+    # `launch.budget.survey` chooses the texts for filling masks from the held-out documents.
     config.eval.update(max_sequences=512, fill_masks=())
     if recipe == "bert":
         config.optimizer.update(bias_correction=True, beta2=0.98)
@@ -42,37 +43,42 @@ def recipe_config(recipe: str) -> ml_collections.ConfigDict:
     return config.lock()
 
 
-def prepared(config) -> ml_collections.ConfigDict:
+def prepared(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Returns a copy of a config with a recipe, in which `overrides` names all fields that somebody has set.
 
-    These are the fields that the command line has set, and those that differ from the config of the recipe. If
-    `config.recipe` names another recipe than the config was made with, it gets the other fields of that recipe.
+    These are the fields that the command line has set, and the fields that differ from the config of the recipe. If
+    `config.recipe` names another recipe than the config was made with, the other fields have the values of that recipe.
 
-    Raises `UserError` for a field that the models of the recipe do not have.
+    Raises:
+      UserError: the models of the recipe do not have a field that somebody has set.
     """
     made_with = "bert" if config.model.family == "bert" else "modern"
-    defaults, names = dict(_leaves(recipe_config(made_with))), set(config.overrides)
-    followed = {  # these follow the masked share
+    defaults = dict(_leaves(recipe_config(made_with)))
+    follow_the_masked_share = {
         f"stages.{name}.max_predictions_per_seq"
-        for name, each in config.stages.items()
-        if each.max_predictions_per_seq == predictions_for(config.data.masked_lm_prob, each.length)
+        for name, fields in config.stages.items()
+        if fields.max_predictions_per_seq == predictions_for(config.data.masked_lm_prob, fields.length)
     }
-    names |= {name for name, value in _leaves(config) if defaults.get(name) != value and name not in followed}
-    copy = recipe_config(config.recipe) if config.recipe != made_with else config.copy_and_resolve_references().lock()
-    try:
-        for name in sorted(names) if copy.model.family != config.model.family else ():
-            find_field(copy, name).set(find_field(config, name).value)
-    except UserError as error:
-        raise UserError(f"config.recipe = {config.recipe!r}: {error}") from None
+    changed = {name for name, value in _leaves(config) if defaults.get(name) != value}
+    names = sorted({*config.overrides} | (changed - follow_the_masked_share))
+    if config.recipe == made_with:
+        copy = config.copy_and_resolve_references().lock()
+    else:
+        copy = recipe_config(config.recipe)
+        try:
+            for name in names:
+                find_field(copy, name).set(find_field(config, name).value)
+        except UserError as error:
+            raise UserError(f"config.recipe = {config.recipe!r}: {error}") from None
     with copy.unlocked():
-        copy.budget, copy.overrides = config.budget, tuple(sorted(names))
+        copy.budget, copy.overrides = config.budget, tuple(names)
     return copy
 
 
-def _leaves(section: Mapping, before: str = "") -> Iterator[tuple[str, object]]:
-    """Yields the fields of a config that can be set, with their dotted names."""
+def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a config that can be set: (dotted name, value)."""
     for name, value in section.items():
         if isinstance(value, ml_collections.ConfigDict):
-            yield from _leaves(value, f"{before}{name}.")
-        elif f"{before}{name}" not in NO_CHOICE:
-            yield f"{before}{name}", value
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif f"{prefix}{name}" not in NO_CHOICE:
+            yield f"{prefix}{name}", value

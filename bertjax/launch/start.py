@@ -29,23 +29,23 @@ def launch(
     draw: Callable[[epath.Path], None] = lambda workdir: None,
     hooks: Sequence[Hook] = (),
 ) -> None:
-    """Trains a validated config in `workdir` and prints the report; a finished run only prints its report.
+    """Trains a validated config in `workdir` and prints the report. A finished run only prints its report.
 
     Args:
       config: the validated config.
       workdir: the folder of the run.
-      began: when the command began, by `time.monotonic`; None: now.
-      draw: writes the page about a run that has ended, such as `reporting.page.draw`. It raises nothing.
-      hooks: hooks of the run, or of each trial of a search, that are called before the hooks of the config.
+      began: the start of the command, by `time.monotonic`; None: now.
+      draw: writes the page about a finished run, such as `reporting.page.draw`. Raises nothing.
+      hooks: hooks of the run, or of each trial of a search. They are called before the hooks of the config.
     """
     began = time.monotonic() if began is None else began
-    workdir, is_search = epath.Path(workdir), bool(config.get("sweep"))
+    workdir = epath.Path(workdir)
     hosts.join(config.hosts_timeout)
     with liveness.ending_together():
         use_cpu_cores(config)  # Must come before JAX lists its devices.
         hosts.check_shared(workdir)
         with hosts.on_first(lock.held(workdir, "--workdir")):
-            if is_search:
+            if config.get("sweep"):
                 sweep.run(config, workdir, hooks)
                 draw(workdir)
             else:
@@ -56,7 +56,7 @@ def launch(
                 if trained is not None or not (workdir / HTML_REPORT).exists():
                     draw(workdir)
             if jax.process_index() == 0:
-                print(written_by(config, workdir), flush=True)
+                print(_written_files(config, workdir), flush=True)
     hosts.leave()
 
 
@@ -65,8 +65,8 @@ def kind_of(config: ConfigDict) -> RunKind:
     return pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning_run.KIND
 
 
-def written_by(config: ConfigDict, workdir: epath.Path) -> str:
-    """Returns a line with the names of the files that a finished run has written."""
+def _written_files(config: ConfigDict, workdir: epath.Path) -> str:
+    """Returns a line with the paths of the files that a finished run has written."""
     files = [workdir / HTML_REPORT]
     if config.get("sweep"):
         files.append(workdir / sweep.SUMMARY)

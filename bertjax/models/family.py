@@ -5,10 +5,11 @@ A family is a subclass of `ModelFamily` and of the classes of its abilities. Cal
 """
 
 import abc
+import importlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -145,10 +146,12 @@ class Decodes:
         return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
-class ExposesAttention(abc.ABC):
-    """An ability: return attention probabilities, which the report plots."""
+class ExposesAttention:
+    """An ability: return attention probabilities, which the report plots.
 
-    @abc.abstractmethod
+    The encoder has the method `attention_probabilities`, which takes the arguments after `config`.
+    """
+
     def attention_probabilities(
         self, config: Any, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
     ) -> "jax.Array":
@@ -164,6 +167,8 @@ class ExposesAttention(abc.ABC):
         Returns:
           Probabilities `[layers, heads, queries, keys]`.
         """
+        encoder = cast(Any, self).build(config, Compute())
+        return encoder.attention_probabilities(params, ids, segments, token_types)
 
 
 class Recurrent:
@@ -247,7 +252,7 @@ class ProjectsEmbeddings(abc.ABC):
         """
 
 
-class HuggingFaceFamily(abc.ABC):
+class HuggingFaceFamily:
     """An ability: read and write model folders of Hugging Face transformers.
 
     Attributes:
@@ -257,9 +262,9 @@ class HuggingFaceFamily(abc.ABC):
     model_types: tuple[str, ...]
 
     @property
-    @abc.abstractmethod
     def huggingface(self) -> "HuggingFaceFormat":
-        """The format, which reads and writes the folders."""
+        """The format, which reads and writes the folders: `FORMAT` of the module `huggingface` beside the family."""
+        return importlib.import_module(".huggingface", type(self).__module__.rpartition(".")[0]).FORMAT
 
 
 class NamesSpecialPieces(abc.ABC):

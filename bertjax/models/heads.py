@@ -167,19 +167,9 @@ class BertForSequenceClassification(nn.Module):
         return self.classifier(pooled, dropout_keys)
 
 
-def _token_states(
-    model: Any,
-    input_ids: jax.Array,
-    segments: jax.Array,
-    token_types: jax.Array,
-    positions: jax.Array | None,
-    dropout_keys: jax.Array | None,
-) -> jax.Array:
+def _token_states(model: Any, hidden: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None) -> jax.Array:
     """Returns the input of a token classifier `[batch, length, width]`: states of the BiLSTM, or of the encoder."""
-    hidden = model.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
-    if model.lstm_size:
-        return model.lstm(hidden, segments, dropout_keys)
-    return model.bert.token_states(hidden)
+    return model.lstm(hidden, segments, dropout_keys) if model.lstm_size else model.bert.token_states(hidden)
 
 
 class BertForTokenClassification(nn.Module):
@@ -207,8 +197,8 @@ class BertForTokenClassification(nn.Module):
         positions: jax.Array | None = None,
     ) -> jax.Array:
         """Returns logits `[batch, length, labels]`."""
-        hidden = _token_states(self, input_ids, segments, token_types, positions, dropout_keys)
-        return self.classifier(hidden, dropout_keys)
+        hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
+        return self.classifier(_token_states(self, hidden, segments, dropout_keys), dropout_keys)
 
 
 class BertForQuestionAnswering(nn.Module):
@@ -238,8 +228,8 @@ class BertForQuestionAnswering(nn.Module):
         positions: jax.Array | None = None,
     ) -> jax.Array:
         """Returns logits `[batch, length, 2]`."""
-        hidden = _token_states(self, input_ids, segments, token_types, positions, dropout_keys)
-        return self.spans(hidden, dropout_keys)
+        hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
+        return self.spans(_token_states(self, hidden, segments, dropout_keys), dropout_keys)
 
 
 class SentenceEncoder(nn.Module):

@@ -3,8 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import ml_collections
 from etils import epath
@@ -77,97 +76,99 @@ FIELDS_OF_OTHER_TYPES = frozenset({
 })  # fmt: skip
 
 
-def build(
-    path: epath.Path,
-    config_class: type[T],
-    fields: Mapping[str, Any],
-    required: Collection[str],
-    absent: Collection[str],
-    names: Mapping[str, str] = MappingProxyType({}),
-) -> T:
-    """Builds a model config and validates it.
+@dataclasses.dataclass(frozen=True)
+class ConfigFields(Generic[T]):
+    """The fields of a family in transformers' config.json.
 
-    Args:
-      path: the file, for messages.
-      config_class: the class of the config.
-      fields: {name in bertjax: value}. Names that are not fields of the class are ignored.
-      required: fields that the file must contain.
-      absent: fields of the class that the file does not contain.
-      names: {name in bertjax: name in the file} where the two differ, for messages.
-
-    Raises:
-      UserError: if a field is missing or has an invalid value.
-    """
-    known = {field.name: field for field in dataclasses.fields(cast(Any, config_class)) if field.name not in absent}
-    for name in required:
-        if name not in fields:
-            raise UserError(f"{path}: {names.get(name, name)} is missing, but required; add the field")
-    values = {}
-    for name, field in known.items():
-        kind, value = cast(type, field.type), fields.get(name, field.default)
-        if type(value) not in ((int, float) if kind is float else (kind,)):
-            raise UserError(f"{path}: {names.get(name, name)} is {value!r}; expected {kind.__name__}")
-        if name in fields:
-            values[name] = kind(value)
-    config: Any = config_class(**values)
-    run_config = ml_collections.ConfigDict(dict(model=dataclasses.asdict(config), stages={}, adapt=dict(model=False)))
-    try:
-        validate_model(run_config)
-        families.family_of(config).validate(run_config)
-    except UserError as error:
-        message = re.sub(r"(?:config\.)?model\.(\w+)", lambda field: names.get(field[1], field[1]), str(error))
-        raise UserError(f"{path}: {message}") from None
-    return config
-
-
-def read_fields(
-    path: epath.Path,
-    fields: Mapping[str, Any],
-    kind: str,
-    names: Mapping[str, str],
-    only: Mapping[str, Any],
-    *,
-    required: Collection[str] = (),
-    also: Collection[str] = (),
-) -> dict[str, Any]:
-    """Returns fields of transformers' config.json under the names of bertjax, and checks all fields of the file.
-
-    A missing optional field gets the default of transformers.
-
-    Args:
-      path: the file, for messages.
-      fields: the content of the file.
+    Attributes:
+      config_class: the class of the model config.
       kind: the `model_type`.
-      names: {name in bertjax: name in the file} of the fields that are returned.
-      only: {name in the file: the only supported value}.
-      required: names in bertjax of the fields without a default.
-      also: names in the file of other fields that the family reads, or that do not affect its predictions.
-
-    Raises:
-      UserError: if transformers reads a field that bertjax does not support, and the value is not the default.
-    """
-    require(path, fields, SUPPORTED_VALUES | dict(only))
-    read = {*names.values(), *also, *only, *SUPPORTED_VALUES, *UNUSED_FIELDS}
-    tables.check_fields(path, fields, "transformers", kind, read | FIELDS_OF_OTHER_TYPES)
-    if ignored := sorted(name for name in FIELDS_OF_OTHER_TYPES - read if fields.get(name) is not None):
-        note(path, f"ignored fields, which transformers does not read in a {kind} either: {', '.join(ignored)}")
-    defaults = tables.defaults_of("transformers", kind)
-    optional = {ours: defaults[name] for ours, name in names.items() if name in defaults and ours not in required}
-    return optional | {ours: fields[name] for ours, name in names.items() if name in fields}
-
-
-def field_names(
-    config_class: type, absent: Collection[str], names: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, str]:
-    """Returns {name in bertjax: name in config.json} of the fields of a config class.
-
-    Args:
-      config_class: the class of the config.
-      absent: fields that config.json does not contain; they are omitted.
+      required: fields of the class that config.json must contain.
+      absent: fields of the class that config.json does not contain.
       names: {name in bertjax: name in config.json} where the two differ.
+      only: {name in config.json: the only supported value}.
+      also: names in config.json of other fields that the family reads, or that do not affect its predictions.
     """
-    fields = (field.name for field in dataclasses.fields(config_class))
-    return {name: names.get(name, name) for name in fields if name not in absent}
+
+    config_class: type[T]
+    kind: str
+    required: Collection[str]
+    absent: Collection[str]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    also: Collection[str] = ()
+
+    @property
+    def _fields(self) -> dict[str, dataclasses.Field]:
+        """{name in bertjax: field of the class} of the fields that config.json contains."""
+        fields = dataclasses.fields(cast(Any, self.config_class))
+        return {field.name: field for field in fields if field.name not in self.absent}
+
+    def read(self, path: epath.Path, fields: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+        """Returns the fields under the names of bertjax, and checks all fields of the file.
+
+        A missing optional field gets the default of transformers.
+
+        Args:
+          path: the file, for messages.
+          fields: the content of the file.
+          **changes: attributes with other values for this file, such as `only`.
+
+        Raises:
+          UserError: if transformers reads a field that bertjax does not support, and the value is not the default.
+        """
+        if changes:
+            return dataclasses.replace(self, **changes).read(path, fields)
+        names = {name: self.names.get(name, name) for name in self._fields}
+        require(path, fields, SUPPORTED_VALUES | dict(self.only))
+        read = {*names.values(), *self.also, *self.only, *SUPPORTED_VALUES, *UNUSED_FIELDS}
+        tables.check_fields(path, fields, "transformers", self.kind, read | FIELDS_OF_OTHER_TYPES)
+        if ignored := sorted(name for name in FIELDS_OF_OTHER_TYPES - read if fields.get(name) is not None):
+            kind = f"which transformers does not read in a {self.kind} either"
+            note(path, f"ignored fields, {kind}: {', '.join(ignored)}")
+        defaults = tables.defaults_of("transformers", self.kind)
+        values = {
+            ours: defaults[name] for ours, name in names.items() if name in defaults and ours not in self.required
+        } | {ours: fields[name] for ours, name in names.items() if name in fields}
+        if "hidden_act" in values:
+            values["hidden_act"] = _activation(path, names["hidden_act"], values["hidden_act"])
+        return values
+
+    def build(self, path: epath.Path, values: Mapping[str, Any]) -> T:
+        """Builds a model config and validates it.
+
+        Args:
+          path: the file, for messages.
+          values: {name in bertjax: value}. Names that are not fields of the class are ignored.
+
+        Raises:
+          UserError: if a field is missing or has an invalid value.
+        """
+        for name in self.required:
+            if name not in values:
+                raise UserError(f"{path}: {self.names.get(name, name)} is missing, but required; add the field")
+        converted = {}
+        for name, field in self._fields.items():
+            kind, value = cast(type, field.type), values.get(name, field.default)
+            if type(value) not in ((int, float) if kind is float else (kind,)):
+                raise UserError(f"{path}: {self.names.get(name, name)} is {value!r}; expected {kind.__name__}")
+            if name in values:
+                converted[name] = kind(value)
+        config: Any = self.config_class(**converted)
+        model = dataclasses.asdict(config)
+        run_config = ml_collections.ConfigDict(dict(model=model, stages={}, adapt=dict(model=False)))
+        try:
+            validate_model(run_config)
+            families.family_of(config).validate(run_config)
+        except UserError as error:
+            message = re.sub(r"(?:config\.)?model\.(\w+)", lambda x: self.names.get(x[1], x[1]), str(error))
+            raise UserError(f"{path}: {message}") from None
+        return config
+
+    def to_fields(self, config: Any) -> dict[str, Any]:
+        """Returns the fields of config.json for a model config, `model_type` first."""
+        values = {self.names.get(name, name): x for name, x in vars(config).items() if name not in self.absent}
+        return {"model_type": self.kind, **values}
 
 
 def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:
@@ -236,18 +237,17 @@ def rope_theta(path: epath.Path, name: str, rope: Any) -> Any:
     return rope.get("rope_theta")
 
 
-def activation(path: epath.Path, fields: Mapping, name: str) -> str:
-    """Returns the name in bertjax of an activation in config.json.
+def _activation(path: epath.Path, name: str, value: Any) -> str:
+    """Returns the name in bertjax of an activation.
 
     Args:
       path: the file, for messages.
-      fields: the content of the file.
-      name: the field.
+      name: the field, for messages.
+      value: the value of the field.
 
     Raises:
       UserError: for an activation that bertjax does not have.
     """
-    value = fields.get(name, "gelu")
     if not isinstance(value, str) or value not in ACTIVATIONS:
         raise UserError(f"{path}: {name} {value!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[value]

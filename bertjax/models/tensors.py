@@ -4,7 +4,8 @@ import abc
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ WRAPPER_PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 class Tensor(NamedTuple):
-    """The PyTorch tensor of a param. A param may also stack several tensors on its second axis, such as key and value.
+    """The PyTorch tensor of a param. A param may also stack several tensors, such as key and value.
 
     Attributes:
       names: the names of the tensors.
@@ -25,12 +26,14 @@ class Tensor(NamedTuple):
       tensor_shape: the shape of each tensor.
       inputs_first: whether the first axis of the tensor is the inputs, as in params. `torch.nn.Linear` stores
         `[outputs, inputs]`.
+      stack_axis: the axis of the param that stacks several tensors.
     """
 
     names: tuple[str, ...]
     param_shape: tuple[int, ...]
     tensor_shape: tuple[int, ...]
     inputs_first: bool = False
+    stack_axis: int = 1
 
     def is_transposed(self, path: tuple) -> bool:
         """Returns whether the tensor is the transpose of the param at a path."""
@@ -38,7 +41,17 @@ class Tensor(NamedTuple):
 
 
 class TensorTable(dict[tuple, Tensor]):
-    """{path of a param: its tensor}. Layers are not stacked: their params are `("bert", "layers", number, ...)`."""
+    """{path of a param: its tensor}. Layers are not stacked: their params are `("bert", "layers", number, ...)`.
+
+    Attributes:
+      suffixes: {name of a param: the suffix of the tensor's name}.
+      inputs_first: see `Tensor`.
+    """
+
+    suffixes: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"kernel": ".weight", "bias": ".bias", "scale": ".weight", "shift": ".bias"}
+    )
+    inputs_first: ClassVar[bool] = False
 
     def dense(
         self, path: tuple, names: str | tuple[str, ...], inputs: tuple, outputs: tuple, bias: bool = False
@@ -47,26 +60,27 @@ class TensorTable(dict[tuple, Tensor]):
 
         Args:
           path: the path of the params of the layer.
-          names: the name of the PyTorch layer, or the names of several layers without biases that one param stacks.
+          names: the name of the layer, or the names of several layers that one param stacks.
           inputs: the input axes of the kernel.
           outputs: the output axes of the kernel, such as `(heads, head_size)`.
           bias: whether the layer has a bias.
         """
         names = (names,) if isinstance(names, str) else names
         output_size, input_size = math.prod(outputs), math.prod(inputs)
-        weights = tuple(f"{name}.weight" for name in names)
-        self[*path, "kernel"] = Tensor(weights, (*inputs, *outputs), (output_size, input_size))
+        weights, biases = (tuple(name + self.suffixes[part] for name in names) for part in ("kernel", "bias"))
+        shape = (input_size, output_size) if self.inputs_first else (output_size, input_size)
+        self[*path, "kernel"] = Tensor(weights, (*inputs, *outputs), shape, self.inputs_first, len(inputs))
         if bias:
-            self[*path, "bias"] = Tensor((f"{names[0]}.bias",), outputs, (output_size,))
+            self[*path, "bias"] = Tensor(biases, outputs, (output_size,), stack_axis=0)
 
     def norm(self, path: tuple, name: str, size: int, bias: bool = False) -> None:
         """Adds a LayerNorm or an RMSNorm of `size` elements."""
-        self[*path, "scale"] = Tensor((f"{name}.weight",), (size,), (size,))
+        self[*path, "scale"] = Tensor((name + self.suffixes["scale"],), (size,), (size,))
         if bias:
-            self[*path, "bias"] = Tensor((f"{name}.bias",), (size,), (size,))
+            self[*path, "bias"] = Tensor((name + self.suffixes["shift"],), (size,), (size,))
 
-    def vocab_rows(self, path: tuple, name: str, *shape: int) -> None:
-        """Adds a param whose first axis is the vocabulary."""
+    def array(self, path: tuple, name: str, *shape: int) -> None:
+        """Adds a param with the name and the shape of its tensor."""
         self[path] = Tensor((name,), shape, shape)
 
     def names(self) -> set[str]:
@@ -81,13 +95,13 @@ class TableFormat(HuggingFaceFormat):
       model_name: the model in messages, such as "a EuroBERT".
       words: the tensor name of the word embeddings, with the prefix of the encoder.
       decoder: the tensor name of the output embeddings of the masked-LM head.
-      classifiers: possible names of the output layer of a classifier.
+      part_tensors: {part: possible names of a tensor that a checkpoint with the part contains}.
     """
 
     model_name: str
     words: str
     decoder: str
-    classifiers: tuple[str, ...] = ("classifier",)
+    part_tensors: ClassVar[Mapping[str, tuple[str, ...]]]
 
     @abc.abstractmethod
     def table(self, config: Any, parts: Collection[str], labels: int) -> TensorTable:
@@ -99,7 +113,6 @@ class TableFormat(HuggingFaceFormat):
           labels: the number of labels; 0 without a classifier.
         """
 
-    @abc.abstractmethod
     def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
         """Returns the parts that a checkpoint contains, without the encoder.
 
@@ -107,12 +120,14 @@ class TableFormat(HuggingFaceFormat):
           state_dict: {name: tensor}.
           fields: the content of config.json.
         """
+        return [part for part, names in self.part_tensors.items() if any(name in state_dict for name in names)]
 
     def parts_of(self, params: Mapping, config: Any) -> set[str]:
         """Returns the parts that params contain, without the encoder."""
         return parts_of(params)
 
-    def stack_layers(self, params: dict, config: Any) -> dict:
+    @staticmethod
+    def stack_layers(params: dict, config: Any) -> dict:
         """Returns params with the layers stacked, as in the params of the encoder."""
         import jax
 
@@ -120,7 +135,8 @@ class TableFormat(HuggingFaceFormat):
         layers = jax.tree.map(lambda *arrays: np.stack(arrays), *encoder.pop("layers").values())
         return params | {"bert": encoder | {"encoder": encoder.get("encoder", {}) | {"layers": layers}}}
 
-    def unstack_layers(self, params: dict, config: Any) -> dict:
+    @staticmethod
+    def unstack_layers(params: dict, config: Any) -> dict:
         """Returns params with separate layers, as in `TensorTable`. The inverse of `stack_layers`."""
         import jax
 
@@ -129,16 +145,9 @@ class TableFormat(HuggingFaceFormat):
         return params | {"bert": params["bert"] | {"layers": layers}}
 
     def untied_reason(
-        self,
-        state_dict: Mapping[str, np.ndarray],
-        parts: Collection[str],
-        fields: Mapping[str, Any],
-        config: Any,
-        source: str,
+        self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: Any, source: str
     ) -> str:
-        """Returns the reason why the masked-LM head is not supported; "" if it is supported or absent."""
-        if "masked_lm" not in parts and self.decoder not in state_dict:
-            return ""
+        """Returns the reason why the masked-LM head of a checkpoint is not supported; "" if it is supported."""
         return untied_reason(state_dict, self.decoder, state_dict[self.words], fields, source)
 
     def read_params(
@@ -152,7 +161,8 @@ class TableFormat(HuggingFaceFormat):
         table, padding = self.table(config, parts, labels), config.padded_vocab_size - config.vocab_size
         params = self.stack_layers(to_params(table, state_dict, padding, source, self.model_name), config)
         ignored = sorted(state_dict.keys() - table.names() - {self.decoder})
-        masked_lm_problem = self.untied_reason(state_dict, parts, fields, config, source)
+        has_head = "masked_lm" in parts or self.decoder in state_dict
+        masked_lm_problem = self.untied_reason(state_dict, fields, config, source) if has_head else ""
         if masked_lm_problem:
             params.pop("masked_lm", None)
             ignored += state_dict.keys() & {self.decoder}
@@ -181,8 +191,7 @@ class TableFormat(HuggingFaceFormat):
         return self.words[: self.words.index(".") + 1]
 
     def _labels_in(self, state_dict: Mapping[str, np.ndarray]) -> int:
-        weights = (f"{name}.weight" for name in self.classifiers)
-        return next((len(state_dict[name]) for name in weights if name in state_dict), 0)
+        return next((len(state_dict[name]) for name in self.part_tensors["classifier"] if name in state_dict), 0)
 
 
 def take(
@@ -205,10 +214,15 @@ def take(
             f"{source}: {name} is missing; expected the tensors of {model_name}; check that the checkpoint is complete"
         )
     if state_dict[name].shape != shape:
-        raise UserError(f"{source}: {name} has shape {state_dict[name].shape}; expected {shape} by config.json")
+        raise UserError(f"{source}: {name} has shape {state_dict[name].shape}; expected {shape} by the config")
     if state_dict[name].dtype.kind in "iub":
-        raise UserError(f"{source}: {name} has dtype {state_dict[name].dtype}; expected floats, not quantized weights")
+        raise quantized_error(source, name, state_dict[name])
     return state_dict[name].astype(np.float32)
+
+
+def quantized_error(source: str, name: str, tensor: np.ndarray) -> UserError:
+    """Returns the error for a tensor of integers."""
+    return UserError(f"{source}: {name} has dtype {tensor.dtype}; expected floats, not quantized weights")
 
 
 def to_params(
@@ -232,7 +246,7 @@ def to_params(
         if tensor.is_transposed(path):
             arrays = [array.reshape(len(array), -1).T for array in arrays]
         arrays = [array.reshape(tensor.param_shape) for array in arrays]
-        param = np.stack(arrays, axis=1) if len(arrays) > 1 else arrays[0]
+        param = np.stack(arrays, tensor.stack_axis) if len(arrays) > 1 else arrays[0]
         tree = params
         for key in path[:-1]:
             tree = tree.setdefault(key, {})
@@ -247,9 +261,8 @@ def to_state_dict(table: TensorTable, params: Mapping) -> dict[str, np.ndarray]:
     for path, tensor in table.items():
         shape, param = tensor.tensor_shape, np.asarray(param_at(params, path))
         param = param[: shape[0]] if _has_vocab_rows(path) else param
-        for name, array in zip(
-            tensor.names, np.moveaxis(param, 1, 0) if len(tensor.names) > 1 else [param], strict=True
-        ):
+        arrays = np.moveaxis(param, tensor.stack_axis, 0) if len(tensor.names) > 1 else [param]
+        for name, array in zip(tensor.names, arrays, strict=True):
             if tensor.is_transposed(path):
                 array = array.reshape(-1, shape[0]).T
             state_dict[name] = np.ascontiguousarray(array.reshape(shape))
@@ -258,7 +271,7 @@ def to_state_dict(table: TensorTable, params: Mapping) -> dict[str, np.ndarray]:
 
 def _has_vocab_rows(path: tuple) -> bool:
     """Returns whether the first axis of a param is the vocabulary."""
-    return path[-1] == "embedding" or path == ("masked_lm", "bias")
+    return path[-2:] in (("word", "embedding"), ("decoder", "embedding"), ("masked_lm", "bias"))
 
 
 def parts_of(params: Mapping) -> set[str]:

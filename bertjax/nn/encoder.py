@@ -1,5 +1,7 @@
-"""Embeddings and the stack of Transformer layers (Devlin et al. 2019, section 3), after each of whose parts comes a
-LayerNorm, or before it (`norm="pre"`, Radford et al. 2019, section 2.3)."""
+"""Embeddings and the stack of Transformer layers (Devlin et al. 2019, section 3).
+
+A LayerNorm follows each part of a layer, or precedes it (`norm="pre"`, Radford et al. 2019, section 2.3).
+"""
 
 import functools
 import math
@@ -9,23 +11,24 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from bertjax.config.model_config import BertConfig, Compute, ModelConfig
-from bertjax.nn.attention import Dense, LayerNorm, SelfAttention, residual_sum
+from bertjax.nn.attention import Dense, LayerNorm, SelfAttention, partitioned, residual_sum
 from bertjax.nn.kernels.gpu_activation import can_activate_on_gpu, gpu_activate
 from bertjax.nn.kernels.pallas import has_kernels
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import Cache
 
 
-def _gelu(x: jax.Array) -> jax.Array:
-    """x times the normal distribution function."""
-    if x.dtype == jnp.float32:  # 1 + erf takes a third of the time of erfc, which bfloat16 needs against cancellation
+def _gelu(x: Array) -> Array:
+    """Returns x times the normal distribution function."""
+    if x.dtype == jnp.float32:  # 1 + erf takes a third of the time of erfc, but cancels digits in bfloat16
         return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
     return nn.gelu(x, approximate=False)
 
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": _gelu,
     "gelu_new": functools.partial(nn.gelu, approximate=True),
     "relu": nn.relu,
@@ -33,10 +36,11 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def activate(inner: jax.Array, activation: str, compute: Compute) -> jax.Array:
-    """The activation of a feed-forward network's `[batch, length, wide]`.
+def activate(inner: Array, activation: str, compute: Compute) -> Array:
+    """Returns the activation of `inner` `[batch, length, wide]` in a feed-forward network.
 
-    Of a gated one's `[batch, length, 2, wide]`, that of the first half, times the second (Shazeer 2020).
+    In a gated network `inner` is `[batch, length, 2, wide]`; returns the activation of the first half times the second
+    half (Shazeer 2020).
     """
     if can_activate_on_gpu(compute, inner.shape[1], inner.shape[-1]):
         return gpu_activate(inner, None, activation, compute.chip)
@@ -46,7 +50,7 @@ def activate(inner: jax.Array, activation: str, compute: Compute) -> jax.Array:
 
 
 class Embedding(nn.Module):
-    """A `[rows, embedding_size]` embedding table, or one of another `size`."""
+    """An embedding table `[rows, size]`; the default of `size` is the embedding size."""
 
     config: ModelConfig
     dtype: str
@@ -54,41 +58,42 @@ class Embedding(nn.Module):
     axis: str | None = None
     size: int | None = None
 
-    def setup(self):
-        init = nn.initializers.truncated_normal(self.config.initializer_range)
-        init = nn.with_logical_partitioning(init, (self.axis, "embed"))
+    def setup(self) -> None:
+        """Builds the table."""
+        init = partitioned(nn.initializers.truncated_normal(self.config.initializer_range), (self.axis, "embed"))
         self.embedding = self.param("embedding", init, (self.rows, self.size or self.config.embedding_size))
 
-    def __call__(self, ids):
-        # Replicated for the lookup: the compiler partitions lookups badly, or not at all.
+    def __call__(self, ids: Any) -> Array:
+        """Integers `[...]` -> `[..., size]`."""
+        # Replicated for the lookup, because the compiler partitions lookups badly, or not at all.
         table = nn.with_logical_constraint(self.embedding, (None, None))
         # float32: the gradient of a frequent token sums thousands of terms, which loses precision in bfloat16.
         return jnp.take(table.astype(jnp.float32), ids, axis=0).astype(self.dtype)
 
 
-def sinusoids(length: int, size: int) -> jax.Array:
-    """The position embeddings of the original Transformer `[length, size]` (Vaswani et al. 2017, section 3.5).
+def sinusoids(length: int, size: int) -> Array:
+    """Returns the position embeddings of the original Transformer `[length, size]` (Vaswani et al. 2017, section 3.5).
 
-    There, word embeddings are multiplied by the root of `size` before these are added (section 3.4); here these are
-    divided by it, which is the same up to their sum's scale.
+    The original multiplies word embeddings by the root of `size` (section 3.4). Here the position embeddings are
+    divided by this root, so that the sum differs by a constant factor.
     """
     angles = jnp.arange(length)[:, None] * 10_000.0 ** (-2 * jnp.arange((size + 1) // 2) / size)
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(length, -1)[:, :size] / size**0.5
 
 
 class Embeddings(nn.Module):
-    """Sums word, position and token-type embeddings; LayerNorm, unless layers begin with one; dropout; projection, if
-    hidden states have another size.
+    """Sums word, position and token-type embeddings; then LayerNorm (with `norm="post"`), dropout, and projection.
 
-    A model with one token type takes all tokens as of it; one with none has no such embeddings.
+    The projection exists if the hidden size differs from the embedding size. A model with one token type uses it for
+    all tokens, and a model with 0 token types has no embeddings of token types.
     """
 
     config: BertConfig
     compute: Compute
 
-    def setup(self):
+    def setup(self) -> None:
+        """Builds the tables."""
         config, dtype = self.config, self.compute.dtype
-
         self.word = Embedding(config, dtype, config.padded_vocab_size, "vocab")
         if config.positions == "learned":
             rows = config.position_offset + config.max_position_embeddings
@@ -101,7 +106,9 @@ class Embeddings(nn.Module):
         if size != config.hidden_size:
             self.projection = Dense(config, self.compute, (size,), (config.hidden_size,), ("embed", None))
 
-    def __call__(self, input_ids, token_types, positions, dropout_keys=None):
+    def __call__(
+        self, input_ids: Array, token_types: Array, positions: Array, dropout_keys: Array | None = None
+    ) -> Array:
         """Three `[batch, length]` integer arrays -> `[batch, length, hidden]`."""
         config = self.config
         x = self.word(input_ids)
@@ -109,7 +116,7 @@ class Embeddings(nn.Module):
             x += self.position(positions + config.position_offset)
         elif config.positions == "sinusoidal":
             x += sinusoids(config.max_position_embeddings, config.embedding_size)[positions].astype(x.dtype)
-        if config.type_vocab_size:  # a look-up outside a table is NaN
+        if config.type_vocab_size:  # a lookup outside a table returns NaN
             x += self.token_type(token_types if config.type_vocab_size > 1 else jnp.zeros_like(token_types))
         x = self.norm(x) if config.norm == "post" else x
         x = dropout(x, config.hidden_dropout_prob, dropout_keys)
@@ -119,16 +126,19 @@ class Embeddings(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention and a two-layer feed-forward network, each followed by dropout, residual sum and LayerNorm.
 
-    With `norm="pre"` each begins with the LayerNorm instead; with `positions="each_layer"` positions are added before
-    (Al-Rfou et al. 2019, section "Positional Embeddings").
+    With `norm="pre"` each part begins with the LayerNorm. With `positions="each_layer"` each layer adds position
+    embeddings to its input (Al-Rfou et al. 2019, section "Positional Embeddings").
     """
 
     config: BertConfig
     compute: Compute
-    every_layer: bool = False  # also return x as an output of the scan
+    every_layer: bool = False  # whether x is also an output of the scan
 
     @nn.compact
-    def __call__(self, x, number, cache, segments, dropout_keys, positions):
+    def __call__(
+        self, x: Array, number: Array, cache: Cache | None, segments: Array, dropout_keys: Array | None, positions: Any
+    ) -> tuple[Array, tuple[Array | None, Cache | None]]:
+        """Returns x `[batch, length, hidden]` for the next layer, and the outputs of the scan: x and the cache."""
         config = self.config
         if config.positions == "each_layer":
             rows = config.position_offset + config.max_position_embeddings
@@ -153,10 +163,10 @@ class EncoderLayer(nn.Module):
         inner = Dense(config, self.compute, hidden, wide, ("embed", "mlp"), name="intermediate")
         output = Dense(config, self.compute, wide, hidden, ("mlp", "embed"), name="output")
 
-        def project(output, activated):
+        def project(output: Any, activated: Any) -> Array:
             return output.product(nn.with_logical_constraint(activated, ("batch", "length", "mlp")), keys[2])
 
-        def activate_and_project(output, inner):
+        def activate_and_project(output: Any, inner: Array) -> Array:
             return project(output, ACTIVATIONS[config.hidden_act](inner))
 
         if can_activate_on_gpu(self.compute, x.shape[1], *wide):
@@ -164,7 +174,7 @@ class EncoderLayer(nn.Module):
             outer = project(output, activated)
         else:
             if has_kernels(self.compute.chip):
-                # The backward pass activates again: on TPUs that is cheaper than to write the result and read it again.
+                # The backward pass activates again: on TPUs this is faster than to write and read the result.
                 activate_and_project = nn.remat(activate_and_project, prevent_cse=self.compute.unroll)
             outer = activate_and_project(output, inner(read, keys[2]))
         if is_pre:
@@ -176,7 +186,7 @@ class EncoderLayer(nn.Module):
 
 
 def recomputed(layer: type[nn.Module], compute: Compute) -> Callable[..., Any]:
-    """Returns a layer of a scan, of which the backward pass computes again what `compute.remat` says."""
+    """Returns a layer of a scan whose backward pass recomputes values according to `compute.remat`."""
     if compute.remat == "none":
         return layer
     policy = jax.checkpoint_policies.checkpoint_dots if compute.remat == "dots" else None
@@ -186,9 +196,14 @@ def recomputed(layer: type[nn.Module], compute: Compute) -> Callable[..., Any]:
 def stacked(
     layer: Callable[..., Any], count: int, in_axes: tuple, compute: Compute, trains: bool
 ) -> Callable[..., Any]:
-    """Returns so many layers as a scan, which training may unroll: params are stacked on a leading `layers` axis.
+    """Returns `count` layers as a scan, which training may unroll: params are stacked on a leading `layers` axis.
 
-    `in_axes`: which inputs besides the first are stacked as well (0), and which are the same for all (`nn.broadcast`).
+    Args:
+      layer: the class of the layers.
+      count: the number of layers.
+      in_axes: for each input after the first: 0 if the input is stacked, `nn.broadcast` if all layers share it.
+      compute: the settings, which may unroll the scan.
+      trains: whether the program trains.
     """
     return nn.scan(
         layer,
@@ -209,21 +224,33 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x, segments, dropout_keys=None, positions=None, *, every_layer: bool = False, cache: Cache | None = None
-    ):
-        """The last layer's `[batch, length, hidden]`, or with `every_layer` all `[layers, batch, length, hidden]`.
+        self,
+        x: Array,
+        segments: Array,
+        dropout_keys: Array | None = None,
+        positions: Array | None = None,
+        *,
+        every_layer: bool = False,
+        cache: Cache | None = None,
+    ) -> Any:
+        """Returns the states of the last layer, or with `every_layer` of all layers.
 
-        `positions` `[batch, length]` are needed if each layer adds them. With a cache, whose arrays are stacked on
-        `[layers]`, also returns what it then is; see `SelfAttention`.
+        Args:
+          x: `[batch, length, hidden]`.
+          segments: `[batch, length]`; with a cache the positions of the tokens, see `SelfAttention`.
+          dropout_keys: `[batch]`; None: no dropout.
+          positions: `[batch, length]`, for `positions="each_layer"`.
+          every_layer: whether to return `[layers, batch, length, hidden]` instead of `[batch, length, hidden]`.
+          cache: a cache whose arrays are stacked on `[layers]`. With a cache, the next cache is also returned.
         """
         count, in_axes = self.config.num_hidden_layers, (0, 0, nn.broadcast, nn.broadcast, nn.broadcast)
         make = stacked(recomputed(EncoderLayer, self.compute), count, in_axes, self.compute, dropout_keys is not None)
         layers = make(self.config, self.compute, every_layer, name="layers")
         numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
-        last, (each, cache) = layers(x, numbers, cache, segments, dropout_keys, positions)
+        last, (states, cache) = layers(x, numbers, cache, segments, dropout_keys, positions)
         if self.config.norm == "pre":
             last = LayerNorm(self.config, self.compute, name="norm")(last)
-            each = each.at[-1].set(last) if every_layer else None
+            states = states.at[-1].set(last) if every_layer else None
         if cache is not None:
             return last, cache
-        return each if every_layer else last
+        return states if every_layer else last

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from bertjax.config.model_config import BertConfig, Compute, ModelConfig
 from bertjax.nn.encoder import Embeddings
@@ -47,13 +47,13 @@ class EncoderModel(nn.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        segments: jax.Array,
-        token_types: jax.Array,
-        positions: jax.Array | None = None,
-        dropout_keys: jax.Array | None = None,
-        first_tokens: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
+        input_ids: Array,
+        segments: Array,
+        token_types: Array,
+        positions: Array | None = None,
+        dropout_keys: Array | None = None,
+        first_tokens: Array | None = None,
+    ) -> tuple[Array, Array]:
         """Returns the hidden states `[batch, length, hidden]` and the pooled output `[batch, hidden]`.
 
         Args:
@@ -66,18 +66,22 @@ class EncoderModel(nn.Module):
             `[batch, examples, hidden]`.
         """
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        return hidden, self.pool(hidden, segments, first_tokens)
+        return hidden, self.pool(self.pooler_input(hidden, dropout_keys), segments, first_tokens)
+
+    def pooler_input(self, hidden: Array, dropout_keys: Array | None) -> Array:
+        """Returns the states that `pool` reads. The default is `hidden`; some families apply dropout."""
+        return hidden
 
     def encode(
         self,
-        input_ids: jax.Array,
-        segments: jax.Array,
-        token_types: jax.Array,
-        positions: jax.Array | None = None,
-        dropout_keys: jax.Array | None = None,
+        input_ids: Array,
+        segments: Array,
+        token_types: Array,
+        positions: Array | None = None,
+        dropout_keys: Array | None = None,
         *,
         every_layer: bool = False,
-    ) -> jax.Array:
+    ) -> Array:
         """Returns the hidden states of the last layer `[batch, length, hidden]`.
 
         Args:
@@ -96,27 +100,25 @@ class EncoderModel(nn.Module):
         hidden = self.apply_layers(x, positions, segments, dropout_keys, every_layer)
         return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
-    def embed(
-        self, input_ids: jax.Array, token_types: jax.Array, positions: jax.Array, dropout_keys: jax.Array | None
-    ) -> jax.Array:
+    def embed(self, input_ids: Array, token_types: Array, positions: Array, dropout_keys: Array | None) -> Array:
         """Returns the embeddings `[batch, length, hidden]`; arguments as in `encode`."""
         return self.embeddings(input_ids, token_types, positions, fold_in(dropout_keys, 0))
 
     def apply_layers(
-        self, x: jax.Array, positions: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None, every_layer: bool
-    ) -> jax.Array:
+        self, x: Array, positions: Array, segments: Array, dropout_keys: Array | None, every_layer: bool
+    ) -> Array:
         """Returns the hidden states after the layers, see `make_layers`."""
         return self.encoder(x, segments, dropout_keys, every_layer=every_layer)
 
     def encode_words(
         self,
-        input_ids: jax.Array,
-        segments: jax.Array,
-        token_types: jax.Array,
-        places: jax.Array,
-        positions: jax.Array | None = None,
-        dropout_keys: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
+        input_ids: Array,
+        segments: Array,
+        token_types: Array,
+        places: Array,
+        positions: Array | None = None,
+        dropout_keys: Array | None = None,
+    ) -> tuple[Array, Array]:
         """Returns the states that predict tokens, and the positions `[batch, predictions]` of these states.
 
         The default returns the hidden states and `places`.
@@ -133,15 +135,15 @@ class EncoderModel(nn.Module):
 
     def encode_permuted(
         self,
-        input_ids: jax.Array,
-        segments: jax.Array,
-        token_types: jax.Array,
-        places: jax.Array,
-        seen: jax.Array,
-        positions: jax.Array | None = None,
-        dropout_keys: jax.Array | None = None,
+        input_ids: Array,
+        segments: Array,
+        token_types: Array,
+        places: Array,
+        seen: Array,
+        positions: Array | None = None,
+        dropout_keys: Array | None = None,
         memory: Any = None,
-    ) -> tuple[jax.Array, jax.Array, Any]:
+    ) -> tuple[Array, Array, Any]:
         """Returns the states of both streams, if the `lm_type` of the family is permuted.
 
         Args:
@@ -161,22 +163,22 @@ class EncoderModel(nn.Module):
         """
         raise NotImplementedError
 
-    def word_embeddings(self) -> jax.Array:
+    def word_embeddings(self) -> Array:
         """Returns the table that the output layer for words shares, `[padded vocab, embedding_size]`."""
         return self.embeddings.word.embedding
 
-    def prediction_states(self, hidden: jax.Array, positions: jax.Array) -> Iterable[tuple[jax.Array, jax.Array]]:
+    def prediction_states(self, hidden: Array, positions: Array) -> Iterable[tuple[Array, Array]]:
         """Returns pairs of hidden states and the positions `[batch, ...]` that are predicted from these states.
 
         The default is one pair. An encoder with two directions returns a pair for each direction.
         """
         return [(hidden, positions)]
 
-    def token_states(self, hidden: jax.Array) -> jax.Array:
+    def token_states(self, hidden: Array) -> Array:
         """Returns the states `[batch, length, hidden]` that a classifier of tokens reads. The default is `hidden`."""
         return hidden
 
-    def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
+    def pool(self, hidden: Array, segments: Array, first_tokens: Array | None) -> Array:
         """Returns the pooled output. The default pools the first token of each example."""
         return self.pooler(hidden, first_tokens)
 
@@ -187,22 +189,18 @@ class RotaryModel(EncoderModel):
     The embeddings take ids only. The layers take the positions `[batch, length]` as the second argument.
     """
 
-    def embed(
-        self, input_ids: jax.Array, token_types: jax.Array, positions: jax.Array, dropout_keys: jax.Array | None
-    ) -> jax.Array:
+    def embed(self, input_ids: Array, token_types: Array, positions: Array, dropout_keys: Array | None) -> Array:
         """Returns the embeddings of token ids `[batch, length, hidden]`."""
         return self.embeddings(input_ids)
 
     def apply_layers(
-        self, x: jax.Array, positions: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None, every_layer: bool
-    ) -> jax.Array:
+        self, x: Array, positions: Array, segments: Array, dropout_keys: Array | None, every_layer: bool
+    ) -> Array:
         """Returns the hidden states after the layers."""
         return self.encoder(x, positions, segments, dropout_keys, every_layer=every_layer)
 
 
-def layer_inputs(
-    model: EncoderModel, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
-) -> jax.Array:
+def layer_inputs(model: EncoderModel, params: dict, ids: Array, segments: Array, token_types: Array) -> Array:
     """Returns the inputs of all layers `[layers, batch, length, hidden]`.
 
     Args:

@@ -1,29 +1,32 @@
 """The heads on top of the encoder."""
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax import Array
 
 from bertjax.config.model_config import Compute, ModelConfig
-from bertjax.nn.attention import Dense, LayerNorm
+from bertjax.nn.attention import Dense, LayerNorm, partitioned
 from bertjax.nn.encoder import ACTIVATIONS, Embedding
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.matmul import project
 
 
 class Pooler(nn.Module):
-    """activation(W h + b) of the first token: `[batch, length, hidden]` -> `[batch, hidden]`.
-
-    With `tokens` `[batch]` or `[batch, examples]`, of those: `[batch, hidden]` or `[batch, examples, hidden]`.
-    """
+    """Returns activation(W h + b) for the state h of some tokens."""
 
     config: ModelConfig
     compute: Compute
     activation: Callable = jnp.tanh
 
     @nn.compact
-    def __call__(self, hidden, tokens=None):
+    def __call__(self, hidden: Array, tokens: Array | None = None) -> Array:
+        """`[batch, length, hidden]` -> `[batch, hidden]` for the first token.
+
+        With `tokens` `[batch]` or `[batch, examples]` -> `[batch, hidden]` or `[batch, examples, hidden]`.
+        """
         size = self.config.hidden_size
         if tokens is None:
             first = hidden[:, 0]
@@ -37,16 +40,16 @@ class Pooler(nn.Module):
 class MaskedLanguageModelHead(nn.Module):
     """Predicts the words at masked positions.
 
-    Dense (to the size of embeddings), activation, LayerNorm, then a decoder tied to the word embeddings, with its own
-    bias. If `config.output` is "bias", the tied decoder with its bias alone; if it is "plain", without, so that there
-    are no params. If `config.tie_word_embeddings` is not set, the decoder is a table of its own.
+    The head is a dense layer (to the embedding size), activation, LayerNorm, and a decoder with a bias. The decoder is
+    tied to the word embeddings, or a separate table without `config.tie_word_embeddings`. With `config.output` "bias"
+    the head is the decoder with the bias, and with "plain" the decoder without the bias.
     """
 
     config: ModelConfig
     compute: Compute
 
     @nn.compact
-    def __call__(self, hidden, masked_positions, word_embeddings):
+    def __call__(self, hidden: Array, masked_positions: Array, word_embeddings: Array) -> Array:
         """Returns float32 logits `[batch, predictions, padded vocab]`.
 
         Args:
@@ -63,7 +66,7 @@ class MaskedLanguageModelHead(nn.Module):
             hidden = ACTIVATIONS[config.hidden_act](Dense(config, self.compute, *dense, name="dense")(hidden))
             hidden = LayerNorm(config, self.compute, config.bias, size, name="norm")(hidden)
         if config.output != "plain":
-            bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+            bias_init = partitioned(nn.initializers.zeros, ("vocab",))
             bias = self.param("bias", bias_init, (config.padded_vocab_size,))
         if not config.tie_word_embeddings:
             decoder = Embedding(config, self.compute.dtype, config.padded_vocab_size, "vocab", name="decoder")
@@ -71,9 +74,16 @@ class MaskedLanguageModelHead(nn.Module):
         return decoded(hidden, word_embeddings, bias, config, self.compute)
 
 
-def decoded(hidden, table, bias, config: ModelConfig, compute: Compute):
-    """Returns the float32 logits of words `[..., padded vocab]`, of states `[..., size]` and a table `[padded vocab,
-    size]`; rows that pad the vocabulary are never likely."""
+def decoded(hidden: Array, table: Array, bias: Any, config: ModelConfig, compute: Compute) -> Array:
+    """Returns the float32 logits of words `[..., padded vocab]`; the rows that pad the vocabulary are masked.
+
+    Args:
+      hidden: states `[..., size]`.
+      table: `[padded vocab, size]`.
+      bias: `[padded vocab]`, or 0.
+      config: the model config.
+      compute: the dtypes.
+    """
     if compute.casts_factors:
         logits = project(hidden, table, compute, outputs_first=True)
     else:
@@ -84,37 +94,39 @@ def decoded(hidden, table, bias, config: ModelConfig, compute: Compute):
 
 
 def word_flops(config: ModelConfig, predictions: int) -> int:
-    """Returns the matrix-multiply FLOPs of the logits of some words, forwards (2 per multiply-add)."""
+    """Returns the matrix-multiply FLOPs of the logits of words in a forward pass (2 per multiply-add)."""
     transform = config.hidden_size if config.output == "transform" else 0
     return 2 * predictions * config.embedding_size * (transform + config.padded_vocab_size)
 
 
 def pooled_flops(config: ModelConfig, outputs: int, classes: int = 2) -> int:
-    """Returns the matrix-multiply FLOPs of some pooled outputs and their logits, forwards."""
+    """Returns the matrix-multiply FLOPs of pooled outputs and their logits in a forward pass."""
     return 2 * outputs * (config.hidden_size**2 + classes * config.hidden_size)
 
 
 class NextSentenceHead(nn.Module):
-    """`[batch, hidden]` -> float32 `[batch, 2]`; class 1 is a random next sentence, or swapped segments (ALBERT)."""
+    """Classifies pairs; class 1 is a random next sentence, or swapped segments (ALBERT)."""
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, pooled):
+    def __call__(self, pooled: Array) -> Array:
+        """`[batch, hidden]` -> float32 `[batch, 2]`."""
         return Dense(self.config, Compute(), pooled.shape[-1:], (2,), ("embed", None), name="dense")(pooled)
 
 
 class ReplacedTokensHead(nn.Module):
-    """`[batch, length, hidden]` -> float32 `[batch, length]`: above 0 where a token seems to be replaced.
+    """Detects replaced tokens.
 
-    Two dense layers, as in ELECTRA (Clark et al. 2020; transformers' ElectraDiscriminatorPredictions).
+    Two dense layers, as in ELECTRA (Clark et al. 2020; ElectraDiscriminatorPredictions of transformers).
     """
 
     config: ModelConfig
     compute: Compute
 
     @nn.compact
-    def __call__(self, hidden):
+    def __call__(self, hidden: Array) -> Array:
+        """`[batch, length, hidden]` -> float32 `[batch, length]`, above 0 for tokens that are probably replaced."""
         config, size = self.config, hidden.shape[-1:]
         hidden = Dense(config, self.compute, size, size, ("embed", None), name="dense")(hidden)
         hidden = ACTIVATIONS[config.hidden_act](hidden)
@@ -122,14 +134,15 @@ class ReplacedTokensHead(nn.Module):
 
 
 class Classifier(nn.Module):
-    """The fine-tuning head: dropout, then `[..., hidden]` -> float32 `[..., labels]` (section 4 of the paper)."""
+    """The fine-tuning head: dropout and a dense layer (Devlin et al. 2019, section 4)."""
 
     config: ModelConfig
     labels: int
     rate: float
 
     @nn.compact
-    def __call__(self, hidden, dropout_keys=None):
-        keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # lower ones are the encoder's
+    def __call__(self, hidden: Array, dropout_keys: Array | None = None) -> Array:
+        """`[..., hidden]` -> float32 `[..., labels]`."""
+        keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # the encoder uses lower numbers
         hidden = dropout(hidden, self.rate, keys)
         return Dense(self.config, Compute(), hidden.shape[-1:], (self.labels,), ("embed", None), name="dense")(hidden)

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import ModelConfig
@@ -46,10 +46,13 @@ def check_layers(name: str, config: ModelConfig, field: str) -> None:
         )
 
 
-def combine(states: jax.Array, name: str, weights: jax.Array | None = None) -> jax.Array:
+def combine(states: Array, name: str, weights: Array | None = None) -> Array:
     """Combines `[layers + 1, batch, length, hidden]` into `[batch, length, width]`; `weights` is `[count_layers]`."""
     choice = HIDDEN_STATES[name]
     states = states[choice.layers]
     if choice.combine == "concat":
         return jnp.concatenate(list(states), axis=-1)
-    return states.sum(0) if choice.combine == "sum" else jnp.tensordot(weights.astype(states.dtype), states, 1)
+    if choice.combine == "sum":
+        return states.sum(0)
+    assert weights is not None
+    return jnp.tensordot(weights.astype(states.dtype), states, 1)

@@ -1,16 +1,19 @@
-"""LSTMs: a pair of one-directional stacks instead of Transformer layers (ELMo), and a BiLSTM to put on top of BERT."""
+"""LSTMs: a pair of one-directional stacks instead of Transformer layers (ELMo), and a BiLSTM on top of an encoder."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax import Array
 
 from bertjax.config.model_config import ModelConfig
 from bertjax.nn.ops.dropout import dropout, fold_in
 
 
-def lstm_cell(size: int, dtype):
-    """Returns a maker of LSTM cells, (name=...) -> cell, whose arrays no mesh axis splits."""
+def lstm_cell(size: int, dtype: str) -> Callable[..., Any]:
+    """Returns a function (name=...) -> LSTM cell. No mesh axis partitions the params of the cell."""
     return functools.partial(
         nn.OptimizedLSTMCell,
         size,
@@ -21,20 +24,17 @@ def lstm_cell(size: int, dtype):
     )
 
 
-def _unsplit(init):
-    """Wraps an initializer so that no mesh axis partitions its arrays in compute."""
+def _unsplit(init: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps an initializer so that no mesh axis partitions its arrays."""
 
-    def boxed(key, shape, dtype=jnp.float32):
+    def boxed(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
         return nn.with_logical_partitioning(init, (None,) * len(shape))(key, shape, dtype)
 
     return boxed
 
 
 class BiLSTM(nn.Module):
-    """A stack of bidirectional LSTM layers: `[batch, length, width]` -> `[batch, length, 2 * size]`.
-
-    Applies dropout before each layer. Ignores padding, which is segment 0 at the end of a row.
-    """
+    """A stack of bidirectional LSTM layers with dropout before each layer."""
 
     config: ModelConfig
     dtype: str
@@ -42,11 +42,12 @@ class BiLSTM(nn.Module):
     layers: int
 
     @nn.compact
-    def __call__(self, x, segments, dropout_keys=None):
+    def __call__(self, x: Array, segments: Array, dropout_keys: Array | None = None) -> Array:
+        """`[batch, length, width]` -> `[batch, length, 2 * size]`. Ignores padding: segment 0 at the end of a row."""
         lengths, cell = (segments > 0).sum(-1), lstm_cell(self.size, self.dtype)
         for layer in range(self.layers):
-            keys = fold_in(dropout_keys, self.config.num_hidden_layers + 2 + layer)  # Classifier uses the one before
+            keys = fold_in(dropout_keys, self.config.num_hidden_layers + 2 + layer)  # `Classifier` uses lower numbers
             x = dropout(x, self.config.hidden_dropout_prob, keys)
-            both = nn.Bidirectional(nn.RNN(cell(name=f"forward_{layer}")), nn.RNN(cell(name=f"backward_{layer}")))
-            x = both(x, seq_lengths=lengths)
+            forward, backward = (nn.RNN(cell(name=f"{way}_{layer}")) for way in ("forward", "backward"))
+            x = jnp.asarray(nn.Bidirectional(forward, backward)(x, seq_lengths=lengths))
         return x

@@ -10,13 +10,7 @@ import numpy as np
 from bertjax.config.stages import Stage
 from bertjax.data.batch import Batch
 from bertjax.data.loading.transforms import BatchTransform
-from bertjax.objectives.parts.words import (
-    WordMetrics,
-    WordObjective,
-    next_tokens,
-    validate_no_masks_and_pairs,
-    word_arrays,
-)
+from bertjax.objectives.parts import words
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -34,7 +28,7 @@ def bidirectional_targets(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarra
       ids: `[rows, length]`, padded.
       sizes: `[rows]`, the number of tokens of each row.
     """
-    positions, tokens, is_valid = next_tokens(ids, sizes)
+    positions, tokens, is_valid = words.next_tokens(ids, sizes)
     backward_positions = np.where(is_valid, positions + 2, 0)
     return np.concatenate([positions, backward_positions], 1), np.tile(tokens, 2), np.tile(is_valid, 2)
 
@@ -44,14 +38,15 @@ class NextAndPreviousTokens(BatchTransform):
 
     def __call__(self, batch: Batch, draws: Batch) -> Batch:
         """Returns the predictions, see `bidirectional_targets`."""
-        return word_arrays(*bidirectional_targets(batch["input_ids"], batch["segments"].sum(1)))
+        return words.word_arrays(*bidirectional_targets(batch["input_ids"], batch["segments"].sum(1)))
 
 
-class BidirectionalLM(WordObjective):
+class BidirectionalLM(words.WordObjective):
     """Predicts the next token and the previous token of each token."""
 
     lm_type = "bidirectional"
-    metrics = WordMetrics("next and previous words")
+    required_values = words.NO_MASKS_AND_PAIRS
+    metrics = words.WordMetrics("next and previous words")
 
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
         """Returns two predictions per position, without the last position."""
@@ -60,11 +55,6 @@ class BidirectionalLM(WordObjective):
     def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> BatchTransform:
         """Returns the transform that adds the neighbouring tokens."""
         return NextAndPreviousTokens()
-
-    def validate(self, config: "ConfigDict") -> None:
-        """Checks that the encoder is bidirectional, and that the data has no masks and no pairs."""
-        super().validate(config)
-        validate_no_masks_and_pairs(self.metrics.title, config)
 
 
 OBJECTIVE = BidirectionalLM()

@@ -7,13 +7,7 @@ import numpy as np
 from bertjax.config.stages import Stage
 from bertjax.data.batch import FOLLOWING, Batch
 from bertjax.data.loading.transforms import BatchTransform
-from bertjax.objectives.parts.words import (
-    WordMetrics,
-    WordObjective,
-    next_tokens,
-    validate_no_masks_and_pairs,
-    word_arrays,
-)
+from bertjax.objectives.parts import words
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -26,7 +20,7 @@ class NextTokens(BatchTransform):
 
     def __call__(self, batch: Batch, draws: Batch) -> Batch:
         """Returns the predictions, see `next_tokens`."""
-        return word_arrays(*next_tokens(batch["input_ids"], batch["segments"].sum(1)))
+        return words.word_arrays(*words.next_tokens(batch["input_ids"], batch["segments"].sum(1)))
 
 
 class StreamNextTokens(BatchTransform):
@@ -42,15 +36,16 @@ class StreamNextTokens(BatchTransform):
         is_valid &= batch["segments"] > 0
         tokens = np.concatenate([ids[:, 1:], following[:, None]], axis=1)
         positions = np.arange(ids.shape[1], dtype=ids.dtype)
-        return word_arrays(np.where(is_valid, positions, 0), np.where(is_valid, tokens, 0), is_valid)
+        return words.word_arrays(np.where(is_valid, positions, 0), np.where(is_valid, tokens, 0), is_valid)
 
 
-class CausalLM(WordObjective):
+class CausalLM(words.WordObjective):
     """Predicts the next token of each token (left-to-right; Devlin et al. 2019, section 5.1)."""
 
     lm_type = "causal"
     continues = True
-    metrics = WordMetrics("next words")
+    required_values = words.NO_MASKS_AND_PAIRS
+    metrics = words.WordMetrics("next words")
 
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
         """Returns one prediction per position. The last position has a next token only in a stream."""
@@ -63,11 +58,6 @@ class CausalLM(WordObjective):
     def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> BatchTransform:
         """Returns the transform that adds next tokens."""
         return StreamNextTokens() if config.data.stream else NextTokens()
-
-    def validate(self, config: "ConfigDict") -> None:
-        """Checks that the encoder is causal, and that the data has no masks and no pairs."""
-        super().validate(config)
-        validate_no_masks_and_pairs(self.metrics.title, config)
 
 
 OBJECTIVE = CausalLM()

@@ -36,9 +36,9 @@ class MaskedLM(WordObjective):
             return None
         if tokenizer is None:
             raise ValueError("tokenizer is None: dynamic masking needs the tokenizer of the records")
-        from bertjax.data.loading.masking import DynamicMasking, rules_of
+        from bertjax.data.loading.masking import masking_of
 
-        return DynamicMasking(rules_of(config.data, tokenizer, stage.max_predictions_per_seq))
+        return masking_of(config.data, tokenizer, stage.max_predictions_per_seq)
 
 
 OBJECTIVE = MaskedLM()

@@ -17,13 +17,7 @@ from bertjax.data.batch import BatchSpec, RowSize, per_token
 from bertjax.models import families
 from bertjax.models.family import TwoStreamAttention
 from bertjax.objectives.objective import Metrics, QueryStream
-from bertjax.objectives.parts.words import (
-    WordMetrics,
-    WordObjective,
-    max_predictions_of_row,
-    token_loss,
-    validate_no_masks,
-)
+from bertjax.objectives.parts import words
 
 if TYPE_CHECKING:
     import flax.linen as nn
@@ -37,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class PermutationLM(WordObjective, QueryStream):
+class PermutationLM(words.WordObjective, QueryStream):
     """Predicts the last tokens of a random factorization order.
 
     Attributes:
@@ -51,7 +45,8 @@ class PermutationLM(WordObjective, QueryStream):
     lm_type = "permuted"
     fills_masks = True
     continues = True
-    metrics = WordMetrics("permuted words")
+    required_values = words.NO_MASKS
+    metrics = words.WordMetrics("permuted words")
 
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
         """Returns `max_predictions_per_seq` of the stage."""
@@ -59,7 +54,7 @@ class PermutationLM(WordObjective, QueryStream):
 
     def predictions_per_row(self, config: "ConfigDict", stage: Stage, sequences: int) -> int:
         """Returns the maximum if 1 of `k` tokens of each sequence is predicted."""
-        return max_predictions_of_row(1 / self.k, stage, sequences)
+        return words.max_predictions_of_row(1 / self.k, stage, sequences)
 
     def batch_spec(self, config: "ConfigDict", stage: Stage) -> BatchSpec:
         """Returns the arrays of the predictions, and `ranks`, the index of each token in the factorization order."""
@@ -67,11 +62,12 @@ class PermutationLM(WordObjective, QueryStream):
 
     def transform(self, config: "ConfigDict", stage: Stage, tokenizer: "Tokenizer | None") -> "BatchTransform":
         """Returns the transform that samples a factorization order."""
-        from bertjax.data.loading.permutation import RandomOrder, rules_of
+        from bertjax.data.loading.permutation import RandomOrder
 
         if tokenizer is None:
             raise ValueError("tokenizer is None: permutation language modelling needs the tokenizer of the records")
-        return RandomOrder(rules_of(self.k, self.max_span_words, stage.max_predictions_per_seq, tokenizer))
+        ids = tokenizer.cls_id, tokenizer.sep_id
+        return RandomOrder(self.k, self.max_span_words, stage.max_predictions_per_seq, *ids, tokenizer.continues_word)
 
     def encode(
         self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None" = None
@@ -93,7 +89,7 @@ class PermutationLM(WordObjective, QueryStream):
         # Query state i makes prediction i.
         indices = jnp.broadcast_to(jnp.arange(weights.shape[1]), weights.shape)
         batch = encoded.batch | {"word_positions": indices}
-        return token_loss(encoded._replace(hidden=encoded.query_states, batch=batch), weights)[0]
+        return words.token_loss(encoded._replace(hidden=encoded.query_states, batch=batch), weights)[0]
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
         """Returns the FLOPs of the output layer and of the query stream."""
@@ -107,7 +103,6 @@ class PermutationLM(WordObjective, QueryStream):
         family = config.model.family
         remedy = "has no two-stream attention, which permutation language modelling needs; set xlnet"
         require(isinstance(families.FAMILIES.get(family), TwoStreamAttention), "model.family", family, remedy)
-        validate_no_masks(self.metrics.title, config)
 
 
 OBJECTIVE = PermutationLM()

@@ -52,12 +52,9 @@ class ReplacedMetrics(ObjectiveMetrics):
 
     def report(self, name: str, scores: Mapping[str, float]) -> list[str]:
         """Returns three lines."""
-        loss, share_loss, accuracy, majority, share, at_replaced, at_original = (
-            scores[f"{name}_{score}"]
-            for score in (
-                "loss", "share_loss", "accuracy", "majority", "share", "accuracy_at_replaced", "accuracy_at_original",
-            )
-        )  # fmt: skip
+        loss, share_loss, accuracy = (scores[f"{name}_{score}"] for score in ("loss", "share_loss", "accuracy"))
+        majority, share = scores[f"{name}_majority"], scores[f"{name}_share"]
+        at_replaced, at_original = (scores[f"{name}_accuracy_at_{group}"] for group in ("replaced", "original"))
         comparison = f"{abs(share_loss - loss):.3f} {'better' if loss < share_loss else 'worse'}"
         title, indent = "held-out replaced words: ", " " * len("held-out replaced words: ")
         return [

@@ -1,1 +1,1 @@
-"""Compiles a config for TPUs or GPUs that are not there: memory, time, cost."""
+"""Compiles a config for TPUs or GPUs without the hardware: memory, time, cost."""

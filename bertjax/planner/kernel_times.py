@@ -1,7 +1,7 @@
-"""Counts the cycles of the model's TPU kernels, which the estimates of a compiled program leave out.
+"""Counts the cycles of the TPU kernels of bertjax. The compiler has no estimates of the kernels.
 
-libtpu can analyse the instructions of each kernel. That takes a flag which must be set before libtpu is loaded, and
-gigabytes for a whole step, so a process of its own compiles the kernels alone.
+libtpu can analyse the instructions of a kernel. The analysis needs a flag that must be set before libtpu is loaded, and
+gigabytes of memory for a whole step. Therefore another process compiles the kernels alone.
 """
 
 import ctypes
@@ -13,32 +13,44 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from bertjax.config.model_config import BertConfig
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from bertjax.config.model_config import ModelConfig
 from bertjax.distributed.topology import Generation, accelerator
+from bertjax.nn.kernels.flash_attention import Flash, bound_rows, flash_backward, flash_forward, padded
+from bertjax.nn.kernels.fused_attention import Attention, attention_backward, attention_forward
+from bertjax.nn.kernels.fused_norm import fused_add_norm
 from bertjax.planner.hlo import Kernel, kernel_of
 
-# What is analysed for each generation, and how many of its cores work as one device. libtpu analyses v5e and v6e only:
-# the cycles of the others are those of the core that resembles theirs.
+# {generation: (analysed accelerator, number of its cores in a device)}. libtpu analyses v5e and v6e. The cycles of
+# another generation are the cycles of the most similar core.
 _ANALYSED = {"v5e": ("v5litepod-1", 1), "v4": ("v5litepod-1", 2), "v5p": ("v5litepod-1", 2), "v6e": ("v6e-1", 1)}
 _ANALYSED["tpu7x"] = _ANALYSED["v6e"]
 
-TOKENS = 8192  # tokens that are analysed: enough that the arrays do not fit on the chip
+TOKENS = 8192  # the number of analysed tokens, whose arrays do not fit on the chip
 
-LONGEST_ANALYSED = 1024  # tokens of a row in a kernel that loops; the analysis of more takes minutes and gigabytes
+LONGEST_ANALYSED = 1024  # tokens of a row in a kernel with a loop; longer rows take minutes and gigabytes
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when the thread that started it ends
 
 _CYCLES = re.compile(r'"bundle_analysis_data":\{"estimated_cycles":"(\d+)"')
 
 
-def kernel_seconds(kernels: Sequence[Kernel], generation: Generation, config: BertConfig, rows: int, length: int):
-    """Returns the seconds that the kernels of a step take on one device: their cycles, or their memory traffic.
+def kernel_seconds(
+    kernels: Sequence[Kernel], generation: Generation, config: ModelConfig, rows: int, length: int
+) -> float:
+    """Returns the seconds of the kernels of a step on one device: the time of their cycles, or of their memory traffic.
 
     Args:
       kernels: the kernels of the compiled step.
+      generation: the generation of the TPU.
+      config: the model config.
       rows: the rows of the batch in one call, on the device.
+      length: the sequence length.
     """
     if not kernels:
         return 0.0
@@ -55,86 +67,97 @@ def kernel_seconds(kernels: Sequence[Kernel], generation: Generation, config: Be
 
 
 def _rows(length: int) -> int:
-    """Rows that are analysed."""
+    """Returns the number of analysed rows."""
     return max(1, TOKENS // length)
 
 
 @functools.cache
-def _analyse(*arguments) -> dict[str, int]:
-    """Cycles of each kernel for `TOKENS` tokens: `_main` in a process of its own."""
+def _analyse(*arguments: Any) -> dict[str, int]:
+    """Returns the cycles of each kernel for `TOKENS` tokens, from `_main` in another process."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_static_llo_profile_to={folder}"
         command = [sys.executable, "-m", "bertjax.planner.kernel_times", json.dumps(arguments)]
         environment = {**os.environ, "LIBTPU_INIT_ARGS": flags, "JAX_PLATFORMS": "cpu"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"libtpu could not analyse the kernels: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+        process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(f"libtpu could not analyse the kernels: {process.stderr[-2000:]}")
+    cycles: dict[str, int] = json.loads(process.stdout.splitlines()[-1])
+    return cycles
 
 
-def _main(
-    name: str, kernels: list[str], length: int, hidden: int, size: int, attention_rate: float, rate: float
-) -> None:
-    """Prints the cycles of each kernel as JSON, those of loops as in rows of one segment, where they are longest."""
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import SingleDeviceSharding
+class _Analysis(NamedTuple):
+    """The shapes of the kernels to analyse."""
 
-    from bertjax.nn.kernels.flash_attention import Flash, bound_rows, flash_backward, flash_forward, padded
-    from bertjax.nn.kernels.fused_attention import Attention, attention_backward, attention_forward
-    from bertjax.nn.kernels.fused_norm import fused_add_norm
+    device: Any
+    length: int
+    hidden: int
+    size: int  # of a head
+    attention_rate: float
+    rate: float
 
-    device = accelerator(name).devices()[0]
-    sharding, chip, rows = SingleDeviceSharding(device), device.device_kind, _rows(length)
+    def array(self, dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(self.device))
 
-    def array(*shape, dtype=jnp.bfloat16):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-    def attend(planes, segments, words, of_context):
-        attention = Attention(length, size, attention_rate, chip)
+    def attend(self, planes: jax.Array, segments: jax.Array, words: jax.Array, of_context: jax.Array) -> Any:
+        attention = Attention(self.length, self.size, self.attention_rate, self.device.device_kind)
         context, log_sums = attention_forward(planes, segments, words, attention)
         return attention_backward(planes, segments, words, context, log_sums, of_context, attention)
 
-    def normalize(x, update, bias, words, gradient):
+    def normalize(self, x: jax.Array, update: jax.Array, bias: jax.Array, words: jax.Array, gradient: jax.Array) -> Any:
         keys = jax.random.wrap_key_data(words[:, 0], impl="threefry2x32")
-        normalized, pull_back = jax.vjp(
-            lambda x, update, bias: fused_add_norm(x, update, bias, bias, bias, keys, rate, 1e-12, chip),
-            x,
-            update,
-            bias,
-        )
+
+        def norm(x: jax.Array, update: jax.Array, bias: jax.Array) -> jax.Array:
+            return fused_add_norm(x, update, bias, bias, bias, keys, self.rate, 1e-12, self.device.device_kind)
+
+        normalized, pull_back = jax.vjp(norm, x, update, bias)
         return normalized, pull_back(gradient)
 
-    def flash(planes, angles, segments, of_context, window):
-        settings, bounds = Flash(segments.shape[1], size, window, chip), bound_rows(segments, window)
-        context, log_sums = flash_forward(planes, angles, bounds, settings)
-        return flash_backward(planes, angles, bounds, context, log_sums, of_context, settings)
+    def flash(self, window: int | None, length: int) -> Flash:
+        return Flash(length, self.size, window, self.device.device_kind)
 
-    plane, words = array(rows, length, hidden), array(rows, 1, 2, dtype=jnp.uint32)
-    segments = array(rows, length, dtype=jnp.int32)
-    programs = []
-    if any("add_norm" in kernel for kernel in kernels):
-        programs.append((normalize, (plane, plane, array(hidden, dtype=jnp.float32), words, plane)))
-    if "attention_forward" in kernels:
-        programs.append((attend, (array(rows, 3, length, hidden), segments, words, plane)))
-    loops = {}
-    for window in {Flash.window_of(kernel) for kernel in kernels if kernel.startswith("flash_")}:
-        whole = padded(length)
-        part = min(whole, LONGEST_ANALYSED)
-        count = TOKENS // part
-        plane, angles = array(count, part, hidden), array(count, size, part, dtype=jnp.float32)
-        arrays = (plane,) * 3, angles, array(count, part, dtype=jnp.int32), plane
-        programs.append((functools.partial(flash, window=window), arrays))
-        each = Flash(whole, size, window, chip)
-        # The analysis counts one turn of a loop.
-        loops |= {each.name(kernel): each.pieces * rows * whole / TOKENS for kernel in ("forward", "backward")}
-    jax.config.update("jax_enable_compilation_cache", False)  # it would skip the analysis
+    def attend_far(
+        self, planes: Any, angles: jax.Array, segments: jax.Array, of_context: jax.Array, window: int | None
+    ) -> Any:
+        flash, bounds = self.flash(window, segments.shape[1]), bound_rows(segments, window)
+        context, log_sums = flash_forward(planes, angles, bounds, flash)
+        return flash_backward(planes, angles, bounds, context, log_sums, of_context, flash)
+
+    def programs(self, kernels: Sequence[str]) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+        """Yields functions with the kernels, and the shapes of the arguments."""
+        rows, array = _rows(self.length), self.array
+        plane, words = array("bfloat16", rows, self.length, self.hidden), array("uint32", rows, 1, 2)
+        if any("add_norm" in kernel for kernel in kernels):
+            yield self.normalize, (plane, plane, array("float32", self.hidden), words, plane)
+        if "attention_forward" in kernels:
+            planes = array("bfloat16", rows, 3, self.length, self.hidden)
+            yield self.attend, (planes, array("int32", rows, self.length), words, plane)
+        part = min(padded(self.length), LONGEST_ANALYSED)
+        rows = TOKENS // part
+        plane, angles = array("bfloat16", rows, part, self.hidden), array("float32", rows, self.size, part)
+        for window in _windows(kernels):
+            arrays = (plane,) * 3, angles, array("int32", rows, part), plane
+            yield functools.partial(self.attend_far, window=window), arrays
+
+
+def _windows(kernels: Sequence[str]) -> set[int | None]:
+    return {Flash.window_of(kernel) for kernel in kernels if kernel.startswith("flash_")}
+
+
+def _main(name: str, kernels: list[str], *shape: Any) -> None:
+    """Prints the cycles of each kernel as JSON. Loops are counted for rows of one segment, where they are longest."""
+    analysis = _Analysis(accelerator(name).devices()[0], *shape)
+    whole, turns = padded(analysis.length), dict[str, float]()
+    for window in _windows(kernels):  # the analysis counts one turn of a loop
+        flash = analysis.flash(window, whole)
+        share = _rows(analysis.length) * whole / TOKENS
+        turns |= {flash.name(kernel): flash.pieces * share for kernel in ("forward", "backward")}
+    jax.config.update("jax_enable_compilation_cache", False)  # a cached program is not analysed
     cycles = {}
-    for program, arrays in programs:
-        for line in jax.jit(program).lower(*arrays).compile().as_text().splitlines():
-            if kernel := kernel_of(line):
-                cycles[kernel.name] = int(_CYCLES.search(line)[1]) * loops.get(kernel.name, 1)
-    # Of norms of some lengths, such as 192, the analysis says 0: they take as long as their traffic.
+    for program, arrays in analysis.programs(kernels):
+        for line in (jax.jit(program).lower(*arrays).compile().as_text() or "").splitlines():
+            if (kernel := kernel_of(line)) and (match := _CYCLES.search(line)):
+                cycles[kernel.name] = int(match[1]) * turns.get(kernel.name, 1)
+    # The analysis returns 0 for norms of some lengths, such as 192: their time is the time of the memory traffic.
     assert all(cycles[kernel] for kernel in cycles if "add_norm" not in kernel), cycles
     print(json.dumps(cycles))
 

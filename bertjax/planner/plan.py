@@ -1,4 +1,4 @@
-"""Plans a config for TPUs or GPUs without the hardware: compiles its train and evaluation steps."""
+"""Plans of a config for TPUs or GPUs without the hardware: compiles the train and evaluation steps."""
 
 import copy
 import dataclasses
@@ -6,9 +6,11 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.distributed.gpus import GIB, Machines
@@ -27,7 +29,7 @@ from bertjax.training.step import abstract_hyperparameters, make_program
 class OutOfMemory(Exception):
     """The compiler ran out of HBM. `needed`: bytes per JAX device; None if the compiler does not report it."""
 
-    def __init__(self, message: str):
+    def __init__(self, message: str) -> None:
         super().__init__(message)
         amounts = re.search(r"Used ([\d.]+)([KMG]) of|temporaries \(([\d.]+)([KMG])\)", message)
         self.needed = None
@@ -42,89 +44,100 @@ class StagePlan:
 
     stage: int
     name: str
-    steps: int  # with those of a batch that still grows, in proportion to its size; 0: the data says how many
+    steps: int  # with the steps of smaller batches, in proportion to their size; 0: the number depends on the data
     chips: int
     batch_size: int
-    rows: int  # rows of a batch; fewer than its sequences if these are packed
+    rows: int  # rows of a batch; with packing fewer than sequences
     length: int
-    params_bytes: int  # at rest
+    params_bytes: int  # between steps
     optimizer_bytes: int
-    memory_bytes: int  # what rows remember that go on in the next step
+    memory_bytes: int  # the recurrent memory of the rows
     hbm_used_bytes: int | None  # maximum of train and evaluation step; None: out of memory, amount unknown
     hbm_available_bytes: int
     flops_per_step: int
-    estimated_step_seconds: float | None  # on GPUs at least, see `roofline`
+    estimated_step_seconds: float | None  # on GPUs a lower bound, see `roofline`
     peak_flops: float  # peak FLOP/s of all chips together
     collectives: list[hlo.Collective]
     remat: str
     unroll: bool
     compile_seconds: float
-    out_of_memory: str = ""  # the compiler's message; empty if it compiled
+    out_of_memory: str = ""  # the message of the compiler; empty if it compiled
     roofline: Roofline | None = None  # None on a TPU
 
     @property
     def activations_bytes(self) -> int:
-        """HBM without what is kept between steps: activations, gathered weights, gradients, the program."""
+        """The HBM of values that are not kept between steps: activations, gathered weights, gradients, the program."""
+        assert self.hbm_used_bytes is not None  # the stage fits
         return self.hbm_used_bytes - self.params_bytes - self.optimizer_bytes - self.memory_bytes
 
     @property
+    def missing_bytes(self) -> int | None:
+        """The HBM that the stage needs in addition to the available HBM; negative if the stage fits; None: unknown."""
+        return None if self.hbm_used_bytes is None else self.hbm_used_bytes - self.hbm_available_bytes
+
+    @property
     def fits(self) -> bool:
-        return not self.out_of_memory and self.hbm_used_bytes <= self.hbm_available_bytes
+        """Whether the stage fits in memory."""
+        return not self.out_of_memory and self.missing_bytes is not None and self.missing_bytes <= 0
+
+    @property
+    def step_seconds(self) -> float:
+        """The estimate of a stage that compiled."""
+        assert self.estimated_step_seconds is not None
+        return self.estimated_step_seconds
 
     @property
     def estimated_mfu(self) -> float | None:
+        """The model FLOPs utilization; None if the stage did not compile."""
         if self.estimated_step_seconds is None:
             return None
         return self.flops_per_step / (self.estimated_step_seconds * self.peak_flops)
 
 
 def plan(
-    config,
+    config: ConfigDict,
     accelerator: Accelerator | Machines,
     stages: list[int] | None = None,
     real_tokens_share: Sequence[float] = (),
 ) -> list[StagePlan]:
-    """Compiles the train and evaluation steps of all stages, or of `stages`. Raises `UserError` if the config does not
-    suit the accelerator; running out of memory is a result, not an error.
+    """Compiles the train and evaluation steps of stages. Running out of memory is a result, not an error.
 
-    With `remat` or `unroll` "auto", returns the plan of the first candidate with which all stages fit in memory; the
-    last plan if none fits. With packing, `real_tokens_share` is the fraction of non-padding tokens in padded sequences,
-    for each stage of the config.
+    With `remat` or `unroll` "auto", returns the plan of the first candidate with which all stages fit in memory, or the
+    last plan if no candidate fits.
+
+    Args:
+      config: the config.
+      accelerator: the chips.
+      stages: the numbers of the stages; None: all stages.
+      real_tokens_share: with packing, the fraction of non-padding tokens in padded sequences for each stage.
+
+    Raises:
+      UserError: if the config does not fit the accelerator.
     """
     for candidate in kind_of(config).planning.candidates(config, accelerator.platform, accelerator.generation.kind):
-        results = _plan(candidate, accelerator, stages, real_tokens_share)
-        if all(result.fits for result in results):
+        builder = _Builder(candidate, accelerator, real_tokens_share)
+        plans = [builder.plan(number) for number in stages or builder.stages()]
+        if all(stage_plan.fits for stage_plan in plans):
             break
-    return results
-
-
-def _plan(config, accelerator: Accelerator | Machines, stages: list[int] | None, real_tokens_share) -> list[StagePlan]:
-    builder, options = _Builder(config, accelerator, real_tokens_share), accelerator.compiler_options
-    # One after the other: two compilations at once have crashed libtpu.
-    return [
-        builder.read(number, *(_compile(each, options) for each in builder.lower(number)))
-        for number in stages or builder.stages()
-    ]
+    return plans
 
 
 def settings_that_fit(
-    config, accelerator: Accelerator | Machines, stages: list[int], real_tokens_share: Sequence[float] = ()
-) -> Iterator[dict]:
-    """Yields settings that save memory and with which, according to the compiler, the stages fit; cheapest first."""
+    config: ConfigDict, accelerator: Accelerator | Machines, stages: list[int], real_tokens_share: Sequence[float] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yields settings that make the stages fit in memory according to the compiler, the cheapest first."""
     for settings in _candidates(config, accelerator):
         changed = copy.deepcopy(config)
-        for name, value in settings.items():
-            section, _, field = name.rpartition(".")
-            (changed[section] if section else changed)[field] = value
+        changed.update_from_flattened_dict(settings)
         try:
-            results = plan(changed, accelerator, stages, real_tokens_share)
+            plans = plan(changed, accelerator, stages, real_tokens_share)
         except UserError:  # for example, the batch size is not divisible
             continue
-        if all(result.fits for result in results):
+        if all(stage_plan.fits for stage_plan in plans):
             yield settings
 
 
-def _candidates(config, accelerator: Accelerator | Machines) -> Iterator[dict]:
+def _candidates(config: ConfigDict, accelerator: Accelerator | Machines) -> Iterator[dict[str, Any]]:
     yield from memory_saving_settings(config)
     devices = accelerator.devices()
     ways = make_mesh(config, devices).shape["fsdp"]
@@ -136,12 +149,11 @@ def _candidates(config, accelerator: Accelerator | Machines) -> Iterator[dict]:
 @dataclasses.dataclass(frozen=True)
 class _Compiled:
     memory: int  # bytes per device
-    cycles: int
     module: hlo.HloModule
     seconds: float
 
 
-def _compile(lowered, options: dict[str, str]) -> _Compiled | OutOfMemory:
+def _compile(lowered: jax.stages.Lowered, options: dict[str, Any]) -> _Compiled | OutOfMemory:
     began = time.monotonic()
     try:
         compiled = lowered.compile(compiler_options=options)
@@ -149,98 +161,104 @@ def _compile(lowered, options: dict[str, str]) -> _Compiled | OutOfMemory:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return OutOfMemory(str(error))
-    sizes = compiled.memory_analysis()
-    memory = (
-        sizes.argument_size_in_bytes
-        + sizes.temp_size_in_bytes
-        + sizes.output_size_in_bytes
-        - sizes.alias_size_in_bytes
-        + sizes.generated_code_size_in_bytes
-    )
-    module = hlo.HloModule(compiled.as_text())
-    return _Compiled(memory, module.estimated_cycles(), module, time.monotonic() - began)
+    sizes: Any = compiled.memory_analysis()
+    memory = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+    memory += sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return _Compiled(memory, hlo.HloModule(compiled.as_text() or ""), time.monotonic() - began)
 
 
 class _Builder:
-    """Lowers the steps of a config for an accelerator, and reads the compiled results."""
+    """Compiles the steps of a config for an accelerator, and reads the results."""
 
-    def __init__(self, config, accelerator: Accelerator | Machines, real_tokens_share: Sequence[float]):
+    def __init__(
+        self, config: ConfigDict, accelerator: Accelerator | Machines, real_tokens_share: Sequence[float]
+    ) -> None:
         self._config, self._accelerator = config, accelerator
         self._mesh = make_mesh(config, accelerator.devices())
         self._task, self._stages = kind_of(config).planning.open(config, self._mesh, real_tokens_share)
         self._program = make_program(self._task, config, self._mesh)
 
     def stages(self) -> list[int]:
-        """Returns the numbers of the stages; a batch that still grows needs less than it will."""
+        """Returns the numbers of the stages without stages whose batch grows later: they need less memory."""
         return [number for number, planned in enumerate(self._stages) if not planned.stage.grows]
 
-    def lower(self, number: int):
-        """Lowers the train step and the evaluation step of a stage."""
-        task, planned = self._task, self._stages[number]
+    def plan(self, number: int) -> StagePlan:
+        """Compiles the train step and the evaluation step of a stage."""
+        # One after the other: two compilations at the same time have crashed libtpu.
+        lowered = self._lower(number)
+        return self._read(number, *(_compile(step, self._accelerator.compiler_options) for step in lowered))
+
+    def _lower(self, number: int) -> tuple[jax.stages.Lowered, jax.stages.Lowered]:
+        planned = self._stages[number]
+        loss, stage_config = self._task.loss_and_config(planned.stage.first_step)
         hyperparameters = abstract_hyperparameters(self._config, self._mesh)
-        train_step = self._program.step_of(*task.loss_and_config(planned.stage.first_step))
+        train_step = self._program.step_of(loss, stage_config)
         train = train_step.lower(self._program.state, planned.batch, hyperparameters)
 
-        loss, _ = task.loss_and_config(planned.stage.first_step)
-        cast = jax.eval_shape(loss.cast, self._program.state.params)
         params = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            cast,
+            jax.eval_shape(loss.cast, self._program.state.params),
             self._program.layout.gathered,
         )
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
             evaluation = planned.evaluate.lower(params, *planned.arguments)
         return train, evaluation
 
-    def read(self, number: int, train: _Compiled | OutOfMemory, evaluation: _Compiled | OutOfMemory) -> StagePlan:
-        config, generation = self._config, self._accelerator.generation
-        (stage, rows, *_), per_chip = self._stages[number], generation.devices_per_chip
+    def _read(self, number: int, train: _Compiled | OutOfMemory, evaluation: _Compiled | OutOfMemory) -> StagePlan:
+        accelerator, state = self._accelerator, self._program.state
+        planned, per_chip = self._stages[number], accelerator.generation.devices_per_chip
+        stage = planned.stage
         loss, stage_config = self._task.loss_and_config(stage.first_step)
-        growing = [each for each, *_ in self._stages if each.grows and each.name == stage.name]
-        smaller = sum(each.steps * each.batch_size / stage.batch_size for each in growing)
-        failed = next((result for result in (train, evaluation) if isinstance(result, OutOfMemory)), None)
-        resting = _bytes_per_device(self._program.state)
-        used = seconds = least = None
-        collectives = []
-        if failed is None:
+        parts = [part for part, *_ in self._stages if part.grows and part.name == stage.name]
+        smaller = sum(part.steps * part.batch_size / stage.batch_size for part in parts)
+        resting = _bytes_per_device(state)
+        used, seconds, least, message, compile_seconds = None, None, None, "", 0.0
+        collectives: list[hlo.Collective] = []
+        if isinstance(train, _Compiled) and isinstance(evaluation, _Compiled):
             used = max(train.memory, evaluation.memory + resting) * per_chip
-            ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
-            in_one_call = rows // stage_config.microbatches // ways
+            compile_seconds = train.seconds + evaluation.seconds
             collectives, model = train.module.collectives(dict(self._mesh.shape)), families.config_of(stage_config)
-            if self._accelerator.platform == "gpu":
+            if isinstance(accelerator, Machines):
                 dropout = getattr(model, "attention_probs_dropout_prob", 0.0)
-                least = roofline(train.module, self._accelerator, self._mesh, collectives, dropout)
+                least = roofline(train.module, accelerator, self._mesh, collectives, dropout)
                 seconds = least.seconds
             else:
-                kernels = train.module.kernels()
-                seconds = train.cycles / generation.clock
-                seconds += kernel_seconds(kernels, generation, model, in_one_call, stage.length)
-        elif failed.needed is not None:
-            used = (failed.needed + (resting if failed is evaluation else 0)) * per_chip
+                ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+                in_one_call = planned.rows // stage_config.microbatches // ways
+                seconds = train.module.estimated_cycles() / accelerator.generation.clock
+                seconds += kernel_seconds(
+                    train.module.kernels(), accelerator.generation, model, in_one_call, stage.length
+                )
+        else:
+            failed, kept = (train, 0) if isinstance(train, OutOfMemory) else (evaluation, resting)
+            assert isinstance(failed, OutOfMemory)
+            message = str(failed)
+            if failed.needed is not None:
+                used = (failed.needed + kept) * per_chip
         return StagePlan(
             stage=number,
             name=stage.name,
             steps=stage.steps + round(smaller),
-            chips=self._accelerator.chips,
+            chips=accelerator.chips,
             batch_size=stage.batch_size,
-            rows=rows,
+            rows=planned.rows,
             length=stage.length,
-            params_bytes=_bytes_per_device(self._program.state.params) * per_chip,
-            optimizer_bytes=_bytes_per_device((self._program.state.opt_state, self._program.state.average)) * per_chip,
-            memory_bytes=_bytes_per_device(self._program.state.carry) * per_chip,
+            params_bytes=_bytes_per_device(state.params) * per_chip,
+            optimizer_bytes=_bytes_per_device((state.opt_state, state.average)) * per_chip,
+            memory_bytes=_bytes_per_device(state.carry) * per_chip,
             hbm_used_bytes=used,
-            hbm_available_bytes=int(generation.hbm_bytes),
+            hbm_available_bytes=int(accelerator.generation.hbm_bytes),
             flops_per_step=self._task.flops(stage.first_step, stage.first_step + 1),
             estimated_step_seconds=seconds,
-            peak_flops=generation.peak_flops * self._accelerator.chips,
+            peak_flops=accelerator.generation.peak_flops * accelerator.chips,
             collectives=collectives,
-            remat=config.remat,
-            unroll=loss.model.compute.unroll,
-            compile_seconds=0.0 if failed else train.seconds + evaluation.seconds,
-            out_of_memory=str(failed) if failed else "",
+            remat=self._config.remat,
+            unroll=cast(Any, loss).model.compute.unroll,
+            compile_seconds=compile_seconds,
+            out_of_memory=message,
             roofline=least,
         )
 
 
-def _bytes_per_device(arrays) -> int:
+def _bytes_per_device(arrays: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arrays))

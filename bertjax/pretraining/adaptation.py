@@ -23,7 +23,7 @@ from bertjax.common.files import read_json, write_whole
 from bertjax.config.lists import corpus_sources
 from bertjax.distributed.mesh import compute_for
 from bertjax.inference.bits_per_byte import bits_per_byte, hidden_words, windows
-from bertjax.interop import pretrained
+from bertjax.interop import initialization, pretrained
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text.tokenizer import Tokenizer
@@ -122,7 +122,7 @@ def write_heldout_text(config: ConfigDict, workdir: epath.Path, tokenizer: Token
     elif checkpoint.tokenizer is not None:
         checkpoint_tokenizer = checkpoint.tokenizer
     else:
-        checkpoint_tokenizer = pretrained.require_tokenizer(config)
+        checkpoint_tokenizer = initialization.require_tokenizer(config)
     by_source = {source: _windows_of(config, source, checkpoint_tokenizer) for source in corpus_sources(config)}
     text = HeldOutText({source: windows for source, windows in by_source.items() if windows}, {})
     if not text.windows:
@@ -146,7 +146,7 @@ def read_heldout_text(workdir: epath.Path) -> HeldOutText | None:
 
 def _values(scores: TextScores) -> dict[str, float]:
     """Returns the scores that are not None."""
-    values = {"bits_per_byte": scores["bits_per_byte"], "tokens_per_word": scores["tokens_per_word"]}
+    values: Mapping[str, Any] = scores
     return {metric: value for metric, value in values.items() if value is not None}
 
 

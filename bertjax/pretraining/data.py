@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -111,18 +111,14 @@ class StageData:
           start: the step of the run at which the first batch is used.
         """
         first, end = self.stage.first_step, self.stage.end_step
-        order, rows = self.records.order, functools.partial(local_rows, self._mesh)
-        transforms, predictions = self.records.transforms, self.stage.max_predictions_per_seq
-        spec = self.spec.without(PROGRESS_ARRAYS)
+        order, predictions = self.records.order, self.stage.max_predictions_per_seq
+        spec, rows = self.spec.without(PROGRESS_ARRAYS), functools.partial(local_rows, self._mesh)
+        options: dict[str, Any] = dict(start=start - first, rows=rows, transforms=self.records.transforms)
         if self.config.packing:
-            batches = pipeline.packed_batches(
-                order, spec, predictions, multiple=row_multiple(self.config, self._mesh), start=start - first,
-                rows=rows, transforms=transforms,
-            )  # fmt: skip
+            multiple = row_multiple(self.config, self._mesh)
+            batches = pipeline.packed_batches(order, spec, predictions, multiple=multiple, **options)
         else:
-            batches = pipeline.train_batches(
-                order, spec, predictions, start=start - first, rows=rows, transforms=transforms
-            )
+            batches = pipeline.train_batches(order, spec, predictions, **options)
         for step, batch in zip(range(start, end), batches):
             if PROGRESS_ARRAYS.keys() <= self.spec.keys():
                 count = len(batch["input_ids"])

@@ -90,39 +90,28 @@ class PretrainingEvaluator(Evaluator):
         heldout = data.records.heldout
         shares = {source: data.records.shares.get(source, 1.0) for source in heldout}
         shares = normalized({source: share for source, share in shares.items() if share})
-        statistics, means, total = None, {}, 0
+        if not shares:
+            return None
+        statistics = jax.device_put(self._measured_statistics(after_batch), replicated(self._mesh))
+        means, total = {}, 0
         for source, sequences in divide_sequences(self._config.eval.max_sequences, shares).items():
-            if statistics is None:
-                statistics = jax.device_put(self._measured_statistics(after_batch), replicated(self._mesh))
-            evaluated, sums = self._sums(params, data, loss, source, sequences, statistics, after_batch)
-            means[source], total = means_of(sums), total + round(evaluated)
+            batches, sums = data.heldout_batches(source, self.batch_size, sequences), None
+            with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
+                for result in fetched(self._results(params, batches, statistics, loss)):
+                    sums = result if sums is None else jax.tree.map(np.add, sums, result)
+                    after_batch()
+            evaluated, sums_of_objectives = jax.tree.map(float, sums)
+            means[source], total = means_of(sums_of_objectives), total + round(evaluated)
         first = loss.terms[0].name
         scores = scores_of(loss.terms, means, shares)
         if f"{first}_loss" not in scores:  # no held-out sequences, or all of them are corrupt
             return None
         if self._heldout_text is not None and families.lm_type_of(data.config) == families.lm_type_of(self._config):
             scores |= self._bits_per_byte(self._heldout_text, params, loss)
-        changes = [f"{name} = {value}" for name, value in data.stage.changes.items() if _affects_comparison(name)]
+        # The scores of two stages are comparable only if these fields have the same values in both.
+        changes = [f"{x} = {y}" for x, y in data.stage.changes.items() if x.startswith(("data.", "objective"))]
         measured_on = ", ".join([f"{total} sequences of length {data.stage.length}", *changes])
         return Scores({**scores}, -scores[f"{first}_loss"], measured_on)
-
-    def _sums(
-        self,
-        params: dict,
-        data: StageData,
-        loss: StageLoss,
-        source: str,
-        max_sequences: int,
-        statistics: dict,
-        after_batch: Callable[[], None],
-    ) -> tuple[float, dict[str, dict[str, float]]]:
-        """Returns the summed results of `eval_step` for the first `max_sequences` held-out sequences of a source."""
-        batches, sums = data.heldout_batches(source, self.batch_size, max_sequences), None
-        with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
-            for result in fetched(self._results(params, batches, statistics, loss)):
-                sums = result if sums is None else jax.tree.map(np.add, sums, result)
-                after_batch()
-        return jax.tree.map(float, sums)
 
     def _results(self, params: dict, batches: Iterator[Batch], statistics: dict, loss: StageLoss) -> Iterator[tuple]:
         """Yields the result of `eval_step` for each batch. In a stream, a batch has the carry of the last batch."""
@@ -162,11 +151,13 @@ class PretrainingEvaluator(Evaluator):
         seed_and_index = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(self._mesh))
         batch = data.abstract_eval_batch(self.batch_size)
         sharding = batch_sharding(self._mesh)
-        carry = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            jax.eval_shape(lambda: self._init_carry(loss)),
-        )
-        return batch, self._abstract_statistics(), seed_and_index, carry
+        carry = jax.eval_shape(lambda: self._init_carry(loss))
+        carry = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), carry)
+        statistics = {
+            term.name: jax.ShapeDtypeStruct(shape, np.float32, sharding=replicated(self._mesh))
+            for term, shape in self._terms_with_statistics()
+        }
+        return batch, statistics, seed_and_index, carry
 
     def _eval_model(self, loss: StageLoss) -> PretrainingModel:
         """Returns the model for evaluation, with `eval.memory_length` and `eval.clamp_length`."""
@@ -191,13 +182,6 @@ class PretrainingEvaluator(Evaluator):
             if shape is not None:
                 yield term, shape
 
-    def _abstract_statistics(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes, dtypes and shardings of the statistics."""
-        return {
-            term.name: jax.ShapeDtypeStruct(shape, np.float32, sharding=replicated(self._mesh))
-            for term, shape in self._terms_with_statistics()
-        }
-
     def _measured_statistics(self, after_batch: Callable[[], None]) -> dict[str, np.ndarray]:
         """Returns the statistics of the first training sequences of the first stage with an objective's arrays."""
 
@@ -213,11 +197,6 @@ class PretrainingEvaluator(Evaluator):
                 for term, _ in self._terms_with_statistics()
             }
         return self._statistics
-
-
-def _affects_comparison(field: str) -> bool:
-    """Returns whether the scores of two stages are comparable only if the field has the same value in both."""
-    return field.startswith(("data.", "objective"))
 
 
 def _eval_step(

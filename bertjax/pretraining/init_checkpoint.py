@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, fields_of
 from bertjax.config.resolved import Resolution, ResolvedConfig
-from bertjax.interop import pretrained, resizing
+from bertjax.interop import initialization, pretrained, resizing
 from bertjax.models import families
 from bertjax.objectives.objective import joint_models
 from bertjax.objectives.parsing import add_all_settings, parse_objective, terms_of_stages
@@ -31,7 +31,8 @@ def resolve(config: ConfigDict, previous: RunInfo | None) -> Resolution:
     config = ResolvedConfig.copy_of(config)
     if previous is not None:
         if config.branch_from and not config.data.records:
-            config.data.records = _records_of_parent(config.branch_from, previous)
+            workdir = config.branch_from.rpartition("@")[0]
+            config.data.records = previous.config.data.records or str(epath.Path(workdir) / "records")
         if parse_objective(previous.config) == parse_objective(config):
             config.objective = previous.config.objective
     add_all_settings(config)
@@ -57,15 +58,15 @@ def resolve_checkpoint(config: ConfigDict, previous: RunInfo | None = None) -> R
     if config.adapt.model:
         path = config.init_checkpoint
         model = pretrained.read_config(path) if previous is None else families.config_of(previous.config)
-        pretrained.adopt_model(config, model, path)
+        initialization.adopt_model(config, model, path)
         if previous is None:
-            pretrained.adopt_tokenizer(config)
+            initialization.adopt_tokenizer(config)
             _extend_model(config)
         _check_stages(config)
         require_recurrent_memory(config)
         validate(config, with_data=False, is_adopted=True)  # `validate` skips these checks before the model is known
     elif previous is None:
-        pretrained.adopt(config)
+        initialization.adopt(config)
     else:  # the checkpoint may have been deleted since the run began
         names = fields_of(families.config_of(previous.config), "behaviour")
         config.model.update({name: previous.config.model[name] for name in names})
@@ -87,7 +88,7 @@ def resize_embeddings(config: ConfigDict, axes: dict, extended: Tokenizer, array
       axes: the logical axes of the params.
       extended: the tokenizer of the run, with the new pieces.
       arrays: {path: array} of the checkpoint.
-      model: the model config of the checkpoint; unused, `pretrained.initialize` passes it.
+      model: the model config of the checkpoint; unused, `initialization.initialize` passes it.
     """
     del model
     axes = pretrained.flattened(axes)
@@ -147,9 +148,3 @@ def _tokenizer_to_extend(config: ConfigDict) -> Tokenizer:
     if fault := loaded.cannot_extend:
         raise UserError(f"config.tokenizer.extend = {config.tokenizer.extend}: the tokenizer {fault}; set 0")
     return loaded
-
-
-def _records_of_parent(branch_from: str, parent: RunInfo) -> str:
-    """Returns the folder of the records of the parent run of a branch."""
-    workdir = branch_from.rpartition("@")[0]
-    return parent.config.data.records or str(epath.Path(workdir) / "records")

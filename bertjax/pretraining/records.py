@@ -13,7 +13,7 @@ from bertjax.data.preprocessing import preparation, summary, vocabulary
 from bertjax.data.records.manifest import fingerprint, read_manifest
 from bertjax.data.records.record_sets import require_folder
 from bertjax.distributed.topology import available_cores
-from bertjax.interop import pretrained
+from bertjax.interop import initialization
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints.workdir import RunInfo
@@ -118,6 +118,6 @@ def _tokenizer_of_records(config: ConfigDict, folder: epath.Path, manifest: Mapp
             f"the tokenizer of the records"
         )
     if not config.tokenizer.path:
-        pretrained.check_flags(config, loaded, f"the records in {folder}")
+        initialization.check_flags(config, loaded, f"the records in {folder}")
     vocabulary.check_vocab_size(config, loaded, path)
     return loaded

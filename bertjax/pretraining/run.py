@@ -17,7 +17,7 @@ from bertjax.data.records.manifest import fingerprint
 from bertjax.distributed import hosts
 from bertjax.distributed.mesh import local_copy, make_mesh
 from bertjax.inference import fill_mask
-from bertjax.interop import pretrained
+from bertjax.interop import initialization
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.objectives.parsing import parse_objective
 from bertjax.objectives.parts.words import WordObjective
@@ -121,7 +121,7 @@ class PretrainingRun(Run):
         if not _starts_from_checkpoint(self.config, self.previous):
             return params
         axes = abstract_axes(self.task.init_params)
-        return pretrained.initialize(
+        return initialization.initialize(
             params,
             path=self.config.init_checkpoint,
             start=functools.partial(import_params, self.config),
@@ -178,7 +178,7 @@ def open_run(
         None: choose the values.
     """
     if _starts_from_checkpoint(config, previous):
-        pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
+        initialization.check_tokenizer(config.init_checkpoint, tokenizer)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
         is_new = _is_new(config, previous) and compute_choice is None

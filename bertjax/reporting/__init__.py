@@ -1,1 +1,1 @@
-"""Shows runs: the page about a run, its curves, the attention of its checkpoint, and the runs in a folder."""
+"""Shows runs: the page about runs, the curves, the attention of a checkpoint, and the list of the runs in a folder."""

@@ -1,7 +1,8 @@
-"""What `metrics.jsonl` says of a run: each metric by steps, tokens and hours."""
+"""Reads the metrics of a run from `metrics.jsonl`: each metric by steps, tokens and hours."""
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -17,57 +18,61 @@ class History:
     """The metrics of a run.
 
     Args:
+      name: the name of the run.
+      task: `config.task`.
       lines: the lines of `metrics.jsonl`.
-      batch_size: sequences of a step.
+      batch_size: the number of sequences of a step.
     """
 
     name: str
     task: str
-    lines: list[dict]
+    lines: list[dict[str, Any]]
     batch_size: int
 
     def of(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the steps at which a metric was logged, and its values, `[times]` each."""
-        found = [(line["step"], line[metric]) for line in self.lines if line.get(metric) is not None]
-        return np.array([step for step, _ in found]), np.array([value for _, value in found])
+        """Returns the steps at which a metric was logged, and the values; both `[times]`."""
+        lines = [line for line in self.lines if line.get(metric) is not None]
+        return np.array([line["step"] for line in lines]), np.array([line[metric] for line in lines])
 
     def tokens(self, steps: np.ndarray) -> np.ndarray:
-        """Returns how many tokens, without padding, training had read at some steps."""
+        """Returns the number of tokens, without padding, that training had read at some steps."""
         return np.interp(steps, *self._tokens)
 
     def hours(self, steps: np.ndarray) -> np.ndarray:
-        """Returns the hours of all processes of the run at some steps, evaluations and waiting included."""
+        """Returns the hours of all processes of the run at some steps, with evaluations and waiting."""
         return np.interp(steps, *self._hours)
 
     @functools.cached_property
     def _tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        found = [(line["step"], tokens) for line in self.lines if (tokens := self._tokens_per_step(line))]
-        steps, of_step = np.array(found).reshape(-1, 2).T
+        pairs = [(line["step"], tokens) for line in self.lines if (tokens := self._tokens_per_step(line))]
+        steps, of_step = np.array(pairs).reshape(-1, 2).T
         return np.append(0, steps), np.append(0, np.cumsum(np.diff(steps, prepend=0) * of_step))
 
-    def _tokens_per_step(self, line: dict) -> float | None:
-        if found := line.get("train/tokens_per_step"):
-            return found
+    def _tokens_per_step(self, line: dict[str, Any]) -> float | None:
+        if count := line.get("train/tokens_per_step"):
+            return float(count)
+        # Older versions log the tokens and the sequences per second.
         tokens, sequences = (line.get(f"train/{unit}_per_second") for unit in ("tokens", "sequences"))
-        return self.batch_size * tokens / sequences if tokens and sequences else None  # a line of an older version
+        return self.batch_size * tokens / sequences if tokens and sequences else None
 
     @functools.cached_property
     def _hours(self) -> tuple[np.ndarray, np.ndarray]:
-        found = [(line["step"], sum(line.get(f"wall/{part}") or 0.0 for part in PARTS)) for line in self.lines]
-        steps, seconds = np.array([(0, 0.0), *found]).T
+        pairs = [(line["step"], sum(line.get(f"wall/{part}") or 0.0 for part in PARTS)) for line in self.lines]
+        steps, seconds = np.array([(0, 0.0), *pairs]).T
         return steps, np.cumsum(seconds) / 3600
 
 
 def read_history(workdir: epath.PathLike, name: str = "") -> History:
-    """Reads the metrics of a run; by default it has the name of its folder.
+    """Reads the metrics of a run. The default of `name` is the name of the folder.
 
-    Raises `UserError` if that is not the workdir of a run.
+    Raises:
+      UserError: the folder is not the workdir of a run.
     """
     info = require_info(workdir)
     return History(name or epath.Path(workdir).name, info.config.task, read_metrics(workdir), info.config.batch_size)
 
 
 def read_results(workdir: epath.PathLike) -> dict[epath.Path, TrialResult]:
-    """Returns the results of the finished trials of a search, by their folders; none if it is not a search."""
+    """Returns {folder: result} of the finished trials of a search; empty if the workdir is not of a search."""
     paths = sorted((epath.Path(workdir) / TRIALS).glob(f"*/{TRIAL_RESULT}"))
     return {path.parent: read_json(path, TrialResult) for path in paths}

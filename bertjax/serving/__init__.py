@@ -1,1 +1,1 @@
-"""A checkpoint behind HTTP, with a page to try it."""
+"""The HTTP server of a checkpoint, with a page for trying it."""

@@ -1,78 +1,84 @@
-"""Requests become batches: what waits while the model computes is computed together, texts of a like length at once."""
+"""Collects the inputs of requests into batches. Inputs of a similar length are computed together."""
 
 import collections
-import concurrent.futures
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
-SHORTEST = 127  # characters; texts of up to so many are of a like length
+SHORTEST = 127  # characters; all shorter texts have a similar length
 
 
 class Full(Exception):
-    """So many inputs wait that no more are taken."""
+    """Too many inputs wait."""
 
 
 class _Work(NamedTuple):
-    key: Hashable  # what can be computed together
-    inputs: list
-    done: concurrent.futures.Future
+    """Inputs that are computed together. `places`: their positions in the request. `done`: their results."""
+
+    key: tuple[Hashable, int]
+    places: list[int]
+    inputs: list[Any]
+    done: Future[list[Any]]
 
 
 class Batches:
-    """Computes inputs in a thread of its own.
+    """Computes inputs in one thread.
 
     Args:
-      compute: (what, inputs) -> a result for each input. Raises for all of them if one is wrong; it is then asked again
-        for those of each caller alone.
-      most: inputs that are computed together.
-      waiting: inputs that may wait.
-      seen: is told how many inputs are computed together.
+      compute: (key, inputs) -> a result for each input. Raises an error if an input is wrong; then the inputs of each
+        request are computed separately.
+      most: the maximum number of inputs that are computed together.
+      waiting: the maximum number of inputs that wait.
+      seen: called with the number of inputs that are computed together.
     """
 
     def __init__(
         self,
-        compute: Callable[[Hashable, list], Sequence],
+        compute: Callable[[Any, list[Any]], Sequence[Any]],
         most: int = 32,
         waiting: int = 4096,
         seen: Callable[[int], object] = lambda count: None,
     ):
         self._compute, self._most, self._waiting, self._seen = compute, most, waiting, seen
         self._works: collections.deque[_Work] = collections.deque()
-        self._count = 0  # inputs that wait
+        self.count = 0  # inputs that wait
         self._changed = threading.Condition()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
-    @property
-    def count(self) -> int:
-        """Inputs that wait."""
-        return self._count
+    def submit(
+        self, key: Hashable, inputs: Sequence[Any], sizes: Sequence[int]
+    ) -> list[tuple[list[int], Future[list[Any]]]]:
+        """Adds inputs. Returns pairs of positions of inputs and the future of their results.
 
-    def submit(self, what: Hashable, inputs: Sequence, sizes: Sequence[int]) -> list[tuple]:
-        """Adds inputs, given with their lengths in characters. Returns pairs of the places of some inputs and a future
-        of their results. Raises `Full`."""
-        order = sorted(range(len(inputs)), key=sizes.__getitem__)
+        Args:
+          key: inputs with equal keys may be computed together.
+          inputs: the inputs.
+          sizes: the lengths of the inputs in characters.
+
+        Raises:
+          Full: too many inputs wait.
+        """
         groups: dict[int, list[int]] = collections.defaultdict(list)
-        for place in order:
+        for place in sorted(range(len(inputs)), key=sizes.__getitem__):
             groups[max(SHORTEST, sizes[place]).bit_length()].append(place)
-        parts = [
-            (like, found[start : start + self._most])
-            for like, found in groups.items()
-            for start in range(0, len(found), self._most)
-        ]
-        works = [_Work((what, like), [inputs[i] for i in found], concurrent.futures.Future()) for like, found in parts]
+        works = []
+        for length, group in groups.items():
+            for start in range(0, len(group), self._most):
+                places = group[start : start + self._most]
+                works.append(_Work((key, length), places, [inputs[place] for place in places], Future()))
         with self._changed:
-            if self._stopped or self._count + len(inputs) > self._waiting:
+            if self._stopped or self.count + len(inputs) > self._waiting:
                 raise Full
             self._works.extend(works)
-            self._count += len(inputs)
+            self.count += len(inputs)
             self._changed.notify()
-        return [(found, work.done) for (_, found), work in zip(parts, works)]
+        return [(work.places, work.done) for work in works]
 
     def close(self) -> None:
-        """Takes no more, computes what waits, and returns when that is done."""
+        """Refuses new inputs, computes the waiting inputs, and returns when they are done."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -80,48 +86,43 @@ class Batches:
 
     def _run(self) -> None:
         while works := self._next():
-            works = [work for work in works if work.done.set_running_or_notify_cancel()]
-            if not works:
-                continue
-            try:
-                results = self._results(works[0].key, [each for work in works for each in work.inputs])
-            except Exception as error:
-                if len(works) == 1:
-                    works[0].done.set_exception(error)
-                    continue
-                for work in works:
-                    self._alone(work)
-                continue
-            for work in works:
-                work.done.set_result(results[: len(work.inputs)])
-                results = results[len(work.inputs) :]
+            if running := [work for work in works if work.done.set_running_or_notify_cancel()]:
+                self._answer(running)
 
-    def _alone(self, work: _Work) -> None:
+    def _answer(self, works: list[_Work]) -> None:
+        """Computes the results of works together, or separately if that raises an error."""
         try:
-            work.done.set_result(self._results(work.key, work.inputs))
+            results = self._results(works[0].key[0], [value for work in works for value in work.inputs])
         except Exception as error:
-            work.done.set_exception(error)
+            if len(works) == 1:
+                works[0].done.set_exception(error)
+            else:
+                for work in works:
+                    self._answer([work])
+            return
+        for work in works:
+            work.done.set_result(results[: len(work.inputs)])
+            results = results[len(work.inputs) :]
 
-    def _results(self, key, inputs: list) -> list:
-        """Computes a power of two of inputs, so that few shapes are compiled."""
+    def _results(self, key: Hashable, inputs: list[Any]) -> list[Any]:
+        """Repeats the last input so that the number of inputs is a power of two, because each number is compiled."""
         self._seen(len(inputs))
         missing = (1 << (len(inputs) - 1).bit_length()) - len(inputs)
-        return list(self._compute(key[0], inputs + inputs[-1:] * missing))[: len(inputs)]
+        return list(self._compute(key, inputs + inputs[-1:] * missing))[: len(inputs)]
 
     def _next(self) -> list[_Work]:
-        """Waits for work; takes the oldest, and what can be computed with it. None once closed and empty."""
+        """Waits for works; takes the oldest work and works with the same key. Returns [] once closed and empty."""
         with self._changed:
-            while not self._works and not self._stopped:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._works or self._stopped)
             taken: list[_Work] = []
-            count, left = 0, collections.deque()
-            while self._works:
-                work = self._works.popleft()
+            left: collections.deque[_Work] = collections.deque()
+            count = 0
+            for work in self._works:
                 if (not taken or work.key == taken[0].key) and count + len(work.inputs) <= self._most:
                     taken.append(work)
                     count += len(work.inputs)
                 else:
                     left.append(work)
             self._works = left
-            self._count -= count
+            self.count -= count
             return taken

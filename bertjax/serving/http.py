@@ -1,114 +1,51 @@
-"""The server: what each path takes and gives, and how it refuses."""
+"""The HTTP server: paths, requests, answers and errors."""
 
 import asyncio
-import collections
-import json
-import math
+import dataclasses
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+import msgspec
 import prometheus_client
 from aiohttp import web
 
-from bertjax.common import surrogates
 from bertjax.common.errors import UserError
+from bertjax.common.files import parse_texts
 from bertjax.library import Model
-from bertjax.serving import page
 from bertjax.serving.batches import Batches, Full
-
-MOST = 10_000  # the largest value of an option
-MOST_WORDS = 100  # the largest top_k
+from bertjax.serving.methods import Method, methods_of
+from bertjax.serving.page import page_of
 
 
 class Limits(NamedTuple):
-    """What a request may have."""
-
-    texts: int = 256
-    characters: int = 100_000  # in all texts together
-    batch: int = 32  # texts that are computed together, with those of other requests
-    waiting: int = 4096  # texts that may wait for others
-
-
-class Asked(NamedTuple):
-    """What a request asks for: inputs, their lengths in characters, and the options that all of them have."""
-
-    inputs: list
-    sizes: list[int]
-    options: tuple[tuple[str, Any], ...] = ()
-
-
-class Method(NamedTuple):
-    """What a path does.
+    """The limits of requests.
 
     Attributes:
-      options: the fields beside the inputs, with their types.
-      field: that of the inputs.
-      read: one of them, as it stands in the request -> the input, or None for what is none.
-      compute: (inputs, options) -> a result for each, which JSON can hold.
+      texts: texts of a request.
+      characters: characters of all texts of a request.
+      batch: texts of any requests that are computed together.
+      waiting: texts of all requests that wait.
     """
 
-    field: str
-    read: Callable[[Any], Any]
-    options: dict[str, type]
-    compute: Callable[..., list]
+    texts: int = 256
+    characters: int = 100_000
+    batch: int = 32
+    waiting: int = 4096
 
 
-def methods_of(model: Model) -> dict[str, Method]:
-    """Returns what a checkpoint can do, by the names of the paths."""
+class Request(NamedTuple):
+    """The content of a request: the method with its options, the inputs, and their lengths in characters."""
 
-    def filled(texts, top_k: int = 5):
-        if top_k > MOST_WORDS:
-            raise UserError(f"top_k = {top_k}: must be at most {MOST_WORDS}")
-        return [
-            {"text": f.text, "masks": [[{"word": w, "probability": p} for w, p in mask] for mask in f.masks]}
-            for f in model.fill_mask(texts, top_k)
-        ]
-
-    def classified(texts):
-        places = collections.defaultdict(list)  # by the number of parts, which the library takes to be the same
-        for place, text in enumerate(texts):
-            places[1 if isinstance(text, str) else len(text)].append(place)
-        found = {}
-        for some in places.values():
-            found |= zip(some, model.classify([texts[place] for place in some]))
-        return [found[place] for place in range(len(texts))]
-
-    def embedded(texts, **options):
-        return [row.tolist() for row in model.embed(texts, **options)]
-
-    pooled = {"prompt": str, "width": int, "pool": str, "layers": str}
-    every = {
-        "fill_mask": Method("texts", _text, {"top_k": int}, filled),
-        "classify": Method("texts", _text_or_pair, {}, classified),
-        "tag": Method("texts", _text, {}, model.tag),
-        "answer": Method("questions", _question, {}, model.predict),
-        "embed": Method("texts", _text, pooled, embedded),
-    }
-    can = {*model.methods, "embed"}
-    return {name: method for name, method in every.items() if name in can}
-
-
-def _text(given):
-    return surrogates.replaced(given) if isinstance(given, str) else None
-
-
-def _text_or_pair(given):
-    if isinstance(given, list) and given and all(_text(part) is not None for part in given):
-        return tuple(map(_text, given))
-    return _text(given)
-
-
-def _question(given):
-    found = (given.get("question"), given.get("context")) if isinstance(given, dict) else ()
-    found = tuple(map(_text, found))
-    return found if len(found) == 2 and None not in found else None
+    method: Method
+    inputs: list[Any]
+    sizes: list[int]
 
 
 class Refused(Exception):
-    """A request that is answered with an error: its status, and what is wrong."""
+    """The error with which a request is answered: an HTTP status and a message."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -121,154 +58,138 @@ class Server:
     def __init__(self, model: Model, limits: Limits):
         self._model, self._limits, self._methods = model, limits, methods_of(model)
         self._registry = registry = prometheus_client.CollectorRegistry()
-        self._requests = prometheus_client.Counter(
-            "bertjax_requests", "Requests, by path and status.", ["path", "status"], registry=registry
+        counter, histogram = prometheus_client.Counter, prometheus_client.Histogram
+        labels = ["path", "status"]
+        self._requests = counter("bertjax_requests", "Requests, by path and status.", labels, registry=registry)
+        self._seconds = histogram("bertjax_request_seconds", "Seconds until an answer.", ["path"], registry=registry)
+        self._texts = counter("bertjax_texts", "Texts that were computed.", ["path"], registry=registry)
+        sizes = [1, 2, 4, 8, 16, 32, 64, 128]
+        together = histogram("bertjax_batch_texts", "Texts computed together.", buckets=sizes, registry=registry)
+        self._batches = Batches(
+            lambda method, inputs: method.compute(model, inputs), limits.batch, limits.waiting, together.observe
         )
-        self._seconds = prometheus_client.Histogram(
-            "bertjax_request_seconds", "Seconds until an answer.", ["path"], registry=registry
-        )
-        self._texts = prometheus_client.Counter(
-            "bertjax_texts", "Texts that were computed.", ["path"], registry=registry
-        )
-        self._together = prometheus_client.Histogram(
-            "bertjax_batch_texts", "Texts computed together.", buckets=[1, 2, 4, 8, 16, 32, 64, 128], registry=registry
-        )
-        self._batches = Batches(self._compute, limits.batch, limits.waiting, self._together.observe)
         waiting = prometheus_client.Gauge("bertjax_texts_waiting", "Texts that wait.", registry=registry)
         waiting.set_function(lambda: self._batches.count)
 
     def app(self) -> web.Application:
+        """Returns the application, which closes the server at its end."""
         app = web.Application(client_max_size=16 * self._limits.characters + (1 << 16), middlewares=[self._guarded])
         app.router.add_get("/", self._page)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/attention", self._attention)
         for name in self._methods:
             app.router.add_post(f"/{name}", self._answer)
 
-        async def close(app):
+        async def close(app: web.Application) -> None:
             await asyncio.to_thread(self._batches.close)
 
         app.on_cleanup.append(close)
         return app
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler):
-        """Answers mistakes in JSON, and counts."""
+    async def _guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Answers errors in JSON, and counts requests."""
         began, path = time.perf_counter(), request.path
         try:
             response = await handler(request)
         except Refused as refused:
             response = _error(refused.status, str(refused))
         except web.HTTPException as error:
+            message = error.reason
             if error.status == 404:
-                paths = ", ".join(f"POST /{name}" for name in [*self._methods, *["attention"] * self._has_attention])
-                asked = request.rel_url.raw_path  # without line breaks
-                response = _error(404, f"there is no {asked}; there are {paths}, GET /, /health and /metrics")
-                path = "other"
+                paths = ", ".join(f"POST /{name}" for name in self._methods)
+                missing = request.rel_url.raw_path  # without line breaks
+                message, path = f"there is no {missing}; there are {paths}, GET /, /health and /metrics", "other"
             elif error.status == 413:
-                response = _error(413, f"a request may have {self._limits.characters:,} characters of text")
-            else:
-                response = _error(error.status, error.reason)
+                message = f"a request may have {self._limits.characters:,} characters of text"
+            response = _error(error.status, message)
         except Exception:
             traceback.print_exc()
-            response = _error(500, "the server failed; its output says where")
+            response = _error(500, "the server failed; its output has the error")
         self._requests.labels(path, response.status).inc()
         self._seconds.labels(path).observe(time.perf_counter() - began)
         return response
 
     async def _page(self, request: web.Request) -> web.Response:
-        del request
-        content = page.of(self._model, list(self._methods), self._has_attention)
-        return web.Response(text=content, content_type="text/html")
+        return web.Response(text=page_of(self._model, list(self._methods)), content_type="text/html")
 
     async def _health(self, request: web.Request) -> web.Response:
-        del request
-        about = {"status": "ok", "checkpoint": self._model.path, "methods": list(self._methods)}
-        return web.json_response(about | {"limits": self._limits._asdict()})
+        methods = [name for name, method in self._methods.items() if not method.takes_one]
+        about = {"status": "ok", "checkpoint": self._model.path, "methods": methods, "limits": self._limits._asdict()}
+        return web.json_response(about)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        del request
         return web.Response(body=prometheus_client.generate_latest(self._registry), content_type="text/plain")
 
     async def _answer(self, request: web.Request) -> web.Response:
-        name = request.path.removeprefix("/")
-        asked = await self._read(request, self._methods[name])
-        results = await self._results((name, asked.options), asked)
+        parsed = await self._read(request, self._methods[request.path.removeprefix("/")])
+        results = await self._results(parsed)
         self._texts.labels(request.path).inc(len(results))
-        return await _json({"results": results})
+        answer = results[0] if parsed.method.takes_one else {"results": results}
+        # Long answers are encoded in a thread, so that the server can answer other requests.
+        return web.Response(body=await asyncio.to_thread(encoded, answer), content_type="application/json")
 
-    async def _results(self, what: tuple, asked: Asked) -> list:
-        """Waits for the results of what is asked for. Raises `Refused`."""
+    async def _read(self, request: web.Request, kind: type[Method]) -> Request:
+        """Reads a request. Raises `Refused` if it is invalid or too large."""
+        field = kind.field
         try:
-            parts = self._batches.submit(what, asked.inputs, asked.sizes)
+            content: Any = parse_texts(await request.text())
+        except (ValueError, LookupError):
+            raise Refused(400, f'the body must be JSON, such as {{"{field}": ["..."]}}') from None
+        if not isinstance(content, dict) or field not in content:
+            raise Refused(400, f'the body must be a JSON object with "{field}"')
+        values = content.pop(field)
+        values = values if isinstance(values, list) else [values]
+        if len(values) > self._limits.texts:
+            raise Refused(413, f"{len(values)} {field}: a request may have {self._limits.texts}")
+        options = [option.name for option in dataclasses.fields(kind)]
+        if unknown := [name for name in content if name not in options]:
+            raise Refused(400, f"{unknown[0]!r}: there is no such field; there are {', '.join([field, *options])}")
+        inputs, method = _converted(values, kind.inputs_type, field), _converted(content, kind)
+        if method.takes_one and len(inputs) != 1:
+            raise Refused(400, f"{field}: one text, please")
+        prompt = len(content.get("prompt") or "")  # comes before each text
+        sizes = [prompt + _characters(value) for value in inputs]
+        if sum(sizes) > self._limits.characters:
+            raise Refused(413, f"{sum(sizes):,} characters: a request may have {self._limits.characters:,}")
+        return Request(method, inputs, sizes)
+
+    async def _results(self, request: Request) -> list[Any]:
+        """Waits for the results of a request. Raises `Refused`."""
+        try:
+            parts = self._batches.submit(*request)
         except Full:
             raise Refused(503, "too many texts wait; try again") from None
-        results = [None] * len(asked.inputs)
+        results: list[Any] = [None] * len(request.inputs)
         try:
             for places, future in parts:
-                for place, result in zip(places, await asyncio.wrap_future(future)):
+                computed = await asyncio.wrap_future(future)
+                for place, result in zip(places, computed):
                     results[place] = result
         except UserError as error:
             raise Refused(400, str(error)) from None
         finally:
             for _, future in parts:
-                future.cancel()  # what has not begun, if one of them failed or the client is gone
+                future.cancel()  # the parts that have not begun, if a part failed or the client is gone
         return results
 
-    async def _attention(self, request: web.Request) -> web.Response:
-        if not self._has_attention:
-            raise Refused(400, f"{self._model.path} has no attention to show")
-        asked = await self._read(request, Method("texts", _text, {}, list))
-        if len(asked.inputs) != 1:
-            raise Refused(400, "texts: one text, please")
-        # Its text is a part of what is asked for, so that no other is computed with it.
-        (found,) = await self._results(("attention", tuple(asked.inputs)), asked)
-        return await _json(found)
 
-    @property
-    def _has_attention(self) -> bool:
-        from bertjax.models import families
-        from bertjax.models.family import ExposesAttention
+def _converted(value: Any, kind: Any, field: str = "") -> Any:
+    """Converts JSON to a type. Raises `Refused` with the path of the wrong value, below `field`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at ")
+        raise Refused(400, f"{field}{path.strip('`$.')}: {problem[0].lower()}{problem[1:]}") from None
 
-        return isinstance(families.family_of(self._model.config), ExposesAttention)
 
-    async def _read(self, request: web.Request, method: Method) -> Asked:
-        """Reads a request. Raises `Refused`."""
-        try:
-            content = json.loads(await request.text())
-        except (ValueError, LookupError, RecursionError):
-            raise Refused(400, f'the body must be JSON, such as {{"{method.field}": ["..."]}}') from None
-        if not isinstance(content, dict) or method.field not in content:
-            raise Refused(400, f'the body must be a JSON object with "{method.field}"')
-        if unknown := [name for name in content if name != method.field and name not in method.options]:
-            known = ", ".join([method.field, *method.options])
-            raise Refused(400, f"{unknown[0]!r}: there is no such field; there are {known}")
-        for name, kind in method.options.items():
-            if name in content and (not isinstance(content[name], kind) or isinstance(content[name], bool)):
-                raise Refused(400, f"{name} = {content[name]!r}: must be of type {kind.__name__}")
-            if kind is str and name in content:
-                content[name] = surrogates.replaced(content[name])
-            if kind is int and not 1 <= content.get(name, 1) <= MOST:
-                raise Refused(400, f"{name} = {content[name]}: must be from 1 to {MOST:,}")
-        given = content[method.field]
-        given = given if isinstance(given, list) else [given]
-        if len(given) > self._limits.texts:
-            raise Refused(413, f"{len(given)} {method.field}: a request may have {self._limits.texts}")
-        inputs = [method.read(each) for each in given]
-        if None in inputs:
-            raise Refused(400, f"{method.field}[{inputs.index(None)}]: is not of the right form")
-        before = len(content.get("prompt", ""))  # every text
-        sizes = [before + (len(each) if isinstance(each, str) else sum(map(len, each))) for each in inputs]
-        if sum(sizes) > self._limits.characters:
-            raise Refused(413, f"{sum(sizes):,} characters: a request may have {self._limits.characters:,}")
-        return Asked(inputs, sizes, tuple((name, content[name]) for name in method.options if name in content))
-
-    def _compute(self, what, inputs: list) -> list:
-        name, options = what
-        if name == "attention":
-            return [page.attention(self._model, inputs[0])] * len(inputs)
-        return self._methods[name].compute(inputs, **dict(options))
+def _characters(value: Any) -> int:
+    """Returns the number of characters of a text, or of all texts of a tuple or dict."""
+    if isinstance(value, str):
+        return len(value)
+    return sum(map(_characters, value.values() if isinstance(value, dict) else value))
 
 
 def _error(status: int, message: str) -> web.Response:
@@ -276,34 +197,18 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": message}, status=status, headers=headers)
 
 
-async def _json(found) -> web.Response:
-    """Writes what may be long in a thread, while others are answered."""
-    return web.Response(text=await asyncio.to_thread(_dumped, found), content_type="application/json")
-
-
-def _dumped(found) -> str:
-    """Writes numbers that JSON does not have as null."""
-    try:
-        return json.dumps(found, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(found), ensure_ascii=False)
-
-
-def _finite(found):
-    if isinstance(found, dict):
-        return {name: _finite(value) for name, value in found.items()}
-    if isinstance(found, list | tuple):
-        return [_finite(value) for value in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
+def encoded(answer: Any) -> bytes:
+    """Returns an answer as JSON. Numbers that JSON does not have become null, and NumPy numbers become numbers."""
+    return msgspec.json.encode(answer, enc_hook=lambda number: number.item())
 
 
 def run(server: Server, host: str, port: int, grace: float) -> None:
-    """Serves until SIGINT or SIGTERM, and then answers what it has accepted, as far as `grace` seconds suffice."""
+    """Serves until SIGINT or SIGTERM, and then answers the accepted requests for up to `grace` seconds."""
     asyncio.run(_run(server.app(), host, port, grace))
 
 
 async def _run(app: web.Application, host: str, port: int, grace: float) -> None:
-    # It waits for so long twice: for requests, and then for those whose bodies it has ended.
+    # The runner waits twice for `shutdown_timeout`: for the requests, and then for the handlers that it has cancelled.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=grace / 2, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
@@ -311,7 +216,9 @@ async def _run(app: web.Application, host: str, port: int, grace: float) -> None
         await site.start()
     except OSError as error:
         await runner.cleanup()
-        raise UserError(f"--host={host} --port={port}: {error.strerror or error}; choose others") from None
+        raise UserError(
+            f"--host={host} --port={port}: {error.strerror or error}; choose another address or port"
+        ) from None
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
@@ -320,5 +227,5 @@ async def _run(app: web.Application, host: str, port: int, grace: float) -> None
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopped.set))
     print(f"serving on http://{host or '0.0.0.0'}:{runner.addresses[0][1]}", flush=True)
     await stopped.wait()
-    print(f"stopping: answering what has been accepted, for up to {grace} s", flush=True)
+    print(f"stopping: answering the accepted requests, for up to {grace} s", flush=True)
     await runner.cleanup()

@@ -1,12 +1,11 @@
-"""Splits raw text into words and punctuation marks, as BERT's tokenizer does before it looks for pieces.
+"""Splits raw text into words and punctuation marks, as the tokenizer of BERT does first, and joins words to a text."""
 
-Joins words to a text.
-"""
-
-import functools
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import PreTokenizedString, normalizers, pre_tokenizers
 
 JOINS = TEXT, SPACES = "text", "spaces"  # the values of `config.data.join`
 # Letters of scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana and bopomofo, Chinese
@@ -18,35 +17,38 @@ UNSPACED = (
 )
 MARKS = (
     "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u0f71-\u0fbc\u102b-\u103e\u17b4-\u17d3"
-    "\u3099\u309a"  # kana's
+    "\u3099\u309a"  # marks of kana
 )
 UNSPACED_PUNCTUATION = "\u3001-\u3003\u3008-\u3011\u3014-\u301f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
-# The words that `join_words` joins to a neighbour, by their characters.
+# Characters of words that `join_words` joins to the previous word, or to the next word.
 CLOSING = frozenset(",.;:!?)]}%\u2026\u2019\u201d\u00bb\u203a\u3001\u3002\uff0c\uff0e\uff1a\uff1b\uff01\uff1f\uff09")
 OPENING = frozenset("([{$\u00a3\u201c\u2018\u00ab\u2039\u201e\u201a\u00bf\u00a1\uff08")
 QUOTES = ("'", '"')
-ENDINGS = ("s", "t", "d", "m", "ll", "re", "ve")  # what follows an apostrophe in English
+ENDINGS = ("s", "t", "d", "m", "ll", "re", "ve")  # English endings after an apostrophe
+
+
+# Accents are not stripped, because stripping changes offsets. Words differ only at ≠, ≮, ≯ and a Greek accent.
+_NORMALIZER = normalizers.BertNormalizer(
+    clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
+)
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
     """Returns the start and end characters of each word of a text.
 
-    White space separates words; each punctuation mark and each Chinese character is a word of its own. Characters that
-    BERT's normalizer removes, such as control characters, are no words.
+    White space separates words. Each punctuation mark and each Chinese character is one word. Characters that the
+    normalizer of BERT removes, such as control characters, do not belong to words.
     """
-    from tokenizers import PreTokenizedString
-
-    normalizer, pre_tokenizer = _steps()
     split = PreTokenizedString(text)
-    split.normalize(normalizer.normalize)
-    pre_tokenizer.pre_tokenize(split)
+    split.normalize(_NORMALIZER.normalize)
+    pre_tokenizers.BertPreTokenizer().pre_tokenize(split)
     return [place for _, place, _ in split.get_splits("original", "char")]
 
 
 def whole_characters(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns a part of a text without white space around it, and with all marks of its characters.
+    """Returns the range of a part of a text without surrounding white space, and with all marks of its characters.
 
-    A tokenizer that composes or strips accents gives the place of a letter alone to the piece of the letter.
+    If a tokenizer composes or strips accents, the range of a piece contains a letter without the marks of the letter.
     """
     while start < end and text[start].isspace():
         start += 1
@@ -66,29 +68,32 @@ def _is_mark(character: str) -> bool:
     )
 
 
-def join_of(settings) -> str:
-    """Returns the `data.join` of a run. A run of an older version has none: each word has a space before it.
+def join_of(settings: Mapping[str, Any]) -> str:
+    """Returns the `data.join` of the settings of a run.
 
-    The folder of another library has no settings: its tagger reads text.
+    The default is `SPACES` for a run of an older version, and `TEXT` for the folder of another library, whose settings
+    are empty.
     """
-    return settings.data.get("join", SPACES) if "data" in settings else TEXT
+    return settings["data"].get("join", SPACES) if "data" in settings else TEXT
 
 
 def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Joins words to a text; returns the text and the start and end characters of each word.
+    """Joins words to a text. Returns the text, and the start and end characters of each word.
 
     A space comes between two words, except:
     - before words of `CLOSING` characters only, "''", and English endings ("'s", "n't");
     - after words of `OPENING` characters only, and "``";
-    - inside straight quotes: of the same quotes in a text, every second one closes, and so does the last word;
+    - inside straight quotes: every second quote of the same kind closes, and a quote that is the last word closes;
     - around an apostrophe between a word and one of `ENDINGS`;
     - between two letters or marks of scripts without spaces.
     """
-    text, places, is_glued, open_quotes = "", [], False, set()
+    text, is_glued = "", False
+    places: list[tuple[int, int]] = []
+    open_quotes: set[str] = set()
     for before, word, after in zip(["", *words], words, [*words[1:], ""]):
         is_apostrophe = bool(before) and word in ("'", "\u2019") and after.lower() in ENDINGS
         is_quote = word in QUOTES and not is_apostrophe
-        closes = is_apostrophe or word == "''" or CLOSING.issuperset(word) or _ENDING.fullmatch(word)
+        closes = is_apostrophe or word == "''" or CLOSING.issuperset(word) or bool(_ENDING.fullmatch(word))
         opens = word == "``" or OPENING.issuperset(word)
         if is_quote:
             closes = word in open_quotes or not after
@@ -104,14 +109,3 @@ def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
 
 _ENDING = re.compile(rf"['\u2019]({'|'.join(ENDINGS)})|n['\u2019]t", re.IGNORECASE)
 _UNSPACED_PAIR = re.compile(rf"[{UNSPACED}{MARKS}{UNSPACED_PUNCTUATION}]{{2}}")
-
-
-@functools.cache
-def _steps():
-    from tokenizers import normalizers, pre_tokenizers
-
-    # Stripping accents, which would take them from the offsets, makes other words only at ≠, ≮, ≯ and a Greek accent.
-    normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
-    )
-    return normalizer, pre_tokenizers.BertPreTokenizer()

@@ -40,7 +40,8 @@ class GradientFunction:
             return self._full_batch_gradients(params, batch, keys)
         if isinstance(self.loss, CoupledLoss) and self.loss.couples_rows:
             return self._cached_gradients(self.loss, params, batch, keys)
-        return self._accumulated_gradients(params, batch, keys)
+        parts = split_microbatches((batch, keys), self.microbatches)
+        return _accumulate_microbatches(lambda *part: self._full_batch_gradients(params, *part), parts)
 
     def _full_batch_gradients(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
         def loss_of(trainable: dict) -> tuple[jax.Array, dict]:
@@ -50,10 +51,6 @@ class GradientFunction:
         (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
         carry = metrics.pop("carry", None)
         return (gradients, {"loss": loss, **metrics}), carry
-
-    def _accumulated_gradients(self, params: dict, batch: dict, keys: jax.Array) -> tuple[Gradients, Any]:
-        parts = split_microbatches((batch, keys), self.microbatches)
-        return _accumulate_microbatches(lambda *part: self._full_batch_gradients(params, *part), parts)
 
     def _cached_gradients(
         self, coupled: CoupledLoss, params: dict, batch: dict, keys: jax.Array

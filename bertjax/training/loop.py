@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,14 +13,7 @@ from ml_collections import ConfigDict
 from bertjax.common.progress import phase
 from bertjax.distributed.transfers import STEPS_IN_FLIGHT, on_devices
 from bertjax.training import signals
-from bertjax.training.checkpoints.checkpoint import (
-    Checkpoints,
-    Parent,
-    check_resumable,
-    has_stopped_early,
-    is_resumable,
-    restore_from,
-)
+from bertjax.training.checkpoints import checkpoint
 from bertjax.training.hooks.checkpoints import SaveCheckpoints
 from bertjax.training.hooks.divergence import CheckDivergence
 from bertjax.training.hooks.evaluation import Evaluation
@@ -63,7 +55,7 @@ def train(
     mesh: Mesh,
     initialize: Callable[[dict], dict] | None = None,
     program: Program | None = None,
-    parent: Parent | None = None,
+    parent: checkpoint.Parent | None = None,
     *,
     hooks: Sequence[Hook] = (),
     save_final_opt_state: bool = True,
@@ -98,7 +90,7 @@ def train(
     clocks, needs_compilation = Clocks(start_time), program is None
     program = program or make_program(task, config, mesh)
     check_memory_bound(config, program)
-    checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every)
+    checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every)
     start_step, state = _restore_or_initialize(task, config, workdir, program, checkpoints, initialize, parent)
     run = TrainingRun(
         config,
@@ -116,27 +108,15 @@ def train(
     )
     del state  # The first step donates it.
     evaluation = Evaluation()
-    built_in = (
-        FillRecurrentMemory(),
-        CheckDivergence(),
-        ReportMetrics(),
-        SaveCheckpoints(save_final_opt_state),
-        evaluation,
-    )
-    run.hooks = (*hooks, *make_hooks(config), *built_in, Watchdog(), Profile())
+    first_hooks = FillRecurrentMemory(), CheckDivergence(), ReportMetrics(), SaveCheckpoints(save_final_opt_state)
+    run.hooks = (*hooks, *make_hooks(config), *first_hooks, evaluation, Watchdog(), Profile())
     with contextlib.ExitStack() as on_end_calls:
         for hook in run.hooks:
             hook.on_start(run)
-            on_end_calls.push(functools.partial(_call_on_end, hook, run))
+            on_end_calls.push(lambda kind, error, traceback, hook=hook: hook.on_end(run, error))
         _run_steps(run, evaluation, needs_compilation)
     best_step = checkpoints.best_step()
     return TrainingResult(run.state, run.scores, best_step, checkpoints.scores(best_step))
-
-
-def _call_on_end(hook: Hook, run: TrainingRun, kind: object, error: BaseException | None, traceback: object) -> None:
-    """Calls `hook.on_end`. The last three arguments are the arguments of `__exit__`, as `ExitStack.push` requires."""
-    del kind, traceback
-    hook.on_end(run, error)
 
 
 def _run_steps(run: TrainingRun, evaluation: Evaluation, needs_compilation: bool) -> None:
@@ -155,7 +135,7 @@ def _run_steps(run: TrainingRun, evaluation: Evaluation, needs_compilation: bool
         run.clocks.end_startup(is_resumed)
         if is_resumed:
             evaluation.evaluate_if_missed(run)
-        if has_stopped_early(run.scores, run.config.eval.patience):
+        if checkpoint.has_stopped_early(run.scores, run.config.eval.patience):
             return
         for step in range(run.start_step + 1, run.total_steps + 1):
             run.step = step
@@ -228,9 +208,9 @@ def _restore_or_initialize(
     config: ConfigDict,
     workdir: epath.PathLike,
     program: Program,
-    checkpoints: Checkpoints,
+    checkpoints: checkpoint.Checkpoints,
     initialize: Callable[[dict], dict] | None,
-    parent: Parent | None,
+    parent: checkpoint.Parent | None,
 ) -> tuple[int, TrainState]:
     """Returns the start step and the state.
 
@@ -238,13 +218,13 @@ def _restore_or_initialize(
     """
     start_step, is_first_host = checkpoints.latest_step(), jax.process_index() == 0
     if start_step is not None:
-        check_resumable(workdir, start_step, task.total_steps)
-        if is_resumable(workdir, start_step):
+        checkpoint.check_resumable(workdir, start_step, task.total_steps)
+        if checkpoint.is_resumable(workdir, start_step):
             if is_first_host:
                 phase(f"restoring step {start_step}")
             return start_step, checkpoints.restore(start_step, program.state)
     elif parent is not None:
-        return parent.step, restore_from(parent.workdir, parent.step, program.state)
+        return parent.step, checkpoint.restore_from(parent.workdir, parent.step, program.state)
     if is_first_host:
         count = sum(x.size for x in jax.tree.leaves(program.state.params))
         phase(f"initializing {count:,} parameters")

@@ -12,8 +12,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
+from typing import Any
 
 # Counts the sync points of all runs in this process. JAX makes the hosts stop at the same sync point.
 _sync_points = itertools.count(1)
@@ -51,38 +52,59 @@ def set_unsaved_work(description: str) -> None:
 
 
 @contextlib.contextmanager
+def _handling(handlers: Mapping[int, Any], handle: Callable, listen: Callable[[socket.socket], None]) -> Iterator[None]:
+    """Context manager: replaces the handlers of signals, and starts a thread that reads the signals.
+
+    Args:
+      handlers: {signal: the earlier handler, which the context manager restores}.
+      handle: the new handler.
+      listen: (socket) -> None, the function of the thread. The socket receives a byte for each signal, even while C++
+        code runs, and is closed at the end.
+    """
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    for number in handlers:
+        signal.signal(number, handle)
+    earlier_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=listen, args=(receiver,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier_fd)
+        _restore(handlers, handle)
+        sender.close()  # The thread handles the signals in the socket, and ends.
+        thread.join(1)
+
+
+def _restore(handlers: Mapping[int, Any], handle: Callable) -> None:
+    """Restores the earlier handlers of the signals that `handle` still handles."""
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is handle:
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def report_signals() -> Iterator[None]:
     """Context manager of a command: Ctrl-C and SIGTERM print a line at once, even while C++ code runs.
 
     The third Ctrl-C ends the process. If there is nothing to save, the first signal ends the process when the main
     thread has not handled the signal after `GRACE_SECONDS`.
     """
-    receiver, sender = socket.socketpair()
-    sender.setblocking(False)
+    # A shell may ignore SIGINT in background processes; ignored signals stay ignored.
     handlers = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
 
     def handle(number: int, frame: FrameType | None) -> None:
         _state.is_stopping = True
         handlers[number](number, frame)  # Raises `KeyboardInterrupt`.
 
-    for number in handlers:  # A shell may ignore SIGINT in background processes; ignored signals stay ignored.
-        signal.signal(number, handle)
-    earlier_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(target=_listen, args=(receiver,), daemon=True)
-    thread.start()
-    try:
-        yield
-    except KeyboardInterrupt:
-        if _state.interrupted_jax:
-            _exit()
-        raise
-    finally:
-        signal.set_wakeup_fd(earlier_fd)
-        for number, handler in handlers.items():
-            if signal.getsignal(number) is handle:
-                signal.signal(number, handler)
-        sender.close()  # The thread handles the signals in the socket, and ends.
-        thread.join(1)
+    with _handling(handlers, handle, _listen):
+        try:
+            yield
+        except KeyboardInterrupt:
+            if _state.interrupted_jax:
+                _exit()
+            raise
 
 
 @contextlib.contextmanager
@@ -93,8 +115,6 @@ def exit_on_signal() -> Iterator[None]:
     handlers, for example while C++ code compiles, the process ends after `REACTION_SECONDS`. The third signal ends the
     process at once.
     """
-    receiver, sender = socket.socketpair()
-    sender.setblocking(False)
     ignored = signal.SIG_IGN, None  # `getsignal` returns None for a handler that was not set from Python
     handlers = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) not in ignored}
     lines: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -105,7 +125,7 @@ def exit_on_signal() -> Iterator[None]:
         was_handled.set()
         raise KeyboardInterrupt(lines[number])
 
-    def end_unless_handled() -> None:
+    def end_unless_handled(receiver: socket.socket) -> None:
         count = 0
         while received := receiver.recv(1):
             if received[0] in handlers:
@@ -113,23 +133,13 @@ def exit_on_signal() -> Iterator[None]:
                 if not was_handled.wait(REACTION_SECONDS) or count > 2:
                     _exit(lines[received[0]])
 
-    for number in handlers:
-        signal.signal(number, handle)
-    earlier_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(target=end_unless_handled, daemon=True)
-    thread.start()
-    try:
-        yield
-    except KeyboardInterrupt as error:  # If JAX was interrupted, Python may crash at its exit.
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        _exit(str(error) or lines[signal.SIGINT])
-    finally:
-        signal.set_wakeup_fd(earlier_fd)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        sender.close()
-        thread.join(1)
+    with _handling(handlers, handle, end_unless_handled):
+        try:
+            yield
+        except KeyboardInterrupt as error:  # If JAX was interrupted, Python may crash at its exit.
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            _exit(str(error) or lines[signal.SIGINT])
 
 
 def _listen(receiver: socket.socket) -> None:
@@ -139,12 +149,8 @@ def _listen(receiver: socket.socket) -> None:
         try:
             received = receiver.recv(1)
         except TimeoutError:
-            if (
-                time.monotonic() - first_time > GRACE_SECONDS
-                and not _state.is_stopping
-                and not _state.unsaved_work
-                and _state.is_single_host
-            ):
+            has_work = _state.is_stopping or _state.unsaved_work or not _state.is_single_host
+            if time.monotonic() - first_time > GRACE_SECONDS and not has_work:
                 _exit()
             continue
         if not received:  # The sender is closed.
@@ -207,16 +213,14 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         earlier_handlers = {number: signal.signal(number, handle) for number in handled}
     except ValueError:  # Only the main thread can handle signals.
         earlier_handlers = {}
-    try:
-        yield (
-            lambda: (
-                multihost_utils.reached_preemption_sync_point(next(_sync_points))
-                if has_several_hosts
-                else bool(received)
-            )
+
+    def should_stop() -> bool:
+        return (
+            multihost_utils.reached_preemption_sync_point(next(_sync_points)) if has_several_hosts else bool(received)
         )
+
+    try:
+        yield should_stop
     finally:
         _state.is_stopping |= bool(received)
-        for number, handler in earlier_handlers.items():
-            if signal.getsignal(number) is handle:
-                signal.signal(number, handler)
+        _restore(earlier_handlers, handle)

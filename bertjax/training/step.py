@@ -81,7 +81,8 @@ def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
 
     def step_of(loss: Loss, stage_config: ConfigDict) -> jax.stages.Wrapped:
         """Returns the compiled step of a loss. Stages with equal fields share a step."""
-        key = _compiled_fields(stage_config)
+        # The fields that the compiled step depends on and that stages can change.
+        key = json.dumps([stage_config.model.to_dict(), stage_config.microbatches, stage_config.get("objective")])
         if key not in steps:
             gradients = GradientFunction(loss, frozen, stage_config.microbatches)
             steps[key] = _make_train_step(gradients, task.mask_updates, optimizer, layout, mesh, config)
@@ -122,11 +123,6 @@ def _describe_frozen(task: Task, config: ConfigDict, axes: dict, frozen: Frozen)
     (trainable, state_bytes), (total, full_bytes) = measure(frozen), measure(NO_FROZEN_PARAMS)
     saved = f"the optimizer's state has {state_bytes:,} bytes, not {full_bytes:,}"
     return f"trains {trainable:,} of {total:,} params; {saved}"
-
-
-def _compiled_fields(config: ConfigDict) -> str:
-    """Returns the config fields that the compiled step depends on and that stages can change, as JSON."""
-    return json.dumps([config.model.to_dict(), config.microbatches, config.get("objective")])
 
 
 def put_hyperparameters(seed: int, schedule: Schedule, mesh: Mesh) -> Hyperparameters:

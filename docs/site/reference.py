@@ -65,11 +65,11 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "`bertjax COMMAND`, or `python -m bertjax.MODULE`, which is the same. `--help` lists a command's flags, too.",
+        "Each command is `bertjax COMMAND`. `bertjax COMMAND --help` prints an example and the flags.",
     ]
     for name, (module, _) in COMMANDS.items():
         doc, own = flags_of(module)
-        lines += ["", f"## {name}", "", f"`bertjax {name}`, `python -m bertjax.{module}`", "", _block(doc), ""]
+        lines += ["", f"## {name}", "", _block(doc), ""]
         lines += ["| flag | default | |", "|---|---|---|"]
         lines += [f"| `--{flag.name}` | {_default(flag)} | {_cell(flag.help)} |" for flag in own if not _is_alias(flag)]
     return "\n".join(lines) + "\n"
@@ -80,7 +80,7 @@ def _is_alias(flag: flags.Flag) -> bool:
 
 
 def is_required(flag: flags.Flag) -> bool:
-    return any("must have a value other than None" in validator.message for validator in flag.validators)
+    return getattr(flag, "is_required", False)
 
 
 def _default(flag: flags.Flag) -> str:
@@ -179,7 +179,7 @@ def config_fields() -> dict[str, list[ConfigField]]:
     config = Source((ROOT / "bertjax" / "config" / "defaults.py").read_text())
     return {
         "All runs": list(config.fields("common_config")),
-        "Pre-training": list(config.fields("pretraining_config")),
+        "Pre-training": [*config.fields("pretraining_config"), *config.fields("_set_pretraining_data")],
         "Fine-tuning": list(config.fields("fine_tuning_config")),
     }
 

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     import jax
 
     from bertjax.common.errors import UserError
-    from bertjax.data.corpus.reading import Reading, read_lines
+    from bertjax.data.corpus.reading import DEFAULT, read_lines
     from bertjax.distributed.mesh import compute_for
     from bertjax.inference import bits_per_byte, likelihood
     from bertjax.interop import pretrained
@@ -61,13 +61,13 @@ def main(arguments: list[str]) -> None:
     keep_compiled()
     texts = []
     for path in _TEXTS.value:
-        lines = (line for _, line in read_lines(path, Reading()))
+        lines = (line for _, line in read_lines(path, DEFAULT))
         if _CUT.value == "documents":
             lines = (" ".join(each) for has_words, each in itertools.groupby(lines, bool) if has_words)
         texts += bits_per_byte.windows(filter(None, lines), _MOST.value, *sizes)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     if not source.predicts_words:
-        raise UserError(source.no_words)
+        raise UserError(source.no_words_reason)
     given = {"memory_length": _MEMORY.value, "clamp_length": _CLAMP.value}
     given = {name: value for name, value in given.items() if value}
     if given and likelihood.part_of(source.config) is None:

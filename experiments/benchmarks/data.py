@@ -32,7 +32,7 @@ from bertjax.data.batch import RECORD_ARRAYS, RowSize
 from bertjax.data.corpus import sentences
 from bertjax.data.corpus.corpus import read_documents
 from bertjax.data.loading import pipeline
-from bertjax.data.loading.masking import DynamicMasking, rules_of
+from bertjax.data.loading.masking import masking_of
 from bertjax.data.loading.order import Order
 from bertjax.data.loading.readers import plain, tf_data
 from bertjax.data.loading.transforms import SeededTransform
@@ -212,8 +212,8 @@ def measure_google(folder: pathlib.Path) -> None:
 def batches(order: Order, data: dict, start: int = 0) -> Iterator:
     """`data` are the fields of `config.data` that the records were prepared with."""
     data, most = {**pretraining_config().data.to_dict(), **data}, predictions(order.row.tokens)
-    rules = rules_of(data, tokenizer.load("wordpiece", VOCAB.value), most)
-    transforms = [SeededTransform(DynamicMasking(rules))] if order.files.masking == "dynamic" else []
+    masking = masking_of(data, tokenizer.load("wordpiece", VOCAB.value), most)
+    transforms = [SeededTransform(masking)] if order.files.masking == "dynamic" else []
     return pipeline.train_batches(order, RECORD_ARRAYS, most, start=start, transforms=transforms)
 
 

@@ -261,11 +261,13 @@ def make_checkpoint(folder, to="bertjax"):
 def fine_tuned_params():
     import numpy as np
 
-    from bertjax.models.bert.tf1_names import to_params, variable_shapes
+    from bertjax.models.bert.tf1_names import to_params, variable_table
 
     config, rng = _bert_config(), np.random.default_rng(0)
-    variables = {name: rng.normal(size=shape).astype("float32") for name, shape in variable_shapes(config).items()}
-    return to_params({**variables, "output_weights": rng.normal(size=(3, 16)), "output_bias": np.zeros(3)}, config)
+    table = variable_table(config, {"pooler": 0, "masked_lm": 0, "next_sentence": 0, "classifier": 3})
+    shapes = {name: tensor.tensor_shape for tensor in table.values() for name in tensor.names}
+    variables = {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    return to_params(variables, config, "fuzz")
 
 
 def _bert_config():

@@ -56,12 +56,13 @@ def test_main_goes_from_text_to_filled_masks(trained):
     assert re.search(r"^converting the text to sequences of 32 and 64 tokens$.*^step 1/10$", result.stdout, re.S | re.M)
     assert result.stdout.endswith("the run is in run; see run/report.html and run/checkpoints/10\n")
     predict, convert, _ = proposals(result)
-    assert predict[2:] == [
-        "bertjax.predict",
-        "--checkpoint=run",
+    assert predict == [
+        "bertjax",
+        "predict",
+        "run",
         "the man went to the [MASK] to buy a [MASK] of milk .",
     ]
-    assert convert[2:] == ["bertjax.convert", "--source=run", "--output=run-huggingface", "--format=huggingface"]
+    assert convert == ["bertjax", "convert", "run", "run-huggingface", "--format=huggingface"]
     names = {path.name for path in (folder / "run").iterdir()}
     assert names >= {"config.json", "vocab.txt", "records", "checkpoints", "metrics.jsonl", "tensorboard", "report.txt"}
     assert names >= {"report.html", "report.png"}
@@ -144,10 +145,13 @@ def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
     # The commands that are proposed are those with which a user would go on.
     kept = base(corpus, *TINY)
     proposed = [[*kept, words, "--output=words/records"], [*kept, words, "--workdir=runs/base"]]
-    assert [command[3:] for command in proposals(learnt)] == proposed
+    assert [command[2:] for command in proposals(learnt)] == proposed
     (training,) = proposals(prepared)
-    assert training[2] == "bertjax.main" and training[-2:] == ["--config.data.records=out", "--workdir=runs/base"]
-    tried = run("main", *training[3:], cwd=tmp_path, **{QUICK: "untrained"})
+    assert training[:2] == ["bertjax", "train"] and training[-2:] == [
+        "--config.data.records=out",
+        "--workdir=runs/base",
+    ]
+    tried = run("main", *training[2:], cwd=tmp_path, **{QUICK: "untrained"})
     assert tried.returncode == 0, tried.stderr
 
 
@@ -204,7 +208,7 @@ def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
     for source, output, form in ways:
         result = run("convert", f"--source={source}", f"--output={output}", f"--format={form}", cwd=tmp_path)
         assert result.returncode == 0 and f"-> {form}: " in result.stdout, result.stderr
-        assert proposals(result)[0][2:] == ["bertjax.predict", f"--checkpoint={output}", "the [MASK]"]
+        assert proposals(result)[0] == ["bertjax", "predict", output, "the [MASK]"]
     text = "the [MASK] saw the ship ."
     before, after = (run("predict", f"--checkpoint={path}", text, cwd=tmp_path) for path in (run_folder, "b"))
     assert before.stdout == after.stdout and "[MASK] 1: " in after.stdout, after.stderr
@@ -278,7 +282,7 @@ def test_help_imports_no_more_than_it_needs(tmp_path):
     modules = sorted({module for module, _ in COMMANDS.values()})
     command = [sys.executable, "-c", HELPS, *modules]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment_with())
-    assert all(f"python -m bertjax.{module}" in result.stdout for module in modules)
+    assert all(f"example: bertjax {name} " in f"{result.stdout} " for name in COMMANDS)
     lines = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("IMPORTED")]
     assert [module for module, *_ in lines] == modules
     for module, *imported in lines:
@@ -306,10 +310,10 @@ def test_missing_flags_are_named_with_an_example_of_the_command(tmp_path):
     missing, no_experiment = run("submit", "--input=x", cwd=tmp_path), run("main", cwd=tmp_path)
     assert missing.returncode == no_experiment.returncode == 1
     assert missing.stderr == (
-        "error: --checkpoint, --output: are missing; an example of the command: python -m bertjax.submit "
-        "--checkpoint=runs/mrpc --input=test.tsv --output=MRPC.tsv\n"
+        "error: --checkpoint, --output: are missing; an example of the command: bertjax submit "
+        "runs/mrpc --input=test.tsv --output=MRPC.tsv\n"
     )
-    assert no_experiment.stderr.endswith("; an example of the command: python -m bertjax.main --config=quickstart\n")
+    assert no_experiment.stderr.endswith("; an example of the command: bertjax train --config=quickstart\n")
 
 
 @pytest.mark.parametrize(
@@ -341,10 +345,11 @@ def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, mon
     "arguments, message",
     [
         (["--checkpoint=nowhere", "a [MASK]"], "no checkpoint in 'nowhere'"),
-        (["--checkpoint=run"], "no text: give one"),
+        (["run"], "no text for the checkpoint 'run': give one"),
         (["--checkpoint=run", "a [MASK]", "no mask here"], "no [MASK] in 'no mask here'"),
         (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
-        (["a [MASK]"], "--checkpoint"),
+        (["a [MASK]"], "no text for the checkpoint 'a [MASK]'"),
+        ([], "--checkpoint: is missing"),
         (["--checkpoint=run", "--top_p=0.5", "a [MASK]"], "--top_p=0.5: give --generate=N as well"),
         (["--checkpoint=run", "--generate=5", "a"], "only a left-to-right model (model.causal) continues a text"),
     ],

@@ -454,7 +454,7 @@ def test_mixtures_that_cannot_be_are_named(two_sources):
         with pytest.raises(UserError, match=message):
             launch(config, folder / "run") if records else validate(config)
 
-    message = r"data.mixture = .*: 'sky.txt' is no source of the text, which has .*sea.txt"
+    message = r"data.mixture = .*: 'sky.txt' is not a source of the text; choose from .*sea.txt"
     mistaken(message, **{"stages.end.data.mixture": "sky.txt=2"})
     prepared = {"data.mix_when": "prepared"}
     mistaken(r"stages.begin.data.mixture = .*; set data.mix_when=read", **prepared)

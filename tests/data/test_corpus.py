@@ -253,7 +253,12 @@ def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
     rows = ['{"text": "six"}', '{"text": null}', '{"text": ["a"]}', "{", '{"body": "b"}', "[]", '{"text": "seven"}']
     (tmp_path / "c.jsonl").write_text("\n".join([*rows, json.dumps({"text": "z" * 101})]))
     faults = []
-    found = read_documents([str(tmp_path)], ReadOptions(on_bad=faults.append))
+
+    class Collecting(ReadOptions):
+        def on_bad(self, fault, remedy=""):
+            faults.append(fault)
+
+    found = read_documents([str(tmp_path)], Collecting())
     assert [d.lines for d in found] == [["one"], ["three"], ["four"], ["five"], ["six"], ["seven"]]
     assert [fault.partition(": ")[0].rpartition("/")[2] for fault in faults] == [
         "a.txt:4", "a.txt:9", "b.txt:1", "b.txt:5", *(f"c.jsonl:{i}" for i in (2, 3, 4, 5, 6, 8))
@@ -549,11 +554,14 @@ def test_mixtures_name_sources_and_weights():
     config.data.mixture = "b=c.txt=0.5"
     assert mixture_of(config) == {"a.txt": 1.0, "b=c.txt": 0.5}
     for mixture, message in (
-        ("c.txt=2", r"config.data.mixture = 'c.txt=2': 'c.txt' is no source of the text, which has a.txt, b=c.txt"),
+        (
+            "c.txt=2",
+            r"config.data.mixture = 'c.txt=2': 'c.txt' is not a source of the text; choose from a.txt, b=c.txt",
+        ),
         ("a.txt", "write SOURCE=WEIGHT"),
         ("a.txt=-1", "write SOURCE=WEIGHT"),
         ("a.txt=nan", "write SOURCE=WEIGHT"),
-        ("a.txt=0,b=c.txt=0", "one weight at least must be above 0"),
+        ("a.txt=0,b=c.txt=0", "at least one weight must be above 0"),
     ):
         config.data.mixture = mixture
         with pytest.raises(UserError, match=message):

@@ -1,14 +1,15 @@
 """Masking by statistics over many seeds: 15 %, 80/10/10, limits, whole words, spans; and rows by themselves."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
-from bertjax.data.loading.masking import MaskingRules, draw, mask_tokens
+from bertjax.data.loading.masking import TokenMasking
 
 VOCAB, MASK, CLS, SEP, LENGTH = 1000, 4, 2, 3, 128
-RULES = MaskingRules(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)
+MASKING = TokenMasking(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)
 CONTINUES = np.arange(VOCAB) % 3 == 0
 SINGLE = np.zeros(VOCAB, bool)  # each word is one piece
 TOKENS, WORDS, SPANS = {}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}
@@ -19,8 +20,8 @@ def masked(seed, length=LENGTH, rows=1, **options):
     rng = np.random.default_rng(seed)
     ids = rng.integers(5, VOCAB, size=(rows, length), dtype=np.int32)
     ids[:, 0], ids[:, [length // 2, length - 1]] = CLS, SEP
-    rules = RULES._replace(**options)
-    masking = mask_tokens(ids, np.full(rows, length), draw(rng, rows, length, rules), rules)
+    rules = dataclasses.replace(MASKING, **options)
+    masking = rules.mask(ids, np.full(rows, length), rules.draw(rng, rows, length))
     return ids, np.isin(ids, [CLS, SEP]), masking
 
 
@@ -45,8 +46,8 @@ def test_hides_15_percent_and_never_a_special_token():
 def test_padding_is_never_hidden_and_does_not_count(limit):
     ids = np.full((300, LENGTH), 7, np.int32)
     ids[:, 0] = CLS
-    sizes, rules = np.arange(300) % (LENGTH - 1) + 2, RULES._replace(max_predictions_per_seq=limit)
-    found = mask_tokens(ids, sizes, draw(np.random.default_rng(0), 300, LENGTH, rules), rules)
+    sizes, rules = np.arange(300) % (LENGTH - 1) + 2, dataclasses.replace(MASKING, max_predictions_per_seq=limit)
+    found = rules.mask(ids, sizes, rules.draw(np.random.default_rng(0), 300, LENGTH))
     assert (found.counts == np.clip(np.rint(0.15 * sizes), 1, limit)).all()
     assert (found.positions < sizes[:, None]).all() and found.positions.shape == (300, limit)
 
@@ -81,9 +82,9 @@ def test_a_word_over_the_limit_is_passed_over():
     ids = np.array([[CLS, 10, 11, 12, 13, 14, 15, 16, 17, SEP]], np.int32)
     continues = np.isin(np.arange(VOCAB), range(11, 18))  # one word of eight pieces
     for spans in (False, True):
-        rules = RULES._replace(max_predictions_per_seq=3, continues_word=continues, spans=spans)
-        draws = draw(np.random.default_rng(0), 1, 10, rules)
-        assert mask_tokens(ids, np.array([10]), draws, rules).counts.tolist() == [0]
+        rules = dataclasses.replace(MASKING, max_predictions_per_seq=3, continues_word=continues, spans=spans)
+        draws = rules.draw(np.random.default_rng(0), 1, 10)
+        assert rules.mask(ids, np.array([10]), draws).counts.tolist() == [0]
 
 
 def test_lengths_of_spans():
@@ -100,12 +101,12 @@ def test_lengths_of_spans():
 
 def test_the_tokens_of_a_span_share_what_becomes_of_them():
     shares = dict(split=(0.5, 0.4, 0.1), masked_lm_prob=0.5, max_predictions_per_seq=10)
-    rules = RULES._replace(**shares, continues_word=SINGLE, spans=True)
+    rules = dataclasses.replace(MASKING, **shares, continues_word=SINGLE, spans=True)
     ids = np.random.default_rng(0).integers(5, VOCAB, size=(1000, LENGTH), dtype=np.int32)
-    draws = draw(np.random.default_rng(1), 1000, LENGTH, rules)
-    random_pieces = draws.random_pieces % 900 + 50  # without [MASK]
-    draws = draws._replace(span_words=np.full_like(draws.span_words, 10), random_pieces=random_pieces)
-    masking = mask_tokens(ids, np.full(1000, LENGTH), draws, rules)
+    draws = rules.draw(np.random.default_rng(1), 1000, LENGTH)
+    random_pieces = draws["random_pieces"] % 900 + 50  # without [MASK]
+    draws |= dict(span_words=np.full_like(draws["span_words"], 10), random_pieces=random_pieces)
+    masking = rules.mask(ids, np.full(1000, LENGTH), draws)
     whole = masking.positions[:, -1] < LENGTH - 1  # the others met the end of the row
     assert whole.mean() > 0.9 and (masking.positions[whole, -1] - masking.positions[whole, 0] == 9).all()
     behind = np.take_along_axis(masking.ids, masking.positions, 1)[whole]
@@ -118,8 +119,8 @@ def test_the_tokens_of_a_span_share_what_becomes_of_them():
 
 def test_no_rows_and_rows_without_text():
     for words in (TOKENS, WORDS, SPANS):
-        rules = RULES._replace(**words)
+        rules = dataclasses.replace(MASKING, **words)
         for ids in (np.zeros((0, 8), np.int32), np.array([[CLS, SEP, 0, 0, 7, 7, 7, 7]], np.int32)):
-            draws = draw(np.random.default_rng(0), len(ids), 8, rules)
-            masking = mask_tokens(ids, np.full(len(ids), 2), draws, rules)
+            draws = rules.draw(np.random.default_rng(0), len(ids), 8)
+            masking = rules.mask(ids, np.full(len(ids), 2), draws)
             assert (masking.ids == ids).all() and masking.positions.shape == (len(ids), 20) and not masking.counts.any()

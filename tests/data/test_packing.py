@@ -9,7 +9,7 @@ from bertjax.data.loading import order
 from bertjax.data.loading.order import Order
 from bertjax.data.loading.packing import arrange
 from bertjax.data.records.record_sets import RecordSet
-from tests.data.test_pipeline import LENGTH, RULES, assert_same, batches_of, damage, masks, random_rows, write_set
+from tests.data.test_pipeline import LENGTH, MASKING, assert_same, batches_of, damage, masks, random_rows, write_set
 
 ROW = RowSize(512, 8)
 
@@ -210,4 +210,4 @@ def test_a_row_with_too_many_masked_tokens_is_refused(tmp_path):
         r"config.packing = True: a row has \d+ predicted words, but the limit is 3; set config.data.masked_lm_prob"
     )
     with pytest.raises(UserError, match=message):
-        batches_of(measured_set(tmp_path), 20, multiple=1, transforms=[masks(RULES)], row=RowSize(LENGTH, 8, 3))
+        batches_of(measured_set(tmp_path), 20, multiple=1, transforms=[masks(MASKING)], row=RowSize(LENGTH, 8, 3))

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-from bertjax.data.loading.permutation import PermutationRules, draw, permute
+from bertjax.data.batch import take_rows
+from bertjax.data.loading.permutation import RandomOrder
 
 CLS, SEP, LENGTH, VOCABULARY = 2, 3, 120, 50
 CONTINUES = np.arange(VOCABULARY) % 3 == 1  # one random piece in three continues a word
 
 
-def rules(**fields) -> PermutationRules:
-    return PermutationRules(**dict(k=6, max_span_words=5, max_predictions_per_seq=30, cls_id=CLS, sep_id=SEP) | fields,
+def order(**fields) -> RandomOrder:
+    return RandomOrder(**dict(k=6, max_span_words=5, max_predictions_per_seq=30, cls_id=CLS, sep_id=SEP) | fields,
                  continues_word=CONTINUES)  # fmt: skip
 
 
@@ -26,9 +27,9 @@ def rows_of(count: int):
 
 @pytest.mark.parametrize("fields", [{}, dict(max_span_words=0), dict(max_span_words=1), dict(k=1), dict(k=40)])
 def test_one_in_k_tokens_is_predicted_in_a_random_order(fields):
-    given, (ids, sizes) = rules(**fields), rows_of(400)
-    ranks, selected = permute(ids, sizes, draw(np.random.default_rng(1), *ids.shape, given), given)
-    wanted = np.minimum(np.clip(np.rint(sizes / given.k), 1, 30), sizes - 3)
+    random_order, (ids, sizes) = order(**fields), rows_of(400)
+    ranks, selected = random_order.permute(ids, sizes, random_order.draw(np.random.default_rng(1), *ids.shape))
+    wanted = np.minimum(np.clip(np.rint(sizes / random_order.k), 1, 30), sizes - 3)
     assert (selected.sum(1) == wanted).all() and ((ranks > 0) == selected).all()
     assert not selected[(ids == CLS) | (ids == SEP) | (np.arange(LENGTH) >= sizes[:, None])].any()
     for row, chosen in zip(ranks, selected):
@@ -39,33 +40,33 @@ def test_one_in_k_tokens_is_predicted_in_a_random_order(fields):
 
 
 def test_spans_are_words_of_harmonic_lengths_in_their_context():
-    given, count = rules(max_predictions_per_seq=LENGTH, k=6), 4000
+    random_order, count = order(max_predictions_per_seq=LENGTH, k=6), 4000
     ids, sizes = rows_of(1)
     ids, sizes = np.repeat(ids, count, 0), np.full(count, LENGTH)
     ids[:] = np.random.default_rng(2).integers(4, VOCABULARY, LENGTH)
     ids[:, -1], ids[:, -2], ids[:, 60] = CLS, SEP, SEP
-    draws = draw(np.random.default_rng(1), *ids.shape, given)
-    _, selected = permute(ids, sizes, draws, given)
+    draws = random_order.draw(np.random.default_rng(1), *ids.shape)
+    _, selected = random_order.permute(ids, sizes, draws)
     begins = ~CONTINUES[ids[0]] | (ids[0] == SEP) | np.roll(ids[0] == SEP, 1)
     begins[[0, -1]] = True
     # The first span of a row: its words are those drawn, and it begins after a share of its context.
     for row in range(50):
         words, start = (
-            int(draws.span_words[row, 0]),
-            int(draws.context_shares[row, 0] * given.k * draws.span_words[row, 0]),
+            int(draws["span_words"][row, 0]),
+            int(draws["context_shares"][row, 0] * random_order.k * draws["span_words"][row, 0]),
         )
         begin = start + int(np.flatnonzero(begins[start:])[0])
         end = begin + 1 + int(np.flatnonzero(np.cumsum(begins[begin + 1 :]) == words)[0])
         assert selected[row, begin:end].all()
-    drawn = np.bincount(draws.span_words.ravel(), minlength=6)[1:] / draws.span_words.size
+    drawn = np.bincount(draws["span_words"].ravel(), minlength=6)[1:] / draws["span_words"].size
     np.testing.assert_allclose(drawn, 1 / np.arange(1, 6) / sum(1 / np.arange(1, 6)), atol=0.01)
 
 
 def test_a_row_does_not_depend_on_those_beside_it():
-    given, (ids, sizes) = rules(), rows_of(64)
-    draws = draw(np.random.default_rng(1), *ids.shape, given)
-    together = permute(ids, sizes, draws, given)
+    random_order, (ids, sizes) = order(), rows_of(64)
+    draws = random_order.draw(np.random.default_rng(1), *ids.shape)
+    together, _ = random_order.permute(ids, sizes, draws)
     for some in (slice(0, 1), slice(5, 9), slice(60, 64)):
-        apart = permute(ids[some], sizes[some], type(draws)(*(x[some] for x in draws)), given)
-        np.testing.assert_array_equal(apart.ranks, together.ranks[some])
-    assert permute(ids[:0], sizes[:0], type(draws)(*(x[:0] for x in draws)), given).ranks.shape == (0, LENGTH)
+        apart, _ = random_order.permute(ids[some], sizes[some], take_rows(draws, some))
+        np.testing.assert_array_equal(apart, together[some])
+    assert random_order.permute(ids[:0], sizes[:0], take_rows(draws, slice(0)))[0].shape == (0, LENGTH)

@@ -13,7 +13,7 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.data.batch import RECORD_ARRAYS, RowSize, record_arrays
 from bertjax.data.loading import order, pipeline
-from bertjax.data.loading.masking import DynamicMasking, rules_of
+from bertjax.data.loading.masking import masking_of
 from bertjax.data.loading.order import Order
 from bertjax.data.loading.transforms import SeededTransform
 from bertjax.data.records import layouts, record_sets
@@ -154,7 +154,7 @@ class Pieces(NamedTuple):
 
 LENGTH, PREDICTIONS = 16, 3
 DATA = dict(masked_lm_prob=0.2, masked_lm_split=(0.8, 0.1, 0.1), do_whole_word_mask=False, do_span_mask=False)
-RULES = rules_of(DATA, Pieces(), PREDICTIONS)
+MASKING = masking_of(DATA, Pieces(), PREDICTIONS)
 WORDS = {"continues_word": np.arange(1000) % 3 == 0}
 
 
@@ -190,7 +190,7 @@ def write_set(folder, rows, layout="google", files=3, vocab_size=1000, **fields)
 def batches_of(files, steps=None, **settings):
     row = settings.pop("row", RowSize(LENGTH, 8, 8))
     order = Order(files, settings.pop("batch_size", 8), settings.pop("seed", 0), row)
-    settings = dict(transforms=[masks(RULES)] if files.masking == "dynamic" else []) | settings
+    settings = dict(transforms=[masks(MASKING)] if files.masking == "dynamic" else []) | settings
     if "multiple" in settings:
         batches = pipeline.packed_batches(order, RECORD_ARRAYS.packed(), PREDICTIONS, **settings)
     else:
@@ -198,8 +198,8 @@ def batches_of(files, steps=None, **settings):
     return list(itertools.islice(batches, steps))
 
 
-def masks(rules):
-    return SeededTransform(DynamicMasking(rules))
+def masks(masking):
+    return SeededTransform(masking)
 
 
 def heldout(files, batch_size=16, max_sequences=120, **settings):
@@ -225,7 +225,7 @@ def unmasked(tmp_path):
 
 @pytest.mark.parametrize("words", [{}, WORDS, {**WORDS, "spans": True}], ids=["tokens", "words", "spans"])
 def test_dynamic_masks_are_a_function_of_seed_step_and_row(unmasked, words):
-    transforms = [masks(RULES._replace(**words))]
+    transforms = [masks(dataclasses.replace(MASKING, **words))]
     straight = batches_of(unmasked, 30, transforms=transforms)
     assert_same(straight[17:], batches_of(unmasked, 13, start=17, transforms=transforms))
     for rows in ([0, 1, 2], [5], [1, 3, 6]):
@@ -254,7 +254,7 @@ def test_another_seed_masks_the_same_text_at_the_same_place_otherwise(tmp_path):
 
 def test_held_out_masks_are_a_function_of_place_and_seed(unmasked):
     def evaluated(batch_size, seed=0):
-        batch = heldout(unmasked, batch_size, 90, transforms=[masks(RULES)], seed=seed)
+        batch = heldout(unmasked, batch_size, 90, transforms=[masks(MASKING)], seed=seed)
         assert batch["sequence_weights"].sum() == 90 and not batch["sequence_weights"][90:].any()
         return {name: x[:90] for name, x in batch.items()}
 
@@ -353,7 +353,9 @@ def test_values_that_no_record_has_are_named(tmp_path, monkeypatch, field, value
     rows = random_rows(120, is_masked=is_masked)
     rows[field][77] = value
     files = write_set(tmp_path / "records", rows)
-    settings = {} if is_masked else dict(transforms=[masks(RULES._replace(continues_word=np.zeros(1000, bool)))])
+    settings = (
+        {} if is_masked else dict(transforms=[masks(dataclasses.replace(MASKING, continues_word=np.zeros(1000, bool)))])
+    )
     for read in (batches_of, heldout):
         with pytest.raises(UserError, match=rf"1.tfrecord: record 37 has {value} in {name}, which must be from 0 to"):
             read(files, **settings)

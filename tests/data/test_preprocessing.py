@@ -485,9 +485,9 @@ def test_words_are_those_of_the_sentences_that_are_not_held_out(kind, corpus_fil
             if kind == "wordpiece":
                 sentence = sentence.lower().replace(",", " ,").replace(".", " .")
             expected.update(sentence.split())
-    groups, words = corpus.groups([config.data.corpus]), vocabulary.settings_of(config)
+    groups = corpus.groups([config.data.corpus])
     with vocabulary.worker_pool(1) as pool:
-        counts = vocabulary.count_corpus(words, groups, selection.selection_of(config), tmp_path, pool, 2)
+        counts = vocabulary.count_corpus(config, groups, selection.selection_of(config), tmp_path, pool, 2)
     assert used < 80
     assert counts.words == expected
     assert (counts.total, counts.threshold) == (expected.total(), 1)

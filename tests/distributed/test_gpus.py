@@ -44,10 +44,10 @@ def test_jax_takes_three_quarters_of_the_memory_or_what_it_is_told(monkeypatch):
     ("h100-x", {}, "--topology=h100-x: unknown; choose h100-N"),
     ("h100-16", {}, "--topology=h100-16: a machine has at most 8 GPUs; add --hosts=M"),
     ("h100-32", {"hosts": 2}, "at most 8 GPUs"),
-    ("h100-8", {"hosts": 3}, "--hosts=3: the 8 GPUs of --topology=h100-8 do not divide"),
+    ("h100-8", {"hosts": 3}, "--hosts=3: must divide the 8 GPUs of --topology=h100-8"),
     ("h100-8", {"hosts": 0}, "--hosts=0: "),
-    ("h100-8", {"slices": 2}, "--slices=2: GPUs have no slices; --hosts=M"),
-    ("v4-8", {"hosts": 2}, "--hosts=2: for GPUs"),
+    ("h100-8", {"slices": 2}, "--slices=2: GPUs have no slices; set the number of machines with --hosts=M"),
+    ("v4-8", {"hosts": 2}, "--hosts=2: only for GPUs"),
 ])  # fmt: skip
 def test_a_mistake_in_a_name_is_said_in_one_line(name, flags, message):
     with pytest.raises(UserError, match=message):

@@ -311,10 +311,10 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
     given = np.array(dataset.train.labels)
     assert task_of(class_weights="balanced").loss.label_loss.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
     for text, message in (
-        ("earth=2", r" = 'earth=2': 'earth' is no label of the training data, which has court,"),
+        ("earth=2", r" = 'earth=2': 'earth' is not a label of the training data; choose from court,"),
         ("sea", r" = 'sea': write LABEL=WEIGHT,\.\.\., with weights of at least 0"),
         ("sea=-1", r" = .*with weights of at least 0"),
-        ("court=0,garden=0,kitchen=0,sea=0", r" = .*one weight at least must be above 0"),
+        ("court=0,garden=0,kitchen=0,sea=0", r" = .*at least one weight must be above 0"),
     ):
         with pytest.raises(UserError, match="config.head.class_weights" + message):
             task_of(class_weights=text)

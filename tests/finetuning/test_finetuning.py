@@ -225,7 +225,7 @@ def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
     (tmp_path / "test.tsv").write_text("index\tsentence\n7\tship sail\n9\trose spade\n")
     result = command("submit", f"--checkpoint={workdir}", "--input=test.tsv", "--output=SST-2.tsv", cwd=tmp_path)
     assert result.stdout == "2 predictions in SST-2.tsv\n", result.stderr
-    assert f"next:\n  python -m bertjax.predict --checkpoint={workdir} 'a text'\n" in result.stderr
+    assert f"next:\n  bertjax predict {workdir} 'a text'\n" in result.stderr
     assert (tmp_path / "SST-2.tsv").read_text() == "index\tprediction\n7\t1\n9\t0\n"
 
     result = command("predict", f"--checkpoint={workdir}", "--top_k=3", "ship", cwd=tmp_path)
@@ -562,7 +562,7 @@ def test_the_trial_that_is_named_has_the_checkpoint(tmp_path, scores, best):
 
 @pytest.mark.parametrize("search, message", [
     ("batch_size=16,12", r"config.batch_size = 12: .* must be a multiple of the 8 devices"),
-    ("class_weights=,earth=9", r"'earth' is no label of the training data"),
+    ("class_weights=,earth=9", r"'earth' is not a label of the training data"),
 ])  # fmt: skip
 def test_every_run_of_a_search_is_checked_before_the_first(search, message, checkpoint, tmp_path):
     write_sst2(tmp_path, train=48)

@@ -274,7 +274,7 @@ def test_both_streams_their_logits_and_gradients_are_transformers(kept, xlnets):
 
     def predict(lm):
         inside = np.ones_like(ids)
-        streams = lm.bert.encode_streams(
+        streams = lm.bert.encode_permuted(
             ids, inside, TYPES, seen=seen, places=places, memory=remembered, every_layer=True
         )
         numbers = jnp.broadcast_to(jnp.arange(3), places.shape)

@@ -21,7 +21,7 @@ from bertjax.config.model_config import Compute
 from bertjax.data.records import layouts
 from bertjax.finetuning.tasks import classify, ner
 from bertjax.inference import fill_mask
-from bertjax.interop import conversion, huggingface, pretrained, tf1
+from bertjax.interop import conversion, huggingface, initialization, pretrained, tf1
 from bertjax.models.bert.huggingface import FORMAT, huggingface_name, is_transposed
 from bertjax.models.bert.tf1_names import to_variables
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining, word_logits
@@ -300,7 +300,7 @@ def test_an_output_layer_that_is_not_tied_is_named(folder, capfd):
         pretrained.read(folder)
     edit(folder / "config.json", tie_word_embeddings=False)
     source = pretrained.read_with_tokenizer(folder)
-    assert "cls.predictions.decoder.weight is not tied to the word embeddings" in source.no_words
+    assert "cls.predictions.decoder.weight is not tied to the word embeddings" in source.no_words_reason
     assert "weights that are not read: cls.predictions.bias, cls.predictions.decoder.weight," in capfd.readouterr().err
 
 
@@ -355,8 +355,8 @@ FOREIGN = {  # files beside a tokenizer, and the reason why the tokenizer is ref
     "start": ({"special_tokens_map.json": {"bos_token": {"content": "ship"}}}, r"adds tokens \(ship\)"),
     "bos": ({SETTINGS: {"add_bos_token": True}}, "add_bos_token and add_eos_token true are not supported without"),
     "class": ({SETTINGS: {"tokenizer_class": "BertJapaneseTokenizer"}}, "'BertJapaneseTokenizer' is not"),
-    "Chinese": ({SETTINGS: {"tokenize_chinese_chars": False}}, "tokenize_chinese_chars = False is not supported"),
-    "basic": ({SETTINGS: {"do_basic_tokenize": False}}, "do_basic_tokenize = False is not supported"),
+    "Chinese": ({SETTINGS: {"tokenize_chinese_chars": False}}, "tokenize_chinese_chars False is not supported"),
+    "basic": ({SETTINGS: {"do_basic_tokenize": False}}, "do_basic_tokenize False is not supported"),
     "never split": ({SETTINGS: {"never_split": ["ship"]}}, r"never_split = \['ship'\] is not supported"),
     "accents": ({SETTINGS: {"do_lower_case": True, "strip_accents": False}}, "strip_accents False with"),
     "case": ({SETTINGS: {"do_lower_case": False}, JSON: {}}, "is False, but .*json"),
@@ -438,7 +438,7 @@ def test_a_cased_vocabulary_needs_a_word_about_it(golden, folder):
     (folder / "tokenizer.json").write_text(cased.to_huggingface())
     assert pretrained.read_tokenizer(folder).fingerprint == cased.fingerprint
     (folder / SETTINGS).unlink()
-    with pytest.raises(UserError, match=r"do_lower_case is not set, which .* for True, but .*json has lowercase False"):
+    with pytest.raises(UserError, match=r"do_lower_case is not set, which .* for True, but .*json has False"):
         pretrained.read_tokenizer(folder)
 
 
@@ -493,13 +493,13 @@ def test_a_decoder_of_its_own_is_refused_where_words_are_predicted(golden, folde
     edit(folder / "config.json", tie_word_embeddings=False)
     source = pretrained.read(folder)
     assert source.params.keys() == {"bert", "next_sentence"} and not source.predicts_words
-    assert "decoder.weight is not tied to the word embeddings" in source.no_words
+    assert "decoder.weight is not tied to the word embeddings" in source.no_words_reason
     assert "cls.predictions.decoder.weight" in source.ignored
     conversion.convert(folder, tmp_path / "encoder", "huggingface", "BertModel")
     encoder = jax.tree.map(jnp.asarray, {"bert": golden.params["bert"]})
-    assert pretrained.initialize(encoder, folder).keys() == {"bert"}
+    assert initialization.initialize(encoder, folder).keys() == {"bert"}
     with pytest.raises(UserError, match=r"init_checkpoint = .* is not tied to the word embeddings"):
-        pretrained.initialize(jax.tree.map(jnp.asarray, golden.params), folder)
+        initialization.initialize(jax.tree.map(jnp.asarray, golden.params), folder)
 
 
 def test_half_precision_and_strangers_among_the_tensors(golden, folder):

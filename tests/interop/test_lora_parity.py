@@ -60,7 +60,9 @@ def test_loss_and_gradients_are_pefts(tmp_path):
     params = jax.tree.map(lambda x: np.float32(rng.normal(0, 0.2, x.shape)), shapes)
 
     plain = unflatten_dict({path: x for path, x in flatten_dict(params).items() if "lora" not in path[-1]})
-    huggingface.write(tmp_path, CONFIG, plain, None, "BertForSequenceClassification", ("a", "b", "c"))
+    huggingface.write(
+        tmp_path, CONFIG, plain, None, "BertForSequenceClassification", huggingface.Metadata(("a", "b", "c"))
+    )
     theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path, attn_implementation="eager")
     names = sorted({name.removeprefix("attention.self.") for name in MODULES.values()})
     theirs = peft.get_peft_model(theirs, peft.LoraConfig(r=3, lora_alpha=12, target_modules=names)).eval()
@@ -130,7 +132,7 @@ def test_an_adapter_is_loaded_by_peft_onto_the_model_that_it_began_with(tmp_path
     names, given = ("a", "b", "c"), dict(settings=ConfigDict({"lora": {"dropout": 0.1}}), updates=updates)
     source = Pretrained("", "bertjax", config, whole, None, [], architecture, names, **given)
     for name, each in (("before", before), ("whole", whole)):
-        huggingface.write(tmp_path / name, config, each, None, architecture, names)
+        huggingface.write(tmp_path / name, config, each, None, architecture, huggingface.Metadata(names))
     (tmp_path / "adapter").mkdir()
     peft_writer.write(tmp_path / "adapter", source, architecture)
     theirs = getattr(transformers, architecture)

@@ -236,7 +236,7 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, head, tmp_path):
     program = make_program(task, config, task.mesh)
     state = program.init(jax.random.key(0))
     given = TINY, jax.device_get(state.params), None, task_head.architecture
-    huggingface.write(tmp_path, *given, labels=labels, problem_type=task_head.problem_type)
+    huggingface.write(tmp_path, *given, metadata=huggingface.Metadata(labels, task_head.problem_type))
     loader = getattr(transformers, task_head.architecture.replace("BertFor", "AutoModelFor"))
     model = loader.from_pretrained(tmp_path, attn_implementation="eager").train()
     first = {name: x.detach().clone() for name, x in model.named_parameters()}

@@ -108,7 +108,7 @@ def test_a_written_adapter_is_read_again(has_new_pieces, tmp_path):
     said = conversion.convert(run, adapter, "peft")
     assert "base_model_name_or_path is 'base'" in said and "left out: labels a, b, c" in said
     with pytest.raises(UserError, match=r"--push=me/mine: .* has no name on the hub; push the base first"):
-        conversion._convert(run, tmp_path / "other", "peft", "", "", "", "me/mine", "")
+        conversion._write_adapter(tmp_path / "other", pretrained.read(run), "me/mine", "")
     assert not any(str(tmp_path) in path.read_text() for path in adapter.glob("*.json"))
     before, after = pretrained.read(run), pretrained.read(adapter)
     assert after.architecture == "BertForSequenceClassification" and after.config == before.config

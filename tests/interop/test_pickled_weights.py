@@ -81,7 +81,7 @@ def test_code_in_a_pickle_is_not_run(folder, save, tmp_path):
             lambda state: {name: x.to(torch.int8) for name, x in state.items()},
             "has dtype int8; expected floats, not quantized weights",
         ),
-        (lambda state: dict(list(state.items())[1:]), "is missing; expected the variables of a BERT"),
+        (lambda state: dict(list(state.items())[1:]), "is missing; expected the tensors of a BERT"),
     ],
 )
 def test_other_content_is_named(folder, state, change, message):

@@ -15,7 +15,7 @@ from bertjax.distributed.mesh import make_mesh
 from bertjax.inference import hidden_states
 from bertjax.inference.fill_mask import fill_masks
 from bertjax.inference.hidden_states import extract
-from bertjax.interop import huggingface, pretrained
+from bertjax.interop import huggingface, initialization, pretrained
 from bertjax.models.bert.model import BertModel
 from bertjax.models.families import model_fields
 from bertjax.models.heads import BertForMaskedLM
@@ -49,10 +49,10 @@ def test_a_flag_of_a_tokenizer_that_is_not_used_is_refused(golden):
     for section, value in (("lowercase", False), ("kind", "sentencepiece")):
         config = config_for(golden)
         config.tokenizer[section] = value
-        for use in (pretrained.adopt, pretrained.require_tokenizer):
+        for use in (initialization.adopt, initialization.require_tokenizer):
             with pytest.raises(UserError, match=rf"config.tokenizer.{section} = {value!r}: has no effect, since"):
                 use(config)
-    assert pretrained.require_tokenizer(config_for(golden)).fingerprint == golden.tokenizer.fingerprint
+    assert initialization.require_tokenizer(config_for(golden)).fingerprint == golden.tokenizer.fingerprint
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_params_are_put_where_they_belong_on_a_mesh(golden):
     config.mesh.update(data=2, fsdp=2, tensor=2)
     mesh = make_mesh(config)
     params = make_program(pretraining_task(config, mesh, None), config, mesh).init(jax.random.key(0)).params
-    loaded = pretrained.initialize(params, GOLDEN)
+    loaded = initialization.initialize(params, GOLDEN)
     assert same(loaded, golden.params)
     assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, loaded, params))
 
@@ -72,7 +72,7 @@ def test_missing_arrays_stay_fresh_and_strange_ones_are_named(golden, tmp_path, 
     tensors = {n: x for n, x in safetensors.numpy.load_file(path).items() if not n.startswith("cls.")}
     safetensors.numpy.save_file(tensors | {"adapter.bias": np.ones(2, np.float32)}, path)
     params = random_params(config_for(golden))
-    loaded = pretrained.initialize(params, tmp_path / "bare")
+    loaded = initialization.initialize(params, tmp_path / "bare")
     said = capsys.readouterr().out
     assert "19 of 26 arrays loaded; left fresh: masked_lm/bias, masked_lm/dense/bias" in said
     assert said.rstrip().endswith("not used: adapter.bias")
@@ -100,7 +100,7 @@ def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, 
     config = config_for(golden, path)
     config.data.next_sentence = next_sentence
     params = random_params(config)
-    loaded = pretrained.flattened(pretrained.initialize(params, path))
+    loaded = pretrained.flattened(initialization.initialize(params, path))
     assert capsys.readouterr().out == f"started from {path} (huggingface): {said}\n"
     fresh, theirs = pretrained.flattened(params), pretrained.flattened(golden.params)
     assert loaded.keys() == fresh.keys()
@@ -110,12 +110,12 @@ def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, 
 
 def test_adopting_takes_what_a_config_cannot_choose(golden):
     config = config_for(golden)
-    pretrained.adopt(config)
+    initialization.adopt(config)
     assert config.model.hidden_act == "gelu"
     assert config.tokenizer.path == str(GOLDEN / "vocab.txt") and config.tokenizer.lowercase
     own = config_for(golden)
     own.tokenizer.path = "mine.txt"
-    pretrained.adopt(own)
+    initialization.adopt(own)
     assert own.tokenizer.path == "mine.txt"
 
 
@@ -123,14 +123,14 @@ def test_another_size_is_refused_with_the_flags_that_would_do(golden):
     config = config_for(golden)
     config.model.update(hidden_size=64, num_hidden_layers=3)
     with pytest.raises(UserError) as error:
-        pretrained.adopt(config)
+        initialization.adopt(config)
     assert str(error.value) == (
         f"config.model.hidden_size = 64: {GOLDEN} has 32; set --config.model.hidden_size=32 "
         f"--config.model.num_hidden_layers=2"
     )
     config.model = model_fields("modernbert")
     with pytest.raises(UserError, match=r"config.model.family = 'modernbert': .* has 'bert'; begin with an experiment"):
-        pretrained.adopt(config)
+        initialization.adopt(config)
 
 
 def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):

@@ -22,12 +22,12 @@ from bertjax.config.defaults import pretraining_config
 from bertjax.data.preprocessing.vocabulary import load_tokenizer
 from bertjax.finetuning.encoding import encode_pairs
 from bertjax.inference.fill_mask import fill_masks
-from bertjax.interop import conversion, hf_tokenizer, huggingface, pretrained
+from bertjax.interop import conversion, hf_tokenizer, huggingface, initialization, pretrained
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.tokenizer import SPECIAL_PIECES, XLNET, WordPiece
-from bertjax.text.tokenizers.sentencepiece import _message as sentencepiece_proto
+from bertjax.text.tokenizers.sentencepiece import read_proto as sentencepiece_proto
 from bertjax.text.vocabulary_extension import extended
 from tests.conftest import make_corpus
 from tests.interop.test_families_parity import MODELS, save_theirs
@@ -446,7 +446,7 @@ def test_a_run_reads_older_files_and_keeps_a_tokenizer_json(tmp_path):
     config = pretraining_config()
     config.model = families.model_fields(**vars(dataclasses.replace(MODELS["xlm-roberta"][2], vocab_size=size)))
     config.init_checkpoint = str(tmp_path)
-    pretrained.adopt(config)
+    initialization.adopt(config)
     assert config.tokenizer.kind == "unigram" and config.tokenizer.path == str(tmp_path / "sentencepiece.bpe.model")
     assert load_tokenizer(config).fingerprint == hf_tokenizer.read(tmp_path).fingerprint
     conversion.convert(tmp_path, tmp_path / "back", "huggingface")

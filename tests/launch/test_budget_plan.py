@@ -239,7 +239,7 @@ def test_a_plan_is_made_once_and_kept(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_any_run_takes_a_budget_and_keeps_its_steps(tmp_path, capsys, in_process, on_one_device, monkeypatch):  # noqa: F811
     """Also without the flag; a run that was started without a budget does not get one."""
-    monkeypatch.setattr(plan, "measure", lambda *_: StepTimes(steps=400.0, evaluation=0.0, compiling=0.0))
+    monkeypatch.setattr(steps, "measure", lambda *_: StepTimes(steps=400.0, evaluation=0.0, compiling=0.0))
     (tmp_path / "text.txt").write_text(make_corpus(100))
     config = tiny_config(tmp_path / "text.txt")  # ten steps
     budgeted = config.copy_and_resolve_references()

@@ -37,5 +37,5 @@ def test_each_field_that_transformers_obeys_is_in_a_group(kind, tmp_path, monkey
 
 
 def test_each_field_of_a_tokenizer_is_in_a_group():
-    read = {*hf_tokenizer.SUPPORTED_VALUES, *hf_tokenizer.UNUSED_FIELDS, *hf_tokenizer._Settings.__annotations__}
+    read = {*hf_tokenizer.SUPPORTED_VALUES, *hf_tokenizer.UNUSED_FIELDS, *hf_tokenizer.FIELD_TYPES}
     assert not tables.defaults_of("transformers", "tokenizer").keys() - read

@@ -9,7 +9,7 @@ import pytest
 from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import Compute
-from bertjax.interop import huggingface, pretrained
+from bertjax.interop import huggingface, initialization, pretrained
 from bertjax.launch.validate import validate
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.modernbert.config import ModernBertConfig
@@ -89,7 +89,7 @@ def test_a_classifier_starts_from_the_words_head(folder, capsys):
     started = FAMILY.import_params(source.params)
     assert (started["bert"]["pooler"]["dense"]["kernel"] == source.params["masked_lm"]["dense"]["kernel"]).all()
     assert FAMILY.import_params(started) is started
-    pretrained.initialize({"bert": jax.tree.map(jnp.zeros_like, started["bert"])}, folder, encoder_only=True)
+    initialization.initialize({"bert": jax.tree.map(jnp.zeros_like, started["bert"])}, folder, encoder_only=True)
     assert capsys.readouterr().out.endswith(" arrays loaded; not used: masked_lm/bias\n")
 
 
@@ -119,7 +119,7 @@ def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
         arguments = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=x", *flags]
         config, _ = from_arguments(arguments)
         validate(config)
-        pretrained.adopt_model(config, pretrained.read_config(checkpoint), "there")
+        initialization.adopt_model(config, pretrained.read_config(checkpoint), "there")
         validate(config)
         return config.model
 

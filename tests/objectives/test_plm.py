@@ -10,7 +10,7 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
-from bertjax.data.loading.permutation import RandomOrder, rules_of
+from bertjax.data.loading.permutation import RandomOrder
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.data.records.record_sets import find_records
 from bertjax.launch.validate import validate
@@ -66,7 +66,7 @@ def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, has_mem
     ids[0, 10:12], ids[1, 16:18] = [pieces.sep_id, pieces.cls_id], [pieces.sep_id, pieces.cls_id]
     sizes = np.array([first, length - first])
     segments = (np.arange(length) < sizes[:, None]).astype(np.int32)
-    transform = RandomOrder(rules_of(3, 5, 8, pieces))
+    transform = RandomOrder(3, 5, 8, pieces.cls_id, pieces.sep_id, pieces.continues_word)
     added = transform(dict(input_ids=ids, segments=segments), transform.draw(rng, 2, length))
     joined = {name: np.concatenate([x[0, :first], x[1, : length - first]])
               for name, x in dict(ids=ids, ranks=added["ranks"]).items()}  # fmt: skip

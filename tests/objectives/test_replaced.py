@@ -16,7 +16,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.data.batch import RowSize
 from bertjax.distributed.mesh import make_mesh
-from bertjax.interop import conversion, pretrained
+from bertjax.interop import conversion, initialization, pretrained
 from bertjax.interop.pretrained import Pretrained, flattened
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
@@ -261,7 +261,7 @@ def test_a_run_that_learnt_something_unknown_as_well_is_read_whole(disentangled,
     run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update(objective=objective))
     source = pretrained.read(run)
     jax.tree.map(np.testing.assert_array_equal, source.params, pretrained.read(disentangled[0]).params)
-    assert "generator" in source.parts and "--part=generator" in source.no_words
+    assert "generator" in source.parts and "--part=generator" in source.no_words_reason
     conversion.convert(run, tmp_path / "part", "huggingface", part="generator")
 
 
@@ -279,7 +279,7 @@ def test_both_halves_are_read_and_converted(disentangled, tmp_path):
     summed = stored[TABLE] + stored["generator/difference/word/embedding"]
     np.testing.assert_array_equal(flattened(source.params)[TABLE], summed)
     np.testing.assert_array_equal(flattened(source.params)[f"generator/{TABLE}"], stored[TABLE])
-    assert not source.predicts_words and "bertjax.convert --part=generator" in source.no_words
+    assert not source.predicts_words and "bertjax.convert --part=generator" in source.no_words_reason
 
     conversion.convert(run, tmp_path / "ours", "bertjax")
     jax.tree.map(np.testing.assert_array_equal, pretrained.read(tmp_path / "ours").params, source.params)
@@ -317,7 +317,7 @@ def begun_with(run, **settings):
     config.init_checkpoint = str(run)
     validate(config)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes_of(task_of(config)))
-    return pretrained.initialize(zeros, run, start=functools.partial(init_checkpoint.import_params, config)), config
+    return initialization.initialize(zeros, run, start=functools.partial(init_checkpoint.import_params, config)), config
 
 
 @pytest.mark.parametrize("before, after", [
@@ -355,7 +355,7 @@ def test_other_runs_begin_with_the_model_alone(disentangled, capsys):
     del config.unlock()["objectives"]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes_of(task_of(config)))
     for encoder_only in (True, False):
-        found = flattened(pretrained.initialize(zeros, run, encoder_only=encoder_only))
+        found = flattened(initialization.initialize(zeros, run, encoder_only=encoder_only))
         np.testing.assert_array_equal(found[TABLE], summed)
         assert "masked_lm" in capsys.readouterr().out.partition("left fresh: ")[2].partition(";")[0]
 
@@ -371,7 +371,10 @@ def test_a_plain_output_that_was_never_learnt_predicts_nothing(family, embedding
     assert "masked_lm" not in params
     known = dict(path="run", format="bertjax", config=families.config_of(config), tokenizer=None, ignored=[])
     source = Pretrained(params=params, settings=config, **known)
-    assert not source.predicts_words and "its generator has one: bertjax.convert --part=generator" in source.no_words
+    assert (
+        not source.predicts_words
+        and "its generator has one: bertjax.convert --part=generator" in source.no_words_reason
+    )
     config.objective = "mlm"
     assert source.predicts_words
 

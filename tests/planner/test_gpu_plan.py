@@ -10,11 +10,11 @@ from jax.sharding import SingleDeviceSharding
 
 from bertjax.distributed.gpus import GPUS
 from bertjax.distributed.topology import accelerator
-from bertjax.planner import hlo, summary
+from bertjax.planner import summary
 from bertjax.planner.plan import plan
 from bertjax.planner.roofline import ATTENTION, COLLECTIVES, PRODUCTS
 from tests.golden import make_gpu_kernels, make_hbm
-from tests.planner.test_plan import GOLDEN, matrix_count
+from tests.planner.test_plan import GOLDEN, matrix_count, total_bytes
 from tests.processes import ROOT, run
 
 COMPILED_AGAIN = "small:tiny h100-8"
@@ -37,7 +37,7 @@ def test_weights_and_gradients_cross_the_links_once_a_step(data_parallel):
     assert {c.count for c in gathered} == {1} and [c.count for c in summed if c.kind == "reduce-scatter"] == [1]
     # In bfloat16, but for the heads' matrices; gradients in float32, with some scores.
     assert 2 * matrix_count(config) <= sum(c.bytes for c in gathered) < 2.1 * matrix_count(config)
-    assert 4 * matrix_count(config) <= hlo.total_bytes(summed) < 4.2 * matrix_count(config)
+    assert 4 * matrix_count(config) <= total_bytes(summed) < 4.2 * matrix_count(config)
 
 
 def test_the_memory_is_what_was_committed(data_parallel):

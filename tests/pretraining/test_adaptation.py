@@ -207,8 +207,8 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
 
 
 @pytest.mark.parametrize("fields, message", [
-    ({"data.mixture": "x.txt=120%"}, r"config.data.mixture = 'x.txt=120%': 'x.txt' is no source"),
-    ({"data.mixture": "{corpus}=100%", "data.corpus": "{corpus},b"}, r"shares must leave some of 100 %"),
+    ({"data.mixture": "x.txt=120%"}, r"config.data.mixture = 'x.txt=120%': 'x.txt' is not a source"),
+    ({"data.mixture": "{corpus}=100%", "data.corpus": "{corpus},b"}, r"the sum of the shares must be"),
     ({"data.mixture": "{corpus}=50%", "data.mix_when": "prepared"}, r"shares are .*mix_when=read"),
     ({"tokenizer.extend": 100_000}, r"config.tokenizer.extend = 100000: this corpus gives \d+ new pieces"),
     ({"tokenizer.extend": 0}, r"config.adapt.new_pieces_first = 3: must be 0 without new pieces"),

@@ -153,7 +153,7 @@ def test_the_page_of_one_run_has_what_made_it_and_what_it_predicts(tmp_path, mon
     assert "<pre>held-out &lt;words&gt;: loss 4.5</pre>" in written
     assert "<td>a &lt; b</td><td>good</td><td>bad</td>" in written and f"<td>{'x' * 500}</td>" in written
     starts = re.findall(r"<td>(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)</td><td>(.*?)</td>", written)
-    quoted = "main.py --config=small &#x27;--config.data.corpus=&lt;my&gt; text&#x27;"
+    quoted = "main.py --config=small &#39;--config.data.corpus=&lt;my&gt; text&#39;"
     assert [command for _, command in starts] == [quoted, "main.py --again"]
     assert "<tr><td>batch_size</td><td>4</td><td>256</td></tr>" in written and "optimizer." not in written
     both = page.write(tmp_path / "out", [run, other]).read_text()
@@ -267,7 +267,7 @@ def test_neighbours_are_the_closest_embeddings_and_mistakes_are_named():
     assert found.keys() == {"ship"} and found["ship"][0] == ("boat", pytest.approx(1.0))
     assert [word for word, _ in found["ship"]].count("ship") == 0 and len(found["ship"]) == insight.NEIGHBOURS
     assert insight.piece_of(source, "Whale") == PIECES.index("whale")
-    with pytest.raises(UserError, match="--words: 'whale ship' has 2 pieces; name words that have one of their own"):
+    with pytest.raises(UserError, match="--words: 'whale ship' has 2 pieces; name words that are one piece"):
         insight.piece_of(source, "whale ship")
     with pytest.raises(UserError, match="--words: '☃' is unknown to the vocabulary"):
         insight.piece_of(source, "☃")

@@ -88,11 +88,11 @@ def metrics_of(url):
         ("fill_mask", [], 400, 'a JSON object with "texts"'),
         ("fill_mask", {"text": "a"}, 400, 'a JSON object with "texts"'),
         ("fill_mask", {"texts": "a [MASK]", "topk": 3}, 400, "'topk': there is no such field; there are texts, top_k"),
-        ("fill_mask", {"texts": "a [MASK]", "top_k": "3"}, 400, "must be of type int"),
-        ("fill_mask", {"texts": "a [MASK]", "top_k": True}, 400, "must be of type int"),
-        ("fill_mask", {"texts": "a [MASK]", "top_k": 0}, 400, "must be from 1 to"),
-        ("fill_mask", {"texts": "a [MASK]", "top_k": 101}, 400, "must be at most 100"),
-        ("fill_mask", {"texts": ["a [MASK]", None]}, 400, "texts[1]: is not of the right form"),
+        ("fill_mask", {"texts": "a [MASK]", "top_k": "3"}, 400, "top_k: expected `int`, got `str`"),
+        ("fill_mask", {"texts": "a [MASK]", "top_k": True}, 400, "top_k: expected `int`, got `bool`"),
+        ("fill_mask", {"texts": "a [MASK]", "top_k": 0}, 400, "top_k: expected `int` >= 1"),
+        ("fill_mask", {"texts": "a [MASK]", "top_k": 101}, 400, "top_k: expected `int` <= 100"),
+        ("fill_mask", {"texts": ["a [MASK]", None]}, 400, "texts[1]: expected `str`, got `null`"),
         ("embed", {"texts": ["a"] * 3, "prompt": "b" * 1000}, 413, "3,003 characters"),
         ("embed", {"texts": "a", "pool": "mean", "layers": "\udfff"}, 400, "layers = '\ufffd': choose one of"),
         ("embed", {"texts": "a", "\ud800": 1}, 400, "there is no such field"),
@@ -198,7 +198,7 @@ def test_what_takes_longer_than_the_grace_loses_its_connection(ended):
         ("--batch=33", "--batch=33: must be a power of two"),
         ("--max_waiting=9", "--max_waiting=9"),
         ("--grace=0", "--grace=0: must be at least 1"),
-        ("--port={port}", "choose others"),
+        ("--port={port}", "choose another address or port"),
     ],
 )
 def test_the_command_says_mistakes_in_one_line(flag, said, checkpoint, server, tmp_path):
@@ -250,7 +250,8 @@ def learnt(tmp_path_factory):
     for method, (architecture, layer, width, labels) in heads.items():
         source = made(architecture, layer, width).source
         (folder / method).mkdir()
-        huggingface.write(folder / method, source.config, source.params, source.tokenizer, architecture, labels)
+        given = source.config, source.params, source.tokenizer, architecture, huggingface.Metadata(labels)
+        huggingface.write(folder / method, *given)
     source, settings = made("SentenceTransformer").source, experiments.load("embed")
     (folder / "embed").mkdir()
     given = source.config, source.params, source.tokenizer, settings, 32, "BertModel"
@@ -305,19 +306,19 @@ def test_what_a_checkpoint_has_learnt_is_what_the_library_says(learnt, method):
 
 def test_numbers_that_json_does_not_have_are_null():
     found = {"null_odds": float("inf"), "probabilities": [0.5, float("nan")], "answer": "é"}
-    assert json.loads(serving_http._dumped(found)) == {"null_odds": None, "probabilities": [0.5, None], "answer": "é"}
+    assert json.loads(serving_http.encoded(found)) == {"null_odds": None, "probabilities": [0.5, None], "answer": "é"}
 
 
 def test_what_does_not_fit_in_the_queue_is_refused_and_what_waits_is_answered(learnt, monkeypatch):
     began, hold = threading.Event(), threading.Event()
 
-    def held(texts):
-        began.set()
-        hold.wait(60)
-        return texts
+    class Echo(serving_http.Method):
+        def compute(self, model, inputs):
+            began.set()
+            hold.wait(60)
+            return inputs
 
-    method = serving_http.Method("texts", str, {}, held)
-    monkeypatch.setattr(serving_http, "methods_of", lambda model: {"echo": method})
+    monkeypatch.setattr(serving_http, "methods_of", lambda model: {"echo": Echo})
     server = serving_http.Server(learnt["tag"][0], LIMITS)
     with serving_here(server) as url, concurrent.futures.ThreadPoolExecutor(2) as pool:
         try:

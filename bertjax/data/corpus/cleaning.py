@@ -7,13 +7,14 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertjax.common.errors import UserError
 from bertjax.common.sorting import gather, merge_until_few, write_run
+from bertjax.data.corpus.corpus import in_groups
 from bertjax.data.corpus.reading import Document
 from bertjax.text.words import MARKS, UNSPACED
 
@@ -156,17 +157,9 @@ def needs_repeats(rules: Mapping) -> bool:
 
 
 def in_chunks(documents: Iterable[tuple[int, Document]]) -> Iterator[list[tuple[int, list[str]]]]:
-    """Yields lists of (position, lines) of documents with about `HASHED_CHARACTERS` in total."""
-    chunk: list[tuple[int, list[str]]] = []
-    characters = 0
-    for position, document in documents:
-        chunk.append((position, document.lines))
-        characters += sum(map(len, document.lines))
-        if characters >= HASHED_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
+    """Returns lists of (position, lines) of documents with about `HASHED_CHARACTERS` in total."""
+    lines = ((position, document.lines) for position, document in documents)
+    return in_groups(lines, lambda numbered: sum(map(len, numbered[1])), HASHED_CHARACTERS)
 
 
 def hashes_of(chunk: Sequence[tuple[int, list[str]]], rules: Mapping) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -247,24 +240,21 @@ def repeats_in_range(index: int, count: int, paths: Mapping[str, Sequence[str]],
       paths: {kind: files of hashes}.
       rules: `config.data.cleaning`.
     """
-    return repeats_among(lambda kind: gather(paths.get(kind, ()), ROW, index, count), rules)
+    return repeats_among({kind: gather(runs, ROW, index, count) for kind, runs in paths.items()}, rules)
 
 
-def repeats_among(hashes: Callable[[str], tuple[np.ndarray, np.ndarray]], rules: Mapping) -> Repeats:
+def repeats_among(hashes: Mapping[str, tuple[np.ndarray, np.ndarray]], rules: Mapping) -> Repeats:
     """Returns the repeats among hashes.
 
     Args:
-      hashes: kind -> (hashes, rows), see `hashes_of`.
+      hashes: {kind: (hashes, rows)}, see `hashes_of`.
       rules: `config.data.cleaning`.
     """
-    repeats = NO_REPEATS
-    if rules["duplicate_documents"]:
-        repeats = repeats._replace(duplicates=later_positions(*hashes("documents")))
-    if rules["near_duplicates"]:
-        repeats = repeats._replace(near_duplicates=later_positions(*hashes("bands")))
-    if rules["max_line_documents"]:
-        repeats = repeats._replace(lines=repeated_lines(*hashes("lines"), rules["max_line_documents"]))
-    return repeats
+    return Repeats(
+        later_positions(*hashes["documents"]) if "documents" in hashes else NO_REPEATS.duplicates,
+        later_positions(*hashes["bands"]) if "bands" in hashes else NO_REPEATS.near_duplicates,
+        repeated_lines(*hashes["lines"], rules["max_line_documents"]) if "lines" in hashes else NO_REPEATS.lines,
+    )
 
 
 def later_positions(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:

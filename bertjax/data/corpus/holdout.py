@@ -7,41 +7,17 @@ in `evaluate`.
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import fingerprints
-from bertjax.data.corpus.tables import SUFFIXES, Row
+from bertjax.data.corpus.tables import SUFFIXES
 
 ONE_OF = 10  # holds out one example of ten
 MIN_FOR_CORRELATION = 3  # held-out examples
-
-
-class Subset(Sequence[Row]):
-    """A view of some rows of a table."""
-
-    def __init__(self, rows: Sequence[Row], numbers: Sequence[int]):
-        """Creates a view of the rows with these numbers."""
-        self._rows, self._numbers = rows, numbers
-
-    def __len__(self) -> int:
-        """Returns the number of rows."""
-        return len(self._numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Subset": ...
-
-    def __getitem__(self, index: int | slice) -> "Row | Subset":
-        """Returns a row, or a view of several rows."""
-        if isinstance(index, slice):
-            return Subset(self._rows, self._numbers[index])
-        return self._rows[self._numbers[index]]
 
 
 def is_one_file(path: str) -> bool:

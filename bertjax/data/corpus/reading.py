@@ -3,11 +3,11 @@
 import bz2
 import collections
 import dataclasses
-import datetime
 import functools
 import glob
 import lzma
 import os
+import pathlib
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -97,30 +97,40 @@ class File(NamedTuple):
 SKIP = "correct it, or skip such documents with --config.data.on_bad_document=skip"
 
 
-def stop_at(fault: str, remedy: str = SKIP) -> None:
-    """Raises `UserError` for an invalid document."""
-    raise UserError(f"{fault}; {remedy}")
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ReadOptions:
-    """Options and callbacks for reading text.
+    """Options for reading text. A subclass can handle the events of reading.
 
     Attributes:
       text_column: the field of .jsonl files and the column of .parquet files with the text.
       document: the unit of a document in .txt files: blank_line (text between blank lines), file, or line.
-      on_bad: (fault[, remedy]) -> None, called for an invalid document with "FILE:LINE: ..." and a remedy, by default
-        `SKIP`. If it returns, the document is skipped.
-      on_read: called with the number of bytes, as stored, of each chunk that was read.
-      count: called with "files" for a file with documents, "empty_files" for other files, "empty_documents" for a
-        document without text, and ("skipped_files", path, fault) for a .json file without JSON lines.
     """
 
     text_column: str = "text"
     document: str = "blank_line"
-    on_bad: Callable[..., None] = stop_at
-    on_read: Callable[[int], None] = lambda size: None
-    count: Callable[..., None] = lambda event, *details: None
+
+    def on_bad(self, fault: str, remedy: str = SKIP) -> None:
+        """Raises `UserError` for an invalid document. If an override returns, the document is skipped.
+
+        Args:
+          fault: "FILE:LINE: ...".
+          remedy: the action that corrects the fault.
+        """
+        raise UserError(f"{fault}; {remedy}")
+
+    def on_read(self, size: int) -> None:
+        """Handles a chunk that was read, with its number of bytes as stored."""
+
+    def count(self, event: str) -> None:
+        """Handles "files" (a file with documents), "empty_files" (another file) or "empty_documents" (without text)."""
+
+    def on_skipped_file(self, path: str, fault: str) -> None:
+        """Handles a .json file without JSON lines."""
+
+
+class _IgnoringFaults(ReadOptions):
+    def on_bad(self, fault: str, remedy: str = SKIP) -> None:
+        pass
 
 
 DEFAULT = ReadOptions()
@@ -131,7 +141,7 @@ def read_file(path: str, options: ReadOptions = DEFAULT) -> Iterator[Document]:
     readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".json": _read_jsonl, ".parquet": _read_parquet}
     suffix, is_empty = _suffixes(path)[0], True
     if suffix == ".json" and (fault := _fault_of_json(path, options)):
-        options.count("skipped_files", path, fault)
+        options.on_skipped_file(path, fault)
         return
     for document in readers[suffix](path, options):
         is_empty = False
@@ -141,8 +151,7 @@ def read_file(path: str, options: ReadOptions = DEFAULT) -> Iterator[Document]:
 
 def _fault_of_json(path: str, options: ReadOptions) -> str:
     """Returns the fault of a .json file whose first line is not an object with a text; "" for other files."""
-    quiet = ReadOptions(on_bad=lambda *_: None)
-    line = next((line for _, line in read_lines(path, quiet) if line is None or line.strip()), None)
+    line = next((line for _, line in read_lines(path, _IgnoringFaults()) if line is None or line.strip()), None)
     if line is None:  # `_read_jsonl` reports a line that is too long or not text
         return ""
     try:
@@ -242,7 +251,7 @@ def file_at(path: str) -> File:
         info = filesystem.get_file_info(inner)
         if info.type == fs.FileType.NotFound:
             raise FileNotFoundError("no such file")
-        return File(path, info.size or 0, _seconds(info.mtime))
+        return _remote_file(path, info)
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 
@@ -253,8 +262,8 @@ def _find_local(source: str) -> tuple[list[File], list[str]]:
         folders = {path for path in matches if os.path.isdir(path)}
         paths = [path for path in matches if path not in folders]
         unread = [path for path in paths if not _is_text(path)]
-        read_from = {parent for path in paths for parent in _parents(path)}
-        unread += [f"{path}/" for path in folders if path.rstrip("/") not in read_from]
+        read_from = {parent for path in paths for parent in pathlib.PurePath(path).parents}
+        unread += [f"{path}/" for path in folders if pathlib.PurePath(path) not in read_from]
         return [file_at(path) for path in paths if _is_text(path)], unread
     if os.path.isdir(source):
         files, unread = [], []
@@ -267,11 +276,6 @@ def _find_local(source: str) -> tuple[list[File], list[str]]:
         return files, unread
     os.stat(source)
     return [file_at(_require_text(source))], []
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := os.path.dirname(path.rstrip("/")).rstrip("/"):
-        yield path
 
 
 def _walk(folder: str) -> Iterator[os.DirEntry]:
@@ -299,11 +303,8 @@ def _find_remote(source: str) -> tuple[list[File], list[str]]:
         folder, pattern = re.split(r"/[^/]*[*?[]", inner)[0], re.compile(glob_translate(inner))
     infos = filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
     infos = [info for info in infos if info.type != fs.FileType.Directory and (not pattern or pattern.match(info.path))]
-    return [
-        File(prefix + info.path.lstrip("/"), info.size or 0, _seconds(info.mtime))
-        for info in infos
-        if _is_text(info.path)
-    ], [prefix + info.path.lstrip("/") for info in infos if not _is_text(info.path)]
+    files = [_remote_file(prefix + info.path.lstrip("/"), info) for info in infos]
+    return [file for file in files if _is_text(file.path)], [file.path for file in files if not _is_text(file.path)]
 
 
 def _filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
@@ -324,8 +325,8 @@ def _connect(scheme: str, authority: str) -> tuple[fs.FileSystem, str]:
         return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
 
 
-def _seconds(modified: datetime.datetime | None) -> int:
-    return int(modified.timestamp()) if modified else 0
+def _remote_file(url: str, info: fs.FileInfo) -> File:
+    return File(url, info.size or 0, int(info.mtime.timestamp()) if info.mtime else 0)
 
 
 def _is_pattern(source: str) -> bool:

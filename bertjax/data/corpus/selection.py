@@ -85,47 +85,19 @@ class Selection:
 
         Args:
           group: the group.
-          counts: increased by the documents "read" of each source and by the events of `ReadOptions.count`. Contains
-            the names of the first skipped files.
+          counts: increased by the documents "read" of each source and by the events of `ReadOptions`. Contains the
+            names of the first skipped files.
         """
-        for place, (source, document) in enumerate(self._documents(group, counts)):
-            counts["read", source] += 1
-            if fault := sentences.find_fault(document, self.data["language"], self.data["split_sentences"]):
-                self._skip_or_stop(counts, fault)
-            elif cleaned := cleaning.apply_rules(document, self.data["cleaning"], counts):
-                yield group.number << 32 | place, source, cleaned
-
-    def _documents(self, group: corpus.Group, counts: collections.Counter) -> Iterator[tuple[str, Document]]:
-        """Yields (source, document) of a group, and counts events."""
-
-        def on_read(size: int) -> None:
-            counts["bytes"] += size
-
-        def on_bad(fault: str, remedy: str = reading.SKIP) -> None:
-            self._skip_or_stop(counts, fault, remedy)
-            counts["unreadable_documents"] += 1
-
-        def count(event: str, *details: str, source: str) -> None:
-            counts[event, source] += 1
-            if details:
-                path, fault = map(reading.printable, details)
-                _print_once(f"{path}: not read: {fault}")
-                if counts[event, source] <= reading.MAX_NAMED:
-                    counts["skipped_file", source, path, fault] += 1
-
+        place = 0
         for portion in group.portions:
-            count_in_source = functools.partial(count, source=portion.source)
-            column, unit = self.data["text_column"], self.data["document"]
-            options = reading.ReadOptions(column, unit, on_bad, on_read, count_in_source)
-            yield from ((portion.source, document) for document in corpus.read_portion(portion, options))
-
-    def _skip_or_stop(self, counts: collections.Counter, fault: str, remedy: str = reading.SKIP) -> None:
-        """Counts an invalid document, or raises `UserError`, as `data.on_bad_document` determines."""
-        if self.data["on_bad_document"] != "skip":
-            reading.stop_at(fault, remedy)
-        counts["bad_documents"] += 1
-        if counts["bad_documents"] <= MAX_NAMED:
-            _print_once(f"left out: {fault}")
+            options = _CountedReading(self.data, portion.source, counts)
+            for document in corpus.read_portion(portion, options):
+                counts["read", portion.source] += 1
+                if fault := sentences.find_fault(document, self.data["language"], self.data["split_sentences"]):
+                    options.skip_or_stop(fault)
+                elif cleaned := cleaning.apply_rules(document, self.data["cleaning"], counts):
+                    yield group.number << 32 | place, portion.source, cleaned
+                place += 1
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -145,6 +117,39 @@ class Selection:
         copies, rest = divmod(self.data["dupe_factor"] * self.weights[source], 1)
         copies = int(copies) + (rest > 0 and _share(text, self.data["seed"], b"copy") < rest)
         return Selected(document, self._part("train", source), copies, source)
+
+
+class _CountedReading(reading.ReadOptions):
+    """Counts the events of reading a source; see `Selection.clean`."""
+
+    def __init__(self, data: Mapping, source: str, counts: collections.Counter):
+        super().__init__(data["text_column"], data["document"])
+        self._skips, self._source, self._counts = data["on_bad_document"] == "skip", source, counts
+
+    def skip_or_stop(self, fault: str, remedy: str = reading.SKIP) -> None:
+        """Counts an invalid document, or raises `UserError`, as `data.on_bad_document` determines."""
+        if not self._skips:
+            super().on_bad(fault, remedy)
+        self._counts["bad_documents"] += 1
+        if self._counts["bad_documents"] <= MAX_NAMED:
+            _print_once(f"left out: {fault}")
+
+    def on_bad(self, fault: str, remedy: str = reading.SKIP) -> None:
+        self.skip_or_stop(fault, remedy)
+        self._counts["unreadable_documents"] += 1
+
+    def on_read(self, size: int) -> None:
+        self._counts["bytes"] += size
+
+    def count(self, event: str) -> None:
+        self._counts[event, self._source] += 1
+
+    def on_skipped_file(self, path: str, fault: str) -> None:
+        self.count("skipped_files")
+        path, fault = reading.printable(path), reading.printable(fault)
+        _print_once(f"{path}: not read: {fault}")
+        if self._counts["skipped_files", self._source] <= reading.MAX_NAMED:
+            self._counts["skipped_file", self._source, path, fault] += 1
 
 
 def skipped_files(counts: Mapping) -> dict[str, list[tuple[str, str]]]:

@@ -1,13 +1,14 @@
 """Reads labelled data as rows of named columns from TSV, CSV, JSON Lines and TensorFlow Datasets."""
 
 import array
+import copy
 import csv
-import functools
+import io
 import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TextIO, overload
 
 from etils import epath
@@ -45,16 +46,25 @@ class Rows(Sequence[Row]):
         self._file = str(file)
         self._names: list[tuple[str, ...]] = []  # column names of each row; rows with equal names share one tuple
         self._cells: list = []  # cells of all rows in succession
-        self._starts, self._lines = array.array("q", [0]), array.array("q")
+        self._starts, self._lines = array.array("q"), array.array("q")
         self._shared: dict = {}
 
     def append(self, names: Iterable[str], cells: Iterable, line: int) -> None:
         """Appends the row of a line of the file."""
         names = tuple(names)
         self._names.append(self._shared.setdefault(names, names))
-        self._cells.extend(map(self._share, cells))
         self._starts.append(len(self._cells))
+        self._cells.extend(map(self._share, cells))
         self._lines.append(line)
+
+    def select(self, numbers: Sequence[int]) -> "Rows":
+        """Returns the rows with these numbers. Both tables share the cells."""
+        subset = copy.copy(self)
+        subset._names = [self._names[number] for number in numbers]
+        subset._starts, subset._lines = (
+            array.array("q", (values[number] for number in numbers)) for values in (self._starts, self._lines)
+        )
+        return subset
 
     def _share(self, cell: Any) -> Any:
         """Returns the stored cell that equals a short cell, or stores it."""
@@ -76,9 +86,8 @@ class Rows(Sequence[Row]):
         """Returns a row, or a list of rows."""
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]
-        index = range(len(self))[index]
-        cells = self._cells[self._starts[index] : self._starts[index + 1]]
-        return Row(dict(zip(self._names[index], cells)), f"{self._file}:{self._lines[index]}")
+        names, start = self._names[index], self._starts[index]
+        return Row(dict(zip(names, self._cells[start : start + len(names)])), f"{self._file}:{self._lines[index]}")
 
 
 def read_table(
@@ -103,28 +112,21 @@ def read_table(
     """
     path = epath.Path(path)
     rows, dropped = Rows(path), 0
-    for row in _rows(path, functools.partial(_lines, read_text(path)), names, drop_ragged, quoting):
+    for row in _rows(path, names, drop_ragged, quoting):
         if row is None:
             dropped += 1
         else:
             rows.append(*row)
-    if not rows:
-        raise UserError(f"{path}: no example in it")
+    fingerprints.add_file(path)
     return rows, dropped
 
 
 def rows_of(path: epath.PathLike) -> Iterator[Row]:
     """Yields the rows of `read_table`, with one row in memory at a time. Raises the same errors."""
-    path, is_empty = epath.Path(path), True
-    if not path.is_file():
-        raise UserError(f"no file {path}")
-    for row in _rows(path, functools.partial(lines_of, path)):
+    for row in _rows(epath.Path(path)):
         if row is not None:
             names, cells, line = row
-            is_empty = False
             yield Row(dict(zip(names, cells)), f"{path}:{line}")
-    if is_empty:
-        raise UserError(f"{path}: no example in it")
 
 
 def find_table(folder: str, name: str) -> epath.Path:
@@ -152,26 +154,27 @@ def read_text(path: epath.PathLike) -> str:
         raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-Lines = Callable[[], Iterator[str]]  # () -> all lines of a file with their line ends
-
-
 def _rows(
-    path: epath.Path, lines: Lines, names: Sequence[str] = (), drop_ragged: bool = False, quoting: bool = True
+    path: epath.Path, names: Sequence[str] = (), drop_ragged: bool = False, quoting: bool = True
 ) -> Iterator[tuple[Iterable[str], Iterable, int] | None]:
-    """Yields (column names, cells, line number) of each row; None for a dropped row."""
-    if path.suffix == ".jsonl":
-        yield from _json_rows(path, lines())
-    else:
-        yield from _separated_rows(path, lines, names, drop_ragged, quoting)
+    """Yields (column names, cells, line number) of each row; None for a dropped row. See `read_table`."""
+    if not path.is_file():
+        raise UserError(f"no file {path}")
+    is_empty, is_json = True, path.suffix == ".jsonl"
+    for row in _json_rows(path) if is_json else _separated_rows(path, names, drop_ragged, quoting):
+        is_empty = is_empty and row is None
+        yield row
+    if is_empty:
+        raise UserError(f"{path}: no example in it")
 
 
 def _separated_rows(
-    path: epath.Path, lines: Lines, names: Sequence[str], drop_ragged: bool, quoting: bool
+    path: epath.Path, names: Sequence[str], drop_ragged: bool, quoting: bool
 ) -> Iterator[tuple[Iterable[str], Iterable, int] | None]:
     """Yields the rows of a .csv or .tsv, see `_rows`."""
     separator = "," if path.suffix == ".csv" else "\t"
-    is_quoted = separator == "," or (quoting and _is_quoted(path, lines))
-    numbered = _quoted_lines(path, lines(), separator) if is_quoted else _plain_lines(lines())
+    is_quoted = separator == "," or (quoting and _is_quoted(path))
+    numbered = _quoted_lines(path, separator) if is_quoted else _plain_lines(path)
     if not names:
         number, header = next(numbered, (0, []))
         names = _header(f"{path}:{number}", header, separator)
@@ -213,7 +216,7 @@ def _width(cells: Sequence[str]) -> int:
     return width
 
 
-def _is_quoted(path: epath.Path, lines: Lines) -> bool:
+def _is_quoted(path: epath.Path) -> bool:
     """Returns whether quotes around the cells of a TSV enclose them, as pandas writes it, and are not part of the text.
 
     Parses the file with and without enclosing quotes, and compares the numbers of columns of all rows:
@@ -222,15 +225,15 @@ def _is_quoted(path: epath.Path, lines: Lines) -> bool:
       enclose a cell of the header, or a cell with doubled quotes.
     - If rows differ in both cases, the case with more rows before the first different row is true.
     """
-    if not any(map(OPENING_QUOTE.search, lines())):
+    if not any(map(OPENING_QUOTE.search, lines_of(path))):
         return False
-    odd_plain, odd_quoted = _first_odd(_plain_lines(lines())), _first_odd(_quoted_lines(path, lines(), "\t"))
+    odd_plain, odd_quoted = _first_odd(_plain_lines(path)), _first_odd(_quoted_lines(path, "\t"))
     if odd_plain:
         return not odd_quoted or odd_quoted > odd_plain
     if odd_quoted:
         return False
     is_header, encloses = True, False
-    pairs = itertools.zip_longest(_plain_lines(lines()), _quoted_lines(path, lines(), "\t"), fillvalue=(0, ()))
+    pairs = itertools.zip_longest(_plain_lines(path), _quoted_lines(path, "\t"), fillvalue=(0, ()))
     for (line, plain), (same_line, quoted) in pairs:
         if line != same_line:
             return False
@@ -262,20 +265,6 @@ def _holds_rows(cells: Sequence[str], width: int) -> bool:
     return False
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Yields lines with their line ends.
-
-    `splitlines` also splits at line separators that are valid inside a cell. `StringIO` needs four bytes per character.
-    """
-    if "\n" not in text:
-        text = text.replace("\r", "\n")  # line ends of old Macs
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start) + 1 or len(text)
-        yield text[start:end]
-        start = end
-
-
 def lines_of(path: epath.Path) -> Iterator[str]:
     """Yields the lines of a file with their line ends."""
     with path.open("rb") as file:
@@ -284,18 +273,21 @@ def lines_of(path: epath.Path) -> Iterator[str]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise UserError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-            yield from _lines(text) if number == 1 else (text,)
+            if number == 1 and "\n" not in text:
+                yield from io.StringIO(text.replace("\r", "\n"))  # line ends of old Macs
+            else:
+                yield text
 
 
-def _plain_lines(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(lines, 1):
+def _plain_lines(path: epath.Path) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(lines_of(path), 1):
         if line.strip():
             yield number, line.rstrip("\r\n").split("\t")
 
 
-def _quoted_lines(path: epath.Path, lines: Iterable[str], separator: str) -> Iterator[tuple[int, list[str]]]:
+def _quoted_lines(path: epath.Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     # The space after a separator is not part of a cell: it may precede a quote.
-    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+    reader = csv.reader(lines_of(path), delimiter=separator, skipinitialspace=True, strict=True)
     first = 1
     try:
         for cells in reader:
@@ -306,8 +298,8 @@ def _quoted_lines(path: epath.Path, lines: Iterable[str], separator: str) -> Ite
         raise UserError(f"{path}:{first}: not CSV ({error})") from None
 
 
-def _json_rows(path: epath.Path, lines: Iterable[str]) -> Iterator[tuple[Iterable[str], Iterable, int]]:
-    for number, line in enumerate(lines, 1):
+def _json_rows(path: epath.Path) -> Iterator[tuple[Iterable[str], Iterable, int]]:
+    for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue
         try:
@@ -372,18 +364,11 @@ def read_tfds(path: str, split: str) -> list[Row]:
     Raises:
       UserError: the dataset cannot be loaded.
     """
-    from bertjax.data.tensorflow import untuned  # comes first: raises `UserError` without TensorFlow
+    from bertjax.data.tensorflow import load_dataset  # comes first: raises `UserError` without TensorFlow
 
     import tensorflow_datasets as tfds  # isort: skip
 
-    name = path.removeprefix(TFDS)
-    try:
-        builder = tfds.builder(name)
-        builder.download_and_prepare()
-        dataset = builder.as_dataset(split=split, shuffle_files=False)
-    except Exception as error:  # the library raises many types; each means that the dataset is unavailable
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"config.data.path: TensorFlow Datasets cannot load {name!r}, {split} ({reason})") from None
+    builder, dataset, version = load_dataset(path.removeprefix(TFDS), split, "config.data.path")
 
     def plain(feature: Any, value: Any) -> Any:
         if isinstance(feature, tfds.features.Sequence):
@@ -394,12 +379,11 @@ def read_tfds(path: str, split: str) -> list[Row]:
             return feature.int2str(int(value)) if value >= 0 else ""
         return value.decode() if isinstance(value, bytes) else value.item()
 
-    sizes = {name: part.num_bytes for name, part in builder.info.splits.items()}
-    fingerprints.add_dataset(f"{path}, {split}", f"{builder.info.full_name} {sizes}")
+    fingerprints.add_dataset(f"{path}, {split}", version)
     features = builder.info.features
     return [
         Row({key: plain(features[key], value) for key, value in example.items()}, f"{path}, {split} {number}")
-        for number, example in enumerate(tfds.as_numpy(untuned(dataset)))
+        for number, example in enumerate(dataset.as_numpy_iterator())
     ]
 
 

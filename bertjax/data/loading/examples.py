@@ -6,8 +6,9 @@ hosts.
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 WINDOW = 16  # the largest number of batches in a window, within which examples are sorted by length
 MIN_WINDOWS = 4  # windows of an epoch. In a single window, the same examples would share a batch in every epoch.
 COSTLY_LENGTH = 2048  # the length of rows at which attention takes half of the time of models such as BERT-base
+NO_STARTS = itertools.repeat(0)  # the starts of arrays that begin a row
 EVALUATED_TOKENS = 64  # tokens per example of a packed batch of predictions
 
 
@@ -101,25 +103,22 @@ class Examples:
           `[rows, ...]`, or per token `[rows, length]`; with a teacher also `teacher_logits`.
         """
         choices, weights = max(1, self.choices), (rows >= 0).astype(np.float32)
-        sequences = (rows[:, None] * choices + np.arange(choices)).ravel().tolist()  # negative in rows of padding
+        used = np.flatnonzero(rows >= 0)
+        places, sequences = ((x[:, None] * choices + np.arange(choices)).ravel().tolist() for x in (used, rows[used]))
 
-        def padded(arrays: Sequence | np.ndarray, padding: int = 0) -> np.ndarray:
-            table = np.full((len(sequences), length), padding, np.int32)
-            for row, sequence in enumerate(sequences):
-                if sequence >= 0:
-                    table[row, : len(arrays[sequence])] = arrays[sequence]
-            return table
+        def padded(arrays: Iterable, padding: int = 0) -> np.ndarray:
+            return _fill(np.full((len(rows) * choices, length), padding, np.int32), places, NO_STARTS, arrays)
 
-        lengths = np.array([len(self.input_ids[sequence]) if sequence >= 0 else 0 for sequence in sequences])
+        ids = [self.input_ids[sequence] for sequence in sequences]
         batch = {
-            "input_ids": padded(self.input_ids),
-            "segments": (np.arange(length) < lengths[:, None]).astype(np.int32),
-            "token_types": padded(self.token_types),
+            "input_ids": padded(ids),
+            "segments": padded(map(np.ones_like, ids)),
+            "token_types": padded(self.token_types[sequence] for sequence in sequences),
         }
         if self.choices:
             batch = {name: values.reshape(len(rows), choices, length) for name, values in batch.items()}
         if self.per_token and self.labels is not None:
-            labels = padded(self.labels, padding=-1)
+            labels = padded((self.labels[sequence] for sequence in sequences), padding=-1)
             weights = weights[:, None] * (labels >= 0)
             labels = np.maximum(labels, 0)
         else:
@@ -127,11 +126,8 @@ class Examples:
         batch |= {"labels": labels, "weights": weights}
         if self.teacher_logits is not None:
             shape = self._logits_shape(self.teacher_logits)
-            batch["teacher_logits"] = teacher_logits = np.zeros((*weights.shape, *shape), np.float32)
-            for row, example in enumerate(rows):
-                if example >= 0:
-                    logits = self.teacher_logits[example]
-                    teacher_logits[row, : len(logits)] = logits
+            logits = (self.teacher_logits[example] for example in rows[used])
+            batch["teacher_logits"] = _fill(np.zeros((*weights.shape, *shape), np.float32), used, NO_STARTS, logits)
         return batch
 
     def _logits_shape(self, teacher_logits: Sequence[np.ndarray]) -> tuple[int, ...]:
@@ -187,9 +183,7 @@ class Examples:
         if self.per_token:
             labels = np.full((count, row.tokens), -1, np.int32)
             if self.labels is not None:
-                for example, row_number, start in zip(examples, rows, starts):
-                    token_labels = self.labels[example]
-                    labels[row_number, start : start + len(token_labels)] = token_labels
+                _fill(labels, rows, starts, (self.labels[example] for example in examples))
             return {"labels": np.maximum(labels, 0), "weights": (labels >= 0).astype(np.float32)}
         labels = np.zeros((count, row.sequences, *self._labels.shape[1:]), self._labels.dtype)
         weights = np.zeros((count, row.sequences), np.float32)
@@ -200,13 +194,19 @@ class Examples:
         self, teacher_logits: Sequence[np.ndarray], places: _Places, count: int, row: RowSize
     ) -> np.ndarray:
         """Returns the packed outputs of the teacher."""
-        width = row.tokens if self.per_token else row.sequences
-        packed = np.zeros((count, width, *self._logits_shape(teacher_logits)), np.float32)
-        for example, row_number, start, index in zip(*places):
-            logits = teacher_logits[example]
-            target = packed[row_number, start:] if self.per_token else packed[row_number, index]
-            target[: len(logits)] = logits
-        return packed
+        shape, logits = self._logits_shape(teacher_logits), (teacher_logits[example] for example in places.examples)
+        if self.per_token:
+            return _fill(np.zeros((count, row.tokens, *shape), np.float32), places.rows, places.starts, logits)
+        packed = np.zeros((count * row.sequences, *shape), np.float32)
+        _fill(packed, places.rows * row.sequences + places.indices, NO_STARTS, logits)
+        return packed.reshape(count, row.sequences, *shape)
+
+
+def _fill(table: np.ndarray, rows: Iterable[int], starts: Iterable[int], arrays: Iterable) -> np.ndarray:
+    """Writes an array into each of some rows of a table, from a start; returns the table."""
+    for row, start, array in zip(rows, starts, arrays):
+        table[row, start : start + len(array)] = array
+    return table
 
 
 def padded_length(length: int, longest: int) -> int:

@@ -4,6 +4,7 @@ All random numbers are drawn first, in arrays whose first axis is rows. Therefor
 the rows of the same batch.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -21,8 +22,25 @@ SPAN_LENGTHS /= SPAN_LENGTHS.sum()
 NONE = np.uint32(2**32 - 1)
 
 
-class MaskingRules(NamedTuple):
-    """The settings of masking.
+class Masking(NamedTuple):
+    """Masked token ids, and the predictions of each row in ascending order of position.
+
+    Attributes:
+      ids: `[rows, length]`, the masked token ids.
+      positions: `[rows, max_predictions_per_seq]`, the positions of the predictions, padded with 0.
+      labels: `[rows, max_predictions_per_seq]`, the ids at these positions before masking, padded with 0.
+      counts: `[rows]`, the number of predictions of each row.
+    """
+
+    ids: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+    counts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenMasking(BatchTransform):
+    """Masks the tokens of rows. As a transform, each reading of a row draws another mask.
 
     Attributes:
       masked_lm_prob: the share of the tokens of a row that are selected.
@@ -46,11 +64,82 @@ class MaskingRules(NamedTuple):
     continues_word: np.ndarray | None = None
     spans: bool = False
 
+    def draw(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
+        """Returns the random numbers of masking.
 
-def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int) -> MaskingRules:
-    """Returns the rules of `config.data`."""
+        Returns:
+          `order` `[rows, length]` uint32: tokens, words or starts of spans are tried in ascending order of these
+          numbers. `span_words` `[rows, max_predictions_per_seq]` uint8: a span that starts after i selected tokens of
+          the row has `span_words[:, i]` words. `replacements` `[rows, max_predictions_per_seq]` float32 from 0 to 1
+          decide whether selected tokens are masked, random or unchanged. Without spans, number i is for prediction i.
+          With spans, number i is for all tokens of the span that starts after i selected tokens of the row.
+          `random_pieces` `[rows, max_predictions_per_seq]` int32, a random piece for each prediction.
+        """
+        shape = (rows, self.max_predictions_per_seq)
+        span_words = np.ones(shape, np.uint8)
+        if self.spans:
+            span_words += np.searchsorted(np.cumsum(SPAN_LENGTHS[:-1]), rng.random(shape), "right").astype(np.uint8)
+        return {
+            "order": rng.integers(2**32, size=(rows, length), dtype=np.uint32),
+            "span_words": span_words,
+            "replacements": rng.random(shape, np.float32),
+            "random_pieces": rng.integers(self.vocab_size, size=shape, dtype=np.int32),
+        }
+
+    def __call__(self, batch: Batch, draws: Batch) -> Batch:
+        """Returns the masked `input_ids`, and the predictions."""
+        masking = self.mask(batch["input_ids"], batch["segments"].sum(1), draws)
+        is_prediction = np.arange(self.max_predictions_per_seq) < masking.counts[:, None]
+        return {
+            "input_ids": masking.ids,
+            "word_positions": masking.positions,
+            "word_ids": masking.labels,
+            "word_weights": is_prediction.astype(np.float32),
+        }
+
+    def mask(self, ids: np.ndarray, sizes: np.ndarray, draws: Batch) -> Masking:
+        """Masks the share `masked_lm_prob` of the tokens of each row: 1 to `max_predictions_per_seq` tokens.
+
+        [CLS] and [SEP] count as tokens but are never selected, and words that would exceed the number are passed over,
+        as in Google's create_masked_lm_predictions. The tokens of a span are all masked, all random, or all unchanged.
+
+        Args:
+          ids: `[rows, length]`, padded, of any integer type. The positions and labels have the same type.
+          sizes: `[rows]`, the number of tokens of each row.
+          draws: the random numbers, from `draw`.
+        """
+        length = ids.shape[1]
+        allowed = (ids != self.cls_id) & (ids != self.sep_id)
+        allowed &= np.arange(length, dtype=np.int32) < np.asarray(sizes, np.int32)[:, None]
+        wanted = np.clip(np.rint(sizes * self.masked_lm_prob), 1, self.max_predictions_per_seq).astype(np.int32)
+        if self.continues_word is None:
+            selected, counts = _select_tokens(allowed, wanted, draws)
+            span_start = None
+        else:
+            selected, counts, span_start = _select_words(allowed, self.continues_word[ids], wanted, draws)
+
+        is_prediction = np.arange(self.max_predictions_per_seq, dtype=np.int32) < counts[:, None]
+        replacements = (
+            draws["replacements"][selected // length, span_start]
+            if self.spans
+            else draws["replacements"][is_prediction]
+        )
+        selected_ids = ids.ravel()[selected]
+        positions, labels = np.zeros(is_prediction.shape, ids.dtype), np.zeros(is_prediction.shape, ids.dtype)
+        positions[is_prediction], labels[is_prediction] = selected % length, selected_ids
+
+        mask_share, random_share, _ = self.split
+        is_mask, is_random = replacements < mask_share, replacements < mask_share + random_share
+        random_or_same = np.where(is_random, draws["random_pieces"][is_prediction], selected_ids)
+        masked = ids.copy()
+        masked.ravel()[selected] = np.where(is_mask, self.mask_id, random_or_same)
+        return Masking(masked, positions, labels, counts)
+
+
+def masking_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int) -> TokenMasking:
+    """Returns the masking of `config.data`."""
     whole_words = data["do_whole_word_mask"] or data["do_span_mask"]
-    return MaskingRules(
+    return TokenMasking(
         masked_lm_prob=data["masked_lm_prob"],
         split=tuple(data["masked_lm_split"]),
         max_predictions_per_seq=max_predictions_per_seq,
@@ -61,120 +150,6 @@ def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int) 
         continues_word=tokenizer.continues_word if whole_words else None,
         spans=data["do_span_mask"],
     )
-
-
-class MaskingDraws(NamedTuple):
-    """All random numbers of masking. The first axis of each array is rows.
-
-    Attributes:
-      order: `[rows, length]` uint32. Tokens, words or starts of spans are tried in ascending order of these numbers.
-      span_words: `[rows, max_predictions_per_seq]` uint8. A span that starts after i selected tokens of the row has
-        `span_words[:, i]` words.
-      replacements: `[rows, max_predictions_per_seq]` float32 from 0 to 1. The numbers decide whether selected tokens
-        are masked, random or unchanged. Without spans, number i is for prediction i. With spans, number i is for all
-        tokens of the span that starts after i selected tokens of the row.
-      random_pieces: `[rows, max_predictions_per_seq]` int32, a random piece for each prediction.
-    """
-
-    order: np.ndarray
-    span_words: np.ndarray
-    replacements: np.ndarray
-    random_pieces: np.ndarray
-
-
-def draw(rng: np.random.Generator, rows: int, length: int, rules: MaskingRules) -> MaskingDraws:
-    """Returns the random numbers that `mask_tokens` needs for ids `[rows, length]`."""
-    shape = (rows, rules.max_predictions_per_seq)
-    span_words = np.ones(shape, np.uint8)
-    if rules.spans:
-        span_words += np.searchsorted(np.cumsum(SPAN_LENGTHS[:-1]), rng.random(shape), "right").astype(np.uint8)
-    return MaskingDraws(
-        order=rng.integers(2**32, size=(rows, length), dtype=np.uint32),
-        span_words=span_words,
-        replacements=rng.random(shape, np.float32),
-        random_pieces=rng.integers(rules.vocab_size, size=shape, dtype=np.int32),
-    )
-
-
-class Masking(NamedTuple):
-    """Masked token ids, and the predictions of each row in ascending order of position.
-
-    Attributes:
-      ids: `[rows, length]`, the masked token ids.
-      positions: `[rows, max_predictions_per_seq]`, the positions of the predictions, padded with 0.
-      labels: `[rows, max_predictions_per_seq]`, the ids at these positions before masking, padded with 0.
-      counts: `[rows]`, the number of predictions of each row.
-    """
-
-    ids: np.ndarray
-    positions: np.ndarray
-    labels: np.ndarray
-    counts: np.ndarray
-
-
-class DynamicMasking(BatchTransform):
-    """Masks the tokens of a row when the row is read. Each reading of the row draws another mask.
-
-    Attributes:
-      rules: the settings.
-    """
-
-    def __init__(self, rules: MaskingRules) -> None:
-        """Stores the settings."""
-        self.rules = rules
-
-    def draw(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
-        """Returns the fields of `MaskingDraws`."""
-        return draw(rng, rows, length, self.rules)._asdict()
-
-    def __call__(self, batch: Batch, draws: Batch) -> Batch:
-        """Returns the masked `input_ids`, and the predictions."""
-        masking = mask_tokens(batch["input_ids"], batch["segments"].sum(1), MaskingDraws(**draws), self.rules)
-        is_prediction = np.arange(self.rules.max_predictions_per_seq) < masking.counts[:, None]
-        return {
-            "input_ids": masking.ids,
-            "word_positions": masking.positions,
-            "word_ids": masking.labels,
-            "word_weights": is_prediction.astype(np.float32),
-        }
-
-
-def mask_tokens(ids: np.ndarray, sizes: np.ndarray, draws: MaskingDraws, rules: MaskingRules) -> Masking:
-    """Masks the share `masked_lm_prob` of the tokens of each row: 1 to `max_predictions_per_seq` tokens.
-
-    [CLS] and [SEP] count as tokens but are never selected, and words that would exceed the number are passed over, as
-    in Google's create_masked_lm_predictions. The tokens of a span are all masked, all random, or all unchanged.
-
-    Args:
-      ids: `[rows, length]`, padded, of any integer type. The positions and labels have the same type.
-      sizes: `[rows]`, the number of tokens of each row.
-      draws: the random numbers.
-      rules: the settings.
-    """
-    length = ids.shape[1]
-    allowed = (ids != rules.cls_id) & (ids != rules.sep_id)
-    allowed &= np.arange(length, dtype=np.int32) < np.asarray(sizes, np.int32)[:, None]
-    wanted = np.clip(np.rint(sizes * rules.masked_lm_prob), 1, rules.max_predictions_per_seq).astype(np.int32)
-    if rules.continues_word is None:
-        selected, counts = _select_tokens(allowed, wanted, draws)
-        span_start = None
-    else:
-        selected, counts, span_start = _select_words(allowed, rules.continues_word[ids], wanted, draws)
-
-    is_prediction = np.arange(rules.max_predictions_per_seq, dtype=np.int32) < counts[:, None]
-    replacements = (
-        draws.replacements[selected // length, span_start] if rules.spans else draws.replacements[is_prediction]
-    )
-    selected_ids = ids.ravel()[selected]
-    positions, labels = np.zeros(is_prediction.shape, ids.dtype), np.zeros(is_prediction.shape, ids.dtype)
-    positions[is_prediction], labels[is_prediction] = selected % length, selected_ids
-
-    mask_share, random_share, _ = rules.split
-    is_mask, is_random = replacements < mask_share, replacements < mask_share + random_share
-    random_or_same = np.where(is_random, draws.random_pieces[is_prediction], selected_ids)
-    masked = ids.copy()
-    masked.ravel()[selected] = np.where(is_mask, rules.mask_id, random_or_same)
-    return Masking(masked, positions, labels, counts)
 
 
 def first_allowed(order: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
@@ -202,7 +177,7 @@ def first_allowed(order: np.ndarray, allowed: np.ndarray, count: int) -> np.ndar
     return np.where(keys == NONE, NONE, keys & low)
 
 
-def _select_tokens(allowed: np.ndarray, wanted: np.ndarray, draws: MaskingDraws) -> tuple[np.ndarray, np.ndarray]:
+def _select_tokens(allowed: np.ndarray, wanted: np.ndarray, draws: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Selects single tokens.
 
     Args:
@@ -214,7 +189,7 @@ def _select_tokens(allowed: np.ndarray, wanted: np.ndarray, draws: MaskingDraws)
       The positions of the selected tokens in the flattened rows, ascending; and the number of tokens of each row.
     """
     rows, length = allowed.shape
-    columns = first_allowed(draws.order, allowed, min(int(wanted.max(initial=1)), length))
+    columns = first_allowed(draws["order"], allowed, min(int(wanted.max(initial=1)), length))
     columns[np.arange(columns.shape[1], dtype=np.int32) >= wanted[:, None]] = NONE
     columns.sort(axis=1)
     is_selected = columns != NONE
@@ -223,7 +198,7 @@ def _select_tokens(allowed: np.ndarray, wanted: np.ndarray, draws: MaskingDraws)
 
 
 def _select_words(
-    allowed: np.ndarray, continues_word: np.ndarray, wanted: np.ndarray, draws: MaskingDraws
+    allowed: np.ndarray, continues_word: np.ndarray, wanted: np.ndarray, draws: Batch
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Selects spans of whole words.
 
@@ -248,7 +223,7 @@ def _select_words(
     sizes = np.zeros(allowed.size, np.int32)  # the size of each word, at the first token of the word
     sizes[edges[:-1]] = np.diff(edges)
     order = np.full((rows, length + 1), NONE)  # the columns where words start, in the order of the attempts
-    order[:, :-1] = first_allowed(draws.order, is_start[:-1].reshape(rows, length), length)
+    order[:, :-1] = first_allowed(draws["order"], is_start[:-1].reshape(rows, length), length)
 
     is_selected, span_of_word = np.zeros(allowed.size, bool), np.zeros(allowed.size, np.int32)
     left = wanted.copy()
@@ -261,7 +236,7 @@ def _select_words(
         state = (row, word, in_span, span_start, missing_words, attempts)
         row, word, in_span, span_start, missing_words, attempts = (array[unfinished] for array in state)
         span_start = np.where(in_span, span_start, wanted[row] - left[row])
-        missing_words = np.where(in_span, missing_words, draws.span_words[row, span_start]) - 1
+        missing_words = np.where(in_span, missing_words, draws["span_words"][row, span_start]) - 1
         attempts = attempts + ~in_span
         size = sizes[word]
         fits = ~is_selected[word] & (size <= left[row])

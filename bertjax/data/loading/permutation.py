@@ -6,18 +6,18 @@ beginning of a row to the end. A span of n words has a context of `k * n` tokens
 The next span follows this context. Then single tokens are selected until the number suffices.
 """
 
-from typing import NamedTuple
+import dataclasses
 
 import numpy as np
 
 from bertjax.data.batch import Batch
 from bertjax.data.loading.masking import first_allowed
 from bertjax.data.loading.transforms import BatchTransform
-from bertjax.text.tokenizer import Tokenizer
 
 
-class PermutationRules(NamedTuple):
-    """The settings of random orders.
+@dataclasses.dataclass(frozen=True)
+class RandomOrder(BatchTransform):
+    """Draws the order in which the tokens of a row are predicted. Each reading of the row draws another order.
 
     Attributes:
       k: one of k tokens is predicted.
@@ -36,63 +36,31 @@ class PermutationRules(NamedTuple):
     sep_id: int
     continues_word: np.ndarray
 
-
-class PermutationDraws(NamedTuple):
-    """All random numbers of an order. The first axis of each array is rows.
-
-    Attributes:
-      order: `[rows, length]` uint32. Predicted tokens come in ascending order of these numbers.
-      single_order: `[rows, length]` uint32. Single tokens are tried in ascending order of these numbers.
-      span_words: `[rows, spans]` uint8, the number of words of each span.
-      context_shares: `[rows, spans]` float32 from 0 to 1, the share of the context that precedes the span.
-    """
-
-    order: np.ndarray
-    single_order: np.ndarray
-    span_words: np.ndarray
-    context_shares: np.ndarray
-
-
-class Permutation(NamedTuple):
-    """The predicted tokens of each row, and their order.
-
-    Attributes:
-      ranks: `[rows, length]`, the order 1, 2, ... of the predicted tokens; 0 for all other tokens, such as [CLS] and
-        [SEP].
-      selected: `[rows, length]` booleans, True for predicted tokens.
-    """
-
-    ranks: np.ndarray
-    selected: np.ndarray
-
-
-def rules_of(k: int, max_span_words: int, max_predictions_per_seq: int, tokenizer: Tokenizer) -> PermutationRules:
-    """Returns the rules for the tokens of a tokenizer."""
-    return PermutationRules(
-        k, max_span_words, max_predictions_per_seq, tokenizer.cls_id, tokenizer.sep_id, tokenizer.continues_word
-    )
-
-
-class RandomOrder(BatchTransform):
-    """Draws the order in which the tokens of a row are predicted. Each reading of the row draws another order.
-
-    Attributes:
-      rules: the settings.
-    """
-
-    def __init__(self, rules: PermutationRules) -> None:
-        """Stores the settings."""
-        self.rules = rules
-
     def draw(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
-        """Returns the fields of `PermutationDraws`."""
-        return draw(rng, rows, length, self.rules)._asdict()
+        """Returns the random numbers of an order.
+
+        Returns:
+          `order` `[rows, length]` uint32: predicted tokens come in ascending order of these numbers. `single_order`
+          `[rows, length]` uint32: single tokens are tried in ascending order of these numbers. `span_words`
+          `[rows, spans]` uint8, the number of words of each span. `context_shares` `[rows, spans]` float32 from 0 to 1,
+          the share of the context that precedes the span.
+        """
+        # A span has at least one word, and a context of at least k tokens.
+        shape = rows, 1 + length // (self.k + 1) if self.max_span_words else 0
+        probabilities = 1 / np.arange(1, self.max_span_words + 1)
+        bounds = np.cumsum(probabilities[:-1] / probabilities.sum())
+        return {
+            "order": rng.integers(2**32, size=(rows, length), dtype=np.uint32),
+            "single_order": rng.integers(2**32, size=(rows, length), dtype=np.uint32),
+            "span_words": 1 + np.searchsorted(bounds, rng.random(shape), "right").astype(np.uint8),
+            "context_shares": rng.random(shape, np.float32),
+        }
 
     def __call__(self, batch: Batch, draws: Batch) -> Batch:
-        """Returns the `ranks` of `Permutation`, and the predictions."""
+        """Returns the `ranks` of `permute`, and the predictions."""
         ids = batch["input_ids"]
-        ranks, selected = permute(ids, batch["segments"].sum(1), PermutationDraws(**draws), self.rules)
-        is_prediction = np.arange(self.rules.max_predictions_per_seq) < selected.sum(1)[:, None]
+        ranks, selected = self.permute(ids, batch["segments"].sum(1), draws)
+        is_prediction = np.arange(self.max_predictions_per_seq) < selected.sum(1)[:, None]
         positions, words = np.zeros((2, *is_prediction.shape), np.int32)
         positions[is_prediction], words[is_prediction] = np.nonzero(selected)[1], ids[selected]
         return {
@@ -102,44 +70,32 @@ class RandomOrder(BatchTransform):
             "word_weights": is_prediction.astype(np.float32),
         }
 
+    def permute(self, ids: np.ndarray, sizes: np.ndarray, draws: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Chooses one in `k` of the tokens of each row, at least one token, and the order of the predictions.
 
-def draw(rng: np.random.Generator, rows: int, length: int, rules: PermutationRules) -> PermutationDraws:
-    """Returns the random numbers that `permute` needs for ids `[rows, length]`."""
-    # A span has at least one word, and a context of at least k tokens.
-    shape = rows, 1 + length // (rules.k + 1) if rules.max_span_words else 0
-    probabilities = 1 / np.arange(1, rules.max_span_words + 1)
-    bounds = np.cumsum(probabilities[:-1] / probabilities.sum())
-    return PermutationDraws(
-        order=rng.integers(2**32, size=(rows, length), dtype=np.uint32),
-        single_order=rng.integers(2**32, size=(rows, length), dtype=np.uint32),
-        span_words=1 + np.searchsorted(bounds, rng.random(shape), "right").astype(np.uint8),
-        context_shares=rng.random(shape, np.float32),
-    )
+        [CLS] and [SEP] count as tokens but are never predicted. A span does not contain [CLS] or [SEP].
 
+        Args:
+          ids: `[rows, length]`, padded.
+          sizes: `[rows]`, the number of tokens of each row.
+          draws: the random numbers, from `draw`.
 
-def permute(ids: np.ndarray, sizes: np.ndarray, draws: PermutationDraws, rules: PermutationRules) -> Permutation:
-    """Chooses one in `rules.k` of the tokens of each row, at least one token, and the order of the predictions.
+        Returns:
+          `[rows, length]`, the order 1, 2, ... of the predicted tokens, and 0 for all other tokens, such as [CLS] and
+          [SEP]; and `[rows, length]` booleans, True for predicted tokens.
+        """
+        allowed = (ids != self.cls_id) & (ids != self.sep_id)
+        allowed &= np.arange(ids.shape[1]) < np.asarray(sizes)[:, None]
+        wanted = np.clip(np.rint(sizes / self.k), 1, self.max_predictions_per_seq).astype(np.int64)
+        wanted = np.minimum(wanted, allowed.sum(1))
+        selected = _select_spans(allowed, self.continues_word[ids], wanted, draws, self.k)
 
-    [CLS] and [SEP] count as tokens but are never predicted. A span does not contain [CLS] or [SEP].
-
-    Args:
-      ids: `[rows, length]`, padded.
-      sizes: `[rows]`, the number of tokens of each row.
-      draws: the random numbers.
-      rules: the settings.
-    """
-    allowed = (ids != rules.cls_id) & (ids != rules.sep_id)
-    allowed &= np.arange(ids.shape[1]) < np.asarray(sizes)[:, None]
-    wanted = np.clip(np.rint(sizes / rules.k), 1, rules.max_predictions_per_seq).astype(np.int64)
-    wanted = np.minimum(wanted, allowed.sum(1))
-    selected = _select_spans(allowed, rules.continues_word[ids], wanted, draws, rules.k)
-
-    missing = wanted - selected.sum(1)
-    columns = first_allowed(draws.single_order, allowed & ~selected, int(missing.max(initial=0)))
-    _put(selected, columns, missing, True)
-    ranks, most = np.zeros(ids.shape, np.int32), int(wanted.max(initial=0))
-    _put(ranks, first_allowed(draws.order, selected, most), wanted, 1 + np.arange(most))
-    return Permutation(ranks, selected)
+        missing = wanted - selected.sum(1)
+        columns = first_allowed(draws["single_order"], allowed & ~selected, int(missing.max(initial=0)))
+        _put(selected, columns, missing, True)
+        ranks, most = np.zeros(ids.shape, np.int32), int(wanted.max(initial=0))
+        _put(ranks, first_allowed(draws["order"], selected, most), wanted, 1 + np.arange(most))
+        return ranks, selected
 
 
 def _put(array: np.ndarray, columns: np.ndarray, counts: np.ndarray, values: np.ndarray | bool) -> None:
@@ -156,7 +112,7 @@ def _put(array: np.ndarray, columns: np.ndarray, counts: np.ndarray, values: np.
 
 
 def _select_spans(
-    allowed: np.ndarray, continues_word: np.ndarray, wanted: np.ndarray, draws: PermutationDraws, k: int
+    allowed: np.ndarray, continues_word: np.ndarray, wanted: np.ndarray, draws: Batch, k: int
 ) -> np.ndarray:
     """Selects spans of whole words.
 
@@ -165,7 +121,7 @@ def _select_spans(
       continues_word: `[rows, length]` booleans, True for tokens that continue a word.
       wanted: `[rows]`, the largest number of tokens to select in each row.
       draws: the random numbers.
-      k: see `PermutationRules`.
+      k: see `RandomOrder`.
 
     Returns:
       `[rows, length]` booleans, True for selected tokens.
@@ -179,7 +135,7 @@ def _select_spans(
 
     row, edges = np.arange(rows), np.zeros((rows, length + 1), np.int8)
     context_start, left = np.zeros(rows, np.int64), wanted.copy()
-    for words, context_share in zip(draws.span_words.T.astype(np.int64), draws.context_shares.T):
+    for words, context_share in zip(draws["span_words"].T.astype(np.int64), draws["context_shares"].T):
         if not ((context_start < length) & (left > 0)).any():
             break
         context = k * words

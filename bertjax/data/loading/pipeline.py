@@ -7,8 +7,8 @@ the record, and the reader restarts at the same step, so that the steps of other
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,28 +24,81 @@ from bertjax.data.records.layouts import Format
 from bertjax.data.records.record_sets import RecordSet
 from bertjax.distributed.mesh import Rows
 
-HELDOUT_BLOCK = 256  # the `RecordSource.block` of held-out data. It is independent of the batch size.
 
-
-class RecordSource(NamedTuple):
-    """The records of a split in reading order, and the seeds of their random numbers.
+class TrainingRecords:
+    """The sequences with some indices in each padded batch of training.
 
     Attributes:
-      records: (step, skipped records) -> a source of a `Reader`, which starts at the step.
-      spans: step -> a superset of the records of the step.
-      indices: step -> the index of each row in the order of the rows of all hosts and steps, `[rows]`.
+      files: the records.
+      form: the format of the records.
+      is_stream: whether rows continue the texts of the previous step (`data.stream`).
       block: random numbers are generated for blocks of `block` indices.
       seed: the seed of the random numbers.
-      continues: step -> whether each row continues the same row of the previous step, `[rows]`; None unless
-        `data.stream`.
     """
 
-    records: Callable[[int, SkippedRecords], Any]
-    spans: Callable[[int], Iterator[Span]]
-    indices: Callable[[int], np.ndarray]
-    block: int
-    seed: list[int]
-    continues: Callable[[int], np.ndarray] | None = None
+    def __init__(self, order: Order, max_predictions_per_seq: int, rows: np.ndarray):
+        """Creates the source of the sequences with the indices `rows`."""
+        self.files, self.is_stream, self.block = order.files, order.is_stream, order.batch_size
+        self.form = _form(order.files, order.row.tokens, max_predictions_per_seq)
+        # The third number of a seed is 0 for the order of files, 1 for arrangements, 2 and 3 for the transforms.
+        self.seed = [order.seed, 0, 2]
+        self._order, self._rows, self._groups = order, rows, order.groups_of(rows, order.batch_size)
+
+    def records(self, step: int, skipped: SkippedRecords) -> Any:
+        """Returns a source of a `Reader`, which starts at the step."""
+        return reader().training_source(self._order, self.form, self._rows, self._groups, step, skipped)
+
+    def spans(self, step: int) -> Iterator[Span]:
+        """Yields a superset of the records of the step."""
+        for lane in (lane for group in self._groups.tolist() for lane in self._order.lanes_of(group)):
+            remaining = 2 * self._order.window
+            for path, first, count in self._order.spans(lane, step):
+                yield path, first, min(count, remaining)
+                remaining -= count
+                if remaining <= 0:
+                    break
+
+    def indices(self, step: int) -> np.ndarray:
+        """Returns the index of each row in the order of the rows of all hosts and steps, `[rows]`."""
+        return self._order.sequences_before + step * self._order.batch_size + self._rows
+
+    def continues(self, step: int) -> np.ndarray:
+        """Returns whether each row of a stream continues the same row of the previous step, `[rows]`."""
+        return self._order.continues(self._rows, step)
+
+
+class HeldoutRecords:
+    """The first held-out records in file order; see `TrainingRecords` for the attributes and methods."""
+
+    block = 256  # independent of the batch size
+
+    def __init__(self, files: RecordSet, form: Format, seed: int, is_stream: bool, most: int, rows: int):
+        """Creates the source of at most `most` records, with `rows` records per step."""
+        self.files, self.form, self.seed, self.is_stream = files, form, [seed, 0, 3], is_stream
+        self._most, self._rows = most, rows
+
+    def records(self, step: int, skipped: SkippedRecords) -> Any:
+        """Returns a source of a `Reader`."""
+        parts = [part for span in self.spans(step) for part in split_span(span, skipped)]
+        if self.is_stream:
+            total = min(self._most, self.files.total)
+            return reader().heldout_stream_source(parts, self.form, total, self._rows, step)
+        return reader().heldout_source(parts, self.form, self._most, step, self._rows)
+
+    def spans(self, step: int) -> Iterator[Span]:
+        """Yields all records."""
+        yield from ((path, 0, count) for path, count in zip(self.files.paths, self.files.counts))
+
+    def indices(self, step: int) -> np.ndarray:
+        """Returns the index of each row, `[rows]`."""
+        return step * self._rows + np.arange(self._rows)
+
+    def continues(self, step: int) -> np.ndarray:
+        """Returns True for each row after the first step, `[rows]`."""
+        return np.full(self._rows, step > 0)
+
+
+RecordSource = TrainingRecords | HeldoutRecords
 
 
 def train_batches(
@@ -73,9 +126,8 @@ def train_batches(
     Raises:
       UserError: if a record cannot be read and `data.on_corrupt` is stop.
     """
-    form = _form(order.files, order.row.tokens, max_predictions_per_seq)
-    source = _training_source(order, form, rows(order.batch_size))
-    yield from map(spec.select, _batches(order.files, form, source, start, transforms))
+    source = TrainingRecords(order, max_predictions_per_seq, rows(order.batch_size))
+    yield from map(spec.select, _batches(source, start, transforms))
 
 
 def packed_batches(
@@ -100,7 +152,6 @@ def packed_batches(
       rows: number of rows of a batch -> the indices of the rows that this host reads.
       transforms: the transforms of the objectives.
     """
-    form = _form(order.files, order.row.tokens, max_predictions_per_seq)
     groups = order.groups_of(rows(count := order.rows(start, multiple)), count)  # the groups do not depend on `count`
 
     @functools.lru_cache(4)
@@ -110,8 +161,8 @@ def packed_batches(
         return np.searchsorted((groups[:, None] * share + np.arange(share)).ravel(), rows(count))
 
     sequences = order.sequences_of(groups)
-    source = _training_source(order, form, sequences)
-    for step, batch in enumerate(_batches(order.files, form, source, start, transforms), start):
+    source = TrainingRecords(order, max_predictions_per_seq, sequences)
+    for step, batch in enumerate(_batches(source, start, transforms), start):
         count = order.rows(step, multiple)
         rows_of_groups = count // order.groups * len(groups)
         packed = pack(batch, spec, sequences, *order.packed(groups, step, count), rows_of_groups, order.row)
@@ -146,63 +197,20 @@ def heldout_batches(
       is_stream: whether each row reads a contiguous range of the records, one record per batch (`data.stream`).
     """
     form = _form(files, length, max_predictions_per_seq)
-
-    def spans(step: int) -> Iterator[Span]:
-        yield from ((path, 0, count) for path, count in zip(files.paths, files.counts))
-
-    def records(step: int, skipped: SkippedRecords) -> Any:
-        parts = [part for span in spans(step) for part in split_span(span, skipped)]
-        if is_stream:
-            return reader().heldout_stream_source(parts, form, min(max_sequences, files.total), batch_size, step)
-        return reader().heldout_source(parts, form, max_sequences, step, batch_size)
-
-    def indices(step: int) -> np.ndarray:
-        return step * batch_size + np.arange(batch_size)
-
-    def continues(step: int) -> np.ndarray:
-        return np.full(batch_size, step > 0)
-
-    source = RecordSource(records, spans, indices, HELDOUT_BLOCK, [seed, 0, 3], continues if is_stream else None)
-    for batch in _batches(files, form, source, 0, transforms):
+    source = HeldoutRecords(files, form, seed, is_stream, max_sequences, batch_size)
+    for batch in _batches(source, 0, transforms):
         yield take_rows(spec.pad_rows(spec.select(batch), batch_size), rows(batch_size))
-
-
-def _training_source(order: Order, form: Format, rows: np.ndarray) -> RecordSource:
-    """Returns the source of the sequences with the indices `rows` in each padded batch."""
-    groups = order.groups_of(rows, order.batch_size)
-    lanes = [lane for group in groups.tolist() for lane in order.lanes_of(group)]
-
-    def records(step: int, skipped: SkippedRecords) -> Any:
-        return reader().training_source(order, form, rows, groups, step, skipped)
-
-    def spans(step: int) -> Iterator[Span]:
-        for lane in lanes:
-            remaining = 2 * order.window
-            for path, first, count in order.spans(lane, step):
-                yield path, first, min(count, remaining)
-                remaining -= count
-                if remaining <= 0:
-                    break
-
-    def indices(step: int) -> np.ndarray:
-        return order.sequences_before + step * order.batch_size + rows
-
-    continues = functools.partial(order.continues, rows) if order.is_stream else None
-    # The third number of a seed is 0 for the order of files, 1 for arrangements, 2 and 3 for the transforms.
-    return RecordSource(records, spans, indices, order.batch_size, [order.seed, 0, 2], continues)
 
 
 def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format:
     return Format(length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size, files.token_types)
 
 
-def _batches(
-    files: RecordSet, form: Format, source: RecordSource, step: int, transforms: Sequence[SeededTransform]
-) -> Iterator[Batch]:
+def _batches(source: RecordSource, step: int, transforms: Sequence[SeededTransform]) -> Iterator[Batch]:
     """Yields parsed batches after their transforms, from `step`."""
-    batches = _parsed_batches(files, form, source, step)
-    if source.continues is not None:
-        batches = _with_continues(batches, step, source.continues)
+    batches = _parsed_batches(source, step)
+    if source.is_stream:
+        batches = _with_continues(batches, step, source)
     for number, batch in enumerate(batches, step):
         # Transforms run in this thread, because the threads of the reader would compete for Python's global lock.
         indices = source.indices(number)[: len(batch["input_ids"])]
@@ -211,24 +219,24 @@ def _batches(
         yield batch
 
 
-def _with_continues(batches: Iterator[Batch], step: int, continues: Callable[[int], np.ndarray]) -> Iterator[Batch]:
+def _with_continues(batches: Iterator[Batch], step: int, source: RecordSource) -> Iterator[Batch]:
     """Adds the arrays `continues` `[rows]` and `FOLLOWING` `[rows]` to batches, see `bertjax.data.batch`."""
     end: Batch = {}
     for number, (batch, after) in enumerate(itertools.pairwise(itertools.chain(batches, [end])), step):
         following = np.full(len(batch["input_ids"]), -1, np.int32)
         if after:
-            is_next = continues(number + 1) & (after["segments"][:, 0] > 0)
+            is_next = source.continues(number + 1) & (after["segments"][:, 0] > 0)
             following = np.where(is_next, after["input_ids"][:, 0], following)
-        yield {**batch, "continues": continues(number).astype(np.int32), FOLLOWING: following}
+        yield {**batch, "continues": source.continues(number).astype(np.int32), FOLLOWING: following}
 
 
-def _parsed_batches(files: RecordSet, form: Format, source: RecordSource, step: int) -> Iterator[Batch]:
+def _parsed_batches(source: RecordSource, step: int) -> Iterator[Batch]:
     """Yields parsed batches from `step`. Restarts at a step with an unreadable record after the record is located."""
-    skipped = dict(files.skipped)
+    skipped = dict(source.files.skipped)
     while True:
         try:
-            for batch in reader().batches(source.records(step, skipped), form):
-                if invalid_rows(batch, form):
+            for batch in reader().batches(source.records(step, skipped), source.form):
+                if invalid_rows(batch, source.form):
                     problem = "values out of range"
                     break
                 yield batch
@@ -237,21 +245,22 @@ def _parsed_batches(files: RecordSet, form: Format, source: RecordSource, step: 
                 return
         except UnreadableRecord as error:
             problem = str(error)
-        if not _locate_unreadable(files, form, source.spans(step), skipped):
+        if not _locate_unreadable(source, step, skipped):
             raise UserError(
                 f"config.data.records: a record cannot be read ({problem}); copy or prepare the records again"
             )
 
 
-def _locate_unreadable(files: RecordSet, form: Format, spans: Iterator[Span], skipped: SkippedRecords) -> bool:
+def _locate_unreadable(source: RecordSource, step: int, skipped: SkippedRecords) -> bool:
     """Adds the records that cannot be read to `skipped`, and returns whether there are any.
 
     Raises:
       UserError: if `data.on_corrupt` is stop, or if no record can be read.
     """
-    counts, before = dict(zip(files.paths, files.counts)), len(skipped)
-    suspects = {path: counts[path] for path, _, _ in spans if path not in skipped}
-    for path, numbers, fault in integrity.find_damaged_records(suspects, form):
+    files, before = source.files, len(skipped)
+    counts = dict(zip(files.paths, files.counts))
+    suspects = {path: counts[path] for path, _, _ in source.spans(step) if path not in skipped}
+    for path, numbers, fault in integrity.find_damaged_records(suspects, source.form):
         fault = f"{path}: record {numbers[0].start:,} {fault}"
         if files.on_corrupt == "stop":
             raise UserError(f"{fault}; copy or prepare the file again, or set config.data.on_corrupt=skip")

@@ -100,12 +100,10 @@ def _hashes(group: Group, selection: Selection) -> Iterator[tuple[int, tuple[str
 
 def _repeats_of(hashes: tuple[int, Iterable], rules: Mapping) -> Repeats:
     """Returns the repeats in one range of hashes."""
-    parts = [(kind, (keys, rows)) for kind, keys, rows in hashes[1]]
-
-    def of_kind(kind: str) -> tuple[np.ndarray, np.ndarray]:
-        return merge((part for name, part in parts if name == kind), np.dtype(np.int64))
-
-    return cleaning.repeats_among(of_kind, rules)
+    parts = collections.defaultdict(list)
+    for kind, keys, rows in hashes[1]:
+        parts[kind].append((keys, rows))
+    return cleaning.repeats_among({kind: merge(runs, cleaning.ROW) for kind, runs in parts.items()}, rules)
 
 
 # The vocabulary.
@@ -130,7 +128,7 @@ def learn_tokenizer(
             | "read" >> beam.ParDo(_Read(selection, repeats))
             | "training" >> beam.Filter(lambda block: is_train(block.part))
             | "spread blocks" >> beam.Reshuffle()
-            | "count" >> beam.FlatMap(_count, vocabulary.settings_of(config))
+            | "count" >> beam.FlatMap(lambda block: vocabulary.count_block(block, config).items())
             | beam.CombinePerKey(sum)
             | "as lines" >> beam.Map(json.dumps)
             | beam.io.WriteToText(str(words))
@@ -144,10 +142,6 @@ def learn_tokenizer(
                     yield counts
 
     return vocabulary.learn_from(config, sample(parts(), COUNTED_LETTERS[config.tokenizer.kind]))
-
-
-def _count(block: Block, settings: vocabulary.WordSettings) -> Iterator[tuple[str, int]]:
-    yield from vocabulary.count_block(block, settings).items()
 
 
 # The records.
@@ -274,5 +268,4 @@ def _write_shard(gathered: tuple[tuple, Iterable[tuple]], job: Job) -> tuple[lis
     shard = Shard(job.shapes[number], *rest)
     kind = row_type(shard.shape, job)
     parts = ((np.frombuffer(keys, np.uint64), np.frombuffer(rows, kind)) for _, keys, rows in sorted(parts))
-    (epath.Path(job.output) / shard.path).parent.mkdir(parents=True, exist_ok=True)
     return [number, *rest], shards.write_rows(shard, job, merge(parts, kind)[1])

@@ -18,6 +18,9 @@ class RecordShape(NamedTuple):
     predictions: int
 
 
+PartAndShape = tuple[str, RecordShape]  # a part of the records, see `selection`, and the shape of the sequences
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """The settings that a worker needs.

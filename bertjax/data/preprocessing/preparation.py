@@ -35,9 +35,8 @@ from bertjax.data.corpus import cleaning, corpus
 from bertjax.data.corpus.corpus import Group
 from bertjax.data.corpus.selection import SPLITS, Selection, is_train, selection_of, with_repeats
 from bertjax.data.preprocessing import blocks, shards, summary, vocabulary
-from bertjax.data.preprocessing.job import UNFINISHED, Job, RecordShape
+from bertjax.data.preprocessing.job import UNFINISHED, Job, PartAndShape, RecordShape
 from bertjax.data.preprocessing.rows import row_type
-from bertjax.data.records import record_sets
 from bertjax.data.records.manifest import MANIFEST, write_manifest
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -142,7 +141,7 @@ def _describe(groups: Sequence[Group]) -> str:
     files, size = sum(len(portion.files) for portion in portions), sum(portion.bytes for portion in portions)
     names = [portion.source for portion in portions if not portion.files]
     parts = [*names, *([f"{files:,} file{'s' * (files > 1)}"] if files else [])]
-    skipped = sum(count for portion in portions for _, count, _ in portion.unread)
+    skipped = sum(count for portion in portions for count, _ in portion.unread.values())
     note = f"; {skipped:,} other file{'s have names' if skipped > 1 else ' has a name'} that prepare does not read"
     return ", ".join(parts + ([describe_bytes(size)] if size else [])) + note * (skipped > 0)
 
@@ -220,7 +219,7 @@ def prepare_on_beam(
     used.save(output)
     job = job_of(config, used, output, str(work))
     totals, counts, written = beam.write_all(job, groups, selection, repeats, options)
-    rows: collections.Counter[tuple[str, RecordShape]] = collections.Counter()
+    rows: collections.Counter[PartAndShape] = collections.Counter()
     for shard, entry in written.items():
         rows[shard.part, shard.shape] += entry["records"]
     check_contents(config, totals, counts, rows)
@@ -316,9 +315,7 @@ def job_of(config: ConfigDict, used: Tokenizer, output: epath.Path, work: str) -
 
 def spill_all(
     job: Job, groups: list[Group], selection: Selection, pool: Any, ahead: int
-) -> tuple[
-    Mapping[str, int], Mapping, Mapping[tuple[str, RecordShape], int], Mapping[tuple[str, RecordShape], list[str]]
-]:
+) -> tuple[Mapping[str, int], Mapping, Mapping[PartAndShape, int], Mapping[PartAndShape, list[str]]]:
     """Writes the blocks of the whole corpus to disk.
 
     Returns:
@@ -327,8 +324,8 @@ def spill_all(
     """
     totals: collections.Counter[str] = collections.Counter()
     counts: collections.Counter = collections.Counter()
-    rows: collections.Counter[tuple[str, RecordShape]] = collections.Counter()
-    paths: dict[tuple[str, RecordShape], list[str]] = collections.defaultdict(list)
+    rows: collections.Counter[PartAndShape] = collections.Counter()
+    paths: dict[PartAndShape, list[str]] = collections.defaultdict(list)
     done = []
     function = functools.partial(blocks.spill, job=job)
     lengths = " and ".join(str(shape.length) for shape in job.shapes)
@@ -346,15 +343,9 @@ def spill_all(
 
 
 def write_all(
-    job: Job,
-    rows: Mapping[tuple[str, RecordShape], int],
-    paths: Mapping[tuple[str, RecordShape], list[str]],
-    pool: Any,
-    ahead: int,
+    job: Job, rows: Mapping[PartAndShape, int], paths: Mapping[PartAndShape, list[str]], pool: Any, ahead: int
 ) -> dict[shards.Shard, dict]:
     """Writes all shards; returns their entries in the manifest. `spill_all` returns `rows` and `paths`."""
-    for shape in job.shapes:
-        (epath.Path(job.output) / record_sets.set_folder(shape.length)).mkdir(exist_ok=True)
     phase("shuffling the sequences and writing the records")
     merged = {
         (part, shape): merge_until_few(files, row_type(shape, job), pool, ahead)
@@ -412,9 +403,7 @@ def report(manifest: dict, seconds: float) -> None:
         print(line, flush=True)
 
 
-def check_contents(
-    config: ConfigDict, totals: Mapping, counts: Mapping, rows: Mapping[tuple[str, RecordShape], int]
-) -> None:
+def check_contents(config: ConfigDict, totals: Mapping, counts: Mapping, rows: Mapping[PartAndShape, int]) -> None:
     """Raises `UserError` if there is too little text for training or evaluation."""
     train, heldout = totals["train_documents"], totals["heldout_documents"]
     is_pairs = config.data.next_sentence == "pairs"

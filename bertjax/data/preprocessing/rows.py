@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from bertjax.data.loading.masking import draw, mask_tokens, rules_of
+from bertjax.data.loading.masking import masking_of
 from bertjax.data.preprocessing.job import Job, RecordShape
 from bertjax.data.preprocessing.sequences import Tokens, make_instances, of_documents, separated
 from bertjax.data.records.layouts import number_type
@@ -72,10 +72,9 @@ def make_rows(
     ids, sizes = assemble(tokens.ids, instances[:, :4], shape.length, tokenizer)
     rows = np.empty(len(instances), row_type(shape, job))
     if data["masking"] == "static":
-        rules = rules_of(data, tokenizer, shape.predictions)
-        ids, rows["positions"], rows["labels"], rows["masked"] = mask_tokens(
-            ids, sizes, draw(rng, len(ids), shape.length, rules), rules
-        )
+        masking = masking_of(data, tokenizer, shape.predictions)
+        draws = masking.draw(rng, len(ids), shape.length)
+        ids, rows["positions"], rows["labels"], rows["masked"] = masking.mask(ids, sizes, draws)
     rows["ids"], rows["size"] = ids, sizes
     rows["first_size"] = len(tokenizer.begin) + instances[:, 1] + 1
     rows["label"] = instances[:, 4]

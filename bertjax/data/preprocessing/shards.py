@@ -13,7 +13,7 @@ from etils import epath
 from bertjax.common.files import persistently, write_whole
 from bertjax.common.sorting import ROWS, gather
 from bertjax.data.corpus.selection import SPLITS, is_train, split_of
-from bertjax.data.preprocessing.job import Job, RecordShape, tokenizer_of
+from bertjax.data.preprocessing.job import Job, PartAndShape, RecordShape, tokenizer_of
 from bertjax.data.preprocessing.rows import row_type
 from bertjax.data.records import lengths, record_sets
 from bertjax.data.records.layouts import features_of
@@ -38,7 +38,7 @@ class Shard(NamedTuple):
         return f"{folder}/{self.part}-{self.index:05d}-of-{self.count:05d}.tfrecord"
 
 
-def shards_of(job: Job, rows: Mapping[tuple[str, RecordShape], int]) -> list[Shard]:
+def shards_of(job: Job, rows: Mapping[PartAndShape, int]) -> list[Shard]:
     """Returns the shards for the number of rows of each part and shape."""
     shards = []
     for (part, shape), total in sorted(rows.items()):

@@ -6,7 +6,7 @@ import itertools
 import pathlib
 import tempfile
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -111,7 +111,7 @@ def learn_tokenizer(
         phase(f"extending the vocabulary by {more:,} tokens")
     else:
         phase(f"learning a vocabulary of {config.model.vocab_size:,} tokens")
-    return learn_from(config, count_corpus(settings_of(config), groups, selection, work, pool, ahead))
+    return learn_from(config, count_corpus(config, groups, selection, work, pool, ahead))
 
 
 def learn_from(config: ConfigDict, counts: Sample) -> Tokenizer:
@@ -130,40 +130,25 @@ def learn_from(config: ConfigDict, counts: Sample) -> Tokenizer:
     return vocabulary_learning.learn(kind, counts.words, config.model.vocab_size, lowercase, special)
 
 
-class WordSettings(NamedTuple):
-    """The settings for counting words; `kind` is the kind of the tokenizer."""
-
-    kind: str
-    lowercase: bool
-    language: str
-    split_sentences: bool
-
-
-def settings_of(config: ConfigDict) -> WordSettings:
-    """Returns the settings of a config."""
-    return WordSettings(
-        config.tokenizer.kind, config.tokenizer.lowercase, config.data.language, config.data.split_sentences
-    )
-
-
-def count_block(block: Block, settings: WordSettings) -> collections.Counter[str]:
+def count_block(block: Block, config: ConfigDict) -> collections.Counter[str]:
     """Counts the words of a block."""
-    language, split_sentences = settings.language, settings.split_sentences
+    language, split_sentences = config.data.language, config.data.split_sentences
     texts = (sentences.split(selected.document, language, split_sentences) for selected in block.selected)
-    return vocabulary_learning.count_words(settings.kind, itertools.chain.from_iterable(texts), settings.lowercase)
+    kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
+    return vocabulary_learning.count_words(kind, itertools.chain.from_iterable(texts), lowercase)
 
 
 def count_corpus(
-    settings: WordSettings, groups: Iterable[Group], selection: Selection, work: str, pool: Any, ahead: int
+    config: ConfigDict, groups: Iterable[Group], selection: Selection, work: str, pool: Any, ahead: int
 ) -> Sample:
     """Counts the words of the training documents; see `learn_tokenizer` for the arguments."""
-    most = vocabulary_learning.COUNTED_LETTERS[settings.kind]
+    most = vocabulary_learning.COUNTED_LETTERS[config.tokenizer.kind]
     read: collections.Counter = collections.Counter()
     train = (block for block in read_blocks(groups, selection, read) if is_train(block.part))
     with tempfile.TemporaryDirectory(dir=work) as folder:
         counts = WordCounts(pathlib.Path(folder), most)
         with Bar("counting words", [group.bytes for group in groups]) as bar:
-            for counted in in_order(pool, functools.partial(count_block, settings=settings), train, ahead):
+            for counted in in_order(pool, functools.partial(count_block, config=config), train, ahead):
                 counts.add(counted)
                 bar.update(read["bytes"] - bar.n)
         words = sample(counts.parts(), most)

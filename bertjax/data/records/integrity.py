@@ -13,13 +13,13 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import persistently
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
-from bertjax.data.records.parsing import InvalidRecord
 from bertjax.data.records.serialization import read_tfrecords
 
 READ_BYTES = 1 << 20  # the number of bytes that are read at a time
 HEAD_BYTES = 4096  # the number of first bytes of a file whose checksum is compared before training
 IO_THREADS = 16  # threads hide the latency of remote storage, tens of milliseconds
 BLOCK = 1024  # the number of records that are parsed together
+DAMAGED, UNPARSED = "is damaged (wrong checksum)", "lacks features, or has features of other sizes"
 MIN_RECORD_BYTES = 16  # the frame of an empty record: 8 bytes of length, and two checksums of 4 bytes
 
 
@@ -102,31 +102,25 @@ def _find_in_file(path: str, count: int, form: Format) -> tuple[tuple[range, ...
     faults: dict[int, str] = {}
     read = 0
     try:
-        with epath.Path(path).open("rb") as file:
-            numbered = enumerate(itertools.islice(read_tfrecords(file), count))
-            while block := list(itertools.islice(numbered, BLOCK)):
-                read += len(block)
-                faults |= {number: "is damaged (wrong checksum)" for number, record in block if record is None}
-                faults |= _invalid({number: record for number, record in block if record is not None}, form)
+        for block in read_blocks(path, count):
+            read += len(block)
+            in_block = {number: DAMAGED if record is None else UNPARSED for number, record in block.items()}
+            for numbers, batch in layouts.parse_valid(block, form):
+                in_block |= dict.fromkeys(numbers, "")
+                in_block |= {numbers[row]: fault for row, fault in invalid_rows(batch, form).items()}
+            faults |= {number: fault for number, fault in in_block.items() if fault}
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     faults |= dict.fromkeys(range(read, count), f"is damaged or missing, and so are all later records of {count:,}")
     return tuple(_runs(sorted(faults))), faults[min(faults)] if faults else ""
 
 
-def _invalid(records: dict[int, bytes], form: Format) -> dict[int, str]:
-    """Returns {number: fault} of the records that cannot be parsed or have invalid values."""
-    items = list(records.items())
-    if not items:
-        return {}
-    try:
-        faults = invalid_rows(layouts.parse([record for _, record in items], form), form)
-        return {items[row][0]: fault for row, fault in faults.items()}
-    except InvalidRecord:
-        if len(items) == 1:
-            return {items[0][0]: "lacks features, or has features of other sizes"}
-        half = len(items) // 2
-        return _invalid(dict(items[:half]), form) | _invalid(dict(items[half:]), form)
+def read_blocks(path: str, count: int) -> Iterator[dict[int, bytes | None]]:
+    """Yields the first `count` records of a file in blocks, {number: record}; None for a damaged record."""
+    with epath.Path(path).open("rb") as file:
+        numbered = enumerate(itertools.islice(read_tfrecords(file), count))
+        while block := dict(itertools.islice(numbered, BLOCK)):
+            yield block
 
 
 def _runs(numbers: list[int]) -> Iterator[range]:

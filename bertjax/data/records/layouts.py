@@ -7,8 +7,8 @@ has the positions where the token type changes. Records for dynamic masking do n
 
 import io
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -131,6 +131,26 @@ def parse(serialized: Sequence[bytes], form: Format) -> dict[str, np.ndarray]:
     return {**batch, "sequence_weights": batch["segments"][:, 0].astype(np.float32)}
 
 
+def parse_valid(records: Mapping[int, bytes | None], form: Format) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
+    """Yields (numbers, batch) of records that can be parsed, and skips all other records.
+
+    Args:
+      records: {number: record}; None for a damaged record.
+      form: the format of the records.
+    """
+    readable = {number: record for number, record in records.items() if record is not None}
+    numbers = list(readable)
+    try:
+        parsed = parse(list(readable.values()), form) if readable else {}
+    except InvalidRecord:
+        half = len(numbers) // 2
+        for part in (numbers[:half], numbers[half:]) if half else ():
+            yield from parse_valid({number: records[number] for number in part}, form)
+    else:
+        if readable:
+            yield numbers, parsed
+
+
 def _parse_groups(serialized: Sequence[bytes], form: Format) -> dict[str, np.ndarray]:
     """Parses groups of records with the same features, or two halves if all records have the same features."""
     indices: dict[tuple[bytes, ...], list[int]] = {}
@@ -152,22 +172,44 @@ def _parse_google(records: Records, form: Format) -> dict[str, np.ndarray]:
 
 
 def _parse_compact(records: Records, form: Format) -> dict[str, np.ndarray]:
-    dtype, predictions, position = compact_dtype(form), form.max_predictions_per_seq, np.arange(form.length)
-    ids, size = records.strings("ids", dtype, form.length)
-    type_starts, count = records.strings("first_size", dtype, 2)
-    is_token = position < size[:, None]
-    is_later_type = (position >= type_starts[..., None]) & (np.arange(2)[:, None] < count[:, None, None])
+    dtype = compact_dtype(form)
+    compact = {name: records.strings(name, dtype, most) for name, most in compact_sizes(form).items()}
+    return google_features(compact, form, np.where)
+
+
+def compact_sizes(form: Format) -> dict[str, int]:
+    """Returns {feature of a compact record: largest number of values}."""
+    sizes = {"ids": form.length, "first_size": 2, "label": 1}
+    predictions = form.max_predictions_per_seq
+    return sizes | {"positions": predictions, "labels": predictions} if form.masking == "static" else sizes
+
+
+def google_features(compact: Mapping[str, tuple[Any, Any]], form: Format, where: Callable) -> dict[str, Any]:
+    """Returns the features of the layout "google" of compact records.
+
+    Args:
+      compact: for each feature of `compact_sizes`, the numbers, int32 `[records, most]`, padded with 0; and the number
+        of values of each record, `[records]`.
+      form: the format of the records.
+      where: `where` of the library of the arrays, NumPy or TensorFlow.
+    """
+    zero, one = np.int32(0), np.int32(1)
+    (ids, size), (type_starts, types) = compact["ids"], compact["first_size"]
+    position = np.arange(form.length, dtype=np.int32)
+    is_token = size[:, None] > position
+    is_later_type = [(type_starts[:, i, None] <= position) & (types[:, None] > i) & is_token for i in range(2)]
     arrays = {
         "input_ids": ids,
-        "input_mask": is_token.astype(np.int32),
-        "segment_ids": np.where(is_token, is_later_type.sum(1, dtype=np.int32), 0),
-        "next_sentence_labels": records.strings("label", dtype, 1)[0][:, 0],
+        "input_mask": where(is_token, one, zero),
+        "segment_ids": where(is_later_type[0], one, zero) + where(is_later_type[1], one, zero),
+        "next_sentence_labels": compact["label"][0][:, 0],
     }
     if form.masking == "static":
-        labels, masked = records.strings("labels", dtype, predictions)
+        labels, masked = compact["labels"]
+        is_prediction = masked[:, None] > np.arange(form.max_predictions_per_seq, dtype=np.int32)
         arrays |= {
-            "masked_lm_positions": records.strings("positions", dtype, predictions)[0],
+            "masked_lm_positions": compact["positions"][0],
             "masked_lm_ids": labels,
-            "masked_lm_weights": (np.arange(predictions) < masked[:, None]).astype(np.float32),
+            "masked_lm_weights": where(is_prediction, np.float32(1), np.float32(0)),
         }
     return arrays

@@ -5,7 +5,6 @@ Preparation writes files of lengths with the records. For other records, the len
 
 import concurrent.futures
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
 
 import google_crc32c
@@ -16,10 +15,8 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_whole, write_whole
 from bertjax.data.records import layouts
-from bertjax.data.records.integrity import BLOCK, IO_THREADS
+from bertjax.data.records.integrity import IO_THREADS, read_blocks
 from bertjax.data.records.layouts import Format
-from bertjax.data.records.parsing import InvalidRecord
-from bertjax.data.records.serialization import read_tfrecords
 
 LENGTH = np.dtype("<u2")
 CHECKSUM = "lengths_crc32c"  # field of `manifest.FileEntry`
@@ -97,18 +94,7 @@ def measure(paths: Sequence[str], counts: Sequence[int], form: Format, cache: ep
 def _measure(path: str, count: int, form: Format) -> np.ndarray:
     """Returns the lengths of the records of a file; 0 for damaged records, which are reported in training."""
     lengths = np.zeros(count, LENGTH)
-    with epath.Path(path).open("rb") as file:
-        numbered = enumerate(itertools.islice(read_tfrecords(file), count))
-        while block := list(itertools.islice(numbered, BLOCK)):
-            readable = {number: record for number, record in block if record is not None}
-            lengths[list(readable)] = _lengths(list(readable.values()), form)
+    for block in read_blocks(path, count):
+        for numbers, batch in layouts.parse_valid(block, form):
+            lengths[numbers] = batch["segments"].sum(1)
     return lengths
-
-
-def _lengths(records: list[bytes], form: Format) -> list[int]:
-    """Returns the lengths of records; 0 for records that cannot be parsed."""
-    try:
-        return layouts.parse(records, form)["segments"].sum(1).tolist() if records else []
-    except InvalidRecord:
-        half = len(records) // 2
-        return _lengths(records[:half], form) + _lengths(records[half:], form) if half else [0]

@@ -10,7 +10,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.limits import require
 from bertjax.config.lists import split_at_commas
 from bertjax.data.corpus import holdout
-from bertjax.data.corpus.tables import Row, find_table, read_table
+from bertjax.data.corpus.tables import Row, Rows, find_table, read_table
 from bertjax.finetuning import classification, label_cells
 from bertjax.finetuning.classification import ClassificationTask, Columns, LabelledTexts, Table
 from bertjax.finetuning.labels import ClassLabel, LabelType, MultiLabel, NumberLabel, label_type_of
@@ -82,7 +82,7 @@ class Classify(ClassificationTask):
 TASK = Classify()
 
 
-def _divided(rows: Sequence[Row], label_type: LabelType, data: ConfigDict) -> tuple[Sequence[Row], Sequence[Row], str]:
+def _divided(rows: Rows, label_type: LabelType, data: ConfigDict) -> tuple[Rows, Rows, str]:
     """Returns the training rows and the held-out rows of one table, and the line that states the split.
 
     Raises:
@@ -99,8 +99,7 @@ def _divided(rows: Sequence[Row], label_type: LabelType, data: ConfigDict) -> tu
     chosen = holdout.choose(labels, holdout.seed_of(data))
     holdout.require(len(chosen), len(rows), data, "rows", holdout.MIN_FOR_CORRELATION if is_number else 1)
     train, dev = (
-        holdout.Subset(rows, [number for number in range(len(rows)) if (number in chosen) == is_dev])
-        for is_dev in (False, True)
+        rows.select([number for number in range(len(rows)) if (number in chosen) == is_dev]) for is_dev in (False, True)
     )
     stratified_by = "" if is_number else ", ".join(_label_columns(data))
     return train, dev, holdout.describe(len(dev), len(rows), data, "rows", stratified_by)

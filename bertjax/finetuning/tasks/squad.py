@@ -19,7 +19,7 @@ from bertjax.finetuning.table_summary import TableSummary
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head, SpanHead
 from bertjax.inference.task import FineTuningTask, HasSubmission, InputForm, ReadsLabelledFiles, Split, TaskData
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints import workdir
 
@@ -159,7 +159,7 @@ class Squad(FineTuningTask, HasSubmission, ReadsLabelledFiles):
         questions, version = squad_files.read(path), source.settings.data.version
         if version == "v1.1" and not all(question.answers for question in questions):
             raise UserError(f"{path}: has questions without an answer; the run was trained on v1.1, which has none")
-        sizes, tokenizer = WindowSizes.of_checkpoint(source), source.required_tokenizer
+        sizes, tokenizer = WindowSizes.of_checkpoint(source), tokenizer_of(source)
         encoded = question_windows.encode(questions, tokenizer, sizes, with_labels=False)
         summary = TableSummary("labelled", len(questions), encoded.examples, tokenizer, rows="questions", parts=2)
         note = "\n".join(summary.lines(source.max_seq_length))
@@ -172,7 +172,7 @@ class Squad(FineTuningTask, HasSubmission, ReadsLabelledFiles):
         """
         questions = [Question(str(i), question, context) for i, (question, context) in enumerate(texts)]
         threshold, longest_query = _threshold_of(source), WindowSizes.of_checkpoint(source).max_query_length
-        lengths = [len(ids) for ids in source.required_tokenizer.encode_ids([question.text for question in questions])]
+        lengths = [len(ids) for ids in tokenizer_of(source).encode_ids([question.text for question in questions])]
         answers = _answers_by(source, questions)
         for question, length in zip(questions, lengths):
             best, null = answers[question.name]
@@ -204,6 +204,6 @@ def _threshold_of(source: Pretrained) -> float:
 def _answers_by(source: Pretrained, questions: Sequence[Question]) -> dict[str, tuple[list[dict], float]]:
     """Returns the answers of a checkpoint, see `question_windows.answers`."""
     sizes = WindowSizes.of_checkpoint(source)
-    encoded = question_windows.encode(questions, source.required_tokenizer, sizes, with_labels=False)
+    encoded = question_windows.encode(questions, tokenizer_of(source), sizes, with_labels=False)
     logits = predictor.predict(SpanHead(), source, encoded.examples)
     return question_windows.answers(questions, encoded.windows, logits)

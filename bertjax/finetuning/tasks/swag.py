@@ -17,7 +17,7 @@ from bertjax.finetuning.table_summary import TableSummary
 from bertjax.inference import predictor
 from bertjax.inference.heads import ChoiceHead, Head
 from bertjax.inference.task import FineTuningTask, InputForm, Split, TaskData
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.text.tokenizer import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -68,7 +68,7 @@ class Swag(FineTuningTask):
         All sentences must have the same number of endings.
         """
         choices = [(sentence, endings) for sentence, *endings in texts]
-        examples, lost = encode(choices, None, source.required_tokenizer, source.max_seq_length)
+        examples, lost = encode(choices, None, tokenizer_of(source), source.max_seq_length)
         for scores, count in zip(predictor.predict(ChoiceHead(), source, examples), lost):
             probabilities = metrics.softmax(scores[:, 0]).tolist()
             more = {"cut": True} if count else {}

@@ -17,9 +17,6 @@ from bertjax.models.family import (
 )
 
 if TYPE_CHECKING:
-    import jax
-
-    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -56,14 +53,6 @@ class BertLayersFamily(Decodes, ExposesAttention, ModelFamily):
             fields["max_position_embeddings"] = kernels["position"]["embedding"].shape[1:2]
         return infer_embeddings_config(params) | fields
 
-    def attention_probabilities(
-        self, config: BertConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
-    ) -> "jax.Array":
-        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
-        from bertjax.models.bert.model import attention_probabilities
-
-        return attention_probabilities(config, params, ids, segments, token_types)
-
 
 class BertFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
     """BERT, GPT and GPT-2."""
@@ -82,13 +71,6 @@ class BertFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
         names = {field.name for field in dataclasses.fields(electra)} - {"family"}
         shared = {name: value for name, value in vars(config).items() if name in names}
         return electra(**shared | {"embedding_size": size})
-
-    @property
-    def huggingface(self) -> "HuggingFaceFormat":
-        """The format of the folders of transformers."""
-        from bertjax.models.bert.huggingface import FORMAT
-
-        return FORMAT
 
 
 FAMILY = BertFamily()

@@ -8,12 +8,12 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig
+from bertjax.config.model_config import BertConfig, fields_of
 from bertjax.models import json_config, tensors
 
-# {field of `BertConfig`: field of GPT-2}. embd_pdrop is ignored: bertjax has one rate for embeddings and residual sums.
-FIELDS = {
-    "vocab_size": "vocab_size",
+# {field of `BertConfig`: field of config.json} where the names differ. embd_pdrop is ignored: bertjax has one rate for
+# embeddings and residual sums.
+NAMES = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
@@ -23,7 +23,6 @@ FIELDS = {
     "layer_norm_eps": "layer_norm_epsilon",
     "hidden_dropout_prob": "resid_pdrop",
     "attention_probs_dropout_prob": "attn_pdrop",
-    "initializer_range": "initializer_range",
 }
 REQUIRED = ("vocab_size", "n_embd", "n_layer", "n_head", "n_positions")
 ALIASES = {
@@ -41,6 +40,11 @@ UNUSED_FIELDS = (
     "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_proj_to_labels", "summary_type",
     "summary_use_proj",
 )  # fmt: skip
+# Fields of `BertConfig` that GPT-2's config.json does not have.
+ABSENT = (*fields_of(BertConfig, "form", "choice"), "attention", "type_vocab_size")
+FIELDS = json_config.ConfigFields(
+    BertConfig, "gpt2", (), ABSENT, NAMES, SUPPORTED_VALUES, also=(*UNUSED_FIELDS, *ALIASES)
+)
 MODEL_FIELDS: dict[str, Any] = {"causal": True, "norm": "pre", "output": "plain"}
 MASK_CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # attention masks, in files of older versions
 
@@ -59,10 +63,10 @@ def read_fields(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     for name in REQUIRED:
         if name not in fields:
             raise UserError(f"{path}: {name} is missing, but required for a GPT-2; add the field")
-    values = json_config.read_fields(path, fields, "gpt2", FIELDS, SUPPORTED_VALUES, also=(*UNUSED_FIELDS, *ALIASES))
+    values = FIELDS.read(path, fields)
     if values["intermediate_size"] is None and isinstance(values["hidden_size"], int):
         values["intermediate_size"] = 4 * values["hidden_size"]
-    return values | {"hidden_act": json_config.activation(path, values, "hidden_act")}
+    return values
 
 
 def to_params(
@@ -84,50 +88,39 @@ def to_params(
     """
     state_dict = {name.removeprefix("transformer."): tensor for name, tensor in state_dict.items()}
     state_dict = {name: tensor for name, tensor in state_dict.items() if not MASK_CONSTANTS.fullmatch(name)}
-    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    heads, size = config.num_attention_heads, config.head_size
-    used = set()
-
-    def take(name: str, *shape: int) -> np.ndarray:
-        used.add(name)
-        return tensors.take(state_dict, name, shape, source, "a GPT-2")
-
-    def stacked(name: str, *shape: int) -> np.ndarray:
-        return np.stack([take(f"h.{number}.{name}", *shape) for number in range(layers)])
-
-    def norm(name: str) -> dict:
-        return {"scale": stacked(f"{name}.weight", hidden), "bias": stacked(f"{name}.bias", hidden)}
-
-    def dense(name: str, inputs: int, outputs: int) -> dict:  # the Conv1D of GPT-2 is [inputs, outputs]
-        return {"kernel": stacked(f"{name}.weight", inputs, outputs), "bias": stacked(f"{name}.bias", outputs)}
-
-    joint, output = dense("attn.c_attn", hidden, 3 * hidden), dense("attn.c_proj", hidden, hidden)
-    query_key_value = {
-        "kernel": joint["kernel"].reshape(layers, hidden, 3, heads, size),
-        "bias": joint["bias"].reshape(layers, 3, heads, size),
-    }
-    output["kernel"] = output["kernel"].reshape(layers, heads, size, hidden)
-    words = take("wte.weight", config.vocab_size, hidden)
+    table, padding = _table(config), config.padded_vocab_size - config.vocab_size
+    params = tensors.to_params(table, state_dict, padding, source, "a GPT-2")
     if "lm_head.weight" not in state_dict and fields.get("tie_word_embeddings") is False:
         raise UserError(f"{source}: lm_head.weight is missing, but config.json has tie_word_embeddings false")
-    if "lm_head.weight" in state_dict and not np.array_equal(take("lm_head.weight", *words.shape), words):
+    if not np.array_equal(state_dict.get("lm_head.weight", state_dict["wte.weight"]), state_dict["wte.weight"]):
         raise UserError(
             f"{source}: lm_head.weight differs from wte.weight; expected equal tensors, because GPT-2 ties them"
         )
-    encoder = {
-        "layers": {
-            "attention": {"query_key_value": query_key_value, "output": output},
-            "attention_norm": norm("ln_1"),
-            "intermediate": dense("mlp.c_fc", hidden, inner),
-            "output": dense("mlp.c_proj", inner, hidden),
-            "output_norm": norm("ln_2"),
-        },
-        "norm": {"scale": take("ln_f.weight", hidden), "bias": take("ln_f.bias", hidden)},
-    }
-    embeddings = {
-        "word": {"embedding": np.pad(words, ((0, config.padded_vocab_size - config.vocab_size), (0, 0)))},
-        "position": {"embedding": take("wpe.weight", config.max_position_embeddings, hidden)},
-        "token_type": {"embedding": np.zeros((config.type_vocab_size, hidden), np.float32)},
-    }
-    ignored = sorted(state_dict.keys() - used)
-    return {"bert": {"embeddings": embeddings, "encoder": encoder}}, ignored
+    token_types = np.zeros((config.type_vocab_size, config.hidden_size), np.float32)
+    params["bert"]["embeddings"]["token_type"] = {"embedding": token_types}
+    ignored = sorted(state_dict.keys() - table.names() - {"lm_head.weight"})
+    return tensors.TableFormat.stack_layers(params, config), ignored
+
+
+class _Table(tensors.TensorTable):
+    """Tensors of GPT-2, whose `Conv1D` stores `[inputs, outputs]`."""
+
+    inputs_first = True
+
+
+def _table(config: BertConfig) -> _Table:
+    """Returns the tensors of a model."""
+    table, hidden, inner = _Table(), config.hidden_size, (config.intermediate_size,)
+    size, heads = (hidden,), (config.num_attention_heads, config.head_size)
+    table.array(("bert", "embeddings", "word", "embedding"), "wte.weight", config.vocab_size, hidden)
+    table.array(("bert", "embeddings", "position", "embedding"), "wpe.weight", config.max_position_embeddings, hidden)
+    for number in range(config.num_hidden_layers):
+        path, name = ("bert", "layers", number), f"h.{number}"
+        table.dense((*path, "attention", "query_key_value"), f"{name}.attn.c_attn", size, (3, *heads), bias=True)
+        table.dense((*path, "attention", "output"), f"{name}.attn.c_proj", heads, size, bias=True)
+        table.norm((*path, "attention_norm"), f"{name}.ln_1", hidden, bias=True)
+        table.dense((*path, "intermediate"), f"{name}.mlp.c_fc", size, inner, bias=True)
+        table.dense((*path, "output"), f"{name}.mlp.c_proj", inner, size, bias=True)
+        table.norm((*path, "output_norm"), f"{name}.ln_2", hidden, bias=True)
+    table.norm(("bert", "encoder", "norm"), "ln_f", hidden, bias=True)
+    return table

@@ -11,10 +11,9 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, fields_of
 from bertjax.models import json_config
-from bertjax.models.bert import gpt2
-from bertjax.models.bert.tf1_names import PARTS, WORDS, check_variables, to_params, to_variables, variable_shapes
+from bertjax.models.bert import gpt2, tf1_names
 from bertjax.models.huggingface_format import HuggingFaceFormat
-from bertjax.models.tensors import WRAPPER_PREFIXES, check_parts, parts_of, untied_reason
+from bertjax.models.tensors import WRAPPER_PREFIXES, check_parts, parts_of, quantized_error, untied_reason
 
 REQUIRED = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -32,21 +31,11 @@ CLASS_PARTS = {
     "ForTokenClassification": ("classifier",),
 }
 CLASS_PARTS_WITHOUT_NSP = {suffix: parts for suffix, parts in CLASS_PARTS.items() if "next_sentence" not in parts}
-# {part: the prefix of the names of Google's variables}
-VARIABLE_PREFIXES = {
-    "pooler": "bert/pooler/",
-    "masked_lm": "cls/predictions/",
-    "next_sentence": "cls/seq_relationship/",
-    "spans": "cls/squad/",
-    "classifier": "output_",
-}
-FINE_TUNED_PARTS = {"classifier", "spans"}
-FINE_TUNED_NAMES = {
-    "output_weights": "classifier.weight",
-    "output_bias": "classifier.bias",
-    "cls/squad/output_weights": "qa_outputs.weight",
-    "cls/squad/output_bias": "qa_outputs.bias",
-}
+FINE_TUNED_NAMES = dict(
+    zip(
+        tf1_names.FINE_TUNED_VARIABLES, ("classifier.weight", "classifier.bias", "qa_outputs.weight", "qa_outputs.bias")
+    )
+)
 OUTPUT_BIAS = "cls/predictions/output_bias"
 # Variables of the tied decoder. Some files contain them, as copies of the word embeddings and of `OUTPUT_BIAS`.
 DECODER_WEIGHT, DECODER_BIAS = "cls/predictions/decoder/kernel", "cls/predictions/decoder/bias"
@@ -56,6 +45,7 @@ SUPPORTED_VALUES = {"position_embedding_type": "absolute", "is_decoder": False, 
 
 # Fields of `BertConfig` that neither Google's nor Hugging Face's configs have.
 BERTJAX_FIELDS = (*fields_of(BertConfig, "form", "choice"), "attention")
+FIELDS = json_config.ConfigFields(BertConfig, "bert", REQUIRED, BERTJAX_FIELDS, only=SUPPORTED_VALUES)
 
 
 class BertLayersFormat(HuggingFaceFormat):
@@ -112,42 +102,35 @@ class BertLayersFormat(HuggingFaceFormat):
             if not np.array_equal(decoder[bias], variables[OUTPUT_BIAS]):
                 other = self.tensor_name(OUTPUT_BIAS, "ForMaskedLM")
                 raise UserError(f"{source}: {bias} differs from {other}; expected equal tensors, because they are tied")
-        predictions = [name for name in variables if name.startswith(VARIABLE_PREFIXES["masked_lm"])]
+        predictions = [name for name in variables if name.startswith(tf1_names.VARIABLE_PREFIXES["masked_lm"])]
         masked_lm_problem = ""
-        if (predictions or weight in decoder) and WORDS in variables:
-            masked_lm_problem = untied_reason(decoder, weight, variables[WORDS], fields, source)
+        if (predictions or weight in decoder) and tf1_names.WORDS in variables:
+            masked_lm_problem = untied_reason(decoder, weight, variables[tf1_names.WORDS], fields, source)
         if masked_lm_problem:
             ignored += decoder.keys() & {weight}
             ignored += [self.tensor_name(variable, "ForMaskedLM") for variable in predictions]
             variables = {name: array for name, array in variables.items() if name not in predictions}
-        check_variables(variables, config, source)
-        return to_params(variables, config), ignored, masked_lm_problem
+        return tf1_names.to_params(variables, config, source), ignored, masked_lm_problem
 
     def _split_tensors(
         self, tensors: Iterable[tuple[str, np.ndarray]], config: Any, source: str
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[str]]:
         """Returns {Google's variable: array}, {name: tensor} of a decoder, and the names of all other tensors."""
-        names = (*variable_shapes(config), *FINE_TUNED_NAMES)
-        variable_of = {
-            self.tensor_name(variable, suffix): variable for suffix in self.class_parts for variable in names
-        }
+        names = tf1_names.variable_names(config)
+        variable_of = {self.tensor_name(name, suffix): name for suffix in self.class_parts for name in names}
         decoder_names = {self.tensor_name(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS)}
         variables: dict[str, np.ndarray] = {}
         decoder: dict[str, np.ndarray] = {}
         ignored = []
         for name, tensor in tensors:
-            bare_name = WRAPPER_PREFIXES.sub("", name)
-            bare_name = bare_name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-                "LayerNorm.beta", "LayerNorm.bias"
-            )
+            bare_name = WRAPPER_PREFIXES.sub("", name).replace("LayerNorm.gamma", "LayerNorm.weight")
+            bare_name = bare_name.replace("LayerNorm.beta", "LayerNorm.bias")
             variable = variable_of.get(bare_name) or variable_of.get(f"{self._encoder_prefix}{bare_name}")
             if variable:
                 if variable in variables:
                     raise UserError(f"{source}: {name} and another tensor are both {variable}; delete one of the two")
                 if tensor.dtype.kind in "iub":
-                    raise UserError(
-                        f"{source}: {name} has dtype {tensor.dtype}; expected floats, not quantized weights"
-                    )
+                    raise quantized_error(source, name, tensor)
                 tensor = tensor.astype(np.float32)
                 variables[variable] = tensor.T if is_transposed(variable) else tensor
             elif bare_name in decoder_names:
@@ -163,10 +146,10 @@ class BertLayersFormat(HuggingFaceFormat):
         and all weights of `BertForPreTraining`.
         """
         parts, prefix = parts_of(params), self.class_prefix(config)
-        if parts & set(self.class_parts.get(class_suffix(saved_class), ())) & FINE_TUNED_PARTS:
+        if parts & set(self.class_parts.get(class_suffix(saved_class), ())) & tf1_names.FINE_TUNED.keys():
             return prefix + class_suffix(saved_class)
         ranks = {
-            suffix: (bool(FINE_TUNED_PARTS & set(needed)), len(needed))
+            suffix: (bool(tf1_names.FINE_TUNED.keys() & set(needed)), len(needed))
             for suffix, needed in self.class_parts.items()
             if parts >= set(needed)
         }
@@ -178,14 +161,14 @@ class BertLayersFormat(HuggingFaceFormat):
         parts = self.class_parts[suffix]
         needed = parts if suffix != "Model" else ()  # transformers reads an encoder without a pooler
         names, present = (
-            [VARIABLE_PREFIXES[part].rstrip("/_") for part in some_parts]
+            [tf1_names.VARIABLE_PREFIXES[part].rstrip("/_") for part in some_parts]
             for some_parts in (needed, parts_of(params) & {*needed})
         )
         check_parts(architecture, names, present, self.choose_architecture(params, config))
-        kept = tuple(VARIABLE_PREFIXES[part] for part in parts)
-        tensors, left_out = {}, sorted(params.keys() - PARTS)
-        for variable, array in to_variables(params, config).items():
-            if variable.startswith(tuple(VARIABLE_PREFIXES.values())) and not variable.startswith(kept):
+        kept = tuple(tf1_names.VARIABLE_PREFIXES[part] for part in parts)
+        tensors, left_out = {}, sorted(params.keys() - tf1_names.PARTS)
+        for variable, array in tf1_names.to_variables(params, config).items():
+            if variable.startswith(tuple(tf1_names.VARIABLE_PREFIXES.values())) and not variable.startswith(kept):
                 left_out.append(variable)
             else:
                 name = self.tensor_name(variable, suffix)
@@ -208,15 +191,12 @@ class BertFormat(BertLayersFormat):
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> BertConfig:
         """Returns the model config of BERT or GPT-2, see `HuggingFaceFormat.read_config`."""
         if fields.get("model_type") == "gpt2":
-            return dataclasses.replace(bert_config(path, gpt2.read_fields(path, fields)), **gpt2.MODEL_FIELDS)
-        names = json_config.field_names(BertConfig, BERTJAX_FIELDS)
-        values = json_config.read_fields(path, fields, "bert", names, SUPPORTED_VALUES, required=REQUIRED)
-        return bert_config(path, values | {"hidden_act": json_config.activation(path, fields, "hidden_act")})
+            return dataclasses.replace(FIELDS.build(path, gpt2.read_fields(path, fields)), **gpt2.MODEL_FIELDS)
+        return FIELDS.build(path, FIELDS.read(path, fields))
 
     def to_fields(self, config: BertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
-        fields = {name: value for name, value in vars(config).items() if name not in BERTJAX_FIELDS}
-        return {"model_type": "bert", **fields, "position_embedding_type": "absolute"}
+        return FIELDS.to_fields(config) | {"position_embedding_type": "absolute"}
 
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: BertConfig, source: str
@@ -225,11 +205,6 @@ class BertFormat(BertLayersFormat):
         if fields.get("model_type") == "gpt2":
             return *gpt2.to_params(dict(tensors), fields, config, source), ""
         return super().read_params(tensors, fields, config, source)
-
-
-def bert_config(path: epath.Path, fields: Mapping[str, Any]) -> BertConfig:
-    """Builds a `BertConfig` from {field: value}. Raises `UserError` if a field is missing or has an invalid value."""
-    return json_config.build(path, BertConfig, fields, REQUIRED, BERTJAX_FIELDS)
 
 
 def huggingface_name(variable: str) -> str:

@@ -49,20 +49,20 @@ class BertModel(EncoderModel):
         x = self.embeddings(input_ids, jnp.zeros_like(input_ids), row_positions)
         return self.encoder(x, positions, positions=row_positions, cache=cache)
 
-
-def attention_probabilities(
-    config: BertConfig, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
-) -> jax.Array:
-    """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
-    layers = params["encoder"]["layers"]
-    x = layer_inputs(BertModel(config), params, ids, segments, token_types)[:, 0]
-    if config.positions == "each_layer":
-        x = x + layers["position"]["embedding"][:, config.position_offset :][:, : ids.shape[1]]
-    if config.norm == "pre":
-        norm = layers["attention_norm"]
-        x = standardize(x, config.layer_norm_eps) * norm["scale"][:, None] + norm["bias"][:, None]
-    project = layers["attention"]["query_key_value"]
-    product = functools.partial(jnp.einsum, precision="highest")
-    projected = product("lnh,lhpad->lpand", x, project["kernel"]) + project["bias"][:, :, :, None]
-    scores = product("laqd,lakd->laqk", projected[:, 0], projected[:, 1]) / np.sqrt(config.head_size)
-    return jax.nn.softmax(jnp.where(visible(segments, config.causal)[0], scores, -jnp.inf), axis=-1)
+    @nn.nowrap
+    def attention_probabilities(
+        self, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
+    ) -> jax.Array:
+        """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+        config, layers = self.config, params["encoder"]["layers"]
+        x = layer_inputs(self, params, ids, segments, token_types)[:, 0]
+        if config.positions == "each_layer":
+            x = x + layers["position"]["embedding"][:, config.position_offset :][:, : ids.shape[1]]
+        if config.norm == "pre":
+            norm = layers["attention_norm"]
+            x = standardize(x, config.layer_norm_eps) * norm["scale"][:, None] + norm["bias"][:, None]
+        project = layers["attention"]["query_key_value"]
+        product = functools.partial(jnp.einsum, precision="highest")
+        projected = product("lnh,lhpad->lpand", x, project["kernel"]) + project["bias"][:, :, :, None]
+        scores = product("laqd,lakd->laqk", projected[:, 0], projected[:, 1]) / np.sqrt(config.head_size)
+        return jax.nn.softmax(jnp.where(visible(segments, config.causal)[0], scores, -jnp.inf), axis=-1)

@@ -11,7 +11,6 @@ from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.family import HuggingFaceFamily
 
 if TYPE_CHECKING:
-    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -26,13 +25,6 @@ class DistilBertFamily(BertLayersFamily, HuggingFaceFamily):
         from bertjax.models.distilbert.model import DistilBertModel
 
         return DistilBertModel(config, compute)
-
-    @property
-    def huggingface(self) -> "HuggingFaceFormat":
-        """The format of the folders of transformers."""
-        from bertjax.models.distilbert.huggingface import FORMAT
-
-        return FORMAT
 
 
 FAMILY = DistilBertFamily()

@@ -24,6 +24,10 @@ NAMES = {
 ALIASES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
 UNUSED_FIELDS = ("sinusoidal_pos_embds",)  # initial values of the position embeddings, which are among the tensors
 
+FIELDS = json_config.ConfigFields(
+    DistilBertConfig, "distilbert", bert.REQUIRED, bert.BERTJAX_FIELDS, NAMES, also=(*UNUSED_FIELDS, *ALIASES)
+)
+
 
 class DistilBertFormat(bert.BertLayersFormat):
     """Folders of DistilBERT."""
@@ -52,18 +56,11 @@ class DistilBertFormat(bert.BertLayersFormat):
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> DistilBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         fields = json_config.with_aliases(path, fields, ALIASES)
-        names = json_config.field_names(DistilBertConfig, bert.BERTJAX_FIELDS, NAMES)
-        also = (*UNUSED_FIELDS, *ALIASES)
-        values = json_config.read_fields(path, fields, "distilbert", names, {}, required=bert.REQUIRED, also=also)
-        values["hidden_act"] = json_config.activation(path, fields, "activation")
-        return json_config.build(path, DistilBertConfig, values, bert.REQUIRED, bert.BERTJAX_FIELDS, NAMES)
+        return FIELDS.build(path, FIELDS.read(path, fields))
 
     def to_fields(self, config: DistilBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
-        fields = {
-            NAMES.get(name, name): value for name, value in vars(config).items() if name not in bert.BERTJAX_FIELDS
-        }
-        return {"model_type": "distilbert", **fields, "sinusoidal_pos_embds": False}
+        return FIELDS.to_fields(config) | {"sinusoidal_pos_embds": False}
 
 
 FORMAT = DistilBertFormat()

@@ -14,7 +14,6 @@ from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.family import HuggingFaceFamily, ProjectsEmbeddings, projection_flops
 
 if TYPE_CHECKING:
-    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -43,13 +42,6 @@ class ElectraFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
     def with_embedding_size(self, config: ElectraConfig, size: int) -> ElectraConfig:
         """Returns the config with another embedding size."""
         return dataclasses.replace(config, embedding_size=size)
-
-    @property
-    def huggingface(self) -> "HuggingFaceFormat":
-        """The format of the folders of transformers."""
-        from bertjax.models.electra.huggingface import FORMAT
-
-        return FORMAT
 
 
 FAMILY = ElectraFamily()

@@ -17,9 +17,8 @@ class EuroBertConfig(ModelConfig):
     hidden_size: int = size(768)
     num_hidden_layers: int = size(12, most=1000)
     num_attention_heads: int = size(12)
-    num_key_value_heads: int = size(
-        12
-    )  # heads of keys and values (grouped-query attention); must divide num_attention_heads
+    # The number of heads of keys and values (grouped-query attention). It must divide num_attention_heads.
+    num_key_value_heads: int = size(12)
     head_dim: int = size(64)
     intermediate_size: int = size(3072)
     # The maximum sequence length. No param depends on this field.

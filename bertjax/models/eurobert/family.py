@@ -15,9 +15,6 @@ from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.family import ExposesAttention, HuggingFaceFamily, ModelFamily, possible_vocab_sizes
 
 if TYPE_CHECKING:
-    import jax
-
-    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -68,21 +65,6 @@ class EuroBertFamily(ModelFamily, ExposesAttention, HuggingFaceFamily):
         require(
             size % 2 == 0, "model.head_dim", size, "must be even, because rotary positions rotate pairs of elements"
         )
-
-    def attention_probabilities(
-        self, config: EuroBertConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
-    ) -> "jax.Array":
-        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
-        from bertjax.models.eurobert.model import attention_probabilities
-
-        return attention_probabilities(config, params, ids, segments)
-
-    @property
-    def huggingface(self) -> "HuggingFaceFormat":
-        """The format of the folders of transformers."""
-        from bertjax.models.eurobert.huggingface import FORMAT
-
-        return FORMAT
 
 
 FAMILY = EuroBertFamily()

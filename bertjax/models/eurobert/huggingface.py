@@ -1,6 +1,5 @@
 """EuroBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -11,12 +10,12 @@ from bertjax.common.errors import UserError
 from bertjax.models import json_config, tensors
 from bertjax.models.eurobert.config import EuroBertConfig
 
-BERTJAX_FIELDS = ("family",)
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rope_theta")
 SUPPORTED_VALUES = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
 # Other fields that are read, or that have no effect: the fields of `_theta`; clf_pooling, the former name of
 # classifier_pooling; and pretraining_tp, which splits matrix products.
 READ = ("clf_pooling", "pretraining_tp", "rope_parameters", "rope_scaling")
+FIELDS = json_config.ConfigFields(EuroBertConfig, "eurobert", REQUIRED, ("family",), only=SUPPORTED_VALUES, also=READ)
 
 
 class EuroBertFormat(tensors.TableFormat):
@@ -40,33 +39,34 @@ class EuroBertFormat(tensors.TableFormat):
     model_name = "a EuroBERT"
     words = "model.embed_tokens.weight"
     decoder = "lm_head.weight"
+    part_tensors: ClassVar = {
+        "masked_lm": (decoder,),
+        "pooler": ("dense.weight",),
+        "classifier": ("classifier.weight",),
+    }
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> EuroBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
-        names = json_config.field_names(EuroBertConfig, BERTJAX_FIELDS)
-        if "classifier_pooling" not in fields and "clf_pooling" in fields:  # the name in the published code
-            names["classifier_pooling"] = "clf_pooling"
-        values = json_config.read_fields(
-            path, _without_code(fields), "eurobert", names, SUPPORTED_VALUES, required=REQUIRED, also=READ
-        )
+        has_old_name = "classifier_pooling" not in fields and "clf_pooling" in fields  # the name in the published code
+        names = {"classifier_pooling": "clf_pooling"} if has_old_name else {}
+        values = FIELDS.read(path, _without_code(fields), names=names)
         if values["head_dim"] is None:
             values["head_dim"] = json_config.head_size(fields)
         if values["num_key_value_heads"] is None:
             values["num_key_value_heads"] = fields.get("num_attention_heads")
-        return json_config.build(path, EuroBertConfig, values | _theta(path, fields), REQUIRED, BERTJAX_FIELDS)
+        return FIELDS.build(path, values | _theta(path, fields))
 
     def to_fields(self, config: EuroBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
-        fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in BERTJAX_FIELDS}
         rope = {"rope_type": "default", "rope_theta": config.rope_theta}
-        return {"model_type": "eurobert", **fields, **SUPPORTED_VALUES, "rope_parameters": rope}
+        return FIELDS.to_fields(config) | SUPPORTED_VALUES | {"rope_parameters": rope}
 
     def table(self, config: EuroBertConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
         """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
         queries, keys = (config.num_attention_heads, config.head_dim), (config.num_key_value_heads, config.head_dim)
         table = tensors.TensorTable()
-        table.vocab_rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
+        table.array(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
         for number in range(config.num_hidden_layers):
             path, name = ("bert", "layers", number), f"model.layers.{number}"
             table.norm((*path, "attention_norm"), f"{name}.input_layernorm", hidden)
@@ -79,17 +79,12 @@ class EuroBertFormat(tensors.TableFormat):
             table.dense((*path, "output"), f"{name}.mlp.down_proj", inner, size)
         table.norm(("bert", "encoder", "norm"), "model.norm", hidden)
         if "masked_lm" in parts and not config.tie_word_embeddings:
-            table.vocab_rows(("masked_lm", "decoder", "embedding"), self.decoder, config.vocab_size, hidden)
+            table.array(("masked_lm", "decoder", "embedding"), self.decoder, config.vocab_size, hidden)
         if "pooler" in parts:
             table.dense(("bert", "pooler", "dense"), "dense", size, size, bias=True)
         if "classifier" in parts:
             table.dense(("classifier", "dense"), "classifier", size, (labels,), bias=True)
         return table
-
-    def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
-        """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
-        names = {"masked_lm": self.decoder, "pooler": "dense.weight", "classifier": "classifier.weight"}
-        return [part for part, name in names.items() if name in state_dict]
 
     def parts_of(self, params: Mapping, config: EuroBertConfig) -> set[str]:
         """Returns the parts of params. A tied decoder has no params, so that a lone encoder has `masked_lm`."""
@@ -97,12 +92,7 @@ class EuroBertFormat(tensors.TableFormat):
         return parts | ({"masked_lm"} if config.tie_word_embeddings and not parts else set())
 
     def untied_reason(
-        self,
-        state_dict: Mapping[str, np.ndarray],
-        parts: Collection[str],
-        fields: Mapping[str, Any],
-        config: EuroBertConfig,
-        source: str,
+        self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: EuroBertConfig, source: str
     ) -> str:
         """Returns "", because tied and untied decoders are supported.
 

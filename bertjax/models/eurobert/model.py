@@ -50,6 +50,24 @@ class EuroBertModel(RotaryModel):
             pooled = self.pooler(jnp.take_along_axis(hidden, tokens[..., None], axis=1))
         return pooled[:, 0] if first_tokens is None else pooled
 
+    @nn.nowrap
+    def attention_probabilities(
+        self, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
+    ) -> jax.Array:
+        """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+        config, inputs = self.config, layer_inputs(self, params, ids, segments, token_types)
+        angles = rotation(jnp.arange(ids.shape[1])[None], config.head_size, config.rope_theta)
+        mask = visible(segments)[0]
+
+        def of_layer(layer: dict, x: jax.Array) -> jax.Array:
+            normed = cast(jax.Array, RMSNorm(config, Compute()).apply({"params": layer["attention_norm"]}, x))
+            kernel = joined(layer["attention"]["query"]["kernel"], layer["attention"]["key_value"]["kernel"])
+            query, key, _ = jnp.moveaxis(rotate(jnp.einsum("blh,hpnd->blpnd", normed, kernel), angles)[0], 1, 0)
+            scores = jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5
+            return nn.softmax(jnp.where(mask, scores, -jnp.inf))
+
+        return jax.lax.map(lambda layer_and_x: of_layer(*layer_and_x), (params["encoder"]["layers"], inputs))
+
 
 class WordEmbeddings(nn.Module):
     """Word embeddings."""
@@ -135,19 +153,3 @@ class EuroBertLayer(nn.Module):
         x = x + Dense(config, compute, wide, hidden, ("mlp", "embed"), use_bias=False, name="output")(inner, keys)
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         return x, (x if self.every_layer else None)
-
-
-def attention_probabilities(config: EuroBertConfig, params: dict, ids: jax.Array, segments: jax.Array) -> jax.Array:
-    """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
-    inputs = layer_inputs(EuroBertModel(config), params, ids, segments, jnp.zeros_like(ids))
-    angles = rotation(jnp.arange(ids.shape[1])[None], config.head_size, config.rope_theta)
-    mask = visible(segments)[0]
-
-    def of_layer(layer: dict, x: jax.Array) -> jax.Array:
-        normed = cast(jax.Array, RMSNorm(config, Compute()).apply({"params": layer["attention_norm"]}, x))
-        kernel = joined(layer["attention"]["query"]["kernel"], layer["attention"]["key_value"]["kernel"])
-        query, key, _ = jnp.moveaxis(rotate(jnp.einsum("blh,hpnd->blpnd", normed, kernel), angles)[0], 1, 0)
-        scores = jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5
-        return nn.softmax(jnp.where(mask, scores, -jnp.inf))
-
-    return jax.lax.map(lambda layer_and_x: of_layer(*layer_and_x), (params["encoder"]["layers"], inputs))

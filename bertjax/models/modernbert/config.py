@@ -31,9 +31,8 @@ class ModernBertConfig(ModelConfig):
     local_attention: int = field(128, "behaviour", least=2, most=2**31 - 1)
     global_rope_theta: float = field(160_000.0, "behaviour", above=0)
     local_rope_theta: float = field(10_000.0, "behaviour", above=0)
-    classifier_pooling: str = field(
-        "cls", choices=("cls", "mean")
-    )  # cls: pools the state of [CLS]; mean: pools the mean state
+    # cls: pools the state of [CLS]. mean: pools the mean state.
+    classifier_pooling: str = field("cls", choices=("cls", "mean"))
     glu: bool = field(True, "form")  # True: gated feed-forward networks (GeGLU); False: as in BERT
     # Whether dense layers and norms have biases. Output layers always have a bias.
     bias: bool = field(False, "form")

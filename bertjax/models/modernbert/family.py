@@ -23,9 +23,6 @@ from bertjax.models.family import (
 from bertjax.models.modernbert.config import ModernBertConfig, ProjectedModernBertConfig
 
 if TYPE_CHECKING:
-    import jax
-
-    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -93,14 +90,6 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
         remedy = f"must give an even head size for rotary positions, but hidden_size / num_attention_heads = {head}"
         require(head % 2 == 0, "model.hidden_size", model.hidden_size, remedy)
 
-    def attention_probabilities(
-        self, config: ModernBertConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
-    ) -> "jax.Array":
-        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
-        from bertjax.models.modernbert.model import attention_probabilities
-
-        return attention_probabilities(config, params, ids, segments)
-
     def with_embedding_size(self, config: ModernBertConfig, size: int) -> ModernBertConfig:
         """Returns a `ProjectedModernBertConfig`, or the same config if it already has this embedding size."""
         fields = vars(config) | {"embedding_size": size}
@@ -112,13 +101,6 @@ class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, Import
             return params
         head = {name: params["masked_lm"][name] for name in ("dense", "norm")}
         return params | {"bert": params["bert"] | {"pooler": head}}
-
-    @property
-    def huggingface(self) -> "HuggingFaceFormat":
-        """The format of the folders of transformers."""
-        from bertjax.models.modernbert.huggingface import FORMAT
-
-        return FORMAT
 
 
 FAMILY = ModernBertFamily()

@@ -1,6 +1,5 @@
 """ModernBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -18,7 +17,6 @@ NAMES = {
     "bias": "norm_bias",
     "attention_output_dropout_prob": "attention_dropout",  # transformers also drops attention probabilities
 }
-BERTJAX_FIELDS = ("glu", "family")
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 SUPPORTED_VALUES = {"embedding_dropout": 0.0, "mlp_dropout": 0.0, "decoder_bias": True}
@@ -27,6 +25,8 @@ READ = (
     "classifier_activation", "head_dim", "layer_types", "rope_parameters", "rope_scaling", "sliding_window",
     "deterministic_flash_attn", "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",
 )  # fmt: skip
+
+FIELDS = json_config.ConfigFields(ModernBertConfig, "modernbert", REQUIRED, ("glu", "family"), NAMES, also=READ)
 
 
 class ModernBertFormat(tensors.TableFormat):
@@ -49,13 +49,12 @@ class ModernBertFormat(tensors.TableFormat):
     model_name = "a ModernBERT"
     words = "model.embeddings.tok_embeddings.weight"
     decoder = "decoder.weight"
+    part_tensors: ClassVar = {"masked_lm": ("decoder.bias",), "classifier": ("classifier.weight",)}
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> ModernBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
-        bias, names = fields.get("norm_bias", False), json_config.field_names(ModernBertConfig, BERTJAX_FIELDS, NAMES)
-        only = SUPPORTED_VALUES | dict.fromkeys(BIASES, bias)
-        values = json_config.read_fields(path, fields, "modernbert", names, only, required=REQUIRED, also=READ)
-        activation = json_config.activation(path, fields, "hidden_activation")
+        only = SUPPORTED_VALUES | dict.fromkeys(BIASES, fields.get("norm_bias", False))
+        values = FIELDS.read(path, fields, only=only)
         if fields.get("classifier_activation", "gelu") != fields.get("hidden_activation", "gelu"):
             raise UserError(
                 f"{path}: classifier_activation {fields.get('classifier_activation', 'gelu')!r} is not supported; "
@@ -63,22 +62,19 @@ class ModernBertFormat(tensors.TableFormat):
             )
         if fields.get("head_dim") not in (None, size := json_config.head_size(fields)):
             raise UserError(f"{path}: head_dim {fields['head_dim']!r} is not supported; supported: {size!r}")
-        values |= {"hidden_act": activation} | _thetas(path, fields) | _pattern(path, fields)
+        values |= _thetas(path, fields) | _pattern(path, fields)
         if "sliding_window" in fields:  # half the window size
             if type(fields["sliding_window"]) is not int:
                 raise UserError(f"{path}: sliding_window is {fields['sliding_window']!r}; expected int")
             values["local_attention"] = 2 * fields["sliding_window"]
-        return json_config.build(path, ModernBertConfig, values, REQUIRED, BERTJAX_FIELDS, NAMES)
+        return FIELDS.build(path, values)
 
     def to_fields(self, config: ModernBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
-        names = (name for name in dataclasses.asdict(config) if name not in BERTJAX_FIELDS)
-        fields = {NAMES.get(name, name): getattr(config, name) for name in names}
         kinds = {True: "full_attention", False: "sliding_attention"}
         thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
         return {
-            "model_type": "modernbert",
-            **fields,
+            **FIELDS.to_fields(config),
             **dict.fromkeys(BIASES, config.bias),
             **SUPPORTED_VALUES,
             "classifier_activation": config.hidden_act,
@@ -95,7 +91,7 @@ class ModernBertFormat(tensors.TableFormat):
         """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, heads = config.hidden_size, (config.num_attention_heads, config.head_size)
         size, inner, bias, table = (hidden,), (config.intermediate_size,), config.bias, tensors.TensorTable()
-        table.vocab_rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
+        table.array(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
         table.norm(("bert", "embeddings", "norm"), "model.embeddings.norm", hidden, bias)
         for number in range(config.num_hidden_layers):
             path, name = ("bert", "layers", number), f"model.layers.{number}"
@@ -109,7 +105,7 @@ class ModernBertFormat(tensors.TableFormat):
         table.norm(("bert", "encoder", "norm"), "model.final_norm", hidden, bias)
         if "masked_lm" in parts:
             self._head(table, ("masked_lm",), config)
-            table.vocab_rows(("masked_lm", "bias"), "decoder.bias", config.vocab_size)
+            table.array(("masked_lm", "bias"), "decoder.bias", config.vocab_size)
         for part in ("classifier", "spans"):
             if part in parts:
                 self._head(table, ("bert", "pooler"), config)
@@ -124,13 +120,12 @@ class ModernBertFormat(tensors.TableFormat):
 
     def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
         """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
-        parts = ["masked_lm"] if "decoder.bias" in state_dict else []
-        if "classifier.weight" in state_dict:
-            is_question_answering = any("QuestionAnswering" in name for name in fields.get("architectures") or ())
-            parts.append("spans" if is_question_answering else "classifier")
-        return parts
+        is_question_answering = any("QuestionAnswering" in name for name in fields.get("architectures") or ())
+        classifier = "spans" if is_question_answering else "classifier"
+        return [classifier if part == "classifier" else part for part in super().parts_in(state_dict, fields)]
 
-    def stack_layers(self, params: dict, config: ModernBertConfig) -> dict:
+    @staticmethod
+    def stack_layers(params: dict, config: ModernBertConfig) -> dict:
         """Returns params with the layers in `first`, `groups` and `rest`, see `TableFormat.stack_layers`."""
         import jax
 
@@ -149,7 +144,8 @@ class ModernBertFormat(tensors.TableFormat):
             encoder["rest"] = {f"layer_{number}": layer for number, layer in enumerate(rest)}
         return params | {"bert": bert | {"encoder": encoder}}
 
-    def unstack_layers(self, params: dict, config: ModernBertConfig) -> dict:
+    @staticmethod
+    def unstack_layers(params: dict, config: ModernBertConfig) -> dict:
         """Returns params with separate layers, see `TableFormat.unstack_layers`."""
         from bertjax.models.modernbert.model import layers_of
 

@@ -53,6 +53,27 @@ class ModernBertModel(RotaryModel):
         """Returns the input of a token classifier `[batch, length, hidden]`: the pooler's output for all tokens."""
         return self.pooler(hidden)
 
+    @nn.nowrap
+    def attention_probabilities(
+        self, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
+    ) -> jax.Array:
+        """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+        config, inputs = self.config, layer_inputs(self, params, ids, segments, token_types)
+        positions, probabilities = jnp.arange(ids.shape[1])[None], []
+        for number, (layer, x) in enumerate(zip(layers_of(params["encoder"], config), inputs, strict=True)):
+            if "attention_norm" in layer:
+                norm = LayerNorm(config, Compute(), config.bias)
+                x = norm.apply({"params": layer["attention_norm"]}, x)
+            project = layer["attention"]["query_key_value"]
+            projected = jnp.einsum("blh,hpnd->blpnd", x, project["kernel"]) + project.get("bias", 0.0)
+            is_global = config.is_global(number)
+            theta = config.global_rope_theta if is_global else config.local_rope_theta
+            query, key, _ = jnp.moveaxis(rotate(projected, rotation(positions, config.head_size, theta))[0], 1, 0)
+            scores = jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5
+            mask = visible(segments, window=None if is_global else config.window)[0]
+            probabilities.append(nn.softmax(jnp.where(mask, scores, -jnp.inf)))
+        return jnp.stack(probabilities)
+
 
 class ModernBertEmbeddings(nn.Module):
     """Word embeddings, a LayerNorm, and a projection if the hidden size differs from the embedding size."""
@@ -249,25 +270,6 @@ class RotaryAttention(nn.Module):
             context = attend(rotate(project(x, keys), angles), segments, compute, window)
         axes, scale = ("heads", "kv", "embed"), config.output_init_scale
         return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context, keys)
-
-
-def attention_probabilities(config: ModernBertConfig, params: dict, ids: jax.Array, segments: jax.Array) -> jax.Array:
-    """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
-    inputs = layer_inputs(ModernBertModel(config), params, ids, segments, jnp.zeros_like(ids))
-    positions, probabilities = jnp.arange(ids.shape[1])[None], []
-    for number, (layer, x) in enumerate(zip(layers_of(params["encoder"], config), inputs, strict=True)):
-        if "attention_norm" in layer:
-            norm = LayerNorm(config, Compute(), config.bias)
-            x = norm.apply({"params": layer["attention_norm"]}, x)
-        project = layer["attention"]["query_key_value"]
-        projected = jnp.einsum("blh,hpnd->blpnd", x, project["kernel"]) + project.get("bias", 0.0)
-        is_global = config.is_global(number)
-        theta = config.global_rope_theta if is_global else config.local_rope_theta
-        query, key, _ = jnp.moveaxis(rotate(projected, rotation(positions, config.head_size, theta))[0], 1, 0)
-        scores = jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5
-        mask = visible(segments, window=None if is_global else config.window)[0]
-        probabilities.append(nn.softmax(jnp.where(mask, scores, -jnp.inf)))
-    return jnp.stack(probabilities)
 
 
 def layers_of(encoder: dict, config: ModernBertConfig) -> list[dict]:

@@ -12,7 +12,6 @@ from bertjax.models.family import HuggingFaceFamily
 from bertjax.models.roberta.config import RobertaConfig
 
 if TYPE_CHECKING:
-    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -35,13 +34,6 @@ class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
             return fields
         (rows,) = fields["max_position_embeddings"]
         return fields | {"max_position_embeddings": range(rows, 0, -1)}
-
-    @property
-    def huggingface(self) -> "HuggingFaceFormat":
-        """The format of the folders of transformers."""
-        from bertjax.models.roberta.huggingface import FORMAT
-
-        return FORMAT
 
 
 FAMILY = RobertaFamily()

@@ -12,6 +12,7 @@ from bertjax.models.bert import huggingface as bert
 from bertjax.models.roberta.config import RobertaConfig
 
 BERTJAX_FIELDS = (*bert.BERTJAX_FIELDS, "position_offset", "variant")
+FIELDS = json_config.ConfigFields(RobertaConfig, "roberta", bert.REQUIRED, BERTJAX_FIELDS, only=bert.SUPPORTED_VALUES)
 
 
 class RobertaFormat(bert.BertLayersFormat):
@@ -37,8 +38,7 @@ class RobertaFormat(bert.BertLayersFormat):
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> RobertaConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         variant = fields.get("model_type", "roberta")
-        names = json_config.field_names(RobertaConfig, BERTJAX_FIELDS)
-        values = json_config.read_fields(path, fields, variant, names, bert.SUPPORTED_VALUES, required=bert.REQUIRED)
+        values = FIELDS.read(path, fields, kind=variant)
         offset, positions = fields.get("pad_token_id", 1), fields.get("max_position_embeddings")
         if type(offset) is not int or offset < 0:
             raise UserError(
@@ -49,18 +49,15 @@ class RobertaFormat(bert.BertLayersFormat):
                 f"{path}: max_position_embeddings is {positions}; expected more than pad_token_id + 1 = {offset + 1}, "
                 f"because positions start there"
             )
-        values["hidden_act"] = json_config.activation(path, fields, "hidden_act")
         if type(positions) is int:
             values["max_position_embeddings"] = positions - offset - 1
-        config = json_config.build(path, RobertaConfig, values, bert.REQUIRED, BERTJAX_FIELDS)
-        return dataclasses.replace(config, position_offset=offset + 1, variant=variant)
+        return dataclasses.replace(FIELDS.build(path, values), position_offset=offset + 1, variant=variant)
 
     def to_fields(self, config: RobertaConfig) -> dict[str, Any]:
         """Returns the fields of config.json. In transformers, the position of the first token is `pad_token_id` + 1."""
-        fields = {name: value for name, value in vars(config).items() if name not in BERTJAX_FIELDS}
+        fields = FIELDS.to_fields(config) | {"model_type": config.variant}
         fields["max_position_embeddings"] += config.position_offset
-        padding = {"pad_token_id": config.position_offset - 1}
-        return {"model_type": config.variant, **fields, **padding, "position_embedding_type": "absolute"}
+        return fields | {"pad_token_id": config.position_offset - 1, "position_embedding_type": "absolute"}
 
 
 FORMAT = RobertaFormat()

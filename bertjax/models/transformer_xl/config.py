@@ -27,9 +27,8 @@ class TransformerXLConfig(ModelConfig):
     memory_length: int = field(150, "behaviour", least=1, most=2**31 - 1)
     # The maximum relative distance. Larger distances are clamped to it. 0 for no limit.
     clamp_length: int = field(0, "behaviour", least=0, most=2**31 - 1)
-    untie_biases: bool = field(
-        False, "form"
-    )  # whether the layers have separate biases u and v (True), or share them (False)
+    # Whether the layers have separate biases u and v (True), or share them (False).
+    untie_biases: bool = field(False, "form")
     tie_word_embeddings: bool = field(True, "form")
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)

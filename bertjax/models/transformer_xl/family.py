@@ -13,8 +13,6 @@ from bertjax.models.family import Decodes, ExposesAttention, LmType, ModelFamily
 from bertjax.models.transformer_xl.config import TransformerXLConfig
 
 if TYPE_CHECKING:
-    import jax
-
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -67,15 +65,6 @@ class TransformerXLFamily(ModelFamily, Recurrent, Decodes, ExposesAttention):
         if path[:2] == ("encoder", "biases"):
             return np.array(0)
         return super().layer_ids(config, path)
-
-    def attention_probabilities(
-        self, config: TransformerXLConfig, params: dict, ids: "jax.Array", segments: "jax.Array",
-        token_types: "jax.Array",
-    ) -> "jax.Array":  # fmt: skip
-        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
-        from bertjax.models.transformer_xl.model import attention_probabilities
-
-        return attention_probabilities(config, params, ids, segments)
 
 
 FAMILY = TransformerXLFamily()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
 from bertjax.models.transformer_xl.config import TransformerXLConfig
+from bertjax.nn import relative_attention
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
@@ -15,14 +16,6 @@ from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import Cache, visible
 from bertjax.nn.ops.recurrent_memory import Memory, last_states
 from bertjax.nn.ops.segments import last_tokens
-from bertjax.nn.relative_attention import (
-    Biases,
-    RelativeAttention,
-    RelativeBiases,
-    distance_embeddings,
-    distances,
-    layer_probabilities,
-)
 
 DROPOUT_SITES = 4  # the number of dropouts in a layer; each dropout folds its number into the random keys
 
@@ -72,6 +65,19 @@ class TransformerXLModel(EncoderModel):
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
         """Returns the pooled output of the last token of each example."""
         return self.pooler(hidden, last_tokens(segments, first_tokens))
+
+    @nn.nowrap
+    def attention_probabilities(
+        self, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
+    ) -> jax.Array:
+        """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+        config, length, encoder = self.config, ids.shape[1], params["encoder"]
+        inputs = layer_inputs(self, params, ids, segments, token_types)
+        key_distances = _clamped(config, relative_attention.distances(length, length, is_causal=True))
+        mask = visible(segments, causal=True)
+        return relative_attention.layer_probabilities(
+            config, encoder["layers"], inputs, key_distances, mask, encoder.get("biases")
+        )
 
 
 class ScaledEmbeddings(nn.Module):
@@ -128,9 +134,9 @@ class TransformerXLEncoder(nn.Module):
             mask = visible(segments, causal=True)
             if memory is not None:
                 mask, memory_states = memory.extend_mask(mask), memory.by_layer()
-            key_distances = distances(length, mask.shape[-1], is_causal=True)
-        embedded_distances = distance_embeddings(_clamped(config, key_distances), config.hidden_size)
-        biases = None if config.untie_biases else RelativeBiases(config, name="biases")()
+            key_distances = relative_attention.distances(length, mask.shape[-1], is_causal=True)
+        embedded_distances = relative_attention.distance_embeddings(_clamped(config, key_distances), config.hidden_size)
+        biases = None if config.untie_biases else relative_attention.RelativeBiases(config, name="biases")()
 
         in_axes = (0, 0, 0, *[nn.broadcast] * 5)
         make = stacked(recomputed(TransformerXLLayer, compute), count, in_axes, compute, dropout_keys is not None)
@@ -163,7 +169,7 @@ class TransformerXLLayer(nn.Module):
         memory: jax.Array | None,
         places: jax.Array | None,
         embedded_distances: jax.Array,
-        biases: Biases | None,
+        biases: relative_attention.Biases | None,
         mask: jax.Array,
         dropout_keys: jax.Array | None,
     ) -> tuple[jax.Array, tuple[jax.Array | None, Any]]:
@@ -183,9 +189,9 @@ class TransformerXLLayer(nn.Module):
         config, compute, rate = self.config, self.compute, self.config.hidden_dropout_prob
         keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(DROPOUT_SITES)]
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
-        biases = RelativeBiases(config, name="biases")() if biases is None else biases
+        biases = relative_attention.RelativeBiases(config, name="biases")() if biases is None else biases
 
-        attention = RelativeAttention(config, compute, name="attention")
+        attention = relative_attention.RelativeAttention(config, compute, name="attention")
         next_states: Any = None
         context = x
         if memory is not None:
@@ -204,17 +210,6 @@ class TransformerXLLayer(nn.Module):
         x = LayerNorm(config, compute, name="output_norm").of_sum(x, outer, output.bias, keys[3])
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         return x, (x if self.every_layer else None, next_states)
-
-
-def attention_probabilities(
-    config: TransformerXLConfig, params: dict, ids: jax.Array, segments: jax.Array
-) -> jax.Array:
-    """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
-    length, encoder = ids.shape[1], params["encoder"]
-    inputs = layer_inputs(TransformerXLModel(config), params, ids, segments, jnp.zeros_like(ids))
-    key_distances = _clamped(config, distances(length, length, is_causal=True))
-    mask = visible(segments, causal=True)
-    return layer_probabilities(config, encoder["layers"], inputs, key_distances, mask, encoder.get("biases"))
 
 
 def _clamped(config: TransformerXLConfig, key_distances: jax.Array) -> jax.Array:

@@ -27,9 +27,8 @@ class XlnetConfig(ModelConfig):
     family: str = field("xlnet", "form")
 
     output: ClassVar[str] = "bias"
-    type_vocab_size: ClassVar[int] = (
-        3  # text A, text B and [CLS]; attention depends on whether two tokens have the same type
-    )
+    # Text A, text B and [CLS]. Attention depends on whether two tokens have the same type.
+    type_vocab_size: ClassVar[int] = 3
 
     @property
     def spans_dropout_prob(self) -> float:

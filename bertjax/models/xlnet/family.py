@@ -21,9 +21,6 @@ from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.text.tokenizer import XLNET
 
 if TYPE_CHECKING:
-    import jax
-
-    from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
 
 
@@ -59,9 +56,8 @@ class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, 
         """
         hidden, inner = config.hidden_size, config.intermediate_size
         per_token = 2 * hidden * hidden + 2 * hidden * inner  # query, output; two feed-forward matrices
-        attention = (
-            length + 2 * length + length
-        ) * hidden  # content scores; position scores for distances to both sides; weighted values
+        # Content scores; position scores for distances to both sides; weighted values.
+        attention = (length + 2 * length + length) * hidden
         return 2 * config.num_hidden_layers * queries * (per_token + attention)
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
@@ -77,21 +73,6 @@ class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, 
             "num_attention_heads": (heads,),
             "intermediate_size": (kernels["intermediate"]["kernel"].shape[-1],),
         }
-
-    def attention_probabilities(
-        self, config: XlnetConfig, params: dict, ids: "jax.Array", segments: "jax.Array", token_types: "jax.Array"
-    ) -> "jax.Array":
-        """Returns attention probabilities, see `ExposesAttention.attention_probabilities`."""
-        from bertjax.models.xlnet.model import attention_probabilities
-
-        return attention_probabilities(config, params, ids, segments, token_types)
-
-    @property
-    def huggingface(self) -> "HuggingFaceFormat":
-        """The format of the folders of transformers."""
-        from bertjax.models.xlnet.huggingface import FORMAT
-
-        return FORMAT
 
 
 FAMILY = XlnetFamily()

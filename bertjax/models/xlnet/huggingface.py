@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
@@ -16,11 +15,8 @@ NAMES = {
     "intermediate_size": "d_inner", "hidden_act": "ff_activation", "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "dropout",
 }  # fmt: skip
-BERTJAX_FIELDS = (
-    "family",
-    "max_position_embeddings",
-    "memory_length",
-)  # transformers does not limit the sequence length
+# transformers does not limit the sequence length.
+BERTJAX_FIELDS = ("family", "max_position_embeddings", "memory_length")
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 SUPPORTED_VALUES = {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False, "untie_r": True}
 ALIASES = {
@@ -36,6 +32,9 @@ UNUSED_FIELDS = (
     *SUMMARY, "d_head", "end_n_top", "max_position_embeddings", "mem_len", "reuse_len",
     "start_n_top", "use_mems_eval", "use_mems_train",
 )  # fmt: skip
+FIELDS = json_config.ConfigFields(
+    XlnetConfig, "xlnet", REQUIRED, BERTJAX_FIELDS, NAMES, also=(*UNUSED_FIELDS, *ALIASES)
+)
 POOLED = ("ForSequenceClassification", "ForMultipleChoice")
 
 
@@ -58,42 +57,38 @@ class XlnetFormat(tensors.TableFormat):
     model_name = "an XLNet"
     words = "transformer.word_embedding.weight"
     decoder = "lm_loss.weight"
-    classifiers = ("logits_proj", "classifier")
+    part_tensors: ClassVar = {
+        "masked_lm": ("lm_loss.bias",),
+        "pooler": ("sequence_summary.summary.weight",),
+        "spans": ("qa_outputs.weight",),
+        "classifier": ("logits_proj.weight", "classifier.weight"),
+    }
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> XlnetConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         is_pooled = any(str(name).endswith(POOLED) for name in fields.get("architectures") or ())
         fields = json_config.with_aliases(path, fields, ALIASES)
-        names, only = (
-            json_config.field_names(XlnetConfig, BERTJAX_FIELDS, NAMES),
-            SUPPORTED_VALUES | (SUMMARY if is_pooled else {}),
-        )
-        also = (*UNUSED_FIELDS, *ALIASES)
-        values = json_config.read_fields(path, fields, "xlnet", names, only, required=REQUIRED, also=also)
+        values = FIELDS.read(path, fields, only=SUPPORTED_VALUES | (SUMMARY if is_pooled else {}))
         sizes: list[Any] = [fields.get(name) for name in ("d_model", "n_head", "d_head")]
         if all(type(size) is int for size in sizes) and sizes[1] * sizes[2] != sizes[0]:
             raise UserError(f"{path}: d_head {sizes[2]} is not supported; supported: d_model / n_head")
-        values["hidden_act"] = json_config.activation(path, fields, "ff_activation")
-        return json_config.build(path, XlnetConfig, values, REQUIRED, BERTJAX_FIELDS, NAMES)
+        return FIELDS.build(path, values)
 
     def to_fields(self, config: XlnetConfig) -> dict[str, Any]:
         """Returns the fields of config.json. mem_len is None: transformers then returns no memory by default."""
-        fields = {NAMES.get(name, name): value for name, value in vars(config).items() if name not in BERTJAX_FIELDS}
-        fields["dropout"] = config.hidden_dropout_prob
+        fields = FIELDS.to_fields(config) | {"dropout": config.hidden_dropout_prob}
         summary = SUMMARY | {"summary_last_dropout": config.pooled_dropout_prob}
         memory = {"d_head": config.head_size, "mem_len": None, "reuse_len": None}
-        return {"model_type": "xlnet", **fields, **memory, **SUPPORTED_VALUES, **summary}
+        return {**fields, **memory, **SUPPORTED_VALUES, **summary}
 
     def table(self, config: XlnetConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
         """Returns the tensors of a model, see `TableFormat.table`."""
         hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
         by_head = (config.num_attention_heads, config.head_size)
-        projection = (
-            hidden,
-            *by_head,
-        )  # transformers stores all projections in this shape, including the output projection
+        # transformers stores all projections in this shape, including the output projection.
+        projection = (hidden, *by_head)
         table = tensors.TensorTable()
-        table.vocab_rows(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
+        table.array(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
         table["bert", "embeddings", "query"] = tensors.Tensor(("transformer.mask_emb",), size, (1, 1, hidden))
         for number in range(config.num_hidden_layers):
             layer, name = ("bert", "layers", number), f"transformer.layer.{number}"
@@ -103,19 +98,16 @@ class XlnetFormat(tensors.TableFormat):
                 table[*layer, "attention", path, "kernel"] = tensor
             output = tensors.Tensor((f"{name}.rel_attn.o",), (*by_head, hidden), projection)
             table[*layer, "attention", "output", "kernel"] = output
-            table[*layer, "biases", "content"] = tensors.Tensor((f"{name}.rel_attn.r_w_bias",), by_head, by_head)
-            table[*layer, "biases", "position"] = tensors.Tensor((f"{name}.rel_attn.r_r_bias",), by_head, by_head)
-            table[*layer, "segment_bias"] = tensors.Tensor((f"{name}.rel_attn.r_s_bias",), by_head, by_head)
-            segment_shape = (2, *by_head)
-            table[*layer, "segment_embedding"] = tensors.Tensor(
-                (f"{name}.rel_attn.seg_embed",), segment_shape, segment_shape
-            )
+            table.array((*layer, "biases", "content"), f"{name}.rel_attn.r_w_bias", *by_head)
+            table.array((*layer, "biases", "position"), f"{name}.rel_attn.r_r_bias", *by_head)
+            table.array((*layer, "segment_bias"), f"{name}.rel_attn.r_s_bias", *by_head)
+            table.array((*layer, "segment_embedding"), f"{name}.rel_attn.seg_embed", 2, *by_head)
             table.norm((*layer, "attention_norm"), f"{name}.rel_attn.layer_norm", hidden, bias=True)
             table.dense((*layer, "intermediate"), f"{name}.ff.layer_1", size, inner, bias=True)
             table.dense((*layer, "output"), f"{name}.ff.layer_2", inner, size, bias=True)
             table.norm((*layer, "output_norm"), f"{name}.ff.layer_norm", hidden, bias=True)
         if "masked_lm" in parts:
-            table.vocab_rows(("masked_lm", "bias"), "lm_loss.bias", config.vocab_size)
+            table.array(("masked_lm", "bias"), "lm_loss.bias", config.vocab_size)
         if "pooler" in parts:
             table.dense(("bert", "pooler", "dense"), "sequence_summary.summary", size, size, bias=True)
         if "classifier" in parts:
@@ -124,16 +116,6 @@ class XlnetFormat(tensors.TableFormat):
         if "spans" in parts:
             table.dense(("spans", "dense"), "qa_outputs", size, (2,), bias=True)
         return table
-
-    def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
-        """Returns the parts of a checkpoint, see `TableFormat.parts_in`."""
-        names = {
-            "masked_lm": ("lm_loss.bias",),
-            "pooler": ("sequence_summary.summary.weight",),
-            "spans": ("qa_outputs.weight",),
-            "classifier": ("logits_proj.weight", "classifier.weight"),
-        }
-        return [part for part, candidates in names.items() if any(name in state_dict for name in candidates)]
 
 
 FORMAT = XlnetFormat()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from bertjax.config.model_config import Compute
 from bertjax.models.xlnet.config import XlnetConfig
+from bertjax.nn import relative_attention
 from bertjax.nn.attention import Dense, LayerNorm
 from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
@@ -15,14 +16,6 @@ from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import visible
 from bertjax.nn.ops.recurrent_memory import Memory, last_states
 from bertjax.nn.ops.segments import last_tokens
-from bertjax.nn.relative_attention import (
-    RelativeAttention,
-    RelativeBiases,
-    SegmentTerm,
-    distance_embeddings,
-    distances,
-    layer_probabilities,
-)
 
 
 class View(NamedTuple):
@@ -57,18 +50,9 @@ class XlnetModel(EncoderModel):
         """Returns the layers."""
         return XlnetEncoder(self.config, self.compute)
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        segments: jax.Array,
-        token_types: jax.Array,
-        positions: jax.Array | None = None,
-        dropout_keys: jax.Array | None = None,
-        first_tokens: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns hidden states and the pooled output, with dropout before the pooler."""
-        hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        return hidden, self.pool(self._dropped(hidden, dropout_keys, 0), segments, first_tokens)
+    def pooler_input(self, hidden: jax.Array, dropout_keys: jax.Array | None) -> jax.Array:
+        """Returns the states with dropout."""
+        return self._dropped(hidden, dropout_keys, 0)
 
     def encode(
         self,
@@ -81,7 +65,8 @@ class XlnetModel(EncoderModel):
         every_layer: bool = False,
     ) -> jax.Array:
         """Returns hidden states, see `EncoderModel.encode`."""
-        return self.encode_streams(input_ids, segments, token_types, dropout_keys, every_layer=every_layer)[0]
+        inputs = input_ids, segments, token_types
+        return self.encode_permuted(*inputs, dropout_keys=dropout_keys, every_layer=every_layer)[0]
 
     def encode_words(
         self,
@@ -105,39 +90,27 @@ class XlnetModel(EncoderModel):
         input_ids: jax.Array,
         segments: jax.Array,
         token_types: jax.Array,
-        places: jax.Array,
-        seen: jax.Array,
+        places: jax.Array | None = None,
+        seen: jax.Array | None = None,
         positions: jax.Array | None = None,
         dropout_keys: jax.Array | None = None,
         memory: Memory | None = None,
-    ) -> tuple[jax.Array, jax.Array, Memory | None]:
-        """Returns the states of both streams, see `EncoderModel.encode_permuted`."""
-        inputs = input_ids, segments, token_types, dropout_keys
-        hidden, queries, memory = self.encode_streams(*inputs, seen=seen, places=places, memory=memory)
-        return hidden, self._dropped(queries, dropout_keys, 1), memory
-
-    def encode_streams(
-        self,
-        input_ids: jax.Array,
-        segments: jax.Array,
-        token_types: jax.Array,
-        dropout_keys: jax.Array | None = None,
         *,
-        seen: jax.Array | None = None,
-        places: jax.Array | None = None,
-        memory: Memory | None = None,
         every_layer: bool = False,
     ) -> tuple[jax.Array, Any, Memory | None]:
         """Returns the hidden states, the states of the second stream or None, and the next memory or None.
+
+        See also `EncoderModel.encode_permuted`.
 
         Args:
           input_ids: see `encode`.
           segments: see `encode`.
           token_types: see `encode`.
-          dropout_keys: see `encode`.
+          places: `[batch, predictions]`, the positions of the second stream; None for no second stream.
           seen: booleans `[batch, length or 1, length]`: the other tokens that a position attends to; None for all
             tokens.
-          places: `[batch, predictions]`, the positions of the second stream; None for no second stream.
+          positions: ignored, because attention depends on relative distances.
+          dropout_keys: see `encode`.
           memory: hidden states of earlier tokens, or None. All positions see these tokens, which have the token type 0.
           every_layer: whether to return the states of all layers, `[layers + 1, ...]`, the embeddings first.
         """
@@ -165,7 +138,8 @@ class XlnetModel(EncoderModel):
         if every_layer:
             outputs = [jnp.concatenate([start[None], states]) for start, states in zip(inputs, outputs, strict=True)]
         next_memory = None if memory is None else memory.advance(next_states, length)
-        return outputs[0], outputs[1] if places is not None else None, next_memory
+        queries_after = self._dropped(outputs[1], dropout_keys, 1) if places is not None else None
+        return outputs[0], queries_after, next_memory
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
         """Returns the pooled output of the last token of each example."""
@@ -175,6 +149,18 @@ class XlnetModel(EncoderModel):
         """Applies the dropout that transformers has after the last layer."""
         keys = fold_in(fold_in(dropout_keys, self.config.num_hidden_layers + 1), site)  # see RobertaModel
         return dropout(hidden, self.config.hidden_dropout_prob, keys)
+
+    @nn.nowrap
+    def attention_probabilities(
+        self, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
+    ) -> jax.Array:
+        """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+        inputs = layer_inputs(self, params, ids, segments, token_types)
+        key_distances = relative_attention.distances(ids.shape[1], ids.shape[1], is_causal=False)
+        is_same, layers = token_types[:, :, None] == token_types[:, None], params["encoder"]["layers"]
+        return relative_attention.layer_probabilities(
+            self.config, layers, inputs, key_distances, visible(segments), is_same=is_same
+        )
 
 
 class XlnetEmbeddings(nn.Module):
@@ -221,7 +207,9 @@ class XlnetEncoder(nn.Module):
         """
         config, compute = self.config, self.compute
         length, keys = streams[0].shape[1], views[0].mask.shape[-1]
-        embedded_distances = distance_embeddings(distances(length, keys, is_causal=False), config.hidden_size)
+        embedded_distances = relative_attention.distance_embeddings(
+            relative_attention.distances(length, keys, is_causal=False), config.hidden_size
+        )
         in_axes, trains = (0, 0, *[nn.broadcast] * 3), dropout_keys is not None
         make = stacked(recomputed(XlnetLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
         numbers = 1 + jnp.arange(config.num_hidden_layers)
@@ -262,27 +250,24 @@ class XlnetLayer(nn.Module):
         """
         config, compute = self.config, self.compute
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
-        attention = RelativeAttention(config, compute, name="attention")
-        biases = RelativeBiases(config, name="biases")()
+        attention = relative_attention.RelativeAttention(config, compute, name="attention")
+        biases = relative_attention.RelativeBiases(config, name="biases")()
         segment_bias, segment_embedding = self._segment_params()
-        attention_norm, output_norm = (
-            LayerNorm(config, compute, name=name) for name in ("attention_norm", "output_norm")
-        )
+        attention_norm = LayerNorm(config, compute, name="attention_norm")
+        output_norm = LayerNorm(config, compute, name="output_norm")
         intermediate = Dense(config, compute, hidden, wide, ("embed", "mlp"), name="intermediate")
         output = Dense(config, compute, wide, hidden, ("mlp", "embed"), name="output")
 
         layer_keys = fold_in(dropout_keys, number)
         next_states, context = None, streams[0]
         if memory is not None:
-            next_states, context = (
-                last_states(memory, context),
-                jnp.concatenate([memory.astype(context.dtype), context], 1),
-            )
+            next_states = last_states(memory, context)
+            context = jnp.concatenate([memory.astype(context.dtype), context], axis=1)
         read = attention.read(context, embedded_distances, fold_in(layer_keys, len(views)))
 
         def apply(x: jax.Array, view: View, stream_keys: jax.Array | None) -> jax.Array:
             keys = [fold_in(stream_keys, site) for site in range(4)]
-            segments = SegmentTerm(segment_bias, segment_embedding, view.is_same)
+            segments = relative_attention.SegmentTerm(segment_bias, segment_embedding, view.is_same)
             attended = attention(x, read, biases, view.mask, keys[0], segments, view.places)
             x = attention_norm.of_sum(x, attended, None, keys[1])
             inner = activate(intermediate(x, keys[2]), config.hidden_act, compute)
@@ -304,15 +289,3 @@ class XlnetLayer(nn.Module):
         bias = self.param("segment_bias", nn.with_logical_partitioning(init, ("heads", "kv")), by_head)
         type_init = nn.with_logical_partitioning(init, (None, "heads", "kv"))
         return bias, self.param("segment_embedding", type_init, (2, *by_head))
-
-
-def attention_probabilities(
-    config: XlnetConfig, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
-) -> jax.Array:
-    """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
-    inputs = layer_inputs(XlnetModel(config), params, ids, segments, token_types)
-    key_distances = distances(ids.shape[1], ids.shape[1], is_causal=False)
-    is_same = token_types[:, :, None] == token_types[:, None]
-    return layer_probabilities(
-        config, params["encoder"]["layers"], inputs, key_distances, visible(segments), is_same=is_same
-    )

@@ -1,27 +1,50 @@
-"""Dropout, residual sum and LayerNorm as two TPU kernels: one pass over memory forward, one backward."""
+"""Dropout, residual sum and LayerNorm as two TPU kernels with one pass over memory each."""
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 
-from bertjax.nn.kernels.pallas import LANES, SUBLANES, is_small, kept, kernel_call, key_words, on_mesh
+from bertjax.nn.kernels.pallas import (
+    LANES,
+    SUBLANES,
+    Ref,
+    call_on_blocks,
+    is_small,
+    kept,
+    kernel_call,
+    key_words,
+    on_mesh,
+)
 
-_PLANE = ("batch", "length", None)
 _ROWS = ("batch", None, None)
-_WHOLE = (None, None)
+_AXES = {"words": _ROWS, "plane": ("batch", "length", None), "whole": (None, None), "sums": _ROWS}  # by block
 
 
-def fused_add_norm(x, update, update_bias, scale, bias, dropout_keys, rate: float, epsilon: float, chip: str):
+def fused_add_norm(
+    x: Array,
+    update: Array,
+    update_bias: Array | None,
+    scale: Array,
+    bias: Array,
+    dropout_keys: Array | None,
+    rate: float,
+    epsilon: float,
+    chip: str,
+) -> Array:
     """LayerNorm(x + dropout(update + update_bias)) over the last axis.
 
     Args:
-      x, update: `[batch, length, hidden]`; length is a multiple of 16, hidden of 128.
+      x: `[batch, length, hidden]`; length is a multiple of 16, hidden of 128.
+      update: `[batch, length, hidden]`.
       update_bias: `[hidden]`, or None.
-      scale, bias: `[hidden]` float32.
+      scale: `[hidden]` float32.
+      bias: `[hidden]` float32.
       dropout_keys: `[batch]`; None: no dropout.
       rate: the dropout rate.
       epsilon: added to the variance.
@@ -34,18 +57,37 @@ def fused_add_norm(x, update, update_bias, scale, bias, dropout_keys, rate: floa
 
 
 def can_add_norm(length: int, hidden: int) -> bool:
+    """Returns whether the kernels support `length` tokens of a hidden size."""
     return length % (2 * SUBLANES) == 0 and hidden % LANES == 0
 
 
 class _Norm(NamedTuple):
-    """What both kernels need to know."""
+    """The settings of both kernels."""
 
     rate: float
     epsilon: float
     chip: str
 
-    def call(self, kernel, shape, name: str, **options):
-        batch, length, hidden = shape
+    def call(self, kernel: Callable[..., None], name: str, inputs: list[Any], outputs: list[str]) -> Any:
+        """Runs a kernel on the parts of the devices.
+
+        Args:
+          kernel: the kernel.
+          name: the name of the kernel.
+          inputs: pairs of the name of a block and an array; the second array is a plane.
+          outputs: the names of blocks.
+        """
+        names = [block for block, _ in inputs]
+
+        def run(*arrays: Array) -> Any:
+            return self._call_on_device(kernel, name, list(zip(names, arrays)), outputs)
+
+        run_on_mesh = on_mesh(run, [_AXES[block] for block in names], [_AXES[block] for block in outputs])
+        return run_on_mesh(*(array for _, array in inputs))
+
+    def _call_on_device(self, kernel: Callable[..., None], name: str, inputs: list[Any], outputs: list[str]) -> Any:
+        plane = inputs[1][1]
+        batch, length, hidden = plane.shape
         rows, chunk = math.gcd(batch, max(1, 512 // length)), math.gcd(length, self.tokens(hidden))
         parts = length // chunk
         blocks = {
@@ -54,31 +96,30 @@ class _Norm(NamedTuple):
             "whole": pl.BlockSpec((1, hidden), lambda i, j: (0, 0)),
             "sums": pl.BlockSpec((1, SUBLANES, hidden), lambda i, j: (i * parts + j, 0, 0)),
         }
-        steps = batch // rows * parts
-        for specs in ("in_specs", "out_specs"):
-            options[specs] = [blocks[block] for block in options[specs]]
-        options["out_shape"] = [
-            jax.ShapeDtypeStruct(shape if dtype else (steps, SUBLANES, hidden), dtype or jnp.float32)
-            for dtype in options["out_shape"]
-        ]
-        body = functools.partial(kernel, self, rows)
-        return kernel_call(body, grid=(batch // rows, parts), chip=self.chip, name=name, **options)
+        shapes = {
+            "plane": jax.ShapeDtypeStruct(plane.shape, plane.dtype),
+            "sums": jax.ShapeDtypeStruct((batch // rows * parts, SUBLANES, hidden), jnp.float32),
+        }
+        body, results = functools.partial(kernel, self, rows), [(block, shapes[block]) for block in outputs]
+        options = dict(grid=(batch // rows, parts), chip=self.chip, name=name)
+        return call_on_blocks(kernel_call, body, blocks, inputs, results, **options)
 
     def tokens(self, hidden: int) -> int:
-        """Tokens at a time; their intermediate results have to fit on the chip."""
+        """Returns the number of tokens at a time, whose intermediate results must fit on the chip."""
         tokens = 512
         while is_small(self.chip) and tokens * hidden > 512 * 768:
             tokens //= 2
         return tokens
 
-    def dropout(self, x, words_ref, row: int):
+    def dropout(self, x: Array, words_ref: Ref, row: int) -> Array:
+        """Zeroes and scales up elements `[tokens, hidden]`, as `ops.dropout` does."""
         if not self.rate:
             return x
         tokens, hidden = x.shape
         mask = kept(words_ref[row], pl.program_id(1) * (tokens * hidden), (hidden, 1), x.shape, self.rate)
         return jnp.where(mask, x * (1 / (1 - self.rate)), 0.0)
 
-    def normalize(self, x):
+    def normalize(self, x: Array) -> tuple[Array, Array]:
         """Returns x with mean 0 and variance 1, and the inverse of its standard deviation."""
         centered = x - x.mean(-1, keepdims=True)
         inverse = jax.lax.rsqrt((centered * centered).mean(-1, keepdims=True) + self.epsilon)
@@ -86,54 +127,35 @@ class _Norm(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _add_norm(x, update, update_bias, scale, bias, words, norm: _Norm):
+def _add_norm(
+    x: Array, update: Array, update_bias: Array, scale: Array, bias: Array, words: Array, norm: _Norm
+) -> Array:
     return _forward(x, update, update_bias, scale, bias, words, norm)[0]
 
 
-def _forward(x, update, update_bias, scale, bias, words, norm: _Norm):
-    def forward(words, x, update, update_bias, scale, bias):
-        call = norm.call(
-            _forward_kernel,
-            x.shape,
-            "add_norm_forward",
-            in_specs=["words", "plane", "plane", "whole", "whole", "whole"],
-            out_specs=["plane", "plane"],
-            out_shape=[x.dtype, x.dtype],
-        )
-        return call(words, x, update, update_bias, scale, bias)
-
-    axes = (_ROWS, _PLANE, _PLANE, _WHOLE, _WHOLE, _WHOLE)
-    run = on_mesh(forward, axes, (_PLANE, _PLANE))
-    normalized, total = run(words, x, update, update_bias.astype(jnp.float32), scale, bias)
+def _forward(
+    x: Array, update: Array, update_bias: Array, scale: Array, bias: Array, words: Array, norm: _Norm
+) -> tuple[Array, Any]:
+    inputs = [("words", words), ("plane", x), ("plane", update)]
+    inputs += [("whole", vector) for vector in (update_bias.astype(jnp.float32), scale, bias)]
+    normalized, total = norm.call(_forward_kernel, "add_norm_forward", inputs, ["plane", "plane"])
     return normalized, (words, total, scale, update_bias)
 
 
-def _backward(norm: _Norm, saved, gradient):
-    def backward(words, total, scale, gradient):
-        call = norm.call(
-            _backward_kernel,
-            total.shape,
-            "add_norm_backward",
-            in_specs=["words", "plane", "whole", "plane"],
-            out_specs=["plane", "plane", "sums", "sums", "sums"],
-            out_shape=[total.dtype, total.dtype, None, None, None],
-        )
-        return call(words, total, scale, gradient)
-
+def _backward(norm: _Norm, saved: Any, gradient: Array) -> tuple[Any, ...]:
     words, total, scale, update_bias = saved
-    axes = (_ROWS, _PLANE, _WHOLE, _PLANE)
-    run = on_mesh(backward, axes, (_PLANE, _PLANE, _ROWS, _ROWS, _ROWS))
-    of_x, of_update, *sums = run(words, total, scale, gradient)
-    of_update_bias, of_scale, of_bias = (each.sum((0, 1))[None] for each in sums)
+    inputs = [("words", words), ("plane", total), ("whole", scale), ("plane", gradient)]
+    outputs = ["plane", "plane", "sums", "sums", "sums"]
+    of_x, of_update, *sums = norm.call(_backward_kernel, "add_norm_backward", inputs, outputs)
+    of_update_bias, of_scale, of_bias = (x.sum((0, 1))[None] for x in sums)
     return of_x, of_update, of_update_bias.astype(update_bias.dtype), of_scale, of_bias, None
 
 
 _add_norm.defvjp(_forward, _backward)
 
 
-def _forward_kernel(
-    norm: _Norm, rows, words_ref, x_ref, update_ref, update_bias_ref, scale_ref, bias_ref, normalized_ref, total_ref,
-):  # fmt: skip
+def _forward_kernel(norm: _Norm, rows: int, *refs: Ref) -> None:
+    words_ref, x_ref, update_ref, update_bias_ref, scale_ref, bias_ref, normalized_ref, total_ref = refs
     for row in range(rows):
         update = norm.dropout(update_ref[row].astype(jnp.float32) + update_bias_ref[...], words_ref, row)
         total_ref[row] = (x_ref[row].astype(jnp.float32) + update).astype(total_ref.dtype)
@@ -141,10 +163,9 @@ def _forward_kernel(
         normalized_ref[row] = (normalized * scale_ref[...] + bias_ref[...]).astype(normalized_ref.dtype)
 
 
-def _backward_kernel(
-    norm: _Norm, rows, words_ref, total_ref, scale_ref, gradient_ref, of_x_ref, of_update_ref, *sums_refs,
-):  # fmt: skip
-    sums = [0.0, 0.0, 0.0]
+def _backward_kernel(norm: _Norm, rows: int, *refs: Ref) -> None:
+    words_ref, total_ref, scale_ref, gradient_ref, of_x_ref, of_update_ref, *sums_refs = refs
+    sums: list[Any] = [0.0, 0.0, 0.0]
     for row in range(rows):
         normalized, inverse = norm.normalize(total_ref[row].astype(jnp.float32))
         gradient = gradient_ref[row].astype(jnp.float32)
@@ -160,6 +181,6 @@ def _backward_kernel(
         ref[0] = total
 
 
-def _sum_tokens(x):
-    """`[tokens, hidden]` -> `[8, hidden]`, to be summed up outside: adding whole registers needs no shuffles."""
+def _sum_tokens(x: Array) -> Array:
+    """`[tokens, hidden]` -> `[8, hidden]`, whose sum is computed outside: adding whole registers needs no shuffles."""
     return x.reshape(-1, SUBLANES, x.shape[-1]).sum(0)

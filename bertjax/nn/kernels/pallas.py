@@ -1,18 +1,23 @@
-"""What the TPU kernels (Pallas) share: where and how they run, and the dropout mask on chip. The GPU's kernels run on a
-mesh in the same way.
+"""Functions of the Pallas kernels for TPUs: supported chips, calls, and the dropout mask on chip.
 
-libtpu can count a kernel's cycles without a TPU (see `planner.kernel_times`), but only if no block lies in scalar
-memory, and no block has two strided dimensions before that of the tokens.
+The kernels for GPUs also use `on_mesh` and `call_on_blocks`. libtpu can count the cycles of a kernel without a TPU (see
+`planner.kernel_times`) if no block lies in scalar memory, and no block has two strided dimensions before the dimension
+of the tokens.
 """
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.nn.ops.dropout import hash_index, threshold
 
+Ref = Any  # a reference to a block of an array, within a kernel
 LANES = 128
 SUBLANES = 8
 CHIPS = ("TPU v4", "TPU v5", "TPU v6", "TPU7x")  # chips that have kernels, by the beginning of `device_kind`
@@ -20,6 +25,7 @@ EMULATED = "emulated TPU"  # any device: slowly, for tests
 
 
 def has_kernels(chip: str) -> bool:
+    """Returns whether a chip is a TPU that has kernels."""
     return chip.startswith(CHIPS) or chip == EMULATED
 
 
@@ -28,66 +34,113 @@ def is_small(chip: str) -> bool:
     return chip.startswith("TPU v4")
 
 
-def kernel_call(kernel, *, grid, chip: str, in_order: int = 0, on_chip: int | None = None, **options):
-    """`pl.pallas_call` for a grid whose steps are independent, but for the last `in_order` of its axes.
+def kernel_call(
+    kernel: Callable[..., None],
+    *,
+    grid: tuple[int, ...],
+    chip: str,
+    in_order: int = 0,
+    on_chip: int | None = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    """Returns `pl.pallas_call` for a grid with independent steps.
 
-    `on_chip`: the bytes of memory on chip that it may use, if not the compiler's 16 MiB.
+    Args:
+      kernel: the kernel.
+      grid: the sizes of the grid.
+      chip: `device_kind`.
+      in_order: the number of last axes of the grid whose steps depend on earlier steps.
+      on_chip: the bytes of memory on chip that the kernel may use; None: the default of the compiler, 16 MiB.
+      **options: further arguments of `pl.pallas_call`.
     """
     if not chip.startswith(CHIPS):
         return pl.pallas_call(kernel, grid=grid, interpret=True, **options)
-    semantics = ("parallel",) * (len(grid) - in_order) + ("arbitrary",) * in_order
+    semantics: Any = ("parallel",) * (len(grid) - in_order) + ("arbitrary",) * in_order
     parameters = pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=on_chip)
     return pl.pallas_call(kernel, grid=grid, compiler_params=parameters, **options)
 
 
+def call_on_blocks(
+    call: Callable[..., Callable[..., Any]],
+    kernel: Callable[..., None],
+    blocks: Mapping[str, pl.BlockSpec],
+    inputs: Sequence[tuple[str, Any]],
+    outputs: Sequence[tuple[str, Any]],
+    **options: Any,
+) -> Any:
+    """Runs a kernel by `kernel_call` or `gpu_call`.
+
+    Args:
+      call: the function that calls the kernel.
+      kernel: the kernel.
+      blocks: forms of blocks by name.
+      inputs: pairs of the name of a block and an array.
+      outputs: pairs of the name of a block and a shape with a dtype.
+      **options: further arguments of `call`.
+    """
+    specs = ([blocks[block] for block, _ in pairs] for pairs in (inputs, outputs))
+    in_specs, out_specs = specs
+    shapes = [shape for _, shape in outputs]
+    run = call(kernel, in_specs=in_specs, out_specs=out_specs, out_shape=shapes, **options)
+    return run(*(array for _, array in inputs))
+
+
 def on_one_device() -> bool:
-    """Returns whether the mesh around this has a single device, or there is none."""
+    """Returns whether the current mesh has a single device, or there is no mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.empty or mesh.size == 1
 
 
-def on_mesh(function, in_axes, out_axes):
-    """Runs `function` on each device's part of its arguments: the partitioner cannot split a kernel.
+def on_mesh(function: Callable[..., Any], in_axes: Sequence[Any], out_axes: Sequence[Any]) -> Callable[..., Any]:
+    """Runs `function` on the parts of the devices, because the partitioner cannot split a kernel.
 
-    `in_axes`, `out_axes`: the logical axes of each argument and result.
+    Args:
+      function: (arrays) -> arrays.
+      in_axes: the logical axes of each argument.
+      out_axes: the logical axes of each result.
     """
     if on_one_device():
         return function
-
-    def specs(axes):
-        return tuple(nn.logical_to_mesh_axes(each) for each in axes)
-
-    return jax.shard_map(function, in_specs=specs(in_axes), out_specs=specs(out_axes), check_vma=False)
+    in_specs, out_specs = (tuple(map(nn.logical_to_mesh_axes, axes)) for axes in (in_axes, out_axes))
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def parts_along(axis: str) -> int:
-    """Returns the number of parts that a logical axis has on the mesh."""
+    """Returns the number of parts of a logical axis on the mesh."""
     name = _mesh_axis(axis)
-    return jax.sharding.get_abstract_mesh().shape[name] if name else 1
+    return int(jax.sharding.get_abstract_mesh().shape[name]) if name else 1
 
 
-def index_along(axis: str) -> jax.Array | int:
-    """Returns which part of a logical axis a device has, within `on_mesh`."""
+def index_along(axis: str) -> Array | int:
+    """Returns the index of the device's part of a logical axis, within `on_mesh`."""
     return jax.lax.axis_index(_mesh_axis(axis)) if parts_along(axis) > 1 else 0
 
 
-def _mesh_axis(axis: str) -> str | None:
-    mesh = jax.sharding.get_abstract_mesh()
-    return None if mesh.empty else nn.logical_to_mesh_axes((axis,))[0]
+def _mesh_axis(axis: str) -> Any:
+    axes = None if jax.sharding.get_abstract_mesh().empty else nn.logical_to_mesh_axes((axis,))
+    return axes[0] if axes else None
 
 
-def key_words(keys: jax.Array | None, batch: int) -> jax.Array:
+def key_words(keys: Array | None, batch: int) -> Array:
     """`[batch]` keys -> their words `[batch, 2]` uint32; zeros without keys."""
     return jnp.zeros((batch, 2), jnp.uint32) if keys is None else jax.random.key_data(keys)
 
 
-def kept(words, start, strides: tuple[int, int], shape: tuple[int, int], rate: float) -> jax.Array:
+def with_first_head(words: Array, heads: int) -> Array:
+    """Adds the number of the first head of the device to the words `[batch, ..., 2]`; `heads`: heads of a device."""
+    first = jnp.full((*words.shape[:-1], 1), index_along("heads") * heads, jnp.uint32)
+    return jnp.concatenate([words, first], axis=-1)
+
+
+def kept(words: Array, start: Any, strides: tuple[int, int], shape: tuple[int, ...], rate: float) -> Array:
     """Returns booleans of a 2-D `shape`: the elements that `dropout` keeps, bit for bit.
 
     Args:
-      words: `[1, 2]` uint32, the words of the row's key.
-      start: int32, index of the first element in its row of the batch.
-      strides: what a step along each dimension adds to the index.
+      words: `[1, 2]` uint32, the words of the key of the row.
+      start: int32, the index of the first element in its row of the batch.
+      strides: the differences of the index along the two dimensions.
+      shape: the shape.
+      rate: the dropout rate.
     """
     index = start.astype(jnp.uint32)
     for axis, stride in enumerate(strides):
@@ -98,27 +151,29 @@ def kept(words, start, strides: tuple[int, int], shape: tuple[int, int], rate: f
     return signed >= jnp.int32(threshold(rate) - (1 << 31))
 
 
-# libtpu 0.0.42 miscompiles for v5e: selects of packed bfloat16, hence float32; and products with an operand that was
-# selected against +0.0, of which it makes masked products.
+# libtpu 0.0.42 miscompiles selections of packed bfloat16 for v5e, hence float32; and products with an operand that was
+# selected against +0.0, because it replaces them by masked products.
 ZERO = -0.0
 
 
-def dot(a, b):
+def dot(a: Array, b: Array) -> Array:
+    """Returns A B, summed in float32."""
     return jnp.dot(a, b, preferred_element_type=jnp.float32)
 
 
-def transposed(x):
+def transposed(x: Array) -> Array:
+    """Returns the transpose in float32."""
     return x.astype(jnp.float32).T
 
 
-def only_head(head: int, size: int, x):
-    """Zeroes the rows of other heads in `[128, n]`. A product over 128 rows costs as much as one over 64."""
+def only_head(head: int, size: int, x: Array) -> Array:
+    """Zeroes the rows of other heads in `[128, n]`. A product over 128 rows takes the time of a product over 64."""
     row = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
     return jnp.where((row >= head * size) & (row < (head + 1) * size), x, ZERO)
 
 
-def own_lanes(parts, size: int):
-    """Merges `[n, 128]` of each head, of which only its own lanes are meant."""
+def own_lanes(parts: Sequence[Array], size: int) -> Array:
+    """Merges arrays `[n, 128]`, one for each head: takes the lanes of a head from its array."""
     lane = jax.lax.broadcasted_iota(jnp.int32, parts[0].shape, 1)
     merged = parts[0]
     for head, part in enumerate(parts[1:], 1):

@@ -1,12 +1,12 @@
-"""What the GPU kernels (Pallas through Triton) share: where and how they run, and the dropout mask on chip.
-
-What both they and the TPU kernels need is in `kernels`.
-"""
+"""Functions of the Pallas kernels for GPUs (Triton): supported chips, calls, and the dropout mask on chip."""
 
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
@@ -25,32 +25,32 @@ def is_supported(chip: str) -> bool:
 
 
 def has_gpu_kernels(compute: Compute) -> bool:
-    """Returns whether kernels run: on bfloat16, of which the matrix units multiply many more a second."""
+    """Returns whether kernels run: with bfloat16, which the matrix units multiply much faster."""
     return is_supported(compute.chip) and (compute.dtype == "bfloat16" or compute.chip == EMULATED)
 
 
-def gpu_call(kernel, *, chip: str, warps: int, stages: int, **options):
-    """`pl.pallas_call` for programs of some warps; `stages`: how many steps of a loop are loaded ahead."""
+def gpu_call(kernel: Callable[..., None], *, chip: str, warps: int, stages: int, **options: Any) -> Callable[..., Any]:
+    """Returns `pl.pallas_call` for programs with `warps` warps, which load `stages` steps of a loop ahead."""
     parameters = triton.CompilerParams(num_warps=warps, num_stages=stages)
     return pl.pallas_call(kernel, compiler_params=parameters, interpret=chip == EMULATED, **options)
 
 
-def kept_at(words, index, rate: float) -> jax.Array:
+def kept_at(words: tuple[Array, Array], index: Array, rate: float) -> Array:
     """Returns booleans: the elements of a row that `dropout` keeps, bit for bit.
 
     Args:
-      words: the two words of the row's key.
-      index: uint32, those of the elements in their row of the batch.
+      words: the two words of the key of the row.
+      index: uint32, the indices of the elements in their row of the batch.
       rate: the dropout rate.
     """
     return hash_index(index, *words) >= jnp.uint32(threshold(rate))
 
 
-def zero_dropped(x, hashes, rate: float, chip: str) -> jax.Array:
-    """Zeroes elements of a float32 array where `dropout` does, by the hashes of their indices.
+def zero_dropped(x: Array, hashes: Array, rate: float, chip: str) -> Array:
+    """Zeroes the elements of a float32 array that `dropout` drops, from the hashes of their indices.
 
-    A comparison and a selection: left alone, the compiler selects what has been converted to bfloat16, which takes
-    twice the instructions.
+    A comparison and a selection. The compiler would select after the conversion to bfloat16, with twice the
+    instructions.
     """
     least = threshold(rate)
     if chip == EMULATED:
@@ -59,10 +59,10 @@ def zero_dropped(x, hashes, rate: float, chip: str) -> jax.Array:
     return _elementwise(asm, "=f,f,r", x, hashes)
 
 
-def power_of_two(x, factor: float, shift, chip: str) -> jax.Array:
+def power_of_two(x: Array, factor: float, shift: Array, chip: str) -> Array:
     """Returns 2 ** (factor * x - shift) of a float32 array in two instructions; results below 2 ** -126 are 0.
 
-    `shift`: of x's shape, or with axes of 1.
+    `shift` has the shape of x, or axes of size 1.
     """
     if chip == EMULATED:
         return jnp.exp2(factor * x - shift)
@@ -71,9 +71,8 @@ def power_of_two(x, factor: float, shift, chip: str) -> jax.Array:
     return _elementwise(asm, "=f,f,f", x, jnp.broadcast_to(-shift, x.shape))
 
 
-def _elementwise(asm: str, constraints: str, x, *more):
-    result = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    (found,) = triton.elementwise_inline_asm(
-        asm, args=[x, *more], constraints=constraints, pack=1, result_shape_dtypes=[result]
-    )
-    return found
+def _elementwise(asm: str, constraints: str, *args: Array) -> Array:
+    results = [jax.ShapeDtypeStruct(args[0].shape, args[0].dtype)]
+    return triton.elementwise_inline_asm(asm, args=args, constraints=constraints, pack=1, result_shape_dtypes=results)[
+        0
+    ]

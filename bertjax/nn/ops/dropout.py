@@ -4,25 +4,28 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 
-def row_keys(key: jax.Array, rows: jax.Array) -> jax.Array:
+def row_keys(key: Array, rows: Array) -> Array:
     """Derives keys `[rows]` from the key of a step and the indices `[rows]` of rows in the global batch."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
-def fold_in(keys: jax.Array | None, number: int | jax.Array) -> jax.Array | None:
-    """Derives the keys `[rows]` of a layer, or of one of its dropout sites; None stays None."""
+def fold_in(keys: Array | None, number: int | Array) -> Array | None:
+    """Derives the keys `[rows]` of a layer, or of a dropout site in a layer; returns None for None."""
     return None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, number)
 
 
-def dropout(x: jax.Array, rate: float, keys: jax.Array | None, start: int | jax.Array = 0) -> jax.Array:
-    """Zeroes each element of x `[rows, ...]` with probability `rate` and scales up the rest; `keys` None: no dropout.
+def dropout(x: Array, rate: float, keys: Array | None, start: int | Array = 0) -> Array:
+    """Zeroes the elements of x `[rows, ...]` with probability `rate` and scales up the rest.
 
-    `start`: the index of x's first element in its row, if x is a part of the rows.
-
-    `keys` `[rows]` must come from `jax.random.fold_in` or `split`, as those of `row_keys` and `fold_in` do. Keys with
-    consecutive data (0, 1, 2, ...) give correlated masks; see `hash_index`.
+    Args:
+      x: the array.
+      rate: the probability.
+      keys: `[rows]`, from `row_keys`, `fold_in` or `jax.random.split`; None: no dropout. Keys with consecutive data (0,
+        1, 2, ...) give correlated masks, see `hash_index`.
+      start: the index of the first element of x in its row, if x is a part of the rows.
     """
     if keys is None or rate == 0:
         return x
@@ -35,15 +38,14 @@ def threshold(rate: float) -> int:
     return int(rate * 2**32)
 
 
-def random_bits(key: jax.Array, shape: tuple[int, ...], start: int | jax.Array) -> jax.Array:
-    """32 random bits for each index of an array, of its row-major index, which begins at `start`; for `key` see
-    `dropout`."""
+def random_bits(key: Array, shape: tuple[int, ...], start: int | Array) -> Array:
+    """Returns 32 random bits for each row-major index of an array, beginning at `start`; for `key` see `dropout`."""
     x = _hashes(key, shape, start)
     return x ^ (x >> 16)
 
 
-def _hashes(key, shape, start):
-    """`hash_index` of the row-major index of each element of an array."""
+def _hashes(key: Array, shape: tuple[int, ...], start: int | Array) -> Array:
+    """Returns `hash_index` of the row-major indices of an array."""
     first, second = jax.random.key_data(key)
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     index = jnp.uint32(start)
@@ -51,27 +53,26 @@ def _hashes(key, shape, start):
     return hash_index(index, first, second)
 
 
-def hash_index(index: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """A hash of each uint32 index and of the two uint32 words of a key: the upper half of its 32 bits is random.
+def hash_index(index: Array, first: Array, second: Array) -> Array:
+    """Returns a hash of uint32 indices and of the two uint32 words of a key; the upper half of the 32 bits is random.
 
-    With jax.random.bits, which takes twenty rounds per number, dropout takes a quarter of BERT-base's step on a TPU.
-    This hash has two multiply-xorshift rounds (with the constants of Wellons's lowbias32; what it does after them
-    changes only the lower half, which for dropout hardly matters). It mixes the index well but the key poorly: the
-    first word only permutes the indices, and the second goes through one round. So the words must already be random,
-    as Threefry makes them in `jax.random.fold_in`.
+    With jax.random.bits, which takes twenty rounds per number, dropout takes a quarter of a step of BERT-base on a TPU.
+    This hash has two multiply-xorshift rounds with the constants of Wellons's lowbias32. It omits the last operation of
+    lowbias32, which changes only the lower half of the bits. The hash mixes the index well, but the key poorly: the
+    first word permutes the indices, and the second word takes part in one round. Therefore the words must be random, as
+    the words of `jax.random.fold_in` are.
 
-    GPUs take as long for each of its shifts and exclusive ors as for a bound's comparison, so that attention there is
-    as fast as this is short.
+    On GPUs each shift and exclusive or takes the time of a comparison, so that a short hash makes attention faster.
     """
     return hash_folded(folded(index ^ first), second)
 
 
-def folded(x: jax.Array) -> jax.Array:
-    """The first xorshift of `hash_index`: `folded(a ^ b)` is `folded(a) ^ folded(b)`."""
+def folded(x: Array) -> Array:
+    """Returns the first xorshift of `hash_index`. The fold of a ^ b is the exclusive or of the folds of a and b."""
     return x ^ (x >> 16)
 
 
-def hash_folded(x: jax.Array, second: jax.Array) -> jax.Array:
-    """The rest of `hash_index`."""
+def hash_folded(x: Array, second: Array) -> Array:
+    """Returns the result of `hash_index` for a folded index."""
     x = x * jnp.uint32(0x7FEB352D) + second
     return (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)

@@ -1,17 +1,19 @@
-"""Low-rank updates of kernels (LoRA, Hu et al. 2021): x W + alpha / rank * dropout(x) A B, where W is not trained.
+"""Low-rank updates of kernels (LoRA, Hu et al. 2021): x W + alpha / rank * dropout(x) A B, with a frozen W.
 
-They are a part of `attention.Dense`, and not made by qwix, which replaces `dot_general` and `einsum` while a model
-runs, or flax's `intercept_methods`: here products have gradients of their own, attention kernels take the kernel of
-queries, keys and values as it is, and dropout needs the keys of its row and layer.
+The updates are a part of `attention.Dense`. qwix, which replaces `dot_general` and `einsum` while a model runs, and
+`intercept_methods` of flax do not fit: products have custom gradients, attention kernels read the kernel of queries,
+keys and values, and dropout needs the keys of the row and the layer.
 """
 
 import functools
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import Lora
@@ -20,71 +22,84 @@ STACKS = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "va
 ALL = "all-linear"
 
 
-def of(config) -> Lora | None:
-    """Returns the updates that a whole config asks for, if it does."""
-    given = config.get("lora")
-    if not given or not given.rank:
+def of(config: Any) -> Lora | None:
+    """Returns the low-rank updates of a whole config, or None."""
+    fields = config.get("lora")
+    if not fields or not fields.rank:
         return None
-    return Lora(given.rank, given.alpha, given.dropout, tuple(map(str.strip, given.targets.split(","))))
+    return Lora(fields.rank, fields.alpha, fields.dropout, tuple(map(str.strip, fields.targets.split(","))))
 
 
 def names_of(path: Sequence[str]) -> list[str]:
-    """Returns the names that targets are looked for in, of the kernel of a dense layer at this path."""
+    """Returns the names of the matrices in the kernel of the dense layer at a path. Targets match these names."""
     *above, last = path
     return ["/".join([*above, name]) for name in STACKS.get(last, (last,))]
 
 
 def stacked(path: Sequence[str]) -> int:
-    """Returns how many matrices the kernel of a dense layer stacks; 0: it is one itself."""
+    """Returns the number of matrices that the kernel of a dense layer stacks; 0: the kernel is one matrix."""
     return len(STACKS.get(path[-1], ()))
 
 
 def targeted(lora: Lora | None, path: Sequence[str]) -> tuple[int, ...]:
-    """Returns which of `names_of` a dense layer are targets; only those of an encoder can be."""
+    """Returns the indices of the `names_of` a dense layer that are targets; () outside of an encoder."""
     if lora is None or "encoder" not in path:
         return ()
     return tuple(i for i, name in enumerate(names_of(path)) if any(is_in(target, name) for target in lora.targets))
 
 
 def is_in(target: str, name: str) -> bool:
+    """Returns whether a target matches a name."""
     return target == ALL or f"/{target}/" in f"/{name}/"
 
 
 def site_of(path: Sequence[str]) -> int:
-    """Returns a number for the dropout of a layer's input."""
+    """Returns a number for the dropout of the input of a layer."""
     return zlib.crc32("/".join(path).encode()) >> 1
 
 
-def shapes_of(path: Sequence[str], parts: Sequence[int], inputs, features, axes, lora: Lora):
+def shapes_of(
+    path: Sequence[str],
+    parts: Sequence[int],
+    inputs: tuple[int, ...],
+    features: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    lora: Lora,
+) -> tuple[Any, Any]:
     """Returns the shapes of A and B of a dense layer, see `product`, and their logical axes."""
-    before, after, own, own_axes = axes[: len(inputs)], axes[len(inputs) :], (), ()
+    before, after = axes[: len(inputs)], axes[len(inputs) :]
+    count: tuple[int, ...] = ()
+    count_axes: tuple[str | None, ...] = ()
     if stacked(path):
-        own, own_axes, features, after = (len(parts),), after[:1], features[1:], after[1:]
-    shapes = (*inputs, *own, lora.rank), (*own, lora.rank, *features)
-    return shapes, ((*before, *own_axes, None), (*own_axes, None, *after))
+        count, count_axes, features, after = (len(parts),), after[:1], features[1:], after[1:]
+    shapes = (*inputs, *count, lora.rank), (*count, lora.rank, *features)
+    return shapes, ((*before, *count_axes, None), (*count_axes, None, *after))
 
 
-def init_a(key, shape: tuple[int, ...], fan_in: int) -> jax.Array:
-    """As PEFT's and torch's `kaiming_uniform_(a=sqrt(5))`."""
+def init_a(key: Array, shape: tuple[int, ...], fan_in: int) -> Array:
+    """Returns the initial A, as in PEFT: `kaiming_uniform_(a=sqrt(5))` of PyTorch."""
     return jax.random.uniform(key, shape, jnp.float32, -(fan_in**-0.5), fan_in**-0.5)
 
 
-def product(a, b, parts: Sequence[int], stack: int):
+def product(a: Array, b: Array, parts: Sequence[int], stack: int) -> Array:
     """Returns A B in the shape of the kernel.
 
-    `a` is `[*inputs, rank]` and `b` `[rank, *features]`; those of a `stack` of matrices are `[hidden, parts, rank]` and
-    `[parts, rank, heads, size]`, and the parts that are no targets are 0.
+    Args:
+      a: `[*inputs, rank]`, or `[hidden, parts, rank]` for a stack.
+      b: `[rank, *features]`, or `[parts, rank, heads, size]` for a stack.
+      parts: the indices of the matrices in a stack that have an update. The result is 0 for other matrices.
+      stack: the number of matrices in the stack; 0: no stack.
     """
     if not stack:
         return jnp.tensordot(a, b, 1)
-    found = jnp.einsum("inr,nrhs->inhs", a, b)
-    whole = jnp.zeros((len(found), stack, *found.shape[2:]), found.dtype)
-    return whole.at[:, jnp.array(parts)].set(found)
+    update = jnp.einsum("inr,nrhs->inhs", a, b)
+    whole = jnp.zeros((len(update), stack, *update.shape[2:]), update.dtype)
+    return whole.at[:, jnp.array(parts)].set(update)
 
 
-def updates_of(params: dict, lora: Lora) -> dict[tuple[str, ...], jax.Array]:
-    """Returns what is added to the kernels of a model with updates, by their paths."""
-    flat, found = flatten_dict(params), {}
+def updates_of(params: dict, lora: Lora) -> dict[tuple[str, ...], Array]:
+    """Returns the updates of a model by the paths of the kernels."""
+    flat, updates = flatten_dict(params), {}
     for *layer, last in flat:
         if last != "lora_a":
             continue
@@ -92,18 +107,18 @@ def updates_of(params: dict, lora: Lora) -> dict[tuple[str, ...], jax.Array]:
         stack = stacked(layer)
         update = functools.partial(product, parts=targeted(lora, layer), stack=stack)
         over_layers = a.ndim > 3 if stack else a.ndim + b.ndim > kernel.ndim + 2
-        found[*layer, "kernel"] = lora.scale * jax.device_get((jax.vmap(update) if over_layers else update)(a, b))
-    return found
+        updates[*layer, "kernel"] = lora.scale * jax.device_get((jax.vmap(update) if over_layers else update)(a, b))
+    return updates
 
 
-def merge(params: dict, updates: dict[tuple[str, ...], jax.Array]) -> dict:
-    """Returns the params of a model without updates: they are added to their kernels."""
+def merge(params: dict, updates: dict[tuple[str, ...], Array]) -> dict:
+    """Returns the params of a model without updates: adds the updates to the kernels."""
     flat = {path: x for path, x in flatten_dict(params).items() if path[-1] not in ("lora_a", "lora_b")}
     return unflatten_dict(flat | {path: flat[path] + update for path, update in updates.items()})
 
 
 def check_targets(lora: Lora, params: dict, every: dict) -> None:
-    """Raises `UserError` if a target is no kernel of the model. `every`: the params if all kernels were targets."""
+    """Raises `UserError` if a target is not a kernel. `every` has the params of a model in which all are targets."""
     updated, known = (
         [name for path in flatten_dict(tree) if path[-1] == "lora_a" for name in names_of(path[:-1])]
         for tree in (params, every)
@@ -111,5 +126,5 @@ def check_targets(lora: Lora, params: dict, every: dict) -> None:
     for target in lora.targets:
         if not any(is_in(target, name) for name in updated):
             names = sorted({"/".join(name.split("/")[-2:]) for name in known})
-            has = f"there are {', '.join(names)}, attention and {ALL}" if names else "its layers are not dense"
-            raise UserError(f"config.lora.targets: the encoder has no kernel {target!r}; {has}")
+            choice = f"there are {', '.join(names)}, attention and {ALL}" if names else "its layers are not dense"
+            raise UserError(f"config.lora.targets: the encoder has no kernel {target!r}; {choice}")

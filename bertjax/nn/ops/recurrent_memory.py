@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 
 class Memory(NamedTuple):
@@ -18,10 +19,10 @@ class Memory(NamedTuple):
       filled: int32 `[rows]`: the number of valid states, which are at the end of the memory.
     """
 
-    states: jax.Array
-    filled: jax.Array
+    states: Array
+    filled: Array
 
-    def where(self, continues: jax.Array) -> "Memory":
+    def where(self, continues: Array) -> "Memory":
         """Returns the memory with no states for the rows that start a new text.
 
         Args:
@@ -29,11 +30,11 @@ class Memory(NamedTuple):
         """
         return self._replace(filled=jnp.where(continues, self.filled, 0))
 
-    def by_layer(self) -> jax.Array:
+    def by_layer(self) -> Array:
         """Returns the states `[layers, rows, memory, hidden]`, without a gradient."""
         return jax.lax.stop_gradient(jnp.moveaxis(self.states, 1, 0))
 
-    def extend_mask(self, mask: jax.Array) -> jax.Array:
+    def extend_mask(self, mask: Array) -> Array:
         """Returns an attention mask for the keys of the memory and the keys of the row.
 
         Args:
@@ -47,7 +48,7 @@ class Memory(NamedTuple):
         is_valid = jnp.broadcast_to(is_valid[:, None, None], (*mask.shape[:3], count))
         return jnp.concatenate([is_valid, mask], axis=-1)
 
-    def advance(self, states: jax.Array, length: int) -> "Memory":
+    def advance(self, states: Array, length: int) -> "Memory":
         """Returns the memory for the next row.
 
         Args:
@@ -77,7 +78,7 @@ def new_memory(rows: int, layers: int, length: int, hidden: int, dtype: str) -> 
     return Memory(jnp.zeros((rows, layers, length, hidden), dtype), jnp.zeros([rows], jnp.int32))
 
 
-def last_states(memory: jax.Array, states: jax.Array) -> jax.Array:
+def last_states(memory: Array, states: Array) -> Array:
     """Returns the memory of a layer after a row, without a gradient.
 
     Args:

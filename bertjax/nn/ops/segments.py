@@ -1,24 +1,25 @@
-"""Where the examples of a row begin and end: by its segments, of which 0 is padding."""
+"""The begin and the end of the examples of a row, from the segments of its tokens; segment 0 is padding."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 
 class Bounds(NamedTuple):
-    """The first and the last token that each token sees, int32."""
+    """The first and the last token that a token attends to, int32."""
 
-    first: jax.Array
-    last: jax.Array
+    first: Array
+    last: Array
 
 
-def bounds_of(segments: jax.Array, window: int | None = None) -> Bounds:
-    """Returns what tokens see, `[batch, length]`: their segment, and of it those in the window.
+def bounds_of(segments: Array, window: int | None = None) -> Bounds:
+    """Returns the bounds of tokens `[batch, length]`: a token attends to its segment within the window.
 
     Args:
-      segments: `[batch, length]` int32; the tokens of one lie side by side.
-      window: how many places away a token sees, to either side; None: any number.
+      segments: `[batch, length]` int32; the tokens of a segment are consecutive.
+      window: the largest distance, to either side; None: any distance.
     """
     places = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32), segments.shape)
     differs = segments[:, 1:] != segments[:, :-1]
@@ -30,46 +31,48 @@ def bounds_of(segments: jax.Array, window: int | None = None) -> Bounds:
     return Bounds(first, last)
 
 
-def last_tokens(segments, first_tokens=None):
-    """Returns the last token of each row `[batch]`, or of the examples whose first tokens are given, in their shape."""
+def last_tokens(segments: Array, first_tokens: Array | None = None) -> Array:
+    """Returns the last token of each row `[batch]`, or of each example, in the shape of `first_tokens`."""
     if first_tokens is None:
         return jnp.maximum((segments > 0).sum(-1) - 1, 0)
-    return jnp.where(_own(segments, first_tokens), jnp.arange(segments.shape[1]), 0).max(-1)
+    return jnp.where(_is_of_example(segments, first_tokens), jnp.arange(segments.shape[1]), 0).max(-1)
 
 
-def pool_states(hidden, segments, first_tokens, how: str):
-    """Returns one state of each text in float32: `[batch, length, hidden]` -> `[batch, hidden]`, or
-    `[batch, examples, hidden]` of the examples whose first tokens are given `[batch, examples]`.
+def pool_states(hidden: Array, segments: Array, first_tokens: Array | None, pooling: str) -> Array:
+    """Returns one state of each text in float32, `[batch, hidden]`, or of each example, `[batch, examples, hidden]`.
 
     Args:
-      how: cls (that of the first token), last (of the last one) or mean (of all).
+      hidden: `[batch, length, hidden]`.
+      segments: `[batch, length]`.
+      first_tokens: the first tokens of the examples `[batch, examples]`; None: a row is a text.
+      pooling: cls (the state of the first token), last (of the last token) or mean (of all tokens).
     """
     firsts = jnp.zeros((hidden.shape[0], 1), jnp.int32) if first_tokens is None else first_tokens
-    if how == "mean":
-        found = mean_of_segments(hidden.astype(jnp.float32), segments, firsts)
+    if pooling == "mean":
+        states = mean_of_segments(hidden.astype(jnp.float32), segments, firsts)
     else:
-        tokens = firsts if how == "cls" else last_tokens(segments, firsts)
-        found = jnp.take_along_axis(hidden, tokens[..., None], axis=1).astype(jnp.float32)
-    return found[:, 0] if first_tokens is None else found
+        tokens = firsts if pooling == "cls" else last_tokens(segments, firsts)
+        states = jnp.take_along_axis(hidden, tokens[..., None], axis=1).astype(jnp.float32)
+    return states[:, 0] if first_tokens is None else states
 
 
-def mean_of_segments(hidden, segments, first_tokens):
-    """Returns the mean state of each example whose first token is given `[batch, examples]`, summed in float32.
+def mean_of_segments(hidden: Array, segments: Array, first_tokens: Array) -> Array:
+    """Returns the mean state of each example, summed in float32.
 
-    `[batch, length, hidden]` -> `[batch, examples, hidden]`.
+    `[batch, length, hidden]`, first tokens of the examples `[batch, examples]` -> `[batch, examples, hidden]`.
     """
-    own = _own(segments, first_tokens)
-    weights = own / own.sum(-1, keepdims=True)
+    is_of_example = _is_of_example(segments, first_tokens)
+    weights = is_of_example / is_of_example.sum(-1, keepdims=True)
     return jnp.einsum("btl,blh->bth", weights, hidden.astype(jnp.float32)).astype(hidden.dtype)
 
 
-def _own(segments, first_tokens):
-    """Returns which tokens are of each example whose first token is given, `[batch, examples, length]` booleans."""
+def _is_of_example(segments: Array, first_tokens: Array) -> Array:
+    """Returns booleans `[batch, examples, length]`: the tokens of each example."""
     return jnp.take_along_axis(segments, first_tokens, axis=1)[..., None] == segments[:, None, :]
 
 
-def join_ends(states, segments):
-    """Joins the states of two directions, forward ones first, where each has read the whole row.
+def join_ends(states: Array, segments: Array) -> Array:
+    """Joins the states of two directions, the forward direction first, at the tokens where they have read the row.
 
     `[batch, length, 2 * size]` -> `[batch, 2 * size]`.
     """

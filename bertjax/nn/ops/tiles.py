@@ -1,27 +1,28 @@
-"""Loops over tiles of rows and heads, whose arrays stay in a CPU's cache."""
+"""Loops over tiles of rows and heads, whose arrays stay in the cache of a CPU."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-# Bytes of a tile's scores; about five arrays of this size are in use at once. See the benchmarks' RESULTS.md.
+# Bytes of the scores of a tile; about five arrays of this size are in use at a time. See RESULTS.md of the benchmarks.
 TILE_BYTES = 3 << 20
 SHORTEST = 128  # Fewer tokens gain nothing.
 
 
 class Tile(NamedTuple):
-    """Rows of the batch, and heads, that are computed at a time."""
+    """The rows of the batch, and the heads, that are computed at a time."""
 
     rows: int
     heads: int
 
 
 def tile_of(batch: int, length: int, heads: int, keys: int | None = None) -> Tile | None:
-    """Returns the tile for attention's scores `[batch, heads, length, keys]`; None if they need no tiles.
+    """Returns the tile for attention scores `[batch, heads, length, keys]`; None if the scores fit in the cache.
 
-    `keys`: those that a token sees, if not all.
+    `keys` is the number of keys of a query; None: `length`.
     """
     of_head = 4 * length * (keys or length)
     if length < SHORTEST or batch * heads * of_head <= TILE_BYTES:
@@ -35,30 +36,31 @@ def _divisor(number: int, most: int) -> int:
     return max(n for n in range(1, number + 1) if number % n == 0 and n <= max(most, 1))
 
 
-def each_tile(function: Callable, by_head, by_row, shapes, tile: Tile | None):
-    """Returns what `function` returns for all tiles, which it computes one after the other; for everything, if None.
+def each_tile(function: Callable, by_head: Any, by_row: Any, shapes: Any, tile: Tile | None) -> Any:
+    """Computes a function for one tile after the other, and returns the results for all tiles.
 
     Args:
-      function: takes the parts of `by_head` and of `by_row` and the number of the first head.
+      function: (part of `by_head`, part of `by_row`, number of the first head) -> part of the results.
       by_head: a tree of arrays `[batch, ..., heads, size]`.
       by_row: a tree of arrays `[batch, ...]`.
-      shapes: a tree of the results' shapes and types, which are like `by_head`.
+      shapes: a tree of the shapes and dtypes of the results, with axes as in `by_head`.
+      tile: the tile; None: computes everything at a time.
     """
     if tile is None:
         return function(by_head, by_row, 0)
     batch, *_, heads, _ = jax.tree.leaves(by_head)[0].shape
     parts = heads // tile.heads
 
-    def compute(number, results):
+    def compute(number: Array, results: Any) -> Any:
         row, head = number // parts * tile.rows, number % parts * tile.heads
 
-        def start(x):
+        def start(x: Array) -> tuple[Any, ...]:
             return (row, *[0] * (x.ndim - 3), head, 0)
 
-        def of_heads(x):
+        def of_heads(x: Array) -> Array:
             return jax.lax.dynamic_slice(x, start(x), (tile.rows, *x.shape[1:-2], tile.heads, x.shape[-1]))
 
-        def of_rows(x):
+        def of_rows(x: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, row, tile.rows)
 
         part = function(jax.tree.map(of_heads, by_head), jax.tree.map(of_rows, by_row), head)

@@ -84,12 +84,9 @@ def _encode(encoded: EncodedBatch, terms: Sequence[Term]) -> tuple[EncodedBatch,
     arrays, positions = [batch[name] for name in ("input_ids", "segments", "token_types")], batch.get("positions")
     stream = next((term.objective for term in terms if isinstance(term.objective, QueryStream)), None)
     carry = None
-    if stream is not None and "carry" in batch:
+    if stream is not None:
         read = functools.partial(stream.encode, encoder, batch, keys)
-        hidden, query_states, carry = encode_with_memory(read, batch)
-        encoded = encoded._replace(hidden=hidden, query_states=query_states)
-    elif stream is not None:
-        hidden, query_states, _ = stream.encode(encoder, batch, keys)
+        hidden, query_states, carry = encode_with_memory(read, batch) if "carry" in batch else read()
         encoded = encoded._replace(hidden=hidden, query_states=query_states)
     elif "carry" in batch:
         read = functools.partial(encoder.encode, *arrays, dropout_keys=keys)

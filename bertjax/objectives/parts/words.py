@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # The logits of two sequences of 8,192 tokens, of which 30 % are predicted, take 1 GiB. Smaller logits are computed
 # once, which is faster.
 MAX_LOGIT_BYTES, CHUNK_BYTES = 1 << 30, 1 << 28
+# `WordObjective.required_values` of objectives without masks, and without masks and pairs of segments.
+NO_MASKS = {"data.masking": "dynamic", "data.do_whole_word_mask": False, "data.do_span_mask": False}
+NO_MASKS_AND_PAIRS = NO_MASKS | {"data.next_sentence": "none", "eval.fill_masks": ()}
 
 
 class WordMetrics(ObjectiveMetrics):
@@ -99,12 +102,14 @@ class WordObjective(Objective):
       lm_type: the type of language model that the encoder must be, see `models.family.ModelFamily.lm_type`.
       fills_masks: whether the trained model can predict a [MASK].
       continues: whether the objective supports `data.stream`, with rows that continue in the next step.
+      required_values: {field of the config: the only supported value}.
     """
 
     metrics: ClassVar[WordMetrics]
     lm_type: ClassVar[LmType]
     fills_masks: ClassVar[bool] = False
     continues: ClassVar[bool] = False
+    required_values: ClassVar[Mapping[str, Any]] = {}
 
     @abc.abstractmethod
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
@@ -143,13 +148,17 @@ class WordObjective(Objective):
         return word_flops(config, row.predictions)
 
     def validate(self, config: "ConfigDict") -> None:
-        """Checks that the encoder is a language model of the type `lm_type`."""
+        """Checks that the encoder is a language model of the type `lm_type`, and checks `required_values`."""
         lm_type = families.lm_type_of(config)
         remedy = (
             f"the objective needs a {self.lm_type} language model, and config.model is a {lm_type} language model; set "
             f"{OBJECTIVE_OF_LM_TYPE[lm_type]}, or change config.model"
         )
         require(lm_type == self.lm_type, "objective", config.objective, remedy)
+        for field, needed in self.required_values.items():
+            unsupported = "no masks" if field in NO_MASKS else "neither masks nor pairs"
+            remedy = f"the objective for {self.metrics.title} supports {unsupported}; set {needed}"
+            require(value_of(config, field) == needed, field, value_of(config, field), remedy)
 
 
 def token_loss(
@@ -234,22 +243,3 @@ def word_arrays(positions: np.ndarray, tokens: np.ndarray, is_valid: np.ndarray)
       is_valid: `[rows, predictions]`, booleans; False for padding.
     """
     return {"word_positions": positions, "word_ids": tokens, "word_weights": is_valid.astype(np.float32)}
-
-
-def validate_no_masks_and_pairs(title: str, config: "ConfigDict") -> None:
-    """Raises `UserError` if the data has masks or pairs of segments."""
-    validate_no_masks(title, config)
-    for field, needed in (("data.next_sentence", "none"), ("eval.fill_masks", ())):
-        remedy = f"the objective for {title} supports neither masks nor pairs; set {needed}"
-        require(value_of(config, field) == needed, field, value_of(config, field), remedy)
-
-
-def validate_no_masks(title: str, config: "ConfigDict") -> None:
-    """Raises `UserError` if the data has masks."""
-    for field, needed in (
-        ("data.masking", "dynamic"),
-        ("data.do_whole_word_mask", False),
-        ("data.do_span_mask", False),
-    ):
-        remedy = f"the objective for {title} supports no masks; set {needed}"
-        require(value_of(config, field) == needed, field, value_of(config, field), remedy)

@@ -1,4 +1,4 @@
-"""What all kinds of tokenizer have in common."""
+"""The interface of tokenizers."""
 
 import abc
 import hashlib
@@ -14,11 +14,11 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import read_whole
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-XLNET = ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>")  # the same in XLNet's vocabularies
+XLNET = ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>")  # the special pieces of XLNet, in the same order
 
 
 class Joined(NamedTuple):
-    """A piece, and the two that it is joined of, which may be new as well."""
+    """A new piece and its two parts, which may be new as well."""
 
     piece: str
     left: str
@@ -33,48 +33,68 @@ class Encoding(NamedTuple):
 
 
 class Tokenizer(abc.ABC):
-    """The interface of all kinds of tokenizer.
+    """Encodes texts to ids of pieces.
 
     Encoding never produces special pieces from text: a literal "[SEP]" is encoded character by character.
+
+    Attributes:
+      kind: the value of `config.tokenizer.kind`.
+      filename: the name of the file that `save` writes.
+      lowercase: whether the tokenizer folds case. WordPiece has an argument for it; other files contain it.
+      added: special pieces, and pieces that stay whole wherever a text contains them.
+      extends: whether the kind supports `extended`.
+      keeps_parts: whether the two parts of a piece must be in the vocabulary as well.
+      space: the character for a space in a piece; "" if pieces contain no spaces, so that a word has the same pieces
+        with and without a space before it.
+      begins_with_space: whether the tokenizer adds a space to every text that does not begin with a space.
+      pieces: the pieces by id.
+      special_ids: the ids of `SPECIAL_PIECES`, in this order.
+      begin: ids of the special pieces before a text.
+      between: ids of the special pieces between the two texts of a pair.
+      end: ids of the special pieces after the last text.
     """
 
     kind: str
-    filename: str  # name of the file that `save` writes
-    lowercase: bool  # set for WordPiece; the files of the others say it
-    added: Collection[str] = SPECIAL_PIECES  # pieces that are no text, or that are kept whole wherever a text has them
-    extends: bool = True  # it can have more pieces
-    keeps_parts: bool = False  # a piece is made of two others, which must be pieces as well
-    space: str = ""  # a space in a piece; empty: spaces are no part of pieces, so that words alone have the same pieces
-    begins_with_space: bool = True  # a space is added to every text that begins with none
+    filename: str
+    lowercase: bool
+    added: Collection[str] = SPECIAL_PIECES
+    extends: bool = True
+    keeps_parts: bool = False
+    space: str = ""
+    begins_with_space: bool = True
 
     def __init__(self, pieces: Sequence[str], path: str, aliases: Mapping[str, Sequence[str]] | None = None):
         self.pieces = list(pieces)
-        ids = {piece: i for i, piece in enumerate(self.pieces)}
-        names = [(name, *(aliases or {}).get(name, ())) for name in SPECIAL_PIECES]
-        special_ids = [next((ids[name] for name in alternatives if name in ids), -1) for alternatives in names]
-        missing = [name for name, i in zip(SPECIAL_PIECES, special_ids) if i < 0]
         if not self.pieces:
             raise UserError(f"tokenizer.path: the vocabulary {path} is empty")
-        if missing:
+        ids = {piece: i for i, piece in enumerate(self.pieces)}
+        special = {
+            name: next((ids[alias] for alias in (name, *(aliases or {}).get(name, ())) if alias in ids), -1)
+            for name in SPECIAL_PIECES
+        }
+        if missing := [name for name, number in special.items() if number < 0]:
             raise UserError(f"tokenizer.path: the vocabulary {path} lacks {', '.join(missing)}, which BERT needs")
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_ids
-        # The special pieces before a text, between the texts of a pair, and after the last text.
+        self.special_ids = tuple(special.values())
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
         self.begin: tuple[int, ...] = (self.cls_id,)
         self.between: tuple[int, ...] = (self.sep_id,)
         self.end: tuple[int, ...] = (self.sep_id,)
 
-    @property
-    def special_ids(self) -> tuple[int, ...]:
-        """The ids of `SPECIAL_PIECES`."""
-        return self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id
-
     def framed(self, first: Sequence[int], second: Sequence[int] | None = None) -> list[int]:
-        """Returns the ids of a text, or of a pair of texts, and the special pieces before, between and after them."""
-        return [*self.begin, *first, *((*self.between, *second) if second is not None else ()), *self.end]
+        """Returns the ids of a text, or of a pair of texts, with the special pieces before, between and after them."""
+        pair = () if second is None else (*self.between, *second)
+        return [*self.begin, *first, *pair, *self.end]
 
     def token_types(self, size: int, second: int = 0) -> np.ndarray:
-        """Returns the types of the tokens of a `framed` text or pair, `size` in all: int32, 0, and 1 of the last
-        `second` tokens: those of a second text, and of the special pieces after it. A [CLS] at the end has type 2."""
+        """Returns the token types of a `framed` text or pair.
+
+        Args:
+          size: the number of tokens.
+          second: the number of tokens of the second text and of the special pieces after it.
+
+        Returns:
+          int32 `[size]`: 1 for the last `second` tokens, otherwise 0. A [CLS] at the end has type 2.
+        """
         types = np.repeat(np.array([0, 1], np.int32), [size - second, second])
         if self.ends_with_cls:
             types[-1:] = 2
@@ -82,15 +102,16 @@ class Tokenizer(abc.ABC):
 
     @property
     def ends_with_cls(self) -> bool:
-        """Whether [CLS] comes last, as in XLNet, and not first."""
+        """Whether [CLS] is the last token, as in XLNet, and not the first."""
         return not self.begin
 
     def cls_place(self, size: int) -> int:
-        """Returns the place of [CLS] among the `size` tokens of a `framed` text or pair."""
+        """Returns the position of [CLS] among the `size` tokens of a `framed` text or pair."""
         return size - 1 if self.ends_with_cls else 0
 
     @property
     def vocab_size(self) -> int:
+        """The number of pieces."""
         return len(self.pieces)
 
     @property
@@ -104,7 +125,7 @@ class Tokenizer(abc.ABC):
         """`[vocab_size]` booleans: True if the piece continues the word of the previous piece."""
 
     def encode(self, text: str) -> Encoding:
-        """Encodes a text. U+FFFD takes the place of lone surrogates, here and in `encode_ids`."""
+        """Encodes a text. U+FFFD replaces lone surrogates, here and in `encode_ids`."""
         return self._encode(surrogates.replaced(text))
 
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -120,67 +141,72 @@ class Tokenizer(abc.ABC):
         """Encodes texts without lone surrogates."""
 
     def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes words or sentences that follow others in a text, so that a space comes before each."""
+        """Encodes words or sentences that follow other text, so that a space precedes each of them."""
         return self.encode_ids(texts)
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of sentences, one after the other, and how many each has: `[ids]`, `[texts]`."""
+        """Returns the concatenated ids of sentences and the number of ids of each sentence: `[ids]`, `[texts]`."""
         encoded = self.encode_following(texts)
         sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
         return np.fromiter(itertools.chain.from_iterable(encoded), np.int32, sizes.sum()), sizes
 
+    def encode_with_masks(self, text: str) -> list[int]:
+        """Returns the ids of a text in which each "[MASK]", with the space before it, becomes the mask token."""
+        *before, last = text.split("[MASK]")
+        ids: list[int] = []
+        for part in before:
+            ids += [*(self.encode(part.rstrip()).ids if part.strip() else []), self.mask_id]
+        return ids + (self.encode(last).ids if last else [])
+
     @abc.abstractmethod
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, with the names of special pieces."""
+
+    def shown(self, piece: int) -> str:
+        """Returns a readable form of the piece with an id."""
+        return self.pieces[piece]
 
     @property
     def cannot_extend(self) -> str:
-        """Says what keeps this tokenizer from having more pieces; empty if nothing does."""
+        """The reason why `extended` raises for this vocabulary; "" if it does not."""
         return ""
 
-    # What `text.vocabulary_extension` needs of the kinds whose `extends` is True.
+    # `text.vocabulary_extension` uses these methods of the kinds whose `extends` is True.
 
     def units(self, word: str) -> list[list[str]]:
-        """Returns the pieces of a word that follows another one, in the units that no piece reaches across. What is
-        unknown of it is left out."""
+        """Returns the pieces of a word that follows another word, without unknown pieces.
+
+        One list contains the pieces of one unit. New pieces do not cross the boundaries of units.
+        """
         raise NotImplementedError
 
     def parts(self, piece: str) -> list[int]:
-        """Returns the ids of the pieces that this tokenizer has in place of a piece of another one."""
+        """Returns the ids of the pieces into which this tokenizer splits a piece of another tokenizer."""
         raise NotImplementedError
 
     def join(self, left: str, right: str) -> str:
-        """Returns the piece that two make, one after the other in a unit."""
+        """Returns the piece that consists of two consecutive pieces of a unit."""
         return left + right
 
     def extended(self, joined: Sequence[Joined]) -> "Tokenizer":
-        """Returns a tokenizer with more pieces after its own. Raises `UserError` if this one cannot have more."""
+        """Returns a tokenizer with new pieces at the end. Raises `UserError` if this one cannot have more pieces."""
         raise NotImplementedError
 
-    def shown(self, piece: int) -> str:
-        """Returns a piece as people read it."""
-        return self.pieces[piece]
-
     @abc.abstractmethod
-    def save(self, folder: epath.PathLike) -> None: ...
+    def save(self, folder: epath.PathLike) -> None:
+        """Writes the file `filename` to a folder."""
 
     @abc.abstractmethod
     def to_huggingface(self) -> str:
         """Returns the content of a tokenizer.json that gives the same ids and adds [CLS] and [SEP]."""
 
     @abc.abstractmethod
-    def _definition(self) -> bytes: ...
-
-    def encode_with_masks(self, text: str) -> list[int]:
-        """Returns the ids of a text in which each "[MASK]", with the space before it, becomes the mask token."""
-        *before, last = text.split("[MASK]")
-        ids = []
-        for part in before:
-            ids += [*(self.encode(part.rstrip()).ids if part.strip() else []), self.mask_id]
-        return ids + (self.encode(last).ids if last else [])
+    def _definition(self) -> bytes:
+        """Returns bytes that determine the ids of every text."""
 
 
 def read_file(path: epath.PathLike) -> bytes:
-    """Returns the content of a file. Raises `UserError` if there is none."""
+    """Returns the content of a file. Raises `UserError` if the file is missing."""
     path = epath.Path(path)
     if not path.exists() or path.is_dir():
         raise UserError(f"tokenizer.path: no file {str(path)!r}")

@@ -1,45 +1,50 @@
-"""tokenizer.json, the file of the tokenizers library: what is supported of it."""
+"""tokenizer.json, the file of the tokenizers library: checks the supported parts, and changes and writes files."""
 
-import itertools
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
+
+import tokenizers
+from etils import epath
+from tokenizers import AddedToken, processors
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json
 from bertjax.text.tokenizers.interface import SPECIAL_PIECES
 
 
-class AddedToken(TypedDict):
+class AddedPiece(TypedDict):
+    """An entry of `added_tokens`: a piece that stays whole wherever a text contains it."""
+
     content: str
     special: NotRequired[bool]
 
 
 class TokenizerJson(TypedDict):
-    """What we need of tokenizer.json. The other parts say how texts are cut, padded and decoded."""
+    """The parts of tokenizer.json that bertjax reads."""
 
     model: dict[str, Any]
     normalizer: NotRequired[dict[str, Any] | None]
     pre_tokenizer: NotRequired[dict[str, Any] | None]
     post_processor: NotRequired[dict[str, Any] | None]
-    added_tokens: NotRequired[list[AddedToken]]
+    added_tokens: NotRequired[list[AddedPiece]]
 
 
-def check_parts(path, content: TokenizerJson, ours: dict[str, dict]) -> None:
-    """Raises `UserError` where a tokenizer.json does something else than we do."""
-    for name, expected in ours.items():
-        part = content.get(name) or {}
+def check_parts(path: epath.PathLike, content: TokenizerJson, supported: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises `UserError` if a tokenizer.json adds pieces, or if a part has a value that differs from `supported`."""
+    for name, expected in supported.items():
+        part: Mapping[str, Any] = content.get(name) or {}  # type: ignore[assignment]
         for key, value in expected.items():
-            given = part.get(key, None if key == "type" else value)
-            if value != given:
-                what = f"{name} {given or 'null'}" if key == "type" else f"{name}.{key} = {given!r}"
-                raise UserError(f"tokenizer.path: {path}: {what} is not supported; supported: {value!r}")
+            stated = part.get(key, None if key == "type" else value)
+            if value != stated:
+                field = f"{name} {stated or 'null'}" if key == "type" else f"{name}.{key} = {stated!r}"
+                raise UserError(f"tokenizer.path: {path}: {field} is not supported; supported: {value!r}")
     check_added(path, [token["content"] for token in content.get("added_tokens", ())])
 
 
-def check_added(path, tokens: Sequence[str], known: Collection[str] = SPECIAL_PIECES) -> None:
-    """Raises `UserError` for tokens besides the known ones that other libraries keep whole wherever they occur."""
-    if added := [token for token in tokens if token not in known]:
+def check_added(path: epath.PathLike, pieces: Sequence[str], known: Collection[str] = SPECIAL_PIECES) -> None:
+    """Raises `UserError` for added pieces that are not `known`: other libraries keep these whole in text."""
+    if added := [piece for piece in pieces if piece not in known]:
         raise UserError(
             f"tokenizer.path: {path} adds tokens ({', '.join(added[:3])}), which are to be kept whole in text; that is "
             f"not supported, here they would be split"
@@ -47,26 +52,26 @@ def check_added(path, tokens: Sequence[str], known: Collection[str] = SPECIAL_PI
 
 
 def without_pieces(content: bytes, hidden: Collection[str]) -> str:
-    """Returns a tokenizer.json whose ids are the same, but which makes no text into the `hidden` pieces.
+    """Returns a tokenizer.json with the same ids that encodes no text to the `hidden` pieces.
 
-    Their names get a space at the end: the pre-tokenizers that are supported replace the spaces of a text.
+    The names of hidden pieces get a space at the end, because supported pre-tokenizers replace the spaces of a text.
     """
-    changed = parse_json(content, dict[str, Any])
+    fields = parse_json(content, dict[str, Any])
     names = {piece: f"{piece} " for piece in hidden}
-    model = changed["model"]
+    model = fields["model"]
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
     else:
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
-    if "merges" in model:  # pairs as one text or as two
+    if "merges" in model:  # a pair is one text or two
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         model["merges"] = [pair for pair in pairs if "".join(pair) not in hidden and not {*pair} & {*hidden}]
     if model.get("unk_token"):
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
-    for token in changed.get("added_tokens") or ():
+    for token in fields.get("added_tokens") or ():
         if token["content"] in hidden:
             token.update(content=names[token["content"]], special=True)
-    return json.dumps(changed, ensure_ascii=False)
+    return json.dumps(fields, ensure_ascii=False)
 
 
 class Template(NamedTuple):
@@ -77,60 +82,71 @@ class Template(NamedTuple):
     end: list[str]
 
 
-def read_template(path, processor: dict[str, Any] | None, cls: str = "[CLS]", sep: str = "[SEP]") -> Template:
-    """Returns what a tokenizer.json puts before a text, between two, and after the last one.
+def read_template(
+    path: epath.PathLike, processor: dict[str, Any] | None, cls: str = "[CLS]", sep: str = "[SEP]"
+) -> Template:
+    """Reads the template of the post-processor of a tokenizer.json.
 
-    Raises `UserError` if it neither begins nor ends with [CLS], or surrounds a text by others than [CLS] and [SEP],
-    whose names in it are given.
+    Args:
+      path: the file, for messages.
+      processor: the post-processor.
+      cls: the name of [CLS] in the file.
+      sep: the name of [SEP] in the file.
+
+    Raises:
+      UserError: the template neither begins nor ends with [CLS], or contains special pieces besides [CLS] and [SEP].
     """
-    steps = [step for step in steps_of(processor, "processors") if step.get("type") != "ByteLevel"]  # moves offsets
-    kind, step = (steps[0].get("type"), steps[0]) if steps else (None, {})
-    found = Template([cls], [sep], [sep])
+    # ByteLevel changes offsets only.
+    steps = [step for step in steps_of(processor, "processors") if step.get("type") != "ByteLevel"]
+    step = steps[0] if steps else {}
+    kind = step.get("type")
+    template = Template([cls], [sep], [sep])
     if kind == "TemplateProcessing":
         single, pair = _ids(step.get("single")), _ids(step.get("pair"))
-        is_ours = single in ([cls, "A"], [cls, "A", sep], ["A", sep, cls])
-        if is_ours:
+        is_supported = single in ([cls, "A"], [cls, "A", sep], ["A", sep, cls])
+        if is_supported:
             text = single.index("A")
-            found = found._replace(begin=single[:text], end=single[text + 1 :])
-        if is_ours and "B" in pair:
-            found = found._replace(between=pair[text + 1 : pair.index("B")])
-            is_ours = pair == [*found.begin, "A", *found.between, "B", *found.end] and {*found.between} <= {cls, sep}
+            template = template._replace(begin=single[:text], end=single[text + 1 :])
+        if is_supported and "B" in pair:
+            between = pair[text + 1 : pair.index("B")]
+            template = template._replace(between=between)
+            is_supported = pair == [*template.begin, "A", *between, "B", *template.end] and {*between} <= {cls, sep}
     elif kind == "RobertaProcessing":
-        found = found._replace(between=[sep, sep])
-        given = [step.get(name) for name in ("cls", "sep")]  # pairs of a name and an id
-        is_ours = all(isinstance(each, list) for each in given) and [each[:1] for each in given] == [[cls], [sep]]
+        template = template._replace(between=[sep, sep])
+        names: list[Any] = [step.get("cls"), step.get("sep")]  # pairs of a name and an id
+        is_supported = all(isinstance(name, list) for name in names) and [names[0][:1], names[1][:1]] == [[cls], [sep]]
     else:
-        is_ours = kind in (None, "BertProcessing")
-    if not is_ours or len(steps) > 1:
+        is_supported = kind in (None, "BertProcessing")
+    if not is_supported or len(steps) > 1:
         raise UserError(f"tokenizer.path: {path}: post_processor {kind} is not supported; supported: {cls} text {sep}")
-    return found
+    return template
 
 
-def _ids(steps: Any) -> list:
-    """Returns what a template has, one after the other: the names of special pieces, and A and B for texts."""
-    parts = (
-        [part for step in steps if isinstance(step, dict) for part in step.values()] if isinstance(steps, list) else []
-    )
-    return [part.get("id") for part in parts if isinstance(part, dict)]
+def _ids(steps: Any) -> list[Any]:
+    """Returns the elements of a template in order: the names of special pieces, and A and B for texts."""
+    steps = [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    return [part.get("id") for step in steps for part in step.values() if isinstance(part, dict)]
 
 
 def steps_of(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """Returns the steps of a part that may be a sequence of them, which is listed as `name`."""
+    """Returns the steps of a part, such as the normalizer. The field `name` of a sequence contains its steps."""
     if part is None:
         return []
     return part.get(name, []) if part.get("type") == "Sequence" else [part]
 
 
 def adds_prefix_space(content: TokenizerJson) -> bool:
-    """Whether a byte-level tokenizer.json has a space before each text that begins with none."""
+    """Returns whether a byte-level tokenizer.json adds a space to each text that does not begin with one."""
     return any(step.get("add_prefix_space") for step in steps_of(content.get("pre_tokenizer"), "pretokenizers"))
 
 
-def ordered(vocabulary: dict[str, int], path) -> list[str]:
-    """Returns the pieces by their ids, with `no_piece` in gaps.
+def ordered(vocabulary: dict[str, int], path: epath.PathLike) -> list[str]:
+    """Returns the pieces by id, with `no_piece` in gaps.
 
-    transformers writes a gap where a vocab.txt has a piece twice. Raises `UserError` for two pieces of one id, for
-    negative ids, and if most ids have no piece.
+    transformers writes a gap if a vocab.txt contains a piece twice.
+
+    Raises:
+      UserError: two pieces have the same id, an id is negative, or most ids have no piece.
     """
     by_id: dict[int, str] = {}
     for piece, number in vocabulary.items():
@@ -150,45 +166,35 @@ def ordered(vocabulary: dict[str, int], path) -> list[str]:
 
 
 def no_piece(number: int) -> str:
-    """Returns the name of an id that has no piece. No tokenizer cuts text into it, since it has spaces."""
+    """Returns the name of an id without a piece. The name contains spaces, so that no text is encoded to it."""
     return f"[no piece {number}]"
 
 
-def units(tokenizer, text: str, unknown: int) -> list[list[str]]:
-    """Returns the pieces of a text by a tokenizer of the tokenizers library, in the units that it cuts it into first,
-    and without those that are unknown."""
-    if tokenizer.normalizer is not None:
-        text = tokenizer.normalizer.normalize_str(text)
-    cut = [tokenizer.model.tokenize(unit) for unit, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
-    return list(itertools.chain.from_iterable(known_runs(((t.id, t.value) for t in unit), unknown) for unit in cut))
-
-
-def known_runs(pieces: Iterable[tuple[int, str]], unknown: int) -> list[list[str]]:
-    """Returns the pieces between those that are unknown."""
-    runs = itertools.groupby(pieces, key=lambda each: each[0] != unknown)
-    return [[piece for _, piece in run] for is_known, run in runs if is_known]
-
-
 def with_special_pieces(
-    tokenizer, special: Sequence[str] = SPECIAL_PIECES, mask_takes_space: bool = False, ends_with_cls: bool = False
+    tokenizer: tokenizers.Tokenizer,
+    special: Sequence[str] = SPECIAL_PIECES,
+    mask_takes_space: bool = False,
+    ends_with_cls: bool = False,
 ) -> str:
-    """Returns the JSON of a tokenizers-library tokenizer with BERT's template; `special` names its special pieces.
+    """Adds special pieces and a template to a tokenizer of the tokenizers library; returns its JSON.
 
     Args:
-      mask_takes_space: the space before [MASK] is a part of it, since the words of byte-level pieces begin with theirs.
-      ends_with_cls: the template is XLNet's.
+      tokenizer: the tokenizer.
+      special: the names of the special pieces, in the order of `SPECIAL_PIECES`.
+      mask_takes_space: whether the space before [MASK] is part of [MASK], as the space before a word is part of the
+        word in byte-level pieces.
+      ends_with_cls: whether the template is the template of XLNet instead of BERT.
     """
-    from tokenizers import AddedToken as HuggingFaceToken
-    from tokenizers import processors
-
-    *others, mask = special
-    tokenizer.add_special_tokens(others)
-    tokenizer.add_special_tokens([HuggingFaceToken(mask, lstrip=mask_takes_space, normalized=False)])
-    _, _, cls, sep = others
+    *without_mask, mask = special
+    tokenizer.add_special_tokens(without_mask)
+    tokenizer.add_special_tokens([AddedToken(mask, lstrip=mask_takes_space, normalized=False)])
+    _, _, cls, sep = without_mask
     begin, end = ("", f" {cls}:2") if ends_with_cls else (f"{cls}:0 ", "")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin}$A:0 {sep}:0{end}",
-        pair=f"{begin}$A:0 {sep}:0 $B:1 {sep}:1{end}",
-        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (cls, sep)],
-    )
+    set_template(tokenizer, f"{begin}$A:0 {sep}:0{end}", f"{begin}$A:0 {sep}:0 $B:1 {sep}:1{end}", (cls, sep))
     return tokenizer.to_str()
+
+
+def set_template(tokenizer: tokenizers.Tokenizer, single: str, pair: str, special: Sequence[str]) -> None:
+    """Sets the template of a text and of a pair of texts, which contain the `special` pieces."""
+    ids = [(name, tokenizer.token_to_id(name)) for name in special]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)

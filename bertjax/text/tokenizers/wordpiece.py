@@ -1,25 +1,28 @@
-"""WordPiece, by the tokenizers library."""
+"""WordPiece tokenizers."""
 
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
+import tokenizers
 from etils import epath
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.common.files import note, parse_json, write_whole
 from bertjax.text.tokenizers import json_file
-from bertjax.text.tokenizers.interface import Encoding, Joined, Tokenizer, read_file
+from bertjax.text.tokenizers.interface import Joined, read_file
+from bertjax.text.tokenizers.library_tokenizer import LibraryTokenizer
 
-MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
-CONTINUES = "##"  # begins the pieces that continue a word
-MAX_KNOWN_WORDS = 300_000  # words that a tokenizer remembers, some 50 MB
-# The parts of a tokenizer.json as we have them: a part that is set otherwise is refused.
-PARTS = {
+MAX_WORD_LETTERS = 100  # longer words become [UNK], as in transformers; the limit of Google is 200
+CONTINUES = "##"  # the prefix of pieces that continue a word
+MAX_KNOWN_WORDS = 300_000  # words in the cache of a tokenizer, about 50 MB
+# {part of a tokenizer.json: {field: the only supported value}}.
+SUPPORTED_PARTS: dict[str, dict[str, Any]] = {
     "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
     "pre_tokenizer": {"type": "BertPreTokenizer"},
     "model": {
@@ -30,7 +33,7 @@ PARTS = {
 }
 
 
-class WordPiece(Tokenizer):
+class WordPiece(LibraryTokenizer):
     """Greedy longest-match pieces of words, as in google-research/bert; words over `MAX_WORD_LETTERS` become [UNK].
 
     If a vocab.txt has a piece twice, the piece has the id of its last line, as in Google's code and in transformers.
@@ -40,15 +43,18 @@ class WordPiece(Tokenizer):
     filename = "vocab.txt"
 
     def __init__(self, pieces: Sequence[str], lowercase: bool, path: str = "(given)"):
-        self._lines = list(pieces)  # as the file has them, for `save` and for the fingerprint
+        self._lines = list(pieces)  # the lines of the file, for `save` and for the fingerprint
         super().__init__(_without_repetitions(self._lines, path), path)
         self.lowercase = lowercase
         self._tokenizer = new_wordpiece(lowercase, {piece: i for i, piece in enumerate(self.pieces)})
-        self._forget()
+        self._clear_cache()
 
     @classmethod
     def load(cls, path: epath.PathLike, lowercase: bool) -> "WordPiece":
-        """Reads a `vocab.txt`, or a Hugging Face tokenizer.json, whose own lower-casing overrides `lowercase`."""
+        """Reads a `vocab.txt`, or a Hugging Face tokenizer.json, whose lower-casing overrides `lowercase`.
+
+        Raises `UserError` if the file is invalid.
+        """
         if str(path).endswith(".json"):
             return cls(*_read_huggingface(path), str(path))
         try:
@@ -59,35 +65,34 @@ class WordPiece(Tokenizer):
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
+        """`[vocab_size]` booleans: True for pieces that begin with "##"."""
         return np.array([piece.startswith(CONTINUES) for piece in self.pieces])
 
-    def _encode(self, text: str) -> Encoding:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return Encoding(encoding.ids, encoding.offsets)
-
-    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
-        return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    def _clear_cache(self) -> None:
+        self._known: dict[str, int] = {}  # {word: its index in the order of the first occurrence}
+        self._known_ids: np.ndarray = np.empty(0, np.int32)
+        self._known_sizes: np.ndarray = np.empty(0, np.int64)
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encodes each word once, and remembers it: no piece reaches across a space."""
+        """Returns concatenated ids, see `Tokenizer.encode_flat`. Caches ids by word, since pieces contain no space."""
         if len(self._known) > MAX_KNOWN_WORDS:
-            self._forget()
+            self._clear_cache()
         words = [surrogates.replaced(text).split(" ") for text in texts]
-        known, number = len(self._known), self._known  # `number` maps each word to its number
-        codes = np.array([number.setdefault(word, len(number)) for text in words for word in text], np.int64)
-        ids, sizes = self._encode_words(list(itertools.islice(number, known, None)))
+        number_of, cached = self._known, len(self._known)
+        codes = np.array([number_of.setdefault(word, len(number_of)) for text in words for word in text], np.int64)
+        ids, sizes = self._encode_words(list(itertools.islice(number_of, cached, None)))
         self._known_ids = np.concatenate([self._known_ids, ids])
         self._known_sizes = np.concatenate([self._known_sizes, sizes])
 
-        of_words = self._known_sizes[codes]
-        ends = np.cumsum(of_words)
+        word_sizes = self._known_sizes[codes]
+        ends = np.cumsum(word_sizes)
         begins = (np.cumsum(self._known_sizes) - self._known_sizes)[codes]
-        source = np.repeat(begins - (ends - of_words), of_words) + np.arange(of_words.sum())
+        source = np.repeat(begins - (ends - word_sizes), word_sizes) + np.arange(word_sizes.sum())
         last = np.cumsum([len(text) for text in words], dtype=np.int64) - 1
         return self._known_ids[source], np.diff(ends[last], prepend=0)
 
     def _encode_words(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encodes words that have no spaces, some hundreds as one text: half the time of one by one."""
+        """Encodes words without spaces, 256 words as one text, which takes half the time of single words."""
         ids, sizes = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
         texts = [words[first : first + 256] for first in range(0, len(words), 256)]
         encodings = self._tokenizer.encode_batch([" ".join(text) for text in texts], add_special_tokens=False)
@@ -98,35 +103,35 @@ class WordPiece(Tokenizer):
             sizes.append(np.bincount(np.searchsorted(begins, places, "right") - 1, minlength=len(text)))
         return np.concatenate(ids), np.concatenate(sizes)
 
-    def _forget(self) -> None:
-        self._known: dict[str, int] = {}
-        self._known_ids, self._known_sizes = np.empty(0, np.int32), np.empty(0, np.int64)
-
-    def units(self, word: str) -> list[list[str]]:
-        return json_file.units(self._tokenizer, word, self.unk_id)
-
     def parts(self, piece: str) -> list[int]:
-        prefix, rest, found = piece[: 2 * piece.startswith(CONTINUES)], piece.removeprefix(CONTINUES), []
+        """Returns the ids of the parts of a piece, see `Tokenizer.parts`."""
+        prefix, rest = piece[: 2 * piece.startswith(CONTINUES)], piece.removeprefix(CONTINUES)
+        parts = []
         while rest:
-            ends = ((end, self._tokenizer.token_to_id(prefix + rest[:end])) for end in range(len(rest), 0, -1))
-            end, number = next(((end, number) for end, number in ends if number is not None), (len(rest), self.unk_id))
+            ids = ((end, self._tokenizer.token_to_id(prefix + rest[:end])) for end in range(len(rest), 0, -1))
+            end, number = next(((end, i) for end, i in ids if i is not None), (len(rest), self.unk_id))
             prefix, rest = CONTINUES, rest[end:]
-            found.append(number)
-        return found
+            parts.append(number)
+        return parts
 
     def join(self, left: str, right: str) -> str:
+        """Returns a longer piece, see `Tokenizer.join`."""
         return left + right.removeprefix(CONTINUES)
 
     def extended(self, joined: Sequence[Joined]) -> "WordPiece":
-        return WordPiece([*self.pieces, *(each.piece for each in joined)], self.lowercase)
+        """Returns a tokenizer with new pieces, see `Tokenizer.extended`."""
+        return WordPiece([*self.pieces, *(pair.piece for pair in joined)], self.lowercase)
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, see `Tokenizer.decode`."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def save(self, folder: epath.PathLike) -> None:
+        """Writes a vocab.txt with the lines of the file that was read."""
         write_whole(epath.Path(folder) / self.filename, "".join(f"{piece}\n" for piece in self._lines))
 
     def to_huggingface(self) -> str:
+        """Returns a tokenizer.json, see `Tokenizer.to_huggingface`."""
         vocabulary = {piece: i for i, piece in enumerate(self.pieces)}
         return json_file.with_special_pieces(new_wordpiece(self.lowercase, vocabulary))
 
@@ -135,9 +140,9 @@ class WordPiece(Tokenizer):
 
 
 def _without_repetitions(lines: list[str], path: str) -> list[str]:
-    """Returns the pieces of a vocab.txt by their ids, without empty pieces at the end.
+    """Returns the pieces of a vocab.txt by id, without empty pieces at the end.
 
-    Prints a note about pieces that are in the file twice. Their first ids have no piece: no text is encoded to them.
+    If a piece is in the file twice, prints a note and replaces the first piece by `no_piece`.
     """
     while lines and lines[-1] in ("", json_file.no_piece(len(lines) - 1)):
         lines = lines[:-1]
@@ -151,13 +156,11 @@ def _without_repetitions(lines: list[str], path: str) -> list[str]:
     return [piece if last[piece] == number else json_file.no_piece(number) for number, piece in enumerate(lines)]
 
 
-def new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
-    """Makes a WordPiece tokenizer of the tokenizers library."""
-    from tokenizers import Tokenizer as HuggingFaceTokenizer
-    from tokenizers import decoders, models, normalizers, pre_tokenizers
-
-    model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_LETTERS)
-    tokenizer = HuggingFaceTokenizer(model)
+def new_wordpiece(lowercase: bool, vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+    """Returns a WordPiece tokenizer of the tokenizers library."""
+    tokenizer = tokenizers.Tokenizer(
+        models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_LETTERS)
+    )
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
     )
@@ -167,11 +170,13 @@ def new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
 
 
 class _Model(TypedDict):
+    """The model of a tokenizer.json."""
+
     vocab: dict[str, int]
 
 
 def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
-    """Returns the pieces of a BERT's tokenizer.json, and whether it lower-cases."""
+    """Returns the pieces of a tokenizer.json of BERT, and whether it lower-cases text."""
     try:
         content = parse_json(read_file(path), json_file.TokenizerJson)
         if (kind := content["model"].get("type", "WordPiece")) != "WordPiece":
@@ -179,11 +184,12 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
         vocabulary = msgspec.convert(content["model"], _Model)["vocab"]
     except ValueError as error:
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
-    json_file.check_parts(path, content, PARTS)
+    json_file.check_parts(path, content, SUPPORTED_PARTS)
     template = json_file.read_template(path, content.get("post_processor"))
     if template != (["[CLS]"], ["[SEP]"], ["[SEP]"]):
         raise UserError(f"tokenizer.path: {path}: post_processor is not supported; supported: [CLS] A [SEP] B [SEP]")
-    lowercase, strips = (content["normalizer"].get(name) for name in ("lowercase", "strip_accents"))
+    normalizer = content["normalizer"] or {}
+    lowercase, strips = normalizer.get("lowercase"), normalizer.get("strip_accents")
     lowercase = True if lowercase is None else lowercase
     if not isinstance(lowercase, bool) or strips not in (None, lowercase):
         raise UserError(f"tokenizer.path: {path} has lowercase {lowercase} but strip_accents {strips}: not supported")

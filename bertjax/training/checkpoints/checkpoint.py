@@ -373,9 +373,8 @@ def find_parent(path: str) -> Parent:
     try:
         if not at or not (which == "latest" or which.isdecimal()):
             raise UserError("must be WORKDIR@STEP or WORKDIR@latest")
-        step = hosts.as_on_first(
-            resolve_step(workdir, which)
-        )  # the parent may still train, so that hosts see different steps
+        # The parent may still train, so that hosts see different steps.
+        step = hosts.as_on_first(resolve_step(workdir, which))
         if not is_resumable(workdir, step):
             raise UserError(f"the checkpoint of step {step} has no optimizer state; choose an earlier step")
         damage = _describe_damage(workdir, step) if jax.process_index() == 0 else ""

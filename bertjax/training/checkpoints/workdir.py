@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 from etils import epath
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
@@ -144,17 +145,9 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
             raise UserError(f"{path}: {error}") from None  # the family is not registered in this process
         reason = next(iter(str(error).splitlines()), "")
         raise UserError(f"{path}: damaged, or written by another version or program ({reason})") from None
+    values: dict[str, Any] = {name: value for name, value in fields.items() if name not in ("format", "used_tokenizer")}
     used_tokenizer = fields.get("used_tokenizer")
-    return RunInfo(
-        config.lock(),
-        architecture=fields.get("architecture", ""),
-        labels=fields.get("labels"),
-        tokenizer=None if used_tokenizer is None else dict(used_tokenizer),
-        train_examples=fields.get("train_examples", 0),
-        fingerprints=fields.get("fingerprints"),
-        problem_type=fields.get("problem_type", ""),
-        total_steps=fields.get("total_steps", 0),
-    )
+    return RunInfo(config.lock(), tokenizer=dict(used_tokenizer) if used_tokenizer else None, **values)
 
 
 def _parse_config(content: dict[str, Any]) -> ConfigDict:
@@ -188,14 +181,9 @@ def write_info(workdir: epath.PathLike, info: RunInfo, tokenizer: Tokenizer | No
     content: dict[str, Any] = {"format": FORMAT, **json.loads(info.config.to_json_best_effort())}
     if info.architecture:
         content |= {"architecture": info.architecture, "labels": list(info.labels or ())}
-    if info.problem_type:
-        content["problem_type"] = info.problem_type
-    if info.train_examples:
-        content["train_examples"] = info.train_examples
-    if info.total_steps:
-        content["total_steps"] = info.total_steps
-    if info.fingerprints:
-        content["fingerprints"] = info.fingerprints
+    for name in ("problem_type", "train_examples", "total_steps", "fingerprints"):
+        if value := getattr(info, name):
+            content[name] = value
     if tokenizer is not None:
         tokenizer.save(workdir)
         content["used_tokenizer"] = tokenizer_entry(tokenizer)
@@ -269,20 +257,17 @@ def differences(saved: RunInfo, current: RunInfo, identity: Sequence[str] = ()) 
 
 def _differences_of_data(saved: RunInfo, current: RunInfo) -> list[Difference]:
     """Returns the differences in training examples, labels, tokenizer and data, where both infos have them."""
-    changed = []
-    if 0 not in (saved.train_examples, current.train_examples) and saved.train_examples != current.train_examples:
-        changed.append(Difference("train_examples", saved.train_examples, current.train_examples, is_fatal=False))
-    if saved.labels is not None and current.labels is not None and saved.labels != current.labels:
-        changed.append(Difference("labels", saved.labels, current.labels, is_fatal=True))
-    if saved.tokenizer is not None and current.tokenizer is not None:
-        old, new = (
-            saved.tokenizer["fingerprint"],
-            current.tokenizer["fingerprint"],
-        )  # the fingerprint also depends on `lowercase`
-        if old != new:
-            changed.append(Difference("tokenizer", old, new, is_fatal=True))
-    if saved.fingerprints and current.fingerprints and saved.fingerprints != current.fingerprints:
-        changed.append(Difference("fingerprints", saved.fingerprints, current.fingerprints, is_fatal=True))
+
+    def values(info: RunInfo) -> dict[str, Any]:
+        # The fingerprint of the tokenizer also depends on `lowercase`.
+        fingerprint = info.tokenizer["fingerprint"] if info.tokenizer else None
+        examples, fingerprints = info.train_examples or None, info.fingerprints or None
+        return dict(train_examples=examples, labels=info.labels, tokenizer=fingerprint, fingerprints=fingerprints)
+
+    changed, new_values = [], values(current)
+    for field, old in values(saved).items():
+        if old is not None and (new := new_values[field]) is not None and old != new:
+            changed.append(Difference(field, old, new, is_fatal=field != "train_examples"))
     return changed
 
 
@@ -331,25 +316,14 @@ def _flat_fields(config: ConfigDict) -> dict[str, Any]:
     content = json.loads(config.to_json_best_effort())
     # Defaults for runs of older versions without these fields.
     leaves: dict[str, Any] = {
-        "head.lstm_size": 0,
-        "head.lstm_layers": 1,
-        "head.class_weights": "",
-        "head.label_smoothing": 0.0,
-    }
-    leaves |= {"data.multi_label": "", "data.on_bad_answer": "stop", "data.windows": "", "data.heldout_seed": 0}
-    leaves |= {"keep_layers": 0, "data.join": "spaces", "data.dev.ignore_identical_ids": False}
-    leaves |= {"distill.teacher": "", "distill.temperature": 2.0, "distill.weight": 0.5}
-
-    def walk(name: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key in sorted(value):
-                walk(f"{name}.{key}", value[key])
-        else:
-            leaves[name] = value
-
+        "head.lstm_size": 0, "head.lstm_layers": 1, "head.class_weights": "", "head.label_smoothing": 0.0,
+        "data.multi_label": "", "data.on_bad_answer": "stop", "data.windows": "", "data.heldout_seed": 0,
+        "keep_layers": 0, "data.join": "spaces", "data.dev.ignore_identical_ids": False,
+        "distill.teacher": "", "distill.temperature": 2.0, "distill.weight": 0.5,
+    }  # fmt: skip
     for section in RESULT_FIELDS:
         if section in content:
-            walk(section, content[section])
+            leaves |= sorted(flatten_dict({section: content[section]}, sep=".").items())
     if not leaves.get("lora.rank"):  # without LoRA; runs of older versions lack these fields
         leaves = {name: value for name, value in leaves.items() if not name.startswith("lora.")}
     leaves["eval.patience"] = content.get("eval", {}).get("patience", 0)

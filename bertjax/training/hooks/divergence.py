@@ -84,6 +84,5 @@ def _save_batch(run: TrainingRun, step: int) -> str:
 
 
 def _is_finite(metrics: Metrics) -> bool:
-    return math.isfinite(metrics["loss"]) and math.isfinite(
-        metrics["grad_norm"]
-    )  # A NaN in either makes all params NaN.
+    # A NaN in either metric makes all params NaN.
+    return math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])

@@ -28,26 +28,36 @@ class AdamState(NamedTuple):
     square: optax.Updates
 
 
+def init_moments(params: optax.Params) -> AdamState:
+    """Returns the state before the first update."""
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return AdamState(jnp.zeros([], jnp.int32), zeros, zeros)
+
+
+def update_moments(state: AdamState, gradients: optax.Updates, beta1: float, beta2: float) -> AdamState:
+    """Returns the state after an update with these gradients; `beta1` and `beta2` are the decay rates."""
+    mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, gradients)
+    square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.square, gradients)
+    return AdamState(state.count + 1, mean, square)
+
+
 def scale_by_adam(beta1: float, beta2: float, epsilon: float, bias_correction: bool) -> optax.GradientTransformation:
     """Scales updates as Adam, with or without bias correction.
 
     google-research/bert has no bias correction. optax.scale_by_adam always has bias correction.
     """
 
-    def init(params: optax.Params) -> AdamState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return AdamState(jnp.zeros([], jnp.int32), zeros, zeros)
-
     def update(
         updates: optax.Updates, state: AdamState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, AdamState]:
         del params
-        count = state.count + 1
-        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates)
-        square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.square, updates)
-        mean_scale = 1 - beta1**count if bias_correction else 1.0
-        square_scale = 1 - beta2**count if bias_correction else 1.0
-        updates = jax.tree.map(lambda m, v: (m / mean_scale) / (jnp.sqrt(v / square_scale) + epsilon), mean, square)
-        return updates, AdamState(count, mean, square)
+        state = update_moments(state, updates, beta1, beta2)
+        mean_scale = 1 - beta1**state.count if bias_correction else 1.0
+        square_scale = 1 - beta2**state.count if bias_correction else 1.0
 
-    return optax.GradientTransformation(init, update)
+        def scaled(mean: jax.Array, square: jax.Array) -> jax.Array:
+            return (mean / mean_scale) / (jnp.sqrt(square / square_scale) + epsilon)
+
+        return jax.tree.map(scaled, state.mean, state.square), state
+
+    return optax.GradientTransformation(init_moments, update)

@@ -80,12 +80,7 @@ def _with_learning_rate_input(make: OptaxFactory) -> optax.GradientTransformatio
     """
 
     def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        learning_rate: jax.Array,
-        **_: Any,
+        updates: optax.Updates, state: Any, params: Any = None, *, learning_rate: jax.Array, **_: Any
     ) -> tuple[optax.Updates, optax.OptState]:
         return make(learning_rate).update(updates, state, params)
 
@@ -95,22 +90,15 @@ def _with_learning_rate_input(make: OptaxFactory) -> optax.GradientTransformatio
 def _with_groups(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
     """Multiplies each update by the learning rate factor of the param's group, and subtracts the weight decay."""
 
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        learning_rate: jax.Array,
-        **_: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    def scale_all(updates: optax.Updates, params: optax.Params | None, learning_rate: jax.Array) -> optax.Updates:
         def scaled(path: tuple, update: jax.Array, param: jax.Array) -> jax.Array:
             factor, decay = groups.learning_rate_factor_of(config, path), groups.weight_decay_of(config, path)
             update = update if factor == 1 else factor * update
             return update - factor * decay * learning_rate * param if decay else update
 
-        return jax.tree_util.tree_map_with_path(scaled, updates, params), state
+        return jax.tree_util.tree_map_with_path(scaled, updates, params)
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return groups.stateless_with_learning_rate(scale_all)
 
 
 def parse_options(text: str, make: OptaxFactory) -> dict[str, Any]:

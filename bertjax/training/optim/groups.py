@@ -5,6 +5,7 @@ is the path of the param, such as "bert/encoder/layers/output/kernel". A param b
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,7 +28,24 @@ def _is_matrix(path: tuple) -> bool:
     return path[-1].key in ("kernel", "embedding", "lora_a", "lora_b")
 
 
-def add_weight_decay(config: ConfigDict, scale: float = 1.0) -> optax.GradientTransformation:
+def stateless_with_learning_rate(
+    update: Callable[[optax.Updates, optax.Params | None, jax.Array], optax.Updates],
+) -> optax.GradientTransformationExtraArgs:
+    """Returns a transformation without state. `update` also receives the learning rate, unlike in `optax.stateless`.
+
+    Args:
+      update: (updates, params, learning rate of the step) -> new updates.
+    """
+
+    def update_with_state(
+        updates: optax.Updates, state: Any, params: Any = None, *, learning_rate: jax.Array, **_: Any
+    ) -> tuple[optax.Updates, optax.OptState]:
+        return update(updates, params, learning_rate), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_with_state)
+
+
+def add_weight_decay(config: ConfigDict, scale: float = 1.0) -> optax.GradientTransformationExtraArgs:
     """Adds `scale * weight_decay * param` to the update of each param.
 
     Args:
@@ -39,13 +57,8 @@ def add_weight_decay(config: ConfigDict, scale: float = 1.0) -> optax.GradientTr
         decay = scale * weight_decay_of(config, path)
         return update + decay * param if decay else update
 
-    def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, optax.OptState]:
-        return jax.tree_util.tree_map_with_path(decayed, updates, params), state
-
-    # The transformation has no state. `MaskedState` keeps the tree structure of older checkpoints.
-    return optax.GradientTransformation(lambda params: optax.MaskedState(optax.EmptyState()), update)
+    decay = optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(decayed, updates, params))
+    return optax.masked(decay, True)  # keeps the tree structure of the state in older checkpoints
 
 
 def scale_by_learning_rate(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
@@ -55,23 +68,14 @@ def scale_by_learning_rate(config: ConfigDict) -> optax.GradientTransformationEx
       config: `config.optimizer`.
     """
 
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        learning_rate: jax.Array,
-        **_: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        del params
-
+    def scale_all(updates: optax.Updates, params: optax.Params | None, learning_rate: jax.Array) -> optax.Updates:
         def scaled(path: tuple, update: jax.Array) -> jax.Array:
             factor = learning_rate_factor_of(config, path)
             return -(learning_rate if factor == 1 else factor * learning_rate) * update
 
-        return jax.tree_util.tree_map_with_path(scaled, updates), state
+        return jax.tree_util.tree_map_with_path(scaled, updates)
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return stateless_with_learning_rate(scale_all)
 
 
 def weight_decay_of(config: ConfigDict, path: tuple) -> float:

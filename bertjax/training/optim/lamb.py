@@ -37,16 +37,13 @@ def scale_by_trust_ratio(axes: dict) -> optax.GradientTransformation:
         matrix_axes = tuple(axis for axis in range(x.ndim) if axis not in stacked(axes))
         return jnp.sqrt(jnp.square(x).sum(matrix_axes, keepdims=True))
 
-    def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, optax.OptState]:
-        def scale(axes: Any, u: jax.Array, p: jax.Array, is_matrix: bool) -> jax.Array:
-            if not is_matrix:
-                return u
-            param_norm, update_norm = norms(axes, p), norms(axes, u)
-            ratio = param_norm / jnp.where(update_norm > 0, update_norm, 1)
-            return u * jnp.where((param_norm > 0) & (update_norm > 0), ratio, 1)
+    def scale(axes: Any, u: jax.Array, p: jax.Array, is_matrix: bool) -> jax.Array:
+        if not is_matrix:
+            return u
+        param_norm, update_norm = norms(axes, p), norms(axes, u)
+        ratio = param_norm / jnp.where(update_norm > 0, update_norm, 1)
+        return u * jnp.where((param_norm > 0) & (update_norm > 0), ratio, 1)
 
-        return jax.tree.map(scale, axes, updates, params, groups.matrix_mask(params)), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(
+        lambda updates, params: jax.tree.map(scale, axes, updates, params, groups.matrix_mask(params))
+    )

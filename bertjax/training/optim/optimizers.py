@@ -27,7 +27,7 @@ OPTIMIZERS: Registry[Factory] = Registry(
     "optimizer",
     "optimizer.name",
     {name: f"bertjax.training.optim.{name}:{name}" for name in BUILT_IN},
-    others=", or one of optax such as adamw or lion",
+    hint=", or one of optax such as adamw or lion",
 )
 register = OPTIMIZERS.register
 
@@ -73,10 +73,8 @@ def has_constant_peak(config: ConfigDict) -> bool:
 
 def validate(config: ConfigDict) -> None:
     """Raises `UserError` if the name, the options or the groups of `config.optimizer` are invalid."""
-    factory, is_from_optax = (
-        _find(config.name),
-        from_optax.has_optimizer(config.name) and config.name not in OPTIMIZERS.names(),
-    )
+    factory = _find(config.name)
+    is_from_optax = from_optax.has_optimizer(config.name) and config.name not in OPTIMIZERS.names()
     groups.validate(config)
     if config.options and config.name in WITH_FIELDS:
         raise UserError(
@@ -121,11 +119,8 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     `optax.clip_by_global_norm`.
     """
 
-    def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, optax.OptState]:
-        del params
+    def clip(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         scale = max_norm / jnp.maximum(optax.global_norm(updates), max_norm)
-        return jax.tree.map(lambda g: scale * g, updates), state
+        return jax.tree.map(lambda g: scale * g, updates)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(clip)

@@ -5,7 +5,7 @@ StableAdamW is Adam with bias correction and update clipping: it divides the lea
 larger than earlier gradients.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from bertjax.distributed.rules import stacked
 from bertjax.training.optim import groups
+from bertjax.training.optim.adam import AdamState, init_moments, update_moments
 
 
 def stable_adamw(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
@@ -30,14 +31,6 @@ def stable_adamw(config: ConfigDict, axes: dict) -> list[optax.GradientTransform
 stable_adamw.has_constant_peak = True  # type: ignore[attr-defined]
 
 
-class StableAdamState(NamedTuple):
-    """The number of updates, and the moving averages of the gradients and of the squared gradients."""
-
-    count: jax.Array  # type: ignore[assignment]  # overrides `tuple.count`; checkpoints contain this name
-    mean: optax.Updates
-    square: optax.Updates
-
-
 def scale_by_stable_adam(beta1: float, beta2: float, epsilon: float, axes: dict) -> optax.GradientTransformation:
     """Scales updates as Adam with bias correction, and divides the update of each tensor by `max(1, RMS)`.
 
@@ -50,10 +43,6 @@ def scale_by_stable_adam(beta1: float, beta2: float, epsilon: float, axes: dict)
       axes: the logical axes of the params.
     """
 
-    def init(params: optax.Params) -> StableAdamState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return StableAdamState(jnp.zeros([], jnp.int32), zeros, zeros)
-
     def scaled(axes: Any, grad: jax.Array, mean: jax.Array, square: jax.Array) -> jax.Array:
         tensor_axes = tuple(axis for axis in range(grad.ndim) if axis not in stacked(axes))
         ratio = jnp.square(grad) / jnp.maximum(square, epsilon**2)
@@ -61,16 +50,14 @@ def scale_by_stable_adam(beta1: float, beta2: float, epsilon: float, axes: dict)
         return mean / (jnp.sqrt(square) + epsilon) / jnp.maximum(rms, 1)
 
     def update(
-        updates: optax.Updates, state: StableAdamState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, StableAdamState]:
+        updates: optax.Updates, state: AdamState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, AdamState]:
         del params
-        count = state.count + 1
-        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates)
-        square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.square, updates)
+        state = update_moments(state, updates, beta1, beta2)
         corrected = (
-            jax.tree.map(lambda x, beta=beta: x / (1 - beta**count), moment)
-            for moment, beta in ((mean, beta1), (square, beta2))
+            jax.tree.map(lambda x, beta=beta: x / (1 - beta**state.count), moment)
+            for moment, beta in ((state.mean, beta1), (state.square, beta2))
         )
-        return jax.tree.map(scaled, axes, updates, *corrected), StableAdamState(count, mean, square)
+        return jax.tree.map(scaled, axes, updates, *corrected), state
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init_moments, update)

@@ -48,6 +48,4 @@ class JsonLines:
         """Uploads the lines if the workdir is in an object store."""
         self._file.flush()
 
-    def close(self) -> None:
-        """Uploads the lines if the workdir is in an object store."""
-        self._file.flush()
+    close = flush

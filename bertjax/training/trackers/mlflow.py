@@ -3,9 +3,9 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
 
 from etils import epath
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bertjax.training.trackers.remote import RemoteTracker, StepMetrics
@@ -21,10 +21,7 @@ class MLflow(RemoteTracker):
 
     def open(self, run_id: str, workdir: epath.Path, config: ConfigDict) -> str:
         """Resumes or creates a run of MLflow; see `RemoteTracker.open`."""
-        for setting, value in (
-            ("MAX_RETRIES", "2"),
-            ("TIMEOUT", "10"),
-        ):  # training waits meanwhile; by default, for minutes
+        for setting, value in (("MAX_RETRIES", "2"), ("TIMEOUT", "10")):  # training waits; by default, for minutes
             os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{setting}", value)
         import mlflow
         from mlflow.entities import Param
@@ -38,7 +35,8 @@ class MLflow(RemoteTracker):
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
         run = self._client.create_run(experiment_id, run_name=workdir.name, tags={"workdir": str(workdir)})
         run_id = run.info.run_id
-        params = [Param(field, str(value)[:MAX_PARAM_LENGTH]) for field, value in _fields("", config.to_dict())]
+        fields = flatten_dict(config.to_dict(), sep=".")
+        params = [Param(field, str(value)[:MAX_PARAM_LENGTH]) for field, value in fields.items()]
         for first in range(0, len(params), MAX_PARAMS_PER_CALL):
             self._client.log_batch(run_id, params=params[first : first + MAX_PARAMS_PER_CALL])
         return run_id
@@ -55,12 +53,3 @@ class MLflow(RemoteTracker):
         """Sets the final status of the run."""
         status = "FINISHED" if error is None else "KILLED" if issubclass(error, KeyboardInterrupt) else "FAILED"
         self._client.set_terminated(run_id, status)
-
-
-def _fields(section: str, content: Mapping) -> Iterator[tuple[str, object]]:
-    """Yields (dotted name, value) of the fields of a config."""
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _fields(f"{section}{name}.", value)
-        else:
-            yield f"{section}{name}", value

@@ -47,6 +47,4 @@ class TensorBoard:
         """Uploads the events if the workdir is in an object store."""
         self._file.flush()
 
-    def close(self) -> None:
-        """Uploads the events if the workdir is in an object store."""
-        self._file.flush()
+    close = flush

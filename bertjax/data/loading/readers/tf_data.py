@@ -19,7 +19,7 @@ from bertjax.data.loading.readers.interface import (
 )
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import ARRAY_OF_FEATURE, Format
-from bertjax.data.tensorflow import elements, tf
+from bertjax.data.tensorflow import tf, untuned
 from bertjax.distributed.topology import available_cores
 
 _UNREADABLE = (
@@ -91,7 +91,7 @@ def batches(source: Any, form: Format) -> Iterator[Batch]:
     """Yields the parsed batches of a source, see `Reader.batches`."""
     parsed = source.map(functools.partial(_parse, form=form), num_parallel_calls=available_cores())
     try:
-        yield from elements(parsed.prefetch(PREFETCH))
+        yield from untuned(parsed.prefetch(PREFETCH)).as_numpy_iterator()
     except _UNREADABLE as error:
         raise UnreadableRecord(error.message.splitlines()[0][:300]) from None
 
@@ -132,42 +132,11 @@ def _parse_google(serialized: Any, form: Format) -> dict[str, Any]:
 
 
 def _parse_compact(serialized: Any, form: Format) -> dict[str, Any]:
-    number = layouts.compact_dtype(form)
-    names = ["ids", "first_size", "label"] + (["positions", "labels"] if form.masking == "static" else [])
-    features = tf.io.parse_example(serialized, {name: tf.io.FixedLenFeature([], tf.string) for name in names})
-
-    def padded(name: str, size: int) -> Any:
-        dtype = tf.as_dtype(number.newbyteorder("="))
-        return tf.cast(tf.io.decode_raw(features[name], dtype, fixed_length=size * number.itemsize), tf.int32)
-
-    def sizes(name: str) -> Any:
-        return tf.strings.length(features[name])[:, None] // number.itemsize
-
-    positions = tf.range(form.length)
-    is_token = positions < sizes("ids")
-    batch = {
-        "input_ids": padded("ids", form.length),
-        "input_mask": tf.cast(is_token, tf.int32),
-        "segment_ids": tf.where(is_token, _token_types(padded("first_size", 2), sizes("first_size"), positions), 0),
-        "next_sentence_labels": padded("label", 1)[:, 0],
-    }
-    if form.masking == "static":
-        is_prediction = tf.range(form.max_predictions_per_seq) < sizes("labels")
-        batch |= {
-            "masked_lm_positions": padded("positions", form.max_predictions_per_seq),
-            "masked_lm_ids": padded("labels", form.max_predictions_per_seq),
-            "masked_lm_weights": tf.cast(is_prediction, tf.float32),
-        }
-    return batch
-
-
-def _token_types(ends: Any, count: Any, positions: Any) -> Any:
-    """Returns the token types `[batch, length]`: the number of `ends` that are not after a position.
-
-    Args:
-      ends: `[batch, 2]`, the positions after the last token of type 0 and of type 1.
-      count: `[batch, 1]`, the number of valid ends.
-      positions: `[length]`.
-    """
-    is_past = (positions >= ends[..., None]) & (tf.range(2)[:, None] < count[..., None])
-    return tf.reduce_sum(tf.cast(is_past, tf.int32), 1)
+    dtype, sizes = layouts.compact_dtype(form), layouts.compact_sizes(form)
+    features = tf.io.parse_example(serialized, {name: tf.io.FixedLenFeature([], tf.string) for name in sizes})
+    compact = {}
+    for name, most in sizes.items():
+        number = tf.as_dtype(dtype.newbyteorder("="))
+        values = tf.io.decode_raw(features[name], number, fixed_length=most * dtype.itemsize)
+        compact[name] = tf.cast(values, tf.int32), tf.strings.length(features[name]) // dtype.itemsize
+    return layouts.google_features(compact, form, tf.where)

@@ -1,0 +1,57 @@
+"""The text of `bertjax COMMAND --help`: an example, the description of the command, and its flags in groups."""
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+
+from absl import flags
+
+INDENT, HELP_COLUMN = "  ", 26
+
+
+def example_in(docstring: str) -> str:
+    """Returns the example in the first lines of a command's docstring, on one line."""
+    lines = docstring[docstring.index("bertjax ") :].splitlines()
+    words = []
+    for line in lines:
+        words.append(line.strip().removesuffix("\\"))
+        if not line.endswith("\\"):
+            break
+    return " ".join(" ".join(words).split())
+
+
+def help_text(docstring: str, command_flags: Sequence[flags.Flag]) -> str:
+    """Returns the help of a command.
+
+    Args:
+      docstring: the docstring of the command's module: a sentence, the example, a blank line, the description.
+      command_flags: the flags of the command, in the order of their definition.
+    """
+    first, _, description = docstring.strip().partition("\n\n")
+    purpose = first.partition(": bertjax ")[0]
+    parts = [f"example: {example_in(first)}", f"{purpose}.", description]
+    groups: dict[str, list[flags.Flag]] = {}
+    for flag in command_flags:
+        if not (flag.help or "").startswith("Alias for --"):
+            groups.setdefault(getattr(flag, "group", "Flags"), []).append(flag)
+    for title, members in groups.items():
+        parts.append("\n".join([f"{title}:", *map(_lines, members)]))
+    return "\n\n".join(filter(None, parts))
+
+
+def _lines(flag: flags.Flag) -> str:
+    """Returns the lines of a flag: its name, and its help beside the name."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    is_switch = isinstance(flag, flags.BooleanFlag) if hasattr(flags, "BooleanFlag") else flag.boolean
+    name = f"{INDENT}--{flag.name}" if is_switch else f"{INDENT}--{flag.name}=…"
+    text = flag.help or ""
+    if getattr(flag, "enum_values", None):
+        text += f" One of {', '.join(map(str, flag.enum_values))}."
+    if flag.default not in (None, "", False, []) and "default" not in text:
+        text += f" Default: {flag.default_unparsed if hasattr(flag, 'default_unparsed') else flag.default}."
+    if getattr(flag, "is_required", False):
+        text += " Required."
+    indent = " " * HELP_COLUMN
+    start = f"{name:<{HELP_COLUMN}}" if len(name) < HELP_COLUMN else f"{name}\n{indent}"
+    wrapped = textwrap.wrap(" ".join(text.split()), width - HELP_COLUMN) or [""]
+    return f"\n{indent}".join([start + wrapped[0], *wrapped[1:]])

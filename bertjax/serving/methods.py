@@ -1,0 +1,149 @@
+"""The methods of the server: the inputs and the options of a request, and the computation of the results."""
+
+import abc
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, TypedDict
+
+import numpy as np
+from msgspec import Meta
+
+from bertjax.common.errors import UserError
+from bertjax.library import Model
+from bertjax.models import families
+from bertjax.models.family import ExposesAttention
+from bertjax.reporting import insight
+
+MOST_PIECES = 128  # the attention of longer texts is not shown
+Option = Annotated[int, Meta(ge=1, le=10_000)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Method(abc.ABC):
+    """A method with the options of a request, which are the fields. Inputs of equal methods are computed together.
+
+    Attributes:
+      field: the field of a request that contains the inputs.
+      inputs_type: the type of the inputs.
+      takes_one: whether a request has one input, and its answer is the result instead of a list of results.
+    """
+
+    field: ClassVar[str] = "texts"
+    inputs_type: ClassVar[Any] = list[str]
+    takes_one: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def compute(self, model: Model, inputs: Sequence[Any]) -> list[Any]:
+        """Returns a result for each input, which JSON can hold. Raises `UserError` if an input is wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FillMask(Method):
+    """Fills masks with words."""
+
+    top_k: Annotated[int, Meta(ge=1, le=100)] = 5
+
+    def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
+        """Returns the text with the first words, and the likeliest words for each mask with their probabilities."""
+        return [
+            {"text": filled.text, "masks": [[{"word": w, "probability": p} for w, p in mask] for mask in filled.masks]}
+            for filled in model.fill_mask(inputs, self.top_k)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Classify(Method):
+    """Classifies texts and tuples of texts."""
+
+    inputs_type: ClassVar[Any] = list[str | Annotated[tuple[str, ...], Meta(min_length=1)]]
+
+    def compute(self, model: Model, inputs: Sequence[str | tuple[str, ...]]) -> list[Any]:
+        """Returns labels, probabilities or a score."""
+        # `Model.classify` takes inputs with the same number of texts.
+        places = collections.defaultdict(list)
+        for place, texts in enumerate(inputs):
+            places[1 if isinstance(texts, str) else len(texts)].append(place)
+        results: dict[int, Any] = {}
+        for group in places.values():
+            results |= zip(group, model.classify([inputs[place] for place in group]))
+        return [results[place] for place in range(len(inputs))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tag(Method):
+    """Tags words."""
+
+    def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
+        """Returns the words, their tags and the entities."""
+        return list(model.tag(inputs))
+
+
+class Question(TypedDict):
+    """A question and the text that contains the answer."""
+
+    question: str
+    context: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer(Method):
+    """Answers questions."""
+
+    field: ClassVar[str] = "questions"
+    inputs_type: ClassVar[Any] = list[Question]
+
+    def compute(self, model: Model, inputs: Sequence[Question]) -> list[Any]:
+        """Returns the answers with their positions and probabilities."""
+        return model.predict([(pair["question"], pair["context"]) for pair in inputs])
+
+
+@dataclasses.dataclass(frozen=True)
+class Embed(Method):
+    """Computes embeddings. The options are the arguments of `Model.embed`."""
+
+    prompt: str | None = None
+    width: Option = 0
+    pool: str = ""
+    layers: str = ""
+
+    def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
+        """Returns lists of numbers."""
+        embeddings: list[Any] = model.embed(inputs, **dataclasses.asdict(self)).tolist()
+        return embeddings
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention(Method):
+    """Returns the attention of a text."""
+
+    takes_one: ClassVar[bool] = True
+
+    def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
+        """Returns the pieces of a text, and their attention `[layers, heads, queries, keys]` in thousandths."""
+        results = {}
+        for text in dict.fromkeys(inputs):
+            count = len(model.tokenizer.framed(model.tokenizer.encode_with_masks(text)))
+            if count > MOST_PIECES:
+                raise UserError(f"the text has {count} tokens; attention is shown for up to {MOST_PIECES}")
+            pieces, probabilities = insight.attention(model.source, text)
+            results[text] = {"pieces": pieces, "attention": np.rint(1000 * probabilities).astype(int).tolist()}
+        return [results[text] for text in inputs]
+
+
+METHODS: dict[str, type[Method]] = {
+    "fill_mask": FillMask,
+    "classify": Classify,
+    "tag": Tag,
+    "answer": Answer,
+    "embed": Embed,
+    "attention": Attention,
+}
+
+
+def methods_of(model: Model) -> dict[str, type[Method]]:
+    """Returns {path: method} of the methods that a checkpoint supports."""
+    names = {*model.methods, "embed"}
+    if isinstance(families.family_of(model.config), ExposesAttention):
+        names.add("attention")
+    return {name: method for name, method in METHODS.items() if name in names}
