@@ -177,7 +177,7 @@ def test_a_column_for_each_label(tmp_path):
     ("jsonl", "list", None, r"train.jsonl:1: topics is null, expected a list of labels; write \[\] for a text"),
     ("jsonl", "list", {"sea": 1}, r"topics is an object, expected a list"),
     ("jsonl", "list", [["sea"]], r"topics is a list, expected text"),
-    ("jsonl", "list", [1, 0, 1], r"topics has '1' twice, .* config.data.label names"),
+    ("jsonl", "list", [1, 0, 1], r"topics has '1' twice, .* in config.data.label,"),
     ("jsonl", "list", ["nan"], r"topics is 'nan', which is a missing value"),
     ("jsonl", "list", ["law", "law\ufeff"], r"train.jsonl:1: topics is 'law.+ufeff', but 'law' at"),
     ("csv", "list", "sea|law", r"train.csv:2: topics is 'sea|law', expected a list .* set config.data.multi_label"),
