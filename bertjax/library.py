@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import numbers
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, cast
 
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bertjax.common import surrogates
 from bertjax.common.errors import UserError
+from bertjax.common.files import require_new_folder
 from bertjax.config import experiments
 from bertjax.config.model_config import BertConfig
 from bertjax.distributed.mesh import compute_for
@@ -34,11 +36,13 @@ from bertjax.inference.vectors import PooledStatesEmbedder, TextEmbedder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.launch.overrides import find_field, note_overrides
+from bertjax.launch.tables import use_tables
 from bertjax.launch.validate import validate
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.hooks.hook import Hook
 from bertjax.training.hooks.registry import check_hooks
+from bertjax.training.scores import Scores
 
 Path = str | os.PathLike[str]
 Config: TypeAlias = str | os.PathLike[str] | ConfigDict  # the name of an experiment, a Python file, or a config itself
@@ -193,6 +197,33 @@ class Model:
         make, given = self._vectors(prompt, width, pool, layers), _plain(texts)
         return make(given)[0] if given else np.zeros((0, width), np.float32)
 
+    # Files.
+
+    def save(self, folder: Path, format: str = "") -> str:
+        """Writes the checkpoint to a new folder in another format, see `bertjax.convert`; returns a summary.
+
+        Args:
+          folder: the folder; it must be new or empty.
+          format: the format; by default huggingface, or sentence-transformers for a model of embeddings.
+        """
+        return convert(self.path, folder, format or self._format)
+
+    def push(self, repository: str, private: bool = False, format: str = "") -> str:
+        """Pushes the checkpoint to a repository USER/NAME of the Hugging Face hub; returns a summary.
+
+        Args:
+          repository: the repository, which is created if it does not exist.
+          private: whether a new repository is private.
+          format: huggingface or sentence-transformers; by default as for `save`.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            output = os.path.join(folder, "model")
+            return convert(self.path, output, format or self._format, push=repository, private=private)
+
+    @property
+    def _format(self) -> str:
+        return "sentence-transformers" if self.makes_vectors else "huggingface"
+
     # The network.
 
     def apply(
@@ -315,7 +346,11 @@ def _silence() -> Iterator[None]:
 
 
 def train(
-    config: Config, workdir: Path | None = None, overrides: Mapping[str, Any] = {}, hooks: Sequence[Hook] = ()
+    config: Config,
+    workdir: Path | None = None,
+    overrides: Mapping[str, Any] = {},
+    hooks: Sequence[Hook] = (),
+    data: Any = None,
 ) -> epath.Path:
     """Pre-trains, fine-tunes or searches as a config says, resuming an earlier run in `workdir`; returns the workdir.
 
@@ -327,22 +362,155 @@ def train(
       workdir: the folder of the run; runs/NAME unless given, where a config has a name.
       overrides: {field: value}, such as {"stages.short.steps": 100}.
       hooks: objects that the training loop calls, see `bertjax.training.hooks.Hook`. A search calls them in each trial.
+      data: the data in place of `data.path` or `data.corpus`: a pandas or polars DataFrame, a `datasets.Dataset`, or an
+        iterable of dicts; or {"train": ..., "dev": ...}. The tables are written to WORKDIR/data as JSON lines. Without
+        a dev table, a tenth of the rows is held out. For the tasks `classify`, `tag` and `embed`, and for pre-training.
 
     Raises `UserError` for mistakes in the config, and for a workdir with another run.
     """
     check_hooks(hooks)
     whole = _config(config, overrides)
-    validate(whole)
     if workdir is None:
         if isinstance(config, ConfigDict):
             raise UserError("workdir: name the folder of the run; a config by itself has no name")
         workdir = f"runs/{experiments.name(os.fspath(config))}"
+    if data is not None:
+        use_tables(whole, data, workdir)
+    validate(whole)
 
     from bertjax.launch.start import launch
     from bertjax.reporting.page import draw
 
     launch(whole, workdir, draw=draw, hooks=hooks)
     return epath.Path(workdir)
+
+
+def evaluate(
+    checkpoint: Path, data: Path, dtype: str | None = None, **description: str | bool | None
+) -> tuple[Scores, str]:
+    """Scores a checkpoint on a labelled file, without training.
+
+    Args:
+      checkpoint: the checkpoint, as for `load`.
+      data: a file like the dev set of the run; for embeddings also a folder, such as a folder of BEIR.
+      dtype: the type to compute in, as for `load`.
+      **description: the form of the data of embeddings, as the flags of `bertjax evaluate`: form, texts, label, widths,
+        ignore_identical_ids.
+
+    Returns:
+      The scores (`scores`, `decided`), and lines about the examples.
+
+    Raises:
+      UserError: if the checkpoint does not determine how the file is read, or if the file is invalid.
+    """
+    from bertjax.finetuning.evaluation import score_file
+
+    with _silence():
+        source = pretrained.read_with_tokenizer(checkpoint, dtype)
+    return score_file(source, os.fspath(data), **description)
+
+
+def convert(
+    source: Path,
+    output: Path,
+    format: str,
+    *,
+    architecture: str = "",
+    license: str = "",
+    part: str = "",
+    base: str = "",
+    push: str = "",
+    private: bool = False,
+    int8: bool = False,
+) -> str:
+    """Converts a checkpoint to another format.
+
+    Args:
+      source: the checkpoint, as for `load`.
+      output: the folder to write; it must be new or empty.
+      format: bertjax, huggingface, sentence-transformers, tf1, peft, stablehlo or onnx.
+      architecture: for huggingface, the transformers class; "" for the class that keeps most weights.
+      license: the license in the model card, such as apache-2.0.
+      part: a model that the run has trained beside its own, to write instead.
+      base: for peft, the name of the base on the hub, USER/NAME[@REVISION].
+      push: USER/NAME of a repository on the hub, to which the folder is pushed.
+      private: whether a new repository is private.
+      int8: for onnx, writes a model with 8-bit weights as well.
+
+    Returns:
+      A summary in one line.
+
+    Raises:
+      UserError: if the format cannot contain the model, if an option does not apply to the format, or if the push
+        fails.
+    """
+    if int8 and format != "onnx":
+        raise UserError("--int8: only for --format=onnx")
+    require_new_folder(output)  # before a model is read, which can take minutes
+    if format not in ("stablehlo", "onnx"):
+        from bertjax.interop import conversion
+
+        return conversion.convert(source, output, format, architecture, license, part, push, private, base)
+    options = dict(architecture=architecture, license=license, part=part, base=base, push=push, private=private)
+    if wrong := next((name for name, value in options.items() if value), None):
+        raise UserError(f"--{wrong}: not for --format={format}")
+    from bertjax.export import onnx, stablehlo
+
+    checkpoint = pretrained.read_with_tokenizer(source)
+    return onnx.write(output, checkpoint, int8) if format == "onnx" else stablehlo.write(output, checkpoint)
+
+
+def mine(
+    checkpoint: Path,
+    data: Path,
+    output: Path,
+    *,
+    corpus: Path | None = None,
+    form: str = "pairs",
+    texts: str = "anchor,positive",
+    negatives: int = 1,
+    first: int = 1,
+    last: int = 100,
+    margin: str = "-inf",
+    min_score: float = -np.inf,
+    max_score: float = np.inf,
+    seed: int | None = None,
+    dtype: str | None = None,
+) -> list[str]:
+    """Mines hard negatives with the embeddings of a checkpoint, and writes them to a table.
+
+    For each query, finds the nearest documents that are not relevant to the query. The table has the columns anchor,
+    positive, negative_1, ..., which the experiment `embed` trains on.
+
+    Args:
+      checkpoint: the checkpoint, as for `load`.
+      data: a file of queries and documents, or a folder with such a train file.
+      output: the .jsonl, .csv or .tsv file to write.
+      corpus: a file with more documents.
+      form: the form of the examples of `data`, as `config.data.form`.
+      texts: the columns of the texts of `data`, as `config.data.texts`.
+      negatives: the number of negatives of a query.
+      first: the rank of the first document that can be a negative; 1 is the nearest document.
+      last: the rank of the last document that can be a negative.
+      margin: the least difference of the cosines of the positive and of a negative, such as 0.1, or 5% of the positive.
+      min_score: the least cosine of a negative.
+      max_score: the largest cosine of a negative.
+      seed: the seed of a draw among the ranks; None takes the nearest documents.
+      dtype: the type to compute in, as for `load`.
+
+    Returns:
+      Lines with the numbers of dropped candidates and queries.
+
+    Raises:
+      UserError: for an invalid file or choice, or a checkpoint without embeddings.
+    """
+    from bertjax.embedding.hard_negatives import make_choice, mine_files
+
+    choice = make_choice(negatives, first, last, margin, min_score, max_score, seed)
+    corpus_path = None if corpus is None else os.fspath(corpus)
+    paths = (os.fspath(checkpoint), os.fspath(data), os.fspath(output))
+    _, _, lines = mine_files(*paths, choice, corpus_path, form, texts, dtype)
+    return lines
 
 
 def prepare(

@@ -132,6 +132,17 @@ def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):
         assert model.embed(texts, pool="cls", layers="last").shape == shape
 
 
+def test_a_saved_model_is_the_model(tmp_path):
+    model = bertjax.load(GOLDEN)
+    assert "-> huggingface: " in model.save(tmp_path / "saved")
+    saved = bertjax.load(tmp_path / "saved")
+    np.testing.assert_array_equal(saved.embed("the ship", pool="mean"), model.embed("the ship", pool="mean"))
+    with pytest.raises(UserError, match="exists and is not empty"):
+        model.save(tmp_path / "saved")
+    with pytest.raises(UserError, match="--int8: only for --format=onnx"):
+        bertjax.convert(GOLDEN, tmp_path / "other", "huggingface", int8=True)
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """(config, workdir) of each run that would be launched."""

@@ -44,34 +44,26 @@ group_flags("ONNX", _INT8)
 
 
 def main(arguments: list[str]) -> None:
+    """Converts the checkpoint, and prints a summary."""
+    from bertjax import library
     from bertjax.common.errors import UserError
-    from bertjax.common.files import require_new_folder
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; give a source, an output and --format=")
-
-    if _INT8.value and _FORMAT.value != "onnx":
-        raise UserError("--int8: only for --format=onnx")
-    require_new_folder(_OUTPUT.value)  # before a model is read, which can take minutes
-    if _FORMAT.value in ("stablehlo", "onnx"):
-        for flag in (_ARCHITECTURE, _LICENSE, _PART, _BASE, _PUSH, _PRIVATE):
-            if flag.value:
-                raise UserError(f"--{flag.name}: not for --format={_FORMAT.value}")
-        from bertjax.export import onnx, stablehlo
-        from bertjax.interop import pretrained
-
-        source = pretrained.read_with_tokenizer(_SOURCE.value)
-        if _FORMAT.value == "onnx":
-            print(onnx.write(_OUTPUT.value, source, _INT8.value), flush=True)
-        else:
-            print(stablehlo.write(_OUTPUT.value, source), flush=True)
-        return
-
-    from bertjax.interop import conversion
-
-    given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value, _PART.value)
-    print(conversion.convert(*given, _PUSH.value, _PRIVATE.value, _BASE.value), flush=True)
-    if _FORMAT.value != "peft":  # an adapter alone is not a model
+    summary = library.convert(
+        _SOURCE.value,
+        _OUTPUT.value,
+        _FORMAT.value,
+        architecture=_ARCHITECTURE.value,
+        license=_LICENSE.value,
+        part=_PART.value,
+        base=_BASE.value,
+        push=_PUSH.value,
+        private=_PRIVATE.value,
+        int8=_INT8.value,
+    )
+    print(summary, flush=True)
+    if _FORMAT.value not in ("peft", "stablehlo", "onnx"):  # These are no checkpoints that commands read.
         print_next(*uses_of(_OUTPUT.value))
 
 

@@ -64,27 +64,18 @@ def main(arguments: list[str]) -> None:
 
 
 def score_data() -> None:
-    from bertjax.common.errors import UserError
-    from bertjax.finetuning import run as finetuning_run
-    from bertjax.inference.abilities import REQUIREMENTS, require_ability
-    from bertjax.inference.task import ReadsLabelledFiles
-    from bertjax.interop import pretrained
+    """Scores the checkpoint on labelled data."""
+    from bertjax import library
+    from bertjax.finetuning.run import report
 
-    source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
-    task = require_ability(source, ReadsLabelledFiles)
-    if not source.settings.get("task") and not task.reading_flags:  # Only a run stores the form of its data.
-        raise UserError(f"{source.path}: {REQUIREMENTS[ReadsLabelledFiles]}")
-    given = {flag.name: flag.value for flag in _READING if flag.value is not None}
-    if wrong := next((flag for flag in given if flag not in task.reading_flags), None):
-        raise UserError(f"--{wrong}={given[wrong]}: is for checkpoints with vectors of texts; leave it out")
-    split = task.read_labelled(source, _DATA.value, **given)
-    if split.note:
-        print(split.note, file=sys.stderr, flush=True)
-    scores = finetuning_run.score(source, split)
+    description = {flag.name: flag.value for flag in _READING}
+    scores, note = library.evaluate(_CHECKPOINT.value, _DATA.value, _DTYPE.value, **description)
+    if note:
+        print(note, file=sys.stderr, flush=True)
     if _JSON.value:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:
-        print(finetuning_run.report(scores, _DATA.value), flush=True)
+        print(report(scores, _DATA.value), flush=True)
         print_next(*uses_of(_CHECKPOINT.value))
 
 

@@ -8,9 +8,7 @@ if it dropped most queries, or if a negative is nearer than the positive. --chec
 learnt vectors, or a folder of sentence-transformers.
 """
 
-import math
 import pathlib
-import sys
 
 from absl import flags
 
@@ -52,36 +50,28 @@ group_flags("Choice of negatives", _NEGATIVES, _FIRST, _LAST, _MARGIN, _MAX_SCOR
 
 @exit_on_signal()
 def main(arguments: list[str]) -> None:
+    """Mines hard negatives, and prints how many candidates and queries were dropped."""
     from bertjax.common.errors import UserError
-    from bertjax.common.progress import phase
-    from bertjax.data.corpus.tables import SUFFIXES
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --data= and --output=")
-    if not _OUTPUT.value.endswith(SUFFIXES):
-        raise UserError(f"--output={_OUTPUT.value}: must end in one of {', '.join(SUFFIXES)}")
-    choice = _choice()
 
-    from bertjax.embedding import datasets, mining, retrieval
-    from bertjax.embedding.head import similarity_of
-    from bertjax.inference.abilities import require_ability
-    from bertjax.inference.task import HasVectors
-    from bertjax.interop import pretrained
+    from bertjax.embedding.hard_negatives import make_choice, mine_files
 
-    keep_compiled()
-    more = retrieval.read_documents(_CORPUS.value) if _CORPUS.value else ()
-    search = retrieval.merged(datasets.read_training_search(_DATA.value, _FORM.value, _TEXTS.value), more)
-    source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
-    task = require_ability(source, HasVectors)
-    similarity = similarity_of(source.settings)
-    phase(
-        f"computing the vectors of {len(search.queries):,} queries and {len(search.documents):,} documents", sys.stderr
+    choice = make_choice(
+        _NEGATIVES.value,
+        _FIRST.value,
+        _LAST.value,
+        _MARGIN.value,
+        _MIN_SCORE.value,
+        _MAX_SCORE.value,
+        _SEED.value,
     )
-    vectors = task.embed_search(source, search)
-    phase("looking for the nearest documents", sys.stderr)
-    mined = mining.mine(search, *vectors, choice, similarity)
-    print("\n".join(mining.write(_OUTPUT.value, search, mined, choice, similarity)), flush=True)
-    if len(mined.rows) < len(search.queries) / 2:  # the warning has the remedy
+    keep_compiled()
+    paths = (_CHECKPOINT.value, _DATA.value, _OUTPUT.value)
+    search, mined, lines = mine_files(*paths, choice, _CORPUS.value, _FORM.value, _TEXTS.value, _DTYPE.value)
+    print("\n".join(lines), flush=True)
+    if len(mined.rows) < len(search.queries) / 2:  # The warning has the remedy.
         return
     columns = ",".join(["anchor", "positive", *(f"negative_{i}" for i in range(1, choice.negatives + 1))])
     data = [f"--config.data.path={_OUTPUT.value}", f"--config.data.texts={columns}"]
@@ -91,30 +81,6 @@ def main(arguments: list[str]) -> None:
         data += [f"--config.data.dev.path={dev}", f"--config.data.dev.texts={_TEXTS.value}"]
     data.append("--workdir=runs/mined")
     print_next(command("train", "--config=embed", f"--config.init_checkpoint={_CHECKPOINT.value}", *data))
-
-
-def _choice():
-    """Returns the `mining.Choice` of the flags. Raises `UserError` if no document could be chosen."""
-    from bertjax.common.errors import UserError
-    from bertjax.embedding.mining import Choice
-
-    first, last, negatives = _FIRST.value, _LAST.value, _NEGATIVES.value
-    if first > last:
-        raise UserError(f"--first={first}: must not be above --last={last}")
-    if negatives > (holds := last - first + 1):
-        raise UserError(f"--negatives={negatives}: ranks {first} to {last} hold {holds}; set --last")
-    least, most = _MIN_SCORE.value, _MAX_SCORE.value
-    if least > most:
-        raise UserError(f"--min_score={least}: must not be above --max_score={most}")
-    margin, is_share = _MARGIN.value, _MARGIN.value.endswith("%")
-    try:
-        margin = float(margin.removesuffix("%")) / (100 if is_share else 1)
-    except ValueError:
-        raise UserError(f"--margin={margin}: write a number, such as 0.1, or a share, such as 5%") from None
-    for name, value in (("margin", margin), ("min_score", least), ("max_score", most)):
-        if math.isnan(value):
-            raise UserError(f"--{name}={value}: write a number")
-    return Choice(negatives, first, last, margin, is_share, least, most, _SEED.value)
 
 
 if __name__ == "__main__":

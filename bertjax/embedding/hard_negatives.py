@@ -1,0 +1,88 @@
+"""Mines hard negatives from files with the embeddings of a checkpoint."""
+
+import math
+import sys
+
+from bertjax.common.errors import UserError
+from bertjax.common.progress import phase
+from bertjax.data.corpus.tables import SUFFIXES
+from bertjax.embedding import datasets, mining, retrieval
+from bertjax.embedding.head import similarity_of
+from bertjax.embedding.mining import Choice, Mined
+from bertjax.embedding.retrieval import Search
+from bertjax.inference.abilities import require_ability
+from bertjax.inference.task import HasVectors
+from bertjax.interop import pretrained
+
+
+def make_choice(
+    negatives: int, first: int, last: int, margin: str, min_score: float, max_score: float, seed: int | None
+) -> Choice:
+    """Returns the choice of negatives, see `Choice`. Raises `UserError` if the choice excludes all documents.
+
+    Args:
+      negatives: the number of negatives of a query.
+      first: the rank of the first document that can be a negative; 1 is the nearest document.
+      last: the rank of the last document that can be a negative.
+      margin: the least difference of the cosines of the positive and of a negative, such as 0.1 or 5%.
+      min_score: the least cosine of a negative.
+      max_score: the largest cosine of a negative.
+      seed: the seed of a draw among the ranks; None takes the nearest documents.
+    """
+    if first > last:
+        raise UserError(f"--first={first}: must not be above --last={last}")
+    if negatives > (count := last - first + 1):
+        raise UserError(f"--negatives={negatives}: ranks {first} to {last} hold {count}; set --last")
+    if min_score > max_score:
+        raise UserError(f"--min_score={min_score}: must not be above --max_score={max_score}")
+    is_share = margin.endswith("%")
+    try:
+        value = float(margin.removesuffix("%")) / (100 if is_share else 1)
+    except ValueError:
+        raise UserError(f"--margin={margin}: write a number, such as 0.1, or a share, such as 5%") from None
+    for name, number in (("margin", value), ("min_score", min_score), ("max_score", max_score)):
+        if math.isnan(number):
+            raise UserError(f"--{name}={number}: write a number")
+    return Choice(negatives, first, last, value, is_share, min_score, max_score, seed)
+
+
+def mine_files(
+    checkpoint: str,
+    data: str,
+    output: str,
+    choice: Choice,
+    corpus: str | None = None,
+    form: str = "pairs",
+    texts: str = "anchor,positive",
+    dtype: str | None = None,
+) -> tuple[Search, Mined, list[str]]:
+    """Mines hard negatives, and writes a table with the columns anchor, positive, negative_1, ...
+
+    Args:
+      checkpoint: the checkpoint.
+      data: a file of queries and documents, or a folder with such a train file.
+      output: the .jsonl, .csv or .tsv file to write.
+      choice: the choice of negatives.
+      corpus: a file with more documents.
+      form: the form of the examples of `data`, as `config.data.form`.
+      texts: the columns of the texts of `data`, as `config.data.texts`.
+      dtype: the type to compute in.
+
+    Returns:
+      The queries and documents, the mined rows, and lines to print.
+
+    Raises:
+      UserError: for an invalid file, or a checkpoint without embeddings.
+    """
+    if not output.endswith(SUFFIXES):
+        raise UserError(f"--output={output}: must end in one of {', '.join(SUFFIXES)}")
+    more = retrieval.read_documents(corpus) if corpus else ()
+    search = retrieval.merged(datasets.read_training_search(data, form, texts), more)
+    source = pretrained.read_with_tokenizer(checkpoint, dtype)
+    task, similarity = require_ability(source, HasVectors), similarity_of(source.settings)
+    counts = f"{len(search.queries):,} queries and {len(search.documents):,} documents"
+    phase(f"computing the vectors of {counts}", sys.stderr)
+    queries, documents = task.embed_search(source, search)
+    phase("looking for the nearest documents", sys.stderr)
+    mined = mining.mine(search, queries, documents, choice, similarity)
+    return search, mined, list(mining.write(output, search, mined, choice, similarity))

@@ -1,0 +1,34 @@
+"""Scores a checkpoint on a labelled file, without training."""
+
+from typing import Any
+
+from bertjax.common.errors import UserError
+from bertjax.finetuning.run import score
+from bertjax.inference.abilities import REQUIREMENTS, require_ability
+from bertjax.inference.task import ReadsLabelledFiles
+from bertjax.interop.pretrained import Pretrained
+from bertjax.training.scores import Scores
+
+
+def score_file(source: Pretrained, path: str, **flags: Any) -> tuple[Scores, str]:
+    """Scores a checkpoint on a labelled file like the dev set of the run.
+
+    Args:
+      source: the checkpoint.
+      path: the file, or a folder for embeddings.
+      **flags: the description of the file, see `ReadsLabelledFiles.reading_flags`; None for unset flags.
+
+    Returns:
+      The scores, and lines about the examples.
+
+    Raises:
+      UserError: if the checkpoint does not determine how the file is read, or if the file is invalid.
+    """
+    task = require_ability(source, ReadsLabelledFiles)
+    if not source.settings.get("task") and not task.reading_flags:  # Only a run stores the form of its data.
+        raise UserError(f"{source.path}: {REQUIREMENTS[ReadsLabelledFiles]}")
+    given = {name: value for name, value in flags.items() if value is not None}
+    if wrong := next((name for name in given if name not in task.reading_flags), None):
+        raise UserError(f"--{wrong}={given[wrong]}: is for checkpoints with vectors of texts; leave it out")
+    split = task.read_labelled(source, path, **given)
+    return score(source, split), split.note
