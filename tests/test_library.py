@@ -178,7 +178,7 @@ def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
     (("quickstart", "w", {"task": "squad"}), "task = 'squad': an experiment is for one task"),
     (("quickstart", "w", {}, ["print"]), "hooks[0] = 'print': must be an instance of bertjax.training.hooks.Hook"),
     (("quickstart", "w", {"hooks": ("h,",)}), "config.hooks = 'h': the registered hooks are none; call "),
-    (("classify",), "config.data.path = '': say where the data is"),
+    (("classify",), "config.data.path = '': name the data"),
     ((experiments.load("quickstart"),), "workdir: name the folder of the run"),
 ])  # fmt: skip
 def test_mistakes_in_a_config_are_told_before_anything_runs(launched, arguments, message):

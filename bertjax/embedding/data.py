@@ -21,7 +21,7 @@ from bertjax.finetuning.contamination import seen_in_training
 from bertjax.finetuning.table_summary import TableSummary
 from bertjax.inference import predictor
 from bertjax.inference.task import HasTeacherTargets, TaskData
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.text.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ class EmbeddingData(TaskData, HasTeacherTargets):
       text_sets: each training set, and the name of its form; empty without a teacher, because a set holds all texts.
     """
 
-    config: ConfigDict | None = None
+    config: ConfigDict = dataclasses.field(default_factory=ConfigDict)
     text_sets: Sequence[tuple[TextSet, str]] = ()
 
     def teacher_targets(self, teacher: Pretrained) -> list[np.ndarray]:
@@ -54,20 +54,21 @@ class EmbeddingData(TaskData, HasTeacherTargets):
         if teacher.architecture != ARCHITECTURE:
             head = teacher.architecture or "no output layer"
             raise UserError(
-                f"{field}has no vectors of texts ({head}); choose a run of embed, or a sentence-transformers folder"
+                f"{field}computes no embeddings ({head}); choose a run of embed, or a sentence-transformers folder"
             )
         if (similarity := similarity_of(teacher.settings)) != "cosine":
             raise UserError(
                 f"{field}{SETTINGS}: similarity_fn_name {similarity!r} is not supported in a teacher; {TO_COSINES}"
             )
-        prompts, targets = prompts_of(teacher.settings), []
+        prompts, tokenizer = prompts_of(teacher.settings), tokenizer_of(teacher)
+        targets: list[np.ndarray] = []
         for text_set, form in self.text_sets:
-            encoded = datasets.encode(text_set, form, prompts, teacher.tokenizer, teacher.max_seq_length)
+            encoded = datasets.encode(text_set, form, prompts, tokenizer, teacher.max_seq_length)
             embeddings = np.stack(predictor.predict(EmbeddingHead(), teacher, encoded.examples))
             student_width = width_of(self.config.head, self.config.model)
             if distill.what == "vectors" and (width := embeddings.shape[-1]) != student_width:
                 raise UserError(
-                    f"{field}its vectors have {width} numbers, those of this model {student_width}; set "
+                    f"{field}its vectors have {width} numbers, but this model computes {student_width}; set "
                     f"head.dense={width}, or distill.what=scores"
                 )
             for numbers in np.array_split(encoded.numbers, len(encoded.numbers) // TEACHER_EXAMPLES + 1):
@@ -92,7 +93,9 @@ def load(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
             held_out, note = held_out_texts(data, text_set)
             notes.append(note)
             text_set = datasets.part(text_set, held_out, is_inside=False)
-        source.require(len(text_set.texts) > 1, "path", "one example in it; it is compared with others: at least 2")
+        source.require(
+            len(text_set.texts) > 1, "path", "has one example, expected at least 2, because the loss compares examples"
+        )
         encoded = datasets.encode(text_set, source.form, *encoding)
         examples.append(WeightedExamples(datasets.training_examples(encoded, text_set.labels), source.weight))
         text_sets.append((text_set, source.form))
@@ -135,7 +138,7 @@ def held_out_texts(data: ConfigDict, text_set: TextSet) -> tuple[frozenset[str],
     unit, value_type = "queries" if data.form in WITH_QUERIES else "texts", FORMS[data.form].value_type
     labels: dict[str, set] = {}  # the labels of the examples of each first text; scores are no labels
     has_labels = value_type is np.int32
-    values = text_set.values.tolist() if has_labels else itertools.repeat(None)
+    values = text_set.values.tolist() if text_set.values is not None and has_labels else itertools.repeat(None)
     for (first, *_), value in zip(text_set.texts, values):
         labels.setdefault(first, set()).add(value)
     firsts = list(labels)
@@ -148,7 +151,7 @@ def held_out_texts(data: ConfigDict, text_set: TextSet) -> tuple[frozenset[str],
     if dev.values is not None and (dev.values == dev.values[0]).all():
         raise UserError(
             f"config.data.path = {data.path!r}: all {len(dev.texts)} held-out examples have {data.label} = "
-            f"{dev.values[0]:g}, by which nothing can be judged; name a dev set with config.data.dev.path"
+            f"{dev.values[0]:g}, which allow no evaluation; name a dev set with config.data.dev.path"
         )
     line = holdout.describe(len(chosen), len(firsts), data, unit, data.label if has_labels else "")
     return held_out, f"{line}, with {len(text_set.texts) - len(dev.texts):,} and {len(dev.texts):,} examples"
@@ -175,9 +178,10 @@ def describe(
     name: str, texts: TextSet | Search, encoded: EncodedTexts, tokenizer: Tokenizer, max_seq_length: int
 ) -> list[str]:
     """Returns the lines to print about a set."""
-    if isinstance(texts, Search):
-        used, fields = len(texts.queries), dict(rows="queries")
-    else:
-        used, fields = len(texts.texts), dict(skipped=texts.skipped)
-    summary = TableSummary(name, used, encoded.examples, tokenizer, texts="texts", lost=encoded.lost, **fields)
+    rows, used, skipped = (
+        ("queries", len(texts.queries), {})
+        if isinstance(texts, Search)
+        else ("examples", len(texts.texts), texts.skipped)
+    )
+    summary = TableSummary(name, used, encoded.examples, tokenizer, rows, "texts", skipped, lost=encoded.lost)
     return [f"{texts.describe(name)}: {len(encoded.examples)} texts", *summary.lines(max_seq_length)]

@@ -155,6 +155,8 @@ def make_split(
     arguments = (encoded.examples, encoded.numbers, widths, similarity)
     if isinstance(texts, Search):
         return Retrieval(*arguments, search=texts)
+    if texts.values is None:
+        raise ValueError("the set has neither queries, nor scores or labels; see `forms.JUDGES`")
     if texts.values.dtype.kind == "f":
         return ScoredTexts(*arguments, scores=texts.values)
     return LabelledTexts(*arguments, labels=texts.values, thresholds=thresholds)

@@ -200,7 +200,7 @@ JUDGES = tuple(name for name in FORMS if name != "sentences")  # forms that embe
 
 def _check_values(path: epath.Path, label: str, values: np.ndarray, name: str) -> None:
     if (values == values[0]).all():
-        raise UserError(f"{path}: all {name}, in column {label!r}, are {values[0]:g}: nothing can be learnt or judged")
+        raise UserError(f"{path}: all {name}, in column {label!r}, are {values[0]:g}; use data with different values")
 
 
 def _texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:

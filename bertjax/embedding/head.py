@@ -19,7 +19,7 @@ from bertjax.finetuning.encoding import encode_pairs
 from bertjax.inference.heads import Head
 from bertjax.inference.losses import LabelLoss
 from bertjax.inference.vectors import TextEmbedder
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.interop.sentence_transformers import ARCHITECTURE, PACKAGE
 from bertjax.models.heads import SentenceEncoder, model_flops
 
@@ -63,7 +63,8 @@ class PromptedEmbedder(TextEmbedder):
         full_width = width_of(source.head, source.config)
         if width > full_width:
             raise UserError(f"--width={width}: the vectors of {source.path} have {full_width} numbers")
-        self._prompt = prompts_of(source.settings).get(prompt, prompt)
+        prompts = prompts_of(source.settings)
+        self._prompt = prompts[ANY] if prompt is None else prompts.get(prompt, prompt)
         self._width, self._is_shortened = width or full_width, width not in (0, full_width)
 
     @property
@@ -74,7 +75,7 @@ class PromptedEmbedder(TextEmbedder):
     def encode(self, texts: list[str]) -> tuple[list[np.ndarray], list[np.ndarray], list[int]]:
         """Encodes texts after the prompt."""
         prompted = [self._prompt + text for text in texts]
-        return encode_pairs(self.source.tokenizer, prompted, None, self.source.max_seq_length)
+        return encode_pairs(tokenizer_of(self.source), prompted, None, self.source.max_seq_length)
 
     def finish(self, embeddings: np.ndarray) -> np.ndarray:
         """Shortens embeddings to `width`."""

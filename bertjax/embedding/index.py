@@ -33,11 +33,11 @@ from bertjax.inference.task import HasVectors
 from bertjax.inference.vectors import PooledStatesEmbedder, TextEmbedder
 from bertjax.interop.pretrained import Pretrained
 
-FORMAT = 1  # of the folder
+FORMAT = 1  # the version of the layout of the folder
 DESCRIPTION, DOCUMENTS, EMBEDDINGS = "index.json", "documents.arrow", "embeddings.npy"
 POOLS = ("mean", "cls", "last")
 CORPUS_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
-BATCH = 1024  # documents of a record batch of the .arrow
+BATCH = 1024  # documents in a record batch of the .arrow
 SCHEMA = pyarrow.schema({"text": pyarrow.large_string(), "id": pyarrow.large_string()})
 NEW = "name a new folder for a new index"
 
@@ -109,15 +109,14 @@ class Encoders:
             embedder = PooledStatesEmbedder(source, "last", pool)
             return cls(embedder, embedder, "cosine")
         task = None
-        with contextlib.suppress(UserError):  # a task that is not registered here
+        with contextlib.suppress(UserError):  # The task is not registered in this process.
             task = find_ability(source, HasVectors)
         if task is None:
             raise UserError(
                 f"{source.path}: was not trained for embeddings; choose a run of embed or a sentence-transformers "
                 f"folder, or pool hidden states with pool=mean"
             )
-        embedders = (task.embedder(source, prompt) for prompt in (QUERY, DOCUMENT))
-        return cls(*embedders, similarity_of(source.settings))
+        return cls(task.embedder(source, QUERY), task.embedder(source, DOCUMENT), similarity_of(source.settings))
 
 
 class SearchIndex:
@@ -144,12 +143,8 @@ class SearchIndex:
         Raises:
           UserError: the embeddings do not belong to the documents.
         """
-        self.folder, self.similarity, self._encoders, self._temporary = (
-            folder,
-            description.similarity,
-            encoders,
-            temporary,
-        )
+        self.folder, self.similarity = folder, description.similarity
+        self._encoders, self._temporary = encoders, temporary
         self._documents = _open_documents(folder)
         path, rows = f"{folder}/{EMBEDDINGS}", description.documents
         remedy = "delete the file, and it is computed again"
@@ -209,7 +204,7 @@ class SearchIndex:
         Args:
           model: the checkpoint that the index was built with.
           folder: the folder that `build` has written.
-          pool: as in `build`; "" for the one of the index.
+          pool: as in `build`; "" for the pool of the index.
 
         Raises:
           UserError: the folder has no index, or an index of another checkpoint.
@@ -308,7 +303,7 @@ def _listed(documents: epath.PathLike | Iterable[str | tuple[str, str]]) -> Iter
 
 
 def _require_no_files(folder: epath.Path) -> None:
-    """Raises `UserError` if a folder without an index has other files than an unfinished index leaves."""
+    """Raises `UserError` if a folder without an index has files that do not belong to an unfinished index."""
     names = sorted(path.name for path in folder.iterdir())
     if other_files := [name for name in names if name != lock.FILE and not name.startswith(DOCUMENTS)]:
         raise UserError(f"index = {folder}: has no {DESCRIPTION}, but other files such as {other_files[0]}; {NEW}")
@@ -318,7 +313,7 @@ def _check_checkpoint(folder: epath.Path, description: IndexDescription, encoder
     """Raises `UserError` unless the embeddings of an index equal the embeddings by the encoders."""
     stored = {**description.vectors, "similarity": description.similarity}
     actual = {**encoders.documents.identity(), "similarity": encoders.similarity}
-    # Without the head, the hash of a checkpoint is another one: `pool` comes first.
+    # `pool` comes first, because with `pool` the hash of the checkpoint does not include the head.
     name = next((x for x in ("pool", *stored) if stored.get(x) != actual.get(x)), "")
     if name == "checkpoint":
         path = encoders.documents.source.path
@@ -337,7 +332,8 @@ def _check_documents(
     """Raises `UserError` unless an index has these documents."""
     digest, count = hashlib.sha256(), 0
     for document in _listed(documents):
-        _add(digest, document)
+        for part in document:
+            vectors.add_text(digest, part)
         count += 1
     if digest.hexdigest() != description.digest:
         shown = documents if isinstance(documents, str | os.PathLike) else "the documents"
@@ -353,17 +349,11 @@ def _write_documents(path: epath.Path, documents: Iterator[Document]) -> tuple[i
     with replacing(path) as partial, pyarrow.OSFile(str(partial), "wb") as file:
         with pyarrow.ipc.new_file(file, SCHEMA) as writer:
             while rows := list(itertools.islice(documents, BATCH)):
-                for document in rows:
-                    _add(digest, document)
+                for part in itertools.chain.from_iterable(rows):
+                    vectors.add_text(digest, part)
                 count += len(rows)
                 writer.write_batch(pyarrow.RecordBatch.from_pydict(dict(zip(SCHEMA.names, zip(*rows))), SCHEMA))
     return count, digest.hexdigest()
-
-
-def _add(digest: "hashlib._Hash", document: Document) -> None:
-    for part in document:
-        content = part.encode()
-        digest.update(b"%d " % len(content) + content)
 
 
 def _open_documents(folder: epath.PathLike) -> pyarrow.ipc.RecordBatchFileReader:

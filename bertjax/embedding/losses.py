@@ -6,6 +6,8 @@ A loss therefore runs with the axis `mesh.GROUPS`, and gathers the rows of other
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -68,8 +70,9 @@ class InBatchNegatives:
     temperature: float
     symmetric: bool
 
-    def __call__(self, vectors: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
-        local, shape = _local_examples(vectors, batch), batch["weights"].shape
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the losses, and whether the positive has the highest cosine; `logits` are embeddings."""
+        local, shape = _local_examples(logits, batch), batch["weights"].shape
         gathered, places = _gather(local), _places(local)
         is_other = jnp.arange(len(gathered.is_there)) != places[:, None]
         same_query, same_positive = (local.labels[:, i, None] == gathered.labels[:, i] for i in range(2))
@@ -108,8 +111,9 @@ class Ranking:
 
     temperature: float
 
-    def __call__(self, vectors: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
-        local, shape = _local_examples(vectors, batch), batch["weights"].shape
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the loss, and the share of correct comparisons, for each example; `logits` are embeddings."""
+        local, shape = _local_examples(logits, batch), batch["weights"].shape
         cosines = _cosines(local.vectors)[:, 0] / self.temperature
         all_cosines, scores, is_there = _gather((cosines, local.labels, local.is_there))
         counts = (local.labels[:, None] < scores) & local.is_there[:, None] & is_there
@@ -130,8 +134,9 @@ class Contrastive:
 
     margin: float
 
-    def __call__(self, vectors: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
-        local, shape = _local_examples(vectors, batch), batch["weights"].shape
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the losses, and whether half of the margin separates the labels; `logits` are embeddings."""
+        local, shape = _local_examples(logits, batch), batch["weights"].shape
         distances, is_same = 1 - _cosines(local.vectors)[:, 0], local.labels == 1
         losses = jnp.square(jnp.where(is_same, distances, jax.nn.relu(self.margin - distances))) / 2
         return losses.reshape(shape), ((distances < self.margin / 2) == is_same).reshape(shape)
@@ -163,27 +168,28 @@ class ByForm:
     of_score: LabelLoss
     of_label: LabelLoss
 
-    def __call__(self, vectors: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the result of the loss for the form of the examples; `logits` are embeddings."""
         labels = batch["labels"]
         if labels.ndim > batch["weights"].ndim:
-            return self.of_texts(vectors, batch)
-        return (self.of_score if jnp.issubdtype(labels.dtype, jnp.floating) else self.of_label)(vectors, batch)
+            return self.of_texts(logits, batch)
+        return (self.of_score if jnp.issubdtype(labels.dtype, jnp.floating) else self.of_label)(logits, batch)
 
     @staticmethod
-    def divergence(vectors: jax.Array, targets: jax.Array, temperature: float) -> jax.Array:
+    def divergence(logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
         """Returns the distance of the embeddings of each example from the targets of a teacher.
 
         Args:
-          vectors: the embeddings, `[..., texts, width]`.
-          targets: the teacher's embeddings, `[..., texts, width]`, for the mean of 1 - cosine, which is half the
-            squared distance of normalized embeddings; or the teacher's scores, `[..., texts - 1]`, for the mean squared
-            error, MarginMSE (Hofstätter et al. 2020).
+          logits: the embeddings, `[..., texts, width]`.
+          teacher_logits: the embeddings of the teacher, `[..., texts, width]`, for the mean of 1 - cosine, which is
+            half the squared distance of normalized embeddings; or the scores of the teacher, `[..., texts - 1]`, for
+            the mean squared error, MarginMSE (Hofstätter et al. 2020).
           temperature: has no effect on these targets.
         """
         del temperature
-        if targets.ndim == vectors.ndim:
-            return 1 - (l2_normalize(vectors) * l2_normalize(targets)).sum(-1).mean(-1)
-        return jnp.square(scores_of(vectors) - targets).mean(-1)
+        if teacher_logits.ndim == logits.ndim:
+            return 1 - (l2_normalize(logits) * l2_normalize(teacher_logits)).sum(-1).mean(-1)
+        return jnp.square(scores_of(logits) - teacher_logits).mean(-1)
 
 
 def scores_of(vectors: jax.Array) -> jax.Array:
@@ -207,17 +213,21 @@ class Matryoshka:
     loss: ByForm
     widths: tuple[int, ...]
 
-    def __call__(self, vectors: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
-        results = [self.loss(vectors[..., :width], batch) for width in self._all_widths(vectors)]
-        return sum(losses for losses, _ in results), results[0][1]
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the sum of the losses, and whether each example is correct; `logits` are embeddings."""
+        results = [self.loss(logits[..., :width], batch) for width in self._all_widths(logits)]
+        return functools.reduce(operator.add, (losses for losses, _ in results)), results[0][1]
 
-    def divergence(self, vectors: jax.Array, targets: jax.Array, temperature: float) -> jax.Array:
+    def divergence(self, logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
         """Returns the sum of the divergences; embeddings of a teacher are shortened, too."""
-        has_vectors = targets.ndim == vectors.ndim
-        return sum(
-            self.loss.divergence(vectors[..., :width], targets[..., :width] if has_vectors else targets, temperature)
-            for width in self._all_widths(vectors)
+        has_vectors = teacher_logits.ndim == logits.ndim
+        divergences = (
+            self.loss.divergence(
+                logits[..., :width], teacher_logits[..., :width] if has_vectors else teacher_logits, temperature
+            )
+            for width in self._all_widths(logits)
         )
+        return functools.reduce(operator.add, divergences)
 
     def _all_widths(self, vectors: jax.Array) -> list[int]:
         return sorted({vectors.shape[-1], *self.widths}, reverse=True)

@@ -1,4 +1,4 @@
-"""Hard negatives: documents that are near a query and are not relevant to it, to learn vectors from."""
+"""Hard negatives for the training of embeddings: documents that are similar but not relevant to a query."""
 
 import dataclasses
 import io
@@ -17,7 +17,7 @@ from bertjax.embedding.neighbors import nearest
 from bertjax.embedding.retrieval import Search
 from bertjax.finetuning.metrics import comparable
 
-REMEDIES = {  # by the reason for which a document is no negative
+REMEDIES = {  # {reason to reject a candidate: fix}
     "nearer than the margin allows": "lower --margin, or raise --last",
     "above the highest cosine": "raise --max_score or --last",
     "below the lowest cosine": "lower --min_score",
@@ -28,15 +28,17 @@ MORE_DOCUMENTS = "name more documents with --corpus, or lower --negatives or --f
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Which documents become the negatives of a query.
+    """The rules that choose the negatives of a query among the candidates, the documents that are not relevant.
 
-    Args:
-      negatives: how many.
-      first, last: the ranks that they may have, from 1, among the documents that are not relevant to it.
-      margin: how far their cosines must at least be below that of each document that is relevant to it.
-      is_share: whether `margin` is a share of that cosine.
-      least, most: the cosines that they may have.
-      seed: decides the draw among those that are left; None: the nearest ones are taken.
+    Attributes:
+      negatives: the number of negatives.
+      first: the lowest allowed rank of a candidate, from 1.
+      last: the highest allowed rank.
+      margin: the minimum difference between the cosine of each relevant document and the cosine of a negative.
+      is_share: whether `margin` is a share of the cosine of the relevant document.
+      least: the lowest allowed cosine of a negative.
+      most: the highest allowed cosine.
+      seed: the seed of a random choice among the allowed candidates; None chooses the nearest candidates.
     """
 
     negatives: int = 1
@@ -53,52 +55,60 @@ class Mined(NamedTuple):
     """The negatives of a search.
 
     Attributes:
-      rows: (the number of a query, those of its negatives, the nearest one first) of each query that has enough.
-      candidates: how many documents have one of the ranks.
-      dropped: how many of these cannot be taken, by reason.
-      cosines: the mean cosines of the queries to their relevant documents, and to their negatives; NaN: there are none.
-      reasons: as `dropped`, of the queries that have too few negatives.
-      inverted: how many queries have a negative that is nearer than a relevant document.
+      rows: (number of the query, numbers of the negatives, the nearest first) of each query with enough negatives.
+      candidates: the number of candidates with an allowed rank, of all queries.
+      dropped: the number of rejected candidates by reason.
+      cosines: the mean cosine of the relevant documents, and of the negatives; NaN without negatives.
+      reasons: the number of rejected candidates by reason, of the queries with too few negatives.
+      inverted: the number of queries with a negative that is nearer than a relevant document.
     """
 
     rows: list[tuple[int, list[int]]]
     candidates: int
-    dropped: Counter
+    dropped: Counter[str]
     cosines: tuple[float, float]
-    reasons: Counter
+    reasons: Counter[str]
     inverted: int
 
 
 def mine(
     search: Search, queries: np.ndarray, documents: np.ndarray, choice: Choice, similarity: str = "cosine"
 ) -> Mined:
-    """Finds negatives for the queries of a search, each text of which occurs once, with the vectors that are given.
+    """Returns hard negatives for queries. A document with the text or the id of a query is not a candidate.
 
-    A document with the text or the id of the query is never one. With the `similarity` dot, all cosines are dot
-    products.
+    Args:
+      search: the queries and documents; each text occurs once.
+      queries: the embeddings of the queries, `[queries, width]`.
+      documents: the embeddings of the documents, `[documents, width]`.
+      choice: the rules.
+      similarity: "cosine", or "dot" to use dot products in place of all cosines.
     """
-    relevant = [set(found) for found in search.relevant]
+    relevant = [set(grades) for grades in search.relevant]
     numbers = {document: number for number, document in enumerate(search.documents)}
     identical = search.identical or [-1] * len(search.queries)
     same = ({numbers.get(query, -1), number} - {-1} for query, number in zip(search.queries, identical))
-    not_it = [each | more for each, more in zip(relevant, same)]
-    most = max(map(len, not_it))
+    excluded = [numbers_of_query | more for numbers_of_query, more in zip(relevant, same)]
+    retrieved = choice.last + max(map(len, excluded))
     with Bar("comparing", [len(queries) * len(documents)], " pairs") as bar:
-        found = nearest(queries, documents, choice.last + most, similarity, bar)
-    rows, candidates_of_all, dropped, near, far = [], 0, Counter(), [], []
-    reasons, inverted = Counter(), 0
-    for query, (found_numbers, cosines) in enumerate(zip(*found)):
-        is_other = [number not in not_it[query] for number in found_numbers.tolist()]
+        neighbours = nearest(queries, documents, retrieved, similarity, bar)
+    rows, candidate_count, inverted = [], 0, 0
+    positive_means: list[float] = []
+    negative_means: list[float] = []
+    dropped: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for query, (candidates, cosines) in enumerate(zip(*neighbours)):
+        is_candidate = [number not in excluded[query] for number in candidates.tolist()]
         ranks = slice(choice.first - 1, choice.last)
-        candidates, cosines = found_numbers[is_other][ranks], cosines[is_other][ranks]
-        own = comparable(documents[list(relevant[query])], similarity) @ comparable(queries[query], similarity)
+        candidates, cosines = candidates[is_candidate][ranks], cosines[is_candidate][ranks]
+        positives = comparable(documents[list(relevant[query])], similarity) @ comparable(queries[query], similarity)
         limits = {
-            MARGIN: cosines <= _limit(own.min(), choice),
+            MARGIN: cosines <= _limit(positives.min(), choice),
             MOST: cosines <= choice.most,
             LEAST: cosines >= choice.least,
         }
-        candidates_of_all += len(candidates)
-        is_left, dropped_here = np.ones(len(candidates), bool), Counter()
+        candidate_count += len(candidates)
+        is_left = np.ones(len(candidates), bool)
+        dropped_here: Counter[str] = Counter()
         for reason, fits in limits.items():
             dropped_here[reason] = int((is_left & ~fits).sum())
             is_left &= fits
@@ -112,23 +122,39 @@ def mine(
             places = np.sort(random.choice(places, choice.negatives, replace=False))
         places = places[: choice.negatives]
         rows.append((query, candidates[places].tolist()))
-        near.append(own.mean())
-        far.append(cosines[places].mean())
-        inverted += bool(cosines[places].max() > own.min())
-    means = tuple(float(np.mean(side)) if side else float("nan") for side in (near, far))
-    return Mined(rows, candidates_of_all, dropped, means, reasons, inverted)
+        positive_means.append(positives.mean())
+        negative_means.append(cosines[places].mean())
+        inverted += bool(cosines[places].max() > positives.min())
+    means = _mean(positive_means), _mean(negative_means)
+    return Mined(rows, candidate_count, dropped, means, reasons, inverted)
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
 
 
 def _limit(positive: float, choice: Choice) -> float:
-    """Returns the highest cosine of a negative where that of the least near relevant document is `positive`."""
+    """Returns the highest cosine of a negative; `positive` is the lowest cosine of a relevant document."""
     return positive - choice.margin * (abs(positive) if choice.is_share else 1)
 
 
 def write(
     path: epath.PathLike, search: Search, mined: Mined, choice: Choice, similarity: str = "cosine"
 ) -> Iterator[str]:
-    """Writes a table with the columns anchor, positive, negative_1, ...: a row for each document that is relevant to a
-    query. Yields lines to print. Raises `UserError` if there is no row.
+    """Writes a table with the columns anchor, positive, negative_1, ..., with a row for each relevant document.
+
+    Args:
+      path: the file.
+      search: the queries and documents.
+      mined: the result of `mine`.
+      choice: the rules of `mine`.
+      similarity: "cosine" or "dot".
+
+    Yields:
+      Lines to print.
+
+    Raises:
+      UserError: if no query has enough negatives.
     """
     path, queries, count = epath.Path(path), len(search.queries), 0
     noun = "cosine" if similarity == "cosine" else "dot product"
@@ -148,9 +174,9 @@ def write(
     yield looked_at
     if fewer := queries - len(mined.rows):
         dropped = f"queries were dropped: they have fewer than {choice.negatives} negatives"
-        why = f"most of their dropped candidates were {named[reason]}" if reason else "there are too few documents"
+        cause = f"most of their dropped candidates were {named[reason]}" if reason else "there are too few documents"
         is_most = fewer > queries / 2
-        yield f"warning: {fewer} of {queries} {dropped}, since {why}; {remedy}" if is_most else f"{fewer} {dropped}"
+        yield f"warning: {fewer} of {queries} {dropped}, since {cause}; {remedy}" if is_most else f"{fewer} {dropped}"
     if mined.inverted:
         yield (
             f"warning: {mined.inverted} of {len(mined.rows)} queries have a negative that is nearer than their "

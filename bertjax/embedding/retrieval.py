@@ -1,7 +1,7 @@
 """Data sets of retrieval: queries, documents and relevance judgements, for evaluation and for hard negatives.
 
-BEIR's layout (Thakur et al. 2021) is a folder with corpus.jsonl (_id, title, text), queries.jsonl (_id, text), and
-qrels/PART.tsv, whose lines (query-id, corpus-id, score) say which documents are relevant to a query.
+The layout of BEIR (Thakur et al. 2021) is a folder with corpus.jsonl (_id, title, text), queries.jsonl (_id, text), and
+qrels/PART.tsv (query-id, corpus-id, score), whose lines are relevance judgements.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +21,11 @@ class Search(NamedTuple):
     """Queries and documents.
 
     Attributes:
-      relevant: for each query, {the number of a document that is relevant to it: how much, above 0}, one at least.
-      identical: for each query, the number of the document with the same id, or -1; () where there are no ids.
-      ignores_identical_ids: whether no query finds the document with its id.
+      queries: the queries.
+      documents: the documents.
+      relevant: for each query, {number of a relevant document: grade above 0}, at least one.
+      identical: for each query, the number of the document with the same id, or -1; () without ids.
+      ignores_identical_ids: whether a query never finds the document with the same id.
     """
 
     queries: Sequence[str]
@@ -34,12 +36,13 @@ class Search(NamedTuple):
 
     @property
     def texts(self) -> list[tuple[str, str]]:
-        """Each query with each document that is relevant to it."""
+        """Each pair of a query and a relevant document."""
         return [
-            (query, self.documents[number]) for query, found in zip(self.queries, self.relevant) for number in found
+            (query, self.documents[number]) for query, grades in zip(self.queries, self.relevant) for number in grades
         ]
 
     def describe(self, name: str) -> str:
+        """Returns the numbers of queries and documents as text."""
         whole = f"{len(self.queries)} {name} queries for {len(self.documents)} documents"
         if not (count := sum(number >= 0 for number in self.identical)):
             return whole
@@ -50,7 +53,7 @@ class Search(NamedTuple):
 
 
 def of_texts(texts: Sequence[tuple[str, ...]]) -> Search:
-    """Returns the search in examples (query, document, documents that are not relevant ...): each text occurs once."""
+    """Returns the distinct queries and documents of examples (query, relevant document, negatives ...)."""
     queries: dict[str, dict[int, float]] = {}
     numbers: dict[str, int] = {}
     for query, *documents in texts:
@@ -60,13 +63,13 @@ def of_texts(texts: Sequence[tuple[str, ...]]) -> Search:
 
 
 def merged(search: Search, more: Iterable[str] = ()) -> Search:
-    """Returns a search with more documents, in which each text occurs once."""
-    found = of_texts(search.texts)
-    documents = list(dict.fromkeys([*found.documents, *search.documents, *more]))
+    """Returns a search with the documents `more`. Each text occurs once."""
+    distinct = of_texts(search.texts)
+    documents = list(dict.fromkeys([*distinct.documents, *search.documents, *more]))
     numbers = {document: number for number, document in enumerate(documents)}
     same = {query: search.documents[i] for query, i in zip(search.queries, search.identical) if i >= 0}
-    identical = [numbers[same[query]] if query in same else -1 for query in found.queries] if same else ()
-    return found._replace(documents=documents, identical=identical)
+    identical = [numbers[same[query]] if query in same else -1 for query in distinct.queries] if same else ()
+    return distinct._replace(documents=documents, identical=identical)
 
 
 class Document(NamedTuple):
@@ -143,13 +146,16 @@ def _parquet_rows(path: epath.Path) -> Iterator[Row]:
 
 
 def read(qrels: epath.Path) -> Search:
-    """Reads the queries that a file `qrels/PART.tsv` has relevant documents of, and all documents, in the order of
-    their ids. Raises `UserError` for missing or invalid files, and for an id that is not there.
+    """Reads the queries of a file `qrels/PART.tsv`, and all documents, in the order of the ids of the documents.
+
+    Raises:
+      UserError: for missing or invalid files, and for an unknown id.
     """
     folder = qrels.parent.parent
     documents = dict(sorted(_texts(folder / "corpus.jsonl")))
     queries = dict(_texts(folder / "queries.jsonl"))
-    numbers, relevant = {name: number for number, name in enumerate(documents)}, {}
+    numbers = {name: number for number, name in enumerate(documents)}
+    relevant: dict[str, dict[int, float]] = {}
     for row in read_table(qrels, quoting=False)[0]:
         query, document = column(row, "query-id"), column(row, "corpus-id")
         score = NumberLabel().value(row, "score")
@@ -168,7 +174,7 @@ def read(qrels: epath.Path) -> Search:
 
 
 def _texts(path: epath.Path) -> Iterator[tuple[str, str]]:
-    """Yields the ids and the texts of a file. Raises `UserError` if two have the same id."""
+    """Yields the id and the text of each row of a file. Raises `UserError` if two texts have the same id."""
     seen = set()
     for row in rows_of(path):
         name = column(row, "_id")

@@ -55,7 +55,7 @@ from bertjax.inference.task import (
     TaskData,
 )
 from bertjax.inference.vectors import TextEmbedder
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.models.heads import SentenceEncoder
 from bertjax.text.tokenizer import Tokenizer
@@ -135,7 +135,7 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
                 yield {similarity: float(first @ second), **more}
 
     def adopt(self, config: ConfigDict, settings: ConfigDict) -> list[str]:
-        """Takes the head, prompts and `max_seq_length` of an earlier run where the config has its defaults.
+        """Copies the head, prompts and `max_seq_length` of an earlier run to fields that have their defaults.
 
         A default cannot be distinguished from a flag with the same value.
 
@@ -155,7 +155,7 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
                 section, _, field = name.rpartition(".")
                 (config[section] if section else config)[field] = value
                 taken.append(f"{name} = {value!r}")
-        if width := settings.head.get("truncate_dim"):  # which only folders of sentence-transformers have
+        if width := settings.head.get("truncate_dim"):  # Only folders of sentence-transformers have this field.
             with config.head.unlocked():
                 config.head.truncate_dim = width
             taken.append(f"head.truncate_dim = {width}")
@@ -182,7 +182,7 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
             if holdout.is_file_of_run(path, run_data, source.fingerprints):
                 trained = dataclasses.replace(training_sets(run_data)[""], path=path)
                 held_out, note = held_out_texts(run_data, datasets.read(trained, "train"))
-        encoding = (prompts_of(settings), source.tokenizer, source.max_seq_length)
+        encoding = (prompts_of(settings), tokenizer_of(source), source.max_seq_length)
         texts, encoded = read_evaluated(evaluated, ["test", "dev"], held_out, *encoding)
         split = make_split(texts, encoded, all_widths, source.decided or None, similarity_of(settings))
         lines = [note, *data.describe("labelled", texts, encoded, *encoding[1:])]

@@ -19,7 +19,12 @@ def validate(config: ConfigDict) -> None:
     require(loss.temperature > 0, "loss.temperature", loss.temperature, "must be above 0")
     require(0 < loss.margin <= 2, "loss.margin", loss.margin, "must be above 0 and at most 2: a cosine's range")
     widths_of_loss(config)
-    require(config.batch_size > 1, "batch_size", config.batch_size, "an example is compared with others: at least 2")
+    require(
+        config.batch_size > 1,
+        "batch_size",
+        config.batch_size,
+        "must be at least 2: the loss compares the examples of a batch",
+    )
     _validate_sets(config)
     _validate_teacher(config)
 
@@ -32,7 +37,7 @@ def _validate_sets(config: ConfigDict) -> None:
     for source in (*training_sets(config.data).values(), dev_set(config.data)):
         source.validate()
     dev = dev_set(config.data).form
-    judging = f"texts by themselves judge nothing; set data.dev.path, and data.dev.form to one of {', '.join(JUDGES)}"
+    judging = f"single texts allow no evaluation; set data.dev.path, and data.dev.form to one of {', '.join(JUDGES)}"
     require(dev in JUDGES, "data.dev.form", dev, judging)
 
 
@@ -41,7 +46,7 @@ def _validate_teacher(config: ConfigDict) -> None:
     one_of(config, "distill.what", ("vectors", "scores"))
     none = "there is no teacher: set distill.teacher, or leave it out"
     require(bool(distill.teacher) or distill.what == "vectors", "distill.what", distill.what, none)
-    divides = "divides logits, of which vectors and scores have none; leave it out"
+    divides = "applies to logits, and the targets are vectors or scores; leave it out"
     is_default = distill.temperature == default.temperature
     require(is_default, "distill.temperature", distill.temperature, divides)
     same = "a text and itself have the same score by any teacher; set distill.what=vectors"

@@ -15,7 +15,7 @@ from bertjax.finetuning.table_summary import KEEPS_MORE, TableSummary
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head
 from bertjax.inference.task import SEPARATOR, FineTuningTask, InputForm, ReadsLabelledFiles, Split, TaskData
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints import workdir
 
@@ -202,21 +202,27 @@ def _encode_texts(
     windows: Windows,
     longer_keeps_more: bool = False,
 ) -> tuple[Examples, np.ndarray, list[int]]:
-    """Returns the examples of texts or pairs, the number of the text of each, and how many tokens each text loses."""
+    """Encodes texts or pairs.
+
+    Returns:
+      The examples, the number of the text of each example, and the number of tokens of each text that were cut off.
+    """
     firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
     if windows.combine:
-        *arrays, owners, lost = encode_windows(tokenizer, firsts, seconds, max_seq_length, windows.stride)
+        ids, types, owners, lost = encode_windows(tokenizer, firsts, seconds, max_seq_length, windows.stride)
     else:
-        *arrays, lost = encode_pairs(tokenizer, firsts, seconds, max_seq_length, longer_keeps_more)
+        ids, types, lost = encode_pairs(tokenizer, firsts, seconds, max_seq_length, longer_keeps_more)
         owners = np.arange(len(texts))
-    return Examples(*arrays), owners, lost
+    return Examples(ids, types), owners, lost
 
 
 def logits_of(source: Pretrained, head: Head, texts: Sequence[tuple[str, ...]]) -> tuple[list[np.ndarray], list[bool]]:
     """Returns a checkpoint's logits of each text or pair, and whether the text was truncated."""
     windows = windows_of(source.settings)
     is_cross_encoder = "activation_fn" in source.settings  # The tokenizers library truncated its training pairs.
-    examples, owners, lost = _encode_texts(texts, source.tokenizer, source.max_seq_length, windows, is_cross_encoder)
+    examples, owners, lost = _encode_texts(
+        texts, tokenizer_of(source), source.max_seq_length, windows, is_cross_encoder
+    )
     return windows.combined(predictor.predict(head, source, examples), owners), [count > 0 for count in lost]
 
 
@@ -250,6 +256,7 @@ class ClassificationTask(FineTuningTask, ReadsLabelledFiles):
           label_type: the type of the labels.
           note: a line to print before the summary of the table.
         """
-        split = encode(table, label_type, source.tokenizer, source.max_seq_length, windows_of(source.settings))
-        summary = split.summary("labelled", source.tokenizer).lines(source.max_seq_length)
+        tokenizer, length = tokenizer_of(source), source.max_seq_length
+        split = encode(table, label_type, tokenizer, length, windows_of(source.settings))
+        summary = split.summary("labelled", tokenizer).lines(length)
         return dataclasses.replace(split, note="\n".join(filter(None, (note, *summary))))

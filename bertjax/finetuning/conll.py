@@ -41,39 +41,35 @@ def find_file(folder: str, name: str) -> epath.Path:
 
 
 def read(path: epath.PathLike) -> list[Sentence]:
-    """Reads a CoNLL file: one word per line, its tag (IOB1 or BIO) in the last column; blank lines between sentences.
+    """Reads a CoNLL file: a word per line, with the tag (IOB1 or BIO) in the last column.
 
-    -DOCSTART- lines separate documents; without any, each sentence is a document.
+    Blank lines separate sentences, and -DOCSTART- lines separate documents. Without such lines, each sentence is a
+    document.
 
-    Raises `UserError` with file, line and the expected value.
+    Raises:
+      UserError: for an invalid line: file, line and the expected value.
     """
     lines = read_text(path).split("\n")
     split = _split_at_tabs if _is_split_at_tabs(lines) else _split_at_spaces
-    sentences, words, tags, where, document, columns = [], [], [], [], 0, 0
+    sentences: list[Sentence] = []
+    rows: list[tuple[str, str, str]] = []  # word, tag and FILE:LINE of the words of a sentence
+    document = columns = 0
 
     def close() -> None:
-        if words:
-            sentences.append(Sentence(tuple(words), to_bio(tags), document, tuple(where)))
-        for cells in (words, tags, where):
-            cells.clear()
+        if rows:
+            words, tags, where = zip(*rows)
+            sentences.append(Sentence(words, to_bio(tags), document, where))
+        rows.clear()
 
     for number, line in enumerate(lines, 1):
-        cells = split(line)
+        cells, where = split(line), f"{path}:{number}"
         if not cells or cells[0] == DOCUMENT:
             close()
             document += bool(cells)
             continue
-        if cells[0].startswith("#") and (len(cells) != (columns or max(2, len(cells))) or not is_bio(cells[-1])):
-            raise UserError(f"{path}:{number}: a comment, {line.strip()[:60]!r}; remove lines that begin with #")
+        _check_cells(cells, columns, line, where)
         columns = columns or len(cells)
-        if len(cells) != columns or columns < 2:
-            expected = f"{columns} as in the lines before" if columns > 1 else "a word and its tag"
-            raise UserError(f"{path}:{number}: {len(cells)} columns, expected {expected}")
-        if not is_bio(cells[-1]):
-            raise UserError(f"{path}:{number}: the tag is {cells[-1]!r}, expected O, B-type or I-type")
-        words.append(cells[0])
-        tags.append(cells[-1])
-        where.append(f"{path}:{number}")
+        rows.append((cells[0], cells[-1], where))
     close()
     if not sentences:
         raise UserError(f"{path}: no sentence in it")
@@ -83,8 +79,20 @@ def read(path: epath.PathLike) -> list[Sentence]:
     return sentences
 
 
+def _check_cells(cells: Sequence[str], columns: int, line: str, where: str) -> None:
+    """Raises `UserError` for the cells of an invalid line; `columns` is 0 for the first line with cells."""
+    if cells[0].startswith("#") and (len(cells) != (columns or max(2, len(cells))) or not is_bio(cells[-1])):
+        raise UserError(f"{where}: a comment, {line.strip()[:60]!r}; remove lines that begin with #")
+    columns = columns or len(cells)
+    if len(cells) != columns or columns < 2:
+        expected = f"{columns} as in the lines before" if columns > 1 else "a word and its tag"
+        raise UserError(f"{where}: {len(cells)} columns, expected {expected}")
+    if not is_bio(cells[-1]):
+        raise UserError(f"{where}: the tag is {cells[-1]!r}, expected O, B-type or I-type")
+
+
 def _split_at_spaces(line: str) -> list[str]:
-    cells = line.strip(" \t\r").replace("\t", " ").split(" ")  # not split(): words may contain other whitespace
+    cells = line.strip(" \t\r").replace("\t", " ").split(" ")  # `split()` would also split at other whitespace.
     return [cell for cell in cells if cell]
 
 
@@ -93,12 +101,12 @@ def _split_at_tabs(line: str) -> list[str]:
 
 
 def _is_split_at_tabs(lines: Sequence[str]) -> bool:
-    """Returns whether all lines have as many columns only if spaces are part of some words."""
+    """Returns whether only tabs separate columns, so that words contain spaces."""
     spaces, tabs = (
         Counter(len(cells) for line in lines if (cells := split(line)) and cells[0] != DOCUMENT and cells[0][0] != "#")
         for split in (_split_at_spaces, _split_at_tabs)
     )
-    return len(tabs) == 1 < len(spaces) and max(tabs) > 1 and max(spaces, key=spaces.get) == max(tabs)
+    return len(tabs) == 1 < len(spaces) and max(tabs) > 1 and spaces.most_common(1)[0][0] == max(tabs)
 
 
 def check_words(sentences: Sequence[Sentence], column: str, may_be_one: bool = True) -> None:
@@ -116,11 +124,11 @@ def check_words(sentences: Sequence[Sentence], column: str, may_be_one: bool = T
 
 
 def _is_count(word: str) -> bool:
-    return re.fullmatch(r"\d+([-.]\d+)?", word) is not None  # or as CoNLL-U: 1-2, 8.1
+    return re.fullmatch(r"\d+([-.]\d+)?", word) is not None  # CoNLL-U also has 1-2 and 8.1.
 
 
 def read_examples(path: str, split: str) -> list[Sentence]:
-    """Reads the sentences of "tfds:conll2003", each as its own document: it has no document boundaries."""
+    """Reads the sentences of "tfds:conll2003". Each sentence is a document, because the dataset has no boundaries."""
     sentences = []
     for index, row in enumerate(read_tfds(path, split)):
         words, tags = (cell(row, name) for name in ("tokens", "ner"))

@@ -4,10 +4,15 @@ from collections.abc import Hashable, Iterable, Iterator
 
 
 def seen_in_training(train: Iterable[Hashable], *dev: tuple[str, Iterable[Hashable]]) -> Iterator[str]:
-    """Yields a line to print for each dev set, (what its examples are called, its examples), with some in `train`."""
-    sides = [(what, list(examples)) for what, examples in dev]
-    wanted = {example for _, examples in sides for example in examples}
-    found = {example for example in train if example in wanted}
-    for what, examples in sides:
-        if count := sum(example in found for example in examples):
-            yield f"{count} of {len(examples)} {what} are also in the training data"
+    """Yields a line to print for each dev set that contains training examples.
+
+    Args:
+      train: the training examples.
+      *dev: the name of the examples of a dev set, such as "dev sentences", and the examples.
+    """
+    dev_sets = [(name, list(examples)) for name, examples in dev]
+    dev_examples = {example for _, examples in dev_sets for example in examples}
+    shared = {example for example in train if example in dev_examples}
+    for name, examples in dev_sets:
+        if count := sum(example in shared for example in examples):
+            yield f"{count} of {len(examples)} {name} are also in the training data"

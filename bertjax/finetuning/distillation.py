@@ -26,7 +26,7 @@ from bertjax.inference.heads import Head
 from bertjax.inference.task import HasTeacherTargets, TaskData
 from bertjax.interop import pretrained
 from bertjax.interop.huggingface import MULTI_LABEL
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.text.tokenizer import Tokenizer
 
 FILE = "teacher_logits.npz"
@@ -85,14 +85,14 @@ def _teacher_targets(config: ConfigDict, data: TaskData, tokenizer: Tokenizer) -
         return data.teacher_targets(pretrained.read_with_tokenizer(teacher))
     field = f"config.distill.teacher = {teacher!r}: "
     if head.architecture not in ("BertForSequenceClassification", "BertForTokenClassification") or head.frozen:
-        raise UserError(f"{field}this task has no classes, numbers or tags that a teacher could tell; leave it out")
+        raise UserError(f"{field}this task has no classes, numbers or tags that a teacher can predict; leave it out")
     source = pretrained.read_with_tokenizer(teacher)
     order = _order(source, head, data.labels, field)
     if data.texts:
         logits, _ = logits_of(source, head, data.texts)
     else:
         logits = _logits_of_same_tokens(source, data, tokenizer, config)
-    if not data.labels:  # A student of numbers learns the teacher's numbers, not its logits.
+    if not data.labels:  # The targets of a regression are the predicted numbers of the teacher.
         label_type = label_type_of(source)
         return [label_type.predictions(row[None]) for row in logits]
     return [row[..., order] for row in logits]
@@ -103,8 +103,10 @@ def _logits_of_same_tokens(
 ) -> list[np.ndarray]:
     """Returns the teacher's logits of examples that are parts of texts. The teacher must have the same tokenizer."""
     field = f"config.distill.teacher = {config.distill.teacher!r}: "
-    if source.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise UserError(f"{field}its tokenizer is another, so that its tags, or windows, would be of other pieces")
+    if tokenizer_of(source).fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"{field}has another tokenizer than this model, so that tags or windows differ; choose another teacher"
+        )
     if data.head.architecture == "BertForTokenClassification":
         check_teacher(source, config)
     if (longest := data.train.lengths.max()) > (most := source.config.max_position_embeddings):
@@ -120,7 +122,9 @@ def _order(source: Pretrained, head: Head, labels: Sequence[str], field: str) ->
     same_type = source.is_multi_label == (head.problem_type == MULTI_LABEL)
     if source.architecture != head.architecture or not same_type or source.head.keys() - allowed_settings:
         kind = source.problem_type or source.architecture
-        raise UserError(f"{field}is of another kind of task ({kind}); choose one that was fine-tuned as this model is")
+        raise UserError(
+            f"{field}was fine-tuned for another type of task ({kind}); choose a teacher of this type of task"
+        )
     rows = source.params["classifier"]["dense"]["bias"].shape[0]
     names = source.label_names(rows) if labels else ()
     if sorted(names) != sorted(labels) or (not labels and rows != 1):

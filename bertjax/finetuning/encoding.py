@@ -1,28 +1,67 @@
 """Encodes texts, or pairs of texts, as inputs of BERT."""
 
+from typing import NamedTuple
+
 import numpy as np
+
+from bertjax.text.tokenizer import Tokenizer
+
+
+class EncodedPairs(NamedTuple):
+    """Encoded texts, or pairs of texts.
+
+    Attributes:
+      input_ids: the ids of each text.
+      token_types: the token types of each text.
+      lost: the number of tokens of each text that were cut off.
+    """
+
+    input_ids: list[np.ndarray]
+    token_types: list[np.ndarray]
+    lost: list[int]
+
+
+class EncodedWindows(NamedTuple):
+    """Encoded windows of texts.
+
+    Attributes:
+      input_ids: the ids of each window.
+      token_types: the token types of each window.
+      owners: the number of the text of each window.
+      lost: the number of tokens that were cut off from the first text of each pair.
+    """
+
+    input_ids: list[np.ndarray]
+    token_types: list[np.ndarray]
+    owners: np.ndarray
+    lost: list[int]
 
 
 def encode_pairs(
-    tokenizer,
+    tokenizer: Tokenizer,
     firsts: list[str],
     seconds: list[str] | None,
     max_seq_length: int,
     longer_keeps_more: bool = False,
-):
-    """Encodes `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`; returns ids, token types, and the number of tokens cut off.
+) -> EncodedPairs:
+    """Encodes `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, with the special pieces of the tokenizer.
 
-    The tokenizer decides which special pieces surround the texts. A pair that is too long loses the last token of its
-    longer side, repeatedly (run_classifier._truncate_seq_pair). If both sides are cut and the room is odd, the first
-    side keeps one token more. With `longer_keeps_more`, the longer side keeps it, or the second of two equal sides, as
-    in the tokenizers library.
+    A pair that is too long repeatedly loses the last token of the longer side (run_classifier._truncate_seq_pair).
+
+    Args:
+      tokenizer: the tokenizer.
+      firsts: the texts A.
+      seconds: the texts B; None without pairs.
+      max_seq_length: the maximum number of tokens.
+      longer_keeps_more: which side keeps one token more, if both sides are cut and the room is odd: the first side, or
+        the longer side as in the tokenizers library, which is the second of two equal sides.
     """
-    encoded = [tokenizer.encode_ids(firsts), tokenizer.encode_ids(seconds) if seconds is not None else None]
     is_pair = seconds is not None
+    encoded_firsts = tokenizer.encode_ids(firsts)
+    encoded_seconds = tokenizer.encode_ids(seconds) if seconds is not None else [[] for _ in firsts]
     room = max_seq_length - len(tokenizer.framed((), () if is_pair else None))
     input_ids, token_types, lost = [], [], []
-    for index, a in enumerate(encoded[0]):
-        b = encoded[1][index] if is_pair else []
+    for a, b in zip(encoded_firsts, encoded_seconds):
         lost.append(max(0, len(a) + len(b) - room))
         if lost[-1]:
             half = room // 2 if longer_keeps_more and len(a) <= len(b) else room - room // 2
@@ -32,24 +71,29 @@ def encode_pairs(
         of_second = len(b) + len(tokenizer.end) if is_pair else 0
         input_ids.append(np.array(ids, np.int32))
         token_types.append(tokenizer.token_types(len(ids), of_second))
-    return input_ids, token_types, lost
+    return EncodedPairs(input_ids, token_types, lost)
 
 
-def encode_windows(tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int, stride: int):
-    """Encodes texts as `encode_pairs`, but none is truncated: a long one is cut into windows that begin `stride` tokens
-    after each other.
+def encode_windows(
+    tokenizer: Tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int, stride: int
+) -> EncodedWindows:
+    """Encodes texts as `encode_pairs` does, but divides a long text into windows instead of truncating it.
 
-    Of a pair it is the second text that is cut, and all windows have the first one, or its beginning: half of the room.
+    The second text of a pair is divided. Each window begins with the first text, truncated to half of the room.
 
-    Returns ids, token types, the number of the text that each window is of, and the number of tokens that each first
-    text loses.
+    Args:
+      tokenizer: the tokenizer.
+      firsts: the texts, or the first text of each pair.
+      seconds: the second text of each pair; None without pairs.
+      max_seq_length: the maximum number of tokens of a window.
+      stride: the number of tokens from the beginning of a window to the beginning of the next window.
     """
     is_pair = seconds is not None
     room = max_seq_length - len(tokenizer.framed((), () if is_pair else None))
-    asked = tokenizer.encode_ids(firsts) if is_pair else [[] for _ in firsts]
-    long = tokenizer.encode_ids(seconds if is_pair else firsts)
+    prefixes = tokenizer.encode_ids(firsts) if is_pair else [[] for _ in firsts]
+    divided = tokenizer.encode_ids(firsts if seconds is None else seconds)
     input_ids, token_types, owners, lost = [], [], [], []
-    for number, (first, ids) in enumerate(zip(asked, long)):
+    for number, (first, ids) in enumerate(zip(prefixes, divided)):
         kept = first[: max(room // 2, room - len(ids))]
         lost.append(len(first) - len(kept))
         for start in window_starts(len(ids), room - len(kept), stride):
@@ -59,7 +103,7 @@ def encode_windows(tokenizer, firsts: list[str], seconds: list[str] | None, max_
             input_ids.append(np.array(framed, np.int32))
             token_types.append(tokenizer.token_types(len(framed), of_second))
             owners.append(number)
-    return input_ids, token_types, np.array(owners), lost
+    return EncodedWindows(input_ids, token_types, np.array(owners), lost)
 
 
 def window_starts(tokens: int, room: int, stride: int) -> list[int]:

@@ -27,8 +27,8 @@ def score_file(source: Pretrained, path: str, **flags: Any) -> tuple[Scores, str
     task = require_ability(source, ReadsLabelledFiles)
     if not source.settings.get("task") and not task.reading_flags:  # Only a run stores the form of its data.
         raise UserError(f"{source.path}: {REQUIREMENTS[ReadsLabelledFiles]}")
-    given = {name: value for name, value in flags.items() if value is not None}
-    if wrong := next((name for name in given if name not in task.reading_flags), None):
-        raise UserError(f"--{wrong}={given[wrong]}: is for checkpoints with vectors of texts; leave it out")
-    split = task.read_labelled(source, path, **given)
+    set_flags = {name: value for name, value in flags.items() if value is not None}
+    if wrong := next((name for name in set_flags if name not in task.reading_flags), None):
+        raise UserError(f"--{wrong}={set_flags[wrong]}: is for checkpoints with vectors of texts; leave it out")
+    split = task.read_labelled(source, path, **set_flags)
     return score(source, split), split.note

@@ -18,18 +18,20 @@ class FineTuningEvaluator(Evaluator):
 
     def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:
         """Returns the scores of all dev splits, see `Evaluator.run`."""
-        scores, decided, self._predictions = {}, {}, []
+        scores: dict[str, float] = {}
+        decided: dict[str, float] = {}
+        self._predictions = []
         for split in self._data.dev:
             predictions = split.read(self._predictor(params, split.examples, after_batch))
             scores |= split.score(predictions)
             decided |= split.decide(predictions)
             self._predictions.append(predictions)
         measured_on = f"{sum(len(split.examples) for split in self._data.dev)} dev examples"
-        return Scores(scores, scores[self._data.metric], measured_on, decided)
+        return Scores(dict(scores), scores[self._data.metric], measured_on, decided)
 
     def files(self) -> dict[str, str]:
         """Returns the predictions of the last evaluation."""
-        files = {}
+        files: dict[str, str] = {}
         for split, predictions in zip(self._data.dev, self._predictions):
             files |= split.files(predictions)
         return files

@@ -10,8 +10,8 @@ from typing import Any
 from bertjax.common.errors import UserError
 from bertjax.data.corpus.tables import Row, cell, column
 
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)  # less than `float` takes
-MAX_LISTED = 12  # labels that a message lists
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)  # `float` reads more
+MAX_LISTED = 12  # the largest number of labels in a message
 LIST = "list"  # the `data.multi_label` of lists
 
 
@@ -43,12 +43,12 @@ def labels_of(row: Row, name: str, separator: str) -> list[str]:
         value = [part for part in value if not isinstance(part, str) or part.strip()]
     if not isinstance(value, list):
         kind = "null" if value is None else "an object" if isinstance(value, dict) else repr(value)
-        raise UserError(f"{row.where}: {name} is {kind}, expected a list of labels; of a text without any, []")
+        raise UserError(f"{row.where}: {name} is {kind}, expected a list of labels; write [] for a text without labels")
     labels = [column(Row({name: part}, row.where), name).strip() for part in value]
     if twice := next((label for label, count in Counter(labels).items() if count > 1), None):
         raise UserError(
-            f"{row.where}: {name} has {twice!r} twice, expected the names of a text's labels; 0 or 1 for each label "
-            f"needs a column for each, which config.data.label names, separated by commas"
+            f"{row.where}: {name} has {twice!r} twice, expected a list of distinct labels; for a column with 0 or "
+            f"1 for each label, name all columns in config.data.label, separated by commas"
         )
     return labels
 
@@ -71,17 +71,17 @@ def classes(places: Iterable[tuple[str, str]], name: str) -> tuple[str, ...]:
         if _is_list(label):
             raise _several(where, name, label)
         if label.lower() in ("nan", "null", "<na>"):
-            raise UserError(f"{where}: {name} is {label!r}, which stands for no value; remove rows without a label")
+            raise UserError(f"{where}: {name} is {label!r}, which is a missing value; remove rows without a label")
         if (other := written.setdefault(_meaning(label), label)) != label:
-            raise UserError(f"{where}: {name} is {label!r}, but {other!r} at {first[other]}; write both in one way")
+            raise UserError(f"{where}: {name} is {label!r}, but {other!r} at {first[other]}; use one spelling")
     return tuple(sorted(first))
 
 
 def check_no_numbers(labels: Sequence[str], name: str) -> None:
     """Raises `UserError` for classes that are many different numbers."""
-    numbers = [label for label in labels if isinstance(_meaning(label), float)]
+    numbers = {label: number for label in labels if isinstance(number := _meaning(label), float)}
     if len(labels) > MAX_LISTED and len(numbers) == len(labels):
-        if odd := next((label for label in numbers if not _meaning(label).is_integer()), None):
+        if odd := next((label for label, number in numbers.items() if not number.is_integer()), None):
             raise UserError(
                 f"config.data.is_number = False: {name} has {len(labels)} different numbers, such as {odd}; set "
                 f"config.data.is_number=True to predict numbers"

@@ -102,28 +102,35 @@ class ClassLabel(LabelType):
 
     @property
     def head(self) -> Head:
+        """A head with one row per class."""
         return ClassificationHead(len(self.labels))
 
     def value(self, row: Row, name: str) -> int:
+        """Returns the index of a class."""
         return index_of(row.where, label_of(row, name), self.indices)
 
     def counts(self, values: np.ndarray) -> str:
+        """Returns the number of examples of each class."""
         counts = np.bincount(values, minlength=len(self.labels))
         return listed([f"{count} {label}" for count, label in zip(counts, self.labels)])
 
     def baseline(self, values: np.ndarray) -> float:
+        """Returns the score of the best constant prediction; for Matthews' correlation, two standard errors."""
         if self.metrics[0] == "matthews":
             return _uninformative(values)
         best_guesses = np.bincount(values).argsort()[::-1][:2]
         return max(METRICS[self.metrics[0]](values, np.full(len(values), guess)) for guess in best_guesses)
 
     def predictions(self, logits: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
+        """Returns the index of the most likely class of each example."""
         return logits.argmax(-1)
 
     def text(self, value: int) -> str:
+        """Returns the name of a class."""
         return self.labels[value]
 
     def describe(self, logits: np.ndarray) -> dict:
+        """Returns the most likely `label`, and the `probabilities` of all labels."""
         return {
             "label": self.labels[int(logits.argmax())],
             "probabilities": {name: float(p) for name, p in zip(self.labels, metrics.softmax(logits))},
@@ -144,24 +151,30 @@ class NumberLabel(LabelType):
 
     @property
     def head(self) -> Head:
+        """A head with one row."""
         return RegressionHead()
 
     def value(self, row: Row, name: str) -> float:
+        """Returns a finite float32 number."""
         text = label_of(row, name)
         if not NUMBER.fullmatch(text) or abs(float(text)) > float(np.finfo(np.float32).max):
             raise UserError(f"{row.where}: {name} is {text!r}, expected a number")
         return float(text)
 
     def baseline(self, values: np.ndarray) -> float:
+        """Returns two standard errors of the correlation."""
         return _uninformative(values)
 
     def predictions(self, logits: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
+        """Returns the predicted numbers `[examples]`."""
         return metrics.sigmoid(logits[:, 0]) if self.is_probability else logits[:, 0]
 
     def text(self, value: float) -> str:
+        """Returns a number with four digits."""
         return f"{value:.4g}"
 
     def describe(self, logits: np.ndarray) -> dict:
+        """Returns the `score`."""
         return {"score": float(self.predictions(logits[None])[0])}
 
 
@@ -182,9 +195,11 @@ class MultiLabel(LabelType):
 
     @property
     def head(self) -> Head:
+        """A head with one row per label."""
         return MultiLabelHead(len(self.labels))
 
     def value(self, row: Row, name: str) -> np.ndarray:
+        """Returns 0 or 1 for each label, `[labels]`."""
         if not self.separator:
             return np.array([is_set(row, label) for label in self.labels], np.int32)
         values = np.zeros(len(self.labels), np.int32)
@@ -193,6 +208,7 @@ class MultiLabel(LabelType):
         return values
 
     def counts(self, values: np.ndarray) -> str:
+        """Returns the number of examples of each label, and of examples without a label."""
         counts = [f"{count} {label}" for count, label in zip(values.sum(0), self.labels)]
         return f"{listed(counts)}; {(values.sum(1) == 0).sum()} without a label"
 
@@ -203,26 +219,36 @@ class MultiLabel(LabelType):
         return float((2 * np.cumsum(counts) / (predicted + counts.sum())).max())
 
     def decide(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:
+        """Returns the threshold, tuned on these examples if it is None."""
         return {THRESHOLD: self._threshold_of(logits, values)}
 
     def score(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:
+        """Returns the micro and the macro F1."""
         return metrics.f1_of_labels(values, self.predictions(logits, values))
 
     def predictions(self, logits: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
+        """Returns whether each example has each label, booleans `[examples, labels]`."""
         return metrics.sigmoid(logits) > self._threshold_of(logits, values)
 
     def text(self, value: np.ndarray) -> str:
+        """Returns the names of the labels of an example."""
         return ", ".join(name for name, has_label in zip(self.labels, value) if has_label) or "none"
 
     def describe(self, logits: np.ndarray) -> dict:
-        probabilities = {name: float(p) for name, p in zip(self.labels, metrics.sigmoid(logits))}
+        """Returns the `labels` above the threshold, and the `probabilities` of all labels."""
+        probabilities = dict(zip(self.labels, metrics.sigmoid(logits).tolist()))
+        threshold = self._threshold_of(logits, None)
         return {
-            "labels": [name for name, p in probabilities.items() if p > self.threshold],
+            "labels": [name for name, p in probabilities.items() if p > threshold],
             "probabilities": probabilities,
         }
 
     def _threshold_of(self, logits: np.ndarray, values: np.ndarray | None) -> float:
-        return metrics.best_threshold(values, metrics.sigmoid(logits)) if self.threshold is None else self.threshold
+        if self.threshold is not None:
+            return self.threshold
+        if values is None:
+            raise ValueError("threshold = None: predictions need a threshold, or the labels to tune a threshold on")
+        return metrics.best_threshold(values, metrics.sigmoid(logits))
 
 
 def label_type_of(source: Pretrained) -> LabelType:

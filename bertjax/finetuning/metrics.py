@@ -1,4 +1,4 @@
-"""The metrics of the tasks, in NumPy: GLUE's, CoNLL's entity F1, SQuAD's exact match and F1, those of vectors."""
+"""Metrics in NumPy: of GLUE, of entities (CoNLL), of answers (SQuAD), and of embeddings."""
 
 import re
 import string
@@ -7,218 +7,233 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+Entity = tuple[int, str, int, int]  # (sentence, type, first word, end)
 
 
-def softmax(logits) -> np.ndarray:
+def softmax(logits: ArrayLike) -> np.ndarray:
     """Returns the probabilities [n] of logits [n]."""
-    shares = np.exp(np.asarray(logits) - np.max(logits))  # SciPy's function, without the time of its import
-    return shares / shares.sum()
+    exponentials = np.exp(np.asarray(logits) - np.max(logits))  # Importing scipy.special takes long.
+    return exponentials / exponentials.sum()
 
 
-def comparable(vectors, similarity: str) -> np.ndarray:
-    """Returns vectors whose dot products are their similarities.
+def comparable(vectors: ArrayLike, similarity: str) -> np.ndarray:
+    """Returns vectors whose dot products are the similarities.
 
     Args:
-      similarity: cosine or dot, as sentence-transformers' `similarity_fn_name`.
+      vectors: `[..., width]`.
+      similarity: cosine or dot, as `similarity_fn_name` of sentence-transformers.
     """
     return l2_normalize(vectors) if similarity == "cosine" else np.asarray(vectors)
 
 
-def l2_normalize(vectors) -> np.ndarray:
-    """Returns vectors [..., width] divided by their lengths, in float32; one of length 0 stays."""
+def l2_normalize(vectors: ArrayLike) -> np.ndarray:
+    """Returns vectors [..., width] of length 1, in float32; a vector of length 0 does not change."""
     vectors = np.asarray(vectors, np.float32)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
-def accuracy(labels, predictions) -> float:
-    """Returns the fraction of predictions [n] that equal their labels [n], 0 to 1."""
-    labels, predictions = _pair(labels, predictions)
-    return float((labels == predictions).mean())
+def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Returns the fraction of predictions [n] that equal the labels [n], 0 to 1."""
+    label_array, prediction_array = _pair(labels, predictions)
+    return float((label_array == prediction_array).mean())
 
 
-def f1(labels, predictions, positive=1) -> float:
+def f1(labels: ArrayLike, predictions: ArrayLike, positive: int = 1) -> float:
     """Returns the F1 of the class `positive`, 0 to 1, for labels and predictions [n]; 0.0 if neither contains it."""
-    labels, predictions = _pair(labels, predictions)
-    found, wanted = predictions == positive, labels == positive
-    return _f1((found & wanted).sum(), found.sum(), wanted.sum())
+    is_labelled, is_predicted = (array == positive for array in _pair(labels, predictions))
+    return _f1((is_predicted & is_labelled).sum(), is_predicted.sum(), is_labelled.sum())
 
 
-def macro_f1(labels, predictions) -> float:
+def macro_f1(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Returns the mean F1, 0 to 1, of the classes in labels or predictions [n]."""
-    wanted, found, correct = _counts(*_pair(labels, predictions))
-    return float((2 * correct / (wanted + found)).mean())
+    labelled, predicted, correct = _counts(*_pair(labels, predictions))
+    return float((2 * correct / (labelled + predicted)).mean())
 
 
 def _counts(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns how many labels, predictions and correct predictions each class has; floats: products overflow int64."""
+    """Returns the numbers of labels, predictions and correct predictions of each class, `[classes]`.
+
+    The numbers are floats, because products of integers could overflow.
+    """
     _, classes = np.unique(np.concatenate([labels, predictions]), return_inverse=True)
-    wanted, found = np.split(classes.reshape(-1), 2)
-    counts = (np.bincount(x, minlength=classes.max() + 1) for x in (wanted, found, wanted[wanted == found]))
-    return tuple(x.astype(np.float64) for x in counts)
+    label_classes, predicted_classes = np.split(classes.reshape(-1), 2)
+
+    def count(numbers: np.ndarray) -> np.ndarray:
+        return np.bincount(numbers, minlength=classes.max() + 1).astype(np.float64)
+
+    correct = label_classes[label_classes == predicted_classes]
+    return count(label_classes), count(predicted_classes), count(correct)
 
 
-def sigmoid(logits) -> np.ndarray:
-    """Returns the probability of each logit by itself, in float64."""
-    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))  # without an overflow
+def sigmoid(logits: ArrayLike) -> np.ndarray:
+    """Returns the sigmoid of logits, in float64, without an overflow."""
+    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
 
 
-def f1_of_labels(labels, predictions) -> dict[str, float]:
+def f1_of_labels(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
     """Returns the F1, 0 to 1, of labels that do not exclude each other: booleans [n, labels].
 
-    "micro_f1" counts all labels together, "macro_f1" is the mean of the labels' own F1, of which one that is neither
-    there nor predicted has 0.0, as in scikit-learn.
+    "micro_f1" counts all labels together. "macro_f1" is the mean F1 of the labels. A label without examples and
+    predictions has an F1 of 0.0, as in scikit-learn.
     """
-    wanted, found = (np.asarray(side, bool) for side in (labels, predictions))
-    if wanted.shape != found.shape or not len(wanted):
-        raise ValueError(f"{wanted.shape} labels and {found.shape} predictions")
-    counts = [(wanted & found).sum(0), found.sum(0), wanted.sum(0)]
-    by_label = [_f1(*each) for each in zip(*counts)]
-    return {"micro_f1": _f1(*(each.sum() for each in counts)), "macro_f1": float(np.mean(by_label))}
+    is_labelled, is_predicted = (np.asarray(side, bool) for side in (labels, predictions))
+    if is_labelled.shape != is_predicted.shape or not len(is_labelled):
+        raise ValueError(f"{is_labelled.shape} labels and {is_predicted.shape} predictions")
+    counts = np.stack([(is_labelled & is_predicted).sum(0), is_predicted.sum(0), is_labelled.sum(0)])
+    by_label = [_f1(*label_counts) for label_counts in counts.T]
+    return {"micro_f1": _f1(*counts.sum(1)), "macro_f1": float(np.mean(by_label))}
 
 
-def best_threshold(labels, probabilities) -> float:
-    """Returns the threshold above which probabilities [n, labels] are labels with the best micro F1.
+def best_threshold(labels: ArrayLike, probabilities: ArrayLike) -> float:
+    """Returns the threshold of probabilities [n, labels] with the best micro F1.
 
-    It lies in the middle between two probabilities. Of several that are equally good, it is the one nearest to 0.5.
+    The threshold is the mean of two neighbouring probabilities. Of several best thresholds, the function returns the
+    threshold nearest to 0.5.
     """
-    wanted = np.asarray(labels, bool).ravel()
+    is_labelled = np.asarray(labels, bool).ravel()
     order = np.argsort(-np.ravel(probabilities), kind="stable")
     falling = np.append(np.ravel(probabilities)[order], 0.0)
-    correct, found = np.cumsum(wanted[order]), np.arange(1, len(order) + 1)
-    scores = 2 * correct / (found + wanted.sum())  # F1 if the likeliest are taken, as many as `found`
-    scores[falling[:-1] == falling[1:]] = -1.0  # equal ones are all found, or none of them
+    correct, predicted = np.cumsum(is_labelled[order]), np.arange(1, len(order) + 1)
+    scores = 2 * correct / (predicted + is_labelled.sum())  # F1 if the most likely labels are predicted
+    scores[falling[:-1] == falling[1:]] = -1.0  # No threshold separates equal probabilities.
     middles = (falling[:-1] + falling[1:]) / 2
     best = middles[scores == scores.max()]
     return float(best[np.abs(best - 0.5).argmin()])
 
 
-def matthews(labels, predictions) -> float:
+def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Returns Matthews' correlation, -1 to 1, of classes [n]; 0.0 if all labels or all predictions are equal.
 
-    For more than two classes it is Gorodkin's R_K (2004), as in scikit-learn.
+    For more than two classes, the result is the R_K of Gorodkin (2004), as in scikit-learn.
     """
-    labels, predictions = _pair(labels, predictions)
-    wanted, found, _ = _counts(labels, predictions)
-    n, correct = float(len(labels)), float((labels == predictions).sum())
-    spread = (n * n - float(wanted @ wanted)) * (n * n - float(found @ found))
-    return (n * correct - float(wanted @ found)) / spread**0.5 if spread else 0.0
+    labelled, predicted, correct = _counts(*_pair(labels, predictions))
+    n = float(labelled.sum())
+    spread = (n * n - float(labelled @ labelled)) * (n * n - float(predicted @ predicted))
+    return (n * float(correct.sum()) - float(labelled @ predicted)) / spread**0.5 if spread else 0.0
 
 
-def pearson(labels, scores) -> float:
+def pearson(labels: ArrayLike, scores: ArrayLike) -> float:
     """Returns Pearson's correlation, -1 to 1, of numbers [n]; NaN, as in SciPy, if a side is constant or has a NaN."""
     pair = [x.astype(np.float64) for x in _pair(labels, scores)]
-    # Before subtracting the mean: it is rounded, so constants need not become 0.
+    # The mean is rounded, so that the difference of a constant and the mean can differ from 0.
     if any((x == x[0]).all() for x in pair):
         return float("nan")
     x, y = [(x - x.mean()) / np.linalg.norm(x - x.mean()) for x in pair]
     return float(np.clip(x @ y, -1, 1))
 
 
-def spearman(labels, scores) -> float:
-    """Returns Spearman's correlation, -1 to 1, of numbers [n]: Pearson's of the ranks; ties share their mean rank.
+def spearman(labels: ArrayLike, scores: ArrayLike) -> float:
+    """Returns Spearman's correlation, -1 to 1, of numbers [n]: the correlation of the ranks, see `pearson`.
 
-    NaN if Pearson's is.
+    Equal numbers have the mean of the ranks.
     """
     return pearson(*(_ranks(x.astype(np.float64)) for x in _pair(labels, scores)))
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, indices, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
-    return np.where(np.isnan(values), np.nan, ranks[which])
+    return np.where(np.isnan(values), np.nan, ranks[indices])
 
 
-def _pair(labels, predictions) -> tuple[np.ndarray, np.ndarray]:
-    labels, predictions = np.asarray(labels), np.asarray(predictions)
-    if labels.ndim != 1 or labels.shape != predictions.shape:
-        raise ValueError(f"labels and predictions must both be [n]: {labels.shape} and {predictions.shape}")
-    if not len(labels):
+def _pair(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Returns two arrays [n]. Raises `ValueError` for other shapes, and for n = 0."""
+    label_array, prediction_array = np.asarray(labels), np.asarray(predictions)
+    if label_array.ndim != 1 or label_array.shape != prediction_array.shape:
+        raise ValueError(f"labels and predictions must both be [n]: {label_array.shape} and {prediction_array.shape}")
+    if not len(label_array):
         raise ValueError("nothing to score")
-    return labels, predictions
+    return label_array, prediction_array
 
 
-def _f1(correct, found, wanted) -> float:
-    """Returns the harmonic mean of correct / found and correct / wanted; 0.0 if both are 0."""
-    return float(2 * correct / (found + wanted)) if found + wanted else 0.0
+def _f1(correct: float, predicted: float, labelled: float) -> float:
+    """Returns the harmonic mean of correct / predicted and correct / labelled; 0.0 if both are 0."""
+    return float(2 * correct / (predicted + labelled)) if predicted + labelled else 0.0
 
 
 class Threshold(NamedTuple):
-    """A score from which on examples are taken for positive ones, and the metric that it is the best for."""
+    """The lowest score of the examples that count as positive.
+
+    Attributes:
+      value: the score.
+      best: the value of the metric with this threshold.
+    """
 
     value: float
     best: float
 
 
-def best_accuracy(labels, scores) -> Threshold:
-    """Returns the threshold of scores [n] with the best accuracy for labels [n], 1 or 0.
+def best_accuracy(labels: ArrayLike, scores: ArrayLike) -> Threshold:
+    """Returns the highest threshold of scores [n] with the best accuracy for labels [n], 1 or 0.
 
-    It lies in the middle between two scores, or above all, as in sentence-transformers' BinaryClassificationEvaluator.
-    Of several that are equally good, it is the highest.
+    The threshold is the mean of two neighbouring scores, or is above all scores, as in the
+    BinaryClassificationEvaluator of sentence-transformers.
     """
-    thresholds, correct, found = _falling(labels, scores)
-    negatives = found[-1] - correct[-1]
-    shares = (correct + negatives - (found - correct)) / found[-1]
-    best = shares.argmax()
-    return Threshold(float(thresholds[best]), float(shares[best]))
+    thresholds, correct, predicted = _falling(labels, scores)
+    negatives = predicted[-1] - correct[-1]
+    return _best(thresholds, (correct + negatives - (predicted - correct)) / predicted[-1])
 
 
-def best_f1(labels, scores) -> Threshold:
-    """As `best_accuracy`, with the best F1."""
-    thresholds, correct, found = _falling(labels, scores)
-    shares = 2 * correct / (found + correct[-1])
-    best = shares.argmax()
-    return Threshold(float(thresholds[best]), float(shares[best]))
+def best_f1(labels: ArrayLike, scores: ArrayLike) -> Threshold:
+    """Returns the highest threshold with the best F1, see `best_accuracy`."""
+    thresholds, correct, predicted = _falling(labels, scores)
+    return _best(thresholds, 2 * correct / (predicted + correct[-1]))
 
 
-def average_precision(labels, scores) -> float:
+def _best(thresholds: np.ndarray, values: np.ndarray) -> Threshold:
+    best = values.argmax()
+    return Threshold(float(thresholds[best]), float(values[best]))
+
+
+def average_precision(labels: ArrayLike, scores: ArrayLike) -> float:
     """Returns the mean of the precisions at each positive label, 0 to 1, of labels [n], 1 or 0, by falling scores [n].
 
-    Those with equal scores have one precision, as in scikit-learn. There must be a positive label.
+    Examples with equal scores have one precision, as in scikit-learn. There must be a positive label.
     """
-    _, correct, found = _falling(labels, scores)
-    return float((np.diff(correct) * correct[1:] / found[1:]).sum() / correct[-1])
+    _, correct, predicted = _falling(labels, scores)
+    return float((np.diff(correct) * correct[1:] / predicted[1:]).sum() / correct[-1])
 
 
-def _falling(labels, scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns thresholds of scores, the highest one first, and how many are positive and how many are found with each.
+def _falling(labels: ArrayLike, scores: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns falling thresholds of scores, and the numbers of true positives and of predicted positives for each.
 
-    With the first one none is found.
+    The first threshold is above all scores.
     """
-    labels, scores = _pair(labels, scores)
-    order = np.argsort(-scores, kind="stable")
-    falling = scores[order]
-    last = np.append(falling[1:] != falling[:-1], True)  # those with equal scores are found together
+    label_array, score_array = _pair(labels, scores)
+    order = np.argsort(-score_array, kind="stable")
+    falling = score_array[order]
+    last = np.append(falling[1:] != falling[:-1], True)  # Examples with equal scores have the same prediction.
     ends, below = falling[last], np.append(falling[last][1:], falling[-1])
     middles = (ends + below) / 2
-    middles = np.where(middles == below, ends, middles)  # it may be rounded to the score below
+    middles = np.where(middles == below, ends, middles)  # The mean may be rounded to the score below.
     above = np.nextafter(falling[:1], np.array(np.inf, falling.dtype))
-    correct, found = np.cumsum(labels[order] == 1)[last], np.flatnonzero(last) + 1
-    return np.concatenate([above, middles]), np.append(0, correct), np.append(0, found)
+    correct, predicted = np.cumsum(label_array[order] == 1)[last], np.flatnonzero(last) + 1
+    return np.concatenate([above, middles]), np.append(0, correct), np.append(0, predicted)
 
 
-def ndcg(gains, ideal) -> float:
-    """Returns the normalized discounted cumulative gain, 0 to 1, of what is found for a query (Järvelin and Kekäläinen
-    2002).
+def ndcg(gains: ArrayLike, ideal: ArrayLike) -> float:
+    """Returns the normalized discounted cumulative gain of a query, 0 to 1 (Järvelin and Kekäläinen 2002).
 
-    As trec_eval computes it: a document's gain is its relevance, divided by log2(1 + rank).
+    The gain of a document is the relevance, divided by log2(1 + rank), as in trec_eval.
 
     Args:
-      gains: the relevance of each of the documents found, in their order.
-      ideal: those in the order that would be the best.
+      gains: the relevance of each retrieved document, in the order of the ranks.
+      ideal: the relevance of each document in the best order.
     """
     return _discounted(gains) / _discounted(ideal)
 
 
-def _discounted(gains) -> float:
-    gains = np.asarray(gains, np.float64)
-    return float((gains / np.log2(np.arange(2, len(gains) + 2))).sum())
+def _discounted(gains: ArrayLike) -> float:
+    gain_array = np.asarray(gains, np.float64)
+    return float((gain_array / np.log2(np.arange(2, len(gain_array) + 2))).sum())
 
 
-def reciprocal_rank(gains) -> float:
-    """Returns 1 / the rank of the first relevant document among those found, whose relevance `gains` are; 0.0: none."""
+def reciprocal_rank(gains: ArrayLike) -> float:
+    """Returns 1 / the rank of the first relevant document, 0.0 without any; `gains` are relevances by rank."""
     relevant = np.flatnonzero(np.asarray(gains) > 0)
     return float(1 / (1 + relevant[0])) if len(relevant) else 0.0
 
@@ -229,23 +244,24 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     Tags are O, B-type and I-type. Parses them leniently, as CoNLL's conlleval and seqeval's default mode do, so that
     IOB1 and IOB2 (BIO) both work: B- starts an entity, and so does I- unless the previous word has its type.
     """
-    found, before = [], ""
+    spans: list[tuple[str, int, int]] = []
+    before = ""
     for i, tag in enumerate(tags):
         kind, _, type_ = tag.partition("-")
         if tag != "O" and (kind not in ("B", "I") or not type_):
             raise ValueError(f"invalid tag {tag!r}; expected one of O, B-type, I-type")
         if kind == "I" and type_ == before:
-            found[-1] = (type_, found[-1][1], i + 1)
+            spans[-1] = (type_, spans[-1][1], i + 1)
         elif kind != "O":
-            found.append((type_, i, i + 1))
+            spans.append((type_, i, i + 1))
         before = type_
-    return found
+    return spans
 
 
 def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
     """Returns precision, recall and F1, 0 to 1, of the entities of all sentences, micro-averaged.
 
-    An entity is correct if its type and both ends are. 0.0 if the denominator is 0.
+    An entity is correct if the type and both ends are correct. A score with the denominator 0 is 0.0.
     """
     return _overlap(*_all_entities(gold, predicted))
 
@@ -254,32 +270,29 @@ def entity_scores_by_type(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, float]]:
     """Returns `entity_scores` per entity type, with types sorted."""
-    wanted, found = _all_entities(gold, predicted)
-    by_type: dict[str, tuple[set, set]] = {
-        entity[1]: (set(), set()) for entity in sorted(wanted | found, key=lambda e: e[1])
-    }
-    for side, found_there in enumerate((wanted, found)):
-        for entity in found_there:
-            by_type[entity[1]][side].add(entity)
-    return {type_: _overlap(*sides) for type_, sides in by_type.items()}
+    sides = _all_entities(gold, predicted)
+    types = sorted({entity[1] for side in sides for entity in side})
+    return {type_: _overlap(*({entity for entity in side if entity[1] == type_} for side in sides)) for type_ in types}
 
 
-def _all_entities(gold, predicted) -> tuple[set[tuple], set[tuple]]:
+def _all_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[set[Entity], set[Entity]]:
     """Returns the entities (sentence, type, first, end) of both sides."""
     if [len(tags) for tags in gold] != [len(tags) for tags in predicted]:
         raise ValueError("gold and predicted tags are not of the same words")
     if not len(gold):
         raise ValueError("nothing to score")
-    wanted, found = [{(i, *e) for i, tags in enumerate(side) for e in entities(tags)} for side in (gold, predicted)]
-    return wanted, found
+    gold_set, predicted_set = (
+        {(i, *entity) for i, tags in enumerate(side) for entity in entities(tags)} for side in (gold, predicted)
+    )
+    return gold_set, predicted_set
 
 
-def _overlap(wanted: set, found: set) -> dict[str, float]:
-    correct = len(wanted & found)
+def _overlap(gold: set[Entity], predicted: set[Entity]) -> dict[str, float]:
+    correct = len(gold & predicted)
     return {
-        "precision": correct / len(found) if found else 0.0,
-        "recall": correct / len(wanted) if wanted else 0.0,
-        "f1": _f1(correct, len(found), len(wanted)),
+        "precision": correct / len(predicted) if predicted else 0.0,
+        "recall": correct / len(gold) if gold else 0.0,
+        "f1": _f1(correct, len(predicted), len(gold)),
     }
 
 
@@ -304,20 +317,20 @@ def token_f1(gold_texts: Sequence[str], prediction: str, version: str = "v2.0") 
     Words are compared as multisets after `normalize_answer`. If the prediction or the gold answer is empty, the F1 is
     1 if both are (0 in evaluate-v1.1.py), otherwise 0. Gold answers are filtered as in `exact_match`.
     """
-    found = normalize_answer(prediction).split()
-    if not found and version == "v1.1":
+    predicted = normalize_answer(prediction).split()
+    if not predicted and version == "v1.1":
         return 0.0
-    return max(_token_f1(answer.split(), found) for answer in _answers(gold_texts, version))
+    return max(_token_f1(answer.split(), predicted) for answer in _answers(gold_texts, version))
 
 
 def _answers(gold_texts: Sequence[str], version: str) -> list[str]:
     return [answer for answer in map(normalize_answer, gold_texts) if answer or version == "v1.1"] or [""]
 
 
-def _token_f1(wanted: list[str], found: list[str]) -> float:
-    if not wanted or not found:
-        return float(wanted == found)
-    return _f1((Counter(wanted) & Counter(found)).total(), len(found), len(wanted))
+def _token_f1(gold: list[str], predicted: list[str]) -> float:
+    if not gold or not predicted:
+        return float(gold == predicted)
+    return _f1((Counter(gold) & Counter(predicted)).total(), len(predicted), len(gold))
 
 
 def squad_scores(
@@ -326,7 +339,7 @@ def squad_scores(
     """Returns the means of "exact_match" and "f1" over the questions, in percent, as evaluate-v1.1.py or -v2.0.py do.
 
     `golds` are the answers of each question, [] if it has none. If there are such questions, also returns the means
-    over them ("no_answer_exact_match", "no_answer_f1") and over the others ("has_answer_..."). A question without a
+    over them ("no_answer_exact_match", "no_answer_f1") and over the rest ("has_answer_..."). A question without a
     prediction scores 0, as in evaluate-v1.1.py; evaluate-v2.0.py skips it. The versions differ for answers that consist
     only of articles and punctuation.
     """
@@ -337,7 +350,7 @@ def squad_scores(
     groups = {"": np.ones(len(golds), bool)}
     if not answerable.all():
         groups |= {"has_answer_": answerable, "no_answer_": ~answerable}
-    scores = {}
+    scores: dict[str, float] = {}
     for group, chosen in groups.items():
         if chosen.any():
             exact, words = 100 * points[chosen].mean(0)

@@ -1,4 +1,4 @@
-"""Predicts of the texts in a table, row by row in bounded memory, and adds what is predicted as columns."""
+"""Predictions for the texts of a table, as new columns. The memory does not depend on the number of rows."""
 
 import io
 import itertools
@@ -13,19 +13,26 @@ from bertjax.inference.task import FineTuningTask
 from bertjax.interop.pretrained import Pretrained
 
 ROWS_AT_ONCE = 1024
-PREDICTED = "predicted"  # name of the column that is added, or what the names of those begin with
+PREDICTED = "predicted"  # the name of the new column, or the prefix of the names of the new columns
 
 
 def text_columns(task: FineTuningTask, source: Pretrained, text: str, second_text: str) -> tuple[str, ...]:
-    """Returns the columns with the parts of a text: those given, or else those that the run was trained on, or "text".
+    """Returns the names of the columns with the parts of a text.
 
-    Raises `UserError` if a text of the task has another number of parts.
+    Args:
+      task: the task of the checkpoint.
+      source: the checkpoint.
+      text: the flag --text; "" for the columns of the training data of the run, or else the column "text".
+      second_text: the flag --second_text.
+
+    Raises:
+      UserError: if the texts of the task have another number of parts.
     """
     if second_text and not text:
         raise UserError(f"--second_text={second_text}: name the column of the first text as well, with --text")
-    known = task.text_columns(source.settings) if source.settings.get("task") else ()
-    names = (text, second_text) if second_text else (text,) if text else known or ("text",)
-    is_half = len(known) == 2 and len(names) == 1
+    trained = task.text_columns(source.settings) if source.settings.get("task") else ()
+    names = (text, second_text) if second_text else (text,) if text else trained or ("text",)
+    is_half = len(trained) == 2 and len(names) == 1
     if len(names) not in task.inputs.parts or is_half:
         raise UserError(
             f"--text={','.join(names)}: this checkpoint expects {task.inputs.usage}; name the columns of a table with "
@@ -37,30 +44,42 @@ def text_columns(task: FineTuningTask, source: Pretrained, text: str, second_tex
 def predicted(
     task: FineTuningTask, source: Pretrained, path: epath.PathLike, names: Sequence[str]
 ) -> Iterator[tuple[dict, dict, str]]:
-    """Yields the columns of each row of a table, what is predicted of the texts in `names`, and the row's place."""
-    rows = rows_of(path)
-    while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
+    """Yields the columns of each row of a table, the prediction for the texts in `names`, and FILE:LINE of the row."""
+    all_rows = rows_of(path)
+    while rows := list(itertools.islice(all_rows, ROWS_AT_ONCE)):
         for name in names:
-            if name not in some[0].columns:
-                has = ", ".join(some[0].columns)
-                raise UserError(f"{some[0].where}: no column {name!r}; name that of the texts with --text, of {has}")
-        texts = [tuple(column(row, name) for name in names) for row in some]
-        for row, result in zip(some, task.predict(source, texts)):
+            if name not in rows[0].columns:
+                columns = ", ".join(rows[0].columns)
+                raise UserError(
+                    f"{rows[0].where}: no column {name!r}; name the column of the texts with --text, one of {columns}"
+                )
+        texts = [tuple(column(row, name) for name in names) for row in rows]
+        for row, result in zip(rows, task.predict(source, texts)):
             yield row.columns, result, row.where
 
 
 def with_columns(columns: dict, result: dict, where: str) -> dict:
-    """Returns the columns of a row with a column of what is predicted. Raises `UserError` if there is one."""
+    """Returns the columns of a row and the prediction. Raises `UserError` if the row has the column of predictions."""
     return _joined(columns, {PREDICTED: result}, where)
 
 
 def write(
     path: epath.PathLike, task: FineTuningTask, source: Pretrained, table: epath.PathLike, names: Sequence[str]
 ) -> str:
-    """Writes a table with what is predicted of its texts; returns a line to print.
+    """Writes a table with predictions for the texts, and returns a line to print.
 
-    In .jsonl, that is one more column, an object; else one for each of its values, named as by pandas' json_normalize.
-    Raises `UserError` for a name that the table has already.
+    A .jsonl has one new column with objects. Other formats have a column for each value, with the names of
+    `pandas.json_normalize`.
+
+    Args:
+      path: the file to write.
+      task: the task of the checkpoint.
+      source: the checkpoint.
+      table: the table with the texts.
+      names: the columns with the parts of a text.
+
+    Raises:
+      UserError: if the table has a column with the name of a new column.
     """
     path, count, cut = epath.Path(path), 0, 0
     with replacing(path) as partial, partial.open("wb") as file, io.TextIOWrapper(file, "utf-8", newline="") as text:
@@ -69,7 +88,7 @@ def write(
             count, cut = count + 1, cut + ("cut" in result)
             if path.suffix == ".jsonl":
                 writer.write(with_columns(columns, result, where), where)
-            else:  # all rows have the same columns
+            else:  # All rows need the same columns, so that `cut` is left out.
                 flat = dict(_flat(PREDICTED, {name: value for name, value in result.items() if name != "cut"}))
                 writer.write(_joined(columns, flat, where), where)
     note = f", {cut} of them of texts truncated to {source.max_seq_length} tokens" if cut else ""
@@ -82,7 +101,7 @@ def _joined(columns: dict, more: dict, where: str) -> dict:
     return {**columns, **more}
 
 
-def _flat(name: str, value) -> Iterator[tuple[str, object]]:
+def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
     if not isinstance(value, dict):
         yield name, value
         return

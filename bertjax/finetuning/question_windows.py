@@ -1,11 +1,12 @@
 """Encodes questions with windows of their paragraphs, and reads answers from logits.
 
 A long paragraph is split into overlapping windows, each preceded by the question; the answer is the best span of all
-windows. Sizes and rules are those of Google's run_squad.py.
+windows. Sizes and rules are as in run_squad.py of Google.
 """
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -123,7 +124,7 @@ def encode(
         if answer is not None:
             place = whole_characters(question.context, offsets[answer[0], 0], offsets[answer[1], 1])
             exact += question.context[slice(*place)] == question.answers[0]
-        is_inside_any = False
+        contains_answer = []
         for number, start in enumerate(starts):
             ids = paragraph.ids[start : start + room]
             input_ids.append(np.array(tokenizer.framed(query, ids), np.int32))
@@ -131,10 +132,12 @@ def encode(
             token_types.append(tokenizer.token_types(size, size - first))
             part, none = slice(start, start + len(ids)), tokenizer.cls_place(size)
             windows.append(Window(index, first, none, offsets[part], best[part] == number))
-            inside = answer is not None and start <= answer[0] and answer[1] < start + len(ids)
-            is_inside_any = is_inside_any or inside
-            labels.append([answer[0] - start + first, answer[1] - start + first] if inside else [none, none])
-        apart += bool(question.answers) and not is_inside_any
+            if answer is not None and start <= answer[0] and answer[1] < start + len(ids):
+                labels.append([token - start + first for token in answer])
+            else:
+                labels.append([none, none])
+            contains_answer.append(labels[-1] != [none, none])
+        apart += bool(question.answers) and not any(contains_answer)
     cut = sum(len(query) > sizes.max_query_length for query in queries)
     examples = Examples(input_ids, token_types, np.array(labels, np.int32) if with_labels else None)
     return EncodedQuestions(examples, windows, cut, exact, apart)
@@ -142,15 +145,13 @@ def encode(
 
 def _paragraphs(questions: Sequence[Question], tokenizer: Tokenizer) -> Iterable[Encoding]:
     """Yields the encoded paragraph of each question; encodes it once for consecutive questions about it."""
-    before, encoding = None, None
-    for question in questions:
-        if question.context is not before:
-            before, encoding = question.context, tokenizer.encode(question.context)
-        yield encoding
+    for context, group in itertools.groupby(questions, key=lambda question: question.context):
+        encoding = tokenizer.encode(context)
+        yield from (encoding for _ in group)
 
 
 def best_windows(tokens: int, starts: Sequence[int], room: int) -> np.ndarray:
-    """`[tokens]`: index of the window with the most context for each token (run_squad._check_is_max_context).
+    """Returns the window with the most context for each token, `[tokens]` (run_squad._check_is_max_context).
 
     The context of a token is the smaller number of tokens on either side; longer windows win ties.
     """
@@ -176,7 +177,7 @@ def answers(
     """Returns, per question, its best answers, best first, and its null odds.
 
     An answer has `text`, `start` and `end` characters, `probability` among the best answers, and `score`. The null odds
-    are the score of "no answer" minus that of the best answer. `logits` are `[tokens, 2]` per window.
+    are the score of "no answer" minus the score of the best answer. `logits` are `[tokens, 2]` per window.
     """
     spans: dict[int, list] = collections.defaultdict(list)
     null: dict[int, float] = {}
@@ -188,12 +189,12 @@ def answers(
         best: list[dict[str, Any]] = []
         seen: set[str] = set()
         for score, *place in sorted(spans[index], reverse=True):
-            start, end = whole_characters(question.context, *place)  # a piece may be a space or a letter of these
+            start, end = whole_characters(question.context, *place)  # A piece can be a part of a character.
             text = question.context[start:end]
             if text and text not in seen and len(best) < N_BEST:
                 seen.add(text)
                 best.append({"text": text, "start": start, "end": end, "score": score})
-        if not best:  # a paragraph without text, or no likely end after a likely start
+        if not best:  # The paragraph has no text, or no likely end follows a likely start.
             result[question.name] = ([], NO_SPAN)
             continue
         for answer, share in zip(best, metrics.softmax([answer["score"] for answer in best])):

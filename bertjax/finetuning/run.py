@@ -1,7 +1,6 @@
 """Runs of fine-tuning, for `training.run`: from config and checkpoint to data, task, scores and report."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
@@ -62,6 +61,7 @@ class RunInputs:
 class FineTuningRun(Run):
     """A run of fine-tuning that is ready to train."""
 
+    task: FineTuning
     inputs: RunInputs
 
     def initial_params(self, params: dict) -> dict:
@@ -69,17 +69,21 @@ class FineTuningRun(Run):
         if not self.inputs.is_new:
             return params
         layers = self.config.keep_layers
+
+        def with_kept_layers(arrays: dict, model: BertConfig) -> dict:
+            return resizing.with_layers(arrays, model, layers) if layers else arrays
+
         return initialization.initialize(
             params,
             self.config.init_checkpoint,
             encoder_only=True,
             continued=tasks.get(self.config.task).reused_params,
-            **(dict(resize=functools.partial(_with_layers, layers)) if layers else {}),
+            resize=with_kept_layers,
         )
 
     def report(self, trained: TrainingResult) -> str:
         """Formats the scores of the best checkpoint and, if it is not the last, of the last."""
-        text, data = report(trained.scores), self.inputs.data
+        text, data = report(trained.scores) if trained.scores is not None else "", self.inputs.data
         if trained.best_scores is not None and trained.best_step != int(trained.state.step):
             text = (
                 f"{report(trained.best_scores)} (best checkpoint, step {trained.best_step}; predict and convert use "
@@ -105,7 +109,8 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
     Raises:
       UserError: if the checkpoint does not exist, or does not fit the config.
     """
-    config, decisions, task = ResolvedConfig.copy_of(config), (), tasks.get(config.task)
+    config, task = ResolvedConfig.copy_of(config), tasks.get(config.task)
+    decisions: tuple[str, ...] = ()
     if previous is None:
         architecture, settings = pretrained.read_settings(config.init_checkpoint)
         if architecture == task.architecture and (taken := task.adopt(config, settings)):
@@ -124,7 +129,9 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
 
 def load_inputs(config: ResolvedConfig, workdir: epath.Path, previous: RunInfo | None) -> RunInputs:
     """Loads tokenizer and data. Raises `UserError` for missing or invalid files, or if there is no vocabulary."""
-    tokenizer = initialization.require_tokenizer(config) if previous is None else load_tokenizer(workdir, previous)
+    tokenizer = None if previous is None else load_tokenizer(workdir, previous)
+    if tokenizer is None:
+        tokenizer = initialization.require_tokenizer(config)
     if jax.process_index() == 0:
         phase("reading the examples")
     with fingerprints.collect() as read:
@@ -132,10 +139,6 @@ def load_inputs(config: ResolvedConfig, workdir: epath.Path, previous: RunInfo |
     if config.get("distill", {}).get("teacher"):
         data = with_teacher_targets(config, data, tokenizer, workdir)
     return RunInputs(tokenizer, data, fingerprints.relative_to(config.data.path, read), previous is None)
-
-
-def _with_layers(layers: int, arrays: dict, model: BertConfig) -> dict:
-    return resizing.with_layers(arrays, model, layers)
 
 
 def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str] = ()) -> FineTuningRun:
@@ -159,7 +162,7 @@ def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str
 
 
 def is_slow_for_width(config: ConfigDict) -> bool:
-    """Returns whether the learning rate is that of BERT-base, and the whole of a narrow model is trained with it."""
+    """Returns whether all params of a narrow model are trained with a learning rate for BERT-base."""
     is_narrow = config.model.get("hidden_size", WIDE) < WIDE
     return is_narrow and config.optimizer.learning_rate <= 5e-5 and not config.lora.rank and not config.sweep
 
@@ -195,10 +198,10 @@ class FineTuningPlanning(Planning):
         """Returns the programs for a batch of sample texts. Raises `UserError` for a task without sample texts."""
         task, longest = tasks.get(config.task), config.model.max_position_embeddings
         if not isinstance(task, HasSampleData):
-            known = [name for name in tasks.FINE_TUNING if isinstance(tasks.get(name), HasSampleData)]
+            supported = [name for name in tasks.FINE_TUNING if isinstance(tasks.get(name), HasSampleData)]
             raise UserError(
-                f"config.task = {config.task!r}: what is compiled depends on its data; plan pretraining, or "
-                f"{', '.join(known)}"
+                f"config.task = {config.task!r}: the compiled programs depend on the data; plan pretraining, or "
+                f"{', '.join(supported)}"
             )
         length = config.max_seq_length
         require(length <= longest, "max_seq_length", length, f"longer than model.max_position_embeddings = {longest}")
@@ -250,7 +253,7 @@ KIND = FineTuningKind()
 def score(source: Pretrained, split: Split) -> Scores:
     """Scores a checkpoint on labelled examples. Undefined scores, such as the correlation of a constant, are None.
 
-    Thresholds are those of the checkpoint's dev set, or else those that are best on these examples.
+    Thresholds were tuned on the dev set of the checkpoint, or else are tuned on these examples.
     """
     head = abilities.require_task(source).head(source)
     predictions = split.read(predict(head, source, split.examples))

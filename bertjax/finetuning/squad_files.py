@@ -1,16 +1,17 @@
-"""Questions in SQuAD's files, and which of their answers are where the files say."""
+"""Reads the questions of SQuAD files, and checks the positions of the answers."""
 
 import dataclasses
 from typing import Annotated, NotRequired, TypedDict
 
 import msgspec
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
 from bertjax.data.corpus.tables import cell, column, read_text, read_tfds
 
-MOST_NAMED = 5  # questions that a message names
+MOST_NAMED = 5  # the largest number of questions in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class _Answer(TypedDict):
     answer_start: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Asked(TypedDict):
+class _Question(TypedDict):
     id: str | int
     question: str
     answers: NotRequired[list[_Answer]]
@@ -46,7 +47,7 @@ class _Asked(TypedDict):
 
 class _Paragraph(TypedDict):
     context: str
-    qas: list[_Asked]
+    qas: list[_Question]
 
 
 class _Article(TypedDict):
@@ -67,13 +68,13 @@ def read(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
     except ValueError as error:
         raise UserError(f"{path}: not in SQuAD's format ({error})") from None
     for paragraph in (paragraph for article in content["data"] for paragraph in article["paragraphs"]):
-        for asked in paragraph["qas"]:
-            is_impossible = asked.get("is_impossible", False)
-            given = asked.get("answers", []) if with_answers and not is_impossible else []
-            if with_answers and not given and not is_impossible:
-                raise UserError(f"{path}: question {asked['id']} has neither an answer nor is_impossible")
-            answers, starts = (tuple(answer[field] for answer in given) for field in ("text", "answer_start"))
-            questions.append(Question(str(asked["id"]), asked["question"], paragraph["context"], answers, starts))
+        for entry in paragraph["qas"]:
+            is_impossible = entry.get("is_impossible", False)
+            answers = entry.get("answers", []) if with_answers and not is_impossible else []
+            if with_answers and not answers and not is_impossible:
+                raise UserError(f"{path}: question {entry['id']} has neither an answer nor is_impossible")
+            texts, starts = tuple(x["text"] for x in answers), tuple(x["answer_start"] for x in answers)
+            questions.append(Question(str(entry["id"]), entry["question"], paragraph["context"], texts, starts))
     return _checked(path, questions)
 
 
@@ -81,10 +82,9 @@ def read_examples(path: str, split: str) -> list[Question]:
     """Reads a split of "tfds:squad/v1.1" or "tfds:squad/v2.0"."""
     questions = []
     for row in read_tfds(path, split):
-        given = cell(row, "answers")
-        question, context = column(row, "question"), column(row, "context")
-        answers = tuple(given["text"]), tuple(given["answer_start"])
-        questions.append(Question(column(row, "id"), question, context, *answers))
+        name, question, context = (column(row, field) for field in ("id", "question", "context"))
+        answers = cell(row, "answers")
+        questions.append(Question(name, question, context, tuple(answers["text"]), tuple(answers["answer_start"])))
     return _checked(f"{path}, {split}", questions)
 
 
@@ -100,37 +100,44 @@ def _checked(path: epath.PathLike, questions: list[Question]) -> list[Question]:
     return questions
 
 
-def well_placed(data, train: list[Question], dev: list[Question]) -> tuple[list[Question], tuple[str, ...]]:
+def well_placed(data: ConfigDict, train: list[Question], dev: list[Question]) -> tuple[list[Question], tuple[str, ...]]:
     """Returns the questions to train on, and lines to print about answers that are not at their `answer_start`.
 
-    Questions with such an answer are left out of training; scoring needs no places. Raises `UserError` if there is one
-    and `data.on_bad_answer` is not to skip them.
+    Questions with such an answer are left out of training. Scoring does not use positions.
+
+    Args:
+      data: `config.data`.
+      train: the training questions.
+      dev: the dev questions.
+
+    Raises:
+      UserError: if there is such an answer, and `data.on_bad_answer` is not "skip"; or if no question is left.
     """
     kept, notes = [question for question in train if not _misplaced(question)], []
     for name, side in (("training", train), ("dev", dev)):
         if not (bad := [question for question in side if _misplaced(question)]):
             continue
         named = ", ".join(question.name for question in bad[:MOST_NAMED])
-        found = f"{len(bad)} {name} questions have an answer that is not at its answer_start: {named}"
-        found += f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+        problem = f"{len(bad)} {name} questions have an answer that is not at its answer_start: {named}"
+        problem += f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
         if on_bad_answer(data) == "stop":
             text, start = _misplaced(bad[0])[0]
             raise UserError(
-                f"{data.path}: {found} (there, {text[:60]!r} is not at character {start}); mend them, or leave such "
+                f"{data.path}: {problem} (there, {text[:60]!r} is not at character {start}); mend them, or leave such "
                 f"questions out of training with --config.data.on_bad_answer=skip"
             )
-        notes.append(f"{found}; {'left out' if side is train else 'scored all the same'}")
+        notes.append(f"{problem}; {'left out' if side is train else 'scored all the same'}")
     if not kept:
         raise UserError(f"{data.path}: no training question has all its answers at their answer_start")
     return kept, tuple(notes)
 
 
 def _misplaced(question: Question) -> list[tuple[str, int]]:
-    """Returns the answers that the paragraph does not have where they should start."""
+    """Returns the answers that differ from the paragraph at their `answer_start`."""
     places = zip(question.answers, question.starts)
     return [(text, start) for text, start in places if question.context[start : start + len(text)] != text]
 
 
-def on_bad_answer(data) -> str:
-    """Returns what is to be done with such questions: stop or skip."""
+def on_bad_answer(data: ConfigDict) -> str:
+    """Returns `data.on_bad_answer`: "stop" or "skip"; runs of older versions have no such field."""
     return data.get("on_bad_answer", "stop")

@@ -1,4 +1,4 @@
-"""Grid search over hyperparameters (Devlin et al. 2019, appendix A.3): runs its trials in one process, compiled once.
+"""Grid search over hyperparameters (Devlin et al. 2019, appendix A.3). The trials share a process and programs.
 
 Each trial is a run in its own workdir, `WORKDIR/runs/NAME`. `WORKDIR/best` names the best trial on the dev set; only
 this trial keeps its checkpoint.
@@ -10,11 +10,12 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 from etils import epath
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
@@ -26,7 +27,7 @@ from bertjax.data.loading.examples import count_steps
 from bertjax.distributed import hosts
 from bertjax.distributed.mesh import make_mesh
 from bertjax.finetuning import run as finetuning_run
-from bertjax.finetuning.run import RunInputs
+from bertjax.finetuning.run import FineTuningRun, RunInputs
 from bertjax.finetuning.validate import validate
 from bertjax.inference import tasks
 from bertjax.interop.pretrained import BEST_RUN
@@ -51,92 +52,93 @@ from bertjax.training.run import run as run_one
 from bertjax.training.step import Program, make_program
 
 SUMMARY = "sweep.md"
-ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # the table's last columns, in this order
-# Fields of the optimizer that do not need another program: the numbers of a schedule are inputs of a step.
+Settings = dict[str, Any]  # the values of the searched fields of a trial by name
+ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # the last columns of the table
+# Fields of the optimizer that are not compiled: the numbers of a schedule are inputs of a step.
 NOT_COMPILED = ("learning_rate", "warmup_proportion", "decay_proportion")
 NEXT_SEED = 1000  # added to the seed of a failed trial
-MARGIN = 1e-3  # a trial has failed unless it is better than `TaskData.baseline` by more than this
+MARGIN = 1e-3  # a trial has failed if the score is less than `TaskData.baseline` plus this number
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a finished trial. `failed`: not better than the baseline, or diverged."""
+    """The result of a finished trial.
 
-    settings: dict
-    scores: dict
+    Attributes:
+      settings: the values of the searched fields by name.
+      scores: the scores on the dev set.
+      failed: whether training diverged, or the score is not better than the baseline.
+    """
+
+    settings: Settings
+    scores: dict[str, float | None]
     failed: bool
 
 
-def parse(config) -> list[dict]:
+def parse(config: ConfigDict) -> list[Settings]:
     """Returns the settings of all trials of `config.sweep`: "learning_rate=5e-5,3e-5 seed=0,1" or "paper seed=0,1".
 
-    Raises `UserError` for a field that cannot be searched, or a value of the wrong type.
+    Raises:
+      UserError: for a field that cannot be searched, or a value of the wrong type.
     """
     text, paper, searchable = config.sweep, tasks.get(config.task).paper_sweep, fields_of(config)
     values: dict[str, list] = {}
     words = [setting for word in text.split() for setting in (paper.split() if word == "paper" else [word])]
     for word in words:
-        name, _, given = word.partition("=")
-        if not given or name not in searchable:
+        name, _, listed = word.partition("=")
+        if not listed or name not in searchable:
             raise UserError(
                 f"config.sweep = {text!r}: {word!r} is not understood; write 'paper' or settings such as {paper!r}; "
                 f"fields: {', '.join(searchable)}"
             )
-        kind = type(value_of(config, searchable[name]))
+        field_type = type(value_of(config, searchable[name]))
         try:
-            values[name] = list(dict.fromkeys(_parsed(kind, value) for value in split_at_commas(given)))
+            values[name] = list(dict.fromkeys(_parsed(field_type, value) for value in split_at_commas(listed)))
         except ValueError:
             raise UserError(
-                f"config.sweep = {text!r}: {given!r}: invalid values for {name} ({kind.__name__})"
+                f"config.sweep = {text!r}: {listed!r}: invalid values for {name} ({field_type.__name__})"
             ) from None
     names = sorted(values, key=_place)
     return [dict(zip(names, chosen)) for chosen in itertools.product(*(values[name] for name in names))]
 
 
-def fields_of(config) -> dict[str, str]:
-    """Returns {name: field} of the searchable fields. All others determine the data or the encoder."""
-    fields = [
-        "batch_size",
-        "epochs",
-        "seed",
-        "freeze_layers",
-        *(f"model.{name}" for name in dropout_fields(config.model)),
-    ]
+def fields_of(config: ConfigDict) -> dict[str, str]:
+    """Returns {name: field} of the searchable fields. Other fields determine the data or the encoder."""
+    fields = ["batch_size", "epochs", "seed", "freeze_layers"]
+    fields += [f"model.{name}" for name in dropout_fields(config.model)]
     fields += [
         f"{section}.{name}"
         for section in ("optimizer", "head", "loss", "lora")
         for name, value in config.get(section, {}).items()
-        if not isinstance(value, ml_collections.ConfigDict)
+        if not isinstance(value, ConfigDict)
     ]
     return {field.rpartition(".")[2]: field for field in fields}
 
 
-def _parsed(kind: type, value: str):
-    if kind is bool:
-        if value not in ("True", "False"):
-            raise ValueError(value)
-        return value == "True"
-    return kind(value)
+def _parsed(field_type: type, value: str) -> Any:
+    if field_type is bool:
+        return ("False", "True").index(value) == 1
+    return field_type(value)
 
 
 def _place(name: str) -> tuple[int, str]:
     return (ORDER.index(name) if name in ORDER else -1, name)
 
 
-def trials(config) -> list[tuple[dict, object]]:
-    """Returns (settings, config) of all trials of a search. Raises `UserError` if one is invalid."""
+def trials(config: ConfigDict) -> list[tuple[Settings, ConfigDict]]:
+    """Returns (settings, config) of all trials of a search. Raises `UserError` if a trial is invalid."""
     planned = [(settings, _with(config, settings)) for settings in parse(config)]
     for _, trial in planned:
         validate(trial)
     return planned
 
 
-def name_of(settings: dict) -> str:
-    """Returns the name of a trial's workdir: "batch_size=16,learning_rate=5e-05"."""
-    return ",".join(f"{name}={_cell(value)}" for name, value in settings.items()).replace("/", "+")  # it is a folder
+def name_of(settings: Settings) -> str:
+    """Returns the name of the workdir of a trial: "batch_size=16,learning_rate=5e-05"."""
+    return ",".join(f"{name}={_cell(value)}" for name, value in settings.items()).replace("/", "+")
 
 
-def _cell(value) -> str:
+def _cell(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -146,24 +148,31 @@ def refuse_search(workdir: epath.Path) -> None:
         raise UserError(f"{workdir}: holds a search, and this is a single run; choose another --workdir")
 
 
-def run(config, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
-    """Runs the trials that have not finished, prints the table and writes it to `sweep.md`. All trials call the hooks.
+def run(config: ConfigDict, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
+    """Runs the trials that have not finished, prints the table of results, and writes the table to `sweep.md`.
 
-    Repeats a failed trial with up to `config.restarts` other seeds; failed trials stay in the table.
+    Repeats a failed trial with up to `config.restarts` other seeds. The table contains the failed trials.
+
+    Args:
+      config: the validated config of the search.
+      workdir: the folder of the search.
+      hooks: the hooks of each trial.
+
+    Raises:
+      UserError: if a trial is invalid, or if the workdir contains another search or a single run.
     """
     if (workdir / CONFIG).exists():
         raise UserError(f"{workdir}: holds a single run, and this is a search; choose another --workdir")
-    is_first, programs, results = jax.process_index() == 0, {}, []
+    programs: dict[tuple, Program] = {}
+    results: list[Result] = []
     config, decisions = finetuning_run.resolve(config, None)
-    if is_first and decisions:
-        print(*decisions, sep="\n", flush=True)
-    planned = trials(config)  # with the adopted model
+    _print_first(*decisions)
+    planned = trials(config)
     for _, trial in planned:
         make_mesh(trial)
     inputs = finetuning_run.load_inputs(config, workdir, None)
-    data = inputs.data
-    if is_first and data.notes:
-        print("\n".join(data.notes), flush=True)
+    data, summary = inputs.data, ""
+    _print_first(*data.notes)
     check_others(workdir, config, inputs)
     for _, trial in planned:
         data.head.loss_with_settings(trial, data.labels, data.train)
@@ -174,47 +183,63 @@ def run(config, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
         trial_workdir, trial = workdir / TRIALS / name_of(settings), _with(config, settings)
         result = read_result(trial_workdir, settings, trial)
         if result is None:
-            if is_first:
-                print(f"trial {name_of(settings)} ({len(queue)} remaining)", flush=True)
+            _print_first(f"trial {name_of(settings)} ({len(queue)} remaining)")
             result = _run_trial(trial, trial_workdir, settings, inputs, programs, hooks)
         results.append(result)
-        hosts.wait_for_all("trial done")  # before its checkpoints may be deleted
-        if is_first:
+        hosts.wait_for_all("trial done")  # `keep_best` may delete the checkpoints of the trial.
+        if jax.process_index() == 0:
             best = keep_best(workdir, data.metric)
-            summary = f"{table(results, (data.metric, *data.more_metrics))}\n{best}\n"
-            write_whole(workdir / SUMMARY, summary)
+            summary = f"{table(results, (data.metric, *data.more_metrics))}\n{best}"
+            write_whole(workdir / SUMMARY, f"{summary}\n")
         if result.failed and restarts:
-            taken = {name_of(other) for other, _ in queue} | {name_of(other.settings) for other in results}
-            again = {**settings, "seed": settings.get("seed", config.seed) + NEXT_SEED}
-            while name_of(again) in taken:
-                again["seed"] += NEXT_SEED
-            queue.insert(0, (again, restarts - 1))
-    if is_first:
-        print(summary, end="", flush=True)
+            planned_settings = [*(pending for pending, _ in queue), *(finished.settings for finished in results)]
+            queue.insert(0, (_with_next_seed(settings, config.seed, planned_settings), restarts - 1))
+    _print_first(summary)
+
+
+def _print_first(*lines: str) -> None:
+    """Prints lines on the first host."""
+    if lines and jax.process_index() == 0:
+        print(*lines, sep="\n", flush=True)
+
+
+def _with_next_seed(settings: Settings, seed: int, planned_settings: Sequence[Settings]) -> Settings:
+    """Returns settings with a new seed: the earlier seed, by default `seed`, plus a multiple of `NEXT_SEED`."""
+    names = set(map(name_of, planned_settings))
+    seeds = itertools.count(settings.get("seed", seed) + NEXT_SEED, NEXT_SEED)
+    return next(settings | {"seed": seed} for seed in seeds if name_of(settings | {"seed": seed}) not in names)
 
 
 class _TrialKind(finetuning_run.FineTuningKind):
-    """A trial of a search, which has read the data and adopted the fields of `init_checkpoint`."""
+    """A trial of a search, whose config has the fields of `init_checkpoint`. All trials share the data."""
 
-    def __init__(self, inputs: RunInputs):
+    def __init__(self, inputs: RunInputs) -> None:
         self._inputs = inputs
 
-    def resolve(self, config: ml_collections.ConfigDict, info: RunInfo | None) -> Resolution:
+    def resolve(self, config: ConfigDict, info: RunInfo | None) -> Resolution:
+        """Returns a copy of the config, which the search has resolved."""
         return Resolution(ResolvedConfig.copy_of(config))
 
     def open(self, config: ResolvedConfig, workdir: epath.Path, info: RunInfo | None) -> Run:
+        """Opens the run without the notes about the data."""
         return finetuning_run.open_run(config, self._inputs)
 
 
 def _run_trial(
-    trial, workdir: epath.Path, settings: dict, inputs: RunInputs, programs: dict, hooks: Sequence[Hook]
+    trial: ConfigDict,
+    workdir: epath.Path,
+    settings: Settings,
+    inputs: RunInputs,
+    programs: dict[tuple, Program],
+    hooks: Sequence[Hook],
 ) -> Result:
-    """Runs a trial and writes its result. `programs` holds the programs of earlier trials, by compiled-in fields."""
+    """Runs a trial and writes the result. `programs` contains the programs of earlier trials by compiled fields."""
 
     def with_program(opened: Run) -> tuple[Run, Program]:
-        inputs = set(NOT_COMPILED) - ({"learning_rate"} if optimizers.has_constant_peak(trial.optimizer) else set())
-        compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in inputs}
+        step_inputs = {*NOT_COMPILED} - ({"learning_rate"} if optimizers.has_constant_peak(trial.optimizer) else set())
+        compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in step_inputs}
         content = [compiled_in, trial.head.to_dict(), dict(trial.get("loss", {})), trial.freeze_layers]
+        assert isinstance(opened, FineTuningRun)
         key = (opened.task.model, json.dumps(content, sort_keys=True))
         if key not in programs:
             programs[key] = make_program(opened.task, opened.config, opened.mesh)
@@ -223,19 +248,18 @@ def _run_trial(
     data = inputs.data
     steps = count_steps(trial, data.count(trial.batch_size))
     if not trial.eval.patience:
-        trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
+        trial.eval.every_steps = trial.eval.every_steps or steps  # By default, evaluates at the end only.
     try:
         trained = run_one(_TrialKind(inputs), trial, workdir, with_program, is_trial=True, hooks=hooks)
-        if trained is not None:
-            scores = trained.best_scores or trained.scores
-        else:  # training had finished, but the result was not written
+        scores = None if trained is None else trained.best_scores or trained.scores
+        if scores is None:  # An earlier process finished training, but did not write the result.
             scores = checkpoint.read_scores(workdir, checkpoint.best_step(workdir) or steps)
-        is_better = _number(scores.scores[data.metric]) > data.baseline + MARGIN
-        result = Result(settings, scores.scores, failed=not is_better)
+        values = {} if scores is None else scores.scores
+        is_better = _number(values.get(data.metric)) > data.baseline + MARGIN
+        result = Result(settings, values, failed=not is_better)
     except DivergenceError as error:
         result = Result(settings, {data.metric: None}, True)
-        if jax.process_index() == 0:
-            print(error, flush=True)
+        _print_first(str(error))
     if jax.process_index() == 0:
         baseline = {"metric": data.metric, "baseline": data.baseline}
         content = {"scores": result.scores, "failed": result.failed, **baseline}
@@ -243,34 +267,32 @@ def _run_trial(
     return result
 
 
-def check_others(workdir: epath.Path, config, inputs: RunInputs) -> None:
-    """Raises `UserError` if existing trials differ from these in more than the searched fields."""
+def check_others(workdir: epath.Path, config: ConfigDict, inputs: RunInputs) -> None:
+    """Raises `UserError` if earlier trials in the workdir differ from this search in other than searched fields."""
     now, identity = finetuning_run.info_of(config, inputs), tasks.get(config.task).identity
     fields, searched = fields_of(config), {*ORDER, *(name for settings in parse(config) for name in settings)}
     for path in sorted((workdir / TRIALS).glob(f"*/{CONFIG}")):
-        named = {part.partition("=")[0] for part in path.parent.name.split(",")}
-        may_differ = {fields.get(name) for name in searched | named}
-        found = differences(require_info(path.parent), now, identity)
-        _refuse(path.parent, [difference for difference in found if difference.field not in may_differ])
+        searched_earlier = {part.partition("=")[0] for part in path.parent.name.split(",")}
+        may_differ = {fields.get(name) for name in searched | searched_earlier}
+        all_differences = differences(require_info(path.parent), now, identity)
+        _refuse(path.parent, [difference for difference in all_differences if difference.field not in may_differ])
 
 
-def _refuse(workdir: epath.Path, found: list[Difference]) -> None:
+def _refuse(workdir: epath.Path, changes: list[Difference]) -> None:
     """Raises `UserError` if there is any difference."""
-    raise_if_fatal(
-        workdir, [difference for difference in found if difference.field in ("labels", "tokenizer", "fingerprints")]
-    )
-    if found:
-        changed = "; ".join(map(str, found))
+    raise_if_fatal(workdir, [change for change in changes if change.field in ("labels", "tokenizer", "fingerprints")])
+    if changes:
+        changed = "; ".join(map(str, changes))
         raise UserError(f"{workdir}: trained with other settings, {changed}; choose another --workdir")
 
 
-def _rank(scores: dict, metric: str) -> tuple[bool, float]:
-    """Returns a sort key, higher is better; a missing score, as of a diverged trial, ranks last."""
-    return scores.get(metric) is not None, _number(scores.get(metric))
-
-
 def table(results: list[Result], metrics: Sequence[str]) -> str:
-    """Formats Markdown: mean, best and standard deviation over the seeds of each setting, including failed trials."""
+    """Returns a Markdown table: mean, best and standard deviation over the seeds of each setting.
+
+    Args:
+      results: the results of all trials, also of failed trials.
+      metrics: the names of the metrics.
+    """
     names = sorted({name for r in results for name in r.settings if name != "seed"}, key=_place)
     groups: dict[tuple, list[Result]] = {}
     for result in results:
@@ -281,7 +303,7 @@ def table(results: list[Result], metrics: Sequence[str]) -> str:
     titles += ["runs", "failed"]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for values, group in groups.items():
-        cells = [*map(_cell, values)]
+        cells = list(map(_cell, values))
         for metric in metrics:
             scores = [100 * _number(r.scores.get(metric)) for r in group]
             spread = f"{np.std(scores, ddof=1):.2f}" if len(scores) > 1 else ""
@@ -295,19 +317,29 @@ def _number(score: float | None) -> float:
     return 0.0 if score is None or math.isnan(score) else score
 
 
-def _with(config, settings: dict):
+def _with(config: ConfigDict, settings: Settings) -> ConfigDict:
+    """Returns the config of a trial."""
     changed = copy.deepcopy(config)
     for name, value in settings.items():
         section, _, field = fields_of(config)[name].rpartition(".")
         (changed[section] if section else changed)[field] = value
-    changed.update(sweep="", restarts=0)  # a single run
+    changed.update(sweep="", restarts=0)  # The fields of a single run.
     return changed
 
 
-def read_result(workdir: epath.Path, settings: dict, trial) -> Result | None:
-    """Reads the result of a trial; None if it has not finished. Raises `UserError` if it had other settings."""
-    if (before := read_info(workdir)) is not None:
-        _refuse(workdir, differences(before, RunInfo(trial)))
+def read_result(workdir: epath.Path, settings: Settings, trial: ConfigDict) -> Result | None:
+    """Returns the result of a trial; None if the trial has not finished.
+
+    Args:
+      workdir: the folder of the trial.
+      settings: the values of the searched fields.
+      trial: the config of the trial.
+
+    Raises:
+      UserError: if the trial in the folder had another config.
+    """
+    if (previous := read_info(workdir)) is not None:
+        _refuse(workdir, differences(previous, RunInfo(trial)))
     path = workdir / TRIAL_RESULT
     if not path.exists():
         return None
@@ -316,17 +348,20 @@ def read_result(workdir: epath.Path, settings: dict, trial) -> Result | None:
 
 
 def keep_best(workdir: epath.Path, metric: str) -> str:
-    """Writes the name of the best trial in the workdir, of any search, and deletes the checkpoints of the others.
+    """Writes the name of the best trial to the workdir, and deletes the checkpoints of the other trials.
 
-    Returns a line that names it.
+    The trials are the trials of all searches in the workdir. A trial without a score ranks last.
+
+    Returns:
+      A line about the best trial.
     """
-    ranks = {}
+    ranks: dict[epath.Path, tuple[bool, float, bool]] = {}
     for path in sorted((workdir / TRIALS).glob(f"*/{TRIAL_RESULT}")):
-        has_checkpoint = checkpoint.folder_of(path.parent).exists()
-        ranks[path.parent] = (*_rank(read_json(path, TrialResult)["scores"], metric), has_checkpoint)
-    top = max(ranks, key=ranks.get)
+        score = read_json(path, TrialResult)["scores"].get(metric)
+        ranks[path.parent] = score is not None, _number(score), checkpoint.folder_of(path.parent).exists()
+    top = max(ranks, key=lambda trial: ranks[trial])
     write_whole(workdir / BEST_RUN, f"{TRIALS}/{top.name}\n")
     for trial in ranks:
-        if trial != top and (rest := checkpoint.folder_of(trial)).exists():
-            rest.rmtree()
+        if trial != top and (folder := checkpoint.folder_of(trial)).exists():
+            folder.rmtree()
     return f"best: {TRIALS}/{top.name}, {metric} {100 * ranks[top][1]:.2f}"

@@ -6,23 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from bertjax.data.loading.examples import Examples
 from bertjax.text.tokenizer import Tokenizer
 
-MOST_UNKNOWN = 0.01  # share of unknown tokens above which there is a warning
+MOST_UNKNOWN = 0.01  # a larger share of unknown tokens causes a warning
 KEEPS_MORE = "--config.max_seq_length keeps more"
 
 
 @dataclasses.dataclass(frozen=True)
 class TableSummary:
-    """Counts of a table; rows found = used + skipped.
+    """Counts of a table.
 
     Attributes:
-      name: such as "training".
-      rows, texts: what a row is, and a text, in the plural; by default the same.
-      used: how many rows are used.
-      skipped: how many rows are not, by reason.
+      name: the name of the table, such as "training".
+      used: the number of rows that are used.
       examples: the encoded texts, or their windows.
-      parts: texts of an example: 1, or 2 of a pair.
-      lost: for each text how many of its tokens were cut off.
-      keeps: the setting that keeps them.
+      tokenizer: the tokenizer.
+      rows: the name of rows, in the plural.
+      texts: the name of texts, in the plural; "" if it is also the name of rows.
+      skipped: the number of rows that are not used, by reason.
+      parts: the number of texts of an example: 1, or 2 for a pair.
+      lost: the number of tokens of each text that were cut off.
+      keeps: the setting that keeps more tokens.
     """
 
     name: str
@@ -41,17 +43,19 @@ class TableSummary:
         texts = self.texts or self.rows
         reasons = {reason: count for reason, count in self.skipped.items() if count}
         skipped = sum(reasons.values())
-        why = f" ({', '.join(f'{count:,} {reason}' for reason, count in reasons.items())})" if reasons else ""
+        details = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         special = len(self.tokenizer.framed((), () if self.parts > 1 else None))
         tokens = sum(map(len, self.examples.input_ids)) - special * len(self.examples.input_ids)
         unknown = sum(int((ids == self.tokenizer.unk_id).sum()) for ids in self.examples.input_ids)
-        found = f"{self.name}: {self.used + skipped:,} {self.rows} found = {self.used:,} used, {skipped:,} skipped{why}"
-        yield f"{found}; {tokens:,} tokens, {unknown / max(1, tokens):.2%} of them unknown"
+        counts = f"{self.used + skipped:,} {self.rows} found = {self.used:,} used, {skipped:,} skipped"
+        counts += f" ({details})" if details else ""
+        yield f"{self.name}: {counts}; {tokens:,} tokens, {unknown / max(1, tokens):.2%} of them unknown"
         if cut := sum(lost > 0 for lost in self.lost):
-            gone = sum(self.lost)
+            cut_tokens = sum(self.lost)
+            share = cut_tokens / (tokens + cut_tokens)
             yield (
-                f"{cut} of {len(self.lost)} {self.name} {texts} truncated to {max_seq_length} tokens: "
-                f"{gone / (tokens + gone):.2%} of the tokens are cut, {max(self.lost):,} of the longest; {self.keeps}"
+                f"{cut} of {len(self.lost)} {self.name} {texts} truncated to {max_seq_length} tokens: {share:.2%} of "
+                f"the tokens are cut, {max(self.lost):,} of the longest; {self.keeps}"
             )
         if empty := sum(len(ids) == special for ids in self.examples.input_ids):
             yield f"{empty} of {len(self.examples.input_ids)} {self.name} {texts} are empty: they have no token"
@@ -59,5 +63,5 @@ class TableSummary:
             yield (
                 f"warning: {unknown / tokens:.1%} of the tokens of the {self.name} {texts} are unknown to the "
                 f"vocabulary: is the checkpoint one of this language and script? --config.tokenizer.extend adds words "
-                f"to a vocabulary when pre-training goes on"
+                f"to the vocabulary in continued pre-training"
             )

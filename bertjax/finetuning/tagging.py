@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -16,7 +17,7 @@ from bertjax.finetuning.table_summary import TableSummary
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head, TaggingHead
 from bertjax.inference.task import FineTuningTask, InputForm, ReadsLabelledFiles, Split, TaskData
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import JOINS, TEXT, join_of
 from bertjax.training.checkpoints import workdir
@@ -114,7 +115,7 @@ class TaggingTask(FineTuningTask, ReadsLabelledFiles):
     architecture = "BertForTokenClassification"
     inputs = InputForm(range(1, 2), "texts")
     method = "tag"
-    identity = ("data.join",)
+    identity: ClassVar[tuple[str, ...]] = ("data.join",)
 
     def head_for(self, labels: int) -> Head:
         """Returns the head for a number of labels."""
@@ -141,12 +142,12 @@ class TaggingTask(FineTuningTask, ReadsLabelledFiles):
     def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
         """Yields, per text, its `words`, `tags` and `offsets` (start and end characters); `entities` if tags are BIO.
 
-        Words are those of `split_words`, without words that the tokenizer drops, such as words of control characters.
+        `split_words` finds the words. Words that the tokenizer drops, such as control characters, are left out.
         """
         labels = source.label_names(len(source.params["classifier"]["dense"]["bias"]))
         join, plain_texts = join_of(source.settings), [text for (text,) in texts]
         sentences, places, examples = word_encoding.encode_text(
-            plain_texts, labels, source.tokenizer, source.max_seq_length, join
+            plain_texts, labels, tokenizer_of(source), source.max_seq_length, join
         )
         logits = predictor.predict(self.head(source), source, examples)
         split = TaggedSentences(examples, sentences, labels)
@@ -170,7 +171,7 @@ class TaggingTask(FineTuningTask, ReadsLabelledFiles):
           with_context: whether neighbouring sentences of a document share a sequence.
           note: a line to print before the summary of the sentences.
         """
-        labels, tokenizer, join = source.labels, source.tokenizer, join_of(source.settings)
+        labels, tokenizer, join = source.labels, tokenizer_of(source), join_of(source.settings)
         examples = word_encoding.encode(sentences, labels, tokenizer, source.max_seq_length, with_context, join)
         summary = TableSummary("labelled", len(sentences), examples, tokenizer, rows="sentences")
         lines = [note, *summary.lines(source.max_seq_length), *_unread(examples.unread)]
@@ -180,7 +181,7 @@ class TaggingTask(FineTuningTask, ReadsLabelledFiles):
 def check_teacher(source: Pretrained, config: ConfigDict) -> None:
     """Raises `UserError` if a teacher was trained on words that were joined in another way than the words of a run."""
     join, teacher_join = join_of(config), join_of(source.settings)
-    if source.tokenizer.space and "join" in config.data and join != teacher_join:
+    if tokenizer_of(source).space and "join" in config.data and join != teacher_join:
         raise UserError(
             f"config.data.join = {join!r}: the teacher {source.path} was trained with {teacher_join!r}; set "
             f"--config.data.join={teacher_join}"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig
+from bertjax.config.model_config import BertConfig, Lora
 from bertjax.config.resolved import ResolvedConfig
 from bertjax.data.batch import Batch
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, count_steps
@@ -46,9 +46,11 @@ class FineTuning:
         compute = dataclasses.replace(compute_on(mesh, config), lora=self.lora)
         self.model = data.head.model(families.config_of(config), config.get("head", {}), compute=compute)
         if self.lora:
-            self._check_low_rank_targets()
+            self._check_low_rank_targets(self.lora)
         label_loss = data.head.loss_with_settings(config, data.labels, data.train)
         if data.train.teacher_logits is not None:
+            if not isinstance(label_loss, losses.DistillableLoss):
+                raise UserError(f"config.distill.teacher = {config.distill.teacher!r}: this task cannot have a teacher")
             label_loss = losses.Distilled(label_loss, config.distill.temperature, config.distill.weight)
         self.loss = FineTuningLoss(self.model, data.head, label_loss)
         if config.packing and not data.head.can_pack(self.model):
@@ -82,14 +84,14 @@ class FineTuning:
             return True
         return path[0] in self.data.head.frozen
 
-    def _check_low_rank_targets(self) -> None:
+    def _check_low_rank_targets(self, lora: Lora) -> None:
         """Raises `UserError` if the encoder is not trained, or if a target of the low-rank updates does not exist."""
         if "bert" in self.data.head.frozen:
-            raise UserError(f"config.lora.rank = {self.lora.rank}: this task does not train the encoder; set 0")
-        all_targets = dataclasses.replace(self.lora, targets=(low_rank.ALL,))
+            raise UserError(f"config.lora.rank = {lora.rank}: this task does not train the encoder; set 0")
+        all_targets = dataclasses.replace(lora, targets=(low_rank.ALL,))
         models = self.model, self.model.clone(compute=dataclasses.replace(self.model.compute, lora=all_targets))
         params = (nn.meta.unbox(jax.eval_shape(functools.partial(_init, model), jax.random.key(0))) for model in models)
-        low_rank.check_targets(self.lora, *params)
+        low_rank.check_targets(lora, *params)
 
     def layer_ids(self, path: tuple[str, ...]) -> np.ndarray | None:
         """Returns the layer numbers of a param, see `Task.layer_ids`."""
@@ -125,7 +127,7 @@ class FineTuning:
         size = self._order.steps_per_epoch
         return np.array([self._order.shape(step) for step in range(epoch * size, (epoch + 1) * size)])
 
-    def planned(self) -> tuple[int, Batch, Callable, Batch]:
+    def planned(self) -> tuple[int, Batch, jax.stages.Wrapped, Batch]:
         """Returns the inputs of the planner.
 
         These are the number of rows of the first step and its batch, with the rows of all hosts, and the function that
@@ -145,7 +147,8 @@ def check_indices(examples: Examples, labels: Sequence[str], model: BertConfig) 
     types = max(2, model.type_vocab_size)  # A model with one token type reads all tokens as of this type.
     limits = [("token id", examples.input_ids, model.vocab_size), ("token type", examples.token_types, types)]
     if labels and examples.labels is not None:
-        label_arrays = [np.maximum(x, 0) for x in examples.labels] if examples.per_token else [examples.labels]
+        labels_by_example = examples.labels if examples.per_token else [examples.labels]
+        label_arrays = [np.maximum(x, 0) if examples.per_token else np.asarray(x) for x in labels_by_example]
         limits.append(("label", label_arrays, len(labels)))
     for name, arrays, limit in limits:
         values = np.concatenate([np.empty(0, np.int64), *map(np.ravel, arrays)])

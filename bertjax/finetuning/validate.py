@@ -15,7 +15,8 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     """Raises `UserError` if a config of fine-tuning is invalid. Touches neither files nor devices.
 
     Args:
-      with_data: also require the location of the data.
+      config: the config.
+      with_data: whether to require the location of the data.
     """
     task = tasks.get(config.task)
     validate_fine_tuning(config, with_data)
@@ -24,7 +25,7 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
 
 
 def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
-    """Raises `UserError` if a field that all fine-tuning tasks share is invalid; `with_data`: also require the data."""
+    """Raises `UserError` if a field that all fine-tuning tasks share is invalid, see `validate`."""
     validate_shared_fields(config, FINE_TUNING_LIMITS)
     one = f'applies to searches only; for a single run also set --config.sweep="seed={config.seed}"'
     require(bool(config.sweep) or not config.restarts, "restarts", config.restarts, one)
@@ -40,7 +41,7 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
         more = "lstm_layers needs a BiLSTM: also set head.lstm_size"
         require(config.head.lstm_layers == 1 or lstm_size > 0, "head.lstm_layers", config.head.lstm_layers, more)
     within("head.label_smoothing", config.head.get("label_smoothing", 0.0), **BELOW_ONE)
-    both = "does not know the weights of head.class_weights; leave one of them out"
+    both = "cannot be combined with head.class_weights; leave one of the two out"
     weights = config.head.get("class_weights", "")
     require(not (config.distill.teacher and weights), "distill.teacher", config.distill.teacher, both)
     for field in ("temperature", "weight"):
@@ -54,13 +55,13 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
     targets = config.lora.targets
     is_named = not config.lora.rank or all(map(str.strip, targets.split(",")))
     require(is_named, "lora.targets", targets, "name kernels, such as query,value, or attention, or all-linear")
-    whole = "a BiLSTM (head.lstm_size) reads whole rows, which sequences cannot share; set False"
+    whole = "sequences cannot share a row with a BiLSTM (head.lstm_size); set False"
     require(not (config.packing and lstm_size), "packing", config.packing, whole)
     if with_data:
-        require(bool(config.data.path), "data.path", config.data.path, "say where the data is: a folder, or tfds:NAME")
+        require(bool(config.data.path), "data.path", config.data.path, "name the data: a folder, or tfds:NAME")
         require(
             bool(config.init_checkpoint),
             "init_checkpoint",
             config.init_checkpoint,
-            "say what to fine-tune: the workdir of a run, a Hugging Face folder, or Google's bert_model.ckpt",
+            "name a checkpoint: the workdir of a run, a Hugging Face folder, or bert_model.ckpt of Google",
         )

@@ -51,12 +51,21 @@ def encode(
     with_context: bool,
     join: str = TEXT,
 ) -> WordExamples:
-    """Encodes sequences that contain each word once, in order. The first piece of a word has its label, others have -1.
+    """Encodes sequences that contain each word once, in order.
 
-    With context, consecutive sentences of a document share a sequence while they fit. A sentence that is longer than a
-    sequence is split between words. `join`: as `config.data.join`.
+    The first piece of a word has the label of the word, other pieces have the label -1. A sentence that is longer than
+    a sequence is divided between words.
 
-    Raises `UserError` for a tag that is not in `labels`.
+    Args:
+      sentences: the sentences.
+      labels: the tags, by index of the label.
+      tokenizer: the tokenizer.
+      max_seq_length: the maximum number of tokens of a sequence.
+      with_context: whether consecutive sentences of a document share a sequence while they fit.
+      join: `config.data.join`.
+
+    Raises:
+      UserError: for a tag that is not in `labels`.
     """
     if not is_whole(tokenizer, join):
         pieces = tokenizer.encode_following([word for sentence in sentences for word in sentence.words])
@@ -116,7 +125,7 @@ def _owners(
     ids, offsets = tokenizer.encode(text)
     owners, is_covered, word = [], [False] * len(places), 0
     for token, (start, end) in zip(ids, offsets):
-        end = max(end, start + 1)  # of several pieces for one character, some are empty
+        end = max(end, start + 1)  # Some pieces of a character with several pieces are empty.
         while word < len(places) and places[word][1] <= start:
             word += 1
         if _is_space(tokenizer.pieces[token], tokenizer):
@@ -146,17 +155,24 @@ def _examples(
     """Encodes sequences as `encode` does.
 
     Args:
+      sentences: the sentences.
+      labels: see `encode`.
+      tokenizer: the tokenizer.
+      max_seq_length: see `encode`.
+      with_context: see `encode`.
       groups: the tokens of each sentence at the beginning of a sequence.
       following: the tokens of each sentence after another sentence.
     """
     indices, room = {label: i for i, label in enumerate(labels)}, max_seq_length - len(tokenizer.framed(()))
-    input_ids, all_labels, ids, marks, document, words, unread = [], [], [], [], None, [], 0
+    input_ids, all_labels, document, words, unread = [], [], None, [], 0
+    ids: list[int] = []
+    marks: list[int] = []  # the label of each token, or -1
 
     def close() -> None:
         if ids:
             input_ids.append(np.array(tokenizer.framed(ids), np.int32))
-            around = [[-1] * len(pieces) for pieces in (tokenizer.begin, tokenizer.end)]
-            all_labels.append(np.array([*around[0], *marks, *around[1]], np.int32))
+            before, after = ([-1] * len(pieces) for pieces in (tokenizer.begin, tokenizer.end))
+            all_labels.append(np.array([*before, *marks, *after], np.int32))
         ids.clear()
         marks.clear()
 
@@ -189,6 +205,8 @@ def read_tags(
 
     A word in which no token begins continues the tag of the word before it: `I-` follows `B-`.
     """
+    if examples.labels is None:
+        raise ValueError("the examples have no labels, which mark the first pieces of words")
     best = (
         labels[int(index)]
         for marks, scores in zip(examples.labels, logits)

@@ -16,13 +16,11 @@ Ability = TypeVar("Ability")
 
 # The requirement of an ability, for the message about a checkpoint without the ability.
 REQUIREMENTS: dict[type, str] = {
-    HasVectors: (
-        "must have vectors of texts: the workdir of a run that learnt some, or a folder of sentence-transformers"
-    ),
+    HasVectors: ("must compute embeddings: choose the workdir of a run of embed, or a folder of sentence-transformers"),
     HasSubmission: "must be the workdir of a run on a benchmark that takes submissions",
     ReadsLabelledFiles: (
-        "must be the workdir of a run that classifies or tags texts, or answers questions, or have vectors of texts; "
-        "only that says how --data is read"
+        "must be the workdir of a run that classifies or tags texts, or answers questions, or compute embeddings; the "
+        "task determines how --data is read"
     ),
 }
 
@@ -40,7 +38,7 @@ def task_of(source: Pretrained) -> FineTuningTask | None:
 
 
 def require_task(source: Pretrained) -> FineTuningTask:
-    """Returns the fine-tuning task of a checkpoint. Raises `UserError` if there is none, and as `task_of` does."""
+    """Returns the fine-tuning task of a checkpoint. Raises the errors of `task_of`, and `UserError` without a task."""
     if (task := task_of(source)) is None:
         raise UserError(f"{source.path}: is not fine-tuned; choose the checkpoint of a run with a task")
     return task
@@ -53,14 +51,14 @@ def find_ability(source: Pretrained, ability: type[Ability]) -> Ability | None:
 
 
 def require_ability(source: Pretrained, ability: type[Ability]) -> Ability:
-    """Returns the task of a checkpoint. Raises `UserError` if the task has not this ability, and as `task_of` does."""
+    """Returns the task of a checkpoint. Raises the errors of `task_of`, and `UserError` without the ability."""
     if (task := find_ability(source, ability)) is None:
         raise UserError(f"{source.path}: {REQUIREMENTS[ability]}")
     return task
 
 
 def methods_of(source: Pretrained) -> list[str]:
-    """Returns the names of the methods of `bertjax.Model` that need something trained and apply to a checkpoint."""
+    """Returns the names of the methods of `bertjax.Model` that use the head of a checkpoint."""
     if (task := task_of(source)) is not None:
         return [*filter(None, [task.method]), "predict"]
     if not source.predicts_words:

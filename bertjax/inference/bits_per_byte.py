@@ -1,8 +1,10 @@
-"""Bits per byte, by which models with different vocabularies can be compared.
+"""Bits per byte, which compare models with different vocabularies.
 
-Of a model that fills masks, whatever it is, the same 15 % of the words between spaces are hidden, all pieces of each,
-and what it takes to name these pieces is divided by the bytes of these words. How many pieces a word has can be seen.
-Of a model that predicts next words, it is what all pieces of the text take, divided by its bytes.
+For a masked model, 15 % of the words between spaces are masked, with all of their pieces. The negative log-likelihood
+of these pieces is divided by the number of bytes of these words. All models have the same masked words. The number of
+pieces of a masked word is visible to the model.
+
+For a left-to-right model, the negative log-likelihood of all pieces is divided by the number of bytes of the text.
 """
 
 import math
@@ -20,14 +22,22 @@ SHARE, SEED = 0.15, 0
 
 
 def windows(lines: Iterable[str], most: int, shortest: int, longest: int) -> list[str]:
-    """Returns some windows of lines of text, at random: whole words, of so many bytes with the space after each."""
-    found = [window for line in lines for window in _cut(line.split(), shortest, longest)]
-    chosen = np.random.default_rng(SEED).permutation(len(found))[:most]
-    return [found[i] for i in sorted(chosen)]
+    """Returns random windows of lines of text. A window consists of whole words.
+
+    Args:
+      lines: the lines of text.
+      most: the maximum number of windows.
+      shortest: the minimum number of bytes of a window, with a space after each word.
+      longest: the maximum number of bytes.
+    """
+    candidates = [window for line in lines for window in _cut(line.split(), shortest, longest)]
+    chosen = np.random.default_rng(SEED).permutation(len(candidates))[:most]
+    return [candidates[i] for i in sorted(chosen)]
 
 
 def _cut(words: list[str], shortest: int, longest: int) -> Iterator[str]:
-    window, size = [], 0
+    window: list[str] = []
+    size = 0
     for word in words:
         bytes_more = len(word.encode()) + 1
         if window and size + bytes_more > longest:
@@ -40,16 +50,17 @@ def _cut(words: list[str], shortest: int, longest: int) -> Iterator[str]:
 
 
 def hidden_words(texts: Iterable[str], may_hide: Callable[[str], bool]) -> list[list[bool]]:
-    """Returns of each word of each text whether it is hidden, at random among those that may be."""
+    """Returns whether each word of each text is masked: a random 15 % of the words that `may_hide` allows."""
     draw = np.random.default_rng(SEED).random
     return [[may_hide(word) and draw() < SHARE for word in text.split(" ")] for text in texts]
 
 
 def halved(
-    text: str, hidden: Sequence[bool], tokenizer: Tokenizer, length: int
+    text: str, hidden: Sequence[bool], tokenizer: Tokenizer, length: float
 ) -> Iterator[tuple[str, Sequence[bool]]]:
-    """Yields a text and which words of it are hidden, or its halves, until they have `length` tokens at most. A
-    word that has more is left out.
+    """Yields the parts of a text with at most `length` tokens, by repeated halving, and the part of `hidden` of each.
+
+    A word with more tokens is left out.
     """
     words = text.split(" ")
     if len(tokenizer.framed(tokenizer.encode(text).ids)) <= length:
@@ -61,12 +72,13 @@ def halved(
 
 
 def masked(text: str, hidden: Sequence[bool], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int], list[int]]]:
-    """Yields ids with masks, the positions of these, and the pieces that they hide, if any are.
+    """Yields the ids of a text with masks, the positions of the masks, and the masked pieces; nothing without masks.
 
-    Raises `UserError` if a hidden word is not in the vocabulary.
+    Raises:
+      UserError: if a masked word is not in the vocabulary.
     """
     encoded, words = tokenizer.encode(text), text.split(" ")
-    # With the space before it, which may be a piece of its own; the first word's has no place in the text.
+    # A word includes the space before it, which may be a separate piece. The text has no space before the first word.
     word_at = [number for number, word in enumerate(words) for _ in range(len(word) + (number > 0))]
     owners = [word_at[max(end, 1) - 1] for _, end in encoded.offsets]
     ids = tokenizer.framed(encoded.ids)
@@ -82,37 +94,42 @@ def masked(text: str, hidden: Sequence[bool], tokenizer: Tokenizer) -> Iterator[
 
 def bits_per_byte(
     model: BertForMaskedLM,
-    params,
+    params: dict,
     tokenizer: Tokenizer,
     texts: Sequence[str],
     hidden: Sequence[Sequence[bool]],
     length: int,
 ) -> dict[str, float]:
-    """Returns the bits per byte of some texts, and the words and bytes that these are of.
+    """Returns the bits per byte of texts, and the numbers of words and bytes that the bits belong to.
 
     Args:
-      hidden: of each word of each text, whether it is hidden; of no effect for a model that predicts next words.
-      length: tokens of the longest sequence; longer texts are halved, unless the model has a memory.
+      model: the language model.
+      params: the params of the model.
+      tokenizer: the tokenizer.
+      texts: the texts.
+      hidden: whether each word of each text is masked, see `hidden_words`; has no effect for a left-to-right model.
+      length: the maximum number of tokens of a sequence. Longer texts are halved, unless the model is recurrent.
 
-    Raises `UserError` if none is hidden.
+    Raises:
+      UserError: if no word is masked.
     """
     longest = length if likelihood.part_of(model.config) is None else math.inf
-    parts = [part for text, which in zip(texts, hidden) for part in halved(text, which, tokenizer, longest)]
-    says_all = families.family_of(model.config).lm_type(model.config) == "causal"
-    all_words = [pair for text, which in parts for pair in zip(text.split(" "), which)]
-    words = [word for word, is_hidden in all_words if is_hidden or says_all]
-    size = sum(len(text.encode()) for text, _ in parts) if says_all else sum(len(word.encode()) for word in words)
+    parts = [part for text, masks in zip(texts, hidden) for part in halved(text, masks, tokenizer, longest)]
+    is_causal = families.family_of(model.config).lm_type(model.config) == "causal"
+    all_words = [pair for text, masks in parts for pair in zip(text.split(" "), masks)]
+    words = [word for word, is_hidden in all_words if is_hidden or is_causal]
+    size = sum(len(text.encode()) for text, _ in parts) if is_causal else sum(len(word.encode()) for word in words)
     if not size:
         raise UserError(
             f"bits per byte: {len(texts)} windows of text have no word that could be hidden; give more text"
         )
-    if says_all:
+    if is_causal:
         total = sum(likelihood.log_likelihoods(model, params, tokenizer, (text for text, _ in parts)))
     else:
         rows = [
-            likelihood.PredictedRow(number, *each)
+            likelihood.PredictedRow(number, *row)
             for number, part in enumerate(parts)
-            for each in masked(*part, tokenizer)
+            for row in masked(*part, tokenizer)
         ]
         total = likelihood.log_likelihoods_of_rows(model, params, tokenizer, rows, len(parts)).sum()
     return {"bits_per_byte": float(-total / np.log(2) / size), "words": len(words), "bytes": size}

@@ -5,57 +5,70 @@ import functools
 from collections.abc import Iterable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bertjax.common.errors import UserError
-from bertjax.inference.predictor import check_numbers, words_model
-from bertjax.interop.pretrained import Pretrained
+from bertjax.inference.predictor import check_numbers, padded_batch, words_model
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text.tokenizer import Tokenizer
 
-BATCH, MASKS = 32, 256  # most texts that are computed together, and most masks
+BATCH, MASKS = 32, 256  # the largest numbers of texts and of masks in a batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """A text and, for each of its masks, the most likely (piece, probability) pairs, best first."""
+    """A text and, for each [MASK] of the text, the most likely (piece, probability) pairs, best first."""
 
     text: str
     masks: list[list[tuple[str, float]]]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def _most_likely(model: BertForMaskedLM, params, batch, positions, vocab_size: int, top_k: int):
+def _most_likely(
+    model: BertForMaskedLM, params: dict, batch: dict, positions: np.ndarray, vocab_size: int, top_k: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the probabilities and the ids of the most likely words, `[rows, predictions, top_k]`."""
     logits = model.apply({"params": params}, **batch, masked_positions=positions)
-    return jax.lax.top_k(jax.nn.softmax(logits)[..., :vocab_size], top_k)
+    top = jax.lax.top_k(jax.nn.softmax(jnp.asarray(logits))[..., :vocab_size], top_k)
+    return top[0], top[1]
 
 
 def fill_masks(
-    model: BertForMaskedLM, params, tokenizer: Tokenizer, texts: Iterable[str], top_k: int = 5
+    model: BertForMaskedLM, params: dict, tokenizer: Tokenizer, texts: Iterable[str], top_k: int = 5
 ) -> Iterator[Filled]:
-    """Yields each text with its masks filled. `params` may have more heads.
+    """Yields each text with the most likely words for each [MASK].
 
-    Raises `UserError`, before filling any, if the model predicts next words, or if a text has no mask or is too long.
+    Args:
+      model: the language model.
+      params: the params of the model, and perhaps of other heads.
+      tokenizer: the tokenizer.
+      texts: the texts.
+      top_k: the number of words for each [MASK].
+
+    Raises:
+      UserError: before the first result, if the model predicts next words, or if a text has no [MASK] or is too long.
     """
     texts, top_k = list(texts), min(top_k, tokenizer.vocab_size)
-    most_likely = min(1 << (top_k - 1).bit_length(), tokenizer.vocab_size)  # few numbers to compile
+    computed_words = min(1 << (top_k - 1).bit_length(), tokenizer.vocab_size)  # A power of two: few compilations.
     longest = model.config.max_position_embeddings
-    learnt = families.family_of(model.config).lm_type(model.config)
-    if texts and learnt not in ("masked", "permuted"):
-        instead = "; --generate=N continues a text with them" if learnt == "causal" else ""
+    lm_type = families.family_of(model.config).lm_type(model.config)
+    if texts and lm_type not in ("masked", "permuted"):
+        instead = "; --generate=N continues a text with them" if lm_type == "causal" else ""
         raise UserError(
             f"only a model that was trained with masks fills a [MASK]; this one predicts next words{instead}"
         )
     encoded = [_encode(text, tokenizer, longest) for text in texts]
-    for some in _together([ids.count(tokenizer.mask_id) for ids in encoded]):
-        found = _fill(model, params, tokenizer, encoded[some.start : some.stop], most_likely)
-        for number, masks in zip(some, found):
+    for numbers in _together([ids.count(tokenizer.mask_id) for ids in encoded]):
+        filled = _fill(model, params, tokenizer, encoded[numbers.start : numbers.stop], computed_words)
+        for number, masks in zip(numbers, filled):
             yield Filled(texts[number], [words[:top_k] for words in masks])
 
 
 def _together(masks: list[int]) -> Iterator[range]:
-    """Yields ranges of texts, given with their numbers of masks, whose logits fit in memory together."""
+    """Yields ranges of texts whose logits fit in memory together; `masks` are the numbers of masks of all texts."""
     start = 0
     for number, count in enumerate(masks):
         most = max([count, *masks[start:number]])
@@ -66,24 +79,21 @@ def _together(masks: list[int]) -> Iterator[range]:
         yield range(start, len(masks))
 
 
-def _fill(model, params, tokenizer: Tokenizer, encoded: list[list[int]], top_k: int) -> list[list]:
-    """The masks of texts that are computed together."""
+def _fill(
+    model: BertForMaskedLM, params: dict, tokenizer: Tokenizer, encoded: list[list[int]], top_k: int
+) -> list[list[list[tuple[str, float]]]]:
+    """Returns the most likely words for each mask of the texts of a batch."""
     texts = len(encoded)
     encoded = encoded + encoded[-1:] * ((1 << (texts - 1).bit_length()) - texts)
     positions = [np.flatnonzero(np.array(ids) == tokenizer.mask_id) for ids in encoded]
     # Pads to powers of two to limit compilations.
-    longest, most = max(map(len, encoded)), max(map(len, positions))
+    longest, most_masks = max(map(len, encoded)), max(map(len, positions))
     length = min(model.config.max_position_embeddings, max(16, 1 << (longest - 1).bit_length()))
-    width, rows = 1 << (most - 1).bit_length(), len(encoded)
-    ids = np.full((rows, length), tokenizer.pad_id, np.int32)
-    segments, types = np.zeros((2, rows, length), np.int32)
-    masked = np.zeros((rows, width), np.int32)
-    for row, (own, places) in enumerate(zip(encoded, positions)):
-        ids[row, : len(own)], segments[row, : len(own)] = own, 1
-        types[row, : len(own)] = tokenizer.token_types(len(own))
-        masked[row] = places[-1]  # a model of permuted words hides what is there
+    batch = padded_batch(encoded, tokenizer, len(encoded), length)
+    masked = np.zeros((len(encoded), 1 << (most_masks - 1).bit_length()), np.int32)
+    for row, places in enumerate(positions):
+        masked[row] = places[-1]  # A permuted model hides the tokens at all positions, also at unused ones.
         masked[row, : len(places)] = places
-    batch = {"input_ids": ids, "segments": segments, "token_types": types}
     probabilities, words = jax.device_get(_most_likely(model, params, batch, masked, tokenizer.vocab_size, top_k))
     check_numbers(probabilities)
     return [
@@ -96,8 +106,8 @@ def _fill(model, params, tokenizer: Tokenizer, encoded: list[list[int]], top_k: 
 
 
 def of_checkpoint(source: Pretrained, texts: Iterable[str], top_k: int = 5) -> Iterator[Filled]:
-    """As `fill_masks`, with a checkpoint. Also raises `UserError` if it predicts no words."""
-    return fill_masks(*words_model(source), source.tokenizer, texts, top_k)
+    """Yields the results of `fill_masks` by a checkpoint. Raises `UserError` if the checkpoint predicts no words."""
+    return fill_masks(*words_model(source), tokenizer_of(source), texts, top_k)
 
 
 def check(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> None:

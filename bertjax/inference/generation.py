@@ -1,8 +1,8 @@
-"""Continues a text with a causal model, word after word."""
+"""Text generation with causal models."""
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,22 +11,23 @@ import numpy as np
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import Compute
 from bertjax.inference.predictor import check_numbers, words_model
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models import families
 from bertjax.models.family import Decodes
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text.tokenizer import Tokenizer
 
 NEVER = jnp.finfo(jnp.float32).min
+State = tuple[jax.Array, jax.Array, Any, jax.Array]  # ids, logits, cache, position of the next piece
 
 
 class Sampling(NamedTuple):
-    """How the next piece is chosen.
+    """The settings of sampling the next piece.
 
     Attributes:
-      temperature: divides the logits; 0: always the most likely piece.
-      top_k: only among the k most likely ones; 0: all.
-      top_p: only among the most likely ones that together have this probability (Holtzman et al. 2020, section 3.1).
+      temperature: divides the logits; 0 always chooses the most likely piece.
+      top_k: samples from the k most likely pieces; 0 samples from all pieces.
+      top_p: samples from the most likely pieces with this total probability (Holtzman et al. 2020, section 3.1).
     """
 
     temperature: float = 1.0
@@ -35,11 +36,18 @@ class Sampling(NamedTuple):
 
 
 def generate(
-    model: BertForMaskedLM, params, tokenizer: Tokenizer, text: str, tokens: int, sampling: Sampling, seed: int = 0
+    model: BertForMaskedLM,
+    params: dict,
+    tokenizer: Tokenizer,
+    text: str,
+    tokens: int,
+    sampling: Sampling,
+    seed: int = 0,
 ) -> str:
-    """Returns a text with up to `tokens` more pieces; it ends earlier where the model ends a document.
+    """Returns a text with a continuation of up to `tokens` pieces, which ends at the first [SEP].
 
-    Raises `UserError` if the model is not causal, or if the text leaves it no room.
+    Raises:
+      UserError: if the model is not causal, or if the text has as many tokens as the model has positions.
     """
     config = model.config
     family = families.family_of(config)
@@ -47,69 +55,91 @@ def generate(
         does = {"bidirectional": "reads in both directions", "causal": "cannot"}.get(lm_type, "fills a [MASK]")
         raise UserError(f"only a left-to-right model (model.causal) continues a text; this one {does}")
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids]
-    if len(ids) >= (most := config.max_position_embeddings):
-        raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, and the model no room for more than {most}")
-    size = min(config.max_position_embeddings, 1 << (len(ids) - 1).bit_length())  # few lengths to compile for
-    longest = min(config.max_position_embeddings, size + tokens)
+    if len(ids) >= (positions := config.max_position_embeddings):
+        raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, but the model has only {positions} positions")
+    size = min(positions, 1 << (len(ids) - 1).bit_length())  # A power of two: few lengths are compiled.
+    longest = min(positions, size + tokens)
     tokens = min(tokens, longest - len(ids))
     prompt = np.pad(ids, (0, size - len(ids)), constant_values=tokenizer.pad_id)[None].astype(np.int32)
     special = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.mask_id} - {tokenizer.sep_id}
-    found, logits = _generate(
-        model,
-        longest,
-        sampling,
-        tuple(special),
-        tokenizer.sep_id,
-        params,
-        prompt,
-        len(ids),
-        tokens,
-        jax.random.key(seed),
-    )
+    settings = (model, longest, sampling, tuple(special), tokenizer.sep_id)
+    generated, logits = _generate(*settings, params, prompt, len(ids), tokens, jax.random.key(seed))
     check_numbers(np.asarray(logits))
-    found = np.asarray(found)[0, len(ids) : len(ids) + tokens].tolist()
-    end = found.index(tokenizer.sep_id) if tokenizer.sep_id in found else len(found)
-    return tokenizer.decode([*ids[1:], *found[:end]])
+    new_ids = np.asarray(generated)[0, len(ids) : len(ids) + tokens].tolist()
+    end = new_ids.index(tokenizer.sep_id) if tokenizer.sep_id in new_ids else len(new_ids)
+    return tokenizer.decode([*ids[1:], *new_ids[:end]])
 
 
 def of_checkpoint(
     source: Pretrained, texts: Iterable[str], tokens: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[str]:
-    """Continues texts with a checkpoint, see `generate`, each with a seed of its own.
+    """Yields the continuation of each text by a checkpoint, see `generate`. The seed of text i is `seed + i`.
 
-    Computes in float32: one token at a time is slower in bfloat16. Also raises `UserError` if it predicts no words.
+    The computation is in float32, because bfloat16 is slower for one token at a time.
+
+    Raises:
+      UserError: if the checkpoint predicts no words, and as `generate` does.
     """
     model, params = words_model(source, Compute())
     for number, text in enumerate(texts):
-        yield generate(model, params, source.tokenizer, text, tokens, sampling, seed + number)
+        yield generate(model, params, tokenizer_of(source), text, tokens, sampling, seed + number)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _generate(model, longest, sampling, special, sep_id, params, prompt, used, tokens, key):
-    """Returns `[1, longest]` ids, the prompt's first `used` ones and pieces after them until [SEP]; the last logits."""
-    cache = families.family_of(model.config).new_cache(model.config, 1, longest, model.compute.dtype)
-    run = functools.partial(model.apply, {"params": params}, method="decode")
-    # The prompt's padding is in the cache as well: no token attends to it before another has taken its place.
+def _generate(
+    model: BertForMaskedLM,
+    longest: int,
+    sampling: Sampling,
+    special: tuple[int, ...],
+    sep_id: int,
+    params: dict,
+    prompt: jax.Array,
+    used: jax.Array,
+    tokens: jax.Array,
+    key: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Generates pieces until [SEP].
+
+    Args:
+      model: the causal language model.
+      longest: the number of tokens of the cache.
+      sampling: the settings of sampling.
+      special: the pieces that are never generated.
+      sep_id: the piece that ends a document.
+      params: the params of the model.
+      prompt: `[1, length]` ids with padding.
+      used: the number of tokens of the prompt without padding.
+      tokens: the maximum number of new pieces.
+      key: the key of the random numbers.
+
+    Returns:
+      `[1, longest]` ids with the prompt and the new pieces, and the last logits.
+    """
+    family: Any = families.family_of(model.config)  # `Decodes`
+    cache = family.new_cache(model.config, 1, longest, model.compute.dtype)
+    run: Any = functools.partial(model.apply, {"params": params}, method="decode")
+    # The cache contains the padding of the prompt. No token attends to the padding before a new token replaces it.
     logits, cache = run(prompt, jnp.arange(prompt.shape[1]), cache, used - 1)
     ids = jnp.zeros((1, longest), jnp.int32).at[:, : prompt.shape[1]].set(prompt)
 
-    def goes_on(state):
+    def is_unfinished(state: State) -> jax.Array:
         ids, _, _, place = state
-        is_end = (place > used) & (ids[0, place - 1] == sep_id)  # GPT-2 begins with the same piece
+        is_end = (place > used) & (ids[0, place - 1] == sep_id)  # The prompt of GPT-2 begins with the same piece.
         return (place < used + tokens) & ~is_end
 
-    def step(state):
+    def step(state: State) -> State:
         ids, logits, cache, place = state
         logits = logits.at[:, jnp.array(special, jnp.int32)].set(NEVER)
         ids = ids.at[:, place].set(_choose(logits, sampling, jax.random.fold_in(key, place)))
         logits, cache = run(jax.lax.dynamic_slice(ids, (0, place), (1, 1)), place[None], cache, 0)
         return ids, logits, cache, place + 1
 
-    return jax.lax.while_loop(goes_on, step, (ids, logits, cache, jnp.asarray(used)))[:2]
+    ids, logits, _, _ = jax.lax.while_loop(is_unfinished, step, (ids, logits, cache, jnp.asarray(used)))
+    return ids, logits
 
 
-def _choose(logits, sampling: Sampling, key):
-    """`[batch, vocab]` -> `[batch]` pieces."""
+def _choose(logits: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
+    """Returns a piece for each row, `[batch]`; `logits` are `[batch, vocab]`."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
     logits = logits / sampling.temperature
@@ -118,7 +148,7 @@ def _choose(logits, sampling: Sampling, key):
         logits = jnp.where(logits < least, NEVER, logits)
     if sampling.top_p < 1:
         ordered = -jnp.sort(-logits, axis=-1)
-        # For each piece, the total probability of the more likely ones.
+        # For each piece, the total probability of the more likely pieces.
         before = jnp.cumsum(jax.nn.softmax(ordered), axis=-1) - jax.nn.softmax(ordered)
         least = jnp.where(before < sampling.top_p, ordered, jnp.inf).min(-1, keepdims=True)
         logits = jnp.where(logits < least, NEVER, logits)

@@ -95,9 +95,11 @@ class ClassificationHead(Head):
     labels: int
 
     def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
+        """Returns the module with a row of the classifier for each label."""
         return BertForSequenceClassification(config, labels=self.labels, **settings)
 
     def loss(self, config: ConfigDict) -> LabelLoss:
+        """Returns the cross-entropy of the classes."""
         return CrossEntropy()
 
 
@@ -108,6 +110,7 @@ class MultiLabelHead(ClassificationHead):
     problem_type = MULTI_LABEL
 
     def loss(self, config: ConfigDict) -> LabelLoss:
+        """Returns the cross-entropy of each label."""
         return SigmoidCrossEntropy()
 
 
@@ -119,6 +122,7 @@ class RegressionHead(ClassificationHead):
     labels: int = 1
 
     def loss(self, config: ConfigDict) -> LabelLoss:
+        """Returns the squared error."""
         return SquaredError()
 
 
@@ -131,9 +135,11 @@ class TaggingHead(Head):
     labels: int
 
     def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
+        """Returns the module with a row of the classifier for each tag."""
         return BertForTokenClassification(config, labels=self.labels, **settings)
 
     def loss(self, config: ConfigDict) -> LabelLoss:
+        """Returns the cross-entropy of the tags."""
         return CrossEntropy()
 
 
@@ -145,9 +151,11 @@ class SpanHead(Head):
     pooled = False
 
     def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
+        """Returns the module with two logits for each token."""
         return BertForQuestionAnswering(config, **settings)
 
     def loss(self, config: ConfigDict) -> LabelLoss:
+        """Returns the mean cross-entropy of the first and the last token."""
         return SpanLoss()
 
 
@@ -158,9 +166,11 @@ class ChoiceHead(Head):
     architecture = "BertForMultipleChoice"
 
     def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
+        """Returns the module with one logit for each sequence."""
         return BertForSequenceClassification(config, labels=1, **settings)
 
     def loss(self, config: ConfigDict) -> LabelLoss:
+        """Returns the cross-entropy over the sequences of an example."""
         return ChoiceLoss()
 
 

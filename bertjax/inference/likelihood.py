@@ -1,8 +1,8 @@
-"""Likelihoods of texts, and minimal pairs: how often a model finds the better of two sentences more likely.
+"""Likelihoods of texts, and minimal pairs of an acceptable and an unacceptable sentence.
 
-A left-to-right model gives each token's probability after those before it; one with a memory reads a text that is
-longer than the memory in parts of its length. Of a model that fills masks, each token is masked alone: the
-pseudo-log-likelihood (Salazar et al. 2020, section 2).
+A left-to-right model computes the probability of each token after the previous tokens. A recurrent model reads a long
+text in segments of the length of the memory. A masked model computes the pseudo-log-likelihood (Salazar et al. 2020,
+section 2): each token is masked alone.
 """
 
 import collections
@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +18,30 @@ import numpy as np
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
-from bertjax.inference.predictor import check_numbers
+from bertjax.data.batch import Batch
+from bertjax.inference.predictor import check_numbers, padded_batch
 from bertjax.models import families
 from bertjax.models.family import Recurrent
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text.tokenizer import Tokenizer
 
-BATCH_TOKENS, MOST_ROWS = 8192, 512
-TOGETHER = 1024  # texts whose rows are sorted by length
-LENGTHS = 8  # rows are padded to multiples of this
-# Names of a pair's fields, ours and those of BLiMP's own files (Warstadt et al. 2020).
+BATCH_TOKENS, MAX_ROWS = 8192, 512  # sizes of a batch
+TEXTS_AT_ONCE = 1024  # texts whose rows are sorted by length
+LENGTHS = 8  # Rows are padded to multiples of this length.
+# The names of the fields of a pair here, and in the files of BLiMP (Warstadt et al. 2020).
 GOOD, BAD = ("good", "sentence_good"), ("bad", "sentence_bad")
 FIELDS = (GOOD, BAD, ("paradigm", "UID"), ("phenomenon", "linguistics_term"))
 
 
 class PredictedRow(NamedTuple):
-    """A row of a batch: `words` are predicted at `positions` of `ids`, for the text with this number."""
+    """A row of a batch.
+
+    Attributes:
+      text: the number of the text.
+      ids: the tokens.
+      positions: the positions of the predictions.
+      words: the tokens whose probabilities are computed.
+    """
 
     text: int
     ids: list[int]
@@ -42,55 +50,70 @@ class PredictedRow(NamedTuple):
 
 
 class Pair(NamedTuple):
+    """A minimal pair.
+
+    Attributes:
+      good: the acceptable sentence.
+      bad: the unacceptable sentence.
+      paradigm: the name of the kind of contrast.
+      phenomenon: the name of the group of paradigms.
+    """
+
     good: str
     bad: str
     paradigm: str
     phenomenon: str
 
 
-def log_likelihoods(model: BertForMaskedLM, params, tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[float]:
-    """Yields the (pseudo-)log-likelihood of each text, the sum over its tokens without [CLS] and [SEP], in nats.
+def log_likelihoods(
+    model: BertForMaskedLM, params: dict, tokenizer: Tokenizer, texts: Iterable[str]
+) -> Iterator[float]:
+    """Yields the (pseudo-)log-likelihood of each text, in nats: the sum over all tokens except [CLS] and [SEP].
 
-    Raises `UserError` for a model that predicts both neighbours, and for a text that it has no room for.
+    Raises:
+      UserError: for a bidirectional language model, and for a text with more tokens than the model has positions.
     """
-    learnt = families.family_of(model.config).lm_type(model.config)
-    if learnt not in ("masked", "causal", "permuted"):
-        raise UserError("likelihoods need a model that fills masks, or that predicts next words; this one does neither")
-    numbered = iter(texts)
-    while some := list(itertools.islice(numbered, TOGETHER)):
-        rows = [row for i, text in enumerate(some) for row in _rows_of(i, text, tokenizer, model.config, learnt)]
-        yield from log_likelihoods_of_rows(model, params, tokenizer, rows, len(some)).tolist()
+    lm_type = families.family_of(model.config).lm_type(model.config)
+    if lm_type not in ("masked", "causal", "permuted"):
+        raise UserError(
+            "likelihoods need a masked, permuted or left-to-right language model; this model is bidirectional"
+        )
+    remaining = iter(texts)
+    while portion := list(itertools.islice(remaining, TEXTS_AT_ONCE)):
+        rows = [row for i, text in enumerate(portion) for row in _rows_of(i, text, tokenizer, model.config, lm_type)]
+        yield from log_likelihoods_of_rows(model, params, tokenizer, rows, len(portion)).tolist()
 
 
 def log_likelihoods_of_rows(
-    model: BertForMaskedLM, params, tokenizer: Tokenizer, rows: Iterable[PredictedRow], texts: int
+    model: BertForMaskedLM, params: dict, tokenizer: Tokenizer, rows: Iterable[PredictedRow], texts: int
 ) -> np.ndarray:
-    """Returns the sum of the log-probabilities of each text's words, over all of its rows: `[texts]`, in nats."""
-    found, longest, part = np.zeros(texts), longest_of(model.config), part_of(model.config)
+    """Returns the log-probability of the words of all rows of each text: `[texts]`, in nats."""
+    sums, longest, segment_length = np.zeros(texts), longest_of(model.config), part_of(model.config)
     for batch in _batches(sorted(rows, key=lambda row: len(row.ids)), longest):
         arrays, positions, words, used = _arrays(batch, tokenizer, longest)
-        is_whole = part is None or arrays["input_ids"].shape[1] <= part
-        compute = _log_probabilities if is_whole else _log_probabilities_in_parts
-        each = np.asarray(compute(model, params, arrays, positions, words))
-        check_numbers(each)
-        np.add.at(found, [row.text for row in batch], (each * used).sum(1)[: len(batch)])
-    return found
+        if segment_length is None or arrays["input_ids"].shape[1] <= segment_length:
+            log_probabilities = np.asarray(_log_probabilities(model, params, arrays, positions, words))
+        else:
+            log_probabilities = _log_probabilities_in_segments(model, params, arrays, words, segment_length)
+        check_numbers(log_probabilities)
+        np.add.at(sums, [row.text for row in batch], (log_probabilities * used).sum(1)[: len(batch)])
+    return sums
 
 
-def _rows_of(number: int, text: str, tokenizer: Tokenizer, config, learnt: str) -> Iterator[PredictedRow]:
+def _rows_of(number: int, text: str, tokenizer: Tokenizer, config: Any, lm_type: str) -> Iterator[PredictedRow]:
     ids = tokenizer.framed(tokenizer.encode(text).ids)
-    if len(ids) > (most := longest_of(config)):
-        raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {most} positions")
+    if len(ids) > (longest := longest_of(config)):
+        raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {longest} positions")
     places = range(len(tokenizer.begin), len(ids) - len(tokenizer.end))
-    if learnt == "causal":
+    if lm_type == "causal":
         yield PredictedRow(number, ids[:-1], [place - 1 for place in places], [ids[place] for place in places])
         return
     for place in places:
         yield PredictedRow(number, [*ids[:place], tokenizer.mask_id, *ids[place + 1 :]], [place], [ids[place]])
 
 
-def _batches(rows: list[PredictedRow], longest: int) -> Iterator[list[PredictedRow]]:
-    """Yields rows, which are sorted by length, with about as many tokens each time."""
+def _batches(rows: list[PredictedRow], longest: float) -> Iterator[list[PredictedRow]]:
+    """Yields batches of rows, which are sorted by length, with about `BATCH_TOKENS` tokens."""
     batch: list[PredictedRow] = []
     for row in rows:
         length = _padded(len(row.ids), longest)
@@ -102,83 +125,95 @@ def _batches(rows: list[PredictedRow], longest: int) -> Iterator[list[PredictedR
         yield batch
 
 
-def _padded(length: int, longest: int) -> int:
-    return min(longest, -(-length // LENGTHS) * LENGTHS)
+def _padded(length: int, longest: float) -> int:
+    return int(min(longest, -(-length // LENGTHS) * LENGTHS))
 
 
 def _rows_for(length: int) -> int:
-    return min(MOST_ROWS, max(1, BATCH_TOKENS // length))
+    return min(MAX_ROWS, max(1, BATCH_TOKENS // length))
 
 
-def _arrays(batch: list[PredictedRow], tokenizer: Tokenizer, longest: int):
-    """Returns the model's inputs, positions, words, and which of these there are, with the rows of every such batch."""
+def _arrays(
+    batch: list[PredictedRow], tokenizer: Tokenizer, longest: float
+) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the inputs of the model, and the positions, words and weights of predictions `[rows, predictions]`."""
     length = _padded(len(batch[0].ids), longest)
-    rows, most = _rows_for(length), 1 if all(len(row.positions) == 1 for row in batch) else length
-    ids = np.full((rows, length), tokenizer.pad_id, np.int32)
-    segments, types = np.zeros((2, *ids.shape), np.int32)
-    positions, words, used = np.zeros((3, rows, most), np.int32)
-    segments[:, 0] = 1  # rows that are filled up
+    rows, predictions = _rows_for(length), 1 if all(len(row.positions) == 1 for row in batch) else length
+    arrays = padded_batch([row.ids for row in batch], tokenizer, rows, length)
+    arrays["segments"][:, 0] = 1  # Rows of padding have one visible token.
+    positions, words, used = np.zeros((3, rows, predictions), np.int32)
     for i, row in enumerate(batch):
-        size, count = len(row.ids), len(row.words)
-        ids[i, :size], segments[i, :size], types[i, :size] = row.ids, 1, tokenizer.token_types(size)
+        count = len(row.words)
         words[i, :count], used[i, :count] = row.words, 1
         positions[i, :count], positions[i, count:] = row.positions, max(row.positions, default=0)
-    return dict(input_ids=ids, segments=segments, token_types=types), positions, words, used
+    return arrays, positions, words, used
 
 
-def longest_of(config) -> float:
-    """Returns how many tokens a text may have."""
+def longest_of(config: Any) -> float:
+    """Returns the maximum number of tokens of a text."""
     return config.max_position_embeddings if part_of(config) is None else math.inf
 
 
-def part_of(config) -> int | None:
-    """Returns how many tokens of a longer text a left-to-right model with a memory reads at once; None for others."""
+def part_of(config: Any) -> int | None:
+    """Returns the length of the segments of a recurrent left-to-right model; None for other models."""
     family = families.family_of(config)
     return config.memory_length if isinstance(family, Recurrent) and family.lm_type(config) == "causal" else None
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _log_probabilities(model: BertForMaskedLM, params, batch, positions, words):
-    """`[rows, predictions]`: log-probabilities of the words at the positions."""
+def _log_probabilities(
+    model: BertForMaskedLM, params: dict, batch: dict, positions: np.ndarray, words: np.ndarray
+) -> jax.Array:
+    """Returns the log-probabilities of the words at the positions, `[rows, predictions]`."""
     return _of_words(model, model.apply({"params": params}, **batch, masked_positions=positions), words)
 
 
-def _log_probabilities_in_parts(model: BertForMaskedLM, params, batch, positions, words):
-    """As `_log_probabilities`, of a model that predicts the word after each position, a part after the other."""
-    del positions
-    config, part, found = model.config, part_of(model.config), []
+def _log_probabilities_in_segments(
+    model: BertForMaskedLM, params: dict, batch: Batch, words: np.ndarray, size: int
+) -> np.ndarray:
+    """Returns the log-probability of the word after each position, `[rows, length]`, with segments of `size` tokens."""
+    segments, config = [], model.config
     rows, length = words.shape
-    batch, words = jax.tree.map(lambda x: np.pad(x, ((0, 0), (0, -length % part))), (batch, words))
-    memory = families.family_of(config).new_memory(config, rows, model.compute.dtype)
-    for start in range(0, length, part):
-        own = {name: x[:, start : start + part] for name, x in batch.items()}
-        each, memory = _remembering(model, params, own, words[:, start : start + part], memory)
-        found.append(np.asarray(each))
-    return np.concatenate(found, axis=1)[:, :length]
+    batch, words = jax.tree.map(lambda x: np.pad(x, ((0, 0), (0, -length % size))), (batch, words))
+    family: Any = families.family_of(config)  # `Recurrent`
+    memory = family.new_memory(config, rows, model.compute.dtype)
+    for start in range(0, length, size):
+        segment = {name: x[:, start : start + size] for name, x in batch.items()}
+        log_probabilities, memory = _with_memory(model, params, segment, words[:, start : start + size], memory)
+        segments.append(np.asarray(log_probabilities))
+    return np.concatenate(segments, axis=1)[:, :length]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _remembering(model: BertForMaskedLM, params, batch, words, memory):
-    """The log-probability of the word after each position, and what the memory then is."""
+def _with_memory(
+    model: BertForMaskedLM, params: dict, batch: dict, words: np.ndarray, memory: Any
+) -> tuple[jax.Array, Any]:
+    """Returns the log-probability of the word after each position of a segment, and the new memory."""
     positions = jnp.broadcast_to(jnp.arange(words.shape[1]), words.shape)
-    given = dict(**batch, masked_positions=positions, memory=memory)
-    logits, memory = model.apply({"params": params}, **given, method="predict_with_memory")
+    inputs = dict(**batch, masked_positions=positions, memory=memory)
+    logits, memory = model.apply({"params": params}, **inputs, method="predict_with_memory")
     return _of_words(model, logits, words), memory
 
 
-def _of_words(model: BertForMaskedLM, logits, words):
+def _of_words(model: BertForMaskedLM, logits: Any, words: np.ndarray) -> jax.Array:
     logits = logits[..., : model.config.vocab_size].astype(jnp.float32)
     return jnp.take_along_axis(logits, words[..., None], -1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
 
 
 def read_pairs(path: str, most: int = 0) -> list[Pair]:
-    """Reads the pairs of a .jsonl file, which may be compressed; the first `most` of each paradigm, or all.
+    """Reads the pairs of a .jsonl file, which may be compressed.
 
-    Raises `UserError` with file and line for what is no pair.
+    Args:
+      path: the file.
+      most: the maximum number of pairs of each paradigm; 0 for all pairs.
+
+    Raises:
+      UserError: for an invalid pair: file, line and the expected value.
     """
-    from bertjax.data.corpus.reading import ReadOptions, read_lines  # with pyarrow, which training does without
+    from bertjax.data.corpus.reading import ReadOptions, read_lines  # Imports pyarrow, which training does not need.
 
-    found, counts = [], collections.Counter()
+    pairs: list[Pair] = []
+    counts: collections.Counter[str] = collections.Counter()
 
     class Stopping(ReadOptions):
         def on_bad(self, fault: str, remedy: str = "") -> None:
@@ -197,21 +232,21 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
                 raise UserError(f'{path}:{number}: needs "{names[0]}" with a sentence; it has {", ".join(content)}')
         counts[str(pair.paradigm)] += 1
         if not most or counts[str(pair.paradigm)] <= most:
-            found.append(pair._replace(paradigm=str(pair.paradigm), phenomenon=str(pair.phenomenon)))
-    if not found:
+            pairs.append(pair._replace(paradigm=str(pair.paradigm), phenomenon=str(pair.phenomenon)))
+    if not pairs:
         raise UserError(f"{path}: has no pairs; each line is an object with good and bad")
-    return found
+    return pairs
 
 
-def compare(model: BertForMaskedLM, params, tokenizer: Tokenizer, pairs: list[Pair]) -> list[bool]:
-    """Returns of each pair whether its good text has the higher likelihood."""
+def compare(model: BertForMaskedLM, params: dict, tokenizer: Tokenizer, pairs: list[Pair]) -> list[bool]:
+    """Returns for each pair whether the acceptable sentence has the higher likelihood."""
     texts = (text for pair in pairs for text in (pair.good, pair.bad))
-    found = list(log_likelihoods(model, params, tokenizer, texts))
-    return [good > bad for good, bad in zip(found[::2], found[1::2])]
+    scores = list(log_likelihoods(model, params, tokenizer, texts))
+    return [good > bad for good, bad in zip(scores[::2], scores[1::2])]
 
 
 def shares(pairs: list[Pair], is_right: list[bool], by: str) -> dict[str, tuple[float, int]]:
-    """Returns {name: (share of pairs that are right, number of pairs)} by "paradigm" or "phenomenon"."""
+    """Returns {name: (share of correct pairs, number of pairs)} by "paradigm" or "phenomenon"."""
     groups: dict[str, list[bool]] = {}
     for pair, right in zip(pairs, is_right):
         groups.setdefault(getattr(pair, by), []).append(right)

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -23,9 +25,11 @@ from bertjax.inference.heads import Head
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.ops.dropout import fold_in
+from bertjax.text.tokenizer import Tokenizer
 
 PREDICTION_BATCH = 32
-Places = list[tuple]  # of a batch: (number of an example, index of its outputs in the outputs of the batch)
+Item = TypeVar("Item", bound=Sized)
+Places = list[tuple]  # (number of an example, index of the outputs of the example in the outputs of the batch)
 
 
 def apply(
@@ -35,6 +39,7 @@ def apply(
 
     In a packed batch, the outputs of sequences are `[rows, sequences, ...]`, or `[rows, sequences, choices, ...]`.
     """
+    outputs: Any  # `apply` can return more than an array.
     inputs = [batch[name] for name in ("input_ids", "segments", "token_types")]
     if "positions" in batch:
         packed, first_tokens = {"positions": batch["positions"]}, batch["first_tokens"]
@@ -46,7 +51,8 @@ def apply(
     if choices:
         inputs = [x.reshape(-1, length) for x in inputs]
         if dropout_keys is not None:
-            dropout_keys = jnp.stack([fold_in(dropout_keys, i) for i in range(choices[0])], axis=1).reshape(-1)
+            keys: Any = [fold_in(dropout_keys, i) for i in range(choices[0])]
+            dropout_keys = jnp.stack(keys, axis=1).reshape(-1)
     outputs = model.apply({"params": params}, *inputs, dropout_keys=dropout_keys)
     return outputs.reshape(rows, *choices, *outputs.shape[1:])
 
@@ -83,7 +89,7 @@ class Predictor:
                 after_batch()
         return outputs
 
-    def first(self, examples: Examples) -> tuple[Callable, Batch]:
+    def first(self, examples: Examples) -> tuple[jax.stages.Wrapped, Batch]:
         """Returns the compiled function (params, batch) -> outputs, and the first batch, with the rows of all hosts."""
         return self._apply, next(self._batches(examples, np.arange))[1]
 
@@ -103,13 +109,13 @@ class Predictor:
 
     def _packed(self, examples: Examples, rows_of: Rows) -> Iterator[tuple[Places, Batch]]:
         ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
-        for numbers, rows, starts, *shape in packed_evaluation(examples, self._batch_size, self._longest, ways):
+        for numbers, rows, starts, row_count, row in packed_evaluation(examples, self._batch_size, self._longest, ways):
             if self._pooled:
                 places = list(zip(numbers, rows, index_in_row(rows)))
             else:
                 ends = starts + examples.lengths[numbers]
                 places = list(zip(numbers, rows, map(slice, starts, ends)))
-            batch, host_rows = examples.packed(numbers, rows, starts, *shape), rows_of(shape[0])
+            batch, host_rows = examples.packed(numbers, rows, starts, row_count, row), rows_of(row_count)
             yield places, {name: x[host_rows] for name, x in batch.items()}
 
 
@@ -155,6 +161,30 @@ def words_model(source: Pretrained, compute: Compute | None = None) -> tuple[Ber
         raise UserError(source.no_words_reason)
     model = BertForMaskedLM(source.config, compute or compute_for(source.dtype))
     return model, jax.device_put(source.params)  # Once, not per text.
+
+
+def padded_batch(sequences: Sequence[Sequence[int]], tokenizer: Tokenizer, rows: int, length: int) -> Batch:
+    """Returns the inputs of a model, `[rows, length]`: one sequence per row, then rows and tokens of padding."""
+    ids = np.full((rows, length), tokenizer.pad_id, np.int32)
+    segments, types = np.zeros((2, rows, length), np.int32)
+    for row, sequence in enumerate(sequences):
+        size = len(sequence)
+        ids[row, :size], segments[row, :size], types[row, :size] = sequence, 1, tokenizer.token_types(size)
+    return {"input_ids": ids, "segments": segments, "token_types": types}
+
+
+def portions(items: Iterable[Item], length: int, most: float = math.inf) -> Iterator[list[Item]]:
+    """Yields portions of items, which end at a total length of `length`, or at `most` items."""
+    portion: list[Item] = []
+    total = 0
+    for item in items:
+        portion.append(item)
+        total += len(item)
+        if len(portion) >= most or total >= length:
+            yield portion
+            portion, total = [], 0
+    if portion:
+        yield portion
 
 
 def check_numbers(*outputs: np.ndarray) -> None:

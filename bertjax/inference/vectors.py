@@ -1,21 +1,23 @@
-"""Vectors of texts, a portion at a time, in a file that grows: work that is interrupted goes on where it was.
+"""Embeddings of texts, written to a file portion by portion, so that an interrupted computation resumes.
 
-Until all is done, `FILE.partial` has the vectors as the rows of a .npy, and `FILE.partial.jsonl` says of what they are
-and, in a line for each portion, how far they are. A portion counts once both are on the disk. Which texts are a portion
-depends on the texts alone, so that a portion is computed as it would have been without the interruption.
+`FILE.partial` contains the embeddings as the rows of a .npy until the file is complete. `FILE.partial.jsonl`, the
+journal, identifies the checkpoint, and has a line for each portion. A portion is complete when both files are on the
+disk. The texts of a portion depend on the texts alone, so that an interruption does not change the embeddings.
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import itertools
 import json
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import flax.linen as nn
@@ -32,16 +34,15 @@ from bertjax.data.loading.examples import Examples
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head
 from bertjax.inference.losses import LabelLoss
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models.heads import PooledStates
 
 SUFFIXES = (".npz", ".npy", ".parquet")
 NAME, COLUMN = "vectors", "vector"  # the array in an .npz, the column of a .parquet
-# What is read, sorted by length, and held at a time: at most so many texts, and about so many characters.
-PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22
-ROWS_AT_ONCE = 1 << 14  # written to a .parquet
-TEXTS_AT_ONCE = 1 << 14  # held as ids
-TEXTS_BETWEEN_LINES = 1 << 9  # held as ids where progress is shown
+PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22  # The size of a portion, which is sorted by length.
+ROWS_AT_ONCE = 1 << 14  # rows in memory, while a .parquet is written
+TEXTS_AT_ONCE = 1 << 14  # texts in memory as ids
+TEXTS_BETWEEN_LINES = 1 << 9  # texts in memory as ids, if a bar shows the progress
 
 
 class TextEmbedder(abc.ABC):
@@ -75,10 +76,12 @@ class TextEmbedder(abc.ABC):
           texts: the texts.
           bar: a bar that counts the texts.
         """
-        embeddings, cut, size = [], [], TEXTS_BETWEEN_LINES if bar else TEXTS_AT_ONCE
+        embeddings: list[np.ndarray] = []
+        cut: list[bool] = []
+        size = TEXTS_BETWEEN_LINES if bar else TEXTS_AT_ONCE
         for start in range(0, len(texts), size):
-            *arrays, lost = self.encode(list(texts[start : start + size]))
-            embeddings.append(self.finish(np.stack(self._compute(Examples(*arrays)))))
+            input_ids, token_types, lost = self.encode(list(texts[start : start + size]))
+            embeddings.append(self.finish(np.stack(self._compute(Examples(input_ids, token_types)))))
             cut += [number > 0 for number in lost]
             if bar:
                 bar.update(len(lost))
@@ -92,7 +95,8 @@ class TextEmbedder(abc.ABC):
         """Returns {flag: value} that differs between different embeddings of the same texts."""
         source, digest = self.source, hashlib.sha256()
         arrays = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.names_of(source.params).items()}
-        parts = dataclasses.asdict(source.config), source.head, source.tokenizer.fingerprint, source.max_seq_length
+        fingerprint = tokenizer_of(source).fingerprint
+        parts = dataclasses.asdict(source.config), source.head, fingerprint, source.max_seq_length
         for part in (arrays, *parts):
             digest.update(json.dumps(part, sort_keys=True).encode())
         return {"checkpoint": digest.hexdigest()[:16], "dtype": source.dtype, **self.flags}
@@ -123,6 +127,7 @@ class PooledStatesEmbedder(TextEmbedder):
     """Computes embeddings of texts by pooling the hidden states of any encoder."""
 
     def __init__(self, source: Pretrained, layers: str, pooling: str) -> None:
+        self._flags = {"layers": layers, "pool": pooling}
         # Without settings, the model has no head of a task.
         super().__init__(
             dataclasses.replace(source, settings=ml_collections.ConfigDict()), PooledStatesHead(layers, pooling)
@@ -131,11 +136,11 @@ class PooledStatesEmbedder(TextEmbedder):
     @property
     def flags(self) -> Mapping[str, str]:
         """The layers and the kind of pooling."""
-        return {"layers": self.head.layers, "pool": self.head.pooling}
+        return self._flags
 
     def encode(self, texts: list[str]) -> tuple[list[np.ndarray], list[np.ndarray], list[int]]:
         """Encodes texts; a text is truncated to the positions of the model."""
-        tokenizer = self.source.tokenizer
+        tokenizer = tokenizer_of(self.source)
         room = self.source.config.max_position_embeddings - len(tokenizer.framed(()))
         pieces = [tokenizer.encode_with_masks(text) for text in texts]
         ids = [np.array(tokenizer.framed(text_ids[:room]), np.int32) for text_ids in pieces]
@@ -143,12 +148,13 @@ class PooledStatesEmbedder(TextEmbedder):
         return ids, types, [max(0, len(text_ids) - room) for text_ids in pieces]
 
 
-class Done(NamedTuple):
-    """How far vectors are.
+class Progress(NamedTuple):
+    """The progress after a portion: a line of the journal.
 
     Attributes:
-      digest: a hash of the texts so far.
-      cut: how many of them were truncated.
+      texts: the number of texts whose embeddings are in the file.
+      digest: a hash of these texts.
+      cut: the number of these texts that were truncated.
     """
 
     texts: int = 0
@@ -157,7 +163,12 @@ class Done(NamedTuple):
 
 
 class WrittenVectors(NamedTuple):
-    """What `write` has written."""
+    """The result of `write`.
+
+    Attributes:
+      shape: the shape of the embeddings, (texts, width).
+      cut: the number of texts that were truncated.
+    """
 
     shape: tuple[int, int]
     cut: int
@@ -171,31 +182,35 @@ def write(
     id_name: str = "id",
     size: int = 0,
 ) -> WrittenVectors:
-    """Writes the vectors of texts to a file of one of the `SUFFIXES`, and goes on with what is begun of it.
+    """Writes the embeddings of texts to a file, and resumes an interrupted computation.
 
     Args:
-      texts: one or more.
-      ids: returns an id of each text, for a column `id_name` of a .parquet.
-      size: bytes of the texts, if known, for the bar that shows the progress.
+      path: the file, which ends in one of the `SUFFIXES`.
+      embedder: computes the embeddings.
+      texts: the texts, one or more.
+      ids: returns an id for each text, for a column of a .parquet.
+      id_name: the name of the column.
+      size: the number of bytes of the texts, if known, for the bar that shows the progress.
 
-    Raises `UserError` if what is begun is of other vectors or texts, or in use; nothing is changed then.
+    Raises:
+      UserError: if the unfinished file has other embeddings or other texts, or is in use. The file does not change.
     """
     path = epath.Path(path)
-    if "://" in str(path):  # object stores cannot append
+    if "://" in str(path):  # Object stores cannot append to a file.
         with tempfile.TemporaryDirectory() as folder:
             local = epath.Path(folder) / path.name
-            found = write(local, embedder, texts, ids, id_name, size)
+            written = write(local, embedder, texts, ids, id_name, size)
             with replacing(path) as whole:
                 local.copy(whole)
-        return found
+        return written
     path.parent.mkdir(parents=True, exist_ok=True)
     partial, journal = (path.with_name(f"{path.name}.partial{suffix}") for suffix in ("", ".jsonl"))
     partial.touch()
     with open(partial, "r+b") as file:
         _lock(file, partial)
-        found = _compute(file, partial, journal, embedder, texts, size)
+        written = _compute(file, partial, journal, embedder, texts, size)
         file.seek(0)
-        _write_header(file, found.shape)
+        _write_header(file, written.shape)
         file.flush()
         os.fsync(file.fileno())
         if path.suffix == ".npy":
@@ -208,7 +223,7 @@ def write(
                     _write_parquet(whole, partial, ids, id_name)
             partial.unlink()
         journal.unlink()
-    return found
+    return written
 
 
 def _lock(file: BinaryIO, path: epath.Path) -> None:
@@ -220,83 +235,80 @@ def _lock(file: BinaryIO, path: epath.Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f"{path}: in use by another process; wait for it, or name another --output") from None
-    except OSError:  # a file system without locks
+    except OSError:  # The file system has no locks.
         pass
 
 
 def _compute(
     file: BinaryIO, partial: epath.Path, journal: epath.Path, embedder: TextEmbedder, texts: Iterable[str], size: int
 ) -> WrittenVectors:
-    """Adds rows to the file until those of all texts are there."""
+    """Appends rows to the file until the file has the embeddings of all texts."""
     identity, digest, count = embedder.identity(), hashlib.sha256(), 0
-    remedy = "delete it to begin anew, or name another --output"
-    begun, steps = _read_journal(journal)
-    if steps and begun != identity:
-        flag = next(name for name in {**begun, **identity} if begun.get(name) != identity.get(name))
-        raise UserError(f"{partial}: begun with another --{flag}; {remedy}")
-    width, steps = _shown(file, steps)
-    done = steps[-1] if steps else Done()
+    remedy = "delete the file, or name another --output"
+    previous, steps = _read_journal(journal)
+    if steps and previous != identity:
+        flag = next(name for name in {**previous, **identity} if previous.get(name) != identity.get(name))
+        raise UserError(f"{partial}: was written with another --{flag}; {remedy}")
+    width, steps = _complete_steps(file, steps)
+    done = steps[-1] if steps else Progress()
     cut = done.cut
-    with open(f"{journal}.new", "w") as new:  # without what is torn, and what the rows lack
+    with open(f"{journal}.new", "w") as new:  # Without incomplete lines, and lines whose rows are missing.
         new.writelines(f"{json.dumps(line)}\n" for line in (identity, *steps))
     os.replace(f"{journal}.new", journal)
     with open(journal, "a") as log, Bar("vectors", [size]) as bar:
-        for portion in _portions(texts):
+        for portion in predictor.portions(texts, PORTION_CHARACTERS, PORTION_TEXTS):
             for text in portion:
-                content = text.encode()
-                digest.update(b"%d " % len(content) + content)
-                bar.update(len(content) + 1)
+                bar.update(add_text(digest, text) + 1)
             count += len(portion)
             if count < done.texts:
                 continue
             if count == done.texts and digest.hexdigest() == done.digest:
-                print(f"going on after {count:,} texts, which {partial} has", flush=True)
+                print(f"resuming after {count:,} texts in {partial}", flush=True)
                 file.seek(file.truncate(_start(width) + 4 * width * count))
                 continue
             if count - len(portion) < done.texts:
                 break
-            found, are_cut = embedder(portion)
+            embeddings, was_cut = embedder(portion)
             if not width:
-                width = found.shape[1]
+                width = embeddings.shape[1]
                 file.seek(file.truncate(0))
                 _write_header(file, (0, width))
-            cut += sum(are_cut)
-            file.write(np.ascontiguousarray(found, "<f4").data)
+            cut += sum(was_cut)
+            file.write(np.ascontiguousarray(embeddings, "<f4").data)
             file.flush()
             os.fsync(file.fileno())
-            log.write(f"{json.dumps(Done(count, digest.hexdigest(), cut))}\n")
+            log.write(f"{json.dumps(Progress(count, digest.hexdigest(), cut))}\n")
             log.flush()
         else:
             if count >= done.texts:
                 return WrittenVectors((count, width), cut)
-    raise UserError(f"{partial}: begun with other texts; {remedy}")
+    raise UserError(f"{partial}: was written with other texts; {remedy}")
 
 
-def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
-    portion, characters = [], 0
-    for text in texts:
-        portion.append(text)
-        characters += len(text)
-        if len(portion) == PORTION_TEXTS or characters >= PORTION_CHARACTERS:
-            yield portion
-            portion, characters = [], 0
-    if portion:
-        yield portion
+def add_text(digest: "hashlib._Hash", text: str) -> int:
+    """Adds a text, after the number of bytes, to a digest of texts; returns this number."""
+    content = text.encode()
+    digest.update(b"%d " % len(content) + content)
+    return len(content)
 
 
-def _read_journal(path: epath.Path) -> tuple[dict, list[Done]]:
-    """Returns what vectors are begun of, and how far they are; the last line may be torn."""
-    found = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            found.append(parse_json(line, tuple[int, str, int] if found else dict[str, str]))
-        except ValueError:
-            break
-    return (found[0], [Done(*each) for each in found[1:]]) if found else ({}, [])
+def _read_journal(path: epath.Path) -> tuple[dict[str, str], list[Progress]]:
+    """Returns `TextEmbedder.identity` of the embeddings, and the progress after each portion.
+
+    The last line may be incomplete.
+    """
+    identity: dict[str, str] = {}
+    steps: list[Progress] = []
+    first, *lines = (path.read_bytes().splitlines() if path.exists() else ()) or (b"",)
+    with contextlib.suppress(ValueError):
+        identity = parse_json(first, dict[str, str])
+        for line in lines:
+            steps.append(Progress(*parse_json(line, tuple[int, str, int])))
+    return identity, steps
 
 
-def _shown(file: BinaryIO, steps: list[Done]) -> tuple[int, list[Done]]:
-    """Returns the width of the rows of a file, and those of the steps that it has all rows of; (0, []) for none."""
+def _complete_steps(file: BinaryIO, steps: list[Progress]) -> tuple[int, list[Progress]]:
+    """Returns the width of the rows of a file, and the steps whose rows are complete; (0, []) without such steps."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     try:
@@ -309,16 +321,16 @@ def _shown(file: BinaryIO, steps: list[Done]) -> tuple[int, list[Done]]:
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
-    """Writes the beginning of a .npy; NumPy leaves room for any number of rows in it."""
+    """Writes the header of a .npy. The size of the header does not depend on the number of rows."""
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
 
 
 @functools.cache
 def _start(width: int) -> int:
-    """Returns where the rows begin."""
-    with tempfile.TemporaryFile() as file:
-        _write_header(file, (0, width))
-        return file.tell()
+    """Returns the number of bytes before the rows."""
+    header = io.BytesIO()
+    _write_header(header, (0, width))
+    return header.tell()
 
 
 def _write_npz(path: epath.Path, file: BinaryIO) -> None:
@@ -327,25 +339,27 @@ def _write_npz(path: epath.Path, file: BinaryIO) -> None:
         shutil.copyfileobj(file, member, 1 << 20)
 
 
-def _write_parquet(path: epath.Path, partial: epath.Path, ids, id_name: str) -> None:
+def _write_parquet(
+    path: epath.Path, partial: epath.Path, ids: Callable[[], Iterable[str]] | None, id_name: str
+) -> None:
     import pyarrow
     import pyarrow.parquet
 
     rows = np.load(partial, mmap_mode="r")
-    kinds = [(id_name, pyarrow.string())] * (ids is not None)
-    schema = pyarrow.schema([*kinds, (COLUMN, pyarrow.list_(pyarrow.float32(), rows.shape[1]))])
-    names, count = iter(ids() if ids is not None else ()), 0
+    fields = [(id_name, pyarrow.string())] * (ids is not None)
+    schema = pyarrow.schema([*fields, (COLUMN, pyarrow.list_(pyarrow.float32(), rows.shape[1]))])
+    remaining, count = iter(ids() if ids is not None else ()), 0
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         for first in range(0, len(rows), ROWS_AT_ONCE):
-            some = np.asarray(rows[first : first + ROWS_AT_ONCE])
-            flat = pyarrow.array(some.reshape(-1))
+            embeddings = np.asarray(rows[first : first + ROWS_AT_ONCE])
+            flat = pyarrow.array(embeddings.reshape(-1))
             columns = [pyarrow.FixedSizeListArray.from_arrays(flat, rows.shape[1])]
             if ids is not None:
-                named = list(itertools.islice(names, len(some)))
-                count += len(named)
-                columns.insert(0, pyarrow.array(named, pyarrow.string()))
-            if len(columns[0]) != len(some):
+                names = list(itertools.islice(remaining, len(embeddings)))
+                count += len(names)
+                columns.insert(0, pyarrow.array(names, pyarrow.string()))
+            if len(columns[0]) != len(embeddings):
                 break
             writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
-    if ids is not None and (count != len(rows) or next(names, None) is not None):
+    if ids is not None and (count != len(rows) or next(remaining, None) is not None):
         raise UserError("--input: has changed while it was read")

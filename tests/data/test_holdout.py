@@ -103,7 +103,7 @@ def test_sentences_and_queries_are_held_out(tmp_path):
     (classify, [{"text": "ship", "label": 1} for _ in range(20)], {}, "config.data.label = 'label': all training lab"),
     (embed, [{"anchor": "ship", "positive": "sail"} for _ in range(40)], {}, "1 queries are too few"),
     (embed, [{"anchor": f"a{i}", "positive": "b", "label": int(i == 0)} for i in range(20)], {"form": "labelled"},
-     "all 2 held-out examples have label = 0, by which nothing can be judged; name a dev set with config.data.dev.pa"),
+     "all 2 held-out examples have label = 0, which allow no evaluation; name a dev set with config.data.dev.path"),
 ])  # fmt: skip
 def test_a_file_that_cannot_be_divided_is_refused(tmp_path, experiment, rows, data, message):
     config = config_of(experiment, write(tmp_path / "rows.jsonl", rows), **data)

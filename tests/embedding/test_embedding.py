@@ -316,7 +316,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
 
 
 @pytest.mark.parametrize("fields, message", [
-    ({"batch_size": 1}, r"config.batch_size = 1: an example is compared with others: at least 2"),
+    ({"batch_size": 1}, r"config.batch_size = 1: must be at least 2: the loss compares"),
     ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 is more than the 32 numbers of a vector"),
     ({"loss.widths": "8,a"}, r"config.loss.widths = '8,a': write widths such as 256,128,64"),
     ({"loss.temperature": 0.0}, r"config.loss.temperature = 0.0: must be above 0"),
@@ -329,14 +329,14 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"data.texts": "query,document"}, r"train.jsonl:1: no column 'document'; there are query, positive, negative"),
     ({"data.texts": "query,empty"}, r"train.jsonl:1: empty is empty; each example needs all of its 2 texts"),
     (SCORED | {"data.label": "one"}, r":1: one is '.*', expected a number"),
-    (SCORED | {"data.label": "constant"}, r"train.jsonl: all scores, in column 'constant', are 3: nothing can be"),
+    (SCORED | {"data.label": "constant"}, r"train.jsonl: all scores, in column 'constant', are 3; use data with"),
     (LABELLED | {"data.label": "score"}, r"score is .*, expected 1 or 0: .* degrees of it are form=scored"),
     ({"distill.what": "scores"}, r"config.distill.what = 'scores': there is no teacher"),
     ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores"),
-    ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no vectors of texts \(BertFor.*\)"),
-    (TEACHER | {"head.dense": 8}, r"its vectors have 32 numbers, those of this model 8; set head.dense=32, or "),
+    ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: computes no embeddings \(BertFor.*\)"),
+    (TEACHER | {"head.dense": 8}, r"its vectors have 32 numbers, but this model computes 8; set head.dense=32, or "),
     (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have the same score by any teacher; set distill.what=v"),
-    (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: divides logits, .*; leave it out"),
+    (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: applies to logits, .*; leave it out"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
     rows = [row | {"empty": "", "constant": 3} for row in rows_of(20, 0)]
@@ -356,7 +356,7 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
     (dict(weight=0.0), r".weight = 0.0: must be above 0; or leave the set out"),
     (dict(path="{empty}"), r".path = '.*': no train.csv, train.tsv, train.jsonl in it"),
     (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; there are query, positive, negative, one, other"),
-    (dict(path="{empty}/one.csv"), r".path = '.*': one example in it; it is compared with oth"),
+    (dict(path="{empty}/one.csv"), r".path = '.*': has one example, expected at least 2, beca"),
     (dict(form="squad"), r".path = '.*': no train-v1.1.json, train-v2.0.json in it"),
     ("train.csv", r" = 'train.csv': write text_set\(path, ...\)"),
 ])  # fmt: skip

@@ -118,7 +118,7 @@ def test_an_interrupted_index_is_completed_without_the_corpus(model, tmp_path, m
     with pytest.raises(KeyboardInterrupt):
         SearchIndex.build(model, iter(TEXTS), tmp_path / "index")
     completed = SearchIndex.open(model, tmp_path / "index")
-    assert "going on after 16 texts" in capsys.readouterr().out
+    assert "resuming after 16 texts" in capsys.readouterr().out
     assert calls[:3] == [8, 8, 8] and sum(calls[3:]) == len(TEXTS) - 16
     assert completed.search(QUERIES) == expected.search(QUERIES)
 
@@ -242,7 +242,7 @@ def test_the_command_writes_an_index_and_searches_it_again(folder, corpus, tmp_p
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
     assert [lines[0], lines[3]] == QUERIES[:2] and len(lines) == 6
-    assert first.stderr.endswith(f"next:\n  bertjax search --checkpoint={folder} --index=kept QUERY\n")
+    assert first.stderr.endswith(f"next:\n  bertjax search {folder} --index=kept QUERY\n")
     corpus.unlink()
     again = run("search", *arguments, "--json", QUERIES[0], cwd=tmp_path)
     (result,) = map(json.loads, again.stdout.splitlines())

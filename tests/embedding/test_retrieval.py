@@ -392,12 +392,12 @@ def test_what_has_no_vectors_says_so(checkpoint, trained, tmp_path):
     folder, _ = trained
     data = f"--data={folder}/beir/qrels/test.tsv", "--form=search"
     result = command("mine", f"--checkpoint={checkpoint}", *data, "--output=mined.csv", cwd=tmp_path)
-    assert result.returncode == 1 and "must have vectors of texts: the workdir of a run" in result.stderr
+    assert result.returncode == 1 and "must compute embeddings: choose the workdir of a run" in result.stderr
 
 
 def test_sentences_are_no_dev_set(checkpoint, trained):
     config = config_for(checkpoint, path=str(trained[0]), form="sentences", texts="a")
-    with pytest.raises(UserError, match=r"^config.data.dev.form = 'sentences': texts by themselves judge nothing; set"):
+    with pytest.raises(UserError, match=r"^config.data.dev.form = 'sentences': single texts allow no evaluation; set"):
         validate(config)
 
 

@@ -174,11 +174,11 @@ def test_a_column_for_each_label(tmp_path):
 
 
 @pytest.mark.parametrize("suffix, written, cell, message", [
-    ("jsonl", "list", None, r"train.jsonl:1: topics is null, expected a list of labels; of a text without any, \["),
+    ("jsonl", "list", None, r"train.jsonl:1: topics is null, expected a list of labels; write \[\] for a text"),
     ("jsonl", "list", {"sea": 1}, r"topics is an object, expected a list"),
     ("jsonl", "list", [["sea"]], r"topics is a list, expected text"),
-    ("jsonl", "list", [1, 0, 1], r"topics has '1' twice, .* config.data.label names"),
-    ("jsonl", "list", ["nan"], r"topics is 'nan', which stands for no value"),
+    ("jsonl", "list", [1, 0, 1], r"topics has '1' twice, .* in config.data.label,"),
+    ("jsonl", "list", ["nan"], r"topics is 'nan', which is a missing value"),
     ("jsonl", "list", ["law", "law\ufeff"], r"train.jsonl:1: topics is 'law.+ufeff', but 'law' at"),
     ("csv", "list", "sea|law", r"train.csv:2: topics is 'sea|law', expected a list .* set config.data.multi_label"),
     ("csv", "list", "['sea' 'law']", r"expected a list such as"),
@@ -198,9 +198,9 @@ def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
 
 @pytest.mark.parametrize("fields, message", [
     (dict(label="a,b"), r"config.data.multi_label = 'list': is for one column .* leave it out"),
-    (dict(is_number=True), r"config.data.is_number = True: one number is predicted, of one column"),
+    (dict(is_number=True), r"config.data.is_number = True: a regression has one column with a number"),
     (dict(label="a,b", is_number=True, multi_label=""), r"config.data.is_number = True"),
-    (dict(label="a,b,a", multi_label=""), r"config.data.label = 'a,b,a': names one twice"),
+    (dict(label="a,b,a", multi_label=""), r"config.data.label = 'a,b,a': must name each column once"),
     (dict(windows="sum", doc_stride=4), r"config.data.windows = 'sum': choose mean or max of the windows' logits"),
     (dict(windows="max", doc_stride=0), r"config.data.doc_stride = 0: must be at least 1"),
 ])  # fmt: skip
@@ -250,7 +250,7 @@ def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
     assert labelled(tmp_path, [("ship", True), ("rose", False)]).labels == ("false", "true")
     assert labelled(tmp_path, [("ship", "[OTHER]"), ("rose", "(a)")]).labels == ("(a)", "[OTHER]")
     for one, other, message in (
-        ("1.0", "1", r"train.jsonl:2: label is '1', but '1.0' at .*train.jsonl:1; write both in one way"),
+        ("1.0", "1", r"train.jsonl:2: label is '1', but '1.0' at .*train.jsonl:1; use one spelling"),
         (True, 1, r"train.jsonl:2: label is '1', but 'true'"),
         ("True", True, r"but 'True'"),
         ("caf\u00e9", "cafe\u0301", r"train.jsonl:2: label is"),
@@ -271,7 +271,7 @@ def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
     ("['toxic', 'insult']", r"label is a list"),
     (None, r"train.jsonl:2: label is null; remove rows without a label"),
     ("  ", r"label is empty"),
-    ("nan", r"label is 'nan', which stands for no value"),
+    ("nan", r"label is 'nan', which is a missing value"),
 ])  # fmt: skip
 def test_what_is_no_label_is_refused(tmp_path, label, message):
     for suffix in ("jsonl", "csv") if isinstance(label, str) else ("jsonl",):

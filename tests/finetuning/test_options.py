@@ -230,13 +230,13 @@ def test_a_student_begins_with_every_nth_layer_of_the_teacher(untold, two_layers
 @pytest.mark.slow
 @pytest.mark.parametrize("fields, message", [
     ({"distill.temperature": 0.0}, r"config.distill.temperature = 0.0: must be above 0"),
-    ({"data.label": "topics", "data.multi_label": "list"}, r"is of another kind of task \(BertForSequenceClassific"),
+    ({"data.label": "topics", "data.multi_label": "list"}, r"was fine-tuned for another type of task \(BertForS"),
     ({"distill.teacher": "", "distill.weight": 0.9}, r"config.distill.weight = 0.9: there is no teacher"),
     ({"lora.alpha": 3.0}, r"config.lora.alpha = 3.0: there are no low-rank updates: set lora.rank"),
     ({"distill.weight": 1.5}, r"config.distill.weight = 1.5: must be above 0 and at most 1"),
     ({"keep_layers": 2}, r"config.keep_layers = 2: .* has 1; choose fewer"),
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no classifier; choose a fine-tuned"),
-    ({"head.class_weights": "balanced"}, r"does not know the weights of head.class_weights"),
+    ({"head.class_weights": "balanced"}, r"cannot be combined with head.class_weights"),
     ({"data.is_number": True, "data.label": "number"}, r"has other labels: 4 rows; the data has one number"),
     ({"data.label": "other"}, r"has other labels: court, garden, kitchen, sea; the data has a, b"),
 ])  # fmt: skip

@@ -76,8 +76,8 @@ def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_text_has_the_sum_over_its_tokens(texts, causal, monkeypatch):
     """Each computed alone, without padding; in portions and batches that are not full."""
-    monkeypatch.setattr(likelihood, "TOGETHER", 7)
-    monkeypatch.setattr(likelihood, "MOST_ROWS", 5)
+    monkeypatch.setattr(likelihood, "TEXTS_AT_ONCE", 7)
+    monkeypatch.setattr(likelihood, "MAX_ROWS", 5)
     model, params = model_of(dataclasses.replace(CONFIG, causal=causal))
 
     @jax.jit
@@ -138,7 +138,7 @@ def test_models_and_texts_without_likelihoods_are_named():
     with pytest.raises(UserError, match="has 52 tokens, more than the model's 40 positions"):
         list(likelihood.log_likelihoods(model, params, PIECES, ["ship " * 50]))
     neighbours = BertForMaskedLM(families.FAMILIES.get("lstms").config_class(family="lstms", **SIZES))
-    with pytest.raises(UserError, match="this one does neither"):
+    with pytest.raises(UserError, match="this model is bidirectional"):
         list(likelihood.log_likelihoods(neighbours, {}, PIECES, ["ship"]))
     with pytest.raises(UserError, match="continues a text; this one reads in both directions"):
         generate(neighbours, {}, PIECES, "ship", 5, Sampling())
@@ -207,7 +207,7 @@ def test_pieces_come_as_often_as_sampling_says(sampling, allowed):
 
 def test_what_cannot_be_continued_is_refused():
     model, params = model_of(CAUSAL)
-    with pytest.raises(UserError, match=r"has 41 tokens, and the model no room for more than 40"):
+    with pytest.raises(UserError, match=r"has 41 tokens, but the model has only 40 positions"):
         generate(model, params, PIECES, "a " * 40, 3, Sampling())
     bert = BertForMaskedLM(dataclasses.replace(CAUSAL, causal=False))
     with pytest.raises(UserError, match=r"only a left-to-right model \(model.causal\) continues a text"):

@@ -135,7 +135,7 @@ def test_what_is_done_is_not_repeated(make, torn, tmp_path, monkeypatch, capsys)
     sizes = portions_of(make, monkeypatch)
     assert vectors.write(path, make, TEXTS) == ((40, 32), 1)
     assert sum(sizes) == 40 - kept and path.read_bytes() == whole.read_bytes()
-    assert (f"going on after {kept} texts" in capsys.readouterr().out) == bool(kept)
+    assert (f"resuming after {kept} texts" in capsys.readouterr().out) == bool(kept)
     assert sorted(tmp_path.iterdir()) == sorted([whole, path])
 
 
@@ -165,7 +165,7 @@ def test_what_is_begun_of_others_is_refused(make, source, make_others, texts, me
     path = tmp_path / "v.npy"
     interrupted(path, make, 19)
     before = (tmp_path / "v.npy.partial").read_bytes()
-    with pytest.raises(UserError, match=f"v.npy.partial: begun with {message}; delete it to begin anew, or name"):
+    with pytest.raises(UserError, match=f"v.npy.partial: was written with {message}; delete the file, or name"):
         vectors.write(path, make_others(source) if make_others else make, texts)
     assert (tmp_path / "v.npy.partial").read_bytes() == before
     vectors.write(path, make, TEXTS)

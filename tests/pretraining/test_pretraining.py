@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.model_config import BertConfig
+from bertjax.config.resolved import ResolvedConfig
 from bertjax.data.loading.examples import Examples, packed_evaluation
 from bertjax.data.preprocessing import preparation
 from bertjax.data.records.record_sets import find_records
@@ -269,7 +270,7 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
     with preparing_in_process():
         folder, pieces = find_or_prepare(config, tmp_path)
     assert folder == tmp_path / "records" and find_or_prepare(config, tmp_path)[1].fingerprint == pieces.fingerprint
-    info = pretraining_run.KIND.open(config, tmp_path, None).info
+    info = pretraining_run.KIND.open(ResolvedConfig.copy_of(config), tmp_path, None).info
     assert pretraining_run.KIND.changes_of_data(config, tmp_path, info) == []
     corpus.write_text(make_corpus(61))
     with pytest.raises(
@@ -291,7 +292,7 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
     config.data.records = ""
     shutil.rmtree(folder)
     with preparing_in_process():
-        now = pretraining_run.KIND.open(config, tmp_path, info).info
+        now = pretraining_run.KIND.open(ResolvedConfig.copy_of(config), tmp_path, info).info
     with pytest.raises(UserError, match=r"holds a run on other data \(records changed\)"):
         raise_if_fatal("RUN", [d for d in differences(info, now) if d.field == "fingerprints"])
     # Another objective on the same data: refused.
@@ -535,5 +536,5 @@ def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning):
 def test_what_cannot_be_packed_is_refused():
     config = features.get_config()
     config.packing = True
-    with pytest.raises(UserError, match=r"config.packing = True: a BiLSTM .* reads whole rows"):
+    with pytest.raises(UserError, match=r"config.packing = True: sequences cannot share a row with a BiLSTM"):
         validate(config, with_data=False)

@@ -61,7 +61,7 @@ class Examples:
 
     input_ids: list[np.ndarray]
     token_types: list[np.ndarray]
-    labels: Sequence | None = None
+    labels: Sequence | np.ndarray | None = None
     choices: int = 0
     per_token: bool = False
     teacher_logits: Sequence[np.ndarray] | None = None

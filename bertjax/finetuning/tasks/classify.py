@@ -31,6 +31,8 @@ class Classify(ClassificationTask):
           UserError: for missing or invalid files.
         """
         columns, data, notes = columns_of(config), config.data, []
+        train: Sequence[Row]
+        dev: Sequence[Row]
         if holdout.is_one_file(data.path):
             rows, _ = read_table(data.path)
             label_type = _label_type(data, rows)
@@ -55,6 +57,7 @@ class Classify(ClassificationTask):
 
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> LabelledTexts:
         """Returns the rows of a table like the training data; the held-out rows, if the run was trained on the file."""
+        rows: Sequence[Row]
         (rows, _), note, label_type = read_table(path), "", label_type_of(source)
         if holdout.is_file_of_run(path, source.settings.data, source.fingerprints):
             _, rows, note = _divided(rows, label_type, source.settings.data)
@@ -64,15 +67,15 @@ class Classify(ClassificationTask):
         """Raises `UserError` for invalid labels or windows."""
         data, names = config.data, _label_columns(config.data)
         separator = data.get("multi_label", "")
-        require(len(set(names)) == len(names), "data.label", data.label, "names one twice")
-        columns = "is for one column with all labels; data.label names a column for each, with 0 or 1: leave it out"
+        require(len(set(names)) == len(names), "data.label", data.label, "must name each column once")
+        columns = "is for one column with all labels, but data.label names a column for each label; leave it out"
         require(not (separator and len(names) > 1), "data.multi_label", separator, columns)
         combine, stride = data.get("windows", ""), data.get("doc_stride", 1)
         both = "choose mean or max of the windows' logits, or leave it empty to truncate texts"
         require(combine in ("", "mean", "max"), "data.windows", combine, both)
-        tokens = "must be at least 1: tokens from a window's beginning to the next one's"
+        tokens = "must be at least 1: the number of tokens between the beginnings of two windows"
         require(stride >= 1, "data.doc_stride", stride, tokens)
-        number = "one number is predicted, of one column; leave it out for several labels"
+        number = "a regression has one column with a number; set False for several labels"
         require(not (data.is_number and (separator or len(names) > 1)), "data.is_number", True, number)
 
 

@@ -19,7 +19,7 @@ from bertjax.finetuning.table_summary import TableSummary
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head, SpanHead
 from bertjax.inference.task import FineTuningTask, HasSubmission, InputForm, ReadsLabelledFiles, Split, TaskData
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints import workdir
 
@@ -137,7 +137,7 @@ class Squad(FineTuningTask, HasSubmission, ReadsLabelledFiles):
         asked, asked_in_dev = ([(question.text, question.context) for question in side] for side in (train, dev))
         notes += tuple(seen_in_training(asked, ("dev questions", asked_in_dev)))
         split = Questions(dev_encoded.examples, dev, dev_encoded.windows, data.version)
-        unanswerable = sum(not question.answers for question in dev) / len(dev)  # the F1 of no answer at all
+        unanswerable = sum(not question.answers for question in dev) / len(dev)  # the F1 of empty answers
         return TaskData(SpanHead(), (), encoded.examples, (split,), "f1", notes, unanswerable, ("exact_match",))
 
     def head(self, source: Pretrained) -> Head:
@@ -158,12 +158,10 @@ class Squad(FineTuningTask, HasSubmission, ReadsLabelledFiles):
         """Returns the questions in a file of SQuAD's format."""
         questions, version = squad_files.read(path), source.settings.data.version
         if version == "v1.1" and not all(question.answers for question in questions):
-            raise UserError(f"{path}: has questions without an answer; the run is one on v1.1, which has none")
-        sizes = WindowSizes.of_checkpoint(source)
-        encoded = question_windows.encode(questions, source.tokenizer, sizes, with_labels=False)
-        summary = TableSummary(
-            "labelled", len(questions), encoded.examples, source.tokenizer, rows="questions", parts=2
-        )
+            raise UserError(f"{path}: has questions without an answer; the run was trained on v1.1, which has none")
+        sizes, tokenizer = WindowSizes.of_checkpoint(source), tokenizer_of(source)
+        encoded = question_windows.encode(questions, tokenizer, sizes, with_labels=False)
+        summary = TableSummary("labelled", len(questions), encoded.examples, tokenizer, rows="questions", parts=2)
         note = "\n".join(summary.lines(source.max_seq_length))
         return Questions(encoded.examples, questions, encoded.windows, version, _threshold_of(source), note=note)
 
@@ -174,7 +172,7 @@ class Squad(FineTuningTask, HasSubmission, ReadsLabelledFiles):
         """
         questions = [Question(str(i), question, context) for i, (question, context) in enumerate(texts)]
         threshold, longest_query = _threshold_of(source), WindowSizes.of_checkpoint(source).max_query_length
-        lengths = [len(ids) for ids in source.tokenizer.encode_ids([question.text for question in questions])]
+        lengths = [len(ids) for ids in tokenizer_of(source).encode_ids([question.text for question in questions])]
         answers = _answers_by(source, questions)
         for question, length in zip(questions, lengths):
             best, null = answers[question.name]
@@ -205,6 +203,7 @@ def _threshold_of(source: Pretrained) -> float:
 
 def _answers_by(source: Pretrained, questions: Sequence[Question]) -> dict[str, tuple[list[dict], float]]:
     """Returns the answers of a checkpoint, see `question_windows.answers`."""
-    encoded = question_windows.encode(questions, source.tokenizer, WindowSizes.of_checkpoint(source), with_labels=False)
+    sizes = WindowSizes.of_checkpoint(source)
+    encoded = question_windows.encode(questions, tokenizer_of(source), sizes, with_labels=False)
     logits = predictor.predict(SpanHead(), source, encoded.examples)
     return question_windows.answers(questions, encoded.windows, logits)

@@ -17,7 +17,7 @@ from bertjax.finetuning.table_summary import TableSummary
 from bertjax.inference import predictor
 from bertjax.inference.heads import ChoiceHead, Head
 from bertjax.inference.task import FineTuningTask, InputForm, Split, TaskData
-from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.text.tokenizer import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -25,11 +25,13 @@ ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 @dataclasses.dataclass(frozen=True)
 class Choices(Split):
-    """Sentences with endings, one of which is correct: `examples.labels`."""
+    """Sentences with endings. `labels` `[examples]` are the indices of the correct endings."""
+
+    labels: np.ndarray
 
     def score(self, predictions: list[np.ndarray]) -> dict[str, float]:
         """Returns the accuracy of the most likely endings."""
-        return {"accuracy": metrics.accuracy(self.examples.labels, np.stack(predictions)[..., 0].argmax(-1))}
+        return {"accuracy": metrics.accuracy(self.labels, np.stack(predictions)[..., 0].argmax(-1))}
 
 
 class Swag(FineTuningTask):
@@ -40,19 +42,21 @@ class Swag(FineTuningTask):
 
     def load(self, config: ConfigDict, tokenizer: Tokenizer) -> TaskData:
         """Reads train.csv and val.csv of the folder. Raises `UserError` for missing or invalid files."""
-        splits, notes, texts = [], [], []
+        splits, texts = [], []
+        notes: list[str] = []
         for file, tfds_split, name in (("train.csv", "train", "training"), ("val.csv", "validation", "dev")):
             rows = _read(config.data.path, file, tfds_split)
             choices = [(column(row, "sent1"), _endings(row)) for row in rows]
-            examples, lost = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
+            labels = np.array([_label(row) for row in rows])
+            examples, lost = encode(choices, labels, tokenizer, config.max_seq_length)
             splits.append(examples)
             texts.append([(sentence, *endings) for sentence, endings in choices])
             summary = TableSummary(name, len(rows), examples, tokenizer, parts=2, lost=lost.tolist())
             notes += summary.lines(config.max_seq_length)
         train, dev = splits
         notes += seen_in_training(texts[0], ("dev examples", texts[1]))
-        baseline = float(np.bincount(dev.labels).max() / len(dev))
-        return TaskData(ChoiceHead(), (), train, (Choices(dev),), "accuracy", tuple(notes), baseline)
+        baseline = float(np.bincount(labels).max() / len(dev))  # The last labels are the labels of the dev set.
+        return TaskData(ChoiceHead(), (), train, (Choices(dev, labels),), "accuracy", tuple(notes), baseline)
 
     def head(self, source: Pretrained) -> Head:
         """Returns the head of a checkpoint."""
@@ -64,7 +68,7 @@ class Swag(FineTuningTask):
         All sentences must have the same number of endings.
         """
         choices = [(sentence, endings) for sentence, *endings in texts]
-        examples, lost = encode(choices, None, source.tokenizer, source.max_seq_length)
+        examples, lost = encode(choices, None, tokenizer_of(source), source.max_seq_length)
         for scores, count in zip(predictor.predict(ChoiceHead(), source, examples), lost):
             probabilities = metrics.softmax(scores[:, 0]).tolist()
             more = {"cut": True} if count else {}
@@ -86,7 +90,7 @@ def _label(row: Row) -> int:
     return int(text)
 
 
-def _read(folder: str, name: str, split: str) -> list[Row]:
+def _read(folder: str, name: str, split: str) -> Sequence[Row]:
     """Reads a file, or a split of e.g. "tfds:huggingface:swag/regular", which has the same column names."""
     if folder.startswith(TFDS):
         return read_tfds(folder, split)
@@ -98,17 +102,24 @@ def _read(folder: str, name: str, split: str) -> list[Row]:
 
 def encode(
     choices: Sequence[tuple[str, Sequence[str]]],
-    labels: Sequence[int] | None,
+    labels: np.ndarray | None,
     tokenizer: Tokenizer,
     max_seq_length: int,
 ) -> tuple[Examples, np.ndarray]:
-    """Encodes (sentence, endings) pairs; returns the examples and `[examples]`: how many tokens each example loses.
+    """Encodes sentences with endings.
 
-    All must have the same number of endings.
+    Args:
+      choices: (sentence, endings) of each example, all with the same number of endings.
+      labels: the index of the correct ending of each example; None if unknown.
+      tokenizer: the tokenizer.
+      max_seq_length: the maximum number of tokens of a sequence.
+
+    Returns:
+      The examples, and the number of tokens of each example that were cut off, `[examples]`.
     """
     count = len(choices[0][1])
     firsts = [sentence for sentence, _ in choices for _ in range(count)]
     seconds = [ending for _, endings in choices for ending in endings]
     input_ids, token_types, lost = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
-    examples = Examples(input_ids, token_types, None if labels is None else np.array(labels), choices=count)
+    examples = Examples(input_ids, token_types, labels, choices=count)
     return examples, np.reshape(lost, (-1, count)).sum(1)

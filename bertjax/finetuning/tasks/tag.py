@@ -101,10 +101,14 @@ def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentenc
         names = [column(row, sentence).strip() for row in rows]
         if not names[0]:
             raise UserError(f"{rows[0].where}: {sentence} is empty; the first row of a sentence names it")
-        names = list(itertools.accumulate(names, lambda before, name: name or before))
+        for number, name in enumerate(names):
+            names[number] = name or names[number - 1]
         cells = ((column(row, words).strip(), column(row, tags).strip(), row.where) for row in rows)
         groups = itertools.groupby(zip(cells, names), key=lambda cell_and_name: cell_and_name[1])
-        tagged_words = [tuple(zip(*(cell for cell, _ in group))) for _, group in groups]
+        tagged_words = []
+        for _, group in groups:
+            sentence_words, sentence_tags, where = zip(*(cell for cell, _ in group))
+            tagged_words.append((sentence_words, sentence_tags, where))
     for sentence_words, sentence_tags, where in tagged_words:
         for word, tag, place in zip(sentence_words, sentence_tags, where):
             if not word or tag.lower() in ("", "nan", "<na>"):
@@ -120,8 +124,8 @@ def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentenc
     return sentences
 
 
-def _sentence(row: Row, words: str, tags: str) -> tuple[tuple, tuple, tuple]:
-    """Returns (words, tags, places) of a row with a whole sentence."""
+def _sentence(row: Row, words: str, tags: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Returns the words, their tags, and FILE:LINE of each word, of a row with a whole sentence."""
     word_list, tag_list = _list(row, words), _list(row, tags)
     if len(word_list) != len(tag_list) or not word_list:
         raise UserError(
