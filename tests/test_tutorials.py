@@ -157,7 +157,9 @@ def test_what_the_reference_says_are_the_comments_of_the_code(reference):
     """Above a field, beside it, or above the section that it is in."""
     common = {field.name: field.comment for field in reference.config_fields()["All runs"]}
     assert common["seed"] == "for initial weights, order of examples, dropout"
-    assert common["remat"].startswith("What the backward pass recomputes to save memory: none | dots (all but matrix")
+    assert common["remat"].startswith(
+        "The values that the backward pass recomputes to save memory: none | dots (all but matrix"
+    )
     assert (common["mesh"], common["mesh.fsdp"]) == ("-1: the remaining devices", "")
     assert "`--temperature` | `1.0` | Of --generate; 0: always" in reference.commands_page()
     assert r"| `model.norm` | `'post'` | LayerNorm after each sum; before each part (GPT-2) (post \| pre) |" in (
