@@ -1,7 +1,7 @@
-"""The public Python API: `load`, `train` and `prepare`. `import bertjax` imports this module on first use.
+"""The public Python API: use, train, evaluate, convert. `import bertjax` imports this module on first use.
 
-`load` reads a checkpoint as a `Model`, which does what `bertjax predict` and `bertjax extract` do, and has the network
-as a pure function; `train` and `prepare` do what the commands of these names do.
+`load` reads a checkpoint as a `Model`, which predicts, computes embeddings, and has the network as a pure function. The
+functions do the work of the commands with the same names.
 """
 
 import contextlib
