@@ -60,13 +60,7 @@ def write(
 
     low_rank = {path: np.asarray(update) for path, update in source.updates.items()}
     updates = {name: x for name, x in named(zeros | low_rank).items() if x.any()}
-    if unsupported := [name for name in updates if not name.endswith(".weight")]:
-        raise UserError(
-            f"{source.path}: {unsupported[0]} is in no layer of its own in transformers, and PEFT adds to layers only; "
-            f"write it with --format=huggingface"
-        )
-    if not updates:
-        raise UserError(f"{source.path}: has no low-rank updates; write it with --format=huggingface")
+    _check_updates(source, updates)
     factors = {name.removesuffix(".weight"): _factorized(x) for name, x in updates.items()}
     saved = names_of([path for path in zeros if path[0] != "bert" or path[1] == "pooler"])
     tables = names_of([("bert", *WORD_EMBEDDINGS)]) if has_words else []
@@ -99,6 +93,17 @@ def write(
             write_whole(folder / name, content)
         source.tokenizer.save(folder)
     return sum(x.size for x in tensors.values())
+
+
+def _check_updates(source: Pretrained, updates: Collection[str]) -> None:
+    """Raises `UserError` if there are no updates, or if an update is not the weight of a layer of transformers."""
+    if unsupported := [name for name in updates if not name.endswith(".weight")]:
+        raise UserError(
+            f"{source.path}: {unsupported[0]} is in no layer of its own in transformers, and PEFT adds to layers only; "
+            f"write it with --format=huggingface"
+        )
+    if not updates:
+        raise UserError(f"{source.path}: has no low-rank updates; write it with --format=huggingface")
 
 
 def _check_layers(source: Pretrained) -> None:
