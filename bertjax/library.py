@@ -10,7 +10,7 @@ import functools
 import numbers
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, cast
 
 import jax
@@ -31,7 +31,7 @@ from bertjax.distributed.topology import available_cores
 from bertjax.export import network
 from bertjax.inference import abilities, fill_mask, generation
 from bertjax.inference.fill_mask import Filled
-from bertjax.inference.task import HasVectors
+from bertjax.inference.task import FineTuningTask, HasVectors
 from bertjax.inference.vectors import PooledStatesEmbedder, TextEmbedder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
@@ -50,6 +50,7 @@ Params = dict[str, Any]
 Texts = str | Iterable[str]
 Parts = str | Iterable[str | tuple[str, ...]]  # texts that may have several parts, such as pairs
 POOLS = ("mean", "cls", "last")
+CONVERT_FORMATS = ("bertjax", "huggingface", "sentence-transformers", "tf1", "peft", "stablehlo", "onnx")
 
 
 class Classified(TypedDict, total=False):
@@ -176,7 +177,7 @@ class Model:
         The objects are those that `bertjax predict` prints.
         """
         self._require("predict")
-        task, parts = abilities.require_task(self.source), _parts(texts)
+        task, parts = cast(FineTuningTask, self._task), _parts(texts)
         task.inputs.check(parts)
         return list(task.predict(self.source, parts)) if parts else []
 
@@ -279,16 +280,24 @@ class Model:
 
     # What there is.
 
+    @functools.cached_property
+    def _task(self) -> FineTuningTask | None:
+        return abilities.task_of(self.source)
+
+    @functools.cached_property
+    def _methods(self) -> list[str]:
+        return abilities.methods_of(self.source)
+
     @property
     def methods(self) -> list[str]:
         """The names of those methods that need something learnt, as far as the checkpoint has learnt it."""
-        return abilities.methods_of(self.source)
+        return [*self._methods]
 
     @property
     def makes_vectors(self) -> bool:
         """Whether it has learnt to make vectors of texts, so that `embed` needs no `pool`."""
         with contextlib.suppress(UserError):  # a task that is not registered here
-            return abilities.find_ability(self.source, HasVectors) is not None
+            return isinstance(self._task, HasVectors)
         return False
 
     def _require(self, method: str) -> None:
@@ -314,7 +323,7 @@ class Model:
             raise UserError(f"{self.path}: has not learnt to make vectors; pool='mean' makes some of hidden states")
         if layers:
             raise UserError(f"layers = {layers!r}: is for vectors of hidden states; give pool='mean' as well")
-        return abilities.require_ability(self.source, HasVectors).embedder(self.source, prompt, width)
+        return cast(HasVectors, self._task).embedder(self.source, prompt, width)
 
 
 def load(path: Path, dtype: str | None = None) -> Model:
@@ -386,19 +395,21 @@ def train(
 
 
 def evaluate(
-    checkpoint: Path, data: Path, dtype: str | None = None, **description: str | bool | None
-) -> tuple[Scores, str]:
+    checkpoint: Path,
+    data: Path,
+    dtype: str | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
+    **description: str | bool | None,
+) -> Scores:
     """Scores a checkpoint on a labelled file, without training.
 
     Args:
       checkpoint: the checkpoint, as for `load`.
       data: a file like the dev set of the run; for embeddings also a folder, such as a folder of BEIR.
       dtype: the type to compute in, as for `load`.
+      on_note: receives lines about the examples, such as `print`, before they are scored.
       **description: the form of the data of embeddings, as the flags of `bertjax evaluate`: form, texts, label, widths,
         ignore_identical_ids.
-
-    Returns:
-      The scores (`scores`, `decided`), and lines about the examples.
 
     Raises:
       UserError: if the checkpoint does not determine how the file is read, or if the file is invalid.
@@ -407,7 +418,7 @@ def evaluate(
 
     with _silence():
         source = pretrained.read_with_tokenizer(checkpoint, dtype)
-    return score_file(source, os.fspath(data), **description)
+    return score_file(source, os.fspath(data), on_note, **description)
 
 
 def convert(
@@ -444,6 +455,8 @@ def convert(
       UserError: if the format cannot contain the model, if an option does not apply to the format, or if the push
         fails.
     """
+    if format not in CONVERT_FORMATS:
+        raise UserError(f"format = {format!r}: choose one of {', '.join(CONVERT_FORMATS)}")
     if int8 and format != "onnx":
         raise UserError("--int8: only for --format=onnx")
     require_new_folder(output)  # before a model is read, which can take minutes
@@ -471,7 +484,7 @@ def mine(
     negatives: int = 1,
     first: int = 1,
     last: int = 100,
-    margin: str = "-inf",
+    margin: str | float = "-inf",
     min_score: float = -np.inf,
     max_score: float = np.inf,
     seed: int | None = None,

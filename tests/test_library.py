@@ -139,6 +139,8 @@ def test_a_saved_model_is_the_model(tmp_path):
     np.testing.assert_array_equal(saved.embed("the ship", pool="mean"), model.embed("the ship", pool="mean"))
     with pytest.raises(UserError, match="exists and is not empty"):
         model.save(tmp_path / "saved")
+    with pytest.raises(UserError, match="format = 'safetensors': choose one of bertjax, huggingface, "):
+        model.save(tmp_path / "other", "safetensors")
     with pytest.raises(UserError, match="--int8: only for --format=onnx"):
         bertjax.convert(GOLDEN, tmp_path / "other", "huggingface", int8=True)
 

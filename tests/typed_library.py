@@ -35,7 +35,7 @@ def use(path: str) -> None:
     bertjax.train("quickstart", hooks=[print])  # type: ignore[list-item]
     bertjax.prepare("base", "records", workers=2)
     bertjax.train("classify", "runs/rows", data=[{"text": "a", "label": "b"}])
-    assert_type(bertjax.evaluate("runs/mine", "test.csv", form="pairs")[0], bertjax.Scores)
+    assert_type(bertjax.evaluate("runs/mine", "test.csv", form="pairs"), bertjax.Scores)
     assert_type(bertjax.convert("runs/mine", "hf", "huggingface", license="mit"), str)
     assert_type(bertjax.mine("runs/mine", "train.csv", "mined.jsonl", negatives=2), list[str])
     assert_type(model.save("folder"), str)

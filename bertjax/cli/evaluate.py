@@ -9,6 +9,7 @@ higher likelihood; a model that fills masks has a pseudo-log-likelihood instead.
 checkpoint that bertjax predict takes.
 """
 
+import functools
 import json
 import sys
 
@@ -69,9 +70,8 @@ def score_data() -> None:
     from bertjax.finetuning.run import report
 
     description = {flag.name: flag.value for flag in _READING}
-    scores, note = library.evaluate(_CHECKPOINT.value, _DATA.value, _DTYPE.value, **description)
-    if note:
-        print(note, file=sys.stderr, flush=True)
+    print_note = functools.partial(print, file=sys.stderr, flush=True)
+    scores = library.evaluate(_CHECKPOINT.value, _DATA.value, _DTYPE.value, print_note, **description)
     if _JSON.value:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:

@@ -87,7 +87,9 @@ def main(texts: list[str]) -> None:
         yield from input_lines(_INPUT.value)  # also empty ones: text i of the output is line i of the input
 
     if next(all_texts(), None) is None:
-        raise UserError("no text: give one on the command line or a file with --input")
+        raise UserError(
+            f"no text for the checkpoint {_CHECKPOINT.value!r}: give one on the command line, or a file with --input"
+        )
     if _ID.value:
         next(column(_ID.value, "id"))
 

@@ -42,7 +42,10 @@ def main(queries: list[str]) -> None:
     from bertjax.library import load
 
     if not queries:
-        raise UserError("no query: give one or more on the command line")
+        raise UserError(
+            f"no query for the checkpoint {_CHECKPOINT.value!r}: give one or more on the command line, as in bertjax "
+            f'search {_CHECKPOINT.value} "a query"'
+        )
     folder = _INDEX.value or None
     check_inputs(_CORPUS.value, folder)
     keep_compiled()

@@ -17,7 +17,9 @@ class ResolvedConfig(ConfigDict):
     @classmethod
     def copy_of(cls, config: ConfigDict) -> "ResolvedConfig":
         """Returns a copy of a user's config, in which the fields are then set."""
-        return cls(copy.deepcopy(config))
+        resolved = copy.deepcopy(config)
+        object.__setattr__(resolved, "__class__", cls)  # The constructor would sort the fields.
+        return resolved
 
 
 class Resolution(NamedTuple):

@@ -16,7 +16,7 @@ from bertjax.interop import pretrained
 
 
 def make_choice(
-    negatives: int, first: int, last: int, margin: str, min_score: float, max_score: float, seed: int | None
+    negatives: int, first: int, last: int, margin: str | float, min_score: float, max_score: float, seed: int | None
 ) -> Choice:
     """Returns the choice of negatives, see `Choice`. Raises `UserError` if the choice excludes all documents.
 
@@ -29,10 +29,14 @@ def make_choice(
       max_score: the largest cosine of a negative.
       seed: the seed of a draw among the ranks; None takes the nearest documents.
     """
+    margin = str(margin)
+    for name, count, least in (("negatives", negatives, 1), ("first", first, 1), ("last", last, 1), ("seed", seed, 0)):
+        if count is not None and not least <= count < 1 << 31:
+            raise UserError(f"--{name}={count}: must be at least {least} and below 2**31")
     if first > last:
         raise UserError(f"--first={first}: must not be above --last={last}")
-    if negatives > (count := last - first + 1):
-        raise UserError(f"--negatives={negatives}: ranks {first} to {last} hold {count}; set --last")
+    if negatives > (ranks := last - first + 1):
+        raise UserError(f"--negatives={negatives}: ranks {first} to {last} hold {ranks}; set --last")
     if min_score > max_score:
         raise UserError(f"--min_score={min_score}: must not be above --max_score={max_score}")
     is_share = margin.endswith("%")

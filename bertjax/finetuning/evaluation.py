@@ -1,5 +1,6 @@
 """Scores a checkpoint on a labelled file, without training."""
 
+from collections.abc import Callable
 from typing import Any
 
 from bertjax.common.errors import UserError
@@ -10,16 +11,14 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.training.scores import Scores
 
 
-def score_file(source: Pretrained, path: str, **flags: Any) -> tuple[Scores, str]:
+def score_file(source: Pretrained, path: str, on_note: Callable[[str], None], **flags: Any) -> Scores:
     """Scores a checkpoint on a labelled file like the dev set of the run.
 
     Args:
       source: the checkpoint.
       path: the file, or a folder for embeddings.
+      on_note: receives the lines about the examples before they are scored.
       **flags: the description of the file, see `ReadsLabelledFiles.reading_flags`; None for unset flags.
-
-    Returns:
-      The scores, and lines about the examples.
 
     Raises:
       UserError: if the checkpoint does not determine how the file is read, or if the file is invalid.
@@ -31,4 +30,6 @@ def score_file(source: Pretrained, path: str, **flags: Any) -> tuple[Scores, str
     if wrong := next((name for name in set_flags if name not in task.reading_flags), None):
         raise UserError(f"--{wrong}={set_flags[wrong]}: is for checkpoints with vectors of texts; leave it out")
     split = task.read_labelled(source, path, **set_flags)
-    return score(source, split), split.note
+    if split.note:
+        on_note(split.note)
+    return score(source, split)

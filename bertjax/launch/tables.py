@@ -1,17 +1,21 @@
 """Training data from memory: tables that `bertjax.train(data=...)` writes into the workdir."""
 
+import contextlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
 
+from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
 
 FOLDER = "data"
 SPLITS = ("train", "dev")
+EXPECTED = "a pandas or polars DataFrame, a datasets.Dataset, or a list of dicts"
 
 
 def use_tables(config: ConfigDict, data: Any, workdir: epath.PathLike) -> None:
@@ -24,20 +28,28 @@ def use_tables(config: ConfigDict, data: Any, workdir: epath.PathLike) -> None:
       workdir: the folder of the run.
 
     Raises:
-      UserError: if the data is not a table, or if pre-training has a dev table.
+      UserError: if the data is not a table, if a table is empty, if pre-training has a dev table, or if the workdir has
+        a run on other data. The files of the workdir then do not change.
     """
     tables = dict(data) if isinstance(data, Mapping) else {"train": data}
     if "train" not in tables or not tables.keys() <= set(SPLITS):
         raise UserError(f"data = {list(tables)}: expected a table, or a dict with the tables train and dev")
-    folder = epath.Path(workdir) / FOLDER
-    is_pretraining = "corpus" in config.data
+    workdir = epath.Path(workdir)
+    folder, is_pretraining = workdir / FOLDER, "corpus" in config.data
     if is_pretraining and len(tables) > 1:
         raise UserError("data = ['train', 'dev']: pre-training holds out documents itself; give one table")
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.jsonl" for name in tables}
-    for name, table in tables.items():
-        with replacing(paths[name]) as partial:
-            write_table(table, partial)
+    with contextlib.ExitStack() as files:  # replaces the files only if all tables are valid
+        partials = {name: files.enter_context(replacing(path)) for name, path in paths.items()}
+        for name, partial in partials.items():
+            write_table(tables[name], partial)
+        for name, path in paths.items():
+            content = partials[name].read_bytes()
+            if not content.strip():
+                raise UserError(f"data: the table {name} has no rows; give at least one row")
+            if (workdir / "config.json").exists() and path.exists() and path.read_bytes() != content:
+                raise UserError(f"data: {workdir} has a run on other rows of {name}; choose another workdir")
     if is_pretraining:
         config.data.corpus = str(paths["train"])
     else:
@@ -49,22 +61,29 @@ def write_table(table: Any, path: epath.Path) -> None:
     if hasattr(table, "write_ndjson"):  # polars
         table.write_ndjson(str(path))
     elif hasattr(table, "column_names") and hasattr(table, "to_json"):  # datasets
-        table.to_json(str(path), force_ascii=False)
-    elif hasattr(table, "iloc") and hasattr(table, "to_json"):  # pandas
-        table.to_json(str(path), orient="records", lines=True, force_ascii=False)
+        table.to_json(str(path), double_precision=15)
+    elif hasattr(table, "columns") and hasattr(table, "to_json"):  # pandas
+        table.to_json(str(path), orient="records", lines=True, double_precision=15)
     else:
         _write_rows(table, path)
 
 
 def _write_rows(rows: Iterable[Mapping[str, Any]], path: epath.Path) -> None:
-    expected = "a pandas or polars DataFrame, a datasets.Dataset, or a list of dicts"
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-        raise UserError(f"data = {rows!r:.60}: expected {expected}")
+        raise UserError(f"data = {rows!r:.60}: expected {EXPECTED}")
     with path.open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows):
             if not isinstance(row, Mapping):
-                raise UserError(f"data[{number}] = {row!r:.60}: expected a dict, because data is {expected}")
+                raise UserError(f"data[{number}] = {row!r:.60}: expected a dict, because data is {EXPECTED}")
             try:
-                file.write(json.dumps(dict(row), ensure_ascii=False) + "\n")
+                line = json.dumps({name: _cell(value) for name, value in row.items()}, ensure_ascii=False)
             except TypeError as error:
                 raise UserError(f"data[{number}] = {row!r:.60}: {error}; use text, numbers and lists") from None
+            file.write(surrogates.replaced(line) + "\n")
+
+
+def _cell(value: Any) -> Any:
+    """Returns the value of a cell, with None for NaN and infinity, which JSON lacks."""
+    if isinstance(value, list | tuple):
+        return [_cell(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,7 +5,9 @@ A family is a subclass of `ModelFamily` and of the classes of its abilities. Cal
 """
 
 import abc
+import functools
 import importlib
+import importlib.util
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -263,8 +265,19 @@ class HuggingFaceFamily:
 
     @property
     def huggingface(self) -> "HuggingFaceFormat":
-        """The format, which reads and writes the folders: `FORMAT` of the module `huggingface` beside the family."""
-        return importlib.import_module(".huggingface", type(self).__module__.rpartition(".")[0]).FORMAT
+        """The format, which reads and writes the folders: `FORMAT` of the module `huggingface` beside the family.
+
+        A subclass of a family without such a module has the format of the family.
+        """
+        return importlib.import_module(_format_module(type(self))).FORMAT
+
+
+@functools.cache
+def _format_module(family: type) -> str:
+    """Returns the name of the module `huggingface` beside the class of a family, or beside a base class."""
+    packages = (base.__module__.rpartition(".")[0] for base in family.__mro__)
+    names = (f"{package}.huggingface" for package in packages if package)
+    return next(name for name in names if importlib.util.find_spec(name))
 
 
 class NamesSpecialPieces(abc.ABC):

@@ -2,8 +2,9 @@
 
 import collections
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -113,10 +114,16 @@ def train(
     with contextlib.ExitStack() as on_end_calls:
         for hook in run.hooks:
             hook.on_start(run)
-            on_end_calls.push(lambda kind, error, traceback, hook=hook: hook.on_end(run, error))
+            on_end_calls.push(functools.partial(_call_on_end, hook, run))
         _run_steps(run, evaluation, needs_compilation)
     best_step = checkpoints.best_step()
     return TrainingResult(run.state, run.scores, best_step, checkpoints.scores(best_step))
+
+
+def _call_on_end(hook: Hook, run: TrainingRun, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    """Calls `on_end`. The result is None, because `ExitStack` suppresses the error for another result."""
+    del kind, traceback
+    hook.on_end(run, error)
 
 
 def _run_steps(run: TrainingRun, evaluation: Evaluation, needs_compilation: bool) -> None:

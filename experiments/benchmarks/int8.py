@@ -16,10 +16,10 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bertjax.inference.output_layers import Predictor
 
 from bertjax.distributed.mesh import compute_for, make_mesh, replicated
 from bertjax.inference import tasks
+from bertjax.inference.predictor import Predictor
 from bertjax.interop import pretrained
 from bertjax.nn.ops import matmul
 

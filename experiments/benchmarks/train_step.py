@@ -164,14 +164,16 @@ class Ours:
             from bertjax.pretraining.task import Pretraining
 
             return Pretraining(self.config, self.mesh, planned_stages(self.config, self.mesh, [rows]))
-        from bertjax.inference.output_layers import classification
-
+        from bertjax.config.resolved import ResolvedConfig
         from bertjax.data.loading.examples import Examples
-        from bertjax.finetuning.task import Dataset, FineTuning
+        from bertjax.finetuning.task import FineTuning
+        from bertjax.inference.heads import ClassificationHead
+        from bertjax.inference.task import TaskData
 
         ids = [np.zeros(self.case.length, np.int32)] * self.case.sequences  # only their lengths are used
         examples = Examples(ids, ids, [0] * len(ids))
-        return FineTuning(self.config, self.mesh, Dataset(classification(2), ("a", "b"), examples, (), "accuracy"))
+        data = TaskData(ClassificationHead(2), ("a", "b"), examples, (), "accuracy")
+        return FineTuning(ResolvedConfig.copy_of(self.config), self.mesh, data)
 
     def run(self, steps: int) -> None:
         """The body of `training.loop.train` without reports."""

@@ -255,7 +255,7 @@ def test_the_command_writes_an_index_and_searches_it_again(folder, corpus, tmp_p
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ([], "no query: give one or more on the command line"),
+    ([], "give one or more on the command line, as in bertjax search "),
     (["a"], "no documents: name a corpus, or the folder of an index"),
     (["a", "--corpus=none.txt"], "no file none.txt"),
     (["a", "--corpus=empty.txt"], "empty.txt: no text in it"),

@@ -90,6 +90,14 @@ def test_fine_tuning_has_fewer_epochs_and_never_more(seconds, tmp_path):
     assert used <= seconds and (epochs == 3.0 if seconds == 2000 else used > 0.9 * seconds)
 
 
+def test_an_evaluation_takes_a_third_of_the_training_time_of_its_sequences():
+    config = fine_tuning_config("classify")
+    config.batch_size = 16
+    run = opened(config, 10)
+    run.task.data = types.SimpleNamespace(dev=[types.SimpleNamespace(examples=range(count)) for count in (30, 18)])
+    assert steps._evaluation_seconds(run, 100.0) == pytest.approx(100 / 160 * 48 / 3)
+
+
 def test_too_small_a_budget_names_a_larger_one(tmp_path):
     for config in (pretraining_config(), fine_tuning_config("classify")):
         given = opened(config, 300), tmp_path, budget.parse("1min"), StepTimes(900.0, 10.0, 20.0), 70.0

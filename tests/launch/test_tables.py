@@ -44,6 +44,29 @@ def test_train_reads_the_data_from_the_workdir(monkeypatch, tmp_path):
     assert text.data.corpus == str(tmp_path / "text/data/train.jsonl")
 
 
+def test_rows_with_nan_and_lone_surrogates_are_readable(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    row = {"text": "a\ufffd", "number": float("nan"), "label": 1e-12}
+    for number, table in enumerate(([row | {"text": "a\ud800"}], pandas.DataFrame([row]))):
+        write_table(table, tmp_path / f"{number}.jsonl")
+        (read,) = read_table(tmp_path / f"{number}.jsonl")[0]
+        assert read.columns == row | {"number": None}
+
+
+def test_other_rows_do_not_replace_the_data_of_a_run(tmp_path):
+    config, path = experiments.load("classify"), tmp_path / "data/train.jsonl"
+    use_tables(config, ROWS, tmp_path)
+    before = path.read_bytes()
+    (tmp_path / "config.json").write_text("{}")
+    use_tables(config, iter(ROWS), tmp_path)  # the same rows, as of a run that resumes
+    for data, message in ((ROWS[:1], "has a run on other rows of train"), ([], "the table train has no rows")):
+        with pytest.raises(UserError, match=message):
+            use_tables(config, data, tmp_path)
+    with pytest.raises(UserError, match="expected a pandas"):
+        use_tables(config, {"train": ROWS[:1], "dev": 3}, tmp_path)
+    assert path.read_bytes() == before and [file.name for file in path.parent.iterdir()] == ["train.jsonl"]
+
+
 @pytest.mark.parametrize("config, data, message", [
     ("classify", {"dev": ROWS}, r"data = \['dev'\]: expected a table, or a dict with the tables train and dev"),
     ("classify", "rows.csv", r"data = 'rows.csv': expected a pandas or polars DataFrame"),

@@ -86,6 +86,16 @@ def test_a_hook_that_raises_stops_the_run_which_can_be_resumed(run, registered, 
     assert int(trained.state.step) == 10 and task.evaluated == evaluated and trained.scores.score == 1
 
 
+class ReturnsAtTheEnd(Hook):
+    def on_end(self, run, error):
+        return "a value"
+
+
+def test_the_result_of_on_end_does_not_hide_an_error(run):
+    with pytest.raises(ValueError, match="my mistake"):
+        run([ReturnsAtTheEnd(), Failing("on_step")])
+
+
 class Requests(Hook):
     def on_step(self, run, metrics):
         {2: run.save, 3: run.evaluate, 7: run.end}.get(run.step, lambda: None)()

@@ -86,11 +86,12 @@ def _stages(config: ConfigDict, steps: int) -> list[Stage]:
 
 def _evaluation_seconds(opened: Run, steps_seconds: float) -> float:
     """Estimates the time of an evaluation: a sequence takes a third of its time in training."""
-    task: Any = opened.task  # fine-tuning tasks have a dataset
+    task: Any = opened.task  # fine-tuning tasks have data
     trained = sum(stage.steps * stage.batch_size for stage in _stages(opened.config, task.total_steps))
-    sequences = opened.config.eval.max_sequences
-    if "stages" not in opened.config:
-        sequences = sum(len(split.examples) for split in task.dataset.dev)
+    if "stages" in opened.config:
+        sequences = opened.config.eval.max_sequences
+    else:
+        sequences = sum(len(split.examples) for split in task.data.dev)
     return steps_seconds / trained * sequences / 3
 
 
