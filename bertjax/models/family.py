@@ -269,13 +269,13 @@ class HuggingFaceFamily:
 
         A subclass of a family without such a module has the format of the family.
         """
-        return importlib.import_module(_format_module(type(self))).FORMAT
+        packages = tuple(base.__module__.rpartition(".")[0] for base in type(self).__mro__)
+        return importlib.import_module(_format_module(packages)).FORMAT
 
 
 @functools.cache
-def _format_module(family: type) -> str:
-    """Returns the name of the module `huggingface` beside the class of a family, or beside a base class."""
-    packages = (base.__module__.rpartition(".")[0] for base in family.__mro__)
+def _format_module(packages: tuple[str, ...]) -> str:
+    """Returns the name of the module `huggingface` in the first of some packages that contains it."""
     names = (f"{package}.huggingface" for package in packages if package)
     return next(name for name in names if importlib.util.find_spec(name))
 
