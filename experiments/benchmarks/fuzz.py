@@ -251,7 +251,7 @@ def make_checkpoint(folder, to="bertjax"):
         fine_tuned_params(),
         wordpiece(),
         "BertForSequenceClassification",
-        ("bad", "fair", "good"),
+        huggingface.Metadata(("bad", "fair", "good")),
     )
     if to != "huggingface":
         conversion.convert(source, folder / "made", to)

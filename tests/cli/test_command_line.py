@@ -249,7 +249,7 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
     refused = command(bertjax, "train", "--config=quickstart", "--config.batch_size=0", cwd=empty)
     assert (refused.returncode, refused.stderr) == (1, "error: config.batch_size = 0: must be at least 1\n")
     shown = command(bertjax, "compile", "--help", cwd=empty)
-    assert shown.returncode == 0 and "--topology: " in shown.stdout and not shown.stderr
+    assert shown.returncode == 0 and "--topology=" in shown.stdout and not shown.stderr
     for name in ("py.typed", "reporting/templates/report.html", "serving/templates/page.html"):
         assert (packages / "bertjax" / name).exists()
     names = {path.stem for path in (packages / "bertjax" / "experiments").iterdir()} - {"__pycache__"}

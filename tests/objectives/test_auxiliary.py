@@ -105,6 +105,7 @@ def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_p
     monkeypatch.setattr(adaptation, "WINDOW_BYTES", (20, 30))  # all rows have one length
     config.eval.bits_windows = 4
     config.data.update(corpus=str(corpus_file), records=str(run / "records"))
+    config, _ = pretraining_run.KIND.resolve(config, None)
     task = pretraining_run.KIND.open(config, tmp_path, None).task
     scores = task.evaluator.run(jax.device_put(source.params), STEPS).scores
     (bits,) = (value for name, value in scores.items() if name.startswith("bits_per_byte"))
