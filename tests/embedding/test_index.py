@@ -255,7 +255,8 @@ def test_the_command_writes_an_index_and_searches_it_again(folder, corpus, tmp_p
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ([], "no query for the checkpoint 'nowhere': give one or more on the command line, as in bertjax search nowhere \"a query\""),
+    ([], "no query for the checkpoint 'nowhere': give one or more on the command line, as in bertjax search nowhere "
+         '"a query"'),
     (["a"], "no documents: name a corpus, or the folder of an index"),
     (["a", "--corpus=none.txt"], "no file none.txt"),
     (["a", "--corpus=empty.txt"], "empty.txt: no text in it"),
