@@ -22,7 +22,6 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bar
 OPENING_QUOTE = re.compile(r'(?:\A|\t)"')  # matches a quote at the start of a cell of a .tsv
 MAX_SHARED_LENGTH, MAX_SHARED = 40, 10_000  # short cells, such as labels, are stored once: characters, number of cells
 csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
-SMALL_FILE_BYTES = 1 << 26
 TFDS = "tfds:"  # prefix of a `config.data.path` that names a TensorFlow dataset
 
 
@@ -268,9 +267,8 @@ def _holds_rows(cells: Sequence[str], width: int) -> bool:
 
 def lines_of(path: epath.Path) -> Iterator[str]:
     """Yields the lines of a file with their line ends."""
-    # A small file is read at once, which is repeated after a temporary error of the file system.
-    is_small = path.stat().length <= SMALL_FILE_BYTES
-    with io.BytesIO(read_whole(path)) if is_small else path.open("rb") as file:
+    # A file in an object store is read at once, which is repeated after a temporary error.
+    with io.BytesIO(read_whole(path)) if "://" in str(path) else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
