@@ -18,7 +18,7 @@ COMMANDS = {  # name: (the name in `python -m bertjax.NAME`, what the command do
     "extract": ("extract", "writes vectors, or hidden states, of texts"),
     "submit": ("submit", "writes a benchmark's submission file"),
     "runs": ("runs", "lists the runs in folders: how far they are, their loss, whether they run"),
-    "report": ("report", "draws runs over each other, and what a checkpoint has learnt"),
+    "report": ("report", "draws the curves of runs, and the attention and embeddings of a checkpoint"),
     "convert": ("convert", "converts a checkpoint to or from Hugging Face's or Google's format"),
     "doctor": ("doctor", "describes this installation, its devices and its problems, for a bug report"),
 }
@@ -27,7 +27,7 @@ COMMANDS = {  # name: (the name in `python -m bertjax.NAME`, what the command do
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "-help", "--help", "help"):
-        lines = [f"  {command:<12}{what}" for command, (_, what) in COMMANDS.items()]
+        lines = [f"  {command:<12}{purpose}" for command, (_, purpose) in COMMANDS.items()]
         last = "COMMAND --help lists the flags of a command. --version prints the version of bertjax."
         lines = ["usage: bertjax COMMAND [--flag=VALUE ...]", "", *lines, "", last]
         print("\n".join(lines), flush=True)

@@ -1,12 +1,11 @@
 """Converts a checkpoint: bertjax convert runs/mine for-transformers --format=huggingface
 
-Source and output are a run's workdir, a Hugging Face folder, one of sentence-transformers (of what makes vectors), or
-Google's bert_model.ckpt. A folder of Hugging Face or sentence-transformers that is made of a run gets a model card,
-README.md, with data, recipe and scores. --push=USER/NAME pushes the folder to the hub as well.
+Source and output are the workdir of a run, a folder of Hugging Face or sentence-transformers, or Google's
+bert_model.ckpt. The folder of a converted run contains a model card, README.md, with data, recipe and scores.
+--push=USER/NAME also pushes the folder to the hub.
 
---format=stablehlo writes what the model computes as programs that need jax, numpy and flatbuffers only, with a loader,
-load.py; --format=onnx as a file for ONNX Runtime, with config and tokenizer as transformers has them; --int8 one in 8
-bits, too.
+--format=stablehlo writes programs that need only jax, numpy and flatbuffers, and a loader, load.py. --format=onnx
+writes a file for ONNX Runtime, with the config and the tokenizer of transformers. --int8 also writes a model in 8 bits.
 """
 
 from absl import flags
@@ -63,7 +62,7 @@ def main(arguments: list[str]) -> None:
         int8=_INT8.value,
     )
     print(summary, flush=True)
-    if _FORMAT.value not in ("peft", "stablehlo", "onnx"):  # These are no checkpoints that commands read.
+    if _FORMAT.value not in ("peft", "stablehlo", "onnx"):  # The commands do not read these formats.
         print_next(*uses_of(_OUTPUT.value))
 
 

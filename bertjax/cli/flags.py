@@ -90,7 +90,7 @@ def define_checkpoint_flag() -> flags.FlagHolder:
         "checkpoint",
         None,
         "A run's workdir (WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers, "
-        "hub:NAME[@REVISION] for one of the hub, or bert_model.ckpt. The first argument without a name is the "
+        "hub:NAME[@REVISION] for a model of the hub, or bert_model.ckpt. The first argument without a name is the "
         "checkpoint, too.",
     )
     require_flags(positional=["checkpoint"])
@@ -102,7 +102,7 @@ def define_dtype_flag() -> flags.FlagHolder:
         "dtype",
         None,
         DTYPES,
-        "Type to compute in, as config.dtype; the run's unless given, and auto for checkpoints that are no run's.",
+        "The type to compute in, as config.dtype. By default the type of the run, or auto for other checkpoints.",
     )
 
 

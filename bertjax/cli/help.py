@@ -42,13 +42,10 @@ def help_text(docstring: str, command_flags: Sequence[flags.Flag]) -> str:
 def _lines(flag: flags.Flag) -> str:
     """Returns the lines of a flag: its name, and its help beside the name."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    is_switch = isinstance(flag, flags.BooleanFlag) if hasattr(flags, "BooleanFlag") else flag.boolean
-    name = f"{INDENT}--{flag.name}" if is_switch else f"{INDENT}--{flag.name}=…"
+    name = f"{INDENT}--{flag.name}" if flag.boolean else f"{INDENT}--{flag.name}=…"
     text = flag.help or ""
-    if getattr(flag, "enum_values", None):
-        text += f" One of {', '.join(map(str, flag.enum_values))}."
     if flag.default not in (None, "", False, []) and "default" not in text:
-        text += f" Default: {flag.default_unparsed if hasattr(flag, 'default_unparsed') else flag.default}."
+        text += f" Default: {flag.default}."
     if getattr(flag, "is_required", False):
         text += " Required."
     indent = " " * HELP_COLUMN

@@ -1,10 +1,10 @@
 """Converts a corpus to TFRecords: bertjax prepare --config=base --config.data.corpus=texts/ --output=records
 
 Writes the records of every stage of the config, the tokenizer, and manifest.json. The same config gives the same bytes
-for any number of workers. A run that was killed goes on where it was when it is started again. Train on them with
+for any number of workers. The same command resumes after an interruption. Train on the records with
 --config.data.records=records.
 
-On a cluster (which has --workers of its own, and starts anew), with Apache Beam's flags after --:
+On a cluster, the flags of Apache Beam follow --. Beam has its own workers, and does not resume:
 bertjax prepare --config=base --output=gs://... --runner=DataflowRunner -- --project=... --region=...
 """
 

@@ -1,9 +1,9 @@
 """Serves a checkpoint over HTTP: bertjax serve runs/mine
 
 POST /METHOD with {"texts": [...]} (/answer with {"questions": [{"question": ..., "context": ...}]}) gives
-{"results": [...]}. GET / is a page to try it, /health says which methods the checkpoint has learnt, /metrics is for
-Prometheus. Requests that wait are computed together. SIGTERM and Ctrl-C end the server once it has answered what it has
-accepted, or after --grace seconds. Anyone who reaches the port may ask: put it behind a proxy that knows who may. Needs
+{"results": [...]}. GET / is a page for trying the server, /health lists the methods of the checkpoint, and /metrics is
+for Prometheus. Waiting requests are computed together. SIGTERM and Ctrl-C end the server after the accepted requests
+are answered, or after --grace seconds. The server does not authenticate users: put a proxy in front of the port. Needs
 the extra serve.
 """
 
