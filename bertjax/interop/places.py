@@ -255,7 +255,7 @@ class AdapterPlace(TransformersPlace):
         return layout.read_config(self.base.folder / huggingface.CONFIG, self.open()[2])
 
     def read_architecture(self) -> str:
-        """Returns the class of BERT with the output layer of the adapter; "" if the class is unknown."""
+        """Returns the class of BERT with the head of the adapter; "" if the class is unknown."""
         content = self.open()[2]
         return huggingface.head_of(content["architectures"][0], content)
 
