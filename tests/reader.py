@@ -178,6 +178,7 @@ def write_inputs(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
         kinds = [rng.choice(["kitchen", "court"]) for _ in range(size)]
         labels = ["good" if kind == "kitchen" else "bad" for kind in kinds]
         table(f"reviews/{split}.csv", ["review", "stars"], zip(map(sentence, kinds), labels))
+        table(f"grades/{split}.csv", ["review", "grade"], ((sentence(kind), rng.randrange(5)) for kind in kinds))
         table(f"reports/{split}.csv", ["text", "label"], zip(map(sentence, kinds), labels))
         ones = ((sentence(kind), *(int(kind == other) for other in ("court", "kitchen", "sea"))) for kind in kinds)
         table(f"comments/{split}.csv", ["text", "toxic", "insult", "threat"], ones)

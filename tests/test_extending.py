@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bertjax.inference.tasks import TASKS
+from bertjax.inference.tasks import TASKS, find_task
 from bertjax.models.families import FAMILIES
 from bertjax.objectives.registry import OBJECTIVES
 from bertjax.training.hooks.registry import HOOKS
@@ -53,6 +53,18 @@ def test_the_page_names_the_groups_and_the_functions_of_the_registries():
     assert [row[3].strip(" `") for row in rows] == [registry.group for registry in registries]
     for row, registry in zip(rows, registries):
         assert pkgutil.resolve_name(row[2].strip(" `").replace(".register", ":register")) == registry.register
+
+
+def test_a_task_of_bertjax_is_one_file():
+    files = {path.stem for path in (ROOT / "bertjax/finetuning/tasks").glob("*.py")} - {"__init__"}
+    assert files | {"embed"} <= set(TASKS.names())
+
+
+@pytest.mark.parametrize("architecture, task", [("SequenceClassification", "classify"), ("TokenClassification", "tag")])
+def test_a_new_file_does_not_take_the_checkpoints_of_transformers(architecture, task):
+    """Several tasks have these architectures."""
+    assert find_task({}, f"BertFor{architecture}") is TASKS.get(task)
+    assert find_task({"task": "glue"}, f"BertFor{architecture}") is TASKS.get("glue")
 
 
 @pytest.mark.parametrize("registry", [TASKS, FAMILIES, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS, HOOKS])

@@ -198,14 +198,14 @@ def split_over_data(sharding: NamedSharding, axes: tuple[str | None, ...], shape
     """Partitions a param with the logical `axes` along `data` as well, if a dimension is divisible.
 
     Partitions the first dimension that is not partitioned yet, so that the parts are contiguous, and `layers` only if
-    no other dimension is divisible.
+    no other dimension is divisible. `axes` is empty if the module does not name the axes of the param.
     """
     ways, part = sharding.mesh.shape["data"], sharding.shard_shape(shape)
     free = [i for i, size in enumerate(shape) if part[i] == size and size % ways == 0]
     if not free:
         return sharding
     spec: list[Any] = [*sharding.spec] + [None] * (len(shape) - len(sharding.spec))
-    spec[min(free, key=lambda i: axes[i] == "layers")] = "data"
+    spec[min(free, key=lambda i: "layers" in axes[i : i + 1])] = "data"
     return NamedSharding(sharding.mesh, PartitionSpec(*spec))
 
 

@@ -198,7 +198,7 @@ class FineTuningPlanning(Planning):
         """Returns the programs for a batch of sample texts. Raises `UserError` for a task without sample texts."""
         task, longest = tasks.get(config.task), config.model.max_position_embeddings
         if not isinstance(task, HasSampleData):
-            supported = [name for name in tasks.FINE_TUNING if isinstance(tasks.get(name), HasSampleData)]
+            supported = [name for name, other_task in tasks.loadable() if isinstance(other_task, HasSampleData)]
             raise UserError(
                 f"config.task = {config.task!r}: the compiled programs depend on the data; plan pretraining, or "
                 f"{', '.join(supported)}"

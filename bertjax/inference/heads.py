@@ -1,6 +1,7 @@
 """The heads of fine-tuning: the layers on top of an encoder, and the loss that trains them.
 
-A head is a frozen dataclass whose fields are sizes, such as the number of labels. Heads with equal fields are equal.
+A head is a frozen dataclass whose fields are sizes, such as the number of labels. Heads with equal fields are equal,
+and share compiled programs.
 """
 
 import abc
@@ -30,16 +31,17 @@ from bertjax.models.heads import (
 
 @dataclasses.dataclass(frozen=True)
 class Head(abc.ABC):
-    """The layers on top of an encoder, and their loss.
+    """The layers on top of an encoder, and their loss. `docs/extending/task.md` has a complete head.
 
     Attributes:
-      architecture: the transformers class with the same head; "" if there is none.
+      architecture: the transformers class with the same head, as `FineTuningTask.architecture`; "" if there is none.
       problem_type: the name of the problem in the config of transformers, for a classifier whose rows do not show it.
       pooled: whether the outputs belong to whole sequences, `[batch, ...]`, or to tokens, `[batch, length, ...]`.
       frozen: top-level keys of the params that are not trained.
       couples_rows: whether the loss of an example depends on the other examples of the batch. Such a loss runs on the
         rows of a group of devices, and gathers the other rows with `jax.lax.all_gather(..., mesh.GROUPS)`.
-      supports_packing: whether sequences can share a row. The module then takes `positions`, see `predictor.apply`.
+      supports_packing: whether sequences can share a row. The module then takes `positions` and, if `pooled`,
+        `first_tokens`, see `make_model`.
     """
 
     architecture: ClassVar[str] = ""
@@ -51,11 +53,27 @@ class Head(abc.ABC):
 
     @abc.abstractmethod
     def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
-        """Returns the module: the encoder with the head. `settings` are `compute` and the settings of `config.head`."""
+        """Returns the module: the encoder with the head. Modules with equal fields must be equal.
+
+        The module has the attributes `config`, and `bert`: the encoder that `ModelFamily.build` returns. The names of
+        the other params are not in `task.PRETRAINED_KEYS`. The module is called with `input_ids`, `segments` and
+        `token_types` `[rows, length]`, and `dropout_keys` `[rows]`, which is None without dropout. The module returns
+        float32 `[rows, ...]`, or without `pooled` `[rows, length, ...]`. With several texts in a row, the call also has
+        `positions` `[rows, length]` and, if `pooled`, `first_tokens` `[rows, texts]`. The outputs are then
+        `[rows, texts, ...]` if `pooled`.
+
+        Args:
+          config: the model config.
+          **settings: `compute`, and the settings of `config.head` that belong to the model. There are none by default.
+        """
 
     @abc.abstractmethod
     def loss(self, config: ConfigDict) -> LabelLoss:
-        """Returns the loss with the settings of `config.loss`. Raises `UserError` for invalid settings."""
+        """Returns the loss, a frozen dataclass, with the settings of `config.loss`.
+
+        Raises `UserError` for invalid settings. Only `CrossEntropy` and `SigmoidCrossEntropy` support class weights and
+        label smoothing. Only a `losses.DistillableLoss` supports `config.distill`.
+        """
 
     def flops(self, model: nn.Module, rows: int, length: int) -> int:
         """Returns the model FLOPs of a training step with `rows` rows of `length` tokens."""

@@ -26,7 +26,13 @@ class LabelLoss(Protocol):
     """A loss of labels."""
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
-        """Returns the losses of the labels, and whether each prediction is correct."""
+        """Returns the losses of the labels, and whether each prediction is correct.
+
+        Args:
+          logits: the float32 outputs of the head for a batch.
+          batch: the arrays of `Examples.batch`, such as `labels`. A packed batch has an axis for the texts of a row:
+            `labels` is `[rows, texts, ...]`.
+        """
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ The registry `bertjax.inference.tasks` finds it.
 import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -69,7 +69,7 @@ class Split(abc.ABC):
 
     @abc.abstractmethod
     def score(self, predictions: Any) -> dict[str, float]:
-        """Returns {metric: score} of the result of `read`."""
+        """Returns {metric: score} of the result of `read`. The commands print the score times 100."""
 
     def decide(self, predictions: Any) -> dict[str, float]:
         """Returns the values that are tuned on these examples and that `predict` needs, such as a threshold."""
@@ -86,10 +86,10 @@ class TaskData:
 
     Attributes:
       head: the head that the data trains.
-      labels: the names of the rows of the head; empty if the rows have no names.
+      labels: the names of the rows of the head; empty if the rows have no names. They become `Pretrained.labels`.
       train: the training examples.
-      dev: the examples to evaluate on.
-      metric: the name of the metric that ranks runs; higher is better.
+      dev: the examples to evaluate on. The metrics of different splits have different names.
+      metric: the name of the metric that ranks checkpoints and runs; higher is better.
       notes: lines to print about the data.
       baseline: an upper bound of the score of a constant, or nearly constant, prediction.
       more_metrics: names of more metrics for the table of a search.
@@ -129,13 +129,16 @@ class TaskData:
 class FineTuningTask(abc.ABC):
     """A fine-tuning task: its data, its head and its predictions.
 
-    Each module in `finetuning/tasks/` defines a subclass, and an instance of it as `TASK`. Register a task of your own
-    with `bertjax.finetuning.register`, or as an entry point of the group "bertjax.tasks".
+    Each module in `finetuning/tasks/` defines a subclass, and an instance of it as `TASK`; the task has the name of the
+    module. Register a task of your own with `bertjax.finetuning.register`, or as an entry point of the group
+    "bertjax.tasks". `docs/extending/task.md` has two complete tasks.
 
     Attributes:
-      architecture: the transformers class with the same head.
+      architecture: the transformers class with the same head; "" if there is none. A checkpoint of transformers, which
+        names no task, has the first task of the registry with this class.
       inputs: the input format of `predict`.
-      method: the method of `bertjax.Model` that `predict` implements: "classify", "tag", "answer"; "" for none.
+      method: the method of `bertjax.Model` and of the server that `predict` implements; "" for none. `Model.predict`
+        applies to all tasks.
       identity: fields that, besides `task`, cannot change within a workdir, such as "data.name".
       reused_params: top-level keys of the head's params that start from an `init_checkpoint` with the same head.
       paper_sweep: the settings of `config.sweep = "paper"`.
@@ -143,7 +146,7 @@ class FineTuningTask(abc.ABC):
 
     architecture: ClassVar[str]
     inputs: ClassVar[InputForm]
-    method: ClassVar[str] = ""
+    method: ClassVar[Literal["", "classify", "tag", "answer"]] = ""
     identity: ClassVar[tuple[str, ...]] = ()
     reused_params: ClassVar[tuple[str, ...]] = ()
     paper_sweep: ClassVar[str] = PAPER_SWEEP
@@ -158,11 +161,12 @@ class FineTuningTask(abc.ABC):
 
     @abc.abstractmethod
     def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-        """Yields one JSON object per text.
+        """Yields one JSON object per text. `predictor.predict` returns the outputs of the head for `Examples`.
 
         Args:
           source: the checkpoint. `source.settings` is the config of the run; it is empty for other formats.
-          texts: the parts of each text.
+            `source.decided` has the values of `Split.decide`.
+          texts: the parts of each text; their numbers are in `inputs`.
         """
 
     def validate(self, config: ConfigDict) -> None:  # noqa: B027 (some tasks check nothing)

@@ -1,22 +1,27 @@
 """The registry of tasks.
 
-A task is `pretraining`, or a fine-tuning task: a module with a `TASK`. The registry holds only names; `get` imports the
-module of a task.
+A task is `pretraining`, or a fine-tuning task: the `TASK` of each module in `finetuning/tasks/`, the `TASK` of
+`embedding`, and the tasks that users register. The registry holds only names; `get` imports the module of a task.
 """
 
 import contextlib
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bertjax.common.errors import UserError
-from bertjax.common.registry import Registry
+from bertjax.common.registry import Registry, own_in
 from bertjax.inference.task import FineTuningTask
 
 PRETRAINING = "pretraining"
-FINE_TUNING = ("glue", "classify", "squad", "ner", "tag", "swag", "features", "embed")
-_MODULES = {name: f"bertjax.finetuning.tasks.{name}:TASK" for name in FINE_TUNING} | {
-    "embed": "bertjax.embedding.task:TASK"
-}
+_FOLDER = "bertjax.finetuning.tasks"
+_FILE = pathlib.Path(__file__).parents[1] / "finetuning/tasks/__init__.py"
+_MODULES = (
+    # `find_task` chooses the first task with an architecture. Other tasks have the architecture of these two tasks.
+    {name: f"{_FOLDER}.{name}:TASK" for name in ("classify", "tag")}
+    | own_in(_FOLDER, str(_FILE), "TASK")
+    | {"embed": "bertjax.embedding.task:TASK"}
+)
 TASKS = Registry[FineTuningTask]("task", "task", _MODULES, reserved=(PRETRAINING,), base=FineTuningTask)
 register, names, get = TASKS.register, TASKS.names, TASKS.get  # The file of an experiment may register a task.
 
@@ -34,8 +39,11 @@ def find_task(settings: Mapping[str, Any], architecture: str) -> FineTuningTask 
     name = settings.get("task", "")
     if name and name != PRETRAINING:
         return get(name)
-    for known in names() if architecture else ():
-        with contextlib.suppress(UserError):  # an entry point that does not load
-            if (task := get(known)).architecture == architecture:
-                return task
-    return None
+    return next((task for _, task in loadable() if architecture == task.architecture != ""), None)
+
+
+def loadable() -> Iterator[tuple[str, FineTuningTask]]:
+    """Yields the names and the tasks of the registry, without entry points that do not load."""
+    for name in names():
+        with contextlib.suppress(UserError):
+            yield name, get(name)

@@ -52,20 +52,20 @@ class FillMask(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class Classify(Method):
-    """Classifies texts and tuples of texts."""
+class Predict(Method):
+    """Predicts with the task of a checkpoint: texts, and tuples of texts."""
 
     inputs_type: ClassVar[Any] = list[str | Annotated[tuple[str, ...], Meta(min_length=1)]]
 
     def compute(self, model: Model, inputs: Sequence[str | tuple[str, ...]]) -> list[Any]:
-        """Returns labels, probabilities or a score."""
-        # `Model.classify` takes inputs with the same number of texts.
+        """Returns the predictions of the task, such as labels, probabilities or a score."""
+        # `Model.predict` takes inputs with the same number of texts.
         places = collections.defaultdict(list)
         for place, texts in enumerate(inputs):
             places[1 if isinstance(texts, str) else len(texts)].append(place)
         results: dict[int, Any] = {}
         for group in places.values():
-            results |= zip(group, model.classify([inputs[place] for place in group]))
+            results |= zip(group, model.predict([inputs[place] for place in group]))
         return [results[place] for place in range(len(inputs))]
 
 
@@ -132,17 +132,22 @@ class Attention(Method):
 
 METHODS: dict[str, type[Method]] = {
     "fill_mask": FillMask,
-    "classify": Classify,
+    "classify": Predict,
     "tag": Tag,
     "answer": Answer,
+    "predict": Predict,
     "embed": Embed,
     "attention": Attention,
 }
+# The methods of tasks. The server has `predict` for checkpoints of other tasks.
+METHODS_OF_TASKS = {"classify", "tag", "answer"}
 
 
 def methods_of(model: Model) -> dict[str, type[Method]]:
     """Returns {path: method} of the methods that a checkpoint supports."""
     names = {*model.methods, "embed"}
+    if model.makes_vectors or names & METHODS_OF_TASKS:
+        names.discard("predict")
     if isinstance(families.family_of(model.config), ExposesAttention):
         names.add("attention")
     return {name: method for name, method in METHODS.items() if name in names}

@@ -13,6 +13,7 @@ EXAMPLES = {  # by method
     "classify": "a fine film",
     "tag": "Ada Lovelace lived in London .",
     "answer": "Who wrote it? | It was written by Ada Lovelace.",
+    "predict": "a text",
     "embed": "a text to compare\nanother text",
 }
 

@@ -10,11 +10,12 @@ import types
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import Compute
 from bertjax.distributed import topology
-from bertjax.distributed.mesh import _arrange, compute_on, local_rows, make_mesh, put_batch
+from bertjax.distributed.mesh import _arrange, compute_on, local_rows, make_mesh, put_batch, replicated, split_over_data
 from bertjax.distributed.topology import peak_flops
 from bertjax.training.step import make_program
 from tests.conftest import pretraining_task, tiny_config
@@ -59,6 +60,16 @@ def test_every_matrix_of_the_state_is_split_over_all_devices(sizes):
     layers = [share for name, share in shares.items() if "layers" in name]
     assert len(layers) == 3 * 4 and set(layers) == {8}, shares
     assert min(shares.values()) >= 8 / sizes.get("tensor", 1)  # which splits neither positions nor the pooler
+
+
+@pytest.mark.parametrize(
+    "axes, parts", [((), ("data", None)), (("layers", "embed"), (None, "data"))], ids=["not named", "named"]
+)
+def test_a_matrix_is_split_whether_or_not_its_module_names_the_axes(axes, parts):
+    """A head of a user's own may be a plain `nn.Dense`."""
+    mesh = make_mesh(config_with(data=8))
+    split = split_over_data(replicated(mesh), PartitionSpec(*axes), (16, 32))
+    assert split.spec == PartitionSpec(*parts)
 
 
 def test_devices_of_a_slice_are_neighbours_along_data():

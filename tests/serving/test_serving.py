@@ -246,6 +246,7 @@ def learnt(tmp_path_factory):
         "classify": ("BertForSequenceClassification", "classifier", 3, ("sea", "court", "none")),
         "tag": ("BertForTokenClassification", "classifier", 3, TAGS),
         "answer": ("BertForQuestionAnswering", "spans", 2, ()),
+        "predict": ("BertForMultipleChoice", "classifier", 1, ()),
     }
     for method, (architecture, layer, width, labels) in heads.items():
         source = made(architecture, layer, width).source
@@ -275,13 +276,16 @@ def said_of(method, model):
         return {"texts": [texts[0], pair, texts[1]]}, [model.classify([each])[0] for each in (texts[0], pair, texts[1])]
     if method == "tag":
         return {"texts": texts}, model.tag(texts)
+    if method == "predict":  # of a task without a method that the server has
+        choices = [(QUESTION, *texts[:2]), (CONTEXT, *texts)]
+        return {"texts": choices}, [model.predict([choice])[0] for choice in choices]
     if method == "answer":
         pairs = [(QUESTION, CONTEXT), (CONTEXT, QUESTION)]
         return {"questions": [dict(question=q, context=c) for q, c in pairs]}, [model.answer(*pair) for pair in pairs]
     return {"texts": texts, "prompt": "whale "}, model.embed(texts, prompt="whale ").tolist()
 
 
-METHODS = ["classify", "tag", "answer", "embed"]
+METHODS = ["classify", "tag", "answer", "predict", "embed"]
 
 
 @pytest.mark.parametrize("method", ["fill_mask", "embed", *map(slow_case, METHODS[:-1])])
