@@ -10,7 +10,9 @@ Warns if most queries were dropped, or if a negative is nearer than the positive
 that was trained for embeddings, or a folder of sentence-transformers.
 """
 
+import contextlib
 import pathlib
+import sys
 
 from absl import flags
 
@@ -67,22 +69,23 @@ def main(arguments: list[str]) -> None:
     from bertjax import library
 
     keep_compiled()
-    mined = library.mine(
-        _CHECKPOINT.value,
-        _DATA.value,
-        _OUTPUT.value,
-        corpus=_CORPUS.value,
-        form=_FORM.value,
-        texts=_TEXTS.value,
-        negatives=_NEGATIVES.value,
-        first=_FIRST.value,
-        last=_LAST.value,
-        margin=_MARGIN.value,
-        min_score=_MIN_SCORE.value,
-        max_score=_MAX_SCORE.value,
-        seed=_SEED.value,
-        dtype=_DTYPE.value,
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # the progress; stdout has the results only
+        mined = library.mine(
+            _CHECKPOINT.value,
+            _DATA.value,
+            _OUTPUT.value,
+            corpus=_CORPUS.value,
+            form=_FORM.value,
+            texts=_TEXTS.value,
+            negatives=_NEGATIVES.value,
+            first=_FIRST.value,
+            last=_LAST.value,
+            margin=_MARGIN.value,
+            min_score=_MIN_SCORE.value,
+            max_score=_MAX_SCORE.value,
+            seed=_SEED.value,
+            dtype=_DTYPE.value,
+        )
     print("\n".join(mined.lines), flush=True)
     if mined.rows >= mined.queries / 2:  # Otherwise, the warning in the lines has the remedy.
         print_next(_training_command())

@@ -113,7 +113,9 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
     decisions: tuple[str, ...] = ()
     if previous is None:
         architecture, settings = pretrained.read_settings(config.init_checkpoint)
-        if architecture == task.architecture and (taken := task.adopt(config, settings)):
+        # A task without a transformers class adopts from its own runs only.
+        is_same_head = architecture == task.architecture if task.architecture else settings.get("task") == config.task
+        if is_same_head and (taken := task.adopt(config, settings)):
             decisions = (f"from {config.init_checkpoint}: {', '.join(taken)}",)
         model, layers = pretrained.read_config(config.init_checkpoint), config.keep_layers
         if layers > (count := model.num_hidden_layers):

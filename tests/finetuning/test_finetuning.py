@@ -592,6 +592,26 @@ def own_config(checkpoint, **fields):
     return config
 
 
+class LetterWithoutClass(own_task.Letter):
+    """A task without a class of transformers, which adopts the letter of an earlier run."""
+
+    architecture = ""
+
+    def adopt(self, config, settings):
+        config.data.letter = settings.data.letter
+        return [f"data.letter = {settings.data.letter!r}"]
+
+
+def test_a_task_without_a_transformers_class_adopts_only_from_its_own_runs(checkpoint, monkeypatch):
+    monkeypatch.setitem(tasks.TASKS.registered, "letter", LetterWithoutClass())
+    config = own_config(checkpoint)
+    assert not finetuning_run.resolve(config, None)[1], "a pre-trained checkpoint has no letter"
+    settings = fine_tuning_config("letter", letter="t")
+    monkeypatch.setattr("bertjax.interop.pretrained.read_settings", lambda path: ("", settings))
+    resolved, decisions = finetuning_run.resolve(config, None)
+    assert decisions == (f"from {checkpoint}: data.letter = 't'",) and resolved.data.letter == "t"
+
+
 @pytest.fixture(scope="module")
 def trained(checkpoint, tmp_path_factory):
     """The workdir of a run that was stopped in its third epoch, and resumed."""
