@@ -134,7 +134,7 @@ class Model:
         """Returns each text with the `top_k` likeliest words for each [MASK] of it, and their probabilities."""
         self._require("fill_mask")
         _check_number("top_k", top_k, 1)
-        return list(fill_mask.of_checkpoint(self.source, _plain(texts), top_k))
+        return list(fill_mask.predict_masks(self.source, _plain(texts), top_k))
 
     def generate(
         self,
@@ -153,7 +153,7 @@ class Model:
         _check_number("temperature", temperature, 0, kinds=numbers.Real)
         _check_number("top_p", top_p, 1e-6, 1, kinds=numbers.Real)
         sampling = generation.Sampling(temperature, top_k, top_p)
-        return list(generation.of_checkpoint(self.source, _plain(texts), pieces, sampling, seed))
+        return list(generation.continue_texts(self.source, _plain(texts), pieces, sampling, seed))
 
     def classify(self, texts: Parts) -> list[Classified]:
         """Returns what each text, or pair of texts, is."""

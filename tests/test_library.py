@@ -27,7 +27,7 @@ TAGS = ("O", "B-X", "I-X")
 
 def made(architecture: str, layer: str = "", width: int = 0, causal: bool = False, **known) -> bertjax.Model:
     """A model of tests/golden/bert with a random output layer of this width."""
-    golden = pretrained.read(GOLDEN)
+    golden = pretrained.read_pretrained(GOLDEN)
     rng, params = np.random.default_rng(0), dict(golden.params)
     if layer:
         kernel = rng.normal(size=(golden.config.hidden_size, width)).astype(np.float32)

@@ -143,7 +143,7 @@ def write_vectors(source, task, all_texts) -> None:
         make = vectors.PooledStatesEmbedder(source, layers, _POOL.value)
     ids = functools.partial(column, _ID.value, "id") if _ID.value else None
     size = epath.Path(_INPUT.value).stat().length if _INPUT.value else 0
-    (rows, width), cut = vectors.write(_OUTPUT.value, make, all_texts(), ids, _ID.value, size)
+    (rows, width), cut = vectors.write_embeddings(_OUTPUT.value, make, all_texts(), ids, _ID.value, size)
     note = f"; {cut} of them cut to {most} tokens" if cut else ""
     print(f"vectors [{rows}, {width}] of {rows} texts in {_OUTPUT.value}{note}", flush=True)
     print_reading()
@@ -164,7 +164,7 @@ def write_hidden_states(source, all_texts) -> None:
     check_layers(layers, source.config, "--layers")
     model = families.family_of(source.config).build(source.config, compute_for(source.dtype))
     params = jax.device_put(source.params["bert"])  # once, not per batch
-    written = hidden_states.write(_OUTPUT.value, model, params, source.tokenizer, all_texts, layers)
+    written = hidden_states.write_hidden_states(_OUTPUT.value, model, params, source.tokenizer, all_texts, layers)
     note = f"; {written.cut} of them cut to {source.config.max_position_embeddings} tokens" if written.cut else ""
     shape = ", ".join(map(str, written.shape))
     note += f"; --layers={layers}" if not _LAYERS.value else ""

@@ -106,7 +106,7 @@ def predict_table(task, source) -> None:
 
     names = predicted_table.text_columns(task, source, _TEXT.value, _SECOND_TEXT.value)
     if _OUTPUT.value:
-        print(predicted_table.write(_OUTPUT.value, task, source, _INPUT.value, names), flush=True)
+        print(predicted_table.write_predictions(_OUTPUT.value, task, source, _INPUT.value, names), flush=True)
         print_next(*uses_of(_CHECKPOINT.value)[1:])
         return
     for row in predicted_table.predicted(task, source, _INPUT.value, names):
@@ -116,7 +116,7 @@ def predict_table(task, source) -> None:
 def fill_masks(source, texts: list[str]) -> None:
     from bertjax.inference import fill_mask
 
-    for filled in fill_mask.of_checkpoint(source, texts, _TOP_K.value or 5):
+    for filled in fill_mask.predict_masks(source, texts, _TOP_K.value or 5):
         if _JSON.value:
             masks = [[{"word": word, "probability": p} for word, p in words] for words in filled.masks]
             print(json.dumps({"text": filled.text, "masks": masks}, ensure_ascii=False), flush=True)
@@ -128,7 +128,7 @@ def continue_texts(source, texts: list[str]) -> None:
     from bertjax.inference import generation
 
     sampling = generation.Sampling(_TEMPERATURE.value, _TOP_K.value or 0, _TOP_P.value)
-    continued = generation.of_checkpoint(source, texts, _GENERATE.value, sampling, _SEED.value)
+    continued = generation.continue_texts(source, texts, _GENERATE.value, sampling, _SEED.value)
     for text, found in zip(texts, continued):
         print(json.dumps({"text": text, "continued": found}, ensure_ascii=False) if _JSON.value else found, flush=True)
 

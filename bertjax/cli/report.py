@@ -54,7 +54,7 @@ def main(workdirs: list[str]) -> None:
         raise UserError(f"--text: {workdirs[0]} has no attention to draw; leave it out")
     if not (_OUTPUT.value or runs):
         raise UserError(f"--output: say in which folder to write about {workdirs[0]}")
-    print(page.write(_OUTPUT.value or runs[0], runs, source, _TEXT.value, _WORDS.value), flush=True)
+    print(page.write_page(_OUTPUT.value or runs[0], runs, source, _TEXT.value, _WORDS.value), flush=True)
     print_next(*(uses_of(workdirs[0]) if source else [command("runs", *workdirs)]))
 
 
@@ -70,7 +70,7 @@ def _watch(folder: str, workdirs: list[str], seconds: float) -> None:
     while going_on:
         going_on = any(map(lock.is_held, workdirs))
         try:
-            path = str(page.write(folder, workdirs, refreshed=seconds if going_on else 0))
+            path = str(page.write_page(folder, workdirs, refreshed=seconds if going_on else 0))
         except UserError as error:  # no metrics yet
             if not going_on:
                 raise

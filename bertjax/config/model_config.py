@@ -27,7 +27,7 @@ def size(default: int, most: int = 2**31 - 1) -> Any:
     return field(default, "size", least=1, most=most)
 
 
-def fields_of(model: Any, *roles: str) -> tuple[str, ...]:
+def fields_with_roles(model: Any, *roles: str) -> tuple[str, ...]:
     """Returns the names of the fields with the given roles, of a model config or of a config class."""
     fields = dataclasses.fields(model)
     return tuple(field.name for role in roles for field in fields if field.metadata["role"] == role)
@@ -139,7 +139,7 @@ class ModelConfig:
     @property
     def padded_vocab_size(self) -> int:
         """The rows of the word embedding table."""
-        return padded(self.vocab_size)
+        return pad_to_lanes(self.vocab_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +172,7 @@ class BertConfig(ModelConfig):
     output: str = field("transform", "form", choices=("transform", "plain"))
 
 
-def padded(vocab_size: int) -> int:
+def pad_to_lanes(vocab_size: int) -> int:
     """Rounds the size of a vocabulary up to a multiple of 128, the lanes of a TPU."""
     return -(-vocab_size // 128) * 128
 

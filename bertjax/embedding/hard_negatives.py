@@ -80,13 +80,13 @@ def mine_files(
     """
     if not output.endswith(SUFFIXES):
         raise UserError(f"--output={output}: must end in one of {', '.join(SUFFIXES)}")
-    more = retrieval.read_documents(corpus) if corpus else ()
-    search = retrieval.merged(datasets.read_training_search(data, form, texts), more)
+    more = retrieval.read_corpus_texts(corpus) if corpus else ()
+    search = retrieval.with_documents(datasets.read_training_search(data, form, texts), more)
     source = pretrained.read_with_tokenizer(checkpoint, dtype)
     task, similarity = require_ability(source, HasVectors), similarity_of(source.settings)
     counts = f"{len(search.queries):,} queries and {len(search.documents):,} documents"
     phase(f"computing the vectors of {counts}", sys.stderr)
     queries, documents = task.embed_search(source, search)
     phase("looking for the nearest documents", sys.stderr)
-    mined = mining.mine(search, queries, documents, choice, similarity)
-    return search, mined, list(mining.write(output, search, mined, choice, similarity))
+    mined = mining.mine_negatives(search, queries, documents, choice, similarity)
+    return search, mined, list(mining.write_negatives(output, search, mined, choice, similarity))

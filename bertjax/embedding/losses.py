@@ -189,10 +189,10 @@ class ByForm:
         del temperature
         if teacher_logits.ndim == logits.ndim:
             return 1 - (l2_normalize(logits) * l2_normalize(teacher_logits)).sum(-1).mean(-1)
-        return jnp.square(scores_of(logits) - teacher_logits).mean(-1)
+        return jnp.square(example_scores(logits) - teacher_logits).mean(-1)
 
 
-def scores_of(vectors: jax.Array) -> jax.Array:
+def example_scores(vectors: jax.Array) -> jax.Array:
     """Returns the scores of examples with embeddings `[..., texts, width]`.
 
     Returns:

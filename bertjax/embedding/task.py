@@ -84,7 +84,7 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
 
     def load(self, config: ConfigDict, tokenizer: Tokenizer) -> TaskData:
         """Reads the training sets and the dev set. Raises `UserError` for missing or invalid files."""
-        return data.load(config, tokenizer)
+        return data.load_sets(config, tokenizer)
 
     def head(self, source: Pretrained) -> Head:
         """Returns the head of a checkpoint."""
@@ -181,11 +181,11 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
         if "dev" in run_data and is_divided(run_data) and not flags:
             if holdout.is_file_of_run(path, run_data, source.fingerprints):
                 trained = dataclasses.replace(training_sets(run_data)[""], path=path)
-                held_out, note = held_out_texts(run_data, datasets.read(trained, "train"))
+                held_out, note = held_out_texts(run_data, datasets.read_set(trained, "train"))
         encoding = (prompts_of(settings), tokenizer_of(source), source.max_seq_length)
         texts, encoded = read_evaluated(evaluated, ["test", "dev"], held_out, *encoding)
         split = make_split(texts, encoded, all_widths, source.decided or None, similarity_of(settings))
-        lines = [note, *data.describe("labelled", texts, encoded, *encoding[1:])]
+        lines = [note, *data.describe_set("labelled", texts, encoded, *encoding[1:])]
         return dataclasses.replace(split, note="\n".join(filter(None, lines)))
 
 

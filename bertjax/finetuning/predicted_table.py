@@ -63,7 +63,7 @@ def with_columns(columns: dict, result: dict, where: str) -> dict:
     return _joined(columns, {PREDICTED: result}, where)
 
 
-def write(
+def write_predictions(
     path: epath.PathLike, task: FineTuningTask, source: Pretrained, table: epath.PathLike, names: Sequence[str]
 ) -> str:
     """Writes a table with predictions for the texts, and returns a line to print.

@@ -30,7 +30,7 @@ from bertjax.interop import initialization, pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training.checkpoints.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
+from bertjax.training.checkpoints.workdir import RunInfo, changed_data, tokenizer_entry, tokenizer_of_run
 from bertjax.training.loop import TrainingResult
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Run, RunKind
@@ -129,7 +129,7 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
 
 def load_inputs(config: ResolvedConfig, workdir: epath.Path, previous: RunInfo | None) -> RunInputs:
     """Loads tokenizer and data. Raises `UserError` for missing or invalid files, or if there is no vocabulary."""
-    tokenizer = None if previous is None else load_tokenizer(workdir, previous)
+    tokenizer = None if previous is None else tokenizer_of_run(workdir, previous)
     if tokenizer is None:
         tokenizer = initialization.require_tokenizer(config)
     if jax.process_index() == 0:

@@ -48,7 +48,7 @@ from bertjax.training.hooks.divergence import DivergenceError
 from bertjax.training.hooks.hook import Hook
 from bertjax.training.optim import optimizers
 from bertjax.training.run import Run
-from bertjax.training.run import run as run_one
+from bertjax.training.run import run_training as run_one
 from bertjax.training.step import Program, make_program
 
 SUMMARY = "sweep.md"
@@ -75,13 +75,13 @@ class Result:
     failed: bool
 
 
-def parse(config: ConfigDict) -> list[Settings]:
+def parse_sweep(config: ConfigDict) -> list[Settings]:
     """Returns the settings of all trials of `config.sweep`: "learning_rate=5e-5,3e-5 seed=0,1" or "paper seed=0,1".
 
     Raises:
       UserError: for a field that cannot be searched, or a value of the wrong type.
     """
-    text, paper, searchable = config.sweep, tasks.get(config.task).paper_sweep, fields_of(config)
+    text, paper, searchable = config.sweep, tasks.get(config.task).paper_sweep, sweep_fields(config)
     values: dict[str, list] = {}
     words = [setting for word in text.split() for setting in (paper.split() if word == "paper" else [word])]
     for word in words:
@@ -102,7 +102,7 @@ def parse(config: ConfigDict) -> list[Settings]:
     return [dict(zip(names, chosen)) for chosen in itertools.product(*(values[name] for name in names))]
 
 
-def fields_of(config: ConfigDict) -> dict[str, str]:
+def sweep_fields(config: ConfigDict) -> dict[str, str]:
     """Returns {name: field} of the searchable fields. Other fields determine the data or the encoder."""
     fields = ["batch_size", "epochs", "seed", "freeze_layers"]
     fields += [f"model.{name}" for name in dropout_fields(config.model)]
@@ -127,13 +127,13 @@ def _place(name: str) -> tuple[int, str]:
 
 def trials(config: ConfigDict) -> list[tuple[Settings, ConfigDict]]:
     """Returns (settings, config) of all trials of a search. Raises `UserError` if a trial is invalid."""
-    planned = [(settings, _with(config, settings)) for settings in parse(config)]
+    planned = [(settings, _with(config, settings)) for settings in parse_sweep(config)]
     for _, trial in planned:
         validate(trial)
     return planned
 
 
-def name_of(settings: Settings) -> str:
+def trial_name(settings: Settings) -> str:
     """Returns the name of the workdir of a trial: "batch_size=16,learning_rate=5e-05"."""
     return ",".join(f"{name}={_cell(value)}" for name, value in settings.items()).replace("/", "+")
 
@@ -148,7 +148,7 @@ def refuse_search(workdir: epath.Path) -> None:
         raise UserError(f"{workdir}: holds a search, and this is a single run; choose another --workdir")
 
 
-def run(config: ConfigDict, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
+def run_sweep(config: ConfigDict, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
     """Runs the trials that have not finished, prints the table of results, and writes the table to `sweep.md`.
 
     Repeats a failed trial with up to `config.restarts` other seeds. The table contains the failed trials.
@@ -180,16 +180,16 @@ def run(config: ConfigDict, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> 
     queue = [(settings, config.restarts) for settings, _ in planned]
     while queue:
         settings, restarts = queue.pop(0)
-        trial_workdir, trial = workdir / TRIALS / name_of(settings), _with(config, settings)
+        trial_workdir, trial = workdir / TRIALS / trial_name(settings), _with(config, settings)
         result = read_result(trial_workdir, settings, trial)
         if result is None:
-            _print_first(f"trial {name_of(settings)} ({len(queue)} remaining)")
+            _print_first(f"trial {trial_name(settings)} ({len(queue)} remaining)")
             result = _run_trial(trial, trial_workdir, settings, inputs, programs, hooks)
         results.append(result)
         hosts.wait_for_all("trial done")  # `keep_best` may delete the checkpoints of the trial.
         if jax.process_index() == 0:
             best = keep_best(workdir, data.metric)
-            summary = f"{table(results, (data.metric, *data.more_metrics))}\n{best}"
+            summary = f"{format_results(results, (data.metric, *data.more_metrics))}\n{best}"
             write_whole(workdir / SUMMARY, f"{summary}\n")
         if result.failed and restarts:
             planned_settings = [*(pending for pending, _ in queue), *(finished.settings for finished in results)]
@@ -205,9 +205,9 @@ def _print_first(*lines: str) -> None:
 
 def _with_next_seed(settings: Settings, seed: int, planned_settings: Sequence[Settings]) -> Settings:
     """Returns settings with a new seed: the earlier seed, by default `seed`, plus a multiple of `NEXT_SEED`."""
-    names = set(map(name_of, planned_settings))
+    names = set(map(trial_name, planned_settings))
     seeds = itertools.count(settings.get("seed", seed) + NEXT_SEED, NEXT_SEED)
-    return next(settings | {"seed": seed} for seed in seeds if name_of(settings | {"seed": seed}) not in names)
+    return next(settings | {"seed": seed} for seed in seeds if trial_name(settings | {"seed": seed}) not in names)
 
 
 class _TrialKind(finetuning_run.FineTuningKind):
@@ -270,7 +270,7 @@ def _run_trial(
 def check_others(workdir: epath.Path, config: ConfigDict, inputs: RunInputs) -> None:
     """Raises `UserError` if earlier trials in the workdir differ from this search in other than searched fields."""
     now, identity = finetuning_run.info_of(config, inputs), tasks.get(config.task).identity
-    fields, searched = fields_of(config), {*ORDER, *(name for settings in parse(config) for name in settings)}
+    fields, searched = sweep_fields(config), {*ORDER, *(name for settings in parse_sweep(config) for name in settings)}
     for path in sorted((workdir / TRIALS).glob(f"*/{CONFIG}")):
         searched_earlier = {part.partition("=")[0] for part in path.parent.name.split(",")}
         may_differ = {fields.get(name) for name in searched | searched_earlier}
@@ -286,7 +286,7 @@ def _refuse(workdir: epath.Path, changes: list[Difference]) -> None:
         raise UserError(f"{workdir}: trained with other settings, {changed}; choose another --workdir")
 
 
-def table(results: list[Result], metrics: Sequence[str]) -> str:
+def format_results(results: list[Result], metrics: Sequence[str]) -> str:
     """Returns a Markdown table: mean, best and standard deviation over the seeds of each setting.
 
     Args:
@@ -321,7 +321,7 @@ def _with(config: ConfigDict, settings: Settings) -> ConfigDict:
     """Returns the config of a trial."""
     changed = copy.deepcopy(config)
     for name, value in settings.items():
-        section, _, field = fields_of(config)[name].rpartition(".")
+        section, _, field = sweep_fields(config)[name].rpartition(".")
         (changed[section] if section else changed)[field] = value
     changed.update(sweep="", restarts=0)  # The fields of a single run.
     return changed

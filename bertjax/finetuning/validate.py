@@ -32,7 +32,7 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
     single = "is for single runs; set epochs for the trials of a search, or leave out sweep"
     require(not (config.sweep and config.budget), "budget", config.budget, single)
     tokens = "fine-tuning takes a time, such as 20min"
-    is_time = not config.budget or math.isfinite(budget.parse(config.budget).seconds)
+    is_time = not config.budget or math.isfinite(budget.parse_budget(config.budget).seconds)
     require(is_time, "budget", config.budget, tokens)
     lstm_size = config.head.get("lstm_size", 0)
     require(lstm_size >= 0, "head.lstm_size", lstm_size, "must be at least 1, or 0 for no BiLSTM")

@@ -43,7 +43,7 @@ class _Group:
     is_read: bool = True
 
 
-def encode(
+def encode_word_sequences(
     sentences: Sequence[Sentence],
     labels: Sequence[str],
     tokenizer: Tokenizer,
@@ -152,14 +152,14 @@ def _examples(
     groups: Sequence[Sequence[_Group]],
     following: Sequence[Sequence[_Group]],
 ) -> WordExamples:
-    """Encodes sequences as `encode` does.
+    """Encodes sequences as `encode_word_sequences` does.
 
     Args:
       sentences: the sentences.
-      labels: see `encode`.
+      labels: see `encode_word_sequences`.
       tokenizer: the tokenizer.
-      max_seq_length: see `encode`.
-      with_context: see `encode`.
+      max_seq_length: see `encode_word_sequences`.
+      with_context: see `encode_word_sequences`.
       groups: the tokens of each sentence at the beginning of a sequence.
       following: the tokens of each sentence after another sentence.
     """
@@ -238,7 +238,7 @@ def encode_text(
         ]
         examples = _examples(sentences, labels, tokenizer, max_seq_length, False, groups, groups)
     else:
-        examples = encode(sentences, labels, tokenizer, max_seq_length, with_context=False, join=join)
+        examples = encode_word_sequences(sentences, labels, tokenizer, max_seq_length, with_context=False, join=join)
     return sentences, places, examples
 
 

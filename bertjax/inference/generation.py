@@ -70,7 +70,7 @@ def generate(
     return tokenizer.decode([*ids[1:], *new_ids[:end]])
 
 
-def of_checkpoint(
+def continue_texts(
     source: Pretrained, texts: Iterable[str], tokens: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[str]:
     """Yields the continuation of each text by a checkpoint, see `generate`. The seed of text i is `seed + i`.

@@ -39,7 +39,8 @@ class Head(abc.ABC):
       frozen: top-level keys of the params that are not trained.
       couples_rows: whether the loss of an example depends on the other examples of the batch. Such a loss runs on the
         rows of a group of devices, and gathers the other rows with `jax.lax.all_gather(..., mesh.GROUPS)`.
-      supports_packing: whether sequences can share a row. The module then takes `positions`, see `predictor.apply`.
+      supports_packing: whether sequences can share a row. The module then takes `positions`, see
+        `predictor.apply_model`.
     """
 
     architecture: ClassVar[str] = ""

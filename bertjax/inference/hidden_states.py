@@ -14,7 +14,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
-from bertjax.inference.predictor import check_numbers, padded_batch, portions
+from bertjax.inference.predictor import check_numbers, divide_by_length, padded_batch
 from bertjax.nn.layer_pooling import combine
 from bertjax.text.tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ def extract(
     longest = model.config.max_position_embeddings
     room = longest - len(tokenizer.framed(()))
     encoded = (tokenizer.framed(ids[:room]) for ids in map(tokenizer.encode_with_masks, texts))
-    for ids in portions(encoded, PORTION):
+    for ids in divide_by_length(encoded, PORTION):
         # Batches texts of similar length to reduce padding; pads to powers of two to limit compilations.
         lengths = list(map(len, ids))
         order = sorted(range(len(ids)), key=lengths.__getitem__)
@@ -59,7 +59,7 @@ def extract(
 
 
 class WrittenStates(NamedTuple):
-    """The result of `write`.
+    """The result of `write_hidden_states`.
 
     Attributes:
       shape: the shape of the array, (tokens of all texts, width).
@@ -72,7 +72,7 @@ class WrittenStates(NamedTuple):
     cut: int
 
 
-def write(
+def write_hidden_states(
     path: epath.PathLike,
     model: nn.Module,
     params: dict,

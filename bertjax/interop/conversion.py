@@ -12,7 +12,7 @@ from bertjax.common.files import read_json, require_new_folder, write_whole
 from bertjax.config.defaults import common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.interop import hf_tokenizer, hub, huggingface, peft_writer, sentence_transformers, tf1
-from bertjax.interop.model_card import model_card, name_of
+from bertjax.interop.model_card import model_card, shown_name
 from bertjax.interop.pretrained import (
     WHICH,
     Pretrained,
@@ -206,7 +206,7 @@ def _write_adapter(output: epath.Path, source: Pretrained, push: str, base: str)
             f"push the base first, and add --base=USER/NAME"
         )
     has_words = not repository and _is_extended(started_from, source.config.vocab_size)
-    name, revision = repository or (name_of(WHICH.sub(r"\1", started_from)), "")
+    name, revision = repository or (shown_name(WHICH.sub(r"\1", started_from)), "")
     size = peft_writer.write(output, source, architecture, name, revision, has_words)
     summary = [f"{source.format} -> peft: an adapter for {architecture}, {size:,} numbers in {output}"]
     if not repository:

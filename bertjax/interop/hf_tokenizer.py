@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import note, read_json
-from bertjax.models.json_config import require
+from bertjax.models.json_config import require_supported
 from bertjax.models.library_fields import tables
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
@@ -115,7 +115,7 @@ def file_in(folder: epath.Path) -> epath.Path | None:
     return next((folder / name for name in names if (folder / name).exists()), None)
 
 
-def read(folder: epath.Path) -> Tokenizer | None:
+def read_folder_tokenizer(folder: epath.Path) -> Tokenizer | None:
     """Reads the tokenizer of a folder of transformers or of Google; None for a folder without a tokenizer.
 
     Raises `UserError` with file, field and value if a setting is not supported, or if two files contradict each other.
@@ -125,9 +125,11 @@ def read(folder: epath.Path) -> Tokenizer | None:
     for path in (folder / SETTINGS, folder / SPECIAL):
         if path.exists():
             _check_fields(path, read_json(path))
-    kind, settings = tokenizer.kind_of(file), _settings(folder / SETTINGS)
+    kind, settings = tokenizer.tokenizer_kind_of(file), _settings(folder / SETTINGS)
     _check_class(folder, kind, settings)
-    loaded = tokenizer.load(kind, file, lowercase=kind == WordPiece.kind and _is_uncased(folder, file, settings))
+    loaded = tokenizer.load_tokenizer(
+        kind, file, lowercase=kind == WordPiece.kind and _is_uncased(folder, file, settings)
+    )
     if kind == WordPiece.kind:
         _check_case(folder, file, loaded, settings)
         _check_vocabulary(folder, file, loaded)
@@ -154,7 +156,7 @@ def max_length(folder: epath.Path) -> float | None:
 
 def _check_fields(path: epath.Path, fields: dict[str, Any]) -> None:
     """Raises `UserError` for a field that transformers reads and bertjax does not."""
-    require(path, {name: value for name, value in fields.items() if value is not None}, SUPPORTED_VALUES)
+    require_supported(path, {name: value for name, value in fields.items() if value is not None}, SUPPORTED_VALUES)
     tokens = [name for name in fields if name.endswith("_token")]  # `_check_special` reads all of them
     tables.check_fields(
         path, fields, "transformers", "tokenizer", {*FIELD_TYPES, *tokens, *SUPPORTED_VALUES, *UNUSED_FIELDS}
@@ -194,7 +196,7 @@ def _check_class(folder: epath.Path, kind: str, settings: dict[str, Any]) -> Non
         supported = ", ".join(CLASSES[kind])
         raise UserError(f"{folder / file}: tokenizer_class {name!r} is not supported; supported: {supported}")
     if kind == WordPiece.kind:
-        require(folder / SETTINGS, settings, FIXED)
+        require_supported(folder / SETTINGS, settings, FIXED)
         if words := settings.get("never_split"):
             raise UserError(f"{folder / SETTINGS}: never_split = {words!r} is not supported")
 
@@ -203,7 +205,7 @@ def _is_uncased(folder: epath.Path, vocabulary: epath.Path, settings: dict[str, 
     """Returns do_lower_case, or else whether a vocab.txt contains no capital letters."""
     if (lowercase := settings.get("do_lower_case")) is not None or vocabulary.name == JSON:
         return bool(lowercase)
-    pieces = tokenizer.load(WordPiece.kind, vocabulary).pieces
+    pieces = tokenizer.load_tokenizer(WordPiece.kind, vocabulary).pieces
     capitals = [piece for piece in pieces if re.search("[A-Z]", piece) and not re.fullmatch(r"\[.*\]", piece)]
     if capitals and (folder / CONFIG).exists():  # Google's folders contain bert_config.json instead
         raise UserError(
@@ -247,7 +249,7 @@ def _check_vocabulary(folder: epath.Path, file: epath.Path, loaded: Tokenizer) -
     """Raises `UserError` if a vocab.txt beside tokenizer.json has other pieces."""
     vocabulary = folder / WordPiece.filename
     if file.name == JSON and vocabulary.exists():
-        pieces = tokenizer.load(WordPiece.kind, vocabulary).pieces
+        pieces = tokenizer.load_tokenizer(WordPiece.kind, vocabulary).pieces
         if pieces != loaded.pieces:
             pairs = enumerate(zip(pieces, loaded.pieces))
             first = next((i for i, (a, b) in pairs if a != b), min(len(pieces), len(loaded.pieces)))
@@ -267,7 +269,9 @@ def _check_unigram(folder: epath.Path, file: epath.Path, loaded: Unigram, settin
             f"{folder / SETTINGS}: {name} has lowercase {lowercase}, but {file} has {loaded.lowercase}; make them agree"
         )
     supported = {"keep_accents": False, "unk_id": loaded.unk_id} if is_xlnet else {"add_prefix_space": True}
-    require(folder / SETTINGS, {field: value for field, value in settings.items() if value is not None}, supported)
+    require_supported(
+        folder / SETTINGS, {field: value for field, value in settings.items() if value is not None}, supported
+    )
 
 
 def _note_token_types(folder: epath.Path, settings: dict[str, Any]) -> None:
@@ -289,7 +293,7 @@ def _check_special(folder: epath.Path, loaded: Tokenizer, settings: dict[str, An
     known = {*special.values(), *loaded.added}
     for path, fields in ((folder / SETTINGS, settings), (folder / SPECIAL, _settings(folder / SPECIAL))):
         names = {name: _content(fields.get(name)) for name in special}
-        require(path, {name: piece for name, piece in names.items() if piece is not None}, special)
+        require_supported(path, {name: piece for name, piece in names.items() if piece is not None}, special)
         listed = [fields.get(name) for name in ADDING_FIELDS]
         listed.append([token for name, token in fields.items() if name.endswith("_token") and token])
         for more in listed:

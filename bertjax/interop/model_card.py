@@ -16,7 +16,7 @@ from bertjax.interop import hub, huggingface, sentence_transformers
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.models.heads import count_parameters
-from bertjax.objectives.parsing import weights_of
+from bertjax.objectives.parsing import objective_weights
 
 PIPELINE = """
 from transformers import pipeline
@@ -185,12 +185,12 @@ def _data(settings: ConfigDict, manifest: Mapping[str, Any] | None) -> dict[str,
     data = settings.data
     if settings.task != "pretraining":
         sets = (data.get("sets") or {}).items()
-        path = name_of(data.get("path") or "") or "not from a file"
-        return {"data": path} | {f"data, {name}": name_of(entry.path) for name, entry in sets}
+        path = shown_name(data.get("path") or "") or "not from a file"
+        return {"data": path} | {f"data, {name}": shown_name(entry.path) for name, entry in sets}
     recipe, counts = (manifest["recipe"], manifest.get("corpus") or {}) if manifest else ({}, {})
     sources = recipe.get("corpus") or corpus_sources(settings)
     sources = sources if isinstance(sources, list | tuple) else [sources]
-    rows: dict[str, Any] = {"corpus": ", ".join(name_of(str(path)) for path in sources) or name_of(data.records)}
+    rows: dict[str, Any] = {"corpus": ", ".join(shown_name(str(path)) for path in sources) or shown_name(data.records)}
     rows |= {f"training {name}": f"{counts[key]:,}" for name in COUNTS if (key := f"train_{name}") in counts}
     rows |= {name: data[name] for name in PREPARATION} | {name: data[name] for name in PREPARATION_IF_SET if data[name]}
     if "mixture" in rows:  # {source: weight}, or the text of a file
@@ -213,7 +213,7 @@ def _recipe(settings: ConfigDict, step: int) -> dict[str, Any]:
     is_pretrained = settings.task == "pretraining"
     rows: dict[str, Any] = {}
     if is_pretrained:
-        weights = weights_of(settings).items()
+        weights = objective_weights(settings).items()
         rows["objective"] = " + ".join(name if weight == 1 else f"{weight:g}*{name}" for name, weight in weights)
         for name, fields in settings.get("objectives", {}).items():
             rows |= {f"{name}.{field}": value for field, value in fields.items()}
@@ -233,14 +233,14 @@ def _recipe(settings: ConfigDict, step: int) -> dict[str, Any]:
             if section != "distill" or settings.get("distill", {}).get("teacher"):
                 rows |= _changed(section, settings.get(section, {}), default[section])
     for name in rows.keys() & {"init_checkpoint", "distill.teacher"}:
-        rows[name] = name_of(rows[name])
+        rows[name] = shown_name(rows[name])
     rows |= {name: settings.model[name] for name in dropout_fields(settings.model)}
     rows |= {f"loss.{name}": value for name, value in settings.get("loss", {}).items() if value not in ("", False)}
     names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))
     return rows | {f"optimizer.{name}": value for name, value in _selected(settings.optimizer, names).items()}
 
 
-def name_of(path: str) -> str:
+def shown_name(path: str) -> str:
     """Returns the last name of a path, because folders are private; the whole name for a model on the hub."""
     if hub.repository(path) or path.startswith(("http://", "https://")):
         return path

@@ -88,12 +88,12 @@ def _of_pattern(pattern: Mapping[str, float] | None, module: str, default: float
     return next((x for key, x in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def is_folder(path: epath.Path) -> bool:
+def is_adapter_folder(path: epath.Path) -> bool:
     """Returns whether a folder contains an adapter."""
     return (path / CONFIG).is_file()
 
 
-def read_fields(folder: epath.Path) -> Fields:
+def read_adapter_fields(folder: epath.Path) -> Fields:
     """Reads the config of an adapter. Raises `UserError` for an adapter that is not supported."""
     path = folder / CONFIG
     content: dict[str, Any] = read_json(path)
@@ -161,7 +161,7 @@ def config_fields(fields: Fields, base: Mapping[str, Any], tensors: Mapping[str,
     return {**base, "architectures": [class_of(fields, base)], **size}
 
 
-def merged(
+def merge_adapter(
     folder: epath.Path,
     fields: Fields,
     base: Mapping[str, np.ndarray],
@@ -218,7 +218,7 @@ def merged(
 
 def _without_word_modules(base: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the tensors of a base under current names, without word modules if the class does not have them."""
-    tensors, keeps_all = {}, kind_of(config) not in (*HEADS, "Model")
+    tensors, keeps_all = {}, class_suffix_of(config) not in (*HEADS, "Model")
     for name, tensor in base.items():
         plain = WRAPPER_PREFIXES.sub("", name).replace("LayerNorm.gamma", "LayerNorm.weight")
         plain = plain.replace("LayerNorm.beta", "LayerNorm.bias")
@@ -284,7 +284,7 @@ def _update(
     return update.T if inputs_first else update
 
 
-def kind_of(config: Mapping[str, Any]) -> str:
+def class_suffix_of(config: Mapping[str, Any]) -> str:
     """Returns the suffix of the class of a config.json, such as ForMaskedLM, or of BERT's class with the same head."""
     name = next(iter(config.get("architectures") or ()), "")
     return huggingface.head_of(name, config).removeprefix(huggingface.BERT)
@@ -304,7 +304,7 @@ def adapts_words_alone(fields: Fields, adapter: Iterable[str]) -> bool:
 
 def finished(folder: epath.Path, config: Mapping[str, Any], params: dict) -> dict:
     """Returns the params of the class of an adapter. Raises `UserError` if neither file contains its output layer."""
-    kind = kind_of(config)
+    kind = class_suffix_of(config)
     if kind not in (*HEADS, "Model"):
         return params
     parts = {*params, *(("pooler",) if "pooler" in params["bert"] else ())}

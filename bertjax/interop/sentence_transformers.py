@@ -19,7 +19,7 @@ from bertjax.common.files import inside, read_json, write_whole
 from bertjax.config.model_config import BertConfig
 from bertjax.interop import hf_tokenizer, huggingface
 from bertjax.models import families
-from bertjax.models.json_config import require
+from bertjax.models.json_config import require_supported
 from bertjax.models.library_fields.tables import check_fields, defaults_of
 from bertjax.models.tensors import take
 from bertjax.text.tokenizer import Tokenizer
@@ -116,7 +116,7 @@ class Folder(NamedTuple):
         return self.modules["Transformer"]
 
 
-def is_folder(path: epath.Path) -> bool:
+def is_embedding_folder(path: epath.Path) -> bool:
     """Returns whether a folder contains `modules.json`."""
     return (path / MODULES).is_file()
 
@@ -173,7 +173,7 @@ def _has_encoder(config: epath.Path, defaults: Mapping[str, str]) -> bool:
     return config.is_file() and {**defaults, **read_json(config)}.get("model_type") in families.by_model_type()
 
 
-def read_settings(folder: Folder, config: BertConfig) -> ConfigDict:
+def read_embedding_settings(folder: Folder, config: BertConfig) -> ConfigDict:
     """Returns the settings of a folder with embeddings in the form of the config of a run.
 
     The settings are `head`, `data` with the prompts, and `max_seq_length`. The section `PACKAGE` contains the fields
@@ -281,7 +281,7 @@ def _fields(module: epath.Path, kind: str, expected: Mapping[str, Any] = Mapping
     path = module / CONFIG
     fields: dict[str, Any] = read_json(path) if path.is_file() else {}
     check_fields(path, fields, PACKAGE, kind, READ[kind])
-    require(path, {name: value for name, value in fields.items() if value is not None}, expected)
+    require_supported(path, {name: value for name, value in fields.items() if value is not None}, expected)
     return fields
 
 
@@ -354,7 +354,7 @@ def _limited(path: epath.Path, name: str, length: Any, config: BertConfig) -> in
     return int(min(length, config.max_position_embeddings))
 
 
-def read_params(folder: Folder, config: BertConfig) -> dict[str, dict[str, np.ndarray]]:
+def read_dense_params(folder: Folder, config: BertConfig) -> dict[str, dict[str, np.ndarray]]:
     """Returns the params of the dense layer, {} without one. Raises `UserError` if a shape contradicts the config."""
     if (module := folder.modules.get("Dense")) is None:
         return {}
@@ -399,7 +399,7 @@ def write(
       config: the config of the encoder.
       params: the params.
       tokenizer: the tokenizer.
-      settings: the settings of a run, or the result of `read_settings`.
+      settings: the settings of a run, or the result of `read_embedding_settings`.
       max_seq_length: the largest number of tokens of a text.
       architecture: the class of transformers of the encoder.
 

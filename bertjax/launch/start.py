@@ -19,7 +19,7 @@ from bertjax.pretraining import run as pretraining_run
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import HTML_REPORT
 from bertjax.training.hooks.hook import Hook
-from bertjax.training.run import RunKind, run
+from bertjax.training.run import RunKind, run_training
 
 
 def launch(
@@ -46,13 +46,13 @@ def launch(
         hosts.check_shared(workdir)
         with hosts.on_first(lock.held(workdir, "--workdir")):
             if config.get("sweep"):
-                sweep.run(config, workdir, hooks)
+                sweep.run_sweep(config, workdir, hooks)
                 draw(workdir)
             else:
                 sweep.refuse_search(workdir)
                 config = plan.begin(config, workdir, began)
                 fit = functools.partial(plan.fit, workdir=workdir, began=began)
-                trained = run(kind_of(config), config, workdir, fit, start_time=began, hooks=hooks)
+                trained = run_training(kind_of(config), config, workdir, fit, start_time=began, hooks=hooks)
                 if trained is not None or not (workdir / HTML_REPORT).exists():
                     draw(workdir)
             if jax.process_index() == 0:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
-    from bertjax.nn.ops.plain_attention import Cache
+    from bertjax.nn.ops.plain_attention import KeyValueCache
     from bertjax.nn.ops.recurrent_memory import Memory
 
 # The language-modelling objectives of encoders.
@@ -128,7 +128,7 @@ class Decodes:
     Callers use the ability only if the `lm_type` of the model is causal.
     """
 
-    def new_cache(self, config: Any, batch: int, length: int, dtype: str) -> "Cache":
+    def new_cache(self, config: Any, batch: int, length: int, dtype: str) -> "KeyValueCache":
         """Returns an empty cache for `decode`.
 
         Args:
@@ -142,10 +142,10 @@ class Decodes:
         """
         import jax.numpy as jnp
 
-        from bertjax.nn.ops.plain_attention import Cache
+        from bertjax.nn.ops.plain_attention import KeyValueCache
 
         shape = (config.num_hidden_layers, batch, length, config.num_attention_heads, config.head_size)
-        return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        return KeyValueCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 class ExposesAttention:

@@ -18,7 +18,7 @@ from bertjax.nn.attention import Dense
 from bertjax.nn.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops, word_flops
 from bertjax.nn.layer_pooling import HIDDEN_STATES, combine, count_layers
 from bertjax.nn.lstm import BiLSTM
-from bertjax.nn.ops.plain_attention import Cache
+from bertjax.nn.ops.plain_attention import KeyValueCache
 from bertjax.nn.ops.recurrent_memory import Memory
 from bertjax.nn.ops.segments import join_ends, pool_states
 
@@ -67,8 +67,8 @@ class BertForMaskedLM(nn.Module):
         return word_logits(encoder, self.masked_lm, hidden, masked_positions), memory
 
     def decode(
-        self, input_ids: jax.Array, positions: jax.Array, cache: Cache, last: jax.Array | int
-    ) -> tuple[jax.Array, Cache]:
+        self, input_ids: jax.Array, positions: jax.Array, cache: KeyValueCache, last: jax.Array | int
+    ) -> tuple[jax.Array, KeyValueCache]:
         """Returns the logits `[batch, padded vocab]` of the token after position `last`, and the next cache.
 
         Args:

@@ -116,7 +116,7 @@ def write_heldout_text(config: ConfigDict, workdir: epath.Path, tokenizer: Token
     Raises:
       UserError: if no text is held out.
     """
-    checkpoint = pretrained.read(config.init_checkpoint) if config.init_checkpoint else None
+    checkpoint = pretrained.read_pretrained(config.init_checkpoint) if config.init_checkpoint else None
     if checkpoint is None:
         checkpoint_tokenizer = tokenizer
     elif checkpoint.tokenizer is not None:

@@ -7,7 +7,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig, fields_of
+from bertjax.config.model_config import BertConfig, fields_with_roles
 from bertjax.config.resolved import Resolution, ResolvedConfig
 from bertjax.interop import initialization, pretrained, resizing
 from bertjax.models import families
@@ -68,7 +68,7 @@ def resolve_checkpoint(config: ConfigDict, previous: RunInfo | None = None) -> R
     elif previous is None:
         initialization.adopt(config)
     else:  # the checkpoint may have been deleted since the run began
-        names = fields_of(families.config_of(previous.config), "behaviour")
+        names = fields_with_roles(families.config_of(previous.config), "behaviour")
         config.model.update({name: previous.config.model[name] for name in names})
     return Resolution(config)
 
@@ -139,7 +139,9 @@ def _check_stages(config: ConfigDict) -> None:
 def _tokenizer_to_extend(config: ConfigDict) -> Tokenizer:
     """Returns the tokenizer to which `tokenizer.extend` adds pieces. Raises `UserError` if it cannot be extended."""
     kind, path, lowercase = (config.tokenizer[name] for name in ("kind", "path", "lowercase"))
-    loaded = tokenizer.load(kind, path, lowercase) if path else pretrained.read_tokenizer(config.init_checkpoint)
+    loaded = (
+        tokenizer.load_tokenizer(kind, path, lowercase) if path else pretrained.read_tokenizer(config.init_checkpoint)
+    )
     if loaded is None:
         raise UserError(
             f"config.tokenizer.path = '': tokenizer.extend needs a vocabulary, and {config.init_checkpoint} has none; "

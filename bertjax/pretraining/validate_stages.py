@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bertjax.config.limits import AT_LEAST_ZERO, require, value_of, within
-from bertjax.config.stages import MOST_BATCH_SIZES, changes_of, parts_of, ramp_of, total_steps
+from bertjax.config.stages import MOST_BATCH_SIZES, batch_size_parts, changes_of, ramp_of, total_steps
 from bertjax.models import families
 from bertjax.pretraining.stage_fields import changeable_fields
 
@@ -147,7 +147,7 @@ def _validate_batch_sizes(config: ConfigDict, name: str, stage: ConfigDict) -> N
     sizes = -(-batch_size // ramp_from) if ramp_from else 1
     remedy = f"must give at most {MOST_BATCH_SIZES} batch sizes, not {sizes}, because each batch size compiles the step"
     require(sizes <= MOST_BATCH_SIZES, f"stages.{name}.ramp_from", ramp_from, f"{remedy}; set a larger number")
-    ramp, parts = ramp_of(stage, batch_size), parts_of(stage, batch_size)
+    ramp, parts = ramp_of(stage, batch_size), batch_size_parts(stage, batch_size)
     remedy = "must give each batch size at least one step; set a larger number"
     require(all(steps for steps, _ in ramp), f"stages.{name}.ramp_tokens", ramp_tokens, remedy)
     remedy = f"must give at least one step of {batch_size} sequences of {stage.length} tokens; set a larger number"

@@ -29,7 +29,7 @@ class History:
     lines: list[dict[str, Any]]
     batch_size: int
 
-    def of(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    def values_of(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the steps at which a metric was logged, and the values; both `[times]`."""
         lines = [line for line in self.lines if line.get(metric) is not None]
         return np.array([line["step"] for line in lines]), np.array([line[metric] for line in lines])

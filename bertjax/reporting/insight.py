@@ -66,7 +66,7 @@ def piece_of(source: Pretrained, word: str) -> int:
     return ids[0]
 
 
-def words_of(source: Pretrained, text: str) -> list[int]:
+def word_ids(source: Pretrained, text: str) -> list[int]:
     """Returns the ids of the pieces of a text that are words or parts of words."""
     tokenizer = _tokenizer(source)
     return [i for i in tokenizer.encode(text).ids if tokenizer.shown(i).strip(WORD_BEGINS + " ").isalpha()]
@@ -87,7 +87,7 @@ def neighbours(source: Pretrained, ids: Sequence[int]) -> dict[str, list[tuple[s
     return nearest
 
 
-def draw(pieces: Sequence[str], probabilities: np.ndarray) -> "Figure":
+def draw_attention(pieces: Sequence[str], probabilities: np.ndarray) -> "Figure":
     """Returns a figure with a row for each layer and a column for each head. The rows of a picture are queries."""
     from matplotlib.figure import Figure
 

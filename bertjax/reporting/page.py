@@ -59,7 +59,7 @@ class Checkpoint(NamedTuple):
     link: str
 
 
-def write(
+def write_page(
     folder: epath.PathLike,
     workdirs: Sequence[epath.PathLike],
     source: Pretrained | None = None,
@@ -95,7 +95,7 @@ def write(
     if groups:
         values |= _scores_of_groups(groups)
     if any(history.lines for history in histories):
-        values["curves"] = _save(curves.draw(histories), folder / PICTURE, DPI)
+        values["curves"] = _save(curves.draw_curves(histories), folder / PICTURE, DPI)
     elif source is None:
         raise UserError(f"{', '.join(map(str, workdirs))}: no metrics yet")
     if len(named) == 1 and runs:
@@ -112,7 +112,7 @@ def draw(workdir: epath.Path) -> None:
     """Writes the page about a finished run, on the first host. Prints errors, because the run itself has succeeded."""
     if jax.process_index() == 0:
         try:
-            write(workdir, [workdir])
+            write_page(workdir, [workdir])
         except Exception as error:
             print(f"{workdir / HTML_REPORT}: not drawn ({error})", flush=True)
 
@@ -222,9 +222,9 @@ def _insight(folder: epath.Path, source: Pretrained, text: str, words: Sequence[
     """Returns the picture of the attention, if the model has attention, and the nearest word embeddings."""
     values: dict[str, Any] = {"source": source.path, "text": text}
     if isinstance(families.family_of(source.config), ExposesAttention):
-        figure = insight.draw(*insight.attention(source, text))
+        figure = insight.draw_attention(*insight.attention(source, text))
         values["attention"] = _save(figure, folder / ATTENTION, ATTENTION_DPI)
-    ids = [insight.piece_of(source, word) for word in words] or insight.words_of(source, text)
+    ids = [insight.piece_of(source, word) for word in words] or insight.word_ids(source, text)
     nearest = insight.neighbours(source, ids).items()
     values["neighbours"] = [
         (word, ", ".join(f"{piece} {cosine:.2f}" for piece, cosine in near)) for word, near in nearest

@@ -39,7 +39,7 @@ class Method(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class FillMask(Method):
+class FillMaskMethod(Method):
     """Fills masks with words."""
 
     top_k: Annotated[int, Meta(ge=1, le=100)] = 5
@@ -53,7 +53,7 @@ class FillMask(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class Classify(Method):
+class ClassifyMethod(Method):
     """Classifies texts and tuples of texts."""
 
     inputs_type: ClassVar[Any] = list[str | Annotated[tuple[str, ...], Meta(min_length=1)]]
@@ -71,7 +71,7 @@ class Classify(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tag(Method):
+class TagMethod(Method):
     """Tags words."""
 
     def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
@@ -79,7 +79,7 @@ class Tag(Method):
         return list(model.tag(inputs))
 
 
-class Question(TypedDict):
+class QuestionInContext(TypedDict):
     """A question and the text that contains the answer."""
 
     question: str
@@ -87,19 +87,19 @@ class Question(TypedDict):
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer(Method):
+class AnswerMethod(Method):
     """Answers questions."""
 
     field: ClassVar[str] = "questions"
-    inputs_type: ClassVar[Any] = list[Question]
+    inputs_type: ClassVar[Any] = list[QuestionInContext]
 
-    def compute(self, model: Model, inputs: Sequence[Question]) -> list[Any]:
+    def compute(self, model: Model, inputs: Sequence[QuestionInContext]) -> list[Any]:
         """Returns the answers with their positions and probabilities."""
         return model.predict([(pair["question"], pair["context"]) for pair in inputs])
 
 
 @dataclasses.dataclass(frozen=True)
-class Embed(Method):
+class EmbedMethod(Method):
     """Computes embeddings. The options are the arguments of `Model.embed`."""
 
     prompt: str | None = None
@@ -114,7 +114,7 @@ class Embed(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention(Method):
+class AttentionMethod(Method):
     """Returns the attention of a text."""
 
     takes_one: ClassVar[bool] = True
@@ -132,16 +132,16 @@ class Attention(Method):
 
 
 METHODS: dict[str, type[Method]] = {
-    "fill_mask": FillMask,
-    "classify": Classify,
-    "tag": Tag,
-    "answer": Answer,
-    "embed": Embed,
-    "attention": Attention,
+    "fill_mask": FillMaskMethod,
+    "classify": ClassifyMethod,
+    "tag": TagMethod,
+    "answer": AnswerMethod,
+    "embed": EmbedMethod,
+    "attention": AttentionMethod,
 }
 
 
-def methods_of(model: Model) -> dict[str, type[Method]]:
+def request_methods_of(model: Model) -> dict[str, type[Method]]:
     """Returns {path: method} of the methods that a checkpoint supports."""
     names = {*model.methods, "embed"}
     if isinstance(families.family_of(model.config), ExposesAttention):

@@ -28,7 +28,7 @@ def extended(tokenizer: Tokenizer, words: Mapping[str, int], pieces: int) -> Tok
     """
     left_out: set[str] = set()
     while True:
-        larger = tokenizer.extended(learn(tokenizer, words, pieces, left_out))
+        larger = tokenizer.extended(learn_joined(tokenizer, words, pieces, left_out))
         lost = [word for word in words if _is_unknown(larger, word) and not _is_unknown(tokenizer, word)]
         if not lost:
             break
@@ -46,7 +46,9 @@ def _is_unknown(tokenizer: Tokenizer, word: str) -> bool:
     return tokenizer.unk_id in tokenizer.encode(word).ids
 
 
-def learn(tokenizer: Tokenizer, words: Mapping[str, int], most: int, left_out: Collection[str] = ()) -> list[Joined]:
+def learn_joined(
+    tokenizer: Tokenizer, words: Mapping[str, int], most: int, left_out: Collection[str] = ()
+) -> list[Joined]:
     """Returns the pairs to join, in the order of learning: `most` new pieces, or all possible pieces.
 
     Omits a new piece whose occurrences became parts of longer pieces, unless the tokenizer needs it to form these. Does

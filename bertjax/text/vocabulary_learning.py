@@ -30,7 +30,7 @@ BETWEEN_SPACES = re.compile("[^ \t\r\n]+")  # normalization may remove other whi
 
 
 def count_words(kind: str, texts: Iterable[str], lowercase: bool = True) -> collections.Counter[str]:
-    """Counts words for `learn`. Counts of parts of a corpus may be added.
+    """Counts words for `learn_new_vocabulary`. Counts of parts of a corpus may be added.
 
     The words of WordPiece are normalized words and punctuation marks. The trainers of the other kinds normalize text,
     so that their words are the characters between spaces.
@@ -56,7 +56,7 @@ def _normalized(words: Mapping[str, int], lowercase: bool) -> collections.Counte
     return normalized
 
 
-def learn(
+def learn_new_vocabulary(
     kind: str,
     words: Mapping[str, int],
     vocab_size: int,

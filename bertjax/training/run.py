@@ -29,7 +29,7 @@ from bertjax.training.checkpoints.workdir import (
     write_report,
 )
 from bertjax.training.hooks.hook import Hook, TrainingRun
-from bertjax.training.loop import TrainingResult, train
+from bertjax.training.loop import TrainingResult, train_task
 from bertjax.training.monitoring.memory import raise_if_out_of_memory
 from bertjax.training.planning import Planning
 from bertjax.training.step import Program
@@ -120,7 +120,7 @@ class RunKind(abc.ABC):
         """Describes the changes of the data since a run finished, one clause each. Missing data counts as unchanged."""
 
 
-def run(
+def run_training(
     kind: RunKind,
     config: ConfigDict,
     workdir: epath.Path,
@@ -169,7 +169,7 @@ def run(
         verb = "branching off" if parent else "resuming"
         _print_first(f"{verb} with changed settings: {'; '.join(map(str, changes))}")
     try:
-        trained = train(
+        trained = train_task(
             opened.task,
             opened.config,
             workdir,

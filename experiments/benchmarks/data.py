@@ -212,7 +212,7 @@ def measure_google(folder: pathlib.Path) -> None:
 def batches(order: Order, data: dict, start: int = 0) -> Iterator:
     """`data` are the fields of `config.data` that the records were prepared with."""
     data, most = {**pretraining_config().data.to_dict(), **data}, predictions(order.row.tokens)
-    masking = masking_of(data, tokenizer.load("wordpiece", VOCAB.value), most)
+    masking = masking_of(data, tokenizer.load_tokenizer("wordpiece", VOCAB.value), most)
     transforms = [SeededTransform(masking)] if order.files.masking == "dynamic" else []
     return pipeline.train_batches(order, RECORD_ARRAYS, most, start=start, transforms=transforms)
 

@@ -96,7 +96,7 @@ def test_a_later_search_reads_the_folder_only(model, corpus, tmp_path, monkeypat
     index = SearchIndex.build(model, corpus, tmp_path / "index")
     names = {path.name for path in (tmp_path / "index").iterdir()}
     assert names == {module.DESCRIPTION, module.DOCUMENTS, module.EMBEDDINGS}
-    monkeypatch.setattr(vectors, "write", None)  # no embedding of a document is computed again
+    monkeypatch.setattr(vectors, "write_embeddings", None)  # no embedding of a document is computed again
     assert SearchIndex.build(model, corpus, tmp_path / "index").search(QUERIES) == index.search(QUERIES)
     corpus.unlink()
     (tmp_path / "index").rename(tmp_path / "moved")
@@ -217,7 +217,7 @@ def test_documents_have_the_ids_of_a_table_or_the_numbers_of_lines(tmp_path):
     columns = {"more": [1, 2], "_id": ["7", "x"], "text": ["They sail.", "Bread."], "title": ["Ships", None]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     assert read("a.parquet") == expected
-    assert retrieval.read_documents(tmp_path / "a.parquet") == ["Ships They sail.", "Bread."]
+    assert retrieval.read_corpus_texts(tmp_path / "a.parquet") == ["Ships They sail.", "Bread."]
     pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "b.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "c.parquet")
     (tmp_path / "d.parquet").write_text("text\nno Parquet\n")

@@ -54,7 +54,7 @@ def records(corpus_file, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pieces(records):
-    return tokenizer.load("sentencepiece", records / "tokenizer.model")
+    return tokenizer.load_tokenizer("sentencepiece", records / "tokenizer.model")
 
 
 @pytest.mark.parametrize("has_memory", [False, True])

@@ -36,7 +36,9 @@ HARD = [
 
 
 def learn(kind: str, texts: list[str], size: int, lowercase: bool = True) -> tokenizer.Tokenizer:
-    return vocabulary_learning.learn(kind, vocabulary_learning.count_words(kind, texts, lowercase), size, lowercase)
+    return vocabulary_learning.learn_new_vocabulary(
+        kind, vocabulary_learning.count_words(kind, texts, lowercase), size, lowercase
+    )
 
 
 @pytest.fixture(scope="module", params=SIZE)
@@ -96,7 +98,7 @@ def test_bytes_are_those_of_utf8(text, tmp_path):
     assert pieces.encode_ids([text, "x"])[0] == encoding.ids
     assert all(0 <= start <= end <= len(text) for start, end in encoding.offsets)
     pieces.save(tmp_path)
-    assert tokenizer.load("bytes", tmp_path / "bytes.txt").fingerprint == pieces.fingerprint
+    assert tokenizer.load_tokenizer("bytes", tmp_path / "bytes.txt").fingerprint == pieces.fingerprint
 
 
 def test_words_of_bytes_begin_with_a_space():
@@ -125,7 +127,7 @@ def test_a_learnt_vocabulary_is_the_same_each_time_and_after_its_file(learnt, tm
     again = learn(learnt.kind, make_corpus(60).split("\n"), SIZE[learnt.kind])
     assert again.pieces == learnt.pieces and learnt.vocab_size == SIZE[learnt.kind]
     learnt.save(tmp_path)
-    loaded = tokenizer.load(learnt.kind, tmp_path / learnt.filename)
+    loaded = tokenizer.load_tokenizer(learnt.kind, tmp_path / learnt.filename)
     text = "the captain found the onion near the [MASK]"
     assert loaded.fingerprint == learnt.fingerprint
     assert loaded.encode(text) == learnt.encode(text)
@@ -166,7 +168,7 @@ def test_files_that_make_special_pieces_of_text_do_not_here(tmp_path):
     )
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
     for kind, name in (("unigram", "tokenizer.json"), ("bpe", "bpe.json"), ("sentencepiece", "tokenizer.model")):
-        pieces = tokenizer.load(kind, tmp_path / name)
+        pieces = tokenizer.load_tokenizer(kind, tmp_path / name)
         special = [pieces.pieces[i] for i in pieces.special_ids]
         for text in ("".join(special), " a ".join(special)):
             ids = pieces.encode(text).ids
@@ -224,8 +226,10 @@ def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
     """Whatever the order of the words, for each of Unicode's texts, which it gives back."""
     texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
     words = vocabulary_learning.count_words("bpe", texts)
-    learnt = vocabulary_learning.learn("bpe", dict(reversed(list(words.items()))), 400, lowercase=False)
-    assert learnt.fingerprint == vocabulary_learning.learn("bpe", words, 400, lowercase=False).fingerprint
+    learnt = vocabulary_learning.learn_new_vocabulary("bpe", dict(reversed(list(words.items()))), 400, lowercase=False)
+    assert (
+        learnt.fingerprint == vocabulary_learning.learn_new_vocabulary("bpe", words, 400, lowercase=False).fingerprint
+    )
     reference = HuggingFaceTokenizer(models.BPE())
     reference.normalizer, reference.decoder = normalizers.NFC(), decoders.ByteLevel()
     reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -238,7 +242,7 @@ def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
     for text in HARD:
         composed = unicodedata.normalize("NFC", text).removeprefix(" ")
         assert learnt.decode(learnt.encode(text).ids) == composed
-    lower = vocabulary_learning.learn("bpe", words, 400, lowercase=True)
+    lower = vocabulary_learning.learn_new_vocabulary("bpe", words, 400, lowercase=True)
     assert lower.encode("THE Ship").ids == lower.encode("the ship").ids
 
 
@@ -272,7 +276,7 @@ def modernbert_json(**parts) -> dict:
 @pytest.fixture
 def modernbert(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
-    return tokenizer.load("bpe", tmp_path / "tokenizer.json")
+    return tokenizer.load_tokenizer("bpe", tmp_path / "tokenizer.json")
 
 
 def test_modernberts_added_pieces_are_kept_whole_and_its_special_ones_are_not_read_in_a_text(modernbert):
@@ -315,15 +319,15 @@ def test_modernberts_words_have_a_space_before_them_but_for_the_first_of_a_text(
 def test_byte_level_tokenizers_that_do_something_else_are_refused(parts, message, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json(**parts)))
     with pytest.raises(UserError, match=message) as error:
-        tokenizer.load("bpe", tmp_path / "tokenizer.json")
+        tokenizer.load_tokenizer("bpe", tmp_path / "tokenizer.json")
     assert "\n" not in str(error.value)
 
 
 def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_bytes("\r\n".join([*tokenizer.SPECIAL_PIECES, "Paris", "paris", "is"]).encode())
-    assert tokenizer.load("wordpiece", path, lowercase=False).encode("Paris is").ids == [5, 7]
-    assert tokenizer.load("wordpiece", path, lowercase=True).encode("Paris is").ids == [6, 7]
+    assert tokenizer.load_tokenizer("wordpiece", path, lowercase=False).encode("Paris is").ids == [5, 7]
+    assert tokenizer.load_tokenizer("wordpiece", path, lowercase=True).encode("Paris is").ids == [6, 7]
 
 
 @pytest.mark.parametrize("lines, ids, note", [
@@ -336,17 +340,17 @@ def test_a_piece_that_a_vocabulary_has_twice_has_its_last_id(lines, ids, note, f
     """As in Google's code and in transformers. A tokenizer.json has the same pieces, also if it has gaps."""
     path = tmp_path / "vocab.txt"
     path.write_text(first + "\n".join([*tokenizer.SPECIAL_PIECES, *lines]) + "\n")
-    found = tokenizer.load("wordpiece", path)
+    found = tokenizer.load_tokenizer("wordpiece", path)
     assert note in capsys.readouterr().err
     assert found.encode("a protein").ids == ids and found.encode("no piece 6").ids == 3 * [found.unk_id]
     found.save(tmp_path / "saved")
-    assert tokenizer.load("wordpiece", tmp_path / "saved/vocab.txt").fingerprint == found.fingerprint
+    assert tokenizer.load_tokenizer("wordpiece", tmp_path / "saved/vocab.txt").fingerprint == found.fingerprint
     content = json.loads(found.to_huggingface())
     for is_whole in (True, False):
         vocabulary = content["model"]["vocab"]
         content["model"]["vocab"] = {x: i for x, i in vocabulary.items() if is_whole or not x.startswith("[no piece")}
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-        assert tokenizer.load("wordpiece", tmp_path / "tokenizer.json").pieces == found.pieces
+        assert tokenizer.load_tokenizer("wordpiece", tmp_path / "tokenizer.json").pieces == found.pieces
 
 
 @pytest.mark.parametrize("kind, content, message", [
@@ -360,7 +364,7 @@ def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
     if content is not None:
         (tmp_path / "file").write_text(content)
     with pytest.raises(UserError, match=message):
-        tokenizer.load(kind, tmp_path / "file")
+        tokenizer.load_tokenizer(kind, tmp_path / "file")
 
 
 @pytest.mark.parametrize("kind", SIZE)

@@ -148,7 +148,7 @@ def speed(machine: Machine, hidden: int) -> float:
     return 0.5 * machine.flops * hidden / (hidden + HALF_SPEED_HIDDEN_SIZE)
 
 
-def choose(
+def choose_sizes(
     text: Text,
     machine: Machine,
     seconds: float,

@@ -69,7 +69,7 @@ def survey(config: ConfigDict) -> Survey:
     """
     sources, document = corpus_sources(config), config.data.document
     phase(f"reading the beginning of {len(sources)} source{'s' * (len(sources) > 1)} for the plan")
-    portions = corpus.portions(sources)
+    portions = corpus.corpus_portions(sources)
     beginning = _Beginning(config, portions, document)
     if len(beginning.sizes) < LEAST_DOCUMENTS and document == "blank_line" and "data.document" not in config.overrides:
         by_line = _Beginning(config, portions, "line")
@@ -177,7 +177,7 @@ def _scripts(sample: list[str]) -> dict[str, float]:
     return {script: count / counts.total() for script, count in counts.most_common()}
 
 
-def learn(kind: str, lowercase: bool, vocab_size: int, surveyed: Survey) -> Tokenizer:
+def learn_from_survey(kind: str, lowercase: bool, vocab_size: int, surveyed: Survey) -> Tokenizer:
     """Learns a tokenizer from the surveyed words. The vocabulary is smaller if the words do not give enough pieces.
 
     The tokenizer is used to estimate the number of tokens; the run learns its tokenizer from all documents.
@@ -201,7 +201,7 @@ def learn(kind: str, lowercase: bool, vocab_size: int, surveyed: Survey) -> Toke
     while vocab_size not in tried:
         tried.add(vocab_size)
         try:
-            return vocabulary_learning.learn(kind, words, vocab_size, lowercase)
+            return vocabulary_learning.learn_new_vocabulary(kind, words, vocab_size, lowercase)
         except UserError as error:
             match = re.search(r"gives (\d+) pieces", str(error))
             possible = int(match[1]) if match else 0

@@ -121,6 +121,6 @@ def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
       params: the params of a model.
       config: the model config.
     """
-    parts = tensors.parts_of(params) & VARIABLE_PREFIXES.keys()
+    parts = tensors.class_parts_of(params) & VARIABLE_PREFIXES.keys()
     labels = {part: len(params[part]["dense"]["bias"]) if part in FINE_TUNED else 0 for part in parts}
     return tensors.to_state_dict(variable_table(config, labels), tensors.TableFormat.unstack_layers(params, config))

@@ -10,7 +10,7 @@ from bertjax.models import json_config
 from bertjax.models.bert import huggingface as bert
 from bertjax.models.bert import tf1_names
 from bertjax.models.electra.config import ElectraConfig
-from bertjax.models.tensors import WRAPPER_PREFIXES, TensorTable, check_parts, to_params, to_state_dict
+from bertjax.models.tensors import WRAPPER_PREFIXES, TensorTable, check_class_parts, to_params, to_state_dict
 
 REQUIRED = (*bert.REQUIRED, "embedding_size")
 SUPPORTED_VALUES = bert.SUPPORTED_VALUES | {"hidden_act": "gelu"}
@@ -78,7 +78,7 @@ class ElectraFormat(bert.BertLayersFormat):
         if architecture != DISCRIMINATOR:
             return state_dict, left_out
         present = [DISCRIMINATOR_HEAD] if REPLACED_TOKENS in params else []
-        check_parts(architecture, [DISCRIMINATOR_HEAD], present, self.choose_architecture(params, config))
+        check_class_parts(architecture, [DISCRIMINATOR_HEAD], present, self.choose_architecture(params, config))
         state_dict |= to_state_dict(_head_table(config.hidden_size), params)
         return state_dict, [name for name in left_out if name != REPLACED_TOKENS]
 

@@ -10,7 +10,7 @@ from bertjax.config.model_config import Compute
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.nn import relative_attention
 from bertjax.nn.attention import Dense, LayerNorm
-from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
+from bertjax.nn.encoder import Embedding, activate, recomputed, scan_layers
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import visible
@@ -211,7 +211,7 @@ class XlnetEncoder(nn.Module):
             relative_attention.distances(length, keys, is_causal=False), config.hidden_size
         )
         in_axes, trains = (0, 0, *[nn.broadcast] * 3), dropout_keys is not None
-        make = stacked(recomputed(XlnetLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
+        make = scan_layers(recomputed(XlnetLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
         numbers = 1 + jnp.arange(config.num_hidden_layers)
         layers = make(config, compute, every_layer, name="layers")
         last, (states, next_states) = layers(streams, numbers, memory, embedded_distances, views, dropout_keys)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.nn.encoder import stacked
+from bertjax.nn.encoder import scan_layers
 from bertjax.nn.heads import decoded
 from bertjax.objectives.parts.pretraining_model import weighted_cross_entropy
 
@@ -41,7 +41,7 @@ class LayerwiseTokenLoss(nn.Module):
           z_loss: see `weighted_cross_entropy`.
         """
         recomputed = nn.remat(_LayerTokenLoss, prevent_cse=False)
-        make = stacked(recomputed, self.layers, (0, 0, nn.broadcast, nn.broadcast), self.compute, trains=False)
+        make = scan_layers(recomputed, self.layers, (0, 0, nn.broadcast, nn.broadcast), self.compute, trains=False)
         layers = make(self.config, self.compute, self.targets, z_loss, name="layers")
         return layers(jnp.float32(0), states, weights, positions, words)[0]
 

@@ -119,7 +119,7 @@ def weighted_cross_entropy(
     return (weights * losses).sum(), {"accuracy": (weights * correct).sum()}
 
 
-def sample(logits: jax.Array, keys: jax.Array, start: int | jax.Array = 0) -> jax.Array:
+def sample_tokens(logits: jax.Array, keys: jax.Array, start: int | jax.Array = 0) -> jax.Array:
     """Samples tokens from the softmax of logits: int32 `[rows, predictions]`, without a gradient.
 
     The sample is the index of the largest sum of a logit and Gumbel noise. The noise is a function of the key of the

@@ -178,7 +178,7 @@ def token_loss(
     import jax.numpy as jnp
 
     from bertjax.models.heads import word_logits
-    from bertjax.objectives.parts.pretraining_model import sample, sum_in_chunks, weighted_cross_entropy
+    from bertjax.objectives.parts.pretraining_model import sample_tokens, sum_in_chunks, weighted_cross_entropy
 
     assert encoded.hidden is not None
     batch, encoder, head = encoded.batch, encoded.encoder, encoded.heads["masked_lm"]
@@ -186,7 +186,7 @@ def token_loss(
 
     def read(logits: Any, words: Any, weights: Any, first: Any = 0) -> tuple:
         sums = weighted_cross_entropy(logits, words, weights, encoded.z_loss)
-        return sums, None if keys is None else sample(logits, keys, first * size)
+        return sums, None if keys is None else sample_tokens(logits, keys, first * size)
 
     fits = positions.size * 4 * size <= MAX_LOGIT_BYTES
     if fits or encoder.is_initializing() or len(list(encoder.prediction_states(encoded.hidden, positions))) > 1:

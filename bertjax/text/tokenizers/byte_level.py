@@ -14,7 +14,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.text.tokenizers import json_file, legacy_files
 from bertjax.text.tokenizers.from_json import FromJson
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES, Joined, read_file
+from bertjax.text.tokenizers.interface import SPECIAL_PIECES, Joined, read_tokenizer_file
 from bertjax.text.tokenizers.library_tokenizer import LibraryTokenizer
 
 SPACE = "\u0120"  # a space in a piece
@@ -59,7 +59,7 @@ class Bytes(ByteLevel):
     def load(cls, path: epath.PathLike) -> "Bytes":
         """Returns the tokenizer. Raises `UserError` if the file is not the file that `save` writes."""
         tokenizer = cls()
-        if read_file(path) != tokenizer._definition():
+        if read_tokenizer_file(path) != tokenizer._definition():
             raise UserError(f"tokenizer.path: {path} is not what a tokenizer of bytes has; leave the path empty")
         return tokenizer
 

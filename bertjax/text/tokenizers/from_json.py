@@ -11,7 +11,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, write_whole
 from bertjax.text.tokenizers import json_file
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Joined, read_file
+from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Joined, read_tokenizer_file
 from bertjax.text.tokenizers.library_tokenizer import LibraryTokenizer
 
 END_OF_TEXT = "<|endoftext|>"  # the only special piece of GPT-2
@@ -66,7 +66,7 @@ class FromJson(LibraryTokenizer):
     def load(cls, path: epath.PathLike) -> Self:
         """Reads a tokenizer.json, or a file of `legacy_names`. Raises `UserError` if it is invalid."""
         path = epath.Path(path)
-        return cls(cls.read_legacy(path) if path.name in cls.legacy_names else read_file(path), str(path))
+        return cls(cls.read_legacy(path) if path.name in cls.legacy_names else read_tokenizer_file(path), str(path))
 
     @staticmethod
     @abc.abstractmethod

@@ -205,7 +205,7 @@ class Tokenizer(abc.ABC):
         """Returns bytes that determine the ids of every text."""
 
 
-def read_file(path: epath.PathLike) -> bytes:
+def read_tokenizer_file(path: epath.PathLike) -> bytes:
     """Returns the content of a file. Raises `UserError` if the file is missing."""
     path = epath.Path(path)
     if not path.exists() or path.is_dir():

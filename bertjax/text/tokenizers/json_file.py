@@ -30,7 +30,7 @@ class TokenizerJson(TypedDict):
     added_tokens: NotRequired[list[AddedPiece]]
 
 
-def check_parts(path: epath.PathLike, content: TokenizerJson, supported: Mapping[str, Mapping[str, Any]]) -> None:
+def check_json_parts(path: epath.PathLike, content: TokenizerJson, supported: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises `UserError` if a tokenizer.json adds pieces, or if a part has a value that differs from `supported`."""
     for name, expected in supported.items():
         part: Mapping[str, Any] = content.get(name) or {}  # type: ignore[assignment]

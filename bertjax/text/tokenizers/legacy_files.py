@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, read_json
 from bertjax.text.tokenizers.from_json import END_OF_TEXT, FAIRSEQ
-from bertjax.text.tokenizers.interface import XLNET, read_file
+from bertjax.text.tokenizers.interface import XLNET, read_tokenizer_file
 from bertjax.text.tokenizers.json_file import set_template
 from bertjax.text.tokenizers.sentencepiece import read_unigrams
 
@@ -26,7 +26,7 @@ def bpe_json(path: epath.Path) -> bytes:
 
     Raises `UserError` unless the files are a byte-level BPE with special pieces.
     """
-    content, merges = read_file(path), read_file(path.parent / "merges.txt")
+    content, merges = read_tokenizer_file(path), read_tokenizer_file(path.parent / "merges.txt")
     try:
         vocabulary = parse_json(content, dict[str, int])
         lines = [line.rstrip("\r") for line in merges.decode().split("\n")]

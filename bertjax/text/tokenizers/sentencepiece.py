@@ -13,7 +13,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.text.tokenizers import json_file
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Encoding, Joined, Tokenizer, read_file
+from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Encoding, Joined, Tokenizer, read_tokenizer_file
 from bertjax.text.tokenizers.library_tokenizer import known_runs
 
 SPACE = "\u2581"  # a space in a piece
@@ -61,7 +61,7 @@ class SentencePiece(Tokenizer):
     @classmethod
     def load(cls, path: epath.PathLike) -> "SentencePiece":
         """Reads a model. Raises `UserError` if it is invalid."""
-        return cls(read_file(path), str(path))
+        return cls(read_tokenizer_file(path), str(path))
 
     def _is_special(self, number: int) -> bool:
         return self._processor.is_control(number) or self._processor.is_unknown(number)
@@ -160,7 +160,7 @@ def read_unigrams(path: epath.PathLike) -> tuple[list[tuple[str, float]], bytes]
 
     Raises `UserError` unless the file is a SentencePiece model of type unigram.
     """
-    model = read_file(path)
+    model = read_tokenizer_file(path)
     processor, content = _processor(model, str(path)), read_proto(model)
     if content.trainer_spec.model_type not in UNIGRAM:
         raise UserError(f"tokenizer.path: {path} is a SentencePiece model of another type than unigram")

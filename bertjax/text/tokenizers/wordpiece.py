@@ -15,7 +15,7 @@ from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.common.files import note, parse_json, write_whole
 from bertjax.text.tokenizers import json_file
-from bertjax.text.tokenizers.interface import Joined, read_file
+from bertjax.text.tokenizers.interface import Joined, read_tokenizer_file
 from bertjax.text.tokenizers.library_tokenizer import LibraryTokenizer
 
 MAX_WORD_LETTERS = 100  # longer words become [UNK], as in transformers; the limit of Google is 200
@@ -58,7 +58,7 @@ class WordPiece(LibraryTokenizer):
         if str(path).endswith(".json"):
             return cls(*_read_huggingface(path), str(path))
         try:
-            lines = read_file(path).decode("utf-8-sig").split("\n")
+            lines = read_tokenizer_file(path).decode("utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
             raise UserError(f"tokenizer.path: {path} is not UTF-8 ({error.reason} at byte {error.start})") from None
         return cls([line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)], lowercase, str(path))
@@ -178,13 +178,13 @@ class _Model(TypedDict):
 def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
     """Returns the pieces of a tokenizer.json of BERT, and whether it lower-cases text."""
     try:
-        content = parse_json(read_file(path), json_file.TokenizerJson)
+        content = parse_json(read_tokenizer_file(path), json_file.TokenizerJson)
         if (kind := content["model"].get("type", "WordPiece")) != "WordPiece":
             raise UserError(f"tokenizer.path: {path} is not a BERT WordPiece tokenizer, but {kind}")
         vocabulary = msgspec.convert(content["model"], _Model)["vocab"]
     except ValueError as error:
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
-    json_file.check_parts(path, content, SUPPORTED_PARTS)
+    json_file.check_json_parts(path, content, SUPPORTED_PARTS)
     template = json_file.read_template(path, content.get("post_processor"))
     if template != (["[CLS]"], ["[SEP]"], ["[SEP]"]):
         raise UserError(f"tokenizer.path: {path}: post_processor is not supported; supported: [CLS] A [SEP] B [SEP]")

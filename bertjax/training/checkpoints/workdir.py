@@ -20,7 +20,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, read_whole, write_whole
 from bertjax.config.defaults import common_config, pretraining_config
 from bertjax.config.limits import DTYPES, one_of
-from bertjax.config.model_config import fields_of
+from bertjax.config.model_config import fields_with_roles
 from bertjax.models import families
 from bertjax.models.validate import validate_model
 from bertjax.objectives.parsing import terms_of_run
@@ -195,7 +195,7 @@ def tokenizer_entry(tokenizer: Tokenizer) -> dict:
     return {"kind": tokenizer.kind, "lowercase": tokenizer.lowercase, "fingerprint": tokenizer.fingerprint}
 
 
-def load_tokenizer(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
+def tokenizer_of_run(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
     """Loads the tokenizer of a run.
 
     Returns:
@@ -208,7 +208,7 @@ def load_tokenizer(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
         return None
     kind = info.tokenizer["kind"]
     path = epath.Path(workdir) / tokenizer.KINDS[kind].filename
-    loaded = tokenizer.load(kind, path, info.tokenizer["lowercase"])
+    loaded = tokenizer.load_tokenizer(kind, path, info.tokenizer["lowercase"])
     if loaded.fingerprint != info.tokenizer["fingerprint"]:
         raise UserError(
             f"{path}: the fingerprint {loaded.fingerprint} must be {info.tokenizer['fingerprint']}, as in {CONFIG}; "
@@ -233,7 +233,7 @@ def differences(saved: RunInfo, current: RunInfo, identity: Sequence[str] = ()) 
     fatal_fields |= {"optimizer.name", "optimizer.options"}
     changes_frozen_params = _frozen_groups(saved.config) != _frozen_groups(current.config)
     changeable_fields = {
-        f"model.{name}" for name in fields_of(families.FAMILIES.get(saved.config.model.family).config_class, "")
+        f"model.{name}" for name in fields_with_roles(families.FAMILIES.get(saved.config.model.family).config_class, "")
     }
 
     def is_fatal(field: str, old: Any, new: Any) -> bool:
