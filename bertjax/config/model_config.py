@@ -54,7 +54,7 @@ class ModelConfig:
 
         @property
         def vocab_size(self) -> int:
-            """Pieces of the vocabulary."""
+            """Tokens of the vocabulary."""
 
         @property
         def hidden_size(self) -> int:

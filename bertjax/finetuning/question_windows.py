@@ -189,7 +189,7 @@ def answers(
         best: list[dict[str, Any]] = []
         seen: set[str] = set()
         for score, *place in sorted(spans[index], reverse=True):
-            start, end = whole_characters(question.context, *place)  # A piece can be a part of a character.
+            start, end = whole_characters(question.context, *place)  # A token can be a part of a character.
             text = question.context[start:end]
             if text and text not in seen and len(best) < N_BEST:
                 seen.add(text)

@@ -192,4 +192,4 @@ def check_teacher(source: Pretrained, config: ConfigDict) -> None:
 
 def _unread(count: int) -> list[str]:
     """Returns a line about words that are not read, if there are some."""
-    return [f"{count} words truncated or replaced by [UNK]: they have too many pieces, or none"] if count else []
+    return [f"{count} words truncated or replaced by [UNK]: they have too many tokens, or none"] if count else []

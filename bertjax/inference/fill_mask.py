@@ -20,7 +20,7 @@ BATCH, MASKS = 32, 256  # the largest numbers of texts and of masks in a batch
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """A text and, for each [MASK] of the text, the most likely (piece, probability) pairs, best first."""
+    """A text and, for each [MASK] of the text, the most likely (token, probability) pairs, best first."""
 
     text: str
     masks: list[list[tuple[str, float]]]

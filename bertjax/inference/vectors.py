@@ -144,10 +144,10 @@ class PooledStatesEmbedder(TextEmbedder):
         """Encodes texts; a text is truncated to the positions of the model."""
         tokenizer = tokenizer_of(self.source)
         room = self.source.config.max_position_embeddings - len(tokenizer.framed(()))
-        pieces = [tokenizer.encode_with_masks(text) for text in texts]
-        ids = [np.array(tokenizer.framed(text_ids[:room]), np.int32) for text_ids in pieces]
+        tokens = [tokenizer.encode_with_masks(text) for text in texts]
+        ids = [np.array(tokenizer.framed(text_ids[:room]), np.int32) for text_ids in tokens]
         types = [tokenizer.token_types(len(text_ids)) for text_ids in ids]
-        return ids, types, [max(0, len(text_ids) - room) for text_ids in pieces]
+        return ids, types, [max(0, len(text_ids) - room) for text_ids in tokens]
 
 
 class JournalLine(NamedTuple):

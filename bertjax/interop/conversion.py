@@ -221,13 +221,13 @@ def _write_adapter(output: epath.Path, source: Pretrained, push: str, base: str)
 
 
 def _check_written(output: epath.Path, source: Pretrained) -> None:
-    """Empties a written folder and raises `UserError` if bertjax cannot read it, or reads other pieces."""
+    """Empties a written folder and raises `UserError` if bertjax cannot read it, or reads other tokens."""
     reason = ""
     try:
         read_config(output)
         written = read_tokenizer(output)
         if written and source.tokenizer and written.pieces != source.tokenizer.pieces:
-            reason = "the tokenizer has other pieces"
+            reason = "the tokenizer has other tokens"
     except UserError as error:
         reason = str(error)
     if reason:
@@ -266,7 +266,7 @@ def _is_insignificant(field: str, value: Any, is_written: bool) -> bool:
 
 
 def _is_extended(path: str, size: int) -> bool:
-    """Returns whether a vocabulary of `size` pieces extends the vocabulary of the published base of a model.
+    """Returns whether a vocabulary of `size` tokens extends the vocabulary of the published base of a model.
 
     Args:
       path: the `init_checkpoint` of the model.

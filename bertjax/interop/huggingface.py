@@ -344,8 +344,8 @@ def tokenizer_definition(config: BertConfig, tokenizer: Tokenizer, max_length: i
 
 
 def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[str, int | None]:
-    """Returns the fields of config.json with ids of special pieces."""
+    """Returns the fields of config.json with ids of special tokens."""
     if tokenizer is None:
         # transformers requires an id of the padding, whose embedding it does not train, and accepts no null for [MASK].
-        return {name: 0 if piece == "pad" else None for name, piece in names.items() if piece != "mask"}
-    return {name: getattr(tokenizer, f"{piece}_id") for name, piece in names.items()}
+        return {name: 0 if token == "pad" else None for name, token in names.items() if token != "mask"}
+    return {name: getattr(tokenizer, f"{token}_id") for name, token in names.items()}

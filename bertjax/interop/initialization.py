@@ -94,7 +94,7 @@ def require_tokenizer(config: ConfigDict) -> Tokenizer:
     if path := config.tokenizer.path:
         loaded = tokenizer.load_tokenizer(config.tokenizer.kind, path, config.tokenizer.lowercase)
         if loaded.vocab_size > (size := config.model.vocab_size):
-            raise UserError(f"config.tokenizer.path = {path!r}: {loaded.vocab_size} pieces, but the model has {size}")
+            raise UserError(f"config.tokenizer.path = {path!r}: {loaded.vocab_size} tokens, but the model has {size}")
         compare_tokenizers(config.init_checkpoint, loaded)
         return loaded
     if (of_checkpoint := pretrained.read_tokenizer(config.init_checkpoint)) is None:
@@ -117,17 +117,17 @@ def check_flags(config: ConfigDict, used: Tokenizer, source: str) -> None:
 
 
 def compare_tokenizers(path: epath.PathLike, loaded: Tokenizer) -> None:
-    """Prints how many pieces of a tokenizer differ from the tokenizer of a checkpoint.
+    """Prints how many tokens of a tokenizer differ from the tokenizer of a checkpoint.
 
     Raises `UserError` if more than a tenth differ: the embeddings of another vocabulary are useless. Fewer differences
-    may be replaced pieces such as `[unused1]`.
+    may be replaced tokens such as `[unused1]`.
     """
     trained = pretrained.read_tokenizer(path)
     if trained is None or trained.fingerprint == loaded.fingerprint:
         return
     common = min(loaded.vocab_size, trained.vocab_size)
     different = sum(a != b for a, b in zip(loaded.pieces, trained.pieces))
-    message = f"{different} of the first {common} pieces of the tokenizer are not those of {path}"
+    message = f"{different} of the first {common} tokens of the tokenizer are not those of {path}"
     if different > 0.1 * common:
         raise UserError(f"config.init_checkpoint: {message}; use its tokenizer, also for records")
     if loaded.lowercase != trained.lowercase:

@@ -158,7 +158,7 @@ def model_card(
 
 
 def _mask(source: Pretrained) -> str:
-    """Returns the piece [MASK] of a masked language model; "" for other models."""
+    """Returns the token [MASK] of a masked language model; "" for other models."""
     if not source.predicts_words or families.family_of(source.config).lm_type(source.config) != "masked":
         return ""
     return source.tokenizer.pieces[source.tokenizer.mask_id] if source.tokenizer else "[MASK]"

@@ -55,7 +55,7 @@ class Place(abc.ABC):
         source, loaded = self._read(config), self.read_tokenizer()
         if loaded is not None and loaded.vocab_size > config.vocab_size:
             raise UserError(
-                f"{self.folder}: its tokenizer has {loaded.vocab_size} pieces, its model only {config.vocab_size}"
+                f"{self.folder}: its tokenizer has {loaded.vocab_size} tokens, its model only {config.vocab_size}"
             )
         return dataclasses.replace(source, tokenizer=loaded)
 

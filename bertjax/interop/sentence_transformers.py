@@ -373,14 +373,14 @@ def check_tokenizer(folder: Folder, tokenizer: Tokenizer) -> None:
         stated = "do_lower_case true of a tokenizer that keeps capitals"
         raise _unsupported(folder.path, path, stated, ["false"])
     file = folder.encoder / hf_tokenizer.JSON
-    if tokenizer.cls_id == tokenizer.sep_id and file.is_file():  # the class of GPT-2 adds no special pieces
+    if tokenizer.cls_id == tokenizer.sep_id and file.is_file():  # the class of GPT-2 adds no special tokens
         library = tokenizers.Tokenizer.from_str(file.read_text())
         library.no_padding()
         library.no_truncation()
         if library.encode("a").ids != tokenizer.framed(*tokenizer.encode_ids(["a"])):
-            piece = tokenizer.pieces[tokenizer.cls_id]
+            token = tokenizer.pieces[tokenizer.cls_id]
             stated = "a post_processor that does not frame a text"
-            raise _unsupported(folder.path, file, stated, [f"{piece} $A {piece}"])
+            raise _unsupported(folder.path, file, stated, [f"{token} $A {token}"])
 
 
 def write(

@@ -280,14 +280,14 @@ def _format_module(packages: tuple[str, ...]) -> str:
     return next(name for name in names if importlib.util.find_spec(name))
 
 
-class NamesSpecialPieces(abc.ABC):
+class NamesSpecialTokens(abc.ABC):
     """An ability: name the special tokens of a new SentencePiece vocabulary as the published models do.
 
     Attributes:
-      special_pieces: the names of the special tokens, see `text.vocabulary_learning.learn`.
+      special_tokens: the names of the special tokens, see `text.vocabulary_learning.learn`.
     """
 
-    special_pieces: tuple[str, ...]
+    special_tokens: tuple[str, ...]
 
 
 class ImportsParams(abc.ABC):

@@ -114,7 +114,7 @@ def _tokenizer_of_records(config: ConfigDict, folder: epath.Path, manifest: Mapp
     if manifest and loaded.fingerprint != entry["fingerprint"]:
         raise UserError(
             f"config.tokenizer: the records in {folder} were made with another tokenizer ({entry['kind']}, "
-            f"lowercase = {entry['lowercase']}, {entry['vocab_size']} pieces); set tokenizer.path = '' to use "
+            f"lowercase = {entry['lowercase']}, {entry['vocab_size']} tokens); set tokenizer.path = '' to use "
             f"the tokenizer of the records"
         )
     if not config.tokenizer.path:

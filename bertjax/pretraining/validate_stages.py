@@ -50,7 +50,7 @@ def validate_stages(config: ConfigDict, field_limits: Mapping[str, Mapping]) -> 
 def validate_mask_split(field: str, split: Sequence[float] | None) -> None:
     """Raises `UserError` unless the shares of masked, random and unchanged tokens add up to 1, or `split` is None."""
     is_split = split is None or (len(split) == 3 and min(split) >= 0 and math.isclose(sum(split), 1))
-    remedy = "must be three shares that add up to 1: replaced by [MASK], replaced by a random piece, unchanged"
+    remedy = "must be three shares that add up to 1: replaced by [MASK], replaced by a random token, unchanged"
     require(is_split, field, split, remedy)
 
 

@@ -224,10 +224,10 @@ def _insight(folder: epath.Path, source: Pretrained, text: str, words: Sequence[
     if isinstance(families.family_of(source.config), ExposesAttention):
         figure = insight.draw_attention(*insight.attention(source, text))
         values["attention"] = _save(figure, folder / ATTENTION, ATTENTION_DPI)
-    ids = [insight.piece_of(source, word) for word in words] or insight.word_ids(source, text)
+    ids = [insight.token_id_of(source, word) for word in words] or insight.word_ids(source, text)
     nearest = insight.neighbours(source, ids).items()
     values["neighbours"] = [
-        (word, ", ".join(f"{piece} {cosine:.2f}" for piece, cosine in near)) for word, near in nearest
+        (word, ", ".join(f"{token} {cosine:.2f}" for token, cosine in near)) for word, near in nearest
     ]
     return values
 

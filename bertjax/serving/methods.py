@@ -15,7 +15,7 @@ from bertjax.models import families
 from bertjax.models.family import ExposesAttention
 from bertjax.reporting import insight
 
-MOST_PIECES = 128  # the attention of longer texts is not shown
+MOST_TOKENS = 128  # the attention of longer texts is not shown
 Option = Annotated[int, Meta(ge=1, le=10_000)]
 
 
@@ -120,14 +120,14 @@ class AttentionMethod(Method):
     takes_one: ClassVar[bool] = True
 
     def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
-        """Returns the pieces of a text, and their attention `[layers, heads, queries, keys]` in thousandths."""
+        """Returns the tokens of a text, and their attention `[layers, heads, queries, keys]` in thousandths."""
         results = {}
         for text in dict.fromkeys(inputs):
             count = len(model.tokenizer.framed(model.tokenizer.encode_with_masks(text)))
-            if count > MOST_PIECES:
-                raise UserError(f"the text has {count} tokens; attention is shown for up to {MOST_PIECES}")
-            pieces, probabilities = insight.attention(model.source, text)
-            results[text] = {"pieces": pieces, "attention": np.rint(1000 * probabilities).astype(int).tolist()}
+            if count > MOST_TOKENS:
+                raise UserError(f"the text has {count} tokens; attention is shown for up to {MOST_TOKENS}")
+            tokens, probabilities = insight.attention(model.source, text)
+            results[text] = {"pieces": tokens, "attention": np.rint(1000 * probabilities).astype(int).tolist()}
         return [results[text] for text in inputs]
 
 

@@ -7,13 +7,13 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json
 from bertjax.text.tokenizers.byte_level import BPE, Bytes
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Encoding, Tokenizer, read_tokenizer_file
+from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, XLNET, Encoding, Tokenizer, read_tokenizer_file
 from bertjax.text.tokenizers.json_file import TokenizerJson
 from bertjax.text.tokenizers.sentencepiece import SentencePiece
 from bertjax.text.tokenizers.unigram import Unigram
 from bertjax.text.tokenizers.wordpiece import WordPiece
 
-__all__ = ["BPE", "SPECIAL_PIECES", "XLNET", "Bytes", "Encoding", "SentencePiece", "Tokenizer", "Unigram", "WordPiece"]
+__all__ = ["BPE", "SPECIAL_TOKENS", "XLNET", "Bytes", "Encoding", "SentencePiece", "Tokenizer", "Unigram", "WordPiece"]
 
 KINDS: dict[str, Any] = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes, BPE, Unigram)}
 Kind = Literal[*KINDS]  # type: ignore[valid-type]  # the values of `kind` in files of bertjax

@@ -44,7 +44,7 @@ from experiments.benchmarks import google_records
 from experiments.benchmarks.processes import Cost, run
 
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
-VOCAB = flags.DEFINE_string("vocab", None, "A published uncased vocab.txt of 30,522 pieces.", required=True)
+VOCAB = flags.DEFINE_string("vocab", None, "A published uncased vocab.txt of 30,522 tokens.", required=True)
 MEASURE = flags.DEFINE_list("measure", "preparation,memory,reader,jump,vocabulary", "What to measure.")
 RUNS = flags.DEFINE_integer("runs", 5, "Of each side of each measure, except memory: one.")
 MEGABYTES = flags.DEFINE_list(

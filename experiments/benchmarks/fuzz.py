@@ -184,9 +184,9 @@ def text(documents: int = 40) -> str:
 
 
 def pieces() -> list[str]:
-    from bertjax.text.tokenizer import SPECIAL_PIECES
+    from bertjax.text.tokenizer import SPECIAL_TOKENS
 
-    return [*SPECIAL_PIECES, *WORDS, *LETTERS, *("##" + x for x in LETTERS), *".,:?!"]
+    return [*SPECIAL_TOKENS, *WORDS, *LETTERS, *("##" + x for x in LETTERS), *".,:?!"]
 
 
 def wordpiece():

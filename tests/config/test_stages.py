@@ -397,7 +397,7 @@ def two_sources(tmp_path_factory):
         documents = ["\n".join(lines[i : i + 8]) for i in range(0, len(lines), 8)]
         (folder / f"{name}.txt").write_text("\n\n".join(documents))
     config = two_stages(folder)
-    pieces = [*tokenizer.SPECIAL_PIECES, *"ship sail wave tree hill road .".split()]
+    pieces = [*tokenizer.SPECIAL_TOKENS, *"ship sail wave tree hill road .".split()]
     (folder / "vocab.txt").write_text("\n".join(pieces))
     with preparing_in_process():
         manifest = prepare(config, folder / "records")

@@ -129,7 +129,7 @@ def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(record
 def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path, in_process):
     """tokenizer.json knows so itself, whatever the config's default is."""
     words, rng = "The the Ship ship sailed home .".split(), random.Random(0)
-    cased = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *words], lowercase=False)
+    cased = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *words], lowercase=False)
     (tmp_path / "tokenizer.json").write_text(cased.to_huggingface())
     lines = [" ".join(rng.choices(words, k=9)) + "\n" * (1 + number % 2) for number in range(200)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
@@ -150,7 +150,7 @@ TWENTY, ENDLESS = make_corpus(20), "x" * 1_000_000
     (TWENTY, {"data.heldout_fraction": 0.0001}, r"heldout_fraction = 0.0001: of 20 documents it holds out 0"),
     (f"{TWENTY}\n{ENDLESS}", {}, r"text.txt:\d+: a sentence of 1,000,000 .*--config.data.on_bad_document=skip"),
     (f"{TWENTY}\n{ENDLESS}", {"tokenizer.path": ""}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
-    (TWENTY, {"model.vocab_size": 30522}, r"vocab_size = 30522: .*vocab.txt has 7 pieces"),
+    (TWENTY, {"model.vocab_size": 30522}, r"vocab_size = 30522: .*vocab.txt has 7 tokens"),
 ])  # fmt: skip
 def test_corpora_that_cannot_serve(tmp_path, in_process, text, options, message):
     (tmp_path / "text.txt").write_text(text)
@@ -166,7 +166,7 @@ def test_corpora_that_cannot_serve(tmp_path, in_process, text, options, message)
 
 def with_vocabulary(config, folder, *words):
     """Sets a vocabulary of some words, so that none has to be learnt."""
-    (folder / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, *words]))
+    (folder / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_TOKENS, *words]))
     config.tokenizer.path, config.model.vocab_size = str(folder / "vocab.txt"), 5 + len(words)
     return config
 

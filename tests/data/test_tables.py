@@ -13,7 +13,7 @@ from bertjax.config.defaults import fine_tuning_config
 from bertjax.data.corpus.tables import cell, column, read_table, read_tfds
 from bertjax.finetuning import conll, squad_files
 from bertjax.inference import tasks
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from tests.conftest import TOPICS
 
 MRPC = [
@@ -64,7 +64,7 @@ def provide(tmp_path):
 
 @pytest.fixture(scope="module")
 def pieces():
-    return WordPiece([*SPECIAL_PIECES, *(word for words in TOPICS.values() for word in words)], lowercase=True)
+    return WordPiece([*SPECIAL_TOKENS, *(word for words in TOPICS.values() for word in words)], lowercase=True)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from bertjax.interop import conversion, pretrained
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.reporting import page
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.checkpoints import workdir as workdirs
 from bertjax.training.hooks.divergence import DivergenceError
@@ -237,7 +237,7 @@ def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
 
 def tokenizer():
     words = [word for words in TOPICS.values() for word in words]
-    return WordPiece([*SPECIAL_PIECES, *words], lowercase=True)
+    return WordPiece([*SPECIAL_TOKENS, *words], lowercase=True)
 
 
 def test_pairs_are_cut_as_google_cuts_them():
@@ -358,9 +358,9 @@ def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint,
     other.data.corpus, other.init_checkpoint = str(folder / "test.tsv"), str(checkpoint)
     with pytest.raises(UserError, match=r"config.task = 'pretraining': .* holds a run with 'glue'; choose another"):
         launch(other, workdir)
-    WordPiece([*SPECIAL_PIECES, *(f"word{i}" for i in range(500))], lowercase=True).save(tmp_path)
+    WordPiece([*SPECIAL_TOKENS, *(f"word{i}" for i in range(500))], lowercase=True).save(tmp_path)
     config.tokenizer.path = str(tmp_path / "vocab.txt")
-    with pytest.raises(UserError, match=r"config.tokenizer.path = .*: 505 pieces, but the model has"):
+    with pytest.raises(UserError, match=r"config.tokenizer.path = .*: 505 tokens, but the model has"):
         launch(config, tmp_path / "other")
 
 

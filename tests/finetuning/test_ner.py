@@ -16,7 +16,7 @@ from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.tasks import ner, tag
 from bertjax.interop import pretrained
 from bertjax.text import tokenizer, vocabulary_learning
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.text.words import join_of, join_words, split_words
 from bertjax.training.checkpoints.workdir import RunInfo, differences, read_samples
 from bertjax.training.trackers.jsonl import read_metrics
@@ -31,7 +31,7 @@ WORDS = [word for words in TOPICS.values() for word in words]
 @pytest.fixture(scope="module")
 def pieces():
     letters = "abcdefghijklmnopqrstuvwxyz"
-    return WordPiece([*SPECIAL_PIECES, *WORDS[::2], *letters, *("##" + x for x in letters)], lowercase=True)
+    return WordPiece([*SPECIAL_TOKENS, *WORDS[::2], *letters, *("##" + x for x in letters)], lowercase=True)
 
 
 def conll_text(count, seed, bio=False, apart=False):

@@ -24,7 +24,7 @@ from bertjax.inference import heads
 from bertjax.interop import huggingface, pretrained, resizing
 from bertjax.launch.validate import validate
 from bertjax.models.modernbert.config import ModernBertConfig
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
@@ -34,7 +34,7 @@ from tests.finetuning.test_classify import config_for as classify_config
 from tests.finetuning.test_finetuning import config_for as glue_config
 from tests.finetuning.test_finetuning import run, write_sst2
 
-PIECES = WordPiece([*SPECIAL_PIECES, *"abcdefghijklmnopqrstuvwxyz"], lowercase=True)
+PIECES = WordPiece([*SPECIAL_TOKENS, *"abcdefghijklmnopqrstuvwxyz"], lowercase=True)
 
 
 # Windows of texts that are longer than a sequence.

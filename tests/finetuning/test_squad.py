@@ -16,7 +16,7 @@ from bertjax.finetuning.question_windows import WindowSizes
 from bertjax.finetuning.squad_files import Question
 from bertjax.finetuning.tasks import squad
 from bertjax.interop import pretrained
-from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, Bytes, WordPiece
 from bertjax.training.checkpoints.workdir import read_samples
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, make_corpus
@@ -30,7 +30,7 @@ SIZES = WindowSizes(max_seq_length=24, doc_stride=7, max_query_length=5)
 @pytest.fixture(scope="module")
 def pieces():
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    return WordPiece([*SPECIAL_PIECES, *WORDS, *letters, *("##" + x for x in letters), *".,:?!'\""], lowercase=True)
+    return WordPiece([*SPECIAL_TOKENS, *WORDS, *letters, *("##" + x for x in letters), *".,:?!'\""], lowercase=True)
 
 
 def random_questions(count, seed=0):

@@ -226,7 +226,7 @@ DAMAGES = {  # a file; its new content, fields or name, or None without it; and 
                    r"layer_0/intermediate/dense/kernel has shape \(32, 48\); expected \(32, 64\)"),
     "missing layer": (CONFIG, dict(num_hidden_layers=3), "layer_2/.* is missing"),
     "long vocabulary": (VOCABULARY, (GOLDEN / VOCABULARY).read_bytes() + b"more\n",
-                        "tokenizer has 28 pieces, its model only 27"),
+                        "tokenizer has 28 tokens, its model only 27"),
 }  # fmt: skip
 
 
@@ -374,11 +374,11 @@ FOREIGN = {  # files beside a tokenizer, and the reason why the tokenizer is ref
     "template": ({JSON: {"post_processor": {"type": "RobertaProcessing"}}}, "post_processor Rober"),
     "prefix": ({JSON: {"model": {"continuing_subword_prefix": "@@"}}}, "continuing_subword_prefix = '@@'"),
     "unknown": ({JSON: {"model": {"unk_token": "<unk>"}}}, "model.unk_token = '<unk>' is not supported"),
-    "another vocabulary": ({JSON: {"model": {"vocab": {}}}}, "have other pieces from id 5 on"),
+    "another vocabulary": ({JSON: {"model": {"vocab": {}}}}, "have other tokens from id 5 on"),
     "no WordPiece": ({WHOLE: {"model": {"type": "WordLevel"}, "normalizer": None}}, "is not a BERT WordPiece tok"),
     "BPE, suffix": ({WHOLE: {"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>"}, "normalizer": None,
                      "pre_tokenizer": {"type": "ByteLevel"}}}, "end_of_word_suffix = '</w>' is not supported"),
-    "gaps": ({WHOLE: {"model": {"vocab": {"a": 0, "b": 9}}}}, "2 pieces have ids from 0 to 9"),
+    "gaps": ({WHOLE: {"model": {"vocab": {"a": 0, "b": 9}}}}, "2 tokens have ids from 0 to 9"),
     "one id": ({WHOLE: {"model": {"vocab": {"a": 0, "b": 0}}}}, "'a' and 'b' have the same id, 0"),
     "added alone": ({WHOLE: {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<user>"}]}},
                     r"adds tokens \(<user>\)"),

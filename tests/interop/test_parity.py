@@ -29,7 +29,7 @@ from bertjax.models.heads import (
     BertForTokenClassification,
 )
 from bertjax.reporting import insight
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
 from bertjax.training.optim.schedules import make_schedule
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.extra_packages
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 TINY = BertConfig(**SIZES, vocab_size=150, hidden_act="gelu", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 LETTERS = "abcdefghijklmnopqrstuvwxyz.?"
-PIECES = WordPiece([*SPECIAL_PIECES, *LETTERS, *("##" + x for x in LETTERS)], lowercase=True)
+PIECES = WordPiece([*SPECIAL_TOKENS, *LETTERS, *("##" + x for x in LETTERS)], lowercase=True)
 
 
 def gpt2(folder):

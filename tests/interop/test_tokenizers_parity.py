@@ -26,7 +26,7 @@ from bertjax.interop import conversion, hf_tokenizer, huggingface, initializatio
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text import tokenizer, vocabulary_learning
-from bertjax.text.tokenizer import SPECIAL_PIECES, XLNET, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, XLNET, WordPiece
 from bertjax.text.tokenizers.sentencepiece import read_proto as sentencepiece_proto
 from bertjax.text.vocabulary_extension import extended
 from tests.conftest import make_corpus
@@ -82,7 +82,7 @@ def wordpiece(folder, form: str, lowercase: bool):
     letters = {c for text in (*PROBE, *HARD) for c in text + text.lower() if not c.isspace()}
     letters = sorted(letters | set("abcdefghijklmnopqrstuvwxyz"))
     words = "straße strasse grosse don ##ing use".split()
-    pieces = dict.fromkeys([*SPECIAL_PIECES, *letters, *(f"##{c}" for c in letters), *words])
+    pieces = dict.fromkeys([*SPECIAL_TOKENS, *letters, *(f"##{c}" for c in letters), *words])
     theirs = written(folder, WordPiece(list(pieces), lowercase))
     settings = {
         "vocab.txt": {"do_lower_case": lowercase},
@@ -303,7 +303,7 @@ def test_ids_offsets_and_frames_are_transformers(name, tmp_path):
     special = {f"{part}_id": getattr(theirs, f"{part}_token_id") for part in NAMES}
     assert all(getattr(ours, part) == number for part, number in special.items() if number is not None)
     assert ours.vocab_size == len(theirs)
-    names = " ".join({*SPECIAL_PIECES, *XLNET, *ROBERTAS, *map(str, theirs.all_special_tokens)})
+    names = " ".join({*SPECIAL_TOKENS, *XLNET, *ROBERTAS, *map(str, theirs.all_special_tokens)})
     for text in (names, names.replace(" ", "x"), "a\ud800 \udfffb"):  # names of special pieces are text
         assert not {ours.pad_id, ours.cls_id, ours.sep_id, ours.mask_id} & {*ours.encode(text).ids}
         ids, sizes = ours.encode_flat([text, "a"])

@@ -289,7 +289,7 @@ def run_of(tmp_path_factory):
     @functools.cache
     def make(family):
         folder, config = tmp_path_factory.mktemp("runs") / family, config_for(family)
-        special = tokenizer.XLNET if family == "xlnet" else tokenizer.SPECIAL_PIECES
+        special = tokenizer.XLNET if family == "xlnet" else tokenizer.SPECIAL_TOKENS
         pieces = vocabulary_learning.learn_new_vocabulary("sentencepiece", words, 83, special=special)
         config.model.vocab_size, config.tokenizer.kind = pieces.vocab_size, "sentencepiece"
         model = families.config_of(config)

@@ -236,8 +236,8 @@ THEIRS = {"data.records": "theirs", "tokenizer.path": "theirs/vocab.txt"}
 
 
 @pytest.mark.parametrize("fields, message", [
-    ({"tokenizer.path": "other.txt"}, r"made with another tokenizer \(wordpiece, lowercase = True, 150 pieces\)"),
-    ({"model.vocab_size": 200}, r"vocab_size = 200: the tokenizer .*vocab.txt has 150 pieces"),
+    ({"tokenizer.path": "other.txt"}, r"made with another tokenizer \(wordpiece, lowercase = True, 150 tokens\)"),
+    ({"model.vocab_size": 200}, r"vocab_size = 200: the tokenizer .*vocab.txt has 150 tokens"),
     ({"data.records": "theirs"}, "config.tokenizer.path = '': the records in .*theirs have no manifest"),
     (THEIRS | {"data.next_sentence": "none"}, "config.data.next_sentence = 'none': .*theirs have no manifest"),
     ({"tokenizer.lowercase": False}, "config.tokenizer.lowercase = False: has no effect, since the tokenizer of the"),
@@ -247,7 +247,7 @@ THEIRS = {"data.records": "theirs", "tokenizer.path": "theirs/vocab.txt"}
     ({"data.corpus": "other.txt"}, r"config.data.corpus = \['.*other.txt'\]: the records in"),
 ])  # fmt: skip
 def test_records_that_are_not_the_configs_are_refused(records_folder, tmp_path, fields, message):
-    (tmp_path / "other.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, *"abcdefgh"]))
+    (tmp_path / "other.txt").write_text("\n".join([*tokenizer.SPECIAL_TOKENS, *"abcdefgh"]))
     shutil.copytree(records_folder, tmp_path / "theirs", ignore=shutil.ignore_patterns("manifest.json"))
     config, paths = tiny_config(records=records_folder), ("other.txt", "theirs", "theirs/vocab.txt")
     given = {name: str(tmp_path / value) if value in paths else value for name, value in fields.items()}

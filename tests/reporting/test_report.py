@@ -20,13 +20,13 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.training.checkpoints import checkpoint, workdir
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
 from bertjax.training.scores import Scores
 from tests.markers import slow_case
 
-PIECES = [*SPECIAL_PIECES, "ship", "boat", "the", "whale", "saw", "."]
+PIECES = [*SPECIAL_TOKENS, "ship", "boat", "the", "whale", "saw", "."]
 TINY = BertConfig(
     vocab_size=len(PIECES), hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
     max_position_embeddings=24, initializer_range=0.5,
@@ -272,11 +272,11 @@ def test_neighbours_are_the_closest_embeddings_and_mistakes_are_named():
     found = insight.neighbours(source, insight.word_ids(source, "ship . Ship !"))
     assert found.keys() == {"ship"} and found["ship"][0] == ("boat", pytest.approx(1.0))
     assert [word for word, _ in found["ship"]].count("ship") == 0 and len(found["ship"]) == insight.NEIGHBOURS
-    assert insight.piece_of(source, "Whale") == PIECES.index("whale")
-    with pytest.raises(UserError, match="--words: 'whale ship' has 2 pieces; name words that are one piece"):
-        insight.piece_of(source, "whale ship")
+    assert insight.token_id_of(source, "Whale") == PIECES.index("whale")
+    with pytest.raises(UserError, match="--words: 'whale ship' has 2 tokens; name words that are one token"):
+        insight.token_id_of(source, "whale ship")
     with pytest.raises(UserError, match="--words: '☃' is unknown to the vocabulary"):
-        insight.piece_of(source, "☃")
+        insight.token_id_of(source, "☃")
     with pytest.raises(UserError, match="has 26 tokens, more than the model's positions"):
         insight.attention(source, "ship " * 24)
 

@@ -33,7 +33,7 @@ def unigram(learnt: tokenizer.SentencePiece) -> tokenizer.Unigram:
     made.decoder = decoders.Metaspace(prepend_scheme="always")
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     return tokenizer.Unigram(
-        json_file.with_special_pieces(made, ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]).encode(), "made"
+        json_file.with_special_tokens(made, ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]).encode(), "made"
     )
 
 
@@ -107,11 +107,11 @@ def test_pieces_are_joined_as_byte_pair_encoding_does(tokenizers):
 
 def test_what_is_only_a_part_of_others_is_left_out_where_it_can_be(tokenizers):
     words = {"ibuprofen": 50}
-    assert [each.piece for each in vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 1)] != [
+    assert [each.token for each in vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 1)] != [
         "ibuprofen"
     ]
     found = vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 5)
-    assert [each.piece for each in found] == ["ibuprofen"]
+    assert [each.token for each in found] == ["ibuprofen"]
     assert (
         len(vocabulary_extension.learn_joined(tokenizers["bpe"], words, 50))
         == len(tokenizers["bpe"].units("ibuprofen")[0]) - 1
@@ -120,16 +120,16 @@ def test_what_is_only_a_part_of_others_is_left_out_where_it_can_be(tokenizers):
 
 def test_no_word_becomes_unknown():
     """WordPiece takes the longest beginning, even if the rest then has no pieces."""
-    old = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *"ab", "##b", "##c", "##e", "##cd", "ab"], lowercase=True)
+    old = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *"ab", "##b", "##c", "##e", "##cd", "ab"], lowercase=True)
     words = {"abc": 9, "abcd": 5, "abe": 3}
-    assert [each.piece for each in vocabulary_extension.learn_joined(old, words, 1)] == ["abc"]
+    assert [each.token for each in vocabulary_extension.learn_joined(old, words, 1)] == ["abc"]
     larger = vocabulary_extension.extended(old, words, 1)
     assert larger.pieces[-1] != "abc" and all(larger.unk_id not in larger.encode(word).ids for word in words)
 
 
 def test_too_few_words_are_told(tokenizers):
-    with pytest.raises(UserError, match=r"config.tokenizer.extend = 9: this corpus gives 1 new pieces; set it to that"):
+    with pytest.raises(UserError, match=r"config.tokenizer.extend = 9: this corpus gives 1 new tokens; set it to that"):
         vocabulary_extension.extended(tokenizers["wordpiece"], {"ibuprofen": 50}, 9)
-    with pytest.raises(UserError, match="gives 0 new pieces"):
+    with pytest.raises(UserError, match="gives 0 new tokens"):
         vocabulary_extension.extended(tokenizers["bpe"], {}, 1)
     assert not tokenizer.Bytes.extends

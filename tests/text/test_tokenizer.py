@@ -62,7 +62,7 @@ def test_wordpiece_follows_googles_rules(text, cased, uncased):
     """Cleaning, words, accents, and the longest pieces of a word."""
     words = "un ##aff ##able cafe café na ##ï ##ve ##ive ##s 中 文 a ##a [ ] ' don mask À ##A"
     for lowercase, expected in ((False, cased), (True, uncased)):
-        wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *words.split()], lowercase)
+        wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *words.split()], lowercase)
         assert [wordpiece.pieces[i] for i in wordpiece.encode(text).ids] == expected.split()
         assert wordpiece.encode_ids([text])[0] == wordpiece.encode(text).ids
 
@@ -93,7 +93,7 @@ def test_bytes_are_those_of_utf8(text, tmp_path):
     encoding = pieces.encode(text)
     whole = (" " * (not text.startswith(" ")) + text) if text else ""
     assert len(encoding.ids) == len(whole.encode()) and pieces.vocab_size == 261
-    assert all(i >= len(tokenizer.SPECIAL_PIECES) for i in encoding.ids)
+    assert all(i >= len(tokenizer.SPECIAL_TOKENS) for i in encoding.ids)
     assert pieces.decode(encoding.ids) == whole.removeprefix(" ")
     assert pieces.encode_ids([text, "x"])[0] == encoding.ids
     assert all(0 <= start <= end <= len(text) for start, end in encoding.offsets)
@@ -105,7 +105,7 @@ def test_words_of_bytes_begin_with_a_space():
     pieces = tokenizer.Bytes()
     ids = pieces.encode("one two").ids
     assert pieces.continues_word[ids].tolist() == [False, True, True, True] * 2
-    assert not pieces.continues_word[: len(tokenizer.SPECIAL_PIECES)].any()
+    assert not pieces.continues_word[: len(tokenizer.SPECIAL_TOKENS)].any()
 
 
 def test_offsets_point_at_the_characters_of_each_piece(learnt):
@@ -192,7 +192,7 @@ def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercas
     reference.normalizer = normalizers.BertNormalizer(strip_accents=lowercase, lowercase=lowercase)
     reference.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     halves = [re.sub(r"\S{100}", r"\g<0> ", text) for text in texts]  # of words that are too long
-    special = [*tokenizer.SPECIAL_PIECES, *letters, *inside]
+    special = [*tokenizer.SPECIAL_TOKENS, *letters, *inside]
     expected = vocabulary_of(
         reference, halves, trainers.WordPieceTrainer, vocab_size=350, special_tokens=special,
         limit_alphabet=len(letters), initial_alphabet=letters,
@@ -212,7 +212,7 @@ def test_chinese_gets_all_its_letters():
     texts = ["".join(letters[i : i + 50]) for i in range(0, 2000, 25)]
     learnt = learn("wordpiece", texts * 2, 2004)  # all but the last 0.05 %
     assert len(set(letters) & set(learnt.pieces)) == 1999
-    with pytest.raises(UserError, match=r"gives 2004 pieces; set it to that or more: its single characters alone need"):
+    with pytest.raises(UserError, match=r"gives 2004 tokens; set it to that or more: its single characters alone need"):
         learn("wordpiece", texts * 2, 1000)
 
 
@@ -235,7 +235,7 @@ def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
     reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     spaced = [" ".join(re.split("[ \t\r\n]+", text)) for text in texts]
     expected = vocabulary_of(
-        reference, spaced, trainers.BpeTrainer, vocab_size=400, special_tokens=[*tokenizer.SPECIAL_PIECES],
+        reference, spaced, trainers.BpeTrainer, vocab_size=400, special_tokens=[*tokenizer.SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     assert expected == {piece: i for i, piece in enumerate(learnt.pieces)}
@@ -284,7 +284,7 @@ def test_modernberts_added_pieces_are_kept_whole_and_its_special_ones_are_not_re
         return [modernbert.pieces[i] for i in ids]
 
     assert modernbert.vocab_size == 400 + 23 + 1 + 6 + 3 and modernbert.pieces[-1] == "[unused2]"
-    assert pieces(modernbert.special_ids) == list(tokenizer.SPECIAL_PIECES)
+    assert pieces(modernbert.special_ids) == list(tokenizer.SPECIAL_TOKENS)
     assert pieces(modernbert.encode("a   b").ids) == ["a", "   ", "b"]
     assert "|||EMAIL_ADDRESS|||" in pieces(modernbert.encode("to |||EMAIL_ADDRESS||| of").ids)
     ids = modernbert.encode("[CLS] [SEP] <|endoftext|> [PAD][MASK]").ids
@@ -325,7 +325,7 @@ def test_byte_level_tokenizers_that_do_something_else_are_refused(parts, message
 
 def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
     path = tmp_path / "vocab.txt"
-    path.write_bytes("\r\n".join([*tokenizer.SPECIAL_PIECES, "Paris", "paris", "is"]).encode())
+    path.write_bytes("\r\n".join([*tokenizer.SPECIAL_TOKENS, "Paris", "paris", "is"]).encode())
     assert tokenizer.load_tokenizer("wordpiece", path, lowercase=False).encode("Paris is").ids == [5, 7]
     assert tokenizer.load_tokenizer("wordpiece", path, lowercase=True).encode("Paris is").ids == [6, 7]
 
@@ -339,7 +339,7 @@ def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
 def test_a_piece_that_a_vocabulary_has_twice_has_its_last_id(lines, ids, note, first, tmp_path, capsys):
     """As in Google's code and in transformers. A tokenizer.json has the same pieces, also if it has gaps."""
     path = tmp_path / "vocab.txt"
-    path.write_text(first + "\n".join([*tokenizer.SPECIAL_PIECES, *lines]) + "\n")
+    path.write_text(first + "\n".join([*tokenizer.SPECIAL_TOKENS, *lines]) + "\n")
     found = tokenizer.load_tokenizer("wordpiece", path)
     assert note in capsys.readouterr().err
     assert found.encode("a protein").ids == ids and found.encode("no piece 6").ids == 3 * [found.unk_id]
@@ -369,7 +369,7 @@ def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
 
 @pytest.mark.parametrize("kind", SIZE)
 def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kind):
-    with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ pieces; set it to that or less"):
+    with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ tokens; set it to that or less"):
         learn(kind, make_corpus(20).split("\n"), 9000)
 
 
@@ -401,7 +401,7 @@ def test_words_and_their_places(text, words):
 def test_pieces_of_the_words_are_those_of_the_text(lowercase):
     """Also of a document with code, tables and marks."""
     letters = [chr(i) for i in range(33, 127)]
-    wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *letters, *("##" + x for x in letters)], lowercase)
+    wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *letters, *("##" + x for x in letters)], lowercase)
     texts = (pathlib.Path(__file__).parents[2] / "docs/text.md").read_text().splitlines()
     texts.append("Straße/Zoë\u0308 北京x\u200by\u0085z (don't) \u2026")
     for text in texts:

@@ -14,7 +14,7 @@ from tests.conftest import tiny_config
 
 
 def pieces(*words, lowercase=True):
-    return tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *words], lowercase=lowercase)
+    return tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *words], lowercase=lowercase)
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):

@@ -27,7 +27,7 @@ def lines_of_text(config: ConfigDict, text: Text, surveyed: Survey | None, bytes
         f"text: {files}{about}{describe_bytes(text.bytes)}, {about}{text.documents:,.0f} documents, about "
         f"{_count(text.bytes / bytes_per_token)} tokens{letters} (--config.data.{'corpus' if surveyed else 'records'})",
         f"held out: {config.data.heldout_fraction:.1%} of the documents (--config.data.heldout_fraction)",
-        f"vocabulary: {config.model.vocab_size:,} pieces, {config.tokenizer.kind} (--config.model.vocab_size, "
+        f"vocabulary: {config.model.vocab_size:,} tokens, {config.tokenizer.kind} (--config.model.vocab_size, "
         f"--config.tokenizer.kind)",
     ]
 
@@ -44,7 +44,7 @@ def lines_of_data(opened: Run, workdir: epath.Path) -> list[str]:
     return [
         f"text: {counts['train_documents']:,} documents, {tokens} tokens (--config.data.corpus)",
         f"held out: {counts['heldout_documents']:,} documents (--config.data.heldout_fraction)",
-        f"vocabulary: {config.model.vocab_size:,} pieces (--config.model.vocab_size, --config.tokenizer.kind)",
+        f"vocabulary: {config.model.vocab_size:,} tokens (--config.model.vocab_size, --config.tokenizer.kind)",
     ]
 
 

@@ -219,16 +219,16 @@ def _tokens_of_corpus(config: ConfigDict, surveyed: survey.Survey) -> _Tokens:
     kind, path, lowercase = config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase
     if "tokenizer.kind" not in config.overrides and not path:
         kind = choice.kind_of_tokenizer(config.recipe, surveyed.text)
-    pieces: Tokenizer
+    measured: Tokenizer
     if path:
-        pieces = tokenizer.load_tokenizer(kind, path, lowercase)
+        measured = tokenizer.load_tokenizer(kind, path, lowercase)
     elif kind == "bytes":
-        pieces = tokenizer.Bytes()
+        measured = tokenizer.Bytes()
     else:
         is_set = "model.vocab_size" in config.overrides
         size = config.model.vocab_size if is_set else choice.vocabulary_size(surveyed.text)
-        pieces = survey.learn_from_survey(kind, lowercase and config.data.language == "en", size, surveyed)
-    return _Tokens(kind, pieces.vocab_size, survey.bytes_per_token(pieces, surveyed.sample))
+        measured = survey.learn_from_survey(kind, lowercase and config.data.language == "en", size, surveyed)
+    return _Tokens(kind, measured.vocab_size, survey.bytes_per_token(measured, surveyed.sample))
 
 
 def _manifest(config: ConfigDict) -> Manifest:
@@ -331,5 +331,5 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
         _write(workdir, plan)
         print(f"plan for a budget of {spent}, kept in {workdir / PLAN}:", flush=True)
         print("\n".join(f"  {line}" for line in lines), flush=True)
-    # The number of steps with new pieces only is a constant of the compiled step.
+    # The number of steps with new tokens only is a constant of the compiled step.
     return opened, None if fields.get("adapt.new_pieces_first") else program
