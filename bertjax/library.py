@@ -31,8 +31,8 @@ from bertjax.distributed.topology import available_cores
 from bertjax.export import network
 from bertjax.inference import abilities, fill_mask, generation
 from bertjax.inference.fill_mask import Filled
-from bertjax.inference.task import FineTuningTask, HasVectors
-from bertjax.inference.vectors import PooledStatesEmbedder, TextEmbedder
+from bertjax.inference.task import FineTuningTask, HasEmbeddings
+from bertjax.inference.text_embedding import PooledStatesEmbedder, TextEmbedder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.launch.overrides import find_field, note_overrides
@@ -297,7 +297,7 @@ class Model:
     def makes_vectors(self) -> bool:
         """Whether it has learnt to make vectors of texts, so that `embed` needs no `pool`."""
         with contextlib.suppress(UserError):  # a task that is not registered here
-            return isinstance(self._task, HasVectors)
+            return isinstance(self._task, HasEmbeddings)
         return False
 
     def _require(self, method: str) -> None:
@@ -323,7 +323,7 @@ class Model:
             raise UserError(f"{self.path}: has not learnt to make vectors; pool='mean' makes some of hidden states")
         if layers:
             raise UserError(f"layers = {layers!r}: is for vectors of hidden states; give pool='mean' as well")
-        return cast(HasVectors, self._task).embedder(self.source, prompt, width)
+        return cast(HasEmbeddings, self._task).embedder(self.source, prompt, width)
 
 
 def load(path: Path, dtype: str | None = None) -> Model:

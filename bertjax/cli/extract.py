@@ -1,5 +1,5 @@
 """Extracts vectors or hidden states of texts: bertjax extract runs/mine --pool=mean \\
---input=texts.txt --output=vectors.npy
+--input=texts.txt --output=text_embedding.npy
 
 A checkpoint that makes vectors of texts (a run of `embed`, a folder of sentence-transformers) writes its vectors,
 `vectors` [texts, width]. With any other checkpoint, --pool=mean writes the mean of the hidden states of a text, [CLS]
@@ -94,14 +94,14 @@ def main(texts: list[str]) -> None:
         next(column(_ID.value, "id"))
 
     from bertjax.inference.abilities import find_ability
-    from bertjax.inference.task import HasVectors
+    from bertjax.inference.task import HasEmbeddings
     from bertjax.interop import pretrained
 
     keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     task = None
     with contextlib.suppress(UserError):  # A checkpoint of a task that is not registered here has hidden states.
-        task = find_ability(source, HasVectors)
+        task = find_ability(source, HasEmbeddings)
     makes_own = task is not None and not (_POOL.value or _LAYERS.value)
     for flag in (_PROMPT, _WIDTH):
         if flag.value and not makes_own:
@@ -130,20 +130,20 @@ def write_vectors(source, task, all_texts) -> None:
     from etils import epath
 
     from bertjax.common.errors import UserError
-    from bertjax.inference import vectors
+    from bertjax.inference import text_embedding
     from bertjax.nn.layer_pooling import check_layers
 
-    if not _OUTPUT.value.endswith(vectors.SUFFIXES):
-        raise UserError(f"--output={_OUTPUT.value}: must end in one of {', '.join(vectors.SUFFIXES)}")
+    if not _OUTPUT.value.endswith(text_embedding.SUFFIXES):
+        raise UserError(f"--output={_OUTPUT.value}: must end in one of {', '.join(text_embedding.SUFFIXES)}")
     if task is not None:
         make, most = task.embedder(source, _PROMPT.value, _WIDTH.value), source.max_seq_length
     else:
         layers, most = _LAYERS.value or "last", source.config.max_position_embeddings
         check_layers(layers, source.config, "--layers")
-        make = vectors.PooledStatesEmbedder(source, layers, _POOL.value)
+        make = text_embedding.PooledStatesEmbedder(source, layers, _POOL.value)
     ids = functools.partial(column, _ID.value, "id") if _ID.value else None
     size = epath.Path(_INPUT.value).stat().length if _INPUT.value else 0
-    (rows, width), cut = vectors.write_embeddings(_OUTPUT.value, make, all_texts(), ids, _ID.value, size)
+    (rows, width), cut = text_embedding.write_embeddings(_OUTPUT.value, make, all_texts(), ids, _ID.value, size)
     note = f"; {cut} of them cut to {most} tokens" if cut else ""
     print(f"vectors [{rows}, {width}] of {rows} texts in {_OUTPUT.value}{note}", flush=True)
     print_reading()
@@ -154,11 +154,11 @@ def write_hidden_states(source, all_texts) -> None:
 
     from bertjax.common.errors import UserError
     from bertjax.distributed.mesh import compute_for
-    from bertjax.inference import hidden_states, vectors
+    from bertjax.inference import hidden_states, text_embedding
     from bertjax.models import families
     from bertjax.nn.layer_pooling import check_layers
 
-    if _OUTPUT.value.endswith(tuple(set(vectors.SUFFIXES) - {".npz"})):
+    if _OUTPUT.value.endswith(tuple(set(text_embedding.SUFFIXES) - {".npz"})):
         raise UserError(f"--output={_OUTPUT.value}: hidden states are written to an .npz; or give --pool=mean")
     layers = _LAYERS.value or ("concat_last_four" if source.config.num_hidden_layers >= 4 else "last")
     check_layers(layers, source.config, "--layers")

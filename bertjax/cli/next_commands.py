@@ -25,7 +25,7 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     for a pre-trained run `train`, which fine-tunes it. Returns none for a path without a checkpoint, such as a search.
     """
     from bertjax.finetuning.run import NARROW_RATE, WIDE
-    from bertjax.inference.task import SEPARATOR, HasVectors
+    from bertjax.inference.task import SEPARATOR, HasEmbeddings
     from bertjax.inference.tasks import find_task
     from bertjax.interop import huggingface, pretrained
     from bertjax.objectives.parsing import terms_of_run
@@ -33,9 +33,9 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     try:
         place = pretrained.find(checkpoint)
         architecture, settings = pretrained.read_settings(checkpoint)
-        if place.format == "huggingface" and not place.vectors:
+        if place.format == "huggingface" and not place.embedding_folder:
             architecture, *_ = huggingface.read_head(place.folder / huggingface.CONFIG)
-        if place.format == "peft" and not place.vectors:
+        if place.format == "peft" and not place.embedding_folder:
             architecture = place.read_architecture()
         task = find_task(settings, architecture)
         objectives = [term.name for term in terms_of_run(settings)]
@@ -54,7 +54,7 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     else:
         commands = [command("extract", checkpoint, "--pool=mean", "--output=vectors.npy", "a text")]
     if place.format == "bertjax":
-        has_vectors = isinstance(task, HasVectors)
+        has_vectors = isinstance(task, HasEmbeddings)
         form = "sentence-transformers" if has_vectors else "huggingface"
         output = f"{checkpoint.rstrip('/').replace('@', '-')}-{form}"
         if not os.path.exists(output):

@@ -11,7 +11,7 @@ from bertjax.embedding.head import similarity_of
 from bertjax.embedding.mining import Choice, Mined
 from bertjax.embedding.retrieval import Search
 from bertjax.inference.abilities import require_ability
-from bertjax.inference.task import HasVectors
+from bertjax.inference.task import HasEmbeddings
 from bertjax.interop import pretrained
 
 
@@ -83,9 +83,9 @@ def mine_files(
     more = retrieval.read_corpus_texts(corpus) if corpus else ()
     search = retrieval.with_documents(datasets.read_training_search(data, form, texts), more)
     source = pretrained.read_with_tokenizer(checkpoint, dtype)
-    task, similarity = require_ability(source, HasVectors), similarity_of(source.settings)
+    task, similarity = require_ability(source, HasEmbeddings), similarity_of(source.settings)
     counts = f"{len(search.queries):,} queries and {len(search.documents):,} documents"
-    phase(f"computing the vectors of {counts}", sys.stderr)
+    phase(f"computing the embeddings of {counts}", sys.stderr)
     queries, documents = task.embed_search(source, search)
     phase("looking for the nearest documents", sys.stderr)
     mined = mining.mine_negatives(search, queries, documents, choice, similarity)

@@ -27,10 +27,10 @@ from bertjax.embedding.datasets import DOCUMENT, QUERY
 from bertjax.embedding.head import similarity_of
 from bertjax.embedding.neighbors import nearest
 from bertjax.embedding.retrieval import CorpusDocument, documents_of
-from bertjax.inference import vectors
+from bertjax.inference import text_embedding
 from bertjax.inference.abilities import find_ability
-from bertjax.inference.task import HasVectors
-from bertjax.inference.vectors import PooledStatesEmbedder, TextEmbedder
+from bertjax.inference.task import HasEmbeddings
+from bertjax.inference.text_embedding import PooledStatesEmbedder, TextEmbedder
 from bertjax.interop.pretrained import Pretrained
 
 FORMAT = 1  # the version of the layout of the folder
@@ -110,7 +110,7 @@ class Encoders:
             return cls(embedder, embedder, "cosine")
         task = None
         with contextlib.suppress(UserError):  # The task is not registered in this process.
-            task = find_ability(source, HasVectors)
+            task = find_ability(source, HasEmbeddings)
         if task is None:
             raise UserError(
                 f"{source.path}: was not trained for embeddings; choose a run of embed or a sentence-transformers "
@@ -333,7 +333,7 @@ def _check_documents(
     digest, count = hashlib.sha256(), 0
     for document in _listed(documents):
         for part in document:
-            vectors.add_text(digest, part)
+            text_embedding.add_text(digest, part)
         count += 1
     if digest.hexdigest() != description.digest:
         shown = documents if isinstance(documents, str | os.PathLike) else "the documents"
@@ -350,7 +350,7 @@ def _write_documents(path: epath.Path, documents: Iterator[CorpusDocument]) -> t
         with pyarrow.ipc.new_file(file, SCHEMA) as writer:
             while rows := list(itertools.islice(documents, BATCH)):
                 for part in itertools.chain.from_iterable(rows):
-                    vectors.add_text(digest, part)
+                    text_embedding.add_text(digest, part)
                 count += len(rows)
                 writer.write_batch(pyarrow.RecordBatch.from_pydict(dict(zip(SCHEMA.names, zip(*rows))), SCHEMA))
     return count, digest.hexdigest()
@@ -372,6 +372,6 @@ def _write_embeddings(folder: epath.Path, encoder: TextEmbedder) -> None:
     batches = map(reader.get_batch, range(reader.num_record_batches))
     texts = itertools.chain.from_iterable(batch.column("text").to_pylist() for batch in batches)
     size = (folder / DOCUMENTS).stat().length
-    (rows, _), truncated = vectors.write_embeddings(folder / EMBEDDINGS, encoder, texts, size=size)
+    (rows, _), truncated = text_embedding.write_embeddings(folder / EMBEDDINGS, encoder, texts, size=size)
     if truncated:
         print(f"{truncated:,} of {rows:,} documents truncated to the longest input of the checkpoint", file=sys.stderr)

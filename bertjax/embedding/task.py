@@ -47,14 +47,14 @@ from bertjax.finetuning import metrics
 from bertjax.inference.heads import Head
 from bertjax.inference.task import (
     FineTuningTask,
+    HasEmbeddings,
     HasSampleData,
-    HasVectors,
     InputForm,
     ReadsLabelledFiles,
     Split,
     TaskData,
 )
-from bertjax.inference.vectors import TextEmbedder
+from bertjax.inference.text_embedding import TextEmbedder
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.models.heads import SentenceEncoder
@@ -73,7 +73,7 @@ class UnscoredTexts(Split):
         return {}
 
 
-class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
+class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     """Embeddings of texts."""
 
     architecture = ARCHITECTURE
@@ -126,12 +126,12 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
         kinds = (QUERY, DOCUMENT) if has_queries and len(texts[0]) == 2 else (ANY, ANY)
         similarity = similarity_of(source.settings)
         sides = list(embed_kinds(source, *zip(kinds, zip(*texts))))
-        for *vectors, were_cut in zip(*(embeddings for embeddings, _ in sides), zip(*(cut for _, cut in sides))):
+        for *embedded, were_cut in zip(*(embeddings for embeddings, _ in sides), zip(*(cut for _, cut in sides))):
             more = {"cut": True} if any(were_cut) else {}
-            if len(vectors) == 1:
-                yield {"vector": vectors[0].tolist(), **more}
+            if len(embedded) == 1:
+                yield {"vector": embedded[0].tolist(), **more}
             else:
-                first, second = (metrics.comparable(vector, similarity) for vector in vectors)
+                first, second = (metrics.comparable(embedding, similarity) for embedding in embedded)
                 yield {similarity: float(first @ second), **more}
 
     def adopt(self, config: ConfigDict, settings: ConfigDict) -> list[str]:

@@ -20,7 +20,7 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from bertjax.inference.vectors import TextEmbedder
+    from bertjax.inference.text_embedding import TextEmbedder
 
 SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
@@ -192,7 +192,7 @@ class FineTuningTask(abc.ABC):
             )
 
 
-class HasVectors(abc.ABC):
+class HasEmbeddings(abc.ABC):
     """The ability of a task whose checkpoints compute embeddings of texts."""
 
     @abc.abstractmethod

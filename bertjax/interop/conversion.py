@@ -148,7 +148,7 @@ def _class_for(source: Pretrained, to: str, architecture: str) -> str:
     if to == "sentence-transformers":
         if source.architecture != sentence_transformers.ARCHITECTURE:
             raise UserError(
-                f"{source.path}: makes no vectors of texts; train it to make some first, or write it with "
+                f"{source.path}: computes no embeddings of texts; train it for embeddings first, or write it with "
                 f"--format=huggingface"
             )
         return layout.choose_architecture({"bert": source.params["bert"]}, source.config)
@@ -160,7 +160,7 @@ def _write_model(output: epath.Path, source: Pretrained, to: str, architecture: 
     config, params = source.config, source.params
     if source.architecture == sentence_transformers.ARCHITECTURE and to in ("huggingface", "tf1"):
         head = ", ".join(f"{name} = {value!r}" for name, value in source.head.items())
-        left_out.append(f"how vectors are made ({head}), which --format=sentence-transformers keeps")
+        left_out.append(f"how embeddings are computed ({head}), which --format=sentence-transformers keeps")
     if to == "sentence-transformers":
         left_out += sentence_transformers.write(
             output, config, params, tokenizer_of(source), source.settings, source.max_seq_length, architecture

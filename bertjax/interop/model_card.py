@@ -45,7 +45,7 @@ endings = ["She reads it.", "She flies."]
 inputs = tokenizer(["Anna opens a book."] * len(endings), endings, padding=True, return_tensors="pt")
 endings[model(**{{name: x[None] for name, x in inputs.items()}}).logits.argmax()]
 """
-VECTORS = """
+EMBEDDINGS_USE = """
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{name}")
@@ -63,7 +63,7 @@ USES = {
     "ForQuestionAnswering": ("question-answering", ANSWERS, ""),
     "ForMultipleChoice": ("multiple-choice", CHOICE, ""),
     "Model": ("feature-extraction", PIPELINE, "A fine day."),
-    sentence_transformers.ARCHITECTURE: ("sentence-similarity", VECTORS, ""),
+    sentence_transformers.ARCHITECTURE: ("sentence-similarity", EMBEDDINGS_USE, ""),
 }
 # An absolute path, or a path that begins with ~, . or .., without the last name. Cards are public and omit folders.
 FOLDERS = re.compile(r"(?<![\w:/.~-])(?:~|\.{1,2})?/(?:[^\s,=|'\"()\[\]]*/)?(?=[^\s/])")
@@ -110,7 +110,7 @@ def model_card(
     scores: Mapping[str, float | None] = source.scores | source.decided
     if kind == "Model" and to == "huggingface":
         scores = {}
-    if makes_vectors := to == "sentence-transformers":
+    if has_embeddings := to == "sentence-transformers":
         kind, tags = sentence_transformers.ARCHITECTURE, [to, "feature-extraction", "sentence-similarity"]
         written = {name: params[name] for name in ("bert", "projection") if name in params}
     else:
@@ -145,8 +145,8 @@ def model_card(
     if purpose:
         code = code.strip().format(purpose=purpose, name=name, text=text.format(mask=mask))
         lines += ["", "## Use", "", "```python", code, "```"]
-    if makes_vectors:
-        lines += _describe_vectors(settings, model.hidden_size)
+    if has_embeddings:
+        lines += _describe_embeddings(settings, model.hidden_size)
     lines += ["", "## Data", "", *_table(_data(settings, manifest))]
     lines += ["", "## Recipe", "", *_table(_recipe(settings, source.step))]
     if scores:
@@ -164,7 +164,7 @@ def _mask(source: Pretrained) -> str:
     return source.tokenizer.pieces[source.tokenizer.mask_id] if source.tokenizer else "[MASK]"
 
 
-def _describe_vectors(settings: ConfigDict, hidden_size: int) -> list[str]:
+def _describe_embeddings(settings: ConfigDict, hidden_size: int) -> list[str]:
     """Returns lines about the computation of embeddings, and about the dimensions of truncated embeddings."""
     head = settings.head
     steps = [POOLING[head.pooling]]

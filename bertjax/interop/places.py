@@ -37,7 +37,7 @@ class Place(abc.ABC):
     folder: epath.Path
 
     @property
-    def vectors(self) -> sentence_transformers.Folder | None:
+    def embedding_folder(self) -> sentence_transformers.Folder | None:
         """The folder of sentence-transformers if its model computes embeddings of texts; otherwise None."""
         return None
 
@@ -172,7 +172,7 @@ class TransformersPlace(Place):
     modules: sentence_transformers.Folder | None = None
 
     @property
-    def vectors(self) -> sentence_transformers.Folder | None:
+    def embedding_folder(self) -> sentence_transformers.Folder | None:
         """The folder of sentence-transformers if its model computes embeddings of texts; otherwise None."""
         is_encoder = self.modules is not None and self.modules.kind == sentence_transformers.ARCHITECTURE
         return self.modules if is_encoder else None
@@ -184,7 +184,7 @@ class TransformersPlace(Place):
     def read(self) -> Pretrained:
         """Reads the folder, and the dense layer and the settings of embeddings."""
         source = super().read()
-        if (folder := self.vectors) is None:
+        if (folder := self.embedding_folder) is None:
             return source
         return dataclasses.replace(
             source,
@@ -216,13 +216,13 @@ class TransformersPlace(Place):
     def _classifier_settings(
         self, folder: epath.Path, config: BertConfig, architecture: str, modules: sentence_transformers.Folder | None
     ) -> ml_collections.ConfigDict:
-        if self.vectors:
+        if self.embedding_folder:
             return ml_collections.ConfigDict()
         return sentence_transformers.read_classifier(folder, config, architecture, modules)
 
     def read_settings(self) -> tuple[str, ml_collections.ConfigDict]:
         """Reads the settings of embeddings; empty for other models."""
-        if (folder := self.vectors) is None:
+        if (folder := self.embedding_folder) is None:
             return super().read_settings()
         return sentence_transformers.ARCHITECTURE, sentence_transformers.read_embedding_settings(
             folder, self.read_config()

@@ -202,7 +202,7 @@ def read_embedding_settings(folder: Folder, config: BertConfig) -> ConfigDict:
     if (similarity := fields.get("similarity_fn_name") or "cosine") not in SIMILARITIES:
         raise UserError(
             f"{path}: similarity_fn_name {similarity!r} is not supported; supported: {', '.join(SIMILARITIES)}; if you "
-            f"only need vectors, set it to one of these in a copy of the folder"
+            f"only need embeddings, set it to one of these in a copy of the folder"
         )
     shared = default if default not in ("query", *DOCUMENT_PROMPTS) else ""  # as in encode_query and encode_document
     names = {"query_prompt": ("query", shared), "document_prompt": (*DOCUMENT_PROMPTS, shared)}
@@ -446,4 +446,4 @@ def write(
     }
     for name, content in files.items():
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    return left_out + [f"{name}, which changes no vector" for name in section.get("without", ())]
+    return left_out + [f"{name}, which changes no embedding" for name in section.get("without", ())]

@@ -241,7 +241,7 @@ class SentenceEncoder(nn.Module):
       pooling: cls, mean or last, see `segments.pool_states`.
       dense: the width of a dense layer after the pooling; 0 for no dense layer.
       dense_act: the activation of the dense layer: none or tanh.
-      normalize: whether to scale vectors to unit L2 norm.
+      normalize: whether to scale embeddings to unit L2 norm.
       truncate_dim: the number of elements that are kept after the normalization; 0 for all.
     """
 
@@ -269,18 +269,18 @@ class SentenceEncoder(nn.Module):
         positions: jax.Array | None = None,
         first_tokens: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns float32 vectors `[batch, width]`.
+        """Returns float32 embeddings `[batch, width]`.
 
-        With `first_tokens` `[batch, examples]`, the vectors are `[batch, examples, width]`.
+        With `first_tokens` `[batch, examples]`, the embeddings are `[batch, examples, width]`.
         """
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
-        vectors = pool_states(hidden, segments, first_tokens, self.pooling)
+        embeddings = pool_states(hidden, segments, first_tokens, self.pooling)
         if self.dense:
-            vectors = self.projection(vectors)
-            vectors = jnp.tanh(vectors) if self.dense_act == "tanh" else vectors
+            embeddings = self.projection(embeddings)
+            embeddings = jnp.tanh(embeddings) if self.dense_act == "tanh" else embeddings
         if self.normalize:
-            vectors = l2_normalize(vectors)
-        return vectors[..., : self.truncate_dim] if self.truncate_dim else vectors
+            embeddings = l2_normalize(embeddings)
+        return embeddings[..., : self.truncate_dim] if self.truncate_dim else embeddings
 
 
 class PooledStates(nn.Module):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 3
 AGAINST = ("steps", "tokens", "hours")
-WIDTH = "first numbers of a vector"
+WIDTH = "first numbers of an embedding"
 POINTS = 1000  # maximum points of a curve; averages of longer curves are drawn
 
 

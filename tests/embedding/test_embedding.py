@@ -317,7 +317,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
 
 @pytest.mark.parametrize("fields, message", [
     ({"batch_size": 1}, r"config.batch_size = 1: must be at least 2: the loss compares"),
-    ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 is more than the 32 numbers of a vector"),
+    ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 is more than the 32 numbers of an embedding"),
     ({"loss.widths": "8,a"}, r"config.loss.widths = '8,a': write widths such as 256,128,64"),
     ({"loss.temperature": 0.0}, r"config.loss.temperature = 0.0: must be above 0"),
     ({"data.form": "pair"}, r"config.data.form = 'pair': choose one of pairs, scored"),
@@ -334,7 +334,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"distill.what": "scores"}, r"config.distill.what = 'scores': there is no teacher"),
     ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores"),
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: computes no embeddings \(BertFor.*\)"),
-    (TEACHER | {"head.dense": 8}, r"its vectors have 32 numbers, but this model computes 8; set head.dense=32, or "),
+    (TEACHER | {"head.dense": 8}, r"its embeddings have 32 numbers, but this model computes 8; set head.dense=32, or "),
     (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have the same score by any teacher; set distill.what=v"),
     (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: applies to logits, .*; leave it out"),
 ])  # fmt: skip

@@ -344,7 +344,7 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     (tmp_path / "more.txt").write_text("the whale\nthe soup\n")
     given = ("mine", f"--checkpoint={workdir}", f"--data={folder}/beir", "--form=search", "--output=mined.jsonl")
     result = command(*given, "--corpus=more.txt", "--negatives=2", "--first=2", "--last=8", cwd=tmp_path)
-    assert "computing the vectors of 12 queries and " in result.stderr
+    assert "computing the embeddings of 12 queries and " in result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "2 negatives for 12 of 12 queries: 24 rows in mined.jsonl", result.stderr
     assert lines[1] == "84 candidates have ranks from 2 to 8" and lines[-1].startswith("mean cosines: ")
@@ -379,7 +379,7 @@ def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, messa
 
 
 @pytest.mark.parametrize("said, message", [
-    (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of a vector$"),
+    (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of an embedding$"),
     (dict(label="score"), r"dev.csv:2: no column 'score'; there are a, b, label$"),
 ])  # fmt: skip
 def test_sets_that_cannot_be_judged_by_are_refused(said, message, trained):

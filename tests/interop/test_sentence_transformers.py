@@ -139,7 +139,7 @@ def test_a_folder_comes_back_with_every_byte(converted, tmp_path):
 def test_the_encoder_alone_is_a_folder_of_transformers(converted, tmp_path):
     run, _ = converted
     said = conversion.convert(run, tmp_path / "encoder", "huggingface")
-    assert "how vectors are made (" in said and "which --format=sentence-transformers keeps" in said
+    assert "how embeddings are computed (" in said and "which --format=sentence-transformers keeps" in said
     assert ("projection" in said) == bool(pretrained.read_pretrained(run).head["dense"])
     _, info = transformers.AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert not info["unexpected_keys"] and all("pooler" in name for name in info["missing_keys"])
@@ -275,7 +275,7 @@ def test_settings_of_a_folder_are_obeyed_and_kept(of_bert, tmp_path, capsys):
     np.testing.assert_allclose(found, theirs.similarity_pairwise(first, second), atol=1e-5)
     conversion.convert(folder, tmp_path / "ours", "bertjax")
     said = conversion.convert(tmp_path / "ours", tmp_path / "back", "sentence-transformers")
-    assert "Dropout, which changes no vector" in said
+    assert "Dropout, which changes no embedding" in said
     again = library(tmp_path / "back")
     for name in ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "max_seq_length"):
         assert getattr(again, name) == getattr(theirs, name), name
@@ -389,7 +389,7 @@ def test_other_files_of_a_folder(of_bert, tmp_path):
 
 
 def test_only_models_of_vectors_are_written(tmp_path):
-    with pytest.raises(UserError, match="makes no vectors of texts; train it to make some first"):
+    with pytest.raises(UserError, match="computes no embeddings of texts; train it for embeddings first"):
         conversion.convert(GOLDEN, tmp_path / "out", "sentence-transformers")
     with pytest.raises(UserError, match="--license=mit: only for --format=huggingface or sentence-transformers"):
         conversion.convert(GOLDEN, tmp_path / "out", "tf1", license_name="mit")

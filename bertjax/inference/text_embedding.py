@@ -38,7 +38,7 @@ from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models.heads import PooledStates
 
 SUFFIXES = (".npz", ".npy", ".parquet")
-NAME, COLUMN = "vectors", "vector"  # the array in an .npz, the column of a .parquet
+NAME, COLUMN = "vectors", "vector"  # the names of the array in an .npz, and of the column of a .parquet
 PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22  # The size of a portion, which is sorted by length.
 ROWS_AT_ONCE = 1 << 14  # rows in memory, while a .parquet is written
 TEXTS_AT_ONCE = 1 << 14  # texts in memory as ids
@@ -164,7 +164,7 @@ class JournalLine(NamedTuple):
     cut: int = 0
 
 
-class WrittenVectors(NamedTuple):
+class WrittenEmbeddings(NamedTuple):
     """The result of `write_embeddings`.
 
     Attributes:
@@ -183,7 +183,7 @@ def write_embeddings(
     ids: Callable[[], Iterable[str]] | None = None,
     id_name: str = "id",
     size: int = 0,
-) -> WrittenVectors:
+) -> WrittenEmbeddings:
     """Writes the embeddings of texts to a file, and resumes an interrupted computation.
 
     Args:
@@ -243,7 +243,7 @@ def _lock(file: BinaryIO, path: epath.Path) -> None:
 
 def _compute(
     file: BinaryIO, partial: epath.Path, journal: epath.Path, embedder: TextEmbedder, texts: Iterable[str], size: int
-) -> WrittenVectors:
+) -> WrittenEmbeddings:
     """Appends rows to the file until the file has the embeddings of all texts."""
     identity, digest, count = embedder.identity(), hashlib.sha256(), 0
     remedy = "delete the file, or name another --output"
@@ -257,7 +257,7 @@ def _compute(
     with open(f"{journal}.new", "w") as new:  # Without incomplete lines, and lines whose rows are missing.
         new.writelines(f"{json.dumps(line)}\n" for line in (identity, *steps))
     os.replace(f"{journal}.new", journal)
-    with open(journal, "a") as log, Bar("vectors", [size]) as bar:
+    with open(journal, "a") as log, Bar("embeddings", [size]) as bar:
         for portion in predictor.divide_by_length(texts, PORTION_CHARACTERS, PORTION_TEXTS):
             for text in portion:
                 bar.update(add_text(digest, text) + 1)
@@ -283,7 +283,7 @@ def _compute(
             log.flush()
         else:
             if count >= done.texts:
-                return WrittenVectors((count, width), cut)
+                return WrittenEmbeddings((count, width), cut)
     raise UserError(f"{partial}: was written with other texts; {remedy}")
 
 
