@@ -126,7 +126,7 @@ def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):
         bertjax.load(tmp_path / "nowhere")
     whole = bertjax.load(GOLDEN)
     model = library.Model(dataclasses.replace(whole.source, architecture="BertForSequenceClassification"))
-    with pytest.raises(UserError, match="is BertForSequenceClassification, but it has no weights for the output layer"):
+    with pytest.raises(UserError, match="is BertForSequenceClassification, but it has no weights for the head"):
         model.classify("the ship")
     for texts, shape in (("the ship", (1, 32)), ([], (0, 0))):
         assert model.embed(texts, pool="cls", layers="last").shape == shape

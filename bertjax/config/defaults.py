@@ -261,7 +261,9 @@ def fine_tuning_config(task: str, **data: Any) -> ml_collections.ConfigDict:
     config.log_every_steps = 50
     config.eval.every_steps = 0  # 0: after every epoch
     config.checkpoint.update(every_steps=1000, keep=1)
-    config.sweep = ""  # grid search: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
+    config.sweep = (
+        ""  # a sweep over hyperparameters: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
+    )
     # Low-rank updates (LoRA) of kernels of the frozen encoder; rank 0: no updates. Targets are the names of kernels
     # (query, key, value, ...), attention, or all-linear.
     config.lora = ml_collections.ConfigDict(dict(rank=0, alpha=16.0, dropout=0.0, targets="query,value"))
@@ -271,7 +273,7 @@ def fine_tuning_config(task: str, **data: Any) -> ml_collections.ConfigDict:
     config.distill = ml_collections.ConfigDict(dict(teacher="", temperature=2.0, weight=0.5))
     config.head = ml_collections.ConfigDict(
         dict(
-            # A BiLSTM between the encoder and the output layer: the size of a direction (0: no LSTM), and the layers.
+            # A BiLSTM between the encoder and the classifier: the size of a direction (0: no LSTM), and the layers.
             lstm_size=0,
             lstm_layers=1,
             # Weights of the labels in the loss: LABEL=WEIGHT,... (the default is 1), or balanced (inversely

@@ -86,7 +86,7 @@ class ModelConfig:
 
         @property
         def hidden_dropout_prob(self) -> float:
-            """The dropout rate of sums and output layers."""
+            """The dropout rate of sums and heads."""
 
         @property
         def initializer_range(self) -> float:
@@ -94,7 +94,7 @@ class ModelConfig:
 
         @property
         def output(self) -> str:
-            """The output layer for words: transform, bias or plain."""
+            """The head for words: transform, bias or plain."""
 
     @property
     def position_offset(self) -> int:
@@ -113,12 +113,12 @@ class ModelConfig:
 
     @property
     def tie_word_embeddings(self) -> bool:
-        """Whether the output layer for words uses the word embeddings."""
+        """Whether the head for words uses the word embeddings."""
         return True
 
     @property
     def spans_dropout_prob(self) -> float:
-        """The dropout before the output layer for spans; 0 as in run_squad.create_model."""
+        """The dropout before the head for spans; 0 as in run_squad.create_model."""
         return 0.0
 
     @property
@@ -167,7 +167,7 @@ class BertConfig(ModelConfig):
     # sinusoidal: as in the original Transformer; each_layer: a learned table for each layer.
     positions: str = field("learned", "form", choices=("learned", "sinusoidal", "none", "each_layer"))
     norm: str = field("post", "form", choices=("post", "pre"))  # LayerNorm after each sum; before each part (GPT-2)
-    # The output layer for words. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
+    # The head for words. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
     # embeddings (GPT).
     output: str = field("transform", "form", choices=("transform", "plain"))
 

@@ -52,7 +52,7 @@ class EmbeddingData(TaskData, HasTeacherTargets):
         distill = self.config.distill
         field = f"config.distill.teacher = {distill.teacher!r}: "
         if teacher.architecture != ARCHITECTURE:
-            head = teacher.architecture or "no output layer"
+            head = teacher.architecture or "no head"
             raise UserError(
                 f"{field}computes no embeddings ({head}); choose a run of embed, or a sentence-transformers folder"
             )

@@ -1,4 +1,4 @@
-"""The network of a checkpoint with its output layer, as a pure function."""
+"""The network of a checkpoint with its head, as a pure function."""
 
 import functools
 from collections.abc import Callable

@@ -42,7 +42,7 @@ WIDE, NARROW_RATE = 512, 3e-4
 
 @dataclasses.dataclass(frozen=True)
 class RunInputs:
-    """The inputs of a run, which the trials of a search share.
+    """The inputs of a run, which the trials of a sweep share.
 
     Attributes:
       tokenizer: the tokenizer.
@@ -147,7 +147,7 @@ def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str
     Args:
       config: the complete config.
       inputs: the inputs of the run.
-      data_notes: lines to print about the data; none for the trials of a search.
+      data_notes: lines to print about the data; none for the trials of a sweep.
     """
     mesh, info, notes = make_mesh(config), info_of(config, inputs), [*data_notes]
     task = FineTuning(config, mesh, inputs.data)

@@ -119,7 +119,7 @@ class Predictor:
             yield places, {name: x[host_rows] for name, x in batch.items()}
 
 
-# Compiled once for all trials of a search, and for all parts of a table.
+# Compiled once for all trials of a sweep, and for all parts of a table.
 make_predictor = functools.lru_cache(maxsize=4)(Predictor)
 
 

@@ -92,7 +92,7 @@ class TaskData:
       metric: the name of the metric that ranks runs; higher is better.
       notes: lines to print about the data.
       baseline: an upper bound of the score of a constant, or nearly constant, prediction.
-      more_metrics: names of more metrics for the table of a search.
+      more_metrics: names of more metrics for the table of a sweep.
       texts: the parts of the text of each training example, which a teacher with another tokenizer can read; empty if
         the examples are not whole texts.
       more_train: more training examples. The examples of a batch come either from one of these or from `train`.
@@ -188,7 +188,7 @@ class FineTuningTask(abc.ABC):
         """Raises `UserError` if a checkpoint of this task has no weights for its head."""
         if not source.params.keys() - PRETRAINED_KEYS:
             raise UserError(
-                f"{source.path}: its architecture is {source.architecture}, but it has no weights for the output layer"
+                f"{source.path}: its architecture is {source.architecture}, but it has no weights for the head"
             )
 
 

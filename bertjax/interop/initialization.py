@@ -149,8 +149,8 @@ def initialize(
     Args:
       params: the params of the run.
       path: the checkpoint.
-      encoder_only: does not load output layers, which may belong to another task.
-      continued: top-level keys of output layers that are loaded in spite of `encoder_only`, if the sizes are equal.
+      encoder_only: does not load heads, which may belong to another task.
+      continued: top-level keys of heads that are loaded in spite of `encoder_only`, if the sizes are equal.
       start: maps the params of the checkpoint to params of the run.
       resize: maps ({path: array}, config) of the checkpoint to arrays with the sizes of `params`.
 

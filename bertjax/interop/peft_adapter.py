@@ -35,7 +35,7 @@ UNUSED_FIELDS = (
 )  # fmt: skip
 # Values of init_lora_weights that do not change the base. Other values subtract the initial A and B from its weights.
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-# {task_type: the class of BERT with the same output layer}. PEFT writes auto_mapping instead of other tasks.
+# {task_type: the class of BERT with the same head}. PEFT writes auto_mapping instead of other tasks.
 TASKS = {
     "SEQ_CLS": "BertForSequenceClassification",
     "TOKEN_CLS": "BertForTokenClassification",
@@ -136,7 +136,7 @@ def read_tensors(folder: epath.Path) -> dict[str, np.ndarray]:
 
 
 def class_of(fields: Fields, base: Mapping[str, Any]) -> str:
-    """Returns the class of transformers of an adapter, or a class of the same family with the same output layer.
+    """Returns the class of transformers of an adapter, or a class of the same family with the same head.
 
     Args:
       fields: the config of the adapter.
@@ -228,7 +228,7 @@ def _without_word_modules(base: Mapping[str, np.ndarray], config: Mapping[str, A
 
 
 def _with_prefix(tensors: dict[str, np.ndarray], adapter: Iterable[str]) -> dict[str, np.ndarray]:
-    """Adds the prefix of the tensors of an adapter to the tensors of a base without an output layer."""
+    """Adds the prefix of the tensors of an adapter to the tensors of a base without a head."""
     for name in adapter:
         prefix, _, rest = name.partition(".")
         plain = LORA.sub(r"\1.weight", rest)
@@ -252,7 +252,7 @@ def _misfit(module: str) -> str:
     """Returns the end of the message about a module that the base does not have."""
     if DECODERS.fullmatch(module):
         return (
-            "changes the output layer for words, which is tied to the word embeddings here; that is not supported; "
+            "changes the head for words, which is tied to the word embeddings here; that is not supported; "
             "train the adapter on other modules"
         )
     remedy = f"set base_model_name_or_path in {CONFIG} to the model that the adapter was trained on"
@@ -291,19 +291,19 @@ def class_suffix_of(config: Mapping[str, Any]) -> str:
 
 
 def is_decoder(name: str) -> bool:
-    """Returns whether a tensor belongs to the output layer for words."""
+    """Returns whether a tensor belongs to the head for words."""
     return bool(DECODERS.fullmatch(name.rpartition(".")[0]))
 
 
 def adapts_words_alone(fields: Fields, adapter: Iterable[str]) -> bool:
-    """Returns whether an adapter changes the word embeddings, but not the output layer that is tied to them."""
+    """Returns whether an adapter changes the word embeddings, but not the head that is tied to them."""
     names = [re.sub(r"\.lora_embedding_[AB]$", ".weight", name) for name in adapter]
     decodes = any(map(is_decoder, adapter))
     return not fields.ensure_weight_tying and not decodes and any(map(WORDS.fullmatch, names))
 
 
 def finished(folder: epath.Path, config: Mapping[str, Any], params: dict) -> dict:
-    """Returns the params of the class of an adapter. Raises `UserError` if neither file contains its output layer."""
+    """Returns the params of the class of an adapter. Raises `UserError` if neither file contains its head."""
     kind = class_suffix_of(config)
     if kind not in (*HEADS, "Model"):
         return params

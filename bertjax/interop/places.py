@@ -257,7 +257,7 @@ class AdapterPlace(TransformersPlace):
         return layout.read_config(self.base.folder / huggingface.CONFIG, self.open()[2])
 
     def read_architecture(self) -> str:
-        """Returns the class of BERT with the output layer of the adapter; "" if the class is unknown."""
+        """Returns the class of BERT with the head of the adapter; "" if the class is unknown."""
         content = self.open()[2]
         return huggingface.head_of(content["architectures"][0], content)
 
@@ -282,7 +282,7 @@ class AdapterPlace(TransformersPlace):
         params = peft_adapter.finished(folder, content, params)
         if peft_adapter.adapts_words_alone(fields, adapter) and has_masked_lm(params, config):
             masked_lm_problem = (
-                f"{folder}: the adapter changes the word embeddings, to which the output layer for words is tied"
+                f"{folder}: the adapter changes the word embeddings, to which the head for words is tied"
             )
             params.pop("masked_lm", None)
         rows = len(params["classifier"]["dense"]["bias"]) if "classifier" in params else 0

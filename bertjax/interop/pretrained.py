@@ -94,7 +94,7 @@ def find(path: epath.PathLike) -> Place:
         default = "best" if info.architecture and checkpoint.best_step(path) is not None else "latest"
         return RunPlace(path, info, checkpoint.resolve_step(path, which or default))
     if (path / workdir.TRIAL_RESULT).exists():
-        raise UserError(f"{path}: not the best trial of its search, so that its checkpoint was deleted")
+        raise UserError(f"{path}: not the best trial of its sweep, so that its checkpoint was deleted")
     if which:
         raise UserError(f"@{which} needs the workdir of a run, but {str(path)!r} is not one")
     if (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG):

@@ -227,7 +227,7 @@ def read_classifier(folder: epath.Path, config: BertConfig, architecture: str, m
     Args:
       folder: the folder of the classifier.
       config: the model config.
-      architecture: the class of BERT with the same output layer.
+      architecture: the class of BERT with the same head.
       modules: the folder of sentence-transformers; None without `modules.json`.
 
     Raises:

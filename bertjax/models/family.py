@@ -67,7 +67,7 @@ class ModelFamily(abc.ABC):
     def forward_flops(self, config: Any, length: int) -> int:
         """Returns the FLOPs of the matrix products in the layers, for the forward pass of one row.
 
-        A multiply-add counts as two FLOPs. Output layers and the recurrent memory are not included.
+        A multiply-add counts as two FLOPs. Heads and the recurrent memory are not included.
 
         Args:
           config: the model config.

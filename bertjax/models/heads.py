@@ -1,4 +1,4 @@
-"""Models for pre-training and fine-tuning: an encoder of any family, and an output layer.
+"""Models for pre-training and fine-tuning: an encoder of any family, and a head.
 
 The params of the encoder have the name `bert` in all families. `EncoderModel.encode` documents the arguments of the
 models.
@@ -173,7 +173,7 @@ def _token_states(model: Any, hidden: jax.Array, segments: jax.Array, dropout_ke
 
 
 class BertForTokenClassification(nn.Module):
-    """Classifies each token. With `lstm_size`, there is a BiLSTM between the encoder and the output layer."""
+    """Classifies each token. With `lstm_size`, there is a BiLSTM between the encoder and the classifier."""
 
     config: ModelConfig
     labels: int
@@ -204,7 +204,7 @@ class BertForTokenClassification(nn.Module):
 class BertForQuestionAnswering(nn.Module):
     """Predicts the start and the end of an answer.
 
-    With `lstm_size`, there is a BiLSTM between the encoder and the output layer.
+    With `lstm_size`, there is a BiLSTM between the encoder and the classifier.
     """
 
     config: ModelConfig
@@ -376,7 +376,7 @@ class BertForFeatureBasedTagging(nn.Module):
 def cast_encoder(params: dict, dtype: str) -> dict:
     """Casts kernels and embeddings of the encoder to the compute dtype. Results do not change.
 
-    Params of output layers stay in float32, because some output layers compute in float32.
+    Params of heads stay in float32, because some heads compute in float32.
     """
 
     def cast(path: tuple, leaf: jax.Array) -> jax.Array:
@@ -430,7 +430,7 @@ def model_flops(config: ModelConfig, batch: int, length: int, predictions: int, 
       batch: the number of rows.
       length: the number of tokens in a row.
       predictions: the number of predicted tokens in a row.
-      pooled: the number of pooled outputs in a row. An output layer with two classes is included.
+      pooled: the number of pooled outputs in a row. A head with two classes is included.
     """
     layers = families.family_of(config).forward_flops(config, length)
     return batch * (layers + word_flops(config, predictions) + pooled_flops(config, pooled))

@@ -109,7 +109,7 @@ class TableFormat(HuggingFaceFormat):
 
         Args:
           config: the model config.
-          parts: the output layers, and the pooler.
+          parts: the heads, and the pooler.
           labels: the number of labels; 0 without a classifier.
         """
 
@@ -155,7 +155,7 @@ class TableFormat(HuggingFaceFormat):
     ) -> tuple[dict, list[str], str]:
         """Converts tensors to params, see `HuggingFaceFormat.read_params`."""
         state_dict = {WRAPPER_PREFIXES.sub("", name): tensor for name, tensor in tensors}
-        if self.words not in state_dict:  # tensor names of an encoder without an output layer have no prefix
+        if self.words not in state_dict:  # tensor names of an encoder without a head have no prefix
             state_dict = {f"{self._prefix}{name}": tensor for name, tensor in state_dict.items()}
         parts, labels = self.parts_in(state_dict, fields), self._labels_in(state_dict)
         table, padding = self.table(config, parts, labels), config.padded_vocab_size - config.vocab_size
@@ -275,7 +275,7 @@ def _has_vocab_rows(path: tuple) -> bool:
 
 
 def class_parts_of(params: Mapping) -> set[str]:
-    """Returns the names of the output layers in params, and "pooler" if params contain a pooler."""
+    """Returns the names of the heads in params, and "pooler" if params contain a pooler."""
     return {*params, *(("pooler",) if "pooler" in params["bert"] else ())} - {"bert"}
 
 

@@ -164,7 +164,7 @@ class EncoderModel(nn.Module):
         raise NotImplementedError
 
     def word_embeddings(self) -> Array:
-        """Returns the table that the output layer for words shares, `[padded vocab, embedding_size]`."""
+        """Returns the table that the head for words shares, `[padded vocab, embedding_size]`."""
         return self.embeddings.word.embedding
 
     def prediction_states(self, hidden: Array, positions: Array) -> Iterable[tuple[Array, Array]]:

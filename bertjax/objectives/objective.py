@@ -102,7 +102,7 @@ class ObjectiveMetrics:
 
 @dataclasses.dataclass(frozen=True)
 class Objective(abc.ABC):
-    """A pre-training loss, with the output layers and the batch arrays that the loss needs.
+    """A pre-training loss, with the heads and the batch arrays that the loss needs.
 
     A subclass is a frozen dataclass. Its fields are its settings: `config.objectives.NAME.FIELD` sets the field, and
     `bertjax.config.field` declares the limits. Objectives with equal settings are equal, so that they share compiled
@@ -116,7 +116,7 @@ class Objective(abc.ABC):
         """Returns the loss, a scalar, and {metric: scalar}. Both are sums of weight * value over the predictions.
 
         Args:
-          encoded: the batch, its hidden states, and the output layers of `heads`.
+          encoded: the batch, its hidden states, and the modules of `heads`.
           weights: the result of `Objective.weights`. In training, `normalizer` has divided the weights, so that the sum
             is a mean.
           keys: `[rows]` random keys for this objective, in training and in evaluation. The sequences of a packed row
@@ -124,7 +124,7 @@ class Objective(abc.ABC):
         """
 
     def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
-        """Returns {parameter name: output layer}. Objectives that return the same name share the layer."""
+        """Returns {parameter name: head}. Objectives that return the same name share the head."""
         del config, compute
         return {}
 
@@ -155,7 +155,7 @@ class Objective(abc.ABC):
         return None
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
-        """Returns the FLOPs of the matrix products of the output layers for one row, forward pass only."""
+        """Returns the FLOPs of the matrix products of the heads for one row, forward pass only."""
         del config, row
         return 0
 

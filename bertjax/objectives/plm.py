@@ -92,7 +92,7 @@ class PermutationLM(words.WordObjective, QueryStream):
         return words.token_loss(encoded._replace(hidden=encoded.query_states, batch=batch), weights)[0]
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
-        """Returns the FLOPs of the output layer and of the query stream."""
+        """Returns the FLOPs of the head and of the query stream."""
         family = families.family_of(config)
         assert isinstance(family, TwoStreamAttention)  # see `validate`
         return super().flops(config, row) + family.query_flops(config, row.tokens, row.predictions)

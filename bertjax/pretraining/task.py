@@ -66,7 +66,7 @@ class Pretraining:
         self.evaluator = PretrainingEvaluator(config, mesh, data, self.losses, tokenizer, heldout_text)
 
     def init_params(self, key: jax.Array) -> dict:
-        """Returns random params with the output layers of all stages, logically partitioned."""
+        """Returns random params with the heads of all stages, logically partitioned."""
         loss = make_loss(self.config, self.mesh, self._terms_of_stages)
         spec = functools.reduce(operator.or_, (data.padded_spec for data in self.data))
         batch = spec.padding_rows(1, INIT_ROW)

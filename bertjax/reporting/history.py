@@ -73,6 +73,6 @@ def read_history(workdir: epath.PathLike, name: str = "") -> History:
 
 
 def read_results(workdir: epath.PathLike) -> dict[epath.Path, TrialResult]:
-    """Returns {folder: result} of the finished trials of a search; empty if the workdir is not of a search."""
+    """Returns {folder: result} of the finished trials of a sweep; empty if the workdir is not of a sweep."""
     paths = sorted((epath.Path(workdir) / TRIALS).glob(f"*/{TRIAL_RESULT}"))
     return {path.parent: read_json(path, TrialResult) for path in paths}

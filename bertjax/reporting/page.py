@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 PICTURE, ATTENTION = "report.png", "report-attention.png"
 MAX_CHECKPOINTS = 10  # the last checkpoints of a run
-MAX_SCORES = 6  # of a run, a search or a checkpoint
+MAX_SCORES = 6  # of a run, a sweep or a checkpoint
 DPI, ATTENTION_DPI = 80, 110  # the labels of the attention are small
 TEMPLATES = jinja2.Environment(loader=jinja2.PackageLoader(__package__), autoescape=True)
 
@@ -71,7 +71,7 @@ def write_page(
 
     Args:
       folder: the folder.
-      workdirs: the workdirs of runs, or of searches, whose trials share a plot. May be empty with a source.
+      workdirs: the workdirs of runs, or of sweeps, whose trials share a plot. May be empty with a source.
       source: a checkpoint whose attention and word embeddings are shown.
       text: the text for the attention.
       words: the words whose nearest embeddings are listed; by default the words of the text.
@@ -187,14 +187,14 @@ def _checkpoints(folder: epath.Path, workdirs: Iterable[epath.Path]) -> list[Che
     return checkpoints
 
 
-def _trials_by_settings(name: str, search: epath.Path) -> dict[str, Trials]:
-    """Returns the finished trials of a search: {name of the search and settings without the seed: trials}."""
+def _trials_by_settings(name: str, sweep: epath.Path) -> dict[str, Trials]:
+    """Returns the finished trials of a sweep: {name of the sweep and settings without the seed: trials}."""
     groups: dict[str, Trials] = {}
-    for trial, result in read_results(search).items():
+    for trial, result in read_results(sweep).items():
         settings = ",".join(part for part in trial.name.split(",") if not part.startswith("seed="))
         groups.setdefault(f"{name}/{settings}" if settings else name, {})[trial] = result
     if not groups:
-        raise UserError(f"{search}: no run, and {TRIALS}/ in it has no finished trial of a search")
+        raise UserError(f"{sweep}: no run, and {TRIALS}/ in it has no finished trial of a sweep")
     return groups
 
 

@@ -1,4 +1,4 @@
-"""Executes a run (pre-training, fine-tuning, or a trial of a hyperparameter search), from the config to the report."""
+"""Executes a run (pre-training, fine-tuning, or a trial of a sweep), from the config to the report."""
 
 import abc
 import copy
@@ -137,7 +137,7 @@ def run_training(
       workdir: the folder of the run.
       fit: (run) -> (the run with the final number of steps, a program to reuse or None). A time budget changes the
         number of steps. By default, the run keeps its number of steps.
-      is_trial: whether the run is a trial of a search, whose last checkpoint has params only.
+      is_trial: whether the run is a trial of a sweep, whose last checkpoint has params only.
       start_time: the time at which the command started, in seconds of `time.monotonic`; None for now.
       hooks: hooks that are called before the hooks of the config.
 

@@ -250,7 +250,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
         (["run", "nowhere", "--output=x"], "no nowhere/config.json: 'nowhere' is not the workdir of a run"),
         (["run@7"], "run@7: the run has no checkpoint of this step; choose one of the steps 10"),
         ([str(GOLDEN)], f"--output: say in which folder to write about {GOLDEN}"),
-        (["."], ".: no run, and runs/ in it has no finished trial of a search"),
+        (["."], ".: no run, and runs/ in it has no finished trial of a sweep"),
         ([".", "--words=a"], "--words: . has no checkpoint to look into; a search's are in runs/"),
     ],
 )  # fmt: skip

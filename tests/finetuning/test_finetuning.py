@@ -468,8 +468,8 @@ def test_another_search_goes_on_with_the_trials_that_are_there(checkpoint, tmp_p
     with pytest.raises(UserError, match=r"seed=0: trained with other settings, data.path = .*; choose another"):
         launch(config, workdir)
     for text, folder, message in (
-        ("", workdir, r"holds a search, and this is a single run; choose another --workdir"),
-        ("seed=0", workdir / "runs/seed=2", r"holds a single run, and this is a search; choose another --workdir"),
+        ("", workdir, r"holds a sweep, and this is a single run; choose another --workdir"),
+        ("seed=0", workdir / "runs/seed=2", r"holds a single run, and this is a sweep; choose another --workdir"),
     ):
         with pytest.raises(UserError, match=message):
             launch(config_for(tmp_path, checkpoint, sweep=text), folder)

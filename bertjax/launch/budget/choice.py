@@ -124,7 +124,7 @@ def layer_params(recipe: str, layers: int, hidden: int) -> float:
 
 
 def flops_per_token(recipe: str, layers: int, hidden: int, vocab_size: int, length: int) -> float:
-    """Returns the FLOPs of training per token: of layers, attention, and the output layer at masked positions."""
+    """Returns the FLOPs of training per token: of layers, attention, and the head at masked positions."""
     head = MASKED_SHARES[recipe] * (hidden * hidden + vocab_size * hidden)
     return 6 * (layer_params(recipe, layers, hidden) + head + 2 * layers * length * hidden)
 

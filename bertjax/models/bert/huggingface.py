@@ -208,7 +208,7 @@ class BertFormat(BertLayersFormat):
 
 
 def huggingface_name(variable: str) -> str:
-    """Returns the tensor name of a variable of Google, in classes of BERT with an output layer."""
+    """Returns the tensor name of a variable of Google, in classes of BERT with a head."""
     if variable in FINE_TUNED_NAMES:
         return FINE_TUNED_NAMES[variable]
     name = variable.replace("layer_", "layer.").replace("/", ".")

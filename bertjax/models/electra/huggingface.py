@@ -20,7 +20,7 @@ SUMMARY = {
 }  # fmt: skip
 FIELDS = json_config.ConfigFields(ElectraConfig, "electra", REQUIRED, bert.BERTJAX_FIELDS, also=SUMMARY)
 DISCRIMINATOR = "ElectraForPreTraining"
-# The output layer that detects replaced tokens: its name in params, and its tensor prefix in transformers.
+# The head that detects replaced tokens: its name in params, and its tensor prefix in transformers.
 REPLACED_TOKENS, DISCRIMINATOR_HEAD = "replaced_tokens", "discriminator_predictions"
 
 
@@ -55,7 +55,7 @@ class ElectraFormat(bert.BertLayersFormat):
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: ElectraConfig, source: str
     ) -> tuple[dict, list[str], str]:
-        """Converts tensors to params, with the output layer of a discriminator, see `HuggingFaceFormat.read_params`."""
+        """Converts tensors to params, with the head of a discriminator, see `HuggingFaceFormat.read_params`."""
         head: dict[str, np.ndarray] = {}
         table = _head_table(config.hidden_size)
         other_tensors = _without_head(tensors, table.names(), head)
@@ -73,7 +73,7 @@ class ElectraFormat(bert.BertLayersFormat):
     def to_tensors(
         self, params: dict, config: ElectraConfig, architecture: str
     ) -> tuple[dict[str, np.ndarray], list[str]]:
-        """Converts params to tensors, with the output layer of a discriminator, see `HuggingFaceFormat.to_tensors`."""
+        """Converts params to tensors, with the head of a discriminator, see `HuggingFaceFormat.to_tensors`."""
         state_dict, left_out = super().to_tensors(params, config, architecture)
         if architecture != DISCRIMINATOR:
             return state_dict, left_out
@@ -84,7 +84,7 @@ class ElectraFormat(bert.BertLayersFormat):
 
 
 def _head_table(hidden: int) -> TensorTable:
-    """Returns the tensors of a discriminator's output layer."""
+    """Returns the tensors of a discriminator's head."""
     table = TensorTable()
     table.dense((REPLACED_TOKENS, "dense"), f"{DISCRIMINATOR_HEAD}.dense", (hidden,), (hidden,), bias=True)
     table.dense((REPLACED_TOKENS, "output"), f"{DISCRIMINATOR_HEAD}.dense_prediction", (hidden,), (1,), bias=True)

@@ -94,7 +94,7 @@ class WordMetrics(ObjectiveMetrics):
 
 
 class WordObjective(Objective):
-    """Predicts the tokens at `word_positions` with the output layer of masked language models.
+    """Predicts the tokens at `word_positions` with the head of masked language models.
 
     At most one objective of a sum may predict tokens.
 
@@ -124,7 +124,7 @@ class WordObjective(Objective):
         return WORD_ARRAYS
 
     def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
-        """Returns the output layer of masked language models, which all types of language models use."""
+        """Returns the head of masked language models, which all types of language models use."""
         from bertjax.nn.heads import MaskedLanguageModelHead
 
         return {"masked_lm": MaskedLanguageModelHead(config, compute)}
@@ -142,7 +142,7 @@ class WordObjective(Objective):
         return weights.sum() + 1e-5
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
-        """Returns the FLOPs of the output layer."""
+        """Returns the FLOPs of the head."""
         from bertjax.nn.heads import word_flops
 
         return word_flops(config, row.predictions)
@@ -167,7 +167,7 @@ def token_loss(
     """Returns the loss of the predicted tokens, and samples from the predicted distributions.
 
     Args:
-      encoded: the batch, with the output layer `masked_lm`.
+      encoded: the batch, with the head `masked_lm`.
       weights: `[rows, predictions]`.
       keys: `[rows]` random keys of the samples; None for no samples.
 

@@ -34,7 +34,7 @@ HTML_REPORT = "report.html"  # the HTML report of a run
 COMMANDS = "commands.txt"  # one line per start of training: the date, a tab, the command
 SAMPLES = "dev_samples.json"  # a few examples of the dev set with the predictions of the best checkpoint
 MAX_SAMPLES, MAX_SAMPLE_LENGTH = 10, 500  # examples in `SAMPLES`, and characters per text
-TRIALS, TRIAL_RESULT = "runs", "result.json"  # the folder of the trials of a search, and the file of a finished trial
+TRIALS, TRIAL_RESULT = "runs", "result.json"  # the folder of the trials of a sweep, and the file of a finished trial
 # Fields that determine the result of a run. Other fields (mesh, logging, remat, ...) may change when a run resumes.
 RESULT_FIELDS = ("task", "branch_from", "adapt", "objective", "objectives", "z_loss", "seed", "batch_size", "epochs",
             "max_seq_length", "packing", "stages", "data", "head", "loss", "distill", "optimizer", "freeze_layers",

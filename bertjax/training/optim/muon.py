@@ -14,7 +14,7 @@ from bertjax.training.optim import from_optax
 def muon(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
     """Returns the transformations of Muon. Each matrix of a stacked array is orthogonalized separately.
 
-    Adam updates the embeddings, and the kernels with an unnamed logical axis (output layers and LSTMs).
+    Adam updates the embeddings, and the kernels with an unnamed logical axis (heads and LSTMs).
     """
     factory = functools.partial(
         optax.contrib.muon,
