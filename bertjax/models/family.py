@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
     from bertjax.nn.ops.plain_attention import KeyValueCache
-    from bertjax.nn.ops.recurrent_memory import Memory
+    from bertjax.nn.ops.recurrent_memory import RecurrentMemory
 
 # The language-modelling objectives of encoders.
 # masked: predict masked tokens from the tokens on both sides.
@@ -176,11 +176,12 @@ class ExposesAttention:
 class Recurrent:
     """An ability: layers read the hidden states of earlier tokens from a memory (segment recurrence).
 
-    A config has the field `memory_length`. With a `Memory`, the method `encode` of the encoder, or `encode_permuted` if
-    the `lm_type` is permuted, also returns the next memory: the last `memory_length` inputs of each layer.
+    A config has the field `memory_length`. With a `RecurrentMemory`, the method `encode` of the encoder, or
+    `encode_permuted` if the `lm_type` is permuted, also returns the next memory: the last `memory_length` inputs of
+    each layer.
     """
 
-    def new_memory(self, config: Any, rows: int, dtype: str) -> "Memory":
+    def new_memory(self, config: Any, rows: int, dtype: str) -> "RecurrentMemory":
         """Returns an empty memory.
 
         Args:
@@ -234,7 +235,7 @@ class TwoStreamAttention(abc.ABC):
         Args:
           config: the model config.
           length: the number of tokens in the row.
-          queries: the number of states in the second stream.
+          queries: the number of hidden states in the second stream.
         """
 
 

@@ -19,7 +19,7 @@ from bertjax.nn.heads import Classifier, MaskedLanguageModelHead, NextSentenceHe
 from bertjax.nn.layer_pooling import HIDDEN_STATES, combine, count_layers
 from bertjax.nn.lstm import BiLSTM
 from bertjax.nn.ops.plain_attention import KeyValueCache
-from bertjax.nn.ops.recurrent_memory import Memory
+from bertjax.nn.ops.recurrent_memory import RecurrentMemory
 from bertjax.nn.ops.segments import join_ends, pool_states
 
 
@@ -59,8 +59,8 @@ class BertForMaskedLM(nn.Module):
         segments: jax.Array,
         token_types: jax.Array,
         masked_positions: jax.Array,
-        memory: Memory,
-    ) -> tuple[jax.Array, Memory]:
+        memory: RecurrentMemory,
+    ) -> tuple[jax.Array, RecurrentMemory]:
         """Returns logits `[batch, predictions, padded vocab]` and the next memory, for causal families."""
         encoder: Any = self.bert
         hidden, memory = encoder.encode(input_ids, segments, token_types, memory=memory)
@@ -168,7 +168,7 @@ class BertForSequenceClassification(nn.Module):
 
 
 def _token_states(model: Any, hidden: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None) -> jax.Array:
-    """Returns the input of a token classifier `[batch, length, width]`: states of the BiLSTM, or of the encoder."""
+    """Returns the hidden states of the BiLSTM, or of the encoder, for a token classifier: `[batch, length, width]`."""
     return model.lstm(hidden, segments, dropout_keys) if model.lstm_size else model.bert.token_states(hidden)
 
 
@@ -365,7 +365,7 @@ class BertForFeatureBasedTagging(nn.Module):
         """Returns the input of the BiLSTM `[batch, length, width]`.
 
         Args:
-          states: the embeddings and the states of all layers, `[layers + 1, batch, length, hidden]`.
+          states: the embeddings and the hidden states of all layers, `[layers + 1, batch, length, hidden]`.
         """
         weights = None
         if HIDDEN_STATES[self.layers].combine == "weighted_sum":

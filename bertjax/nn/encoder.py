@@ -239,7 +239,7 @@ class Encoder(nn.Module):
         every_layer: bool = False,
         cache: KeyValueCache | None = None,
     ) -> Any:
-        """Returns the states of the last layer, or with `every_layer` of all layers.
+        """Returns the hidden states of the last layer, or with `every_layer` of all layers.
 
         Args:
           x: `[batch, length, hidden]`.

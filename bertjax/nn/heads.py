@@ -78,7 +78,7 @@ def decoded(hidden: Array, table: Array, bias: Any, config: ModelConfig, compute
     """Returns the float32 logits of words `[..., padded vocab]`; the rows that pad the vocabulary are masked.
 
     Args:
-      hidden: states `[..., size]`.
+      hidden: hidden states `[..., size]`.
       table: `[padded vocab, size]`.
       bias: `[padded vocab]`, or 0.
       config: the model config.

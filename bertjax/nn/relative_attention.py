@@ -170,7 +170,7 @@ class RelativeBiases(nn.Module):
 class RelativeAttention(nn.Module):
     """Multi-head attention with relative positions, and with projections without biases.
 
-    `read` returns the keys and values of tokens. The queries of one or more streams of states attend to them.
+    `read` returns the keys and values of tokens. The queries of one or more streams of hidden states attend to them.
     """
 
     config: ModelConfig
@@ -193,7 +193,7 @@ class RelativeAttention(nn.Module):
         """Returns the keys, values and positions of x `[batch, keys, hidden]`. The queries are the last tokens of x.
 
         Args:
-          x: states.
+          x: hidden states.
           embedded: the `distance_embeddings` of `distances`.
           keys: `[batch]`, for the dropout of low-rank updates; None: no dropout.
         """
@@ -213,7 +213,7 @@ class RelativeAttention(nn.Module):
         """Returns the projected context `[batch, queries, hidden]`.
 
         Args:
-          x: the states of the queries, `[batch, queries, hidden]`.
+          x: the hidden states of the queries, `[batch, queries, hidden]`.
           read: see `attend_relative`.
           biases: see `attend_relative`.
           mask: booleans `[batch or 1, 1, queries, keys]`.

@@ -21,7 +21,7 @@ class EncodedBatch(NamedTuple):
       z_loss: the weight of the z-loss, see `parts.pretraining_model.weighted_cross_entropy`; 0 in evaluation.
       layer_states: `[layers + 1, rows, length, hidden]`, the embeddings and the hidden states of each layer; None in
         evaluation, and without auxiliary objectives.
-      query_states: the states of the query stream `[rows, predictions, hidden]`; None without a `QueryStream`.
+      query_states: the hidden states of the query stream `[rows, predictions, hidden]`; None without a `QueryStream`.
       joint_loss: the loss and the metrics that `JointModel.rewrite` has computed; None without a `JointModel`.
     """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bertjax.config.stages import Stage
     from bertjax.data.loading.transforms import BatchTransform
-    from bertjax.nn.ops.recurrent_memory import Memory
+    from bertjax.nn.ops.recurrent_memory import RecurrentMemory
     from bertjax.objectives.encoded_batch import EncodedBatch
     from bertjax.text.tokenizer import Tokenizer
 
@@ -228,14 +228,18 @@ class JointModel(abc.ABC):
 class QueryStream(abc.ABC):
     """A mixin for objectives with two-stream attention (as in XLNet).
 
-    The states of the query stream predict tokens, and do not attend to the predicted tokens. At most one objective of a
-    sum may be a `QueryStream`.
+    The hidden states of the query stream predict tokens, and do not attend to the predicted tokens. At most one
+    objective of a sum may be a `QueryStream`.
     """
 
     @abc.abstractmethod
     def encode(
-        self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None" = None
-    ) -> "tuple[jax.Array, jax.Array, Memory | None]":
+        self,
+        encoder: "nn.Module",
+        batch: dict,
+        dropout_keys: "jax.Array | None",
+        memory: "RecurrentMemory | None" = None,
+    ) -> "tuple[jax.Array, jax.Array, RecurrentMemory | None]":
         """Returns the hidden states, the query states and the new recurrent memory.
 
         The hidden states are `[rows, length, hidden]`, the query states `[rows, predictions, hidden]`.

@@ -29,7 +29,7 @@ from bertjax.models.roberta.config import RobertaConfig
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.family import FAMILY as XLNET
 from bertjax.models.xlnet.model import XlnetModel
-from bertjax.nn.ops.recurrent_memory import Memory
+from bertjax.nn.ops.recurrent_memory import RecurrentMemory
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -265,7 +265,7 @@ def test_both_streams_their_logits_and_gradients_are_transformers(kept, xlnets):
     seen[:, :, 0] = True  # nothing would remain of a row that sees nothing
     hidden = ~seen | (mapping.any(1)[:, :, None] & np.eye(LENGTH, dtype=bool))  # a prediction does not see itself
     memory = rng.normal(size=(2, 2, kept, 32)).astype(np.float32) if kept else None
-    remembered = Memory(jnp.moveaxis(memory, 0, 1), jnp.full([2], kept)) if kept else None
+    remembered = RecurrentMemory(jnp.moveaxis(memory, 0, 1), jnp.full([2], kept)) if kept else None
     mems = [torch.tensor(each).transpose(0, 1) for each in memory] if kept else None
     given = dict(input_ids=ids, perm_mask=hidden.astype(np.float32), target_mapping=mapping, token_type_ids=TYPES)
     given = {name: torch.tensor(x) for name, x in given.items()}

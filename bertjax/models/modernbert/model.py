@@ -176,7 +176,7 @@ class LayerGroup(nn.Module):
         segments: jax.Array,
         dropout_keys: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns x after the layers, and with `every_layer` the states after all layers `[layers, ...]`, else None.
+        """Returns x after the layers, and with `every_layer` the hidden states of all layers `[layers, ...]`.
 
         Args:
           x: `[batch, length, hidden]`.

@@ -14,7 +14,7 @@ from bertjax.nn.encoder import Embedding, activate, recomputed, scan_layers
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import KeyValueCache, visible
-from bertjax.nn.ops.recurrent_memory import Memory, last_states
+from bertjax.nn.ops.recurrent_memory import RecurrentMemory, last_states
 from bertjax.nn.ops.segments import last_tokens
 
 DROPOUT_SITES = 4  # the number of dropouts in a layer; each dropout folds its number into the random keys
@@ -46,7 +46,7 @@ class TransformerXLModel(EncoderModel):
         dropout_keys: jax.Array | None = None,
         *,
         every_layer: bool = False,
-        memory: Memory | None = None,
+        memory: RecurrentMemory | None = None,
     ) -> Any:
         """Returns hidden states, see `EncoderModel.encode`; with `memory`, returns (hidden states, next memory)."""
         x = self.embeddings(input_ids, fold_in(dropout_keys, 0))
@@ -113,7 +113,7 @@ class TransformerXLEncoder(nn.Module):
         *,
         every_layer: bool = False,
         cache: KeyValueCache | None = None,
-        memory: Memory | None = None,
+        memory: RecurrentMemory | None = None,
     ) -> tuple[jax.Array, Any]:
         """Returns hidden states, see `EncoderModel.make_layers`, and the next cache, the next memory, or None.
 
@@ -121,7 +121,7 @@ class TransformerXLEncoder(nn.Module):
           x: `[batch, length, hidden]`.
           segments: `[batch, length]`; with a cache, the consecutive positions of the tokens in the cache `[length]`.
           dropout_keys: `[batch]`, or None.
-          every_layer: whether to return the states of all layers `[layers, batch, length, hidden]`.
+          every_layer: whether to return the hidden states of all layers `[layers, batch, length, hidden]`.
           cache: keys and values of earlier tokens `[layers, batch, length, heads, size]`, or None.
           memory: hidden states of earlier tokens, or None.
         """
@@ -181,7 +181,7 @@ class TransformerXLLayer(nn.Module):
           x: `[batch, length, hidden]`.
           number: the number of the layer, from 1.
           cache: keys and values of earlier tokens `[batch, length, heads, size]`, or None.
-          memory: states of earlier tokens `[batch, memory, hidden]`, or None.
+          memory: hidden states of earlier tokens `[batch, memory, hidden]`, or None.
           places: the positions of the tokens in the cache `[length]`, or None.
           embedded_distances: `distance_embeddings` `[distances, hidden]`.
           biases: the biases that all layers share; None if the layer has separate biases.

@@ -50,7 +50,7 @@ class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, 
         return config.num_hidden_layers * keys_and_values + self.query_flops(config, length, length)
 
     def query_flops(self, config: XlnetConfig, length: int, queries: int) -> int:
-        """Returns the FLOPs of `queries` states that attend to a row, see `TwoStreamAttention.query_flops`.
+        """Returns the FLOPs of `queries` hidden states that attend to a row, see `TwoStreamAttention.query_flops`.
 
         The projection of the distance embeddings is not included, because all rows of a batch share it.
         """

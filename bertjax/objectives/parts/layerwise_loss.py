@@ -35,7 +35,7 @@ class LayerwiseTokenLoss(nn.Module):
 
         Args:
           states: `[layers, rows, length, hidden]`.
-          positions: `[rows, predictions]`, the positions of the states that predict.
+          positions: `[rows, predictions]`, the positions of the hidden states that predict.
           words: `[rows, predictions, targets]`.
           weights: `[layers, rows, predictions, targets]`.
           z_loss: see `weighted_cross_entropy`.

@@ -238,7 +238,7 @@ def word_arrays(positions: np.ndarray, tokens: np.ndarray, is_valid: np.ndarray)
     """Returns the batch arrays of predictions.
 
     Args:
-      positions: `[rows, predictions]`, the positions whose states predict.
+      positions: `[rows, predictions]`, the positions whose hidden states predict.
       tokens: `[rows, predictions]`, the ids of the predicted tokens.
       is_valid: `[rows, predictions]`, booleans; False for padding.
     """
