@@ -109,7 +109,7 @@ def find(path: epath.PathLike) -> Place:
 
 def _find_folder(path: epath.Path) -> Place | None:
     """Locates a folder of sentence-transformers, transformers or PEFT; None for other paths."""
-    modules = sentence_transformers.open_folder(path) if sentence_transformers.is_embedding_folder(path) else None
+    modules = sentence_transformers.open_folder(path) if sentence_transformers.has_modules_file(path) else None
     folder = modules.encoder if modules else path
     if peft_adapter.is_adapter_folder(folder):
         return AdapterPlace(folder, modules, base=_find_base(folder))

@@ -116,7 +116,7 @@ class Folder(NamedTuple):
         return self.modules["Transformer"]
 
 
-def is_embedding_folder(path: epath.Path) -> bool:
+def has_modules_file(path: epath.Path) -> bool:
     """Returns whether a folder contains `modules.json`."""
     return (path / MODULES).is_file()
 
