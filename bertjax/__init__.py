@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"  # setup.py reads this line
 __all__ = [
-    "Answer", "Classified", "Filled", "Hit", "Model", "Scores", "SearchIndex", "Tagged", "UserError",
-    "convert", "evaluate", "load", "mine", "prepare", "train",
+    "Answer", "Classified", "Extracted", "Filled", "Hit", "MinedFile", "Model", "Scores", "SearchIndex", "Tagged",
+    "UserError", "convert", "evaluate", "extract", "learn_vocabulary", "load", "mine", "prepare", "submit", "train",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from bertjax.common.errors import UserError
+    from bertjax.embedding.hard_negatives import MinedFile
     from bertjax.embedding.index import Hit, SearchIndex
+    from bertjax.inference.extraction import Extracted
     from bertjax.inference.fill_mask import Filled
     from bertjax.library import (
         Answer,
@@ -23,20 +25,30 @@ if TYPE_CHECKING:
         Tagged,
         convert,
         evaluate,
+        extract,
+        learn_vocabulary,
         load,
         mine,
         prepare,
+        submit,
         train,
     )
     from bertjax.training.scores import Scores
 else:
+    _MODULES = {  # of the names that `bertjax.library` does not define
+        "Extracted": "inference.extraction",
+        "Filled": "inference.fill_mask",
+        "Hit": "embedding.index",
+        "MinedFile": "embedding.hard_negatives",
+        "Scores": "training.scores",
+        "SearchIndex": "embedding.index",
+        "UserError": "common.errors",
+    }
 
     def __getattr__(name):
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        others = {"UserError": "common.errors", "Scores": "training.scores"}
-        others |= dict.fromkeys(("Hit", "SearchIndex"), "embedding.index")
-        return getattr(importlib.import_module(f"bertjax.{others.get(name, 'library')}"), name)
+        return getattr(importlib.import_module(f"bertjax.{_MODULES.get(name, 'library')}"), name)
 
     def __dir__():
         return [*globals(), *__all__]

@@ -1,4 +1,5 @@
-# `python -m bertjax` is the command `bertjax`.
+"""Runs the command `bertjax`, as `python -m bertjax`."""
+
 from bertjax.cli.commands import main
 
 if __name__ == "__main__":

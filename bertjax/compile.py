@@ -1,4 +1,5 @@
-# `python -m bertjax.compile` is `bertjax compile`.
+"""Runs `bertjax compile`, as `python -m bertjax.compile`."""
+
 import runpy
 
 if __name__ == "__main__":

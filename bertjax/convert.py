@@ -1,4 +1,5 @@
-# `python -m bertjax.convert` is `bertjax convert`.
+"""Runs `bertjax convert`, as `python -m bertjax.convert`."""
+
 import runpy
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-# `python -m bertjax.doctor` is `bertjax doctor`.
+"""Runs `bertjax doctor`, as `python -m bertjax.doctor`."""
+
 import runpy
 
 if __name__ == "__main__":

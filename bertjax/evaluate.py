@@ -1,4 +1,5 @@
-# `python -m bertjax.evaluate` is `bertjax evaluate`.
+"""Runs `bertjax evaluate`, as `python -m bertjax.evaluate`."""
+
 import runpy
 
 if __name__ == "__main__":

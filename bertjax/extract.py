@@ -1,4 +1,5 @@
-# `python -m bertjax.extract` is `bertjax extract`.
+"""Runs `bertjax extract`, as `python -m bertjax.extract`."""
+
 import runpy
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-# `python -m bertjax.main` is `bertjax train`.
+"""Runs `bertjax train`, as `python -m bertjax.main`."""
+
 import runpy
 
 if __name__ == "__main__":

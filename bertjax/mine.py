@@ -1,4 +1,5 @@
-# `python -m bertjax.mine` is `bertjax mine`.
+"""Runs `bertjax mine`, as `python -m bertjax.mine`."""
+
 import runpy
 
 if __name__ == "__main__":

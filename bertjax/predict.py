@@ -1,4 +1,5 @@
-# `python -m bertjax.predict` is `bertjax predict`.
+"""Runs `bertjax predict`, as `python -m bertjax.predict`."""
+
 import runpy
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-# `python -m bertjax.prepare` is `bertjax prepare`.
+"""Runs `bertjax prepare`, as `python -m bertjax.prepare`."""
+
 import runpy
 
 if __name__ == "__main__":

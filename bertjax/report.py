@@ -1,4 +1,5 @@
-# `python -m bertjax.report` is `bertjax report`.
+"""Runs `bertjax report`, as `python -m bertjax.report`."""
+
 import runpy
 
 if __name__ == "__main__":

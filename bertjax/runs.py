@@ -1,4 +1,5 @@
-# `python -m bertjax.runs` is `bertjax runs`.
+"""Runs `bertjax runs`, as `python -m bertjax.runs`."""
+
 import runpy
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-# `python -m bertjax.search` is `bertjax search`.
+"""Runs `bertjax search`, as `python -m bertjax.search`."""
+
 import runpy
 
 if __name__ == "__main__":

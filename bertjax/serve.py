@@ -1,4 +1,5 @@
-# `python -m bertjax.serve` is `bertjax serve`.
+"""Runs `bertjax serve`, as `python -m bertjax.serve`."""
+
 import runpy
 
 if __name__ == "__main__":

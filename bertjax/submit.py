@@ -1,4 +1,5 @@
-# `python -m bertjax.submit` is `bertjax submit`.
+"""Runs `bertjax submit`, as `python -m bertjax.submit`."""
+
 import runpy
 
 if __name__ == "__main__":

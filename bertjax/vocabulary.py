@@ -1,4 +1,5 @@
-# `python -m bertjax.vocabulary` is `bertjax vocabulary`.
+"""Runs `bertjax vocabulary`, as `python -m bertjax.vocabulary`."""
+
 import runpy
 
 if __name__ == "__main__":

@@ -6,18 +6,18 @@ import sys
 from bertjax import __version__
 
 COMMANDS = {  # name: (the name in `python -m bertjax.NAME`, what the command does)
-    "train": ("main", "pre-trains or fine-tunes BERT as configured by an experiment"),
+    "train": ("main", "pre-trains or fine-tunes a model as an experiment configures it"),
     "prepare": ("prepare", "converts a corpus to pre-masked TFRecords"),
     "vocabulary": ("vocabulary", "learns a vocabulary from a corpus"),
-    "compile": ("compile", "compiles an experiment for TPUs or GPUs that are not there: memory, time, cost"),
+    "compile": ("compile", "plans an experiment for TPUs or GPUs without them: memory, time, cost"),
     "predict": ("predict", "fills masks, or applies a fine-tuned model to texts"),
     "evaluate": ("evaluate", "scores a checkpoint on labelled data, or by minimal pairs of sentences"),
     "serve": ("serve", "serves a checkpoint over HTTP, with a page to try it"),
-    "mine": ("mine", "finds hard negatives for the training of vectors of texts"),
+    "mine": ("mine", "mines hard negatives for the training of embeddings"),
     "search": ("search", "finds the documents that are nearest to queries by their embeddings"),
-    "extract": ("extract", "writes vectors, or hidden states, of texts"),
+    "extract": ("extract", "writes embeddings or hidden states of texts"),
     "submit": ("submit", "writes a benchmark's submission file"),
-    "runs": ("runs", "lists the runs in folders: how far they are, their loss, whether they run"),
+    "runs": ("runs", "lists runs with their steps, losses and states"),
     "report": ("report", "draws the curves of runs, and the attention and embeddings of a checkpoint"),
     "convert": ("convert", "converts a checkpoint to or from Hugging Face's or Google's format"),
     "doctor": ("doctor", "describes this installation, its devices and its problems, for a bug report"),
@@ -25,6 +25,7 @@ COMMANDS = {  # name: (the name in `python -m bertjax.NAME`, what the command do
 
 
 def main() -> None:
+    """Runs the command that the first argument names."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "-help", "--help", "help"):
         lines = [f"  {command:<12}{purpose}" for command, (_, purpose) in COMMANDS.items()]

@@ -1,4 +1,6 @@
-"""Converts a checkpoint: bertjax convert runs/mine for-transformers --format=huggingface
+"""Converts a checkpoint.
+
+    bertjax convert runs/mine for-transformers --format=huggingface
 
 Source and output are the workdir of a run, a folder of Hugging Face or sentence-transformers, or Google's
 bert_model.ckpt. The folder of a converted run contains a model card, README.md, with data, recipe and scores.
@@ -11,44 +13,42 @@ writes a file for ONNX Runtime, with the config and the tokenizer of transformer
 from absl import flags
 
 from bertjax.cli.app import run_command
-from bertjax.cli.flags import group_flags, require_flags
+from bertjax.cli.flags import define_required_flag, group_flags, refuse_arguments
 from bertjax.cli.next_commands import print_next, uses_of
+from bertjax.config.limits import FORMATS
 
-_SOURCE = flags.DEFINE_string(
+_SOURCE = define_required_flag(
     "source",
-    None,
     "A run's workdir, a folder of Hugging Face or sentence-transformers, hub:NAME[@REVISION], or bert_model.ckpt.",
+    positional=True,
 )
-_OUTPUT = flags.DEFINE_string("output", None, "Folder to write; must be new or empty.")
-_FORMAT = flags.DEFINE_enum(
-    "format",
-    None,
-    ["bertjax", "huggingface", "sentence-transformers", "tf1", "peft", "stablehlo", "onnx"],
-    "Format to write.",
-)
+_OUTPUT = define_required_flag("output", "Folder to write; must be new or empty.", positional=True)
+_FORMAT = define_required_flag("format", "Format to write.", choices=FORMATS)
 _ARCHITECTURE = flags.DEFINE_string(
     "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
 )
 _LICENSE = flags.DEFINE_string("license", "", "The model's license, for the model card: apache-2.0, ...")
-_PART = flags.DEFINE_string("part", "", "A model that the run has trained beside its own, to write in its place.")
-_BASE = flags.DEFINE_string(
-    "base", "", "For peft: the base's name on the hub, if init_checkpoint is a folder: USER/NAME[@REVISION]."
+_PART = flags.DEFINE_string(
+    "part", "", "The second model of a run, such as the generator, to write instead of the first model."
 )
-_PUSH = flags.DEFINE_string("push", "", "USER/NAME on the Hugging Face hub, where the folder is pushed as well.")
-_PRIVATE = flags.DEFINE_bool("private", False, "With --push: only you see the model, if the repository is new.")
-_INT8 = flags.DEFINE_bool("int8", False, "With --format=onnx: writes model_int8.onnx as well, a quarter of the size.")
-require_flags("format", positional=["source", "output"])
+_BASE = flags.DEFINE_string(
+    "base", "", "For peft: the name of the base on the hub, if init_checkpoint is a folder: USER/NAME[@REVISION]."
+)
+_PUSH = flags.DEFINE_string("push", "", "Pushes the folder to USER/NAME on the Hugging Face hub as well.")
+_PRIVATE = flags.DEFINE_bool("private", False, "With --push: a new repository is private.")
+_INT8 = flags.DEFINE_bool(
+    "int8", False, "With --format=onnx: writes model_int8.onnx as well, which has a quarter of the size."
+)
 group_flags("Hugging Face", _ARCHITECTURE, _LICENSE, _PART, _BASE, _PUSH, _PRIVATE)
 group_flags("ONNX", _INT8)
 
 
 def main(arguments: list[str]) -> None:
     """Converts the checkpoint, and prints a summary."""
-    from bertjax import library
-    from bertjax.common.errors import UserError
+    refuse_arguments(arguments, "give a source, an output and --format=")
 
-    if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; give a source, an output and --format=")
+    from bertjax import library
+
     summary = library.convert(
         _SOURCE.value,
         _OUTPUT.value,

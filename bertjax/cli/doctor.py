@@ -1,4 +1,6 @@
-"""Describes this installation for a bug report: bertjax doctor
+"""Describes this installation for a bug report.
+
+    bertjax doctor
 
 Prints at most 20 lines: versions, the devices that JAX lists, cores and memory, caches with their sizes, free disk,
 optional packages with the extras that install them, and missing or broken parts, each with the fix. --json prints one
@@ -7,6 +9,7 @@ object.
 
 import json
 import sys
+from typing import NoReturn
 
 try:
     from absl import flags
@@ -14,17 +17,16 @@ try:
     from bertjax.cli.app import run_command
 
     _JSON = flags.DEFINE_bool("json", False, "Print one JSON object, with all problems.")
-    _FAILURE = None
-except Exception as error:  # a package that all commands need is missing or broken
+    _FAILURE: Exception | None = None
+except Exception as error:  # A package that all commands need is missing or broken.
     _FAILURE = error
 
 
 def main(arguments: list[str]) -> None:
     """Prints the report."""
-    from bertjax.common.errors import UserError
+    from bertjax.cli.flags import refuse_arguments
 
-    if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; doctor takes --json only")
+    refuse_arguments(arguments, "doctor takes --json only")
     report(_JSON.value)
 
 
@@ -37,7 +39,8 @@ def report(as_json: bool) -> None:
     print(json.dumps(diagnosis.as_json()) if as_json else "\n".join(diagnosis.lines()), flush=True)
 
 
-def _raise_failure() -> None:
+def _raise_failure() -> NoReturn:
+    assert _FAILURE is not None
     raise _FAILURE
 
 

@@ -1,8 +1,9 @@
-"""Shared code of the commands: flags, and one-line errors with a non-zero exit code for users' mistakes."""
+"""Flags that several commands share, and checks of flags."""
 
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any, cast
 
 import ml_collections
 from absl import flags
@@ -16,7 +17,7 @@ flags.disclaim_key_flags()  # --config is listed in the --help of each command t
 
 
 class _Config:
-    """The result of `define_config_flag`; `value` is the config after `run` has parsed the flags."""
+    """The result of `define_config_flag`; `value` is the config after `run_command` has parsed the flags."""
 
     value: ml_collections.ConfigDict
 
@@ -25,12 +26,14 @@ CONFIG = _Config()
 
 
 def define_config_flag() -> _Config:
+    """Defines --config, which is required. Flags --config.x.y=VALUE override fields."""
     flags.DEFINE_string(
         "config",
         None,
         f"An experiment: {', '.join(experiments.shipped())}, NAME:ARGUMENT as in small:mini, or the path of a Python"
         " file. --config.x.y=VALUE overrides a field.",
     )
+    _require_flag("config")
     return CONFIG
 
 
@@ -43,23 +46,33 @@ class MissingFlags(UserError):
     """Required flags are missing."""
 
 
-def require_flags(*names: str, positional: Sequence[str] = ()) -> None:
-    """Makes flags required.
+def define_required_flag(
+    name: str, help: str, choices: Sequence[str] = (), positional: bool = False
+) -> flags.FlagHolder[str]:
+    """Defines a flag that a command needs.
 
     Args:
-      *names: the names of the flags.
-      positional: the names of more required flags. The first arguments without a name are the values of these flags
-        that are absent.
+      name: the name of the flag.
+      help: the help.
+      choices: the allowed values; () allows all values.
+      positional: whether an argument without a name can replace the flag. The first such argument replaces the first
+        absent flag.
     """
-    for name in (*positional, *names):
-        flags.FLAGS[name].is_required = True
-        flags.FLAGS[name].is_positional = name in positional
+    holder = flags.DEFINE_enum(name, None, choices, help) if choices else flags.DEFINE_string(name, None, help)
+    _require_flag(name, positional)
+    return cast(flags.FlagHolder[str], holder)  # `take_positional` raises an error without a value.
+
+
+def _require_flag(name: str, positional: bool = False) -> None:
+    flag: Any = flags.FLAGS[name]
+    flag.is_required, flag.is_positional = True, positional
 
 
 def group_flags(title: str, *holders: flags.FlagHolder) -> None:
     """Lists flags under a title in the help."""
     for holder in holders:
-        flags.FLAGS[holder.name].group = title
+        flag: Any = flags.FLAGS[holder.name]
+        flag.group = title
 
 
 def take_positional(argv: list[str]) -> list[str]:
@@ -75,7 +88,9 @@ def take_positional(argv: list[str]) -> list[str]:
       MissingFlags: if a required flag is absent.
     """
     program, *arguments = argv
-    required = [flag for flag in map(flags.FLAGS.__getitem__, flags.FLAGS) if getattr(flag, "is_required", False)]
+    required: list[Any] = [
+        flag for flag in map(flags.FLAGS.__getitem__, flags.FLAGS) if getattr(flag, "is_required", False)
+    ]
     for flag in required:
         if flag.is_positional and flag.value is None and arguments:
             flag.value = arguments.pop(0)
@@ -84,20 +99,19 @@ def take_positional(argv: list[str]) -> list[str]:
     return [program, *arguments]
 
 
-def define_checkpoint_flag() -> flags.FlagHolder:
+def define_checkpoint_flag() -> flags.FlagHolder[str]:
     """Defines --checkpoint, which the first argument without a name can replace."""
-    holder = flags.DEFINE_string(
+    return define_required_flag(
         "checkpoint",
-        None,
         "A run's workdir (WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers, "
         "hub:NAME[@REVISION] for a model of the hub, or bert_model.ckpt. The first argument without a name is the "
         "checkpoint, too.",
+        positional=True,
     )
-    require_flags(positional=["checkpoint"])
-    return holder
 
 
 def define_dtype_flag() -> flags.FlagHolder:
+    """Defines --dtype."""
     return flags.DEFINE_enum(
         "dtype",
         None,
@@ -106,27 +120,42 @@ def define_dtype_flag() -> flags.FlagHolder:
     )
 
 
-def input_lines(name: str | None) -> Iterator[str]:
-    """Yields the lines of the file that --input names; none if it is not set."""
-    from etils import epath
+def define_input_flag() -> flags.FlagHolder:
+    """Defines --input, a file of texts."""
+    return flags.DEFINE_string(
+        "input",
+        None,
+        "File with one text per line, in addition to the texts on the command line; or a table: .csv, .tsv or .jsonl.",
+    )
 
-    if name is None:
-        return
-    path = epath.Path(name)
-    if path.is_dir():
-        raise UserError(f"--input={name}: is a folder; name a file with one text per line")
-    if not path.is_file():
-        raise UserError(f"--input: no file {name!r}")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if number == 1 and line.startswith(b"\x1f\x8b"):
-                raise UserError(f"--input: {name} is compressed; unpack it first")
-            try:
-                text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                place = f"{name}:{number}"
-                raise UserError(f"--input: {place} is not UTF-8 ({error.reason} at byte {error.start})") from None
-            yield from text.split("\r")
+
+def is_table_input(input_flag: flags.FlagHolder, texts: Sequence[str], *table_flags: flags.FlagHolder) -> bool:
+    """Returns whether --input is a table.
+
+    Args:
+      input_flag: the flag --input.
+      texts: the texts on the command line.
+      table_flags: flags that need a table.
+
+    Raises:
+      UserError: if there are texts beside a table, or if a flag is set without a table.
+    """
+    from bertjax.data.corpus.tables import SUFFIXES
+
+    is_table = (input_flag.value or "").endswith(SUFFIXES)
+    if is_table:
+        refuse_arguments(texts, "with a table as --input, all texts are in the table")
+    for flag in table_flags:
+        if flag.value and not is_table:
+            suffixes = ", ".join(SUFFIXES)
+            raise UserError(f"--{flag.name}={flag.value}: is for a table; give --input=FILE that ends in {suffixes}")
+    return is_table
+
+
+def refuse_arguments(arguments: Sequence[str], remedy: str) -> None:
+    """Raises `UserError` if there are arguments that are no flags."""
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; {remedy}")
 
 
 def config_arguments() -> list[str]:

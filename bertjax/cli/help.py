@@ -10,26 +10,19 @@ INDENT, HELP_COLUMN = "  ", 26
 
 
 def example_in(docstring: str) -> str:
-    """Returns the example in the first lines of a command's docstring, on one line."""
-    lines = docstring[docstring.index("bertjax ") :].splitlines()
-    words = []
-    for line in lines:
-        words.append(line.strip().removesuffix("\\"))
-        if not line.endswith("\\"):
-            break
-    return " ".join(" ".join(words).split())
+    """Returns the example of a command, the second paragraph of the docstring."""
+    return docstring.split("\n\n")[1].strip()
 
 
 def help_text(docstring: str, command_flags: Sequence[flags.Flag]) -> str:
     """Returns the help of a command.
 
     Args:
-      docstring: the docstring of the command's module: a sentence, the example, a blank line, the description.
+      docstring: the docstring of the command's module: paragraphs with the purpose, the example and the description.
       command_flags: the flags of the command, in the order of their definition.
     """
-    first, _, description = docstring.strip().partition("\n\n")
-    purpose = first.partition(": bertjax ")[0]
-    parts = [f"example: {example_in(first)}", f"{purpose}.", description]
+    purpose, _, *description = docstring.strip().split("\n\n")
+    parts = [f"example: {example_in(docstring)}", purpose, *description]
     groups: dict[str, list[flags.Flag]] = {}
     for flag in command_flags:
         if not (flag.help or "").startswith("Alias for --"):

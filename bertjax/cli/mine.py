@@ -1,11 +1,13 @@
-"""Mines hard negatives: bertjax mine runs/vectors --data=pairs.csv --output=mined.jsonl
+"""Mines hard negatives.
 
-For each query of --data, finds the nearest documents that are not relevant to it, of --data and --corpus, with the
-vectors of the checkpoint, and writes a table with the columns anchor, positive, negative_1, ..., which training reads
-with --config.data.texts=anchor,positive,negative_1. --first, --last, --margin, --max_score and --min_score keep those
-away that are relevant and not said to be. Prints how many candidates and queries it dropped, and warns
-if it dropped most queries, or if a negative is nearer than the positive. --checkpoint is the workdir of a run that
-learnt vectors, or a folder of sentence-transformers.
+    bertjax mine runs/embeddings --data=pairs.csv --output=mined.jsonl
+
+For each query of --data, finds the nearest documents that are not relevant to the query, among the documents of --data
+and --corpus, with the embeddings of the checkpoint. Writes a table with the columns anchor, positive, negative_1, ...,
+which training reads with --config.data.texts=anchor,positive,negative_1. --first, --last, --margin, --max_score and
+--min_score drop documents that may be relevant without a label. Prints the numbers of dropped candidates and queries.
+Warns if most queries were dropped, or if a negative is nearer than the positive. --checkpoint is the workdir of a run
+that was trained for embeddings, or a folder of sentence-transformers.
 """
 
 import pathlib
@@ -13,25 +15,31 @@ import pathlib
 from absl import flags
 
 from bertjax.cli.app import keep_compiled, run_command
-from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, group_flags, require_flags
+from bertjax.cli.flags import (
+    define_checkpoint_flag,
+    define_dtype_flag,
+    define_required_flag,
+    group_flags,
+    refuse_arguments,
+)
 from bertjax.cli.next_commands import command, print_next
 from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
 _DTYPE = define_dtype_flag()
-_DATA = flags.DEFINE_string("data", None, "A file of queries and documents, or a folder with such a train file.")
-_FORM = flags.DEFINE_string("form", "pairs", "What the examples of --data are, as config.data.form.")
-_TEXTS = flags.DEFINE_string("texts", "anchor,positive", "The columns of its texts, as config.data.texts.")
+_DATA = define_required_flag("data", "A file of queries and documents, or a folder with such a train file.")
+_FORM = flags.DEFINE_string("form", "pairs", "The form of the examples of --data, as config.data.form.")
+_TEXTS = flags.DEFINE_string("texts", "anchor,positive", "The columns of the texts of --data, as config.data.texts.")
 _CORPUS = flags.DEFINE_string(
     "corpus",
     None,
-    "More documents: a .txt with one a line, or the column `text` of a table, after its `title`, such as BEIR's.",
+    "More documents: a .txt with one document per line, or a table with the column `text`, and perhaps `title`.",
 )
-_NEGATIVES = flags.DEFINE_integer("negatives", 1, "Negatives for each query.", lower_bound=1)
+_NEGATIVES = flags.DEFINE_integer("negatives", 1, "Number of negatives for each query.", lower_bound=1)
 _FIRST = flags.DEFINE_integer(
-    "first", 1, "Rank of the first document that may be one: 1 is the nearest.", lower_bound=1
+    "first", 1, "Rank of the first document that can be a negative; 1 is the nearest.", lower_bound=1
 )
-_LAST = flags.DEFINE_integer("last", 100, "Rank of the last document that may be one.", lower_bound=1)
+_LAST = flags.DEFINE_integer("last", 100, "Rank of the last document that can be a negative.", lower_bound=1)
 _MARGIN = flags.DEFINE_string(
     "margin",
     "-inf",
@@ -40,10 +48,13 @@ _MARGIN = flags.DEFINE_string(
 _MAX_SCORE = flags.DEFINE_float("max_score", float("inf"), "The highest cosine of a negative.")
 _MIN_SCORE = flags.DEFINE_float("min_score", -float("inf"), "The lowest cosine of a negative.")
 _SEED = flags.DEFINE_integer(
-    "seed", None, "Draws among the ranks; else takes the nearest.", lower_bound=0, upper_bound=2**31 - 1
+    "seed",
+    None,
+    "Seed of a draw among the ranks; by default takes the nearest documents.",
+    lower_bound=0,
+    upper_bound=2**31 - 1,
 )
-_OUTPUT = flags.DEFINE_string("output", None, "The .jsonl, .csv or .tsv file to write.")
-require_flags("data", "output")
+_OUTPUT = define_required_flag("output", "The .jsonl, .csv or .tsv file to write.")
 group_flags("Data", _DATA, _FORM, _TEXTS, _CORPUS, _OUTPUT)
 group_flags("Choice of negatives", _NEGATIVES, _FIRST, _LAST, _MARGIN, _MAX_SCORE, _MIN_SCORE, _SEED)
 
@@ -51,36 +62,44 @@ group_flags("Choice of negatives", _NEGATIVES, _FIRST, _LAST, _MARGIN, _MAX_SCOR
 @exit_on_signal()
 def main(arguments: list[str]) -> None:
     """Mines hard negatives, and prints how many candidates and queries were dropped."""
-    from bertjax.common.errors import UserError
+    refuse_arguments(arguments, "use --checkpoint=, --data= and --output=")
 
-    if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --data= and --output=")
+    from bertjax import library
 
-    from bertjax.embedding.hard_negatives import make_choice, mine_files
-
-    choice = make_choice(
-        _NEGATIVES.value,
-        _FIRST.value,
-        _LAST.value,
-        _MARGIN.value,
-        _MIN_SCORE.value,
-        _MAX_SCORE.value,
-        _SEED.value,
-    )
     keep_compiled()
-    paths = (_CHECKPOINT.value, _DATA.value, _OUTPUT.value)
-    search, mined, lines = mine_files(*paths, choice, _CORPUS.value, _FORM.value, _TEXTS.value, _DTYPE.value)
-    print("\n".join(lines), flush=True)
-    if len(mined.rows) < len(search.queries) / 2:  # The warning has the remedy.
-        return
-    columns = ",".join(["anchor", "positive", *(f"negative_{i}" for i in range(1, choice.negatives + 1))])
+    mined = library.mine(
+        _CHECKPOINT.value,
+        _DATA.value,
+        _OUTPUT.value,
+        corpus=_CORPUS.value,
+        form=_FORM.value,
+        texts=_TEXTS.value,
+        negatives=_NEGATIVES.value,
+        first=_FIRST.value,
+        last=_LAST.value,
+        margin=_MARGIN.value,
+        min_score=_MIN_SCORE.value,
+        max_score=_MAX_SCORE.value,
+        seed=_SEED.value,
+        dtype=_DTYPE.value,
+    )
+    print("\n".join(mined.lines), flush=True)
+    if mined.rows >= mined.queries / 2:  # Otherwise, the warning in the lines has the remedy.
+        print_next(_training_command())
+
+
+def _training_command() -> list[str]:
+    """Returns the words of a command that trains on the mined table."""
+    columns = ",".join(["anchor", "positive", *(f"negative_{i}" for i in range(1, _NEGATIVES.value + 1))])
     data = [f"--config.data.path={_OUTPUT.value}", f"--config.data.texts={columns}"]
     train = pathlib.Path(_DATA.value)
     dev = train.with_name(train.name.replace("train", "dev"))
-    if _FORM.value == "pairs" and dev != train and dev.is_file():  # comparable with the scores of the checkpoint
+    if (
+        _FORM.value == "pairs" and dev != train and dev.is_file()
+    ):  # The scores compare with the scores of the checkpoint.
         data += [f"--config.data.dev.path={dev}", f"--config.data.dev.texts={_TEXTS.value}"]
-    data.append("--workdir=runs/mined")
-    print_next(command("train", "--config=embed", f"--config.init_checkpoint={_CHECKPOINT.value}", *data))
+    checkpoint = f"--config.init_checkpoint={_CHECKPOINT.value}"
+    return command("train", "--config=embed", checkpoint, *data, "--workdir=runs/mined")
 
 
 if __name__ == "__main__":

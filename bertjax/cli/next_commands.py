@@ -5,8 +5,15 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
+
+if TYPE_CHECKING:  # These modules import JAX, which `--help` does not need.
+    from bertjax.inference.task import FineTuningTask
+    from bertjax.interop.places import Place
 
 
 def print_next(*commands: Sequence[str]) -> None:
@@ -21,47 +28,70 @@ def command(name: str, *arguments: str) -> list[str]:
 
 
 def uses_of(checkpoint: str) -> list[list[str]]:
-    """Returns commands that use a checkpoint: `predict` with a text that fits, or `extract`; `convert`; and `serve`, or
-    for a pre-trained run `train`, which fine-tunes it. Returns none for a path without a checkpoint, such as a search.
+    """Returns commands that use a checkpoint, without reading its params.
+
+    The first command predicts or extracts. `convert` follows for a run, then `train`, which fine-tunes a pre-trained
+    run, or `serve`. Returns no commands for a path without a checkpoint, such as a sweep.
     """
-    from bertjax.finetuning.run import NARROW_RATE, WIDE
-    from bertjax.inference.task import SEPARATOR, HasEmbeddings
+    from bertjax.inference.task import HasEmbeddings
     from bertjax.inference.tasks import find_task
-    from bertjax.interop import huggingface, pretrained
-    from bertjax.objectives.parsing import terms_of_run
+    from bertjax.interop import pretrained
 
     try:
         place = pretrained.find(checkpoint)
-        architecture, settings = pretrained.read_settings(checkpoint)
-        if place.format == "huggingface" and not place.embedding_folder:
-            architecture, *_ = huggingface.read_head(place.folder / huggingface.CONFIG)
-        if place.format == "peft" and not place.embedding_folder:
-            architecture = place.read_architecture()
+        architecture, settings = _read_description(checkpoint, place)
         task = find_task(settings, architecture)
-        objectives = [term.name for term in terms_of_run(settings)]
-        is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
-    except UserError:  # such as a task that is not registered here
+        commands = [_first_use(checkpoint, place, task, architecture, settings)]
+    except UserError:  # such as a task that is not registered in this process
         return []
-    if task is not None:
-        parts = len(task.text_columns(settings)) if settings.get("task") else 0
-        texts = ["a text", "another text", "a third text"][: parts or task.inputs.parts.start]
-        commands = [command("predict", checkpoint, SEPARATOR.join(texts))]
-    elif architecture.endswith(("ForMaskedLM", "ForPreTraining")) or "mlm" in objectives or is_google:
-        text = next(iter(settings.get("eval", {}).get("fill_masks", ())), "the [MASK]")
-        commands = [command("predict", checkpoint, text)]
-    elif architecture.endswith("ForCausalLM") or "lm" in objectives:
-        commands = [command("predict", checkpoint, "--generate=20", "the")]
-    else:
-        commands = [command("extract", checkpoint, "--pool=mean", "--output=vectors.npy", "a text")]
     if place.format == "bertjax":
-        has_vectors = isinstance(task, HasEmbeddings)
-        form = "sentence-transformers" if has_vectors else "huggingface"
-        output = f"{checkpoint.rstrip('/').replace('@', '-')}-{form}"
+        output_format = "sentence-transformers" if isinstance(task, HasEmbeddings) else "huggingface"
+        output = f"{checkpoint.rstrip('/').replace('@', '-')}-{output_format}"
         if not os.path.exists(output):
-            commands.append(command("convert", checkpoint, output, f"--format={form}"))
-    if task is None and place.format == "bertjax":
-        fine_tuning = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=reviews.csv"]
-        if settings.model.get("hidden_size", WIDE) < WIDE:
-            fine_tuning.append(f"--config.optimizer.learning_rate={NARROW_RATE:g}")
-        return [*commands, command("train", *fine_tuning, f"--workdir={checkpoint}-classify")]
+            commands.append(command("convert", checkpoint, output, f"--format={output_format}"))
+        if task is None:
+            return [*commands, _fine_tuning_command(checkpoint, settings)]
     return [*commands, command("serve", checkpoint)] if importlib.util.find_spec("aiohttp") else commands
+
+
+def _read_description(checkpoint: str, place: "Place") -> tuple[str, ConfigDict]:
+    """Returns the transformers class and the settings of a checkpoint, from its config files."""
+    from bertjax.interop import huggingface, pretrained
+    from bertjax.interop.places import AdapterPlace
+
+    architecture, settings = pretrained.read_settings(checkpoint)
+    if place.format == "huggingface" and not place.embedding_folder:
+        architecture, *_ = huggingface.read_head(place.folder / huggingface.CONFIG)
+    if isinstance(place, AdapterPlace) and not place.embedding_folder:
+        architecture = place.read_architecture()
+    return architecture, settings
+
+
+def _first_use(
+    checkpoint: str, place: "Place", task: "FineTuningTask | None", architecture: str, settings: ConfigDict
+) -> list[str]:
+    """Returns `predict` with a text that fits the checkpoint, or else `extract`."""
+    from bertjax.inference.task import SEPARATOR
+    from bertjax.objectives.parsing import terms_of_run
+
+    objectives = [term.name for term in terms_of_run(settings)]
+    is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
+    if task is not None:
+        columns = len(task.text_columns(settings)) if settings.get("task") else 0
+        texts = ["a text", "another text", "a third text"][: columns or task.inputs.parts.start]
+        return command("predict", checkpoint, SEPARATOR.join(texts))
+    if architecture.endswith(("ForMaskedLM", "ForPreTraining")) or "mlm" in objectives or is_google:
+        text = next(iter(settings.get("eval", {}).get("fill_masks", ())), "the [MASK]")
+        return command("predict", checkpoint, text)
+    if architecture.endswith("ForCausalLM") or "lm" in objectives:
+        return command("predict", checkpoint, "--generate=20", "the")
+    return command("extract", checkpoint, "--pool=mean", "--output=vectors.npy", "a text")
+
+
+def _fine_tuning_command(checkpoint: str, settings: ConfigDict) -> list[str]:
+    from bertjax.finetuning.run import NARROW_RATE, WIDE
+
+    overrides = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=reviews.csv"]
+    if settings.model.get("hidden_size", WIDE) < WIDE:
+        overrides.append(f"--config.optimizer.learning_rate={NARROW_RATE:g}")
+    return command("train", *overrides, f"--workdir={checkpoint}-classify")

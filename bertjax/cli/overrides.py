@@ -3,9 +3,8 @@
 An override is `--config.data.dupe_factor=5` or `--config.stages.short.steps=100`; the type of the field decides how its
 value is parsed. Every mistake raises a `UserError` that quotes the argument and names the remedy.
 
-Not `ml_collections.config_flags`: it reports a misspelt field as an AttributeError or a KeyError, a wrong value in the
-words of absl, and a mistake in an experiment's file with a traceback through its own code, so that turning these into
-our one line takes as much code as reading the flags, and experiments by name would come on top.
+`ml_collections.config_flags` reports a misspelt field as an AttributeError or a KeyError, and a mistake in an
+experiment's file with a traceback. Turning these errors into one line takes as much code as reading the flags here.
 """
 
 import re
@@ -25,9 +24,15 @@ class MissingExperiment(UserError):
 
 
 def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
-    """Returns the config that `--config` and the overrides in `argv` specify, and `argv` without the overrides."""
+    """Returns the config that `--config` and the overrides in `argv` specify, and `argv` without the overrides.
+
+    Raises:
+      UserError: if there is no experiment, or if an override does not fit its field.
+    """
     argv, texts = _split_at_dashes(argv)
-    config, rest, overridden = load(_experiment(argv)), [], set()
+    config = load(_experiment(argv))
+    rest: list[str] = []
+    overridden: set[str] = set()
     width = config.get("model", {}).get("hidden_size")
     arguments = iter(argv)
     for argument in arguments:
@@ -59,16 +64,17 @@ def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
 
 
 def _split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments before `--`, and the arguments from `--` on."""
     end = argv.index("--") if "--" in argv else len(argv)
     return argv[:end], argv[end:]
 
 
 def _experiment(argv: list[str]) -> str:
-    """Returns the value of the last `--config`."""
-    found = None
+    """Returns the value of the last `--config`. Raises `MissingExperiment` if there is none."""
+    name = None
     for argument, following in zip(argv, [*argv[1:], ""]):
         if (match := _FLAG.fullmatch(argument)) and not match["field"] and not match["no"]:
-            found = following if match["value"] is None else match["value"]
-    if not found or found.startswith("--"):
+            name = following if match["value"] is None else match["value"]
+    if not name or name.startswith("--"):
         raise MissingExperiment(f"--config: name an experiment ({', '.join(shipped())}) or the path of a Python file")
-    return found
+    return name

@@ -1,10 +1,12 @@
-"""Predicts with a checkpoint: bertjax predict runs/mine "the man went to the [MASK]"
+"""Predicts with a checkpoint.
 
-With a pre-trained checkpoint, prints the most likely words for each [MASK] of each text, with probabilities; with a
-left-to-right one (model.causal), --generate=N continues each text by up to N pieces. With a fine-tuned one, prints a
-JSON object per text: its label, tags, answer or choice. " ||| " separates the parts of a text.
---input=TEXTS.csv (.tsv, .jsonl) reads the texts of a table, from the columns that the run was trained on or --text and
---second_text name; --output=FILE.csv (.tsv, .jsonl) writes the table with the predictions as columns.
+    bertjax predict runs/mine "the man went to the [MASK]"
+
+A pre-trained checkpoint prints the most likely words for each [MASK] of each text, with probabilities. A
+left-to-right checkpoint (model.causal) continues each text by up to N tokens with --generate=N. A fine-tuned checkpoint
+prints a JSON object per text: its label, tags, answer or choice. " ||| " separates the parts of a text.
+--input=TEXTS.csv (.tsv, .jsonl) reads the texts of a table, from the columns of the training data or from the columns
+that --text and --second_text name; --output=FILE.csv (.tsv, .jsonl) writes the table with the predictions as columns.
 --checkpoint is a run's workdir, a Hugging Face folder, an adapter of PEFT, hub:NAME, or Google's bert_model.ckpt. From
 a workdir, uses the best checkpoint after fine-tuning and the latest after pre-training; runs/mine@best,
 runs/mine@latest or runs/mine@STEP choose another.
@@ -15,122 +17,109 @@ import json
 from absl import flags
 
 from bertjax.cli.app import keep_compiled, run_command
-from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, group_flags, input_lines
+from bertjax.cli.flags import (
+    define_checkpoint_flag,
+    define_dtype_flag,
+    define_input_flag,
+    group_flags,
+    is_table_input,
+)
 from bertjax.cli.next_commands import print_next, uses_of
+from bertjax.common.errors import UserError
 from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
 _DTYPE = define_dtype_flag()
-_INPUT = flags.DEFINE_string(
-    "input",
-    None,
-    "File with one text per line, in addition to those on the command line; or a table, .csv, .tsv or .jsonl.",
-)
-_TEXT = flags.DEFINE_string("text", "", "The table's column of texts; the run's data.text unless given.")
-_SECOND_TEXT = flags.DEFINE_string("second_text", "", "With --text: the column of the other texts of pairs.")
-_OUTPUT = flags.DEFINE_string("output", None, "The .csv, .tsv or .jsonl file to write the table to; else prints rows.")
+_INPUT = define_input_flag()
+_TEXT = flags.DEFINE_string("text", "", "The column of the texts of a table; by default the column of the run.")
+_SECOND_TEXT = flags.DEFINE_string("second_text", "", "With --text: the column of the second texts of pairs.")
+_OUTPUT = flags.DEFINE_string("output", None, "The .csv, .tsv or .jsonl file for the table; by default prints rows.")
 _JSON = flags.DEFINE_bool("json", False, "Print filled masks, or continued texts, as one JSON object per text.")
 _TOP_K = flags.DEFINE_integer(
-    "top_k", None, "Number of words per mask (5); with --generate, chooses among that many pieces (all).", lower_bound=1
+    "top_k",
+    None,
+    "Number of words per mask (5); with --generate, the number of tokens to sample from (all).",
+    lower_bound=1,
 )
-_GENERATE = flags.DEFINE_integer("generate", 0, "Pieces to continue each text with, at most.", lower_bound=0)
+_GENERATE = flags.DEFINE_integer("generate", 0, "Continues each text by up to so many tokens.", lower_bound=0)
 _TEMPERATURE = flags.DEFINE_float(
-    "temperature", 1.0, "Of --generate; 0: always the most likely piece.", lower_bound=0.0
+    "temperature", 1.0, "Of --generate; 0 always chooses the most likely token.", lower_bound=0.0
 )
 _TOP_P = flags.DEFINE_float(
-    "top_p", 1.0, "Of --generate: among the likeliest pieces with this share.", lower_bound=1e-6, upper_bound=1.0
+    "top_p",
+    1.0,
+    "Of --generate: samples from the most likely tokens with this total probability.",
+    lower_bound=1e-6,
+    upper_bound=1.0,
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Of --generate.", lower_bound=0, upper_bound=2**31 - 1)
+_SEED = flags.DEFINE_integer(
+    "seed", 0, "Of --generate: the seed of the random numbers.", lower_bound=0, upper_bound=2**31 - 1
+)
 group_flags("Tables", _TEXT, _SECOND_TEXT, _OUTPUT)
 group_flags("Words", _TOP_K, _GENERATE, _TEMPERATURE, _TOP_P, _SEED)
 
 
 @exit_on_signal()
 def main(texts: list[str]) -> None:
-    from bertjax.common.errors import UserError
-
+    """Prints the predictions, or writes them to a table."""
+    is_table = is_table_input(_INPUT, texts, _TEXT, _SECOND_TEXT, _OUTPUT)
+    _check_flags()
     keep_compiled()
+    if is_table:
+        _predict_table()
+    else:
+        _predict_texts(texts)
+
+
+def _check_flags() -> None:
+    """Raises `UserError` if a flag does not fit another flag."""
+    from bertjax.data.corpus.tables import SUFFIXES
+
+    if _OUTPUT.value and not _OUTPUT.value.endswith(SUFFIXES):
+        raise UserError(f"--output={_OUTPUT.value}: must end in one of {', '.join(SUFFIXES)}")
     for flag in (_TEMPERATURE, _TOP_P, _SEED):
         if flag.present and not _GENERATE.value:
-            raise UserError(f"--{flag.name}={flag.value}: give --generate=N as well; nothing else draws pieces")
-    if _DTYPE.value and _GENERATE.value:  # one token at a time is slower in bfloat16
+            raise UserError(f"--{flag.name}={flag.value}: is for --generate=N; add --generate, or leave it out")
+    if _DTYPE.value and _GENERATE.value:  # Computing one token at a time is slower in bfloat16.
         raise UserError(f"--dtype={_DTYPE.value}: --generate computes in float32; leave it out")
-    is_table = _is_table(texts)
-    if not is_table:
-        texts = texts + [line for line in input_lines(_INPUT.value) if line.strip()]
-    if not texts and not is_table:
+
+
+def _predict_texts(texts: list[str]) -> None:
+    from bertjax.data.corpus.text_input import TextInput
+    from bertjax.library import read_checkpoint
+
+    texts = texts + [line for line in TextInput(path=_INPUT.value or "") if line.strip()]
+    if not texts:
         raise UserError(
             f"no text for the checkpoint {_CHECKPOINT.value!r}: give one on the command line, as in bertjax predict "
             f'{_CHECKPOINT.value} "the [MASK] barked", or a file with --input'
         )
 
-    from bertjax.inference.abilities import task_of
-    from bertjax.interop import pretrained
+    from bertjax.inference.generation import Sampling
+    from bertjax.inference.predictions import predict_texts
 
-    source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
-    task = task_of(source)
-    if task is None and is_table:
-        raise UserError(f"--input={_INPUT.value}: a table is for a fine-tuned checkpoint; here, a .txt has the texts")
-    if task is None:
-        continue_texts(source, texts) if _GENERATE.value else fill_masks(source, texts)
-        return
+    source = read_checkpoint(_CHECKPOINT.value, _DTYPE.value)
+    sampling = Sampling(_TEMPERATURE.value, _TOP_K.value or 0, _TOP_P.value)
+    for prediction in predict_texts(source, texts, _TOP_K.value, _GENERATE.value, sampling, _SEED.value):
+        lines = None if _JSON.value else prediction.lines
+        print(prediction.as_json() if lines is None else lines, flush=True)
+
+
+def _predict_table() -> None:
+    from bertjax.finetuning.predicted_table import predict_table, write_predictions
+    from bertjax.library import read_checkpoint
+
+    source = read_checkpoint(_CHECKPOINT.value, _DTYPE.value)
+    columns = (_TEXT.value, _SECOND_TEXT.value)
     for flag in (_GENERATE, _TOP_K):
         if flag.value:
-            raise UserError(f"--{flag.name}={flag.value}: {source.path} is fine-tuned, and predicts no words")
-    parts = task.inputs.split(texts) if texts else ()
-    if is_table:
-        predict_table(task, source)
-        return
-    for text, result in zip(texts, task.predict(source, parts)):
-        print(json.dumps({"text": text, **result}, ensure_ascii=False), flush=True)
-
-
-def _is_table(texts: list[str]) -> bool:
-    """Returns whether --input is a table. Raises `UserError` if other arguments do not fit that."""
-    from bertjax.common.errors import UserError
-    from bertjax.data.corpus.tables import SUFFIXES
-
-    is_table, suffixes = (_INPUT.value or "").endswith(SUFFIXES), ", ".join(SUFFIXES)
-    if is_table and texts:
-        raise UserError(f"unexpected argument {texts[0]!r}; with a table as --input, all texts are in it")
-    for flag in (_TEXT, _SECOND_TEXT, _OUTPUT):
-        if flag.value and not is_table:
-            raise UserError(f"--{flag.name}={flag.value}: is for a table; give --input=FILE that ends in {suffixes}")
-    if _OUTPUT.value and not _OUTPUT.value.endswith(SUFFIXES):
-        raise UserError(f"--output={_OUTPUT.value}: must end in one of {suffixes}")
-    return is_table
-
-
-def predict_table(task, source) -> None:
-    from bertjax.finetuning import predicted_table
-
-    names = predicted_table.text_columns(task, source, _TEXT.value, _SECOND_TEXT.value)
+            raise UserError(f"--{flag.name}={flag.value}: is for the texts of a pre-trained checkpoint; leave it out")
     if _OUTPUT.value:
-        print(predicted_table.write_predictions(_OUTPUT.value, task, source, _INPUT.value, names), flush=True)
+        print(write_predictions(_OUTPUT.value, source, _INPUT.value, *columns), flush=True)
         print_next(*uses_of(_CHECKPOINT.value)[1:])
         return
-    for row in predicted_table.predicted(task, source, _INPUT.value, names):
-        print(json.dumps(predicted_table.with_columns(*row), ensure_ascii=False), flush=True)
-
-
-def fill_masks(source, texts: list[str]) -> None:
-    from bertjax.inference import fill_mask
-
-    for filled in fill_mask.predict_masks(source, texts, _TOP_K.value or 5):
-        if _JSON.value:
-            masks = [[{"word": word, "probability": p} for word, p in words] for words in filled.masks]
-            print(json.dumps({"text": filled.text, "masks": masks}, ensure_ascii=False), flush=True)
-        else:
-            print(fill_mask.describe(filled), flush=True)
-
-
-def continue_texts(source, texts: list[str]) -> None:
-    from bertjax.inference import generation
-
-    sampling = generation.Sampling(_TEMPERATURE.value, _TOP_K.value or 0, _TOP_P.value)
-    continued = generation.continue_texts(source, texts, _GENERATE.value, sampling, _SEED.value)
-    for text, found in zip(texts, continued):
-        print(json.dumps({"text": text, "continued": found}, ensure_ascii=False) if _JSON.value else found, flush=True)
+    for row in predict_table(source, _INPUT.value, *columns):
+        print(json.dumps(row, ensure_ascii=False), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""Lists runs: bertjax runs [FOLDER...]
+"""Lists runs.
 
-Shows of each run within the folders, by default runs/: what it trains, how far it is, its last loss and evaluation, and
-whether it is running, stopped or finished. A search is one line; its trials are listed when its own folder is named.
+    bertjax runs [FOLDER...]
+
+Shows the task, the step, the last loss and the last evaluation of each run in the folders (by default runs/), and
+whether the run is running, stopped or finished. A sweep is one line; its trials are listed if the folder of the sweep
+is named.
 """
 
 from bertjax.cli.app import run_command
 
 
 def main(folders: list[str]) -> None:
+    """Prints the table of runs."""
     from bertjax.common.errors import UserError
     from bertjax.reporting import overview
 
     rows = overview.rows(folders or ["runs"])
     if not rows:
-        raise UserError(f"no runs in {', '.join(folders or ['runs'])}")
-    print(overview.table(rows))
+        raise UserError(f"no runs in {', '.join(folders or ['runs'])}; name the folder with the workdirs of runs")
+    print(overview.table(rows), flush=True)
 
 
 if __name__ == "__main__":

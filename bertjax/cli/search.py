@@ -1,4 +1,6 @@
-"""Searches documents by meaning: bertjax search runs/vectors --corpus=docs.txt "a query"
+"""Searches documents by meaning.
+
+    bertjax search runs/vectors --corpus=docs.txt "a query"
 
 Embeds the documents and the queries, and prints the documents with the highest similarity to each query: the score,
 the id or the number of the line, and the text. The search is exact. --index=FOLDER keeps the documents and their
@@ -16,6 +18,8 @@ from absl import flags
 from bertjax.cli.app import keep_compiled, run_command
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
 from bertjax.cli.next_commands import command, print_next
+from bertjax.common.errors import UserError
+from bertjax.config.limits import POOLS
 from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
@@ -27,9 +31,7 @@ _CORPUS = flags.DEFINE_string(
     "`title` and `id`.",
 )
 _INDEX = flags.DEFINE_string("index", None, "Folder with the documents and their embeddings; temporary unless given.")
-_POOL = flags.DEFINE_enum(
-    "pool", None, ["mean", "cls", "last"], "Embeds with the mean of the last hidden states, or with one state."
-)
+_POOL = flags.DEFINE_enum("pool", None, [*POOLS], "Embeds with the mean of the last hidden states, or with one state.")
 _TOP_K = flags.DEFINE_integer("top_k", 5, "Number of documents for each query.", lower_bound=1)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object per query.")
 
@@ -37,7 +39,6 @@ _JSON = flags.DEFINE_bool("json", False, "Print one JSON object per query.")
 @exit_on_signal()
 def main(queries: list[str]) -> None:
     """Builds or opens the index, and prints the documents of each query."""
-    from bertjax.common.errors import UserError
     from bertjax.embedding.index import SearchIndex, check_inputs
     from bertjax.library import load
 

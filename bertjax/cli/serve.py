@@ -1,4 +1,6 @@
-"""Serves a checkpoint over HTTP: bertjax serve runs/mine
+"""Serves a checkpoint over HTTP.
+
+    bertjax serve runs/mine
 
 POST /METHOD with {"texts": [...]} (/answer with {"questions": [{"question": ..., "context": ...}]}) gives
 {"results": [...]}. GET / is a page for trying the server, /health lists the methods of the checkpoint, and /metrics is
@@ -10,34 +12,27 @@ the extra serve.
 from absl import flags
 
 from bertjax.cli.app import keep_compiled, run_command
-from bertjax.cli.flags import define_checkpoint_flag, group_flags
+from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, group_flags, refuse_arguments
+from bertjax.common.errors import UserError
 
 _CHECKPOINT = define_checkpoint_flag()
-_HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen on; 0.0.0.0: all.")
-_PORT = flags.DEFINE_integer("port", 8000, "The port; 0: any that is free.")
-_DTYPE = flags.DEFINE_string("dtype", None, "Type to compute in, as config.dtype; that of the run unless given.")
-_BATCH = flags.DEFINE_integer("batch", 32, "Texts that are computed together.")
-_MOST_TEXTS = flags.DEFINE_integer("max_texts", 256, "Texts of a request.")
-_MOST_CHARACTERS = flags.DEFINE_integer("max_characters", 100_000, "Characters of all texts of a request.")
-_MOST_WAITING = flags.DEFINE_integer("max_waiting", 4096, "Texts that may wait; further requests are refused (503).")
-_GRACE = flags.DEFINE_integer("grace", 60, "Seconds that accepted requests have once the server is told to end.")
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen on; 0.0.0.0 listens on all addresses.")
+_PORT = flags.DEFINE_integer("port", 8000, "The port; 0 chooses a free port.")
+_DTYPE = define_dtype_flag()
+_BATCH = flags.DEFINE_integer("batch", 32, "The largest number of texts of a batch; a power of two.")
+_MOST_TEXTS = flags.DEFINE_integer("max_texts", 256, "The largest number of texts of a request.")
+_MOST_CHARACTERS = flags.DEFINE_integer("max_characters", 100_000, "The largest number of characters of a request.")
+_MOST_WAITING = flags.DEFINE_integer(
+    "max_waiting", 4096, "The largest number of waiting texts; further requests get status 503."
+)
+_GRACE = flags.DEFINE_integer("grace", 60, "Seconds for accepted requests after a signal ends the server.")
 group_flags("Limits", _BATCH, _MOST_TEXTS, _MOST_CHARACTERS, _MOST_WAITING, _GRACE)
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.common.errors import UserError
-
-    if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --name=value")
-    for flag in (_BATCH, _MOST_TEXTS, _MOST_CHARACTERS, _MOST_WAITING, _GRACE):
-        if flag.value < 1:
-            raise UserError(f"--{flag.name}={flag.value}: must be at least 1")
-    if _BATCH.value & (_BATCH.value - 1):
-        raise UserError(f"--batch={_BATCH.value}: must be a power of two, as what is computed together is")
-    if _MOST_WAITING.value < _MOST_TEXTS.value:
-        raise UserError(f"--max_waiting={_MOST_WAITING.value}: a request may have {_MOST_TEXTS.value}; increase it")
-    if not 0 <= _PORT.value < 1 << 16:
-        raise UserError(f"--port={_PORT.value}: must be from 0 to 65535")
+    """Serves until a signal ends the server."""
+    refuse_arguments(arguments, "settings are given as --name=value")
+    _check_flags()
     try:
         from bertjax.serving import http
     except ModuleNotFoundError as error:
@@ -50,6 +45,22 @@ def main(arguments: list[str]) -> None:
     limits = http.Limits(_MOST_TEXTS.value, _MOST_CHARACTERS.value, _BATCH.value, _MOST_WAITING.value)
     server = http.Server(library.load(_CHECKPOINT.value, _DTYPE.value), limits)
     http.run(server, _HOST.value, _PORT.value, _GRACE.value)
+
+
+def _check_flags() -> None:
+    """Raises `UserError` for a number out of range."""
+    for flag in (_BATCH, _MOST_TEXTS, _MOST_CHARACTERS, _MOST_WAITING, _GRACE):
+        if flag.value < 1:
+            raise UserError(f"--{flag.name}={flag.value}: must be at least 1")
+    if _BATCH.value & (_BATCH.value - 1):
+        raise UserError(f"--batch={_BATCH.value}: must be a power of two, such as 32")
+    if _MOST_WAITING.value < _MOST_TEXTS.value:
+        raise UserError(
+            f"--max_waiting={_MOST_WAITING.value}: must be at least --max_texts={_MOST_TEXTS.value}, the texts of one "
+            f"request; increase --max_waiting"
+        )
+    if not 0 <= _PORT.value < 1 << 16:
+        raise UserError(f"--port={_PORT.value}: must be from 0 to 65535")
 
 
 if __name__ == "__main__":

@@ -1,37 +1,28 @@
-"""Predicts a benchmark's test set: bertjax submit runs/mrpc --input=test.tsv --output=MRPC.tsv
+"""Predicts a benchmark's test set.
+
+    bertjax submit runs/mrpc --input=test.tsv --output=MRPC.tsv
 
 The checkpoint is the workdir of a run on the benchmark's training set, the input is the benchmark's test file, and the
 output is the file that its server expects.
 """
 
-from absl import flags
-
 from bertjax.cli.app import keep_compiled, run_command
-from bertjax.cli.flags import define_checkpoint_flag, require_flags
+from bertjax.cli.flags import define_checkpoint_flag, define_required_flag, refuse_arguments
 from bertjax.cli.next_commands import print_next, uses_of
 
 _CHECKPOINT = define_checkpoint_flag()
-_INPUT = flags.DEFINE_string("input", None, "The test file, as the benchmark distributes it.")
-_OUTPUT = flags.DEFINE_string("output", None, "The file to write.")
-require_flags("input", "output")
+_INPUT = define_required_flag("input", "The test file, as the benchmark distributes it.")
+_OUTPUT = define_required_flag("output", "The file to write.")
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.common.errors import UserError
+    """Writes the submission, and prints the number of predictions."""
+    refuse_arguments(arguments, "use --checkpoint=, --input= and --output=")
 
-    if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --input= and --output=")
-
-    from bertjax.common.files import write_whole
-    from bertjax.inference.abilities import require_ability
-    from bertjax.inference.task import HasSubmission
-    from bertjax.interop import pretrained
+    from bertjax import library
 
     keep_compiled()
-    source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
-    content, note = require_ability(source, HasSubmission).submission(source, _INPUT.value)
-    write_whole(_OUTPUT.value, content)
-    print(f"{note} in {_OUTPUT.value}", flush=True)
+    print(library.submit(_CHECKPOINT.value, _INPUT.value, _OUTPUT.value), flush=True)
     print_next(*uses_of(_CHECKPOINT.value))
 
 

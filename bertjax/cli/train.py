@@ -1,39 +1,35 @@
-"""Trains BERT: bertjax train --config=quickstart
+"""Trains a model.
 
-The config is a complete experiment; --config.x.y=VALUE overrides a field. If the config names no records, they and the
-vocabulary are prepared from the corpus. The same command resumes a run that was stopped.
+    bertjax train --config=quickstart
+
+The config is a complete experiment; --config.x.y=VALUE overrides a field. If the config names no records, the command
+prepares the vocabulary and the records from the corpus. The same command resumes an interrupted run.
 """
 
 from absl import flags
 
 from bertjax.cli.app import BEGAN, keep_compiled, run_command
-from bertjax.cli.flags import define_config_flag, experiment_name, require_flags
+from bertjax.cli.flags import define_config_flag, experiment_name, refuse_arguments
 from bertjax.cli.next_commands import print_next, uses_of
 
 _CONFIG = define_config_flag()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; by default runs/EXPERIMENT.")
-require_flags("config")
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.common.errors import UserError
+    """Trains, and proposes commands that use the checkpoint."""
+    refuse_arguments(arguments, "settings are given as --config.name=value")
+
     from bertjax.training.signals import report_signals
 
-    if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     with report_signals():
         import jax
 
-        from bertjax.launch.validate import validate
-
-        validate(_CONFIG.value)
-
-        from bertjax.launch.start import launch
-        from bertjax.reporting.page import draw
+        from bertjax import library
 
         keep_compiled()
         workdir = _WORKDIR.value or f"runs/{experiment_name()}"
-        launch(_CONFIG.value, workdir, BEGAN, draw)
+        library.train(_CONFIG.value, workdir, began=BEGAN)
         if jax.process_index() == 0:
             print_next(*uses_of(workdir))
 

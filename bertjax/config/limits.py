@@ -13,6 +13,8 @@ BELOW_ONE: dict[str, Any] = dict(least=0, below=1)
 SHARE: dict[str, Any] = dict(above=0, most=1)
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 DTYPES = ("auto", "float32", "bfloat16")
+POOLS = ("mean", "cls", "last")  # pooling of the hidden states of a text
+FORMATS = ("bertjax", "huggingface", "sentence-transformers", "tf1", "peft", "stablehlo", "onnx")  # of checkpoints
 SEED: dict[str, Any] = dict(least=0, below=2**31)
 
 

@@ -2,17 +2,31 @@
 
 import math
 import sys
+from typing import NamedTuple
 
 from bertjax.common.errors import UserError
 from bertjax.common.progress import phase
 from bertjax.data.corpus.tables import SUFFIXES
 from bertjax.embedding import datasets, mining, retrieval
 from bertjax.embedding.head import similarity_of
-from bertjax.embedding.mining import Choice, Mined
-from bertjax.embedding.retrieval import Search
+from bertjax.embedding.mining import Choice
 from bertjax.inference.abilities import require_ability
 from bertjax.inference.task import HasEmbeddings
 from bertjax.interop import pretrained
+
+
+class MinedFile(NamedTuple):
+    """The result of `mine_files`.
+
+    Attributes:
+      queries: the number of queries.
+      rows: the number of rows of the table, one for each query with enough negatives.
+      lines: lines with the numbers of dropped candidates and queries.
+    """
+
+    queries: int
+    rows: int
+    lines: list[str]
 
 
 def make_choice(
@@ -59,7 +73,7 @@ def mine_files(
     form: str = "pairs",
     texts: str = "anchor,positive",
     dtype: str | None = None,
-) -> tuple[Search, Mined, list[str]]:
+) -> MinedFile:
     """Mines hard negatives, and writes a table with the columns anchor, positive, negative_1, ...
 
     Args:
@@ -71,9 +85,6 @@ def mine_files(
       form: the form of the examples of `data`, as `config.data.form`.
       texts: the columns of the texts of `data`, as `config.data.texts`.
       dtype: the type to compute in.
-
-    Returns:
-      The queries and documents, the mined rows, and lines to print.
 
     Raises:
       UserError: for an invalid file, or a checkpoint without embeddings.
@@ -89,4 +100,5 @@ def mine_files(
     queries, documents = task.embed_search(source, search)
     phase("looking for the nearest documents", sys.stderr)
     mined = mining.mine_negatives(search, queries, documents, choice, similarity)
-    return search, mined, list(mining.write_negatives(output, search, mined, choice, similarity))
+    lines = list(mining.write_negatives(output, search, mined, choice, similarity))
+    return MinedFile(len(search.queries), len(mined.rows), lines)

@@ -5,7 +5,6 @@ identifies the documents and the checkpoint. `index.json` is written before the 
 computation of the embeddings resumes without the original file of the documents.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -28,14 +27,12 @@ from bertjax.embedding.head import similarity_of
 from bertjax.embedding.neighbors import nearest
 from bertjax.embedding.retrieval import CorpusDocument, documents_of
 from bertjax.inference import text_embedding
-from bertjax.inference.abilities import find_ability
-from bertjax.inference.task import HasEmbeddings
-from bertjax.inference.text_embedding import PooledStatesEmbedder, TextEmbedder
+from bertjax.inference.embedders import embedder_of
+from bertjax.inference.text_embedding import TextEmbedder
 from bertjax.interop.pretrained import Pretrained
 
 FORMAT = 1  # the version of the layout of the folder
 DESCRIPTION, DOCUMENTS, EMBEDDINGS = "index.json", "documents.arrow", "embeddings.npy"
-POOLS = ("mean", "cls", "last")
 CORPUS_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 BATCH = 1024  # documents in a record batch of the .arrow
 SCHEMA = pyarrow.schema({"text": pyarrow.large_string(), "id": pyarrow.large_string()})
@@ -103,20 +100,10 @@ class Encoders:
         Raises:
           UserError: `pool` is unknown, or the checkpoint was not trained for embeddings and there is no `pool`.
         """
-        if pool and pool not in POOLS:
-            raise UserError(f"pool = {pool!r}: choose one of {', '.join(POOLS)}")
         if pool:
-            embedder = PooledStatesEmbedder(source, "last", pool)
+            embedder = embedder_of(source, pool=pool)
             return cls(embedder, embedder, "cosine")
-        task = None
-        with contextlib.suppress(UserError):  # The task is not registered in this process.
-            task = find_ability(source, HasEmbeddings)
-        if task is None:
-            raise UserError(
-                f"{source.path}: was not trained for embeddings; choose a run of embed or a sentence-transformers "
-                f"folder, or pool hidden states with pool=mean"
-            )
-        return cls(task.embedder(source, QUERY), task.embedder(source, DOCUMENT), similarity_of(source.settings))
+        return cls(embedder_of(source, QUERY), embedder_of(source, DOCUMENT), similarity_of(source.settings))
 
 
 class SearchIndex:

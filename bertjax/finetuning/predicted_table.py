@@ -2,13 +2,14 @@
 
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
 from bertjax.data.corpus.tables import TableWriter, column, rows_of
+from bertjax.inference.abilities import task_of
 from bertjax.inference.task import FineTuningTask
 from bertjax.interop.pretrained import Pretrained
 
@@ -41,11 +42,65 @@ def text_columns(task: FineTuningTask, source: Pretrained, text: str, second_tex
     return names
 
 
-def predicted(
-    task: FineTuningTask, source: Pretrained, path: epath.PathLike, names: Sequence[str]
+def predict_table(source: Pretrained, path: epath.PathLike, text: str = "", second_text: str = "") -> Iterator[dict]:
+    """Yields the columns of each row of a table, with the prediction in the column `predicted`.
+
+    Args:
+      source: the checkpoint.
+      path: the table.
+      text: the column of the texts, see `text_columns`.
+      second_text: the column of the second texts of pairs.
+
+    Raises:
+      UserError: for a checkpoint that is not fine-tuned, a missing column, or a table with the new column.
+    """
+    for columns, result, where in _predicted_rows(_task(source, path), source, path, text, second_text):
+        yield _joined(columns, {PREDICTED: result}, where)
+
+
+def write_predictions(
+    output: epath.PathLike, source: Pretrained, table: epath.PathLike, text: str = "", second_text: str = ""
+) -> str:
+    """Writes a table with predictions for the texts, and returns a line to print.
+
+    A .jsonl has one new column with objects. Other formats have a column for each value, with the names of
+    `pandas.json_normalize`.
+
+    Args:
+      output: the file to write.
+      source: the checkpoint.
+      table: the table with the texts.
+      text: the column of the texts, see `text_columns`.
+      second_text: the column of the second texts of pairs.
+
+    Raises:
+      UserError: as `predict_table` does.
+    """
+    predicted_rows = _predicted_rows(_task(source, table), source, table, text, second_text)
+    path, count, cut = epath.Path(output), 0, 0
+    with replacing(path) as partial, partial.open("wb") as file, io.TextIOWrapper(file, "utf-8", newline="") as stream:
+        writer = TableWriter(path, stream)
+        for columns, result, where in predicted_rows:
+            count, cut = count + 1, cut + ("cut" in result)
+            values: dict = {PREDICTED: result}
+            if path.suffix != ".jsonl":  # All rows need the same columns, so that `cut` is left out.
+                values = dict(_flat(PREDICTED, {name: value for name, value in result.items() if name != "cut"}))
+            writer.write(_joined(columns, values, where), where)
+    note = f", {cut} of them of texts truncated to {source.max_seq_length} tokens" if cut else ""
+    return f"{count} predictions in {path}{note}"
+
+
+def _task(source: Pretrained, path: epath.PathLike) -> FineTuningTask:
+    if (task := task_of(source)) is None:
+        raise UserError(f"--input={path}: a table is for a fine-tuned checkpoint; write the texts to a .txt")
+    return task
+
+
+def _predicted_rows(
+    task: FineTuningTask, source: Pretrained, path: epath.PathLike, text: str, second_text: str
 ) -> Iterator[tuple[dict, dict, str]]:
-    """Yields the columns of each row of a table, the prediction for the texts in `names`, and FILE:LINE of the row."""
-    all_rows = rows_of(path)
+    """Yields the columns of each row, the prediction for its texts, and FILE:LINE of the row."""
+    names, all_rows = text_columns(task, source, text, second_text), rows_of(path)
     while rows := list(itertools.islice(all_rows, ROWS_AT_ONCE)):
         for name in names:
             if name not in rows[0].columns:
@@ -56,43 +111,6 @@ def predicted(
         texts = [tuple(column(row, name) for name in names) for row in rows]
         for row, result in zip(rows, task.predict(source, texts)):
             yield row.columns, result, row.where
-
-
-def with_columns(columns: dict, result: dict, where: str) -> dict:
-    """Returns the columns of a row and the prediction. Raises `UserError` if the row has the column of predictions."""
-    return _joined(columns, {PREDICTED: result}, where)
-
-
-def write_predictions(
-    path: epath.PathLike, task: FineTuningTask, source: Pretrained, table: epath.PathLike, names: Sequence[str]
-) -> str:
-    """Writes a table with predictions for the texts, and returns a line to print.
-
-    A .jsonl has one new column with objects. Other formats have a column for each value, with the names of
-    `pandas.json_normalize`.
-
-    Args:
-      path: the file to write.
-      task: the task of the checkpoint.
-      source: the checkpoint.
-      table: the table with the texts.
-      names: the columns with the parts of a text.
-
-    Raises:
-      UserError: if the table has a column with the name of a new column.
-    """
-    path, count, cut = epath.Path(path), 0, 0
-    with replacing(path) as partial, partial.open("wb") as file, io.TextIOWrapper(file, "utf-8", newline="") as text:
-        writer = TableWriter(path, text)
-        for columns, result, where in predicted(task, source, table, names):
-            count, cut = count + 1, cut + ("cut" in result)
-            if path.suffix == ".jsonl":
-                writer.write(with_columns(columns, result, where), where)
-            else:  # All rows need the same columns, so that `cut` is left out.
-                flat = dict(_flat(PREDICTED, {name: value for name, value in result.items() if name != "cut"}))
-                writer.write(_joined(columns, flat, where), where)
-    note = f", {cut} of them of texts truncated to {source.max_seq_length} tokens" if cut else ""
-    return f"{count} predictions in {path}{note}"
 
 
 def _joined(columns: dict, more: dict, where: str) -> dict:

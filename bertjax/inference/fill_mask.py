@@ -25,6 +25,10 @@ class Filled:
     text: str
     masks: list[list[tuple[str, float]]]
 
+    def masks_as_json(self) -> list[list[dict[str, str | float]]]:
+        """Returns the words for each [MASK] as objects with a word and its probability."""
+        return [[{"word": word, "probability": probability} for word, probability in words] for words in self.masks]
+
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
 def _most_likely(

@@ -8,6 +8,7 @@ section 2): each token is masked alone.
 import collections
 import functools
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ import numpy as np
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
 from bertjax.data.batch import Batch
-from bertjax.inference.predictor import check_numbers, padded_batch
+from bertjax.inference.predictor import check_numbers, padded_batch, words_model
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models import families
 from bertjax.models.family import Recurrent
 from bertjax.models.heads import BertForMaskedLM
@@ -236,6 +238,52 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
     if not pairs:
         raise UserError(f"{path}: has no pairs; each line is an object with good and bad")
     return pairs
+
+
+class PairScores(NamedTuple):
+    """The shares of minimal pairs whose acceptable sentence has the higher likelihood.
+
+    Attributes:
+      share: the share of all pairs.
+      pairs: the number of pairs.
+      phenomena: {phenomenon: (share, number of pairs)}.
+      paradigms: {paradigm: (share, number of pairs)}.
+    """
+
+    share: float
+    pairs: int
+    phenomena: dict[str, tuple[float, int]]
+    paradigms: dict[str, tuple[float, int]]
+
+    def as_json(self) -> str:
+        """Returns a JSON object with the shares of all pairs and of the paradigms."""
+        paradigms = {name: share for name, (share, _) in self.paradigms.items()}
+        return json.dumps({"share": self.share, "pairs": self.pairs, "paradigms": paradigms}, ensure_ascii=False)
+
+    def lines(self) -> Iterator[str]:
+        """Yields a line per phenomenon, or per paradigm of a single phenomenon, and a line for all pairs."""
+        groups = self.phenomena if len(self.phenomena) > 1 else self.paradigms
+        for name, (share, count) in sorted(groups.items()) if len(groups) > 1 else ():
+            yield f"{name:<44} {share:6.1%} of {count:,}"
+        yield f"the good sentence is more likely in {self.share:.1%} of {self.pairs:,} pairs (chance: 50 %)"
+
+
+def score_pairs(source: Pretrained, path: str, most: int = 0) -> PairScores:
+    """Compares the likelihoods of the sentences of minimal pairs.
+
+    Args:
+      source: the checkpoint.
+      path: the .jsonl file with the pairs, see `read_pairs`.
+      most: the maximum number of pairs of each paradigm; 0 for all pairs.
+
+    Raises:
+      UserError: for an invalid file, and if the checkpoint has no likelihoods.
+    """
+    pairs = read_pairs(path, most)
+    model, params = words_model(source)
+    is_right = compare(model, params, tokenizer_of(source), pairs)
+    phenomena, paradigms = (shares(pairs, is_right, by) for by in ("phenomenon", "paradigm"))
+    return PairScores(sum(is_right) / len(pairs), len(pairs), phenomena, paradigms)
 
 
 def compare(model: BertForMaskedLM, params: dict, tokenizer: Tokenizer, pairs: list[Pair]) -> list[bool]:

@@ -47,8 +47,7 @@ class FillMaskMethod(Method):
     def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
         """Returns the text with the first words, and the likeliest words for each mask with their probabilities."""
         return [
-            {"text": filled.text, "masks": [[{"word": w, "probability": p} for w, p in mask] for mask in filled.masks]}
-            for filled in model.fill_mask(inputs, self.top_k)
+            {"text": filled.text, "masks": filled.masks_as_json()} for filled in model.fill_mask(inputs, self.top_k)
         ]
 
 

@@ -14,10 +14,10 @@ from packaging.utils import canonicalize_name
 
 from bertjax import __version__
 from bertjax.cli import commands
-from bertjax.cli.flags import input_lines
 from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
+from bertjax.data.corpus.text_input import TextInput, read_text_lines
 from bertjax.launch.overrides import find_field
 from experiments.benchmarks import installs
 from tests.processes import ROOT
@@ -275,18 +275,18 @@ def test_images_install_what_is_required(device):
 def test_lines_of_an_input(tmp_path):
     path = tmp_path / "texts.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo\rthree \xe2\x80\xa8 it\n")
-    assert list(input_lines(str(path))) == ["one", "", "two", "three \u2028 it"]
+    assert list(read_text_lines(str(path))) == ["one", "", "two", "three \u2028 it"]
     path.write_bytes(b"")
-    assert list(input_lines(str(path))) == list(input_lines(None)) == []
+    assert list(TextInput(path=str(path))) == list(TextInput()) == []
     for content, message in (
         (b"fine\ncaf\xe9\n", r"texts.txt:2 is not UTF-8 \(unexpected end of data at byte 3\)"),
         (gzip.compress(b"fine", mtime=0), "texts.txt is compressed; unpack it first"),
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=message):
-            list(input_lines(str(path)))
+            list(read_text_lines(str(path)))
     with pytest.raises(UserError, match=f"--input={tmp_path}: is a folder; name a file with one text per line"):
-        list(input_lines(str(tmp_path)))
+        list(read_text_lines(str(tmp_path)))
 
 
 @pytest.mark.parametrize("arguments, sizes", [

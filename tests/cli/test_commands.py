@@ -132,7 +132,7 @@ def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
     folder, _ = trained
     corpus = f"--config.data.corpus={folder}/text.txt"
     learnt = run("vocabulary", *base(corpus, "--output=words", *TINY), cwd=tmp_path)
-    assert learnt.returncode == 0 and "learnt 150 pieces, written to words/vocab.txt" in learnt.stdout, learnt.stderr
+    assert learnt.returncode == 0 and "learned 150 tokens, written to words/vocab.txt" in learnt.stdout, learnt.stderr
     assert (tmp_path / "words" / "vocab.txt").read_text() == (folder / "run" / "vocab.txt").read_text()
     words = "--config.tokenizer.path=words/vocab.txt"
     arguments = base(corpus, words, "--output=out", "--workers=1", *TINY)
@@ -242,16 +242,16 @@ def test_report_looks_into_a_run(trained, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], "name the workdirs of one or more runs"),
-        (["run", "run"], "--output: say in which folder to write about several runs"),
-        (["run", "run", "--output=x", "--text=a"], "--text: of one run only; of 2 runs, their curves are drawn"),
+        ([], "WORKDIR: is missing; name the workdirs of one or more runs"),
+        (["run", "run"], "--output: is missing; name the folder for the page about several runs"),
+        (["run", "run", "--output=x", "--text=a"], "--text: is for a single run; the page of 2 runs has curves only"),
         (["nowhere"], "no checkpoint in 'nowhere': give the workdir of a run, a Hugging Face folder (config.json and "
          "model.safetensors), an adapter of PEFT, hub:NAME for one of the hub, or Google's bert_model.ckpt"),
         (["run", "nowhere", "--output=x"], "no nowhere/config.json: 'nowhere' is not the workdir of a run"),
         (["run@7"], "run@7: the run has no checkpoint of this step; choose one of the steps 10"),
-        ([str(GOLDEN)], f"--output: say in which folder to write about {GOLDEN}"),
+        ([str(GOLDEN)], f"--output: is missing; name the folder for the page about {GOLDEN}"),
         (["."], ".: no run, and runs/ in it has no finished trial of a sweep"),
-        ([".", "--words=a"], "--words: . has no checkpoint to look into; a search's are in runs/"),
+        ([".", "--words=a"], "--words: . has no checkpoint; name a trial of the sweep, such as runs/x/runs/y"),
     ],
 )  # fmt: skip
 def test_report_refuses_what_it_cannot_draw(trained, arguments, message):
@@ -350,7 +350,10 @@ def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, mon
         (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
         (["a [MASK]"], "no text for the checkpoint 'a [MASK]'"),
         ([], "--checkpoint: is missing"),
-        (["--checkpoint=run", "--top_p=0.5", "a [MASK]"], "--top_p=0.5: give --generate=N as well"),
+        (
+            ["--checkpoint=run", "--top_p=0.5", "a [MASK]"],
+            "--top_p=0.5: is for --generate=N; add --generate, or leave it out",
+        ),
         (["--checkpoint=run", "--generate=5", "a"], "only a left-to-right model (model.causal) continues a text"),
     ],
 )

@@ -348,17 +348,16 @@ def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
     """In the order of the rows, a part of them at once; the same as that of the texts by themselves."""
     monkeypatch.setattr(predicted_table, "ROWS_AT_ONCE", 7)
     _, workdir, dev = tuned
-    source, task = pretrained.read_pretrained(workdir), classify.TASK
+    source = pretrained.read_pretrained(workdir)
     rows = [{"id": i, "text": f"{text},\n", "note": '"'} for i, (text, _) in enumerate(dev)]
     rows[3]["text"] += " ".join(["ship"] * 40)
     expected = list(classify.TASK.predict(source, [(row["text"],) for row in rows]))
     for suffix in (".csv", ".jsonl"):
         write_table(tmp_path / f"texts{suffix}", rows)
-    names = predicted_table.text_columns(task, source, "", "")
-    assert names == ("text",)  # of the run
+    assert predicted_table.text_columns(classify.TASK, source, "", "") == ("text",)  # the column of the run
     for source_suffix, suffix in ((".csv", ".tsv"), (".jsonl", ".csv"), (".csv", ".jsonl")):
         output = tmp_path / f"out{suffix}"
-        said = predicted_table.write_predictions(output, task, source, tmp_path / f"texts{source_suffix}", names)
+        said = predicted_table.write_predictions(output, source, tmp_path / f"texts{source_suffix}")
         assert said == f"60 predictions in {output}, 1 of them of texts truncated to 32 tokens"
         found, _ = tables.read_table(output)
         assert [str(row.columns["id"]) for row in found] == [str(row["id"]) for row in rows]
@@ -371,7 +370,7 @@ def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
                 chance = float(row.columns["predicted.probabilities.sea"])
                 assert chance == pytest.approx(one["probabilities"]["sea"], abs=1e-5)
     with pytest.raises(UserError, match=r"out.tsv:2: there is a column 'predicted.labels' already"):
-        predicted_table.write_predictions(tmp_path / "again.csv", task, source, tmp_path / "out.tsv", names)
+        predicted_table.write_predictions(tmp_path / "again.csv", source, tmp_path / "out.tsv")
     assert not list(tmp_path.glob("again*")), "no half of a table stays"
 
 

@@ -207,8 +207,8 @@ def test_a_run_of_a_task_that_is_not_registered_here_has_hidden_states(checkpoin
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--output=v.npy", "a"], "--output=v.npy: hidden states are written to an .npz; or give --pool=mean"),
-    (["--output=v.npy", "--pool=mean", "--width=3", "a"], "--width=3: is for vectors that a checkpoint makes"),
+    (["--output=v.npy", "a"], "--output=v.npy: hidden states of tokens are written to an .npz;"),
+    (["--output=v.npy", "--pool=mean", "--width=3", "a"], "width = 3: is for the embeddings that a checkpoint"),
     (["--output=v.npy", "--pool=mean", "--id=x", "a"], "--id=x: is for a table; give --input=FILE that ends in"),
     (["--output=v.npy", "--pool=mean", "--id=x", "--input=t.csv"], "--id=x: only a .parquet has columns"),
     (["--output=v.npy", "--pool=mean", "--input=t.csv"], "t.csv:2: no column 'text'; name one of a, b with"),

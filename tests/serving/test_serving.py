@@ -99,7 +99,7 @@ def metrics_of(url):
         ("fill_mask", {"texts": ["a [MASK]"] * 41}, 413, "a request may have 40"),
         ("fill_mask", {"texts": "[MASK] " * 500}, 413, "a request may have 3,000"),
         ("fill_mask", {"texts": "[MASK] " * 300}, 400, "more than the model's"),
-        ("embed", {"texts": "a"}, 400, "has not learnt to make vectors"),
+        ("embed", {"texts": "a"}, 400, "was not trained for embeddings"),
         ("embed", {"texts": "a", "pool": "most"}, 400, "choose one of"),
         ("classify", {"texts": "a"}, 404, "there is no /classify; there are POST /fill_mask, POST /embed"),
         ("a%0Ab", {"texts": "a"}, 404, "there is no /a%0Ab; there are"),

@@ -1,0 +1,62 @@
+"""The choice between the embeddings that a checkpoint was trained for, and pooled hidden states."""
+
+import contextlib
+
+from bertjax.common.errors import UserError
+from bertjax.config.limits import POOLS
+from bertjax.inference.abilities import find_ability
+from bertjax.inference.task import HasEmbeddings
+from bertjax.inference.text_embedding import PooledStatesEmbedder, TextEmbedder
+from bertjax.interop.pretrained import Pretrained
+from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
+
+
+def find_embedding_task(source: Pretrained) -> HasEmbeddings | None:
+    """Returns the task of a checkpoint that was trained to compute embeddings; else None."""
+    with contextlib.suppress(UserError):  # A checkpoint of a task that is not registered here has hidden states.
+        return find_ability(source, HasEmbeddings)
+    return None
+
+
+def embedder_of(
+    source: Pretrained, prompt: str | None = None, width: int = 0, pool: str = "", layers: str = ""
+) -> TextEmbedder:
+    """Returns the embedder of a checkpoint.
+
+    Args:
+      source: the checkpoint.
+      prompt: the text before each text: "query", "document", another prompt of a folder of sentence-transformers, or
+        the text itself; None for the default prompt of the checkpoint.
+      width: the number of dimensions of the embeddings, which the run has trained; 0 for all.
+      pool: mean, cls or last pools hidden states, with any checkpoint; "" for the embeddings that the checkpoint was
+        trained for.
+      layers: with `pool`, the hidden states, see `layer_pooling.WITHOUT_WEIGHTS`; "" for the last hidden states.
+
+    Raises:
+      UserError: for an unknown value or combination, or for a checkpoint without embeddings and without `pool`.
+    """
+    for name, value, choices in (("pool", pool, POOLS), ("layers", layers, WITHOUT_WEIGHTS)):
+        if value and value not in choices:
+            raise UserError(f"{name} = {value!r}: choose one of {', '.join(choices)}")
+    if pool:
+        require_no_prompt(prompt, width)
+        check_layers(layers or "last", source.config, "layers")
+        return PooledStatesEmbedder(source, layers or "last", pool)
+    if (task := find_embedding_task(source)) is None:
+        raise UserError(
+            f"{source.path}: was not trained for embeddings; choose a run of embed or a sentence-transformers folder, "
+            f"or pool hidden states with pool=mean"
+        )
+    if layers:
+        raise UserError(f"layers = {layers!r}: is for hidden states; add pool=mean, or leave out layers")
+    return task.embedder(source, prompt, width)
+
+
+def require_no_prompt(prompt: str | None, width: int) -> None:
+    """Raises `UserError` if a setting of trained embeddings is set for hidden states."""
+    for name, value in (("prompt", prompt), ("width", width)):
+        if value:
+            raise UserError(
+                f"{name} = {value!r}: is for the embeddings that a checkpoint was trained for, not for hidden states; "
+                f"leave out {name}"
+            )

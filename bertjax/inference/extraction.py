@@ -1,0 +1,89 @@
+"""Writes the embeddings or the hidden states of texts to a file."""
+
+from typing import NamedTuple
+
+import jax
+
+from bertjax.common.errors import UserError
+from bertjax.data.corpus.text_input import TextInput
+from bertjax.distributed.mesh import compute_for
+from bertjax.inference import hidden_states, text_embedding
+from bertjax.inference.embedders import embedder_of, find_embedding_task, require_no_prompt
+from bertjax.interop.pretrained import Pretrained, tokenizer_of
+from bertjax.models import families
+from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
+
+
+class Extracted(NamedTuple):
+    """The content of a file that `write_extracted` has written.
+
+    Attributes:
+      name: the name of the array, vectors or hidden.
+      shape: the shape of the array.
+      texts: the number of texts.
+      cut: the number of texts that were truncated.
+      most_tokens: the number of tokens that truncated texts have.
+      layers: the hidden states, if `write_extracted` has chosen them; else "".
+    """
+
+    name: str
+    shape: tuple[int, int]
+    texts: int
+    cut: int
+    most_tokens: int
+    layers: str = ""
+
+    def describe(self, path: str) -> str:
+        """Returns a line about the file."""
+        note = f"; {self.cut} of them cut to {self.most_tokens} tokens" if self.cut else ""
+        note += f"; --layers={self.layers}" if self.layers else ""
+        rows, width = self.shape
+        return f"{self.name} [{rows}, {width}] of {self.texts} texts in {path}{note}"
+
+
+def write_extracted(
+    source: Pretrained,
+    texts: TextInput,
+    output: str,
+    prompt: str | None = None,
+    width: int = 0,
+    pool: str = "",
+    layers: str = "",
+) -> Extracted:
+    """Writes one embedding per text, or the hidden states of all tokens of all texts.
+
+    Writes embeddings if the checkpoint was trained for them, and if neither `pool` nor `layers` is set; pooled hidden
+    states with `pool`; else the hidden states of all tokens.
+
+    Args:
+      source: the checkpoint.
+      texts: the texts.
+      output: the .npy, .npz or .parquet file; hidden states of tokens need an .npz.
+      prompt: see `embedder_of`.
+      width: see `embedder_of`.
+      pool: see `embedder_of`.
+      layers: the hidden states, see `layer_pooling.WITHOUT_WEIGHTS`; "" for the last hidden states of pooled texts, and
+        for the concatenation of the last four of tokens if the model has four layers.
+
+    Raises:
+      UserError: for a wrong setting.
+    """
+    if layers and layers not in WITHOUT_WEIGHTS:
+        raise UserError(f"layers = {layers!r}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
+    if pool or (not layers and find_embedding_task(source) is not None):
+        embedder = embedder_of(source, prompt, width, pool, layers)
+        ids = texts.ids if texts.id_column else None
+        shape, cut = text_embedding.write_embeddings(output, embedder, iter(texts), ids, texts.id_column, texts.size)
+        return Extracted(
+            "vectors", shape, shape[0], cut, source.config.max_position_embeddings if pool else source.max_seq_length
+        )
+    require_no_prompt(prompt, width)
+    if not output.endswith(".npz"):
+        raise UserError(f"--output={output}: hidden states of tokens are written to an .npz; or set pool=mean")
+    chosen = layers or ("concat_last_four" if source.config.num_hidden_layers >= 4 else "last")
+    check_layers(chosen, source.config, "layers")
+    model = families.family_of(source.config).build(source.config, compute_for(source.dtype))
+    params = jax.device_put(source.params["bert"])  # once, not per batch
+    written = hidden_states.write_hidden_states(output, model, params, tokenizer_of(source), texts.__iter__, chosen)
+    most_tokens = source.config.max_position_embeddings
+    return Extracted("hidden", written.shape, written.texts, written.cut, most_tokens, "" if layers else chosen)

@@ -1,0 +1,230 @@
+"""Uses of a checkpoint that read or write files: evaluation, extraction, mining, submissions, conversion."""
+
+import os
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from absl import logging
+
+from bertjax.common.errors import UserError
+from bertjax.common.files import require_new_folder, write_whole
+from bertjax.config.limits import FORMATS
+from bertjax.data.corpus.text_input import TextInput
+from bertjax.embedding.hard_negatives import MinedFile, make_choice, mine_files
+from bertjax.inference.extraction import Extracted, write_extracted
+from bertjax.inference.text_embedding import SUFFIXES
+from bertjax.interop import pretrained
+from bertjax.interop.pretrained import Pretrained
+from bertjax.library.types import Path
+from bertjax.training.scores import Scores
+
+
+def read_checkpoint(path: Path, dtype: str | None = None) -> Pretrained:
+    """Reads a checkpoint with its tokenizer, see `load`. Libraries log nothing through absl while it is read."""
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"path = {path!r}: is no path; give a str")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)  # The libraries also raise the errors that they log.
+    try:
+        return pretrained.read_with_tokenizer(path, dtype)
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def evaluate(
+    checkpoint: Path,
+    data: Path,
+    dtype: str | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
+    **description: str | bool | None,
+) -> Scores:
+    """Scores a checkpoint on a labelled file, without training.
+
+    Args:
+      checkpoint: the checkpoint, as for `load`.
+      data: a file like the dev set of the run; for embeddings also a folder, such as a folder of BEIR.
+      dtype: the type to compute in, as for `load`.
+      on_note: receives lines about the examples, such as `print`, before they are scored.
+      **description: the form of the data of embeddings, as the flags of `bertjax evaluate`: form, texts, label, widths,
+        ignore_identical_ids.
+
+    Returns:
+      The scores, and the thresholds of the dev set that they depend on.
+
+    Raises:
+      UserError: if the checkpoint does not determine how the file is read, or if the file is invalid.
+
+    Example:
+      >>> bertjax.evaluate("runs/reviews", "test.csv").scores
+    """
+    from bertjax.finetuning.evaluation import score_file
+
+    return score_file(read_checkpoint(checkpoint, dtype), os.fspath(data), on_note, **description)
+
+
+def extract(
+    checkpoint: Path,
+    texts: Iterable[str],
+    output: Path,
+    *,
+    prompt: str | None = None,
+    width: int = 0,
+    pool: str = "",
+    layers: str = "",
+    dtype: str | None = None,
+) -> Extracted:
+    """Writes one embedding per text, or the hidden states of all tokens, to a file.
+
+    Writes embeddings if the checkpoint was trained for them, and if neither `pool` nor `layers` is set; pooled hidden
+    states with `pool`; else the hidden states of all tokens. The same call resumes after an interruption.
+
+    Args:
+      checkpoint: the checkpoint, as for `load`.
+      texts: the texts; a `TextInput` reads them from a file.
+      output: the .npy, .npz or .parquet file; hidden states of tokens need an .npz.
+      prompt: the text before each text, as for `Model.embed`.
+      width: the number of dimensions of embeddings, as for `Model.embed`.
+      pool: mean, cls or last.
+      layers: the hidden states, such as last.
+      dtype: the type to compute in, as for `load`.
+
+    Returns:
+      The shape of the array, and the number of truncated texts.
+
+    Raises:
+      UserError: for a wrong setting, or if there is no text.
+    """
+    if not os.fspath(output).endswith(SUFFIXES):
+        raise UserError(f"--output={os.fspath(output)}: must end in one of {', '.join(SUFFIXES)}")
+    text_input = texts if isinstance(texts, TextInput) else TextInput(list(texts))
+    text_input.check(os.fspath(checkpoint))
+    source = read_checkpoint(checkpoint, dtype)
+    return write_extracted(source, text_input, os.fspath(output), prompt, width, pool, layers)
+
+
+def mine(
+    checkpoint: Path,
+    data: Path,
+    output: Path,
+    *,
+    corpus: Path | None = None,
+    form: str = "pairs",
+    texts: str = "anchor,positive",
+    negatives: int = 1,
+    first: int = 1,
+    last: int = 100,
+    margin: str | float = "-inf",
+    min_score: float = -np.inf,
+    max_score: float = np.inf,
+    seed: int | None = None,
+    dtype: str | None = None,
+) -> MinedFile:
+    """Mines hard negatives with the embeddings of a checkpoint, and writes them to a table.
+
+    For each query, finds the nearest documents that are not relevant to the query. The table has the columns anchor,
+    positive, negative_1, ..., which the experiment `embed` trains on.
+
+    Args:
+      checkpoint: the checkpoint, as for `load`.
+      data: a file of queries and documents, or a folder with such a train file.
+      output: the .jsonl, .csv or .tsv file to write.
+      corpus: a file with more documents.
+      form: the form of the examples of `data`, as `config.data.form`.
+      texts: the columns of the texts of `data`, as `config.data.texts`.
+      negatives: the number of negatives of a query.
+      first: the rank of the first document that can be a negative; 1 is the nearest document.
+      last: the rank of the last document that can be a negative.
+      margin: the least difference of the cosines of the positive and of a negative, such as 0.1, or 5% of the positive.
+      min_score: the least cosine of a negative.
+      max_score: the largest cosine of a negative.
+      seed: the seed of a draw among the ranks; None takes the nearest documents.
+      dtype: the type to compute in, as for `load`.
+
+    Returns:
+      The numbers of queries and of rows, and lines with the numbers of dropped candidates and queries.
+
+    Raises:
+      UserError: for an invalid file or choice, or a checkpoint without embeddings.
+    """
+    choice = make_choice(negatives, first, last, margin, min_score, max_score, seed)
+    corpus_path = None if corpus is None else os.fspath(corpus)
+    paths = (os.fspath(checkpoint), os.fspath(data), os.fspath(output))
+    return mine_files(*paths, choice, corpus_path, form, texts, dtype)
+
+
+def submit(checkpoint: Path, test_file: Path, output: Path) -> str:
+    """Predicts the test set of a benchmark, and writes the file that the benchmark's server expects.
+
+    Args:
+      checkpoint: the workdir of a run on the benchmark's training set.
+      test_file: the test file, as the benchmark distributes it.
+      output: the file to write.
+
+    Returns:
+      A line about the predictions.
+
+    Raises:
+      UserError: if the task of the checkpoint takes no submissions, or if the test file is invalid.
+    """
+    from bertjax.inference.abilities import require_ability
+    from bertjax.inference.task import HasSubmission
+
+    source = read_checkpoint(checkpoint)
+    content, note = require_ability(source, HasSubmission).submission(source, os.fspath(test_file))
+    write_whole(output, content)
+    return f"{note} in {os.fspath(output)}"
+
+
+def convert(
+    source: Path,
+    output: Path,
+    format: str,
+    *,
+    architecture: str = "",
+    license: str = "",
+    part: str = "",
+    base: str = "",
+    push: str = "",
+    private: bool = False,
+    int8: bool = False,
+) -> str:
+    """Converts a checkpoint to another format.
+
+    Args:
+      source: the checkpoint, as for `load`.
+      output: the folder to write; it must be new or empty.
+      format: bertjax, huggingface, sentence-transformers, tf1, peft, stablehlo or onnx.
+      architecture: for huggingface, the transformers class; "" for the class that keeps most weights.
+      license: the license in the model card, such as apache-2.0.
+      part: the second model of a run, such as the generator, to write instead of the first model.
+      base: for peft, the name of the base on the hub, USER/NAME[@REVISION].
+      push: USER/NAME of a repository on the hub, to which the folder is pushed.
+      private: whether a new repository is private.
+      int8: for onnx, writes a model with 8-bit weights as well.
+
+    Returns:
+      A summary in one line.
+
+    Raises:
+      UserError: if the format cannot contain the model, if an option does not apply to the format, or if the push
+        fails.
+
+    Example:
+      >>> bertjax.convert("runs/reviews", "reviews-hf", "huggingface")
+    """
+    if format not in FORMATS:
+        raise UserError(f"format = {format!r}: choose one of {', '.join(FORMATS)}")
+    if int8 and format != "onnx":
+        raise UserError("--int8: only for --format=onnx")
+    require_new_folder(output)  # before the model is read, which can take minutes
+    if format not in ("stablehlo", "onnx"):
+        from bertjax.interop import conversion
+
+        return conversion.convert(source, output, format, architecture, license, part, push, private, base)
+    options = dict(architecture=architecture, license=license, part=part, base=base, push=push, private=private)
+    if wrong := next((name for name, value in options.items() if value), None):
+        raise UserError(f"--{wrong}: not for --format={format}")
+    from bertjax.export import onnx, stablehlo
+
+    checkpoint = read_checkpoint(source)
+    return onnx.write(output, checkpoint, int8) if format == "onnx" else stablehlo.write(output, checkpoint)

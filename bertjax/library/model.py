@@ -1,0 +1,332 @@
+"""A checkpoint to use in Python: its predictions for texts, its embeddings, and its network."""
+
+import dataclasses
+import functools
+import numbers
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bertjax.common import surrogates
+from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
+from bertjax.distributed.mesh import compute_for
+from bertjax.export import network
+from bertjax.inference import abilities, fill_mask, generation
+from bertjax.inference.embedders import embedder_of, find_embedding_task
+from bertjax.inference.fill_mask import Filled
+from bertjax.inference.task import FineTuningTask
+from bertjax.interop.pretrained import Pretrained
+from bertjax.library.checkpoints import convert, read_checkpoint
+from bertjax.library.types import Answer, Classified, Params, Parts, Path, Tagged, Texts
+from bertjax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Model:
+    """A checkpoint: its predictions for texts, its embeddings, and its network.
+
+    A method that takes `texts`, one or several, returns a list in their order, and computes several texts in batches. A
+    method raises `UserError` if the checkpoint was not trained for it; the message lists the available methods.
+
+    Args:
+      source: the checkpoint, with its params on one device.
+    """
+
+    source: Pretrained
+
+    def __repr__(self) -> str:
+        return f"bertjax.Model({self.path!r})"
+
+    @property
+    def path(self) -> str:
+        """The path of the checkpoint, such as runs/mine@500000."""
+        return self.source.path
+
+    @property
+    def params(self) -> Params:
+        """The params of the network: a nested dict of arrays."""
+        return self.source.params
+
+    @property
+    def config(self) -> BertConfig:
+        """The config of the model; its class depends on the model family."""
+        return self.source.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, with the ids of the special tokens."""
+        return cast(Tokenizer, self.source.tokenizer)  # `load` requires one
+
+    # Predictions for texts.
+
+    def fill_mask(self, texts: Texts, top_k: int = 5) -> list[Filled]:
+        """Returns each text with the `top_k` most likely words for each [MASK], and their probabilities.
+
+        Example:
+          >>> model.fill_mask("the [MASK] barked", top_k=1)[0].masks
+          [[('dog', 0.71)]]
+        """
+        self._require("fill_mask")
+        _check_number("top_k", top_k, 1)
+        return list(fill_mask.predict_masks(self.source, _plain_texts(texts), top_k))
+
+    def generate(
+        self,
+        texts: Texts,
+        pieces: int,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> list[str]:
+        """Returns each text with a continuation of up to `pieces` tokens. Only for left-to-right models.
+
+        Args:
+          texts: the texts.
+          pieces: the maximum number of new tokens.
+          temperature: divides the logits; 0 always chooses the most likely token.
+          top_k: samples from the k most likely tokens; 0 samples from all tokens.
+          top_p: samples from the most likely tokens with this total probability.
+          seed: the seed of the random numbers.
+        """
+        self._require("generate")
+        for name, value, least in (("pieces", pieces, 0), ("top_k", top_k, 0)):
+            _check_number(name, value, least)
+        _check_number("seed", seed, 0, 2**31 - 1)
+        _check_number("temperature", temperature, 0, kinds=numbers.Real)
+        _check_number("top_p", top_p, 1e-6, 1, kinds=numbers.Real)
+        sampling = generation.Sampling(temperature, top_k, top_p)
+        return list(generation.continue_texts(self.source, _plain_texts(texts), pieces, sampling, seed))
+
+    def classify(self, texts: Parts) -> list[Classified]:
+        """Returns the class, the labels or the score of each text, or of each pair of texts.
+
+        Example:
+          >>> model.classify(["a great film", "a dull film"])[0]["label"]
+          'positive'
+        """
+        self._require("classify")
+        return cast(list[Classified], self.predict(texts))
+
+    def tag(self, texts: Texts) -> list[Tagged]:
+        """Returns the words of each text with their tags, and the entities."""
+        self._require("tag")
+        return cast(list[Tagged], self.predict(texts))
+
+    def answer(self, question: str, context: str) -> Answer:
+        """Returns the answer to a question in a context. `predict` takes a list of (question, context) pairs."""
+        self._require("answer")
+        (prediction,) = self.predict([(question, context)])
+        return cast(Answer, prediction)
+
+    def predict(self, texts: Parts) -> list[dict[str, Any]]:
+        """Returns the predictions of a fine-tuned checkpoint, one dict for each text or tuple of texts.
+
+        `bertjax predict` prints the same dicts.
+        """
+        self._require("predict")
+        task, parts = cast(FineTuningTask, self._task), _parts_of_texts(texts)
+        task.inputs.check(parts)
+        return list(task.predict(self.source, parts)) if parts else []
+
+    def embed(
+        self, texts: Texts, prompt: str | None = None, width: int = 0, pool: str = "", layers: str = ""
+    ) -> NDArray[np.float32]:
+        """Returns the embeddings of texts, `[texts, width]`.
+
+        Args:
+          texts: the texts.
+          prompt: the text before each text: "query", "document", another prompt of a folder of sentence-transformers,
+            or the text itself. None is "query" for a run, and the default prompt for such a folder.
+          width: the number of dimensions to keep, which the run must have trained; 0 for all. The shortened embeddings
+            are normalized.
+          pool: mean, cls or last pools the hidden states of any checkpoint, without prompts; "" computes the embeddings
+            that the checkpoint was trained for.
+          layers: with `pool`, the hidden states; "" for the last hidden states, as in sentence-transformers.
+
+        Example:
+          >>> model.embed(["a query", "another query"]).shape
+          (2, 384)
+        """
+        _check_number("width", width, 0)
+        prompt = surrogates.replaced(prompt) if isinstance(prompt, str) else prompt
+        embedder, plain = embedder_of(self.source, prompt, width, pool, layers), _plain_texts(texts)
+        return embedder(plain)[0] if plain else np.zeros((0, width), np.float32)
+
+    # Files.
+
+    def save(self, folder: Path, format: str = "") -> str:
+        """Writes the checkpoint to a new folder in another format, see `bertjax.convert`; returns a summary.
+
+        Args:
+          folder: the folder; it must be new or empty.
+          format: the format; by default huggingface, or sentence-transformers for a model of embeddings.
+        """
+        return convert(self.path, folder, format or self._format)
+
+    def push(self, repository: str, private: bool = False, format: str = "") -> str:
+        """Pushes the checkpoint to a repository of the Hugging Face hub; returns a summary.
+
+        Args:
+          repository: the repository, USER/NAME, which is created if it does not exist.
+          private: whether a new repository is private.
+          format: huggingface or sentence-transformers; by default as for `save`.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            output = os.path.join(folder, "model")
+            return convert(self.path, output, format or self._format, push=repository, private=private)
+
+    @property
+    def _format(self) -> str:
+        return "sentence-transformers" if self.makes_vectors else "huggingface"
+
+    # The network.
+
+    def apply(
+        self,
+        params: Params,
+        input_ids: ArrayLike,
+        segments: ArrayLike | None = None,
+        token_types: ArrayLike | None = None,
+        dropout_keys: jax.Array | None = None,
+    ) -> jax.Array:
+        """Computes the outputs of the head of the checkpoint. The function is pure, so that JAX can transform it.
+
+        Args:
+          params: the params, such as `self.params`.
+          input_ids: `[batch, length]`, with [CLS] and [SEP]; for multiple choice `[batch, choices, length]`.
+          segments: 1 for tokens, 0 for padding, see `EncoderModel.encode`; None: all ids but [PAD] are tokens.
+          token_types: 1 in the second text of a pair; None: 0 everywhere.
+          dropout_keys: `[batch]` random keys; None: no dropout.
+
+        Returns:
+          The logits of words `[batch, length, vocab]`, of classes `[batch, labels]`, of tags `[batch, length, labels]`,
+          or of the ends of answers `[batch, length, 2]`; or embeddings `[batch, width]`. A bidirectional language model
+          returns the logits of the next words, then the logits of the previous words. Without a head, returns the
+          result of `encode`.
+
+        Example:
+          >>> loss = lambda params: model.apply(params, ids).mean()
+          >>> gradients = jax.jit(jax.grad(loss))(model.params)
+        """
+        return self._outputs(params, self._batch(input_ids, segments, token_types), dropout_keys)
+
+    def encode(
+        self,
+        params: Params,
+        input_ids: ArrayLike,
+        segments: ArrayLike | None = None,
+        token_types: ArrayLike | None = None,
+        dropout_keys: jax.Array | None = None,
+    ) -> jax.Array:
+        """Computes the last hidden states `[batch, length, hidden]`. The arguments are the arguments of `apply`."""
+        return self._states(params, self._batch(input_ids, segments, token_types), dropout_keys)
+
+    def _batch(
+        self, input_ids: ArrayLike, segments: ArrayLike | None, token_types: ArrayLike | None
+    ) -> dict[str, jax.Array]:
+        ids = jnp.asarray(input_ids, jnp.int32)
+        segments = ids != self.tokenizer.pad_id if segments is None else segments
+        token_types = jnp.zeros_like(ids) if token_types is None else token_types
+        arrays = {"input_ids": ids, "segments": segments, "token_types": token_types}
+        return {name: jnp.asarray(x, jnp.int32) for name, x in arrays.items()}
+
+    @functools.cached_property
+    def _outputs(self) -> network.Function:
+        return network.outputs(self.source, compute_for(self.source.dtype))
+
+    @functools.cached_property
+    def _states(self) -> network.Function:
+        return network.states(self.source, compute_for(self.source.dtype))
+
+    # The abilities of the checkpoint.
+
+    @functools.cached_property
+    def _task(self) -> FineTuningTask | None:
+        return abilities.task_of(self.source)
+
+    @functools.cached_property
+    def _methods(self) -> list[str]:
+        return abilities.methods_of(self.source)
+
+    @property
+    def methods(self) -> list[str]:
+        """The names of the methods that the checkpoint was trained for, such as `classify`."""
+        return [*self._methods]
+
+    @property
+    def makes_vectors(self) -> bool:
+        """Whether the checkpoint was trained to compute embeddings, so that `embed` needs no `pool`."""
+        return find_embedding_task(self.source) is not None
+
+    def _require(self, method: str) -> None:
+        """Raises `UserError` if the checkpoint was not trained for a method."""
+        if method not in self.methods:
+            available = ", ".join([*self.methods, "embed", "encode, apply"])
+            raise UserError(f"{self.path}: was not trained for {method}; the available methods are {available}")
+
+
+def load(path: Path, dtype: str | None = None) -> Model:
+    """Loads a checkpoint, with its tokenizer.
+
+    Args:
+      path: the workdir of a run (also WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers,
+        hub:NAME[@REVISION], or Google's bert_model.ckpt.
+      dtype: the type to compute in, as `config.dtype`; by default the type of the run.
+
+    Raises:
+      UserError: if the path has no checkpoint, or if the checkpoint is damaged.
+
+    Example:
+      >>> model = bertjax.load("runs/quickstart")
+      >>> model.methods
+      ['fill_mask']
+    """
+    source = read_checkpoint(path, dtype)
+    return Model(dataclasses.replace(source, params=jax.device_put(source.params)))
+
+
+def _plain_texts(texts: Texts) -> list[str]:
+    """Returns texts as a list. Raises `UserError` if one is not a str."""
+    listed = _listed(texts)
+    for number, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise UserError(f"texts[{number}] = {text!r}: is no text; give a str")
+    return [surrogates.replaced(text) for text in listed]
+
+
+def _parts_of_texts(texts: Parts) -> list[tuple[str, ...]]:
+    """Returns texts as tuples of their parts. Raises `UserError` if a part is not a str."""
+    listed = _listed(texts)
+    divided = [tuple(text) if isinstance(text, list | tuple) else (text,) for text in listed]
+    for number, parts in enumerate(divided):
+        if not all(isinstance(part, str) for part in parts):
+            raise UserError(f"texts[{number}] = {listed[number]!r}: is neither a text nor a tuple of texts; give a str")
+    return [tuple(map(surrogates.replaced, parts)) for parts in divided]
+
+
+def _listed(texts: Any) -> list[Any]:
+    """Returns one text, or several, as a list. Raises `UserError` for another type."""
+    if isinstance(texts, str):
+        return [texts]
+    try:
+        if isinstance(texts, bytes | bytearray | Mapping):
+            raise TypeError
+        return list(iter(texts))
+    except TypeError:
+        raise UserError(f"texts = {texts!r:.60}: is no text; give a str, or a list of them") from None
+
+
+def _check_number(name: str, value: Any, least: float, most: float = np.inf, kinds: Any = (int, np.integer)) -> None:
+    """Raises `UserError` unless an option is a number of these types and in this range."""
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+        kind = "an integer" if kinds is not numbers.Real else "a number"
+        limit = f"from {least} to {most}" if most < np.inf else f"of at least {least}"
+        raise UserError(f"{name} = {value!r}: must be {kind} {limit}")
