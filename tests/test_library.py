@@ -153,7 +153,7 @@ def test_a_saved_model_is_the_model(tmp_path):
 def launched(monkeypatch):
     """(config, workdir) of each run that would be launched."""
     found = []
-    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, draw, hooks: found.append(given))
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, began, draw, hooks: found.append(given))
     return found
 
 

@@ -3,7 +3,7 @@
 
 : "${ZONE:=}"                      # of the TPU, such as us-west4-a: cloud.google.com/tpu/docs/regions-zones
 : "${BUCKET:=}"                    # gs://NAME[/FOLDER]: workdirs are $BUCKET/runs/$RUN; best in the region of ZONE
-: "${RECORDS:=}"                   # gs://...: the output of python -m bertjax.prepare
+: "${RECORDS:=}"                   # gs://...: the output of bertjax prepare
 : "${CONFIG:=experiments/base.py}" # the experiment, relative to the root of this checkout
 : "${RUN:=base}"                   # the run's name; a run with the same name resumes from its last checkpoint
 

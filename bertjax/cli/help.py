@@ -22,7 +22,8 @@ def help_text(docstring: str, command_flags: Sequence[flags.Flag]) -> str:
       command_flags: the flags of the command, in the order of their definition.
     """
     purpose, _, *description = docstring.strip().split("\n\n")
-    parts = [f"example: {example_in(docstring)}", purpose, *description]
+    paragraphs = (textwrap.fill(paragraph, _width(), break_on_hyphens=False) for paragraph in description)
+    parts = [f"example: {example_in(docstring)}", purpose, *paragraphs]
     groups: dict[str, list[flags.Flag]] = {}
     for flag in command_flags:
         if not (flag.help or "").startswith("Alias for --"):
@@ -32,9 +33,13 @@ def help_text(docstring: str, command_flags: Sequence[flags.Flag]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+def _width() -> int:
+    """Returns the number of columns of the terminal, at most 120; 100 without a terminal."""
+    return min(shutil.get_terminal_size((100, 24)).columns, 120)
+
+
 def _lines(flag: flags.Flag) -> str:
     """Returns the lines of a flag: its name, and its help beside the name."""
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     name = f"{INDENT}--{flag.name}" if flag.boolean else f"{INDENT}--{flag.name}=…"
     text = flag.help or ""
     if flag.default not in (None, "", False, []) and "default" not in text:
@@ -43,5 +48,5 @@ def _lines(flag: flags.Flag) -> str:
         text += " Required."
     indent = " " * HELP_COLUMN
     start = f"{name:<{HELP_COLUMN}}" if len(name) < HELP_COLUMN else f"{name}\n{indent}"
-    wrapped = textwrap.wrap(" ".join(text.split()), width - HELP_COLUMN) or [""]
+    wrapped = textwrap.wrap(" ".join(text.split()), _width() - HELP_COLUMN) or [""]
     return f"\n{indent}".join([start + wrapped[0], *wrapped[1:]])

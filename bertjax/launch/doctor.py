@@ -36,7 +36,7 @@ VARIABLES = (
     "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "JAX_ENABLE_X64", "HF_HUB_OFFLINE", "PYTHONPATH",
 )  # fmt: skip
 MOST_LINES, MOST_CHARACTERS = 20, 200  # lines of a report; characters of a reason or a variable
-SECONDS = 30.0  # for JAX to list its devices, and for libtpu to load
+SECONDS = 60.0  # for JAX to list its devices, and for libtpu to load
 WALK_SECONDS = 2.0  # for the size of a cache
 LITTLE = 10**9  # bytes of free disk that are too few
 REINSTALL, CHECKOUT = "pip install --force-reinstall", "pip install -e . in the checkout of bertjax"

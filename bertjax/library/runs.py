@@ -68,7 +68,7 @@ def train(
     from bertjax.launch.start import launch
     from bertjax.reporting.page import draw
 
-    launch(run_config, workdir, began, draw=draw, hooks=hooks)
+    launch(run_config, workdir, began=began, draw=draw, hooks=hooks)
     return epath.Path(workdir)
 
 
