@@ -28,7 +28,7 @@ def _features(model: nn.Module, params: dict, batch: dict, layers: str) -> jax.A
     return combine(states, layers).astype(jnp.float32)
 
 
-def extract(
+def compute_hidden_states(
     model: nn.Module, params: dict, tokenizer: Tokenizer, texts: Iterable[str], layers: str
 ) -> Iterator[np.ndarray]:
     """Yields the hidden states of each text, `[tokens, width]` float32 with [CLS] and [SEP], in order.
@@ -80,7 +80,7 @@ def write_hidden_states(
     texts: Callable[[], Iterable[str]],
     layers: str,
 ) -> WrittenStates:
-    """Writes the results of `extract` to an .npz file.
+    """Writes the results of `compute_hidden_states` to an .npz file.
 
     The file contains `hidden` `[tokens of all texts, width]` and `offsets` `[texts + 1]` int64: text i has the rows
     from `offsets[i]` to `offsets[i + 1]`.
@@ -91,7 +91,7 @@ def write_hidden_states(
       params: the params of the encoder.
       tokenizer: the tokenizer.
       texts: returns the texts, one or more. It is called twice, because the file begins with the number of rows.
-      layers: see `extract`.
+      layers: see `compute_hidden_states`.
 
     Raises:
       UserError: if the second call returns other texts, or if the file cannot be written.
@@ -102,7 +102,7 @@ def write_hidden_states(
     rows, path = int(offsets[-1]), epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
-        states = extract(model, params, tokenizer, texts(), layers)
+        states = compute_hidden_states(model, params, tokenizer, texts(), layers)
         first = next(states)
         shape, written = (rows, first.shape[-1]), 0
         with archive.open("hidden.npy", "w", force_zip64=True) as member:

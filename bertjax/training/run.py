@@ -26,7 +26,7 @@ from bertjax.training.checkpoints.workdir import (
     read_report,
     require_info,
     write_info,
-    write_report,
+    write_report_text,
 )
 from bertjax.training.hooks.hook import Hook, TrainingRun
 from bertjax.training.loop import TrainingResult, train_task
@@ -313,7 +313,7 @@ def _report(opened: Run, workdir: epath.Path, trained: TrainingResult) -> None:
             count = trained.scores.waited
             text += f": {count} evaluation{'s' * (count != 1)} without a better score"
     if jax.process_index() == 0:
-        write_report(workdir, text)
+        write_report_text(workdir, text)
     _print_first(text)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.inference import text_embedding
-from bertjax.inference.hidden_states import extract
+from bertjax.inference.hidden_states import compute_hidden_states
 from bertjax.inference.text_embedding import PooledStatesEmbedder
 from bertjax.interop import conversion, pretrained
 from bertjax.models.bert.model import BertModel
@@ -51,7 +51,7 @@ def make(compiled, monkeypatch):
 def test_vectors_are_pooled_hidden_states(source, pool):
     found, cut = PooledStatesEmbedder(source, "sum_all", pool)(TEXTS)
     model, params = BertModel(source.config), source.params["bert"]
-    states = extract(model, params, source.tokenizer, TEXTS, "sum_all")
+    states = compute_hidden_states(model, params, source.tokenizer, TEXTS, "sum_all")
     pooled = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1]}[pool]
     np.testing.assert_allclose(found, list(map(pooled, states)), atol=1e-5)
     assert cut[-1] and not cut[-2]
@@ -59,7 +59,9 @@ def test_vectors_are_pooled_hidden_states(source, pool):
 
 def test_the_mask_of_a_text_is_a_mask(source, compiled):
     masked, plain = compiled(["a [MASK]", "a mask"])[0]
-    (states,) = extract(BertModel(source.config), source.params["bert"], source.tokenizer, ["a [MASK]"], "last")
+    (states,) = compute_hidden_states(
+        BertModel(source.config), source.params["bert"], source.tokenizer, ["a [MASK]"], "last"
+    )
     assert len(states) == 4 and np.abs(masked - states.mean(0)).max() < 1e-5 < np.abs(masked - plain).max()
 
 

@@ -14,7 +14,7 @@ from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.distributed.mesh import make_mesh
 from bertjax.inference import hidden_states
 from bertjax.inference.fill_mask import fill_masks
-from bertjax.inference.hidden_states import extract
+from bertjax.inference.hidden_states import compute_hidden_states
 from bertjax.interop import huggingface, initialization, pretrained
 from bertjax.models.bert.model import BertModel
 from bertjax.models.families import model_fields
@@ -159,7 +159,9 @@ def test_hidden_states_are_the_layers_of_the_paper(golden):
     model, tokenizer = BertModel(dataclasses.replace(golden.config, num_hidden_layers=5)), golden.tokenizer
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *3 * [np.ones((1, 24), np.int32)])["params"])
     encode = jax.jit(lambda *x: model.apply({"params": params}, *x, every_layer=True, method="encode")[:, 0])
-    hidden = {choice: list(extract(model, params, tokenizer, TEXTS, choice)) for choice in WITHOUT_WEIGHTS}
+    hidden = {
+        choice: list(compute_hidden_states(model, params, tokenizer, TEXTS, choice)) for choice in WITHOUT_WEIGHTS
+    }
     for row, text in enumerate(TEXTS):
         ids = [tokenizer.cls_id, *tokenizer.encode(text).ids[:22], tokenizer.sep_id]
         padded = np.pad([ids], ((0, 0), (0, 24 - len(ids))))
@@ -182,7 +184,7 @@ def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch)
     monkeypatch.setattr(hidden_states, "PORTION", 100)
     given = (model, params, golden.tokenizer)
     written = hidden_states.write_hidden_states(path, *given, lambda: iter(texts), "last")
-    expected = [states for text in [*TEXTS, ""] for states in extract(*given, [text], "last")] * 9
+    expected = [states for text in [*TEXTS, ""] for states in compute_hidden_states(*given, [text], "last")] * 9
     assert written == ((sum(map(len, expected)), golden.config.hidden_size), 45, 9)
     with np.load(path) as arrays:
         parts = np.split(arrays["hidden"], arrays["offsets"][1:-1])

@@ -150,7 +150,7 @@ def test_the_page_of_one_run_has_what_made_it_and_what_it_predicts(tmp_path, mon
     workdir.append_command(run)
     monkeypatch.setattr(sys, "argv", ["main.py", "--again"])
     workdir.append_command(run)
-    workdir.write_report(run, "held-out <words>: loss 4.5")
+    workdir.write_report_text(run, "held-out <words>: loss 4.5")
     ((name, content),) = workdir.samples_file([("a < b", "good", "bad"), ("x" * 9999, "", "")]).items()
     (run / name).write_text(content)
     written = page.write_page(tmp_path / "out", [run]).read_text()

@@ -376,7 +376,7 @@ def read_report(workdir: epath.PathLike) -> str | None:
     return read_whole(path).decode(errors="replace").rstrip("\n") if path.exists() else None
 
 
-def write_report(workdir: epath.PathLike, text: str) -> None:
+def write_report_text(workdir: epath.PathLike, text: str) -> None:
     """Writes the report of a finished run."""
     write_whole(epath.Path(workdir) / REPORT, text + "\n")
 
