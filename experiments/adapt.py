@@ -1,4 +1,4 @@
-"""Goes on with somebody's encoder on the text of a domain, with pieces for the words that its vocabulary cuts up.
+"""Goes on with somebody's encoder on the text of a domain, with tokens for the words that its vocabulary cuts up.
 
 Command:  bertjax train --config=experiments/adapt.py --config.init_checkpoint=bert-base-uncased
           --config.data.corpus=domain.txt --workdir=runs/adapted

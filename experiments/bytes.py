@@ -1,4 +1,4 @@
-"""A BERT without a vocabulary: its pieces are the bytes of UTF-8, of which whole words are masked.
+"""A BERT without a vocabulary: its tokens are the bytes of UTF-8, of which whole words are masked.
 
 Command:  bertjax train --config=bytes --config.data.corpus=texts/ --workdir=runs/bytes
 Hardware: not run at this size; a small model on two CPU cores: ablations/RESULTS.md

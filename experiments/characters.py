@@ -5,7 +5,7 @@ before the last predict the next two characters as well, the l-th of n up to l /
 of the paper's section "Training": 4 M steps of 16 sequences of 512 bytes, momentum of 0.99, a rate of 0.003 that never
 falls. It drops out 0.55 of attention and of what ReLU gives; there is no place for the latter here, so that what each
 part adds to the sum loses 0.1. Here gradients are clipped, of which the paper does not speak, and the embeddings are
-also the last layer's output layer.
+also the last layer's head.
 
 cores is small enough for two CPU cores: 6 layers of 128, with Adam.
 

@@ -9,7 +9,7 @@ Theirs grows by a microbatch, in up to 192 sizes; each compiles the step again, 
 count padding as tokens. Except for 17m, its `context` widens the angles of local layers already. The vocabulary, a
 byte-level BPE as theirs, is learnt from the corpus.
 
-cores is for two CPU cores and three to six hours: 17m's shape with fewer pieces, in short sequences. In ten minutes, a
+cores is for two CPU cores and three to six hours: 17m's shape with fewer tokens, in short sequences. In ten minutes, a
 smaller model learns more: --config=text --config.budget=10min.
 
 Command:  bertjax train --config=modern:base --config.data.corpus=texts/ --workdir=runs/modern

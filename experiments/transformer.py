@@ -2,7 +2,7 @@
 
 6 layers of 512 or 1,024, with 8 or 16 heads: sinusoidal positions, a LayerNorm after each sum, ReLU. Its decoder is
 there for translation, which is not done here. Adam has the paper's numbers and its highest rate (section 5.3), from
-which the rate falls linearly, not by the root of the step; a step has as many pieces as one language there (5.1). There
+which the rate falls linearly, not by the root of the step; a step has as many tokens as one language there (5.1). There
 is no weight decay, and no gradient is clipped.
 
 Command:  bertjax train --config=transformer:base --config.data.corpus=texts/ --workdir=runs/transformer

@@ -2,7 +2,7 @@
 
 As in the released scripts (run_wt103_base.sh, run_enwik8_base.sh): Adam at 2.5e-4, which a cosine lets fall to 0,
 without a warm-up; dropout 0.1, none of probabilities; gradients of norm 0.25 at most; evaluation with a longer memory.
-wikitext has 32,000 learnt pieces where the paper has 267,735 words and an adaptive softmax; enwik8 is read as bytes.
+wikitext has 32,000 learnt tokens where the paper has 267,735 words and an adaptive softmax; enwik8 is read as bytes.
 Both are read as any text here: paragraphs are documents, sentences have one space between, and some documents are held
 out, so that scores are of other text than the paper's.
 

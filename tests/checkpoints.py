@@ -9,7 +9,7 @@ from bertjax.finetuning import run as finetuning_run
 from bertjax.interop import huggingface
 from bertjax.models.heads import BertForPreTraining
 from bertjax.pretraining import run as pretraining_run
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from tests.conftest import TOPICS, one_device_mesh
 
 WORDS = [word for words in TOPICS.values() for word in words]
@@ -35,7 +35,7 @@ def checkpoint(built_once):
 
     def build(folder):
         letters = "abcdefghijklmnopqrstuvwxyz"
-        pieces = [*SPECIAL_PIECES, *WORDS, *letters, *("##" + x for x in letters), *".,:?!"]
+        pieces = [*SPECIAL_TOKENS, *WORDS, *letters, *("##" + x for x in letters), *".,:?!"]
         config = BertConfig(
             vocab_size=len(pieces), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
             max_position_embeddings=64, initializer_range=0.1,

@@ -153,7 +153,7 @@ def make_corpus(documents: int, seed: int = 0) -> str:
 def without_pictures(request, monkeypatch):
     """Spares each run the second that its page takes; `test_report` and the commands, in processes, draw theirs."""
     if request.path.name != "test_report.py" and "with_pictures" not in request.fixturenames:
-        monkeypatch.setattr("bertjax.reporting.page.write", lambda *_: None)
+        monkeypatch.setattr("bertjax.reporting.page.write_page", lambda *_: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -198,14 +198,16 @@ def _run(module: str) -> None:
     bertjax.data.loading.pipeline.reader = lambda: bertjax.data.loading.readers.plain
     if QUICK in os.environ:
         step_times = bertjax.launch.budget.steps.StepTimes(steps=1.0, evaluation=0.1, compiling=1.0)
-        bertjax.launch.budget.steps.measure = lambda *_: step_times
+        bertjax.launch.budget.steps.measure_steps = lambda *_: step_times
         bertjax.reporting.page.draw = lambda workdir: None
         bertjax.data.preprocessing.preparation.worker_pool = in_process_pool
         bertjax.data.preprocessing.vocabulary.worker_pool = in_process_pool
-        parts = bertjax.config.stages.parts_of
-        bertjax.config.stages.parts_of = lambda stage, batch_size: [] if stage.steps == 1 else parts(stage, batch_size)
+        parts = bertjax.config.stages.batch_size_parts
+        bertjax.config.stages.batch_size_parts = lambda stage, batch_size: (
+            [] if stage.steps == 1 else parts(stage, batch_size)
+        )
     if os.environ.get(QUICK) == "untrained":
-        bertjax.training.run.train = lambda *_, **__: sys.exit(0)
+        bertjax.training.run.train_task = lambda *_, **__: sys.exit(0)
     if "BERTJAX_TEST_COVERAGE" in os.environ:
         importlib.import_module("experiments.benchmarks.test_coverage").start_in_fork()
     try:

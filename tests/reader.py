@@ -208,7 +208,7 @@ def write_inputs(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
 
 def write_published(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
     """Writes random models in place of the checkpoints of other families that the how-to pages download."""
-    pieces = tokenizer.load("wordpiece", checkpoint / "vocab.txt")
+    pieces = tokenizer.load_tokenizer("wordpiece", checkpoint / "vocab.txt")
     sizes = SIZES | dict(vocab_size=len(pieces.pieces), max_position_embeddings=64)
     for name, config in (
         ("distilbert-base-uncased", DistilBertConfig(**sizes)),

@@ -13,7 +13,7 @@ from bertjax.config.stages import stages_of
 from bertjax.inference import bits_per_byte
 from bertjax.launch.validate import validate
 from bertjax.models.heads import BertForMaskedLM
-from bertjax.text.tokenizer import SPECIAL_PIECES, Encoding, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, Encoding, WordPiece
 from experiments.ablations import bits as bits_command
 from experiments.ablations import characters, scaled, successors, today
 
@@ -80,7 +80,7 @@ def test_windows_have_whole_words_and_a_share_of_them_is_hidden():
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_bits_of_a_model_that_knows_nothing(causal):
     """Each word is a piece, all 40 pieces are equally likely, and a left-to-right model names them all."""
-    pieces = [*SPECIAL_PIECES, *(f"word{chr(97 + i)}" for i in range(26)), *"abcdefghi"]
+    pieces = [*SPECIAL_TOKENS, *(f"word{chr(97 + i)}" for i in range(26)), *"abcdefghi"]
     words = WordPiece(pieces, lowercase=False)
     config = BertConfig(**model_size("1-32-2"), vocab_size=40, max_position_embeddings=32, causal=causal)
     model, texts = BertForMaskedLM(config), [" ".join(pieces[5 + i : 17 + i]) for i in range(14)]

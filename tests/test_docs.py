@@ -77,7 +77,9 @@ def test_files_of_the_checkout_exist(page):
 def named(tmp_path, monkeypatch):
     """A folder with what the examples in Python name, which becomes the current one."""
     lines = [line for line in make_corpus(20).splitlines() if line]
-    learnt = vocabulary_learning.learn("wordpiece", vocabulary_learning.count_words("wordpiece", lines), 150).pieces
+    learnt = vocabulary_learning.learn_new_vocabulary(
+        "wordpiece", vocabulary_learning.count_words("wordpiece", lines), 150
+    ).pieces
     tokenizer = WordPiece([*learnt, *(f"[unused{i}]" for i in range(30522 - len(learnt)))], lowercase=True)
     config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     metadata = huggingface.Metadata(("1", "2", "3"))

@@ -27,7 +27,7 @@ TAGS = ("O", "B-X", "I-X")
 
 def made(architecture: str, layer: str = "", width: int = 0, causal: bool = False, **known) -> bertjax.Model:
     """A model of tests/golden/bert with a random output layer of this width."""
-    golden = pretrained.read(GOLDEN)
+    golden = pretrained.read_pretrained(GOLDEN)
     rng, params = np.random.default_rng(0), dict(golden.params)
     if layer:
         kernel = rng.normal(size=(golden.config.hidden_size, width)).astype(np.float32)
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):
         bertjax.load(tmp_path / "nowhere")
     whole = bertjax.load(GOLDEN)
     model = library.Model(dataclasses.replace(whole.source, architecture="BertForSequenceClassification"))
-    with pytest.raises(UserError, match="is BertForSequenceClassification, but it has no weights for the output layer"):
+    with pytest.raises(UserError, match="is BertForSequenceClassification, but it has no weights for the head"):
         model.classify("the ship")
     for texts, shape in (("the ship", (1, 32)), ([], (0, 0))):
         assert model.embed(texts, pool="cls", layers="last").shape == shape

@@ -33,7 +33,7 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     The first command predicts or extracts. `convert` follows for a run, then `train`, which fine-tunes a pre-trained
     run, or `serve`. Returns no commands for a path without a checkpoint, such as a sweep.
     """
-    from bertjax.inference.task import HasVectors
+    from bertjax.inference.task import HasEmbeddings
     from bertjax.inference.tasks import find_task
     from bertjax.interop import pretrained
 
@@ -45,7 +45,7 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     except UserError:  # such as a task that is not registered in this process
         return []
     if place.format == "bertjax":
-        output_format = "sentence-transformers" if isinstance(task, HasVectors) else "huggingface"
+        output_format = "sentence-transformers" if isinstance(task, HasEmbeddings) else "huggingface"
         output = f"{checkpoint.rstrip('/').replace('@', '-')}-{output_format}"
         if not os.path.exists(output):
             commands.append(command("convert", checkpoint, output, f"--format={output_format}"))
@@ -60,9 +60,9 @@ def _read_description(checkpoint: str, place: "Place") -> tuple[str, ConfigDict]
     from bertjax.interop.places import AdapterPlace
 
     architecture, settings = pretrained.read_settings(checkpoint)
-    if place.format == "huggingface" and not place.vectors:
+    if place.format == "huggingface" and not place.embedding_folder:
         architecture, *_ = huggingface.read_head(place.folder / huggingface.CONFIG)
-    if isinstance(place, AdapterPlace) and not place.vectors:
+    if isinstance(place, AdapterPlace) and not place.embedding_folder:
         architecture = place.read_architecture()
     return architecture, settings
 

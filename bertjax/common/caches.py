@@ -5,7 +5,7 @@ import tempfile
 from typing import NamedTuple
 
 
-class Cache(NamedTuple):
+class CacheFolder(NamedTuple):
     """A folder of a cache.
 
     Attributes:
@@ -26,15 +26,17 @@ def compilation_cache() -> str:
     return os.environ.get("JAX_COMPILATION_CACHE_DIR", f"{home}/.cache/bertjax/compiled")
 
 
-def caches() -> tuple[Cache, ...]:
+def caches() -> tuple[CacheFolder, ...]:
     """Returns the compilation cache, and the folders of downloads by their libraries' documentation."""
     variables, home = os.environ, os.path.expanduser("~")
     hugging_face = variables.get("HF_HOME", f"{variables.get('XDG_CACHE_HOME', f'{home}/.cache')}/huggingface")
     return (
-        Cache("compiled programs", compilation_cache(), "JAX_COMPILATION_CACHE_DIR"),
-        Cache("models of the hub", variables.get("HF_HUB_CACHE", f"{hugging_face}/hub"), "HF_HUB_CACHE"),
-        Cache(
+        CacheFolder("compiled programs", compilation_cache(), "JAX_COMPILATION_CACHE_DIR"),
+        CacheFolder("models of the hub", variables.get("HF_HUB_CACHE", f"{hugging_face}/hub"), "HF_HUB_CACHE"),
+        CacheFolder(
             "data sets of the hub", variables.get("HF_DATASETS_CACHE", f"{hugging_face}/datasets"), "HF_DATASETS_CACHE"
         ),
-        Cache("TensorFlow Datasets", variables.get("TFDS_DATA_DIR", f"{home}/tensorflow_datasets"), "TFDS_DATA_DIR"),
+        CacheFolder(
+            "TensorFlow Datasets", variables.get("TFDS_DATA_DIR", f"{home}/tensorflow_datasets"), "TFDS_DATA_DIR"
+        ),
     )

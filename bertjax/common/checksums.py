@@ -15,7 +15,7 @@ import numpy as np
 PART = 1 << 20  # elements of a NumPy array at a time
 
 
-def names_of(tree: Any) -> dict[str, Any]:
+def arrays_by_name(tree: Any) -> dict[str, Any]:
     """Returns the arrays of a tree by path, such as "bert/pooler/dense/kernel"."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
@@ -26,10 +26,10 @@ def of_tree(tree: Any) -> dict[str, int]:
 
     NumPy computes the checksums of arrays on CPUs, because compilation would take longer.
     """
-    arrays = names_of(tree)
+    arrays = arrays_by_name(tree)
     if all(_is_in_memory(x) for x in arrays.values()):
         return {name: of_numpy(np.asarray(x)) for name, x in arrays.items()}
-    return {name: int(x) for name, x in jax.device_get(on_devices(tree)).items()}
+    return {name: int(x) for name, x in jax.device_get(of_sharded(tree)).items()}
 
 
 def _is_in_memory(x: jax.Array | np.ndarray) -> bool:
@@ -40,9 +40,9 @@ def _is_in_memory(x: jax.Array | np.ndarray) -> bool:
 
 
 @jax.jit
-def on_devices(tree: Any) -> dict[str, jax.Array]:
+def of_sharded(tree: Any) -> dict[str, jax.Array]:
     """Returns the uint32 checksums of sharded arrays by name."""
-    return {name: _on_devices(x) for name, x in names_of(tree).items()}
+    return {name: _on_devices(x) for name, x in arrays_by_name(tree).items()}
 
 
 def _on_devices(x: jax.Array) -> jax.Array:

@@ -57,7 +57,7 @@ class Mapped(NamedTuple):
         return np.array(self.keys[place]), np.array(self.rows[place])
 
 
-def open_run(path: str, row: np.dtype) -> Mapped:
+def map_sorted_run(path: str, row: np.dtype) -> Mapped:
     """Maps a file of `write_run` into memory; `row` is the type of its rows."""
     total = os.path.getsize(path) // (KEY.itemsize + row.itemsize)
     if not total:  # an empty file cannot be mapped
@@ -81,7 +81,7 @@ def divide(keys: np.ndarray, count: int) -> Iterator[tuple[int, slice]]:
 
 def gather(paths: Iterable[str], row: np.dtype, index: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the keys and the rows of a range from all files, in the order of the keys."""
-    return merge((open_run(path, row).range(index, count) for path in paths), row)
+    return merge_parts((map_sorted_run(path, row).range(index, count) for path in paths), row)
 
 
 def merge_until_few(paths: Sequence[str], row: np.dtype, pool: concurrent.futures.Executor, ahead: int) -> list[str]:
@@ -113,13 +113,13 @@ def _merged_path(parts: Sequence[str]) -> str:
 @persistently
 def _merge_files(merged: tuple[str, Sequence[str]], row: np.dtype) -> None:
     path, parts = merged
-    runs = [open_run(part, row) for part in parts]
+    runs = [map_sorted_run(part, row) for part in parts]
     total = sum(len(run.keys) for run in runs)
     count = 1 + total * row.itemsize // MERGED_BYTES
     with replacing(path) as partial, partial.open("wb") as file:
         written = 0
         for index in range(count):
-            keys, rows = merge((run.range(index, count) for run in runs), row)
+            keys, rows = merge_parts((run.range(index, count) for run in runs), row)
             for first, array in ((KEY.itemsize * written, keys), (KEY.itemsize * total + row.itemsize * written, rows)):
                 file.seek(first)
                 file.write(array.data)
@@ -128,7 +128,7 @@ def _merge_files(merged: tuple[str, Sequence[str]], row: np.dtype) -> None:
         os.unlink(part)
 
 
-def merge(parts: Iterable[tuple[np.ndarray, np.ndarray]], row: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def merge_parts(parts: Iterable[tuple[np.ndarray, np.ndarray]], row: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Returns the keys and the rows of all parts in the order of the keys, and equal keys in the order of the parts."""
     all_keys, all_rows = zip((np.empty(0, KEY), np.empty(0, row)), *parts)
     keys = np.concatenate(all_keys)

@@ -25,7 +25,7 @@ class Budget:
         return self.text
 
 
-def parse(text: str) -> Budget:
+def parse_budget(text: str) -> Budget:
     """Returns the budget of "20min", "1h 30min", "8h" or "200M" (tokens). Raises `UserError` for any other text."""
     whole = text.strip() if len(text) < 30 else ""
     if match := _COUNT.fullmatch(whole):

@@ -96,9 +96,9 @@ def common_config() -> ml_collections.ConfigDict:
     config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: the remaining devices
     config.hosts_timeout = 300  # seconds to wait for all hosts of a run to start
 
-    # Text -> ids: wordpiece | sentencepiece | bytes (of UTF-8; 261 pieces, without a file) | bpe (of bytes, for GPT-2
+    # Text -> ids: wordpiece | sentencepiece | bytes (of UTF-8; 261 tokens, without a file) | bpe (of bytes, for GPT-2
     # and ModernBERT) | unigram (for XLM-R; cannot be learned here). With an empty path, pre-training learns
-    # model.vocab_size pieces from data.corpus, or uses the vocabulary of data.records; fine-tuning uses the vocabulary
+    # model.vocab_size tokens from data.corpus, or uses the vocabulary of data.records; fine-tuning uses the vocabulary
     # of init_checkpoint.
     config.tokenizer = ml_collections.ConfigDict(dict(kind="wordpiece", path="", lowercase=True))
 
@@ -152,14 +152,14 @@ def pretraining_config() -> ml_collections.ConfigDict:
     # the objective for words of the model family, and the objective for pairs that belongs to data.next_sentence.
     config.objective = ""
     config.z_loss = 0.0  # weight of the mean of log(Z)^2 of the softmax over words in the training loss, such as 1e-4
-    config.tokenizer.extend = 0  # number of new pieces, learned from data.corpus and added to tokenizer.path
+    config.tokenizer.extend = 0  # number of new tokens, learned from data.corpus and added to tokenizer.path
     # The adaptation of init_checkpoint.
     config.adapt = ml_collections.ConfigDict(
         dict(
             model=False,  # trains the model of the checkpoint, and reads only the dropout rates of config.model
             positions=0,  # number of position embeddings after adaptation; 0: the number of the checkpoint
             positions_from="repeat",  # initial values of new positions: repeat | interpolate (the table)
-            new_pieces_first=0,  # number of first steps that train only the embeddings of new pieces
+            new_pieces_first=0,  # number of first steps that train only the embeddings of new tokens
         )
     )
     # WORKDIR@STEP: resumes this run in another workdir, with its whole state and its records, and with the stages and
@@ -212,7 +212,7 @@ def _set_pretraining_data(config: ml_collections.ConfigDict) -> None:
             next_sentence="pairs",
             masking="static",  # static (in the records) | dynamic (when records are read, differently in each epoch)
             masked_lm_prob=0.15,
-            masked_lm_split=(0.8, 0.1, 0.1),  # shares of the chosen tokens: [MASK], a random piece, unchanged
+            masked_lm_split=(0.8, 0.1, 0.1),  # shares of the chosen tokens: [MASK], a random token, unchanged
             short_seq_prob=0.1,
             # Sequences are cut from a stream of text in order. A row of a batch continues the row of the step before,
             # with the recurrent memory of the model (Transformer-XL). Each epoch reads the stream again.
@@ -251,7 +251,7 @@ def fine_tuning_config(task: str, **data: Any) -> ml_collections.ConfigDict:
     config.keep_layers = 0  # number of layers of init_checkpoint that the model keeps, every n-th; 0: all
     config.data = ml_collections.ConfigDict(dict(path="", **data))  # a folder, or tfds:NAME
     if task in ("ner", "tag", "features") and "join" not in config.data:
-        # The spaces between the words of a table, for tokenizers whose pieces contain spaces: text (as in running text,
+        # The spaces between the words of a table, for tokenizers whose tokens contain spaces: text (as in running text,
         # without a space before a comma, see `text.words.join_words`) | spaces (a space before each word).
         config.data.join = "text"
     config.optimizer.learning_rate = 2e-5
@@ -261,7 +261,9 @@ def fine_tuning_config(task: str, **data: Any) -> ml_collections.ConfigDict:
     config.log_every_steps = 50
     config.eval.every_steps = 0  # 0: after every epoch
     config.checkpoint.update(every_steps=1000, keep=1)
-    config.sweep = ""  # grid search: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
+    config.sweep = (
+        ""  # a sweep over hyperparameters: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
+    )
     # Low-rank updates (LoRA) of kernels of the frozen encoder; rank 0: no updates. Targets are the names of kernels
     # (query, key, value, ...), attention, or all-linear.
     config.lora = ml_collections.ConfigDict(dict(rank=0, alpha=16.0, dropout=0.0, targets="query,value"))
@@ -271,7 +273,7 @@ def fine_tuning_config(task: str, **data: Any) -> ml_collections.ConfigDict:
     config.distill = ml_collections.ConfigDict(dict(teacher="", temperature=2.0, weight=0.5))
     config.head = ml_collections.ConfigDict(
         dict(
-            # A BiLSTM between the encoder and the output layer: the size of a direction (0: no LSTM), and the layers.
+            # A BiLSTM between the encoder and the classifier: the size of a direction (0: no LSTM), and the layers.
             lstm_size=0,
             lstm_layers=1,
             # Weights of the labels in the loss: LABEL=WEIGHT,... (the default is 1), or balanced (inversely

@@ -51,7 +51,7 @@ class Field:
         return parsed
 
 
-def find_field(config: ConfigDict, path: str) -> Field:
+def existing_field(config: ConfigDict, path: str) -> Field:
     """Finds the field at `path`, such as "data.dupe_factor". Raises `UserError` with the existing fields."""
     keys = path_keys(path)
     holder, value, name = config, config, "config"

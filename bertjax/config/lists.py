@@ -24,7 +24,7 @@ def mixture_of(
       UserError: if the mixture is invalid.
     """
     text, names = config.data.mixture, corpus_sources(config) if sources is None else sources
-    weights, shares = weights_of("data.mixture", text, names, "source", "the text", may_be_shares=True)
+    weights, shares = parse_weights("data.mixture", text, names, "source", "the text", may_be_shares=True)
     if shares and config.data.mix_when != "read":
         raise UserError(
             f"config.data.mixture = {text!r}: shares are taken when records are read; set data.mix_when=read"
@@ -48,7 +48,7 @@ def mixture_of(
     return weights | {source: share * total / sizes[source] for source, share in shares.items() if sizes.get(source)}
 
 
-def weights_of(
+def parse_weights(
     field: str, text: str, names: Iterable[str], kind: str, owner: str, may_be_shares: bool = False
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the weights of a field "NAME=WEIGHT,..." by name, and the shares ("30%") by name.

@@ -27,7 +27,7 @@ def size(default: int, most: int = 2**31 - 1) -> Any:
     return field(default, "size", least=1, most=most)
 
 
-def fields_of(model: Any, *roles: str) -> tuple[str, ...]:
+def fields_with_roles(model: Any, *roles: str) -> tuple[str, ...]:
     """Returns the names of the fields with the given roles, of a model config or of a config class."""
     fields = dataclasses.fields(model)
     return tuple(field.name for role in roles for field in fields if field.metadata["role"] == role)
@@ -54,7 +54,7 @@ class ModelConfig:
 
         @property
         def vocab_size(self) -> int:
-            """Pieces of the vocabulary."""
+            """Tokens of the vocabulary."""
 
         @property
         def hidden_size(self) -> int:
@@ -86,7 +86,7 @@ class ModelConfig:
 
         @property
         def hidden_dropout_prob(self) -> float:
-            """The dropout rate of sums and output layers."""
+            """The dropout rate of sums and heads."""
 
         @property
         def initializer_range(self) -> float:
@@ -94,7 +94,7 @@ class ModelConfig:
 
         @property
         def output(self) -> str:
-            """The output layer for words: transform, bias or plain."""
+            """The head for words: transform, bias or plain."""
 
     @property
     def position_offset(self) -> int:
@@ -113,12 +113,12 @@ class ModelConfig:
 
     @property
     def tie_word_embeddings(self) -> bool:
-        """Whether the output layer for words uses the word embeddings."""
+        """Whether the head for words uses the word embeddings."""
         return True
 
     @property
     def spans_dropout_prob(self) -> float:
-        """The dropout before the output layer for spans; 0 as in run_squad.create_model."""
+        """The dropout before the head for spans; 0 as in run_squad.create_model."""
         return 0.0
 
     @property
@@ -139,7 +139,7 @@ class ModelConfig:
     @property
     def padded_vocab_size(self) -> int:
         """The rows of the word embedding table."""
-        return padded(self.vocab_size)
+        return pad_to_lanes(self.vocab_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +167,12 @@ class BertConfig(ModelConfig):
     # sinusoidal: as in the original Transformer; each_layer: a learned table for each layer.
     positions: str = field("learned", "form", choices=("learned", "sinusoidal", "none", "each_layer"))
     norm: str = field("post", "form", choices=("post", "pre"))  # LayerNorm after each sum; before each part (GPT-2)
-    # The output layer for words. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
+    # The head for words. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
     # embeddings (GPT).
     output: str = field("transform", "form", choices=("transform", "plain"))
 
 
-def padded(vocab_size: int) -> int:
+def pad_to_lanes(vocab_size: int) -> int:
     """Rounds the size of a vocabulary up to a multiple of 128, the lanes of a TPU."""
     return -(-vocab_size // 128) * 128
 

@@ -69,7 +69,7 @@ def stages_of(config: ml_collections.ConfigDict) -> list[Stage]:
     first_step, sequences = 0, collections.Counter[int]()  # sequences by length
     for name, fields in sorted(config.stages.items(), key=lambda item: (item[1].length, item[0])):
         shape = fields.length, fields.max_predictions_per_seq
-        for steps, batch_size, grows in parts_of(fields, fields.get("batch_size", config.batch_size)):
+        for steps, batch_size, grows in batch_size_parts(fields, fields.get("batch_size", config.batch_size)):
             changes = changes_of(fields) | {"batch_size": batch_size}
             before = sequences[fields.length]
             stages.append(Stage(name, steps, *shape, batch_size, first_step, before, grows, changes))
@@ -78,7 +78,7 @@ def stages_of(config: ml_collections.ConfigDict) -> list[Stage]:
     return stages
 
 
-def parts_of(stage: ml_collections.ConfigDict, batch_size: int) -> list[tuple[int, int, bool]]:
+def batch_size_parts(stage: ml_collections.ConfigDict, batch_size: int) -> list[tuple[int, int, bool]]:
     """Returns (steps, batch size, whether the batch grows afterwards) of the parts of a stage that have steps."""
     growing = ramp_of(stage, batch_size)
     if stage.get("tokens"):

@@ -11,7 +11,7 @@ from jax._src import xla_bridge
 from jax.experimental import topologies
 
 
-def devices(target_config: str, topology: str) -> list[Any]:
+def compile_only_devices(target_config: str, topology: str) -> list[Any]:
     """Returns JAX devices that do not exist.
 
     Args:

@@ -136,7 +136,7 @@ class Machines:
         from bertjax.distributed import compile_only_gpu
 
         topology = f"1x{self.hosts}x{self.chips // self.hosts}"
-        return compile_only_gpu.devices(self.generation.target_config(), topology)
+        return compile_only_gpu.compile_only_devices(self.generation.target_config(), topology)
 
 
 def machines(name: str, hosts: int = 1) -> Machines | None:

@@ -43,7 +43,7 @@ def join(timeout: float) -> int:
     coordinator, index, count, local_devices = _find_processes(timeout)
     if count == 1:
         return 0
-    liveness.watch(_roll_call(coordinator, index, count, timeout))
+    liveness.watch_connections(_roll_call(coordinator, index, count, timeout))
     jax.distributed.initialize(
         coordinator, count, index, local_devices, initialization_timeout=60, shutdown_timeout_seconds=30
     )

@@ -23,7 +23,7 @@ _lost = threading.Event()
 _line = ""  # the message of the end
 
 
-def watch(connections: Mapping[int, socket.socket]) -> None:
+def watch_connections(connections: Mapping[int, socket.socket]) -> None:
     """Watches the other ends of connections: host 0 is connected to all hosts, and other hosts only to host 0."""
     _connections.update(connections)
     for index, connection in connections.items():

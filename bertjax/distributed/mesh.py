@@ -16,7 +16,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import Compute, padded
+from bertjax.config.model_config import Compute, pad_to_lanes
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.topology import cpu_dtype, has_accelerator
 from bertjax.nn.kernels.gpu_attention import SIZES
@@ -104,7 +104,7 @@ def make_mesh(config: ml_collections.ConfigDict, devices: Sequence[jax.Device] |
         )
     if fault := undivided(config.model, sizes):
         raise UserError(f"config.model.{fault}")
-    if (vocab_rows := padded(config.model.vocab_size)) % sizes["tensor"]:
+    if (vocab_rows := pad_to_lanes(config.model.vocab_size)) % sizes["tensor"]:
         raise UserError(
             f"config.mesh.tensor = {sizes['tensor']}: must divide the {vocab_rows} rows of the word embeddings "
             f"(model.vocab_size, rounded up to a multiple of 128)"

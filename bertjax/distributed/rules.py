@@ -23,6 +23,6 @@ STACKED = ("layers", "projections")  # the axes along which an array stacks seve
 RULES_WITHIN_DATA = (("batch", "fsdp"), *RULES[1:])
 
 
-def stacked(axes: PartitionSpec) -> list[int]:
+def stacked_axes(axes: PartitionSpec) -> list[int]:
     """Returns the axes along which a param stacks several matrices."""
     return [number for number, name in enumerate(axes) if name in STACKED]

@@ -14,7 +14,7 @@ from bertjax.distributed.mesh import put_batch
 STEPS_IN_FLIGHT = 2  # steps that the host may run ahead of the devices
 
 
-def on_devices(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Generator[dict[str, jax.Array]]:
+def copy_to_devices(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Generator[dict[str, jax.Array]]:
     """Copies the rows of this host to the devices, one step ahead of their use.
 
     Args:
@@ -33,7 +33,7 @@ def on_devices(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Generato
         yield from ahead
 
 
-def fetched(results: Iterable[Any]) -> Iterator[Any]:
+def fetch_results(results: Iterable[Any]) -> Iterator[Any]:
     """Fetches results in order. Fetches a result after `STEPS_IN_FLIGHT` more steps have started.
 
     So no device waits for the host.

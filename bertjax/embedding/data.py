@@ -26,7 +26,7 @@ from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.text.tokenizer import Tokenizer
 
 TEACHER_EXAMPLES = 1024  # examples whose teacher scores are computed at once
-TO_COSINES = "losses compare vectors by cosines; to learn with these, write 'cosine' to a copy of the folder"
+TO_COSINES = "losses compare embeddings by cosines; to learn with these, write 'cosine' to a copy of the folder"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class EmbeddingData(TaskData, HasTeacherTargets):
         distill = self.config.distill
         field = f"config.distill.teacher = {distill.teacher!r}: "
         if teacher.architecture != ARCHITECTURE:
-            head = teacher.architecture or "no output layer"
+            head = teacher.architecture or "no head"
             raise UserError(
                 f"{field}computes no embeddings ({head}); choose a run of embed, or a sentence-transformers folder"
             )
@@ -63,21 +63,21 @@ class EmbeddingData(TaskData, HasTeacherTargets):
         prompts, tokenizer = prompts_of(teacher.settings), tokenizer_of(teacher)
         targets: list[np.ndarray] = []
         for text_set, form in self.text_sets:
-            encoded = datasets.encode(text_set, form, prompts, tokenizer, teacher.max_seq_length)
+            encoded = datasets.encode_set(text_set, form, prompts, tokenizer, teacher.max_seq_length)
             embeddings = np.stack(predictor.predict(EmbeddingHead(), teacher, encoded.examples))
             student_width = width_of(self.config.head, self.config.model)
             if distill.what == "vectors" and (width := embeddings.shape[-1]) != student_width:
                 raise UserError(
-                    f"{field}its vectors have {width} numbers, but this model computes {student_width}; set "
+                    f"{field}its embeddings have {width} numbers, but this model computes {student_width}; set "
                     f"head.dense={width}, or distill.what=scores"
                 )
             for numbers in np.array_split(encoded.numbers, len(encoded.numbers) // TEACHER_EXAMPLES + 1):
-                vectors = embeddings[numbers]
-                targets.extend(vectors if distill.what == "vectors" else np.asarray(losses.scores_of(vectors)))
+                selected = embeddings[numbers]
+                targets.extend(selected if distill.what == "vectors" else np.asarray(losses.example_scores(selected)))
         return targets
 
 
-def load(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
+def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
     """Reads the training sets and the dev set. Raises `UserError` for missing or invalid files."""
     data, notes = config.data, []
     encoding = (prompts_of(config), tokenizer, config.max_seq_length)
@@ -88,7 +88,7 @@ def load(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
         differs = "data.dev has another form or another first column than data"
         raise UserError(f"config.data.dev.path = '': {differs}; name the file of the dev set, or leave data.dev out")
     for name, source in training_sets(data).items():
-        text_set = datasets.read(source, "train")
+        text_set = datasets.read_set(source, "train")
         if not name and is_file and is_divided(data):
             held_out, note = held_out_texts(data, text_set)
             notes.append(note)
@@ -96,12 +96,12 @@ def load(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
         source.require(
             len(text_set.texts) > 1, "path", "has one example, expected at least 2, because the loss compares examples"
         )
-        encoded = datasets.encode(text_set, source.form, *encoding)
+        encoded = datasets.encode_set(text_set, source.form, *encoding)
         examples.append(WeightedExamples(datasets.training_examples(encoded, text_set.labels), source.weight))
         text_sets.append((text_set, source.form))
-        notes += describe(name or "training", text_set, encoded, tokenizer, config.max_seq_length)
+        notes += describe_set(name or "training", text_set, encoded, tokenizer, config.max_seq_length)
     dev_texts, encoded = read_evaluated(dev, ["dev"], held_out, *encoding)
-    notes += describe("dev", dev_texts, encoded, tokenizer, config.max_seq_length)
+    notes += describe_set("dev", dev_texts, encoded, tokenizer, config.max_seq_length)
     trained = itertools.chain.from_iterable(text_set.texts for text_set, _ in text_sets)
     notes += seen_in_training(trained, ("dev examples", dev_texts.texts))
     split = make_split(dev_texts, encoded, widths_of_loss(config, width_of(config.head, config.model)))
@@ -143,9 +143,9 @@ def held_out_texts(data: ConfigDict, text_set: TextSet) -> tuple[frozenset[str],
         labels.setdefault(first, set()).add(value)
     firsts = list(labels)
     groups = [sorted(text_labels) if has_labels else () for text_labels in labels.values()]
-    chosen = holdout.choose(groups, holdout.seed_of(data))
+    chosen = holdout.choose_heldout(groups, holdout.seed_of(data))
     least = holdout.MIN_FOR_CORRELATION if value_type is np.float32 else 1
-    holdout.require(len(chosen), len(firsts), data, unit, least)
+    holdout.require_heldout(len(chosen), len(firsts), data, unit, least)
     held_out = frozenset(firsts[number] for number in chosen)
     dev = datasets.part(text_set, held_out)
     if dev.values is not None and (dev.values == dev.values[0]).all():
@@ -153,7 +153,7 @@ def held_out_texts(data: ConfigDict, text_set: TextSet) -> tuple[frozenset[str],
             f"config.data.path = {data.path!r}: all {len(dev.texts)} held-out examples have {data.label} = "
             f"{dev.values[0]:g}, which allow no evaluation; name a dev set with config.data.dev.path"
         )
-    line = holdout.describe(len(chosen), len(firsts), data, unit, data.label if has_labels else "")
+    line = holdout.describe_split(len(chosen), len(firsts), data, unit, data.label if has_labels else "")
     return held_out, f"{line}, with {len(text_set.texts) - len(dev.texts):,} and {len(dev.texts):,} examples"
 
 
@@ -169,12 +169,12 @@ def read_evaluated(
     if source.form in WITH_QUERIES:
         search = datasets.read_search(source, *parts, held_out=held_out)
         return search, datasets.encode_search(search, prompts, tokenizer, max_seq_length)
-    text_set = datasets.read(source, *parts)
+    text_set = datasets.read_set(source, *parts)
     text_set = datasets.part(text_set, held_out) if held_out else text_set
-    return text_set, datasets.encode(text_set, source.form, prompts, tokenizer, max_seq_length)
+    return text_set, datasets.encode_set(text_set, source.form, prompts, tokenizer, max_seq_length)
 
 
-def describe(
+def describe_set(
     name: str, texts: TextSet | Search, encoded: EncodedTexts, tokenizer: Tokenizer, max_seq_length: int
 ) -> list[str]:
     """Returns the lines to print about a set."""

@@ -81,7 +81,7 @@ class Source:
         has_ids = "is for form=search, whose files have ids; leave it out"
         self.require(not self.ignore_identical_ids or form.has_ids, "ignore_identical_ids", has_ids)
 
-    def find(self, parts: Sequence[str]) -> epath.Path:
+    def file_of(self, parts: Sequence[str]) -> epath.Path:
         """Returns the file of the set, which is one of `parts`, such as train or dev.
 
         Raises:
@@ -129,7 +129,7 @@ def shape_of(data: ConfigDict) -> tuple[int, type | None]:
     return len(split_at_commas(data.texts)) if form.columns.start > 1 else 2, form.value_type
 
 
-def read(source: Source, *parts: str) -> TextSet:
+def read_set(source: Source, *parts: str) -> TextSet:
     """Reads a set.
 
     Args:
@@ -139,18 +139,18 @@ def read(source: Source, *parts: str) -> TextSet:
     Raises:
       UserError: for a missing or invalid file.
     """
-    return _form(source).read(source.find(parts), source.columns, source.label)
+    return _form(source).read(source.file_of(parts), source.columns, source.label)
 
 
 def read_search(source: Source, *parts: str, held_out: Collection[str] = ()) -> Search:
-    """Reads the queries and the documents of a set that has queries, as `read` reads examples.
+    """Reads the queries and the documents of a set that has queries, as `read_set` reads examples.
 
     Args:
       source: the set.
       *parts: names such as train or dev.
       held_out: the only queries to return; all by default.
     """
-    form, path = _form(source), source.find(parts)
+    form, path = _form(source), source.file_of(parts)
     if not form.has_ids:
         if not held_out:
             return form.read_search(path, source.columns, source.label)
@@ -195,7 +195,9 @@ class EncodedTexts(NamedTuple):
     lost: Sequence[int] = ()
 
 
-def encode(text_set: TextSet, form: str, prompts: Prompts, tokenizer: Tokenizer, max_seq_length: int) -> EncodedTexts:
+def encode_set(
+    text_set: TextSet, form: str, prompts: Prompts, tokenizer: Tokenizer, max_seq_length: int
+) -> EncodedTexts:
     """Encodes the texts of a set, each after a prompt.
 
     Queries have the prompt `QUERY`, documents the prompt `DOCUMENT`, and the texts of sets without queries `ANY`.

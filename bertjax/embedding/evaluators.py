@@ -75,7 +75,7 @@ class ScoredTexts(EmbeddedTexts):
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelledTexts(EmbeddedTexts):
+class BinaryPairs(EmbeddedTexts):
     """Pairs with labels `[pairs]`, as BinaryClassificationEvaluator: a threshold for the accuracy and one for F1.
 
     Attributes:
@@ -149,7 +149,7 @@ def make_split(
       texts: the set.
       encoded: the encoded set.
       widths: see `EmbeddedTexts`.
-      thresholds: see `LabelledTexts`.
+      thresholds: see `BinaryPairs`.
       similarity: see `EmbeddedTexts`.
     """
     arguments = (encoded.examples, encoded.numbers, widths, similarity)
@@ -159,4 +159,4 @@ def make_split(
         raise ValueError("the set has neither queries, nor scores or labels; see `forms.JUDGES`")
     if texts.values.dtype.kind == "f":
         return ScoredTexts(*arguments, scores=texts.values)
-    return LabelledTexts(*arguments, labels=texts.values, thresholds=thresholds)
+    return BinaryPairs(*arguments, labels=texts.values, thresholds=thresholds)

@@ -163,7 +163,7 @@ class SquadQuestions(Form):
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
         """Reads the questions that have an answer."""
-        questions = squad_files.read(path)
+        questions = squad_files.read_squad(path)
         pairs = [(question.text, question.context) for question in questions if question.answers]
         if not pairs:
             raise UserError(f"{path}: no question with an answer in it")
@@ -179,11 +179,11 @@ class Beir(Form):
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
         """Reads each query with each document that is relevant to it."""
-        return TextSet(retrieval.read(path).texts)
+        return TextSet(retrieval.read_retrieval_set(path).texts)
 
     def read_search(self, path: epath.Path, columns: Sequence[str], label: str) -> Search:
         """Reads the queries and the documents with their ids and grades."""
-        return retrieval.read(path)
+        return retrieval.read_retrieval_set(path)
 
 
 FORMS: dict[str, Form] = {

@@ -11,7 +11,7 @@ from bertjax.embedding import datasets, mining, retrieval
 from bertjax.embedding.head import similarity_of
 from bertjax.embedding.mining import Choice
 from bertjax.inference.abilities import require_ability
-from bertjax.inference.task import HasVectors
+from bertjax.inference.task import HasEmbeddings
 from bertjax.interop import pretrained
 
 
@@ -91,14 +91,14 @@ def mine_files(
     """
     if not output.endswith(SUFFIXES):
         raise UserError(f"--output={output}: must end in one of {', '.join(SUFFIXES)}")
-    more = retrieval.read_documents(corpus) if corpus else ()
-    search = retrieval.merged(datasets.read_training_search(data, form, texts), more)
+    more = retrieval.read_corpus_texts(corpus) if corpus else ()
+    search = retrieval.with_documents(datasets.read_training_search(data, form, texts), more)
     source = pretrained.read_with_tokenizer(checkpoint, dtype)
-    task, similarity = require_ability(source, HasVectors), similarity_of(source.settings)
+    task, similarity = require_ability(source, HasEmbeddings), similarity_of(source.settings)
     counts = f"{len(search.queries):,} queries and {len(search.documents):,} documents"
-    phase(f"computing the vectors of {counts}", sys.stderr)
+    phase(f"computing the embeddings of {counts}", sys.stderr)
     queries, documents = task.embed_search(source, search)
     phase("looking for the nearest documents", sys.stderr)
-    mined = mining.mine(search, queries, documents, choice, similarity)
-    lines = list(mining.write(output, search, mined, choice, similarity))
+    mined = mining.mine_negatives(search, queries, documents, choice, similarity)
+    lines = list(mining.write_negatives(output, search, mined, choice, similarity))
     return MinedFile(len(search.queries), len(mined.rows), lines)

@@ -18,7 +18,7 @@ from bertjax.finetuning import metrics
 from bertjax.finetuning.encoding import encode_pairs
 from bertjax.inference.heads import Head
 from bertjax.inference.losses import LabelLoss
-from bertjax.inference.vectors import TextEmbedder
+from bertjax.inference.text_embedding import TextEmbedder
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.interop.sentence_transformers import ARCHITECTURE, PACKAGE
 from bertjax.models.heads import SentenceEncoder, model_flops
@@ -62,7 +62,7 @@ class PromptedEmbedder(TextEmbedder):
         super().__init__(source, EmbeddingHead())
         full_width = width_of(source.head, source.config)
         if width > full_width:
-            raise UserError(f"--width={width}: the vectors of {source.path} have {full_width} numbers")
+            raise UserError(f"--width={width}: the embeddings of {source.path} have {full_width} numbers")
         prompts = prompts_of(source.settings)
         self._prompt = prompts[ANY] if prompt is None else prompts.get(prompt, prompt)
         self._width, self._is_shortened = width or full_width, width not in (0, full_width)
@@ -103,7 +103,7 @@ def embed_kinds(
 def embed_search(source: Pretrained, search: Search) -> tuple[np.ndarray, np.ndarray]:
     """Returns the embeddings of queries and the embeddings of documents; shows the progress."""
     sides = (QUERY, search.queries), (DOCUMENT, search.documents)
-    with Bar("vectors", [len(texts) for _, texts in sides], " texts") as bar:
+    with Bar("embeddings", [len(texts) for _, texts in sides], " texts") as bar:
         queries, documents = embed_kinds(source, *sides, bar=bar)
     for name, (_, cut) in (("queries", queries), ("documents", documents)):
         if any(cut):
@@ -149,7 +149,7 @@ def widths_of(text: str, setting: str, most: float = float("inf")) -> tuple[int,
     if not all(width.isdecimal() and int(width) for width in widths):
         raise UserError(f"{setting}: write widths such as 256,128,64")
     if too_wide := [width for width in widths if int(width) > most]:
-        raise UserError(f"{setting}: {too_wide[0]} is more than the {most} numbers of a vector")
+        raise UserError(f"{setting}: {too_wide[0]} is more than the {most} numbers of an embedding")
     return tuple(map(int, widths))
 
 

@@ -25,10 +25,10 @@ from bertjax.common.files import read_json, replacing, write_whole
 from bertjax.embedding.datasets import DOCUMENT, QUERY
 from bertjax.embedding.head import similarity_of
 from bertjax.embedding.neighbors import nearest
-from bertjax.embedding.retrieval import Document, documents_of
-from bertjax.inference import vectors
+from bertjax.embedding.retrieval import CorpusDocument, documents_of
+from bertjax.inference import text_embedding
 from bertjax.inference.embedders import embedder_of
-from bertjax.inference.vectors import TextEmbedder
+from bertjax.inference.text_embedding import TextEmbedder
 from bertjax.interop.pretrained import Pretrained
 
 FORMAT = 1  # the version of the layout of the folder
@@ -90,7 +90,7 @@ class Encoders:
     similarity: str
 
     @classmethod
-    def of(cls, source: Pretrained, pool: str) -> "Encoders":
+    def from_checkpoint(cls, source: Pretrained, pool: str) -> "Encoders":
         """Returns the encoders of a checkpoint.
 
         Args:
@@ -166,7 +166,7 @@ class SearchIndex:
           UserError: there are no documents; the folder has an index of other documents or of another checkpoint; or the
             checkpoint was not trained for embeddings and there is no `pool`.
         """
-        encoders = Encoders.of(model.source, pool)
+        encoders = Encoders.from_checkpoint(model.source, pool)
         temporary = tempfile.TemporaryDirectory(prefix="bertjax-index-") if folder is None else None
         folder = _local(folder if temporary is None else temporary.name)
         with lock.held(folder, "index"):
@@ -198,7 +198,7 @@ class SearchIndex:
         """
         folder = _local(folder)
         description = read_description(folder)
-        encoders = Encoders.of(model.source, pool or description.vectors.get("pool", ""))
+        encoders = Encoders.from_checkpoint(model.source, pool or description.vectors.get("pool", ""))
         _check_checkpoint(folder, description, encoders)
         if not (folder / EMBEDDINGS).exists():
             with lock.held(folder, "index"):
@@ -272,7 +272,7 @@ def _local(folder: epath.PathLike) -> epath.Path:
     return epath.Path(folder)
 
 
-def _listed(documents: epath.PathLike | Iterable[str | tuple[str, str]]) -> Iterator[Document]:
+def _listed(documents: epath.PathLike | Iterable[str | tuple[str, str]]) -> Iterator[CorpusDocument]:
     """Yields the documents of a file or of an iterable, whose texts are numbered from 1."""
     if isinstance(documents, str | os.PathLike):
         if not str(documents).endswith(CORPUS_SUFFIXES):
@@ -284,7 +284,7 @@ def _listed(documents: epath.PathLike | Iterable[str | tuple[str, str]]) -> Iter
         parts = (document, str(number)) if isinstance(document, str) else document
         if not (isinstance(parts, tuple) and len(parts) == 2 and all(isinstance(part, str) for part in parts)):
             raise UserError(f"documents[{number - 1}] = {document!r:.60}: must be a text, or a tuple of text and id")
-        yield Document(*map(surrogates.replaced, parts))
+        yield CorpusDocument(*map(surrogates.replaced, parts))
     if not number:
         raise UserError("documents: has no document, expected at least 1")
 
@@ -320,7 +320,7 @@ def _check_documents(
     digest, count = hashlib.sha256(), 0
     for document in _listed(documents):
         for part in document:
-            vectors.add_text(digest, part)
+            text_embedding.add_text(digest, part)
         count += 1
     if digest.hexdigest() != description.digest:
         shown = documents if isinstance(documents, str | os.PathLike) else "the documents"
@@ -330,14 +330,14 @@ def _check_documents(
         )
 
 
-def _write_documents(path: epath.Path, documents: Iterator[Document]) -> tuple[int, str]:
+def _write_documents(path: epath.Path, documents: Iterator[CorpusDocument]) -> tuple[int, str]:
     """Writes documents as record batches; returns their number and their digest."""
     digest, count = hashlib.sha256(), 0
     with replacing(path) as partial, pyarrow.OSFile(str(partial), "wb") as file:
         with pyarrow.ipc.new_file(file, SCHEMA) as writer:
             while rows := list(itertools.islice(documents, BATCH)):
                 for part in itertools.chain.from_iterable(rows):
-                    vectors.add_text(digest, part)
+                    text_embedding.add_text(digest, part)
                 count += len(rows)
                 writer.write_batch(pyarrow.RecordBatch.from_pydict(dict(zip(SCHEMA.names, zip(*rows))), SCHEMA))
     return count, digest.hexdigest()
@@ -359,6 +359,6 @@ def _write_embeddings(folder: epath.Path, encoder: TextEmbedder) -> None:
     batches = map(reader.get_batch, range(reader.num_record_batches))
     texts = itertools.chain.from_iterable(batch.column("text").to_pylist() for batch in batches)
     size = (folder / DOCUMENTS).stat().length
-    (rows, _), truncated = vectors.write(folder / EMBEDDINGS, encoder, texts, size=size)
+    (rows, _), truncated = text_embedding.write_embeddings(folder / EMBEDDINGS, encoder, texts, size=size)
     if truncated:
         print(f"{truncated:,} of {rows:,} documents truncated to the longest input of the checkpoint", file=sys.stderr)

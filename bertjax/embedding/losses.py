@@ -27,21 +27,23 @@ class FlatBatch(NamedTuple):
     """The examples of a batch, along one axis.
 
     Attributes:
-      vectors: `[examples, texts, width]` of length 1.
+      embeddings: `[examples, texts, width]` of length 1.
       labels: `[examples, ...]`.
       is_there: `[examples]`: false for places without an example.
     """
 
-    vectors: jax.Array
+    embeddings: jax.Array
     labels: jax.Array
     is_there: jax.Array
 
 
-def _local_examples(vectors: jax.Array, batch: dict) -> FlatBatch:
+def _local_examples(embeddings: jax.Array, batch: dict) -> FlatBatch:
     """Returns the examples of this group of devices."""
     axes = batch["weights"].ndim  # rows, or rows and their sequences
-    vectors, labels, weights = (x.reshape(-1, *x.shape[axes:]) for x in (vectors, batch["labels"], batch["weights"]))
-    return FlatBatch(l2_normalize(vectors), labels, weights > 0)
+    embeddings, labels, weights = (
+        x.reshape(-1, *x.shape[axes:]) for x in (embeddings, batch["labels"], batch["weights"])
+    )
+    return FlatBatch(l2_normalize(embeddings), labels, weights > 0)
 
 
 def _gather(tree: Tree) -> Tree:
@@ -80,21 +82,21 @@ class InBatchNegatives:
         same = (local.labels[:, :2, None, None] == gathered.labels.T).any(1)
         positives, queries = (((same[:, i] | more) & is_other) for i, more in ((1, same_query), (0, same_positive)))
         excluded = same.at[:, 1].set(positives)[:, 1:] | ~gathered.is_there
-        candidates = jnp.swapaxes(gathered.vectors, 0, 1)[1:].reshape(-1, gathered.vectors.shape[-1])
+        candidates = jnp.swapaxes(gathered.embeddings, 0, 1)[1:].reshape(-1, gathered.embeddings.shape[-1])
         losses, correct = self._cross_entropy(
-            local.vectors[:, 0], candidates, excluded.reshape(len(places), -1), places
+            local.embeddings[:, 0], candidates, excluded.reshape(len(places), -1), places
         )
         if self.symmetric:
             excluded = queries | ~gathered.is_there
-            back, _ = self._cross_entropy(local.vectors[:, 1], gathered.vectors[:, 0], excluded, places)
+            back, _ = self._cross_entropy(local.embeddings[:, 1], gathered.embeddings[:, 0], excluded, places)
             losses = (losses + back) / 2
         return losses.reshape(shape), correct.reshape(shape)
 
     def _cross_entropy(
-        self, vectors: jax.Array, candidates: jax.Array, excluded: jax.Array, places: jax.Array
+        self, embeddings: jax.Array, candidates: jax.Array, excluded: jax.Array, places: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         # A bfloat16 product, the default of TPUs, has two digits, which is too few before the division.
-        cosines = jnp.matmul(vectors, candidates.T, precision="highest")
+        cosines = jnp.matmul(embeddings, candidates.T, precision="highest")
         logits = jnp.where(excluded, LOWEST, cosines / self.temperature)
         right = jnp.take_along_axis(logits, places[:, None], axis=1)[:, 0]
         return jax.nn.logsumexp(logits, axis=1) - right, logits.argmax(1) == places
@@ -114,7 +116,7 @@ class Ranking:
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the loss, and the share of correct comparisons, for each example; `logits` are embeddings."""
         local, shape = _local_examples(logits, batch), batch["weights"].shape
-        cosines = _cosines(local.vectors)[:, 0] / self.temperature
+        cosines = _cosines(local.embeddings)[:, 0] / self.temperature
         all_cosines, scores, is_there = _gather((cosines, local.labels, local.is_there))
         counts = (local.labels[:, None] < scores) & local.is_there[:, None] & is_there
         differences = jnp.where(counts, cosines[:, None] - all_cosines, LOWEST)
@@ -137,21 +139,21 @@ class Contrastive:
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the losses, and whether half of the margin separates the labels; `logits` are embeddings."""
         local, shape = _local_examples(logits, batch), batch["weights"].shape
-        distances, is_same = 1 - _cosines(local.vectors)[:, 0], local.labels == 1
+        distances, is_same = 1 - _cosines(local.embeddings)[:, 0], local.labels == 1
         losses = jnp.square(jnp.where(is_same, distances, jax.nn.relu(self.margin - distances))) / 2
         return losses.reshape(shape), ((distances < self.margin / 2) == is_same).reshape(shape)
 
 
-def _cosines(vectors: jax.Array) -> jax.Array:
+def _cosines(embeddings: jax.Array) -> jax.Array:
     """Returns the cosines of the first text of each example with the other texts of the example.
 
     Args:
-      vectors: `[..., texts, width]` of length 1.
+      embeddings: `[..., texts, width]` of length 1.
 
     Returns:
       `[..., texts - 1]`.
     """
-    return (vectors[..., :1, :] * vectors[..., 1:, :]).sum(-1)
+    return (embeddings[..., :1, :] * embeddings[..., 1:, :]).sum(-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,17 +191,17 @@ class ByForm:
         del temperature
         if teacher_logits.ndim == logits.ndim:
             return 1 - (l2_normalize(logits) * l2_normalize(teacher_logits)).sum(-1).mean(-1)
-        return jnp.square(scores_of(logits) - teacher_logits).mean(-1)
+        return jnp.square(example_scores(logits) - teacher_logits).mean(-1)
 
 
-def scores_of(vectors: jax.Array) -> jax.Array:
+def example_scores(embeddings: jax.Array) -> jax.Array:
     """Returns the scores of examples with embeddings `[..., texts, width]`.
 
     Returns:
       The cosine of query and positive minus the cosine of query and each negative, `[..., negatives]`; without
       negatives, the cosine of query and positive, `[..., 1]`.
     """
-    cosines = _cosines(l2_normalize(vectors))
+    cosines = _cosines(l2_normalize(embeddings))
     return cosines if cosines.shape[-1] == 1 else cosines[..., :1] - cosines[..., 1:]
 
 
@@ -220,17 +222,17 @@ class Matryoshka:
 
     def divergence(self, logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
         """Returns the sum of the divergences; embeddings of a teacher are shortened, too."""
-        has_vectors = teacher_logits.ndim == logits.ndim
+        has_embeddings = teacher_logits.ndim == logits.ndim
         divergences = (
             self.loss.divergence(
-                logits[..., :width], teacher_logits[..., :width] if has_vectors else teacher_logits, temperature
+                logits[..., :width], teacher_logits[..., :width] if has_embeddings else teacher_logits, temperature
             )
             for width in self._all_widths(logits)
         )
         return functools.reduce(operator.add, divergences)
 
-    def _all_widths(self, vectors: jax.Array) -> list[int]:
-        return sorted({vectors.shape[-1], *self.widths}, reverse=True)
+    def _all_widths(self, embeddings: jax.Array) -> list[int]:
+        return sorted({embeddings.shape[-1], *self.widths}, reverse=True)
 
 
 def of_settings(settings: ConfigDict, widths: Sequence[int]) -> ByForm | Matryoshka:

@@ -71,7 +71,7 @@ class Mined(NamedTuple):
     inverted: int
 
 
-def mine(
+def mine_negatives(
     search: Search, queries: np.ndarray, documents: np.ndarray, choice: Choice, similarity: str = "cosine"
 ) -> Mined:
     """Returns hard negatives for queries. A document with the text or the id of a query is not a candidate.
@@ -138,7 +138,7 @@ def _limit(positive: float, choice: Choice) -> float:
     return positive - choice.margin * (abs(positive) if choice.is_share else 1)
 
 
-def write(
+def write_negatives(
     path: epath.PathLike, search: Search, mined: Mined, choice: Choice, similarity: str = "cosine"
 ) -> Iterator[str]:
     """Writes a table with the columns anchor, positive, negative_1, ..., with a row for each relevant document.
@@ -146,8 +146,8 @@ def write(
     Args:
       path: the file.
       search: the queries and documents.
-      mined: the result of `mine`.
-      choice: the rules of `mine`.
+      mined: the result of `mine_negatives`.
+      choice: the rules of `mine_negatives`.
       similarity: "cosine" or "dot".
 
     Yields:

@@ -11,7 +11,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import fingerprints
-from bertjax.data.corpus.tables import Row, column, lines_of, read_table, rows_of
+from bertjax.data.corpus.tables import Row, column, lines_with_ends, read_table, rows_of
 from bertjax.finetuning.labels import NumberLabel
 
 PARQUET_ROWS = 1024  # rows of a .parquet in memory at a time
@@ -62,7 +62,7 @@ def of_texts(texts: Sequence[tuple[str, ...]]) -> Search:
     return Search(list(queries), list(numbers), list(queries.values()))
 
 
-def merged(search: Search, more: Iterable[str] = ()) -> Search:
+def with_documents(search: Search, more: Iterable[str] = ()) -> Search:
     """Returns a search with the documents `more`. Each text occurs once."""
     distinct = of_texts(search.texts)
     documents = list(dict.fromkeys([*distinct.documents, *search.documents, *more]))
@@ -72,7 +72,7 @@ def merged(search: Search, more: Iterable[str] = ()) -> Search:
     return distinct._replace(documents=documents, identical=identical)
 
 
-class Document(NamedTuple):
+class CorpusDocument(NamedTuple):
     """A document of a corpus.
 
     Attributes:
@@ -84,7 +84,7 @@ class Document(NamedTuple):
     id: str
 
 
-def documents_of(path: epath.PathLike) -> Iterator[Document]:
+def documents_of(path: epath.PathLike) -> Iterator[CorpusDocument]:
     """Yields the documents of a corpus, with a part of the file in memory at a time.
 
     Args:
@@ -99,23 +99,23 @@ def documents_of(path: epath.PathLike) -> Iterator[Document]:
         return
     for row in _parquet_rows(path) if path.suffix == ".parquet" else rows_of(path):
         name = next((name for name in ("id", "_id") if name in row.columns), None)
-        yield Document(document(row), column(row, name) if name else row.where.rpartition(":")[2])
+        yield CorpusDocument(document(row), column(row, name) if name else row.where.rpartition(":")[2])
 
 
-def read_documents(path: epath.PathLike) -> list[str]:
+def read_corpus_texts(path: epath.PathLike) -> list[str]:
     """Returns the texts of `documents_of`. Raises the same errors."""
     return [text for text, _ in documents_of(path)]
 
 
-def _lines_as_documents(path: epath.Path) -> Iterator[Document]:
+def _lines_as_documents(path: epath.Path) -> Iterator[CorpusDocument]:
     is_empty = True
     if not path.is_file():
         raise UserError(f"no file {path}")
-    for number, line in enumerate(lines_of(path), 1):
+    for number, line in enumerate(lines_with_ends(path), 1):
         for part in line.splitlines():
             if text := part.strip():
                 is_empty = False
-                yield Document(text, str(number))
+                yield CorpusDocument(text, str(number))
     if is_empty:
         raise UserError(f"{path}: no text in it")
 
@@ -145,7 +145,7 @@ def _parquet_rows(path: epath.Path) -> Iterator[Row]:
         raise UserError(f"{path}: no example in it")
 
 
-def read(qrels: epath.Path) -> Search:
+def read_retrieval_set(qrels: epath.Path) -> Search:
     """Reads the queries of a file `qrels/PART.tsv`, and all documents, in the order of the ids of the documents.
 
     Raises:

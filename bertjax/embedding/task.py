@@ -47,14 +47,14 @@ from bertjax.finetuning import metrics
 from bertjax.inference.heads import Head
 from bertjax.inference.task import (
     FineTuningTask,
+    HasEmbeddings,
     HasSampleData,
-    HasVectors,
     InputForm,
     ReadsLabelledFiles,
     Split,
     TaskData,
 )
-from bertjax.inference.vectors import TextEmbedder
+from bertjax.inference.text_embedding import TextEmbedder
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.models.heads import SentenceEncoder
@@ -73,7 +73,7 @@ class UnscoredTexts(Split):
         return {}
 
 
-class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
+class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     """Embeddings of texts."""
 
     architecture = ARCHITECTURE
@@ -84,7 +84,7 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
 
     def load(self, config: ConfigDict, tokenizer: Tokenizer) -> TaskData:
         """Reads the training sets and the dev set. Raises `UserError` for missing or invalid files."""
-        return data.load(config, tokenizer)
+        return data.load_sets(config, tokenizer)
 
     def head(self, source: Pretrained) -> Head:
         """Returns the head of a checkpoint."""
@@ -126,12 +126,12 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
         kinds = (QUERY, DOCUMENT) if has_queries and len(texts[0]) == 2 else (ANY, ANY)
         similarity = similarity_of(source.settings)
         sides = list(embed_kinds(source, *zip(kinds, zip(*texts))))
-        for *vectors, were_cut in zip(*(embeddings for embeddings, _ in sides), zip(*(cut for _, cut in sides))):
+        for *embedded, were_cut in zip(*(embeddings for embeddings, _ in sides), zip(*(cut for _, cut in sides))):
             more = {"cut": True} if any(were_cut) else {}
-            if len(vectors) == 1:
-                yield {"vector": vectors[0].tolist(), **more}
+            if len(embedded) == 1:
+                yield {"vector": embedded[0].tolist(), **more}
             else:
-                first, second = (metrics.comparable(vector, similarity) for vector in vectors)
+                first, second = (metrics.comparable(embedding, similarity) for embedding in embedded)
                 yield {similarity: float(first @ second), **more}
 
     def adopt(self, config: ConfigDict, settings: ConfigDict) -> list[str]:
@@ -181,11 +181,11 @@ class Embed(FineTuningTask, HasVectors, ReadsLabelledFiles, HasSampleData):
         if "dev" in run_data and is_divided(run_data) and not flags:
             if holdout.is_file_of_run(path, run_data, source.fingerprints):
                 trained = dataclasses.replace(training_sets(run_data)[""], path=path)
-                held_out, note = held_out_texts(run_data, datasets.read(trained, "train"))
+                held_out, note = held_out_texts(run_data, datasets.read_set(trained, "train"))
         encoding = (prompts_of(settings), tokenizer_of(source), source.max_seq_length)
         texts, encoded = read_evaluated(evaluated, ["test", "dev"], held_out, *encoding)
         split = make_split(texts, encoded, all_widths, source.decided or None, similarity_of(settings))
-        lines = [note, *data.describe("labelled", texts, encoded, *encoding[1:])]
+        lines = [note, *data.describe_set("labelled", texts, encoded, *encoding[1:])]
         return dataclasses.replace(split, note="\n".join(filter(None, lines)))
 
 

@@ -1,4 +1,4 @@
-"""The network of a checkpoint with its output layer, as a pure function."""
+"""The network of a checkpoint with its head, as a pure function."""
 
 import functools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def outputs(source: Pretrained, compute: Compute) -> Function:
     if task is not None:
         head = task.head(source)
         model = head.model(config, source.head, compute=compute)
-        return functools.partial(predictor.apply, model, head.pooled)
+        return functools.partial(predictor.apply_model, model, head.pooled)
     if not source.predicts_words:
         return states(source, compute)
     words = predictor.words_model(source, compute)[0]

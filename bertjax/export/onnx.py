@@ -17,7 +17,7 @@ from jax.extend import core
 from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.export.inline_jaxpr import straight
-from bertjax.export.outputs import check, exported_function, new_folder
+from bertjax.export.outputs import check_exportable_rows, exported_function, new_folder
 from bertjax.inference.abilities import task_of
 from bertjax.interop import huggingface, sentence_transformers
 from bertjax.interop.pretrained import Pretrained
@@ -44,12 +44,12 @@ def write(output: epath.PathLike, source: Pretrained, has_int8: bool = False) ->
         are quantized dynamically.
 
     Raises:
-      UserError: the checkpoint cannot be exported (`outputs.check`), the folder is not empty, or ONNX cannot represent
-        the network.
+      UserError: the checkpoint cannot be exported (`outputs.check_exportable_rows`), the folder is not empty, or ONNX
+        cannot represent the network.
     """
     if "://" in str(output):
         raise UserError(f"--output={output}: ONNX's tools write local files only; name a local folder")
-    check(source)
+    check_exportable_rows(source)
     outputs = _output_names(source)
     files, left_out = _definition(source), [f"{name} = {value:.4g}" for name, value in source.decided.items()]
     data = source.settings.get("data", {})

@@ -42,7 +42,7 @@ def new_folder(output: epath.PathLike) -> Iterator[epath.Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def check(source: Pretrained) -> None:
+def check_exportable_rows(source: Pretrained) -> None:
     """Raises `UserError` for a checkpoint of multiple choice, whose rows are not texts."""
     if source.architecture.endswith("ForMultipleChoice"):
         raise UserError(f"{source.path}: rows of several choices are not exported")

@@ -16,7 +16,7 @@ from jax import export
 
 from bertjax.common.files import write_whole
 from bertjax.export import loader
-from bertjax.export.outputs import check, exported_function, new_folder
+from bertjax.export.outputs import check_exportable_rows, exported_function, new_folder
 from bertjax.inference.abilities import task_of
 from bertjax.interop.pretrained import Pretrained
 
@@ -32,9 +32,9 @@ def write(output: epath.PathLike, source: Pretrained) -> str:
     each length.
 
     Raises:
-      UserError: the checkpoint cannot be exported (`outputs.check`), or the folder is not empty.
+      UserError: the checkpoint cannot be exported (`outputs.check_exportable_rows`), or the folder is not empty.
     """
-    check(source)
+    check_exportable_rows(source)
     with new_folder(output) as folder:
         lengths = _write(folder, source)
     return f"{source.format} -> stablehlo: {len(lengths)} programs, for up to {lengths[-1]} tokens, in {output}"

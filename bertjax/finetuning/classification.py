@@ -144,7 +144,7 @@ class LabelledTexts(Split):
         )
 
 
-def make_data(
+def make_classification_data(
     train: Table,
     dev: Sequence[Table],
     label_type: LabelType,
@@ -160,7 +160,7 @@ def make_data(
     """
     notes, splits = list(notes), []
     for table in (train, *dev):
-        split = encode(table, label_type, tokenizer, max_seq_length, windows)
+        split = encode_table(table, label_type, tokenizer, max_seq_length, windows)
         splits.append(split)
         name = "training" if table is train else f"dev{table.suffix}"
         notes += split.summary(name, tokenizer).lines(max_seq_length)
@@ -185,7 +185,7 @@ def make_data(
     )
 
 
-def encode(
+def encode_table(
     table: Table, label_type: LabelType, tokenizer: Tokenizer, max_seq_length: int, windows: Windows = Windows()
 ) -> LabelledTexts:
     """Encodes a table."""
@@ -257,6 +257,6 @@ class ClassificationTask(FineTuningTask, ReadsLabelledFiles):
           note: a line to print before the summary of the table.
         """
         tokenizer, length = tokenizer_of(source), source.max_seq_length
-        split = encode(table, label_type, tokenizer, length, windows_of(source.settings))
+        split = encode_table(table, label_type, tokenizer, length, windows_of(source.settings))
         summary = split.summary("labelled", tokenizer).lines(length)
         return dataclasses.replace(split, note="\n".join(filter(None, (note, *summary))))

@@ -32,7 +32,7 @@ class Sentence:
     where: tuple[str, ...] = ()
 
 
-def find_file(folder: str, name: str) -> epath.Path:
+def find_conll_file(folder: str, name: str) -> epath.Path:
     """Returns the file of a split. Raises `UserError` if there is none."""
     for file in FILES[name]:
         if (path := epath.Path(folder) / file).exists():
@@ -40,7 +40,7 @@ def find_file(folder: str, name: str) -> epath.Path:
     raise UserError(f"config.data.path = {folder!r}: no {' or '.join(FILES[name])} in it")
 
 
-def read(path: epath.PathLike) -> list[Sentence]:
+def read_conll(path: epath.PathLike) -> list[Sentence]:
     """Reads a CoNLL file: a word per line, with the tag (IOB1 or BIO) in the last column.
 
     Blank lines separate sentences, and -DOCSTART- lines separate documents. Without such lines, each sentence is a
@@ -127,7 +127,7 @@ def _is_count(word: str) -> bool:
     return re.fullmatch(r"\d+([-.]\d+)?", word) is not None  # CoNLL-U also has 1-2 and 8.1.
 
 
-def read_examples(path: str, split: str) -> list[Sentence]:
+def read_tfds_conll(path: str, split: str) -> list[Sentence]:
     """Reads the sentences of "tfds:conll2003". Each sentence is a document, because the dataset has no boundaries."""
     sentences = []
     for index, row in enumerate(read_tfds(path, split)):

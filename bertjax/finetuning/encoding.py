@@ -44,7 +44,7 @@ def encode_pairs(
     max_seq_length: int,
     longer_keeps_more: bool = False,
 ) -> EncodedPairs:
-    """Encodes `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, with the special pieces of the tokenizer.
+    """Encodes `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, with the special tokens of the tokenizer.
 
     A pair that is too long repeatedly loses the last token of the longer side (run_classifier._truncate_seq_pair).
 

@@ -28,7 +28,9 @@ def score_file(source: Pretrained, path: str, on_note: Callable[[str], None], **
         raise UserError(f"{source.path}: {REQUIREMENTS[ReadsLabelledFiles]}")
     set_flags = {name: value for name, value in flags.items() if value is not None}
     if wrong := next((name for name in set_flags if name not in task.reading_flags), None):
-        raise UserError(f"--{wrong}={set_flags[wrong]}: is for checkpoints with vectors of texts; leave it out")
+        raise UserError(
+            f"--{wrong}={set_flags[wrong]}: is for checkpoints that compute embeddings of texts; leave it out"
+        )
     split = task.read_labelled(source, path, **set_flags)
     if split.note:
         on_note(split.note)

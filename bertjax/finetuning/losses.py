@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from bertjax.inference import losses
 from bertjax.inference.heads import Head
 from bertjax.inference.losses import LabelLoss
-from bertjax.inference.predictor import apply
+from bertjax.inference.predictor import apply_model
 from bertjax.models.heads import cast_encoder
 from bertjax.training.task import CoupledLoss
 
@@ -44,7 +44,7 @@ class FineTuningLoss(CoupledLoss):
 
     def outputs(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
         """Returns the outputs of the head `[rows, ...]`."""
-        return apply(self.model, self.head.pooled, params, batch, dropout_keys)
+        return apply_model(self.model, self.head.pooled, params, batch, dropout_keys)
 
     def loss_of_outputs(self, outputs: jax.Array, batch: dict) -> tuple[jax.Array, dict]:
         """Returns the loss and the metrics of outputs."""

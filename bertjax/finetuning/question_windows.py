@@ -39,12 +39,12 @@ class WindowSizes(NamedTuple):
     max_query_length: int
 
     @classmethod
-    def of_config(cls, config: ConfigDict) -> "WindowSizes":
+    def from_config(cls, config: ConfigDict) -> "WindowSizes":
         """Returns the sizes of a config."""
         return cls(config.max_seq_length, config.data.doc_stride, config.data.max_query_length)
 
     @classmethod
-    def of_checkpoint(cls, source: Pretrained) -> "WindowSizes":
+    def from_checkpoint(cls, source: Pretrained) -> "WindowSizes":
         """Returns the sizes of the run of a checkpoint; for other formats, the sizes of run_squad.py."""
         longest, data = source.max_seq_length, source.settings.get("data", {})
         query_length = min(data.get("max_query_length", 64), max_query_tokens(longest))
@@ -104,7 +104,7 @@ class EncodedQuestions(NamedTuple):
         return tuple(lines)
 
 
-def encode(
+def encode_question_windows(
     questions: Sequence[Question], tokenizer: Tokenizer, sizes: WindowSizes, with_labels: bool
 ) -> EncodedQuestions:
     """Encodes the windows of all questions.
@@ -189,7 +189,7 @@ def answers(
         best: list[dict[str, Any]] = []
         seen: set[str] = set()
         for score, *place in sorted(spans[index], reverse=True):
-            start, end = whole_characters(question.context, *place)  # A piece can be a part of a character.
+            start, end = whole_characters(question.context, *place)  # A token can be a part of a character.
             text = question.context[start:end]
             if text and text not in seen and len(best) < N_BEST:
                 seen.add(text)

@@ -30,7 +30,7 @@ from bertjax.interop import initialization, pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training.checkpoints.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
+from bertjax.training.checkpoints.workdir import RunInfo, changed_data, tokenizer_entry, tokenizer_of_run
 from bertjax.training.loop import TrainingResult
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Run, RunKind
@@ -42,7 +42,7 @@ WIDE, NARROW_RATE = 512, 3e-4
 
 @dataclasses.dataclass(frozen=True)
 class RunInputs:
-    """The inputs of a run, which the trials of a search share.
+    """The inputs of a run, which the trials of a sweep share.
 
     Attributes:
       tokenizer: the tokenizer.
@@ -131,7 +131,7 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
 
 def load_inputs(config: ResolvedConfig, workdir: epath.Path, previous: RunInfo | None) -> RunInputs:
     """Loads tokenizer and data. Raises `UserError` for missing or invalid files, or if there is no vocabulary."""
-    tokenizer = None if previous is None else load_tokenizer(workdir, previous)
+    tokenizer = None if previous is None else tokenizer_of_run(workdir, previous)
     if tokenizer is None:
         tokenizer = initialization.require_tokenizer(config)
     if jax.process_index() == 0:
@@ -149,7 +149,7 @@ def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str
     Args:
       config: the complete config.
       inputs: the inputs of the run.
-      data_notes: lines to print about the data; none for the trials of a search.
+      data_notes: lines to print about the data; none for the trials of a sweep.
     """
     mesh, info, notes = make_mesh(config), info_of(config, inputs), [*data_notes]
     task = FineTuning(config, mesh, inputs.data)

@@ -25,7 +25,7 @@ class Question:
     starts: tuple[int, ...] = ()
 
 
-def find_file(folder: str, name: str, version: str) -> epath.Path:
+def find_squad_file(folder: str, name: str, version: str) -> epath.Path:
     """Returns the file of a split. Raises `UserError` if there is none."""
     path = epath.Path(folder) / f"{name}-{version}.json"
     if not path.exists():
@@ -60,7 +60,7 @@ class _File(TypedDict):
     data: list[_Article]
 
 
-def read(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
+def read_squad(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
     """Reads a SQuAD file. Raises `UserError` if its format is invalid."""
     questions = []
     try:
@@ -78,7 +78,7 @@ def read(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
     return _checked(path, questions)
 
 
-def read_examples(path: str, split: str) -> list[Question]:
+def read_tfds_squad(path: str, split: str) -> list[Question]:
     """Reads a split of "tfds:squad/v1.1" or "tfds:squad/v2.0"."""
     questions = []
     for row in read_tfds(path, split):

@@ -1,4 +1,4 @@
-"""Grid search over hyperparameters (Devlin et al. 2019, appendix A.3). The trials share a process and programs.
+"""Sweeps: grids of hyperparameters (Devlin et al. 2019, appendix A.3). The trials share a process and programs.
 
 Each trial is a run in its own workdir, `WORKDIR/runs/NAME`. `WORKDIR/best` names the best trial on the dev set; only
 this trial keeps its checkpoint.
@@ -48,11 +48,11 @@ from bertjax.training.hooks.divergence import DivergenceError
 from bertjax.training.hooks.hook import Hook
 from bertjax.training.optim import optimizers
 from bertjax.training.run import Run
-from bertjax.training.run import run as run_one
+from bertjax.training.run import run_training as run_one
 from bertjax.training.step import Program, make_program
 
 SUMMARY = "sweep.md"
-Settings = dict[str, Any]  # the values of the searched fields of a trial by name
+Settings = dict[str, Any]  # the values of the varied fields of a trial by name
 ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # the last columns of the table
 # Fields of the optimizer that are not compiled: the numbers of a schedule are inputs of a step.
 NOT_COMPILED = ("learning_rate", "warmup_proportion", "decay_proportion")
@@ -65,7 +65,7 @@ class Result:
     """The result of a finished trial.
 
     Attributes:
-      settings: the values of the searched fields by name.
+      settings: the values of the varied fields by name.
       scores: the scores on the dev set.
       failed: whether training diverged, or the score is not better than the baseline.
     """
@@ -75,23 +75,23 @@ class Result:
     failed: bool
 
 
-def parse(config: ConfigDict) -> list[Settings]:
+def parse_sweep(config: ConfigDict) -> list[Settings]:
     """Returns the settings of all trials of `config.sweep`: "learning_rate=5e-5,3e-5 seed=0,1" or "paper seed=0,1".
 
     Raises:
-      UserError: for a field that cannot be searched, or a value of the wrong type.
+      UserError: for a field that a sweep cannot change, or a value of the wrong type.
     """
-    text, paper, searchable = config.sweep, tasks.get(config.task).paper_sweep, fields_of(config)
+    text, paper, fields = config.sweep, tasks.get(config.task).paper_sweep, sweep_fields(config)
     values: dict[str, list] = {}
     words = [setting for word in text.split() for setting in (paper.split() if word == "paper" else [word])]
     for word in words:
         name, _, listed = word.partition("=")
-        if not listed or name not in searchable:
+        if not listed or name not in fields:
             raise UserError(
                 f"config.sweep = {text!r}: {word!r} is not understood; write 'paper' or settings such as {paper!r}; "
-                f"fields: {', '.join(searchable)}"
+                f"fields: {', '.join(fields)}"
             )
-        field_type = type(value_of(config, searchable[name]))
+        field_type = type(value_of(config, fields[name]))
         try:
             values[name] = list(dict.fromkeys(_parsed(field_type, value) for value in split_at_commas(listed)))
         except ValueError:
@@ -102,8 +102,8 @@ def parse(config: ConfigDict) -> list[Settings]:
     return [dict(zip(names, chosen)) for chosen in itertools.product(*(values[name] for name in names))]
 
 
-def fields_of(config: ConfigDict) -> dict[str, str]:
-    """Returns {name: field} of the searchable fields. Other fields determine the data or the encoder."""
+def sweep_fields(config: ConfigDict) -> dict[str, str]:
+    """Returns {name: field} of the fields that a sweep can change. Other fields determine the data or the encoder."""
     fields = ["batch_size", "epochs", "seed", "freeze_layers"]
     fields += [f"model.{name}" for name in dropout_fields(config.model)]
     fields += [
@@ -126,14 +126,14 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def trials(config: ConfigDict) -> list[tuple[Settings, ConfigDict]]:
-    """Returns (settings, config) of all trials of a search. Raises `UserError` if a trial is invalid."""
-    planned = [(settings, _with(config, settings)) for settings in parse(config)]
+    """Returns (settings, config) of all trials of a sweep. Raises `UserError` if a trial is invalid."""
+    planned = [(settings, _with(config, settings)) for settings in parse_sweep(config)]
     for _, trial in planned:
         validate(trial)
     return planned
 
 
-def name_of(settings: Settings) -> str:
+def trial_name(settings: Settings) -> str:
     """Returns the name of the workdir of a trial: "batch_size=16,learning_rate=5e-05"."""
     return ",".join(f"{name}={_cell(value)}" for name, value in settings.items()).replace("/", "+")
 
@@ -142,27 +142,27 @@ def _cell(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def refuse_search(workdir: epath.Path) -> None:
-    """Raises `UserError` if the workdir of a single run holds a search."""
+def refuse_sweep(workdir: epath.Path) -> None:
+    """Raises `UserError` if the workdir of a single run holds a sweep."""
     if (workdir / TRIALS).exists():
-        raise UserError(f"{workdir}: holds a search, and this is a single run; choose another --workdir")
+        raise UserError(f"{workdir}: holds a sweep, and this is a single run; choose another --workdir")
 
 
-def run(config: ConfigDict, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
+def run_sweep(config: ConfigDict, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> None:
     """Runs the trials that have not finished, prints the table of results, and writes the table to `sweep.md`.
 
     Repeats a failed trial with up to `config.restarts` other seeds. The table contains the failed trials.
 
     Args:
-      config: the validated config of the search.
-      workdir: the folder of the search.
+      config: the validated config of the sweep.
+      workdir: the folder of the sweep.
       hooks: the hooks of each trial.
 
     Raises:
-      UserError: if a trial is invalid, or if the workdir contains another search or a single run.
+      UserError: if a trial is invalid, or if the workdir contains another sweep or a single run.
     """
     if (workdir / CONFIG).exists():
-        raise UserError(f"{workdir}: holds a single run, and this is a search; choose another --workdir")
+        raise UserError(f"{workdir}: holds a single run, and this is a sweep; choose another --workdir")
     programs: dict[tuple, Program] = {}
     results: list[Result] = []
     config, decisions = finetuning_run.resolve(config, None)
@@ -180,16 +180,16 @@ def run(config: ConfigDict, workdir: epath.Path, hooks: Sequence[Hook] = ()) -> 
     queue = [(settings, config.restarts) for settings, _ in planned]
     while queue:
         settings, restarts = queue.pop(0)
-        trial_workdir, trial = workdir / TRIALS / name_of(settings), _with(config, settings)
+        trial_workdir, trial = workdir / TRIALS / trial_name(settings), _with(config, settings)
         result = read_result(trial_workdir, settings, trial)
         if result is None:
-            _print_first(f"trial {name_of(settings)} ({len(queue)} remaining)")
+            _print_first(f"trial {trial_name(settings)} ({len(queue)} remaining)")
             result = _run_trial(trial, trial_workdir, settings, inputs, programs, hooks)
         results.append(result)
         hosts.wait_for_all("trial done")  # `keep_best` may delete the checkpoints of the trial.
         if jax.process_index() == 0:
             best = keep_best(workdir, data.metric)
-            summary = f"{table(results, (data.metric, *data.more_metrics))}\n{best}"
+            summary = f"{format_results(results, (data.metric, *data.more_metrics))}\n{best}"
             write_whole(workdir / SUMMARY, f"{summary}\n")
         if result.failed and restarts:
             planned_settings = [*(pending for pending, _ in queue), *(finished.settings for finished in results)]
@@ -205,19 +205,19 @@ def _print_first(*lines: str) -> None:
 
 def _with_next_seed(settings: Settings, seed: int, planned_settings: Sequence[Settings]) -> Settings:
     """Returns settings with a new seed: the earlier seed, by default `seed`, plus a multiple of `NEXT_SEED`."""
-    names = set(map(name_of, planned_settings))
+    names = set(map(trial_name, planned_settings))
     seeds = itertools.count(settings.get("seed", seed) + NEXT_SEED, NEXT_SEED)
-    return next(settings | {"seed": seed} for seed in seeds if name_of(settings | {"seed": seed}) not in names)
+    return next(settings | {"seed": seed} for seed in seeds if trial_name(settings | {"seed": seed}) not in names)
 
 
 class _TrialKind(finetuning_run.FineTuningKind):
-    """A trial of a search, whose config has the fields of `init_checkpoint`. All trials share the data."""
+    """A trial of a sweep, whose config has the fields of `init_checkpoint`. All trials share the data."""
 
     def __init__(self, inputs: RunInputs) -> None:
         self._inputs = inputs
 
     def resolve(self, config: ConfigDict, info: RunInfo | None) -> Resolution:
-        """Returns a copy of the config, which the search has resolved."""
+        """Returns a copy of the config, which the sweep has resolved."""
         return Resolution(ResolvedConfig.copy_of(config))
 
     def open(self, config: ResolvedConfig, workdir: epath.Path, info: RunInfo | None) -> Run:
@@ -268,12 +268,12 @@ def _run_trial(
 
 
 def check_others(workdir: epath.Path, config: ConfigDict, inputs: RunInputs) -> None:
-    """Raises `UserError` if earlier trials in the workdir differ from this search in other than searched fields."""
+    """Raises `UserError` if earlier trials in the workdir differ from this sweep in other than varied fields."""
     now, identity = finetuning_run.info_of(config, inputs), tasks.get(config.task).identity
-    fields, searched = fields_of(config), {*ORDER, *(name for settings in parse(config) for name in settings)}
+    fields, varied = sweep_fields(config), {*ORDER, *(name for settings in parse_sweep(config) for name in settings)}
     for path in sorted((workdir / TRIALS).glob(f"*/{CONFIG}")):
-        searched_earlier = {part.partition("=")[0] for part in path.parent.name.split(",")}
-        may_differ = {fields.get(name) for name in searched | searched_earlier}
+        varied_earlier = {part.partition("=")[0] for part in path.parent.name.split(",")}
+        may_differ = {fields.get(name) for name in varied | varied_earlier}
         all_differences = differences(require_info(path.parent), now, identity)
         _refuse(path.parent, [difference for difference in all_differences if difference.field not in may_differ])
 
@@ -286,7 +286,7 @@ def _refuse(workdir: epath.Path, changes: list[Difference]) -> None:
         raise UserError(f"{workdir}: trained with other settings, {changed}; choose another --workdir")
 
 
-def table(results: list[Result], metrics: Sequence[str]) -> str:
+def format_results(results: list[Result], metrics: Sequence[str]) -> str:
     """Returns a Markdown table: mean, best and standard deviation over the seeds of each setting.
 
     Args:
@@ -321,7 +321,7 @@ def _with(config: ConfigDict, settings: Settings) -> ConfigDict:
     """Returns the config of a trial."""
     changed = copy.deepcopy(config)
     for name, value in settings.items():
-        section, _, field = fields_of(config)[name].rpartition(".")
+        section, _, field = sweep_fields(config)[name].rpartition(".")
         (changed[section] if section else changed)[field] = value
     changed.update(sweep="", restarts=0)  # The fields of a single run.
     return changed
@@ -332,7 +332,7 @@ def read_result(workdir: epath.Path, settings: Settings, trial: ConfigDict) -> R
 
     Args:
       workdir: the folder of the trial.
-      settings: the values of the searched fields.
+      settings: the values of the varied fields.
       trial: the config of the trial.
 
     Raises:
@@ -350,7 +350,7 @@ def read_result(workdir: epath.Path, settings: Settings, trial: ConfigDict) -> R
 def keep_best(workdir: epath.Path, metric: str) -> str:
     """Writes the name of the best trial to the workdir, and deletes the checkpoints of the other trials.
 
-    The trials are the trials of all searches in the workdir. A trial without a score ranks last.
+    The trials are the trials of all sweeps in the workdir. A trial without a score ranks last.
 
     Returns:
       A line about the best trial.

@@ -70,7 +70,7 @@ class TaggedSentences(Split):
         return "; ".join(entities) or "none"
 
 
-def make_data(
+def make_tagging_data(
     train: Sequence[Sentence],
     dev: Sequence[Sentence],
     labels: tuple[str, ...],
@@ -82,7 +82,7 @@ def make_data(
 ) -> TaskData:
     """Encodes tagged sentences. The metric is entity F1 if all tags are BIO, otherwise the word accuracy."""
     examples, dev_examples = (
-        word_encoding.encode(sentences, labels, tokenizer, max_seq_length, with_context, join)
+        word_encoding.encode_word_sequences(sentences, labels, tokenizer, max_seq_length, with_context, join)
         for sentences in (train, dev)
     )
     dev_split = TaggedSentences(dev_examples, dev, labels)
@@ -172,7 +172,9 @@ class TaggingTask(FineTuningTask, ReadsLabelledFiles):
           note: a line to print before the summary of the sentences.
         """
         labels, tokenizer, join = source.labels, tokenizer_of(source), join_of(source.settings)
-        examples = word_encoding.encode(sentences, labels, tokenizer, source.max_seq_length, with_context, join)
+        examples = word_encoding.encode_word_sequences(
+            sentences, labels, tokenizer, source.max_seq_length, with_context, join
+        )
         summary = TableSummary("labelled", len(sentences), examples, tokenizer, rows="sentences")
         lines = [note, *summary.lines(source.max_seq_length), *_unread(examples.unread)]
         return TaggedSentences(examples, sentences, labels, note="\n".join(filter(None, lines)))
@@ -190,4 +192,4 @@ def check_teacher(source: Pretrained, config: ConfigDict) -> None:
 
 def _unread(count: int) -> list[str]:
     """Returns a line about words that are not read, if there are some."""
-    return [f"{count} words truncated or replaced by [UNK]: they have too many pieces, or none"] if count else []
+    return [f"{count} words truncated or replaced by [UNK]: they have too many tokens, or none"] if count else []

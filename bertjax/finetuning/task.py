@@ -42,7 +42,7 @@ class FineTuning:
         self.config, self.mesh, self.data = config, mesh, data
         for examples in (*data.train_sets, *(split.examples for split in data.dev)):
             check_indices(examples, data.labels, families.config_of(config))
-        self.lora = low_rank.of(config)
+        self.lora = low_rank.lora_of(config)
         compute = dataclasses.replace(compute_on(mesh, config), lora=self.lora)
         self.model = data.head.model(families.config_of(config), config.get("head", {}), compute=compute)
         if self.lora:

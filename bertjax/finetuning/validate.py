@@ -27,12 +27,12 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
 def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     """Raises `UserError` if a field that all fine-tuning tasks share is invalid, see `validate`."""
     validate_shared_fields(config, FINE_TUNING_LIMITS)
-    one = f'applies to searches only; for a single run also set --config.sweep="seed={config.seed}"'
+    one = f'applies to sweeps only; for a single run also set --config.sweep="seed={config.seed}"'
     require(bool(config.sweep) or not config.restarts, "restarts", config.restarts, one)
-    single = "is for single runs; set epochs for the trials of a search, or leave out sweep"
+    single = "is for single runs; set epochs for the trials of a sweep, or leave out sweep"
     require(not (config.sweep and config.budget), "budget", config.budget, single)
     tokens = "fine-tuning takes a time, such as 20min"
-    is_time = not config.budget or math.isfinite(budget.parse(config.budget).seconds)
+    is_time = not config.budget or math.isfinite(budget.parse_budget(config.budget).seconds)
     require(is_time, "budget", config.budget, tokens)
     lstm_size = config.head.get("lstm_size", 0)
     require(lstm_size >= 0, "head.lstm_size", lstm_size, "must be at least 1, or 0 for no BiLSTM")

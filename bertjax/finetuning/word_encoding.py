@@ -1,10 +1,10 @@
 """Encodes sentences of tagged words, and reads the tags of the words from logits.
 
-The first piece of a word carries its tag. Neighbouring sentences of a document share a sequence as context.
+The first token of a word carries its tag. Neighbouring sentences of a document share a sequence as context.
 
-The pieces of some tokenizers contain the space before a word. These tokenizers encode a text as a whole, as in the
-token-classification pipeline of transformers, and each word has the tag of the first piece that begins in it. A word in
-which no piece begins continues the word before it. `config.data.join` decides how the words of a table become a text.
+The tokens of some tokenizers contain the space before a word. These tokenizers encode a text as a whole, as in the
+token-classification pipeline of transformers, and each word has the tag of the first token that begins in it. A word in
+which no token begins continues the word before it. `config.data.join` decides how the words of a table become a text.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class _Group:
     is_read: bool = True
 
 
-def encode(
+def encode_word_sequences(
     sentences: Sequence[Sentence],
     labels: Sequence[str],
     tokenizer: Tokenizer,
@@ -53,7 +53,7 @@ def encode(
 ) -> WordExamples:
     """Encodes sequences that contain each word once, in order.
 
-    The first piece of a word has the label of the word, other pieces have the label -1. A sentence that is longer than
+    The first token of a word has the label of the word, other tokens have the label -1. A sentence that is longer than
     a sequence is divided between words.
 
     Args:
@@ -68,8 +68,8 @@ def encode(
       UserError: for a tag that is not in `labels`.
     """
     if not is_whole(tokenizer, join):
-        pieces = tokenizer.encode_following([word for sentence in sentences for word in sentence.words])
-        of_words = (_Group(ids or [tokenizer.unk_id], 1, bool(ids)) for ids in pieces)
+        tokens = tokenizer.encode_following([word for sentence in sentences for word in sentence.words])
+        of_words = (_Group(ids or [tokenizer.unk_id], 1, bool(ids)) for ids in tokens)
         groups = [[next(of_words) for _ in sentence.words] for sentence in sentences]
         return _examples(sentences, labels, tokenizer, max_seq_length, with_context, groups, groups)
     texts = [join_words(sentence.words) for sentence in sentences]
@@ -125,7 +125,7 @@ def _owners(
     ids, offsets = tokenizer.encode(text)
     owners, is_covered, word = [], [False] * len(places), 0
     for token, (start, end) in zip(ids, offsets):
-        end = max(end, start + 1)  # Some pieces of a character with several pieces are empty.
+        end = max(end, start + 1)  # Some tokens of a character with several tokens are empty.
         while word < len(places) and places[word][1] <= start:
             word += 1
         if _is_space(tokenizer.pieces[token], tokenizer):
@@ -139,8 +139,8 @@ def _owners(
     return ids, owners, is_covered
 
 
-def _is_space(piece: str, tokenizer: Tokenizer) -> bool:
-    return not piece.replace(tokenizer.space, " ").strip()
+def _is_space(token: str, tokenizer: Tokenizer) -> bool:
+    return not token.replace(tokenizer.space, " ").strip()
 
 
 def _examples(
@@ -152,14 +152,14 @@ def _examples(
     groups: Sequence[Sequence[_Group]],
     following: Sequence[Sequence[_Group]],
 ) -> WordExamples:
-    """Encodes sequences as `encode` does.
+    """Encodes sequences as `encode_word_sequences` does.
 
     Args:
       sentences: the sentences.
-      labels: see `encode`.
+      labels: see `encode_word_sequences`.
       tokenizer: the tokenizer.
-      max_seq_length: see `encode`.
-      with_context: see `encode`.
+      max_seq_length: see `encode_word_sequences`.
+      with_context: see `encode_word_sequences`.
       groups: the tokens of each sentence at the beginning of a sequence.
       following: the tokens of each sentence after another sentence.
     """
@@ -171,7 +171,7 @@ def _examples(
     def close() -> None:
         if ids:
             input_ids.append(np.array(tokenizer.framed(ids), np.int32))
-            before, after = ([-1] * len(pieces) for pieces in (tokenizer.begin, tokenizer.end))
+            before, after = ([-1] * len(tokens) for tokens in (tokenizer.begin, tokenizer.end))
             all_labels.append(np.array([*before, *marks, *after], np.int32))
         ids.clear()
         marks.clear()
@@ -185,11 +185,11 @@ def _examples(
             close()
         document, number = sentence.document, 0
         for group in later if ids else first:
-            pieces = group.ids[:room]
-            if len(ids) + len(pieces) > room:
+            tokens = group.ids[:room]
+            if len(ids) + len(tokens) > room:
                 close()
-            ids.extend(pieces)
-            marks.extend([indices[sentence.tags[number]] if group.words else -1, *[-1] * (len(pieces) - 1)])
+            ids.extend(tokens)
+            marks.extend([indices[sentence.tags[number]] if group.words else -1, *[-1] * (len(tokens) - 1)])
             words += [group.words] if group.words else []
             unread += not group.is_read or len(group.ids) > room
             number += group.words
@@ -206,7 +206,7 @@ def read_tags(
     A word in which no token begins continues the tag of the word before it: `I-` follows `B-`.
     """
     if examples.labels is None:
-        raise ValueError("the examples have no labels, which mark the first pieces of words")
+        raise ValueError("the examples have no labels, which mark the first tokens of words")
     best = (
         labels[int(index)]
         for marks, scores in zip(examples.labels, logits)
@@ -238,7 +238,7 @@ def encode_text(
         ]
         examples = _examples(sentences, labels, tokenizer, max_seq_length, False, groups, groups)
     else:
-        examples = encode(sentences, labels, tokenizer, max_seq_length, with_context=False, join=join)
+        examples = encode_word_sequences(sentences, labels, tokenizer, max_seq_length, with_context=False, join=join)
     return sentences, places, examples
 
 

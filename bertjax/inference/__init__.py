@@ -1,1 +1,1 @@
-"""Use of checkpoints: predictors, mask filling, generation, likelihood, bits per byte, hidden states, vectors."""
+"""Use of checkpoints: predictors, mask filling, generation, likelihood, bits per byte, hidden states, embeddings."""

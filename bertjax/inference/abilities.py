@@ -6,7 +6,7 @@ The library, the commands, the server, the exports and the report find the task 
 from typing import TypeVar
 
 from bertjax.common.errors import UserError
-from bertjax.inference.task import FineTuningTask, HasSubmission, HasVectors, ReadsLabelledFiles
+from bertjax.inference.task import FineTuningTask, HasEmbeddings, HasSubmission, ReadsLabelledFiles
 from bertjax.inference.tasks import find_task
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
@@ -16,7 +16,9 @@ Ability = TypeVar("Ability")
 
 # The requirement of an ability, for the message about a checkpoint without the ability.
 REQUIREMENTS: dict[type, str] = {
-    HasVectors: ("must compute embeddings: choose the workdir of a run of embed, or a folder of sentence-transformers"),
+    HasEmbeddings: (
+        "must compute embeddings: choose the workdir of a run of embed, or a folder of sentence-transformers"
+    ),
     HasSubmission: "must be the workdir of a run on a benchmark that takes submissions",
     ReadsLabelledFiles: (
         "must be the workdir of a run that classifies or tags texts, or answers questions, or compute embeddings; the "
@@ -45,7 +47,7 @@ def require_task(source: Pretrained) -> FineTuningTask:
 
 
 def find_ability(source: Pretrained, ability: type[Ability]) -> Ability | None:
-    """Returns the task of a checkpoint if the task has an ability, such as `HasVectors`; else None."""
+    """Returns the task of a checkpoint if the task has an ability, such as `HasEmbeddings`; else None."""
     task = task_of(source)
     return task if isinstance(task, ability) else None
 

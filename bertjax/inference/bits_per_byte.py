@@ -1,10 +1,10 @@
 """Bits per byte, which compare models with different vocabularies.
 
-For a masked model, 15 % of the words between spaces are masked, with all of their pieces. The negative log-likelihood
-of these pieces is divided by the number of bytes of these words. All models have the same masked words. The number of
-pieces of a masked word is visible to the model.
+For a masked model, 15 % of the words between spaces are masked, with all of their tokens. The negative log-likelihood
+of these tokens is divided by the number of bytes of these words. All models have the same masked words. The number of
+tokens of a masked word is visible to the model.
 
-For a left-to-right model, the negative log-likelihood of all pieces is divided by the number of bytes of the text.
+For a left-to-right model, the negative log-likelihood of all tokens is divided by the number of bytes of the text.
 """
 
 import math
@@ -72,24 +72,24 @@ def halved(
 
 
 def masked(text: str, hidden: Sequence[bool], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int], list[int]]]:
-    """Yields the ids of a text with masks, the positions of the masks, and the masked pieces; nothing without masks.
+    """Yields the ids of a text with masks, the positions of the masks, and the masked tokens; nothing without masks.
 
     Raises:
       UserError: if a masked word is not in the vocabulary.
     """
     encoded, words = tokenizer.encode(text), text.split(" ")
-    # A word includes the space before it, which may be a separate piece. The text has no space before the first word.
+    # A word includes the space before it, which may be a separate token. The text has no space before the first word.
     word_at = [number for number, word in enumerate(words) for _ in range(len(word) + (number > 0))]
     owners = [word_at[max(end, 1) - 1] for _, end in encoded.offsets]
     ids = tokenizer.framed(encoded.ids)
     positions = [place for place, owner in enumerate(owners, len(tokenizer.begin)) if hidden[owner]]
-    pieces = [ids[place] for place in positions]
-    if tokenizer.unk_id in pieces:
-        raise UserError(f"{text!r}: the vocabulary has no pieces for one of its words")
+    tokens = [ids[place] for place in positions]
+    if tokenizer.unk_id in tokens:
+        raise UserError(f"{text!r}: the vocabulary has no tokens for one of its words")
     for place in positions:
         ids[place] = tokenizer.mask_id
     if positions:
-        yield ids, positions, pieces
+        yield ids, positions, tokens
 
 
 def bits_per_byte(

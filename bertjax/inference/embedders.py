@@ -5,16 +5,16 @@ import contextlib
 from bertjax.common.errors import UserError
 from bertjax.config.limits import POOLS
 from bertjax.inference.abilities import find_ability
-from bertjax.inference.task import HasVectors
-from bertjax.inference.vectors import PooledStatesEmbedder, TextEmbedder
+from bertjax.inference.task import HasEmbeddings
+from bertjax.inference.text_embedding import PooledStatesEmbedder, TextEmbedder
 from bertjax.interop.pretrained import Pretrained
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
 
 
-def find_embedding_task(source: Pretrained) -> HasVectors | None:
+def find_embedding_task(source: Pretrained) -> HasEmbeddings | None:
     """Returns the task of a checkpoint that was trained to compute embeddings; else None."""
     with contextlib.suppress(UserError):  # A checkpoint of a task that is not registered here has hidden states.
-        return find_ability(source, HasVectors)
+        return find_ability(source, HasEmbeddings)
     return None
 
 

@@ -7,7 +7,7 @@ import jax
 from bertjax.common.errors import UserError
 from bertjax.data.corpus.text_input import TextInput
 from bertjax.distributed.mesh import compute_for
-from bertjax.inference import hidden_states, vectors
+from bertjax.inference import hidden_states, text_embedding
 from bertjax.inference.embedders import embedder_of, find_embedding_task, require_no_prompt
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models import families
@@ -73,7 +73,7 @@ def write_extracted(
     if pool or (not layers and find_embedding_task(source) is not None):
         embedder = embedder_of(source, prompt, width, pool, layers)
         ids = texts.ids if texts.id_column else None
-        shape, cut = vectors.write(output, embedder, iter(texts), ids, texts.id_column, texts.size)
+        shape, cut = text_embedding.write_embeddings(output, embedder, iter(texts), ids, texts.id_column, texts.size)
         return Extracted(
             "vectors", shape, shape[0], cut, source.config.max_position_embeddings if pool else source.max_seq_length
         )
@@ -84,6 +84,6 @@ def write_extracted(
     check_layers(chosen, source.config, "layers")
     model = families.family_of(source.config).build(source.config, compute_for(source.dtype))
     params = jax.device_put(source.params["bert"])  # once, not per batch
-    written = hidden_states.write(output, model, params, tokenizer_of(source), texts.__iter__, chosen)
+    written = hidden_states.write_hidden_states(output, model, params, tokenizer_of(source), texts.__iter__, chosen)
     most_tokens = source.config.max_position_embeddings
     return Extracted("hidden", written.shape, written.texts, written.cut, most_tokens, "" if layers else chosen)

@@ -20,7 +20,7 @@ BATCH, MASKS = 32, 256  # the largest numbers of texts and of masks in a batch
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """A text and, for each [MASK] of the text, the most likely (piece, probability) pairs, best first."""
+    """A text and, for each [MASK] of the text, the most likely (token, probability) pairs, best first."""
 
     text: str
     masks: list[list[tuple[str, float]]]
@@ -109,12 +109,12 @@ def _fill(
     ]
 
 
-def of_checkpoint(source: Pretrained, texts: Iterable[str], top_k: int = 5) -> Iterator[Filled]:
+def predict_masks(source: Pretrained, texts: Iterable[str], top_k: int = 5) -> Iterator[Filled]:
     """Yields the results of `fill_masks` by a checkpoint. Raises `UserError` if the checkpoint predicts no words."""
     return fill_masks(*words_model(source), tokenizer_of(source), texts, top_k)
 
 
-def check(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> None:
+def check_masks(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> None:
     """Raises `UserError` if `fill_masks` would reject a text."""
     for text in texts:
         _encode(text, tokenizer, longest)

@@ -18,16 +18,16 @@ from bertjax.models.heads import BertForMaskedLM
 from bertjax.text.tokenizer import Tokenizer
 
 NEVER = jnp.finfo(jnp.float32).min
-State = tuple[jax.Array, jax.Array, Any, jax.Array]  # ids, logits, cache, position of the next piece
+State = tuple[jax.Array, jax.Array, Any, jax.Array]  # ids, logits, cache, position of the next token
 
 
 class Sampling(NamedTuple):
-    """The settings of sampling the next piece.
+    """The settings of sampling the next token.
 
     Attributes:
-      temperature: divides the logits; 0 always chooses the most likely piece.
-      top_k: samples from the k most likely pieces; 0 samples from all pieces.
-      top_p: samples from the most likely pieces with this total probability (Holtzman et al. 2020, section 3.1).
+      temperature: divides the logits; 0 always chooses the most likely token.
+      top_k: samples from the k most likely tokens; 0 samples from all tokens.
+      top_p: samples from the most likely tokens with this total probability (Holtzman et al. 2020, section 3.1).
     """
 
     temperature: float = 1.0
@@ -44,7 +44,7 @@ def generate(
     sampling: Sampling,
     seed: int = 0,
 ) -> str:
-    """Returns a text with a continuation of up to `tokens` pieces, which ends at the first [SEP].
+    """Returns a text with a continuation of up to `tokens` tokens, which ends at the first [SEP].
 
     Raises:
       UserError: if the model is not causal, or if the text has as many tokens as the model has positions.
@@ -70,7 +70,7 @@ def generate(
     return tokenizer.decode([*ids[1:], *new_ids[:end]])
 
 
-def of_checkpoint(
+def continue_texts(
     source: Pretrained, texts: Iterable[str], tokens: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[str]:
     """Yields the continuation of each text by a checkpoint, see `generate`. The seed of text i is `seed + i`.
@@ -98,22 +98,22 @@ def _generate(
     tokens: jax.Array,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Generates pieces until [SEP].
+    """Generates tokens until [SEP].
 
     Args:
       model: the causal language model.
       longest: the number of tokens of the cache.
       sampling: the settings of sampling.
-      special: the pieces that are never generated.
-      sep_id: the piece that ends a document.
+      special: the tokens that are never generated.
+      sep_id: the token that ends a document.
       params: the params of the model.
       prompt: `[1, length]` ids with padding.
       used: the number of tokens of the prompt without padding.
-      tokens: the maximum number of new pieces.
+      tokens: the maximum number of new tokens.
       key: the key of the random numbers.
 
     Returns:
-      `[1, longest]` ids with the prompt and the new pieces, and the last logits.
+      `[1, longest]` ids with the prompt and the new tokens, and the last logits.
     """
     family: Any = families.family_of(model.config)  # `Decodes`
     cache = family.new_cache(model.config, 1, longest, model.compute.dtype)
@@ -124,7 +124,7 @@ def _generate(
 
     def is_unfinished(state: State) -> jax.Array:
         ids, _, _, place = state
-        is_end = (place > used) & (ids[0, place - 1] == sep_id)  # The prompt of GPT-2 begins with the same piece.
+        is_end = (place > used) & (ids[0, place - 1] == sep_id)  # The prompt of GPT-2 begins with the same token.
         return (place < used + tokens) & ~is_end
 
     def step(state: State) -> State:
@@ -139,7 +139,7 @@ def _generate(
 
 
 def _choose(logits: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
-    """Returns a piece for each row, `[batch]`; `logits` are `[batch, vocab]`."""
+    """Returns a token for each row, `[batch]`; `logits` are `[batch, vocab]`."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
     logits = logits / sampling.temperature
@@ -148,7 +148,7 @@ def _choose(logits: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
         logits = jnp.where(logits < least, NEVER, logits)
     if sampling.top_p < 1:
         ordered = -jnp.sort(-logits, axis=-1)
-        # For each piece, the total probability of the more likely pieces.
+        # For each token, the total probability of the more likely tokens.
         before = jnp.cumsum(jax.nn.softmax(ordered), axis=-1) - jax.nn.softmax(ordered)
         least = jnp.where(before < sampling.top_p, ordered, jnp.inf).min(-1, keepdims=True)
         logits = jnp.where(logits < least, NEVER, logits)

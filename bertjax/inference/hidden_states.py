@@ -14,7 +14,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
-from bertjax.inference.predictor import check_numbers, padded_batch, portions
+from bertjax.inference.predictor import check_numbers, divide_by_length, padded_batch
 from bertjax.nn.layer_pooling import combine
 from bertjax.text.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ def _features(model: nn.Module, params: dict, batch: dict, layers: str) -> jax.A
     return combine(states, layers).astype(jnp.float32)
 
 
-def extract(
+def compute_hidden_states(
     model: nn.Module, params: dict, tokenizer: Tokenizer, texts: Iterable[str], layers: str
 ) -> Iterator[np.ndarray]:
     """Yields the hidden states of each text, `[tokens, width]` float32 with [CLS] and [SEP], in order.
@@ -43,7 +43,7 @@ def extract(
     longest = model.config.max_position_embeddings
     room = longest - len(tokenizer.framed(()))
     encoded = (tokenizer.framed(ids[:room]) for ids in map(tokenizer.encode_with_masks, texts))
-    for ids in portions(encoded, PORTION):
+    for ids in divide_by_length(encoded, PORTION):
         # Batches texts of similar length to reduce padding; pads to powers of two to limit compilations.
         lengths = list(map(len, ids))
         order = sorted(range(len(ids)), key=lengths.__getitem__)
@@ -59,7 +59,7 @@ def extract(
 
 
 class WrittenStates(NamedTuple):
-    """The result of `write`.
+    """The result of `write_hidden_states`.
 
     Attributes:
       shape: the shape of the array, (tokens of all texts, width).
@@ -72,7 +72,7 @@ class WrittenStates(NamedTuple):
     cut: int
 
 
-def write(
+def write_hidden_states(
     path: epath.PathLike,
     model: nn.Module,
     params: dict,
@@ -80,7 +80,7 @@ def write(
     texts: Callable[[], Iterable[str]],
     layers: str,
 ) -> WrittenStates:
-    """Writes the results of `extract` to an .npz file.
+    """Writes the results of `compute_hidden_states` to an .npz file.
 
     The file contains `hidden` `[tokens of all texts, width]` and `offsets` `[texts + 1]` int64: text i has the rows
     from `offsets[i]` to `offsets[i + 1]`.
@@ -91,7 +91,7 @@ def write(
       params: the params of the encoder.
       tokenizer: the tokenizer.
       texts: returns the texts, one or more. It is called twice, because the file begins with the number of rows.
-      layers: see `extract`.
+      layers: see `compute_hidden_states`.
 
     Raises:
       UserError: if the second call returns other texts, or if the file cannot be written.
@@ -102,7 +102,7 @@ def write(
     rows, path = int(offsets[-1]), epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
-        states = extract(model, params, tokenizer, texts(), layers)
+        states = compute_hidden_states(model, params, tokenizer, texts(), layers)
         first = next(states)
         shape, written = (rows, first.shape[-1]), 0
         with archive.open("hidden.npy", "w", force_zip64=True) as member:

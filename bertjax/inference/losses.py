@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from bertjax.common.errors import UserError
-from bertjax.config.lists import weights_of
+from bertjax.config.lists import parse_weights
 from bertjax.data.loading.examples import Examples
 
 SETTINGS = ("class_weights", "label_smoothing")  # fields of `config.head` that belong to the loss, not to the model
@@ -210,7 +210,7 @@ def with_settings(loss: LabelLoss, head: Mapping, labels: Sequence[str], train: 
     if class_weights == BALANCED:
         weights = loss.balanced(train, len(labels)).tolist()
     elif class_weights:
-        by_label, _ = weights_of("head.class_weights", class_weights, labels, "label", "the training data")
+        by_label, _ = parse_weights("head.class_weights", class_weights, labels, "label", "the training data")
         weights = list(by_label.values())
     return dataclasses.replace(loss, weights=tuple(map(float, weights)), label_smoothing=smoothing)
 

@@ -61,8 +61,8 @@ def predict_texts(
         for text, values in zip(texts, task.predict(source, task.inputs.split(texts))):
             yield Prediction(text, values)
     elif tokens:
-        for text, continued in zip(texts, generation.of_checkpoint(source, texts, tokens, sampling, seed)):
+        for text, continued in zip(texts, generation.continue_texts(source, texts, tokens, sampling, seed)):
             yield Prediction(text, {"continued": continued}, continued)
     else:
-        for filled in fill_mask.of_checkpoint(source, texts, top_k or TOP_K):
+        for filled in fill_mask.predict_masks(source, texts, top_k or TOP_K):
             yield Prediction(filled.text, {"masks": filled.masks_as_json()}, fill_mask.describe(filled))

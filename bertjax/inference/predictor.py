@@ -20,7 +20,7 @@ from bertjax.data.loading.examples import Examples, evaluation_batches, packed_e
 from bertjax.data.loading.packing import index_in_row
 from bertjax.distributed.mesh import Rows, compute_for, local_rows, replicated
 from bertjax.distributed.rules import RULES
-from bertjax.distributed.transfers import fetched, on_devices
+from bertjax.distributed.transfers import copy_to_devices, fetch_results
 from bertjax.inference.heads import Head
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models.heads import BertForMaskedLM
@@ -32,14 +32,14 @@ Item = TypeVar("Item", bound=Sized)
 Places = list[tuple]  # (number of an example, index of the outputs of the example in the outputs of the batch)
 
 
-def apply(
+def apply_model(
     model: nn.Module, pooled: bool, params: dict, batch: dict, dropout_keys: jax.Array | None = None
 ) -> jax.Array:
     """Computes the outputs of a batch of `Examples`: `[rows, ...]`, or `[rows, choices, ...]`.
 
     In a packed batch, the outputs of sequences are `[rows, sequences, ...]`, or `[rows, sequences, choices, ...]`.
     """
-    outputs: Any  # `apply` can return more than an array.
+    outputs: Any  # `apply_model` can return more than an array.
     inputs = [batch[name] for name in ("input_ids", "segments", "token_types")]
     if "positions" in batch:
         packed, first_tokens = {"positions": batch["positions"]}, batch["first_tokens"]
@@ -71,7 +71,7 @@ class Predictor:
     def __init__(self, model: nn.Module, pooled: bool, mesh: Mesh, batch_size: int, packs: bool) -> None:
         self._mesh, self._batch_size, self._longest = mesh, batch_size, model.config.max_position_embeddings
         self._pooled, self._packs = pooled, packs
-        self._apply = jax.jit(functools.partial(apply, model, pooled), out_shardings=replicated(mesh))
+        self._apply = jax.jit(functools.partial(apply_model, model, pooled), out_shardings=replicated(mesh))
 
     def __call__(
         self, params: dict, examples: Examples, after_batch: Callable[[], None] = lambda: None
@@ -80,9 +80,9 @@ class Predictor:
         outputs: list = [None] * len(examples)
         batch_places, batches = itertools.tee(self._batches(examples, functools.partial(local_rows, self._mesh)))
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
-            on_mesh = on_devices((batch for _, batch in batches), self._mesh)
+            on_mesh = copy_to_devices((batch for _, batch in batches), self._mesh)
             for (places, _), batch_outputs in zip(
-                batch_places, fetched(self._apply(params, batch) for batch in on_mesh)
+                batch_places, fetch_results(self._apply(params, batch) for batch in on_mesh)
             ):
                 for example, *index in places:
                     outputs[example] = batch_outputs[tuple(index)]
@@ -119,7 +119,7 @@ class Predictor:
             yield places, {name: x[host_rows] for name, x in batch.items()}
 
 
-# Compiled once for all trials of a search, and for all parts of a table.
+# Compiled once for all trials of a sweep, and for all parts of a table.
 make_predictor = functools.lru_cache(maxsize=4)(Predictor)
 
 
@@ -129,10 +129,10 @@ def predict(head: Head, source: Pretrained, examples: Examples) -> list[np.ndarr
     Raises:
       UserError: if the outputs are NaN.
     """
-    return on_one_device(head, source)(examples)
+    return single_device_predictor(head, source)(examples)
 
 
-def on_one_device(head: Head, source: Pretrained) -> Callable[[Examples], list[np.ndarray]]:
+def single_device_predictor(head: Head, source: Pretrained) -> Callable[[Examples], list[np.ndarray]]:
     """Returns the function of `predict` for several portions of examples: the params are copied to the device once."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = head.model(source.config, source.head, compute=compute_for(source.dtype))
@@ -173,7 +173,7 @@ def padded_batch(sequences: Sequence[Sequence[int]], tokenizer: Tokenizer, rows:
     return {"input_ids": ids, "segments": segments, "token_types": types}
 
 
-def portions(items: Iterable[Item], length: int, most: float = math.inf) -> Iterator[list[Item]]:
+def divide_by_length(items: Iterable[Item], length: int, most: float = math.inf) -> Iterator[list[Item]]:
     """Yields portions of items, which end at a total length of `length`, or at `most` items."""
     portion: list[Item] = []
     total = 0

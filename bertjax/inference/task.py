@@ -20,7 +20,7 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from bertjax.inference.vectors import TextEmbedder
+    from bertjax.inference.text_embedding import TextEmbedder
 
 SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
@@ -92,7 +92,7 @@ class TaskData:
       metric: the name of the metric that ranks checkpoints and runs; higher is better.
       notes: lines to print about the data.
       baseline: an upper bound of the score of a constant, or nearly constant, prediction.
-      more_metrics: names of more metrics for the table of a search.
+      more_metrics: names of more metrics for the table of a sweep.
       texts: the parts of the text of each training example, which a teacher with another tokenizer can read; empty if
         the examples are not whole texts.
       more_train: more training examples. The examples of a batch come either from one of these or from `train`.
@@ -192,11 +192,11 @@ class FineTuningTask(abc.ABC):
         """Raises `UserError` if a checkpoint of this task has no weights for its head."""
         if not source.params.keys() - PRETRAINED_KEYS:
             raise UserError(
-                f"{source.path}: its architecture is {source.architecture}, but it has no weights for the output layer"
+                f"{source.path}: its architecture is {source.architecture}, but it has no weights for the head"
             )
 
 
-class HasVectors(abc.ABC):
+class HasEmbeddings(abc.ABC):
     """The ability of a task whose checkpoints compute embeddings of texts."""
 
     @abc.abstractmethod

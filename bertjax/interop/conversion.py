@@ -12,7 +12,7 @@ from bertjax.common.files import read_json, require_new_folder, write_whole
 from bertjax.config.defaults import common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.interop import hf_tokenizer, hub, huggingface, peft_writer, sentence_transformers, tf1
-from bertjax.interop.model_card import model_card, name_of
+from bertjax.interop.model_card import model_card, shown_name
 from bertjax.interop.pretrained import (
     WHICH,
     Pretrained,
@@ -148,7 +148,7 @@ def _class_for(source: Pretrained, to: str, architecture: str) -> str:
     if to == "sentence-transformers":
         if source.architecture != sentence_transformers.ARCHITECTURE:
             raise UserError(
-                f"{source.path}: makes no vectors of texts; train it to make some first, or write it with "
+                f"{source.path}: computes no embeddings of texts; train it for embeddings first, or write it with "
                 f"--format=huggingface"
             )
         return layout.choose_architecture({"bert": source.params["bert"]}, source.config)
@@ -160,7 +160,7 @@ def _write_model(output: epath.Path, source: Pretrained, to: str, architecture: 
     config, params = source.config, source.params
     if source.architecture == sentence_transformers.ARCHITECTURE and to in ("huggingface", "tf1"):
         head = ", ".join(f"{name} = {value!r}" for name, value in source.head.items())
-        left_out.append(f"how vectors are made ({head}), which --format=sentence-transformers keeps")
+        left_out.append(f"how embeddings are computed ({head}), which --format=sentence-transformers keeps")
     if to == "sentence-transformers":
         left_out += sentence_transformers.write(
             output, config, params, tokenizer_of(source), source.settings, source.max_seq_length, architecture
@@ -206,7 +206,7 @@ def _write_adapter(output: epath.Path, source: Pretrained, push: str, base: str)
             f"push the base first, and add --base=USER/NAME"
         )
     has_words = not repository and _is_extended(started_from, source.config.vocab_size)
-    name, revision = repository or (name_of(WHICH.sub(r"\1", started_from)), "")
+    name, revision = repository or (shown_name(WHICH.sub(r"\1", started_from)), "")
     size = peft_writer.write(output, source, architecture, name, revision, has_words)
     summary = [f"{source.format} -> peft: an adapter for {architecture}, {size:,} numbers in {output}"]
     if not repository:
@@ -221,13 +221,13 @@ def _write_adapter(output: epath.Path, source: Pretrained, push: str, base: str)
 
 
 def _check_written(output: epath.Path, source: Pretrained) -> None:
-    """Empties a written folder and raises `UserError` if bertjax cannot read it, or reads other pieces."""
+    """Empties a written folder and raises `UserError` if bertjax cannot read it, or reads other tokens."""
     reason = ""
     try:
         read_config(output)
         written = read_tokenizer(output)
         if written and source.tokenizer and written.pieces != source.tokenizer.pieces:
-            reason = "the tokenizer has other pieces"
+            reason = "the tokenizer has other tokens"
     except UserError as error:
         reason = str(error)
     if reason:
@@ -266,7 +266,7 @@ def _is_insignificant(field: str, value: Any, is_written: bool) -> bool:
 
 
 def _is_extended(path: str, size: int) -> bool:
-    """Returns whether a vocabulary of `size` pieces extends the vocabulary of the published base of a model.
+    """Returns whether a vocabulary of `size` tokens extends the vocabulary of the published base of a model.
 
     Args:
       path: the `init_checkpoint` of the model.

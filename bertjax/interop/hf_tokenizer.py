@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import note, read_json
-from bertjax.models.json_config import require
+from bertjax.models.json_config import require_supported
 from bertjax.models.library_fields import tables
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
@@ -59,7 +59,7 @@ UNUSED_FIELDS = frozenset({
     "_commit_hash", "_from_auto", "_from_pipeline", "backend", "files_loaded", "full_tokenizer_file", "is_local",
     "local_files_only", "name_or_path", "processor_class", "proxies", "special_tokens_map_file", "subfolder",
     "tokenizer", "tokenizer_file", "vocab_file", "verbose",
-    # bertjax always encodes the names of special pieces as text.
+    # bertjax always encodes the names of special tokens as text.
     "split_special_tokens",
     # Fields that the supported classes of transformers 5 do not read.
     "from_slow", "legacy", "remove_space", "return_token_type_ids", "special_tokens_pattern",
@@ -72,7 +72,7 @@ FIXED: dict[str, Any] = {
     "clean_text": True,
     "wordpieces_prefix": "##",
 }
-# The fields that list added pieces.
+# The fields that list added tokens.
 ADDING_FIELDS = (
     "additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens", "added_tokens_decoder",
 )  # fmt: skip
@@ -110,12 +110,12 @@ class _Config(TypedDict, total=False):
 
 
 def file_in(folder: epath.Path) -> epath.Path | None:
-    """Returns the file with the pieces of the tokenizer of a folder; None for a folder without a tokenizer."""
+    """Returns the file with the tokens of the tokenizer of a folder; None for a folder without a tokenizer."""
     names = SentencePiece.filename, Bytes.filename, JSON, WordPiece.filename, *BPE.legacy_names, *Unigram.legacy_names
     return next((folder / name for name in names if (folder / name).exists()), None)
 
 
-def read(folder: epath.Path) -> Tokenizer | None:
+def read_folder_tokenizer(folder: epath.Path) -> Tokenizer | None:
     """Reads the tokenizer of a folder of transformers or of Google; None for a folder without a tokenizer.
 
     Raises `UserError` with file, field and value if a setting is not supported, or if two files contradict each other.
@@ -125,9 +125,11 @@ def read(folder: epath.Path) -> Tokenizer | None:
     for path in (folder / SETTINGS, folder / SPECIAL):
         if path.exists():
             _check_fields(path, read_json(path))
-    kind, settings = tokenizer.kind_of(file), _settings(folder / SETTINGS)
+    kind, settings = tokenizer.tokenizer_kind_of(file), _settings(folder / SETTINGS)
     _check_class(folder, kind, settings)
-    loaded = tokenizer.load(kind, file, lowercase=kind == WordPiece.kind and _is_uncased(folder, file, settings))
+    loaded = tokenizer.load_tokenizer(
+        kind, file, lowercase=kind == WordPiece.kind and _is_uncased(folder, file, settings)
+    )
     if kind == WordPiece.kind:
         _check_case(folder, file, loaded, settings)
         _check_vocabulary(folder, file, loaded)
@@ -154,7 +156,7 @@ def max_length(folder: epath.Path) -> float | None:
 
 def _check_fields(path: epath.Path, fields: dict[str, Any]) -> None:
     """Raises `UserError` for a field that transformers reads and bertjax does not."""
-    require(path, {name: value for name, value in fields.items() if value is not None}, SUPPORTED_VALUES)
+    require_supported(path, {name: value for name, value in fields.items() if value is not None}, SUPPORTED_VALUES)
     tokens = [name for name in fields if name.endswith("_token")]  # `_check_special` reads all of them
     tables.check_fields(
         path, fields, "transformers", "tokenizer", {*FIELD_TYPES, *tokens, *SUPPORTED_VALUES, *UNUSED_FIELDS}
@@ -194,7 +196,7 @@ def _check_class(folder: epath.Path, kind: str, settings: dict[str, Any]) -> Non
         supported = ", ".join(CLASSES[kind])
         raise UserError(f"{folder / file}: tokenizer_class {name!r} is not supported; supported: {supported}")
     if kind == WordPiece.kind:
-        require(folder / SETTINGS, settings, FIXED)
+        require_supported(folder / SETTINGS, settings, FIXED)
         if words := settings.get("never_split"):
             raise UserError(f"{folder / SETTINGS}: never_split = {words!r} is not supported")
 
@@ -203,8 +205,8 @@ def _is_uncased(folder: epath.Path, vocabulary: epath.Path, settings: dict[str, 
     """Returns do_lower_case, or else whether a vocab.txt contains no capital letters."""
     if (lowercase := settings.get("do_lower_case")) is not None or vocabulary.name == JSON:
         return bool(lowercase)
-    pieces = tokenizer.load(WordPiece.kind, vocabulary).pieces
-    capitals = [piece for piece in pieces if re.search("[A-Z]", piece) and not re.fullmatch(r"\[.*\]", piece)]
+    tokens = tokenizer.load_tokenizer(WordPiece.kind, vocabulary).pieces
+    capitals = [token for token in tokens if re.search("[A-Z]", token) and not re.fullmatch(r"\[.*\]", token)]
     if capitals and (folder / CONFIG).exists():  # Google's folders contain bert_config.json instead
         raise UserError(
             f"{folder / SETTINGS}: no do_lower_case, which transformers takes for true, but {vocabulary.name} has "
@@ -244,15 +246,15 @@ def _check_case(folder: epath.Path, file: epath.Path, loaded: Tokenizer, setting
 
 
 def _check_vocabulary(folder: epath.Path, file: epath.Path, loaded: Tokenizer) -> None:
-    """Raises `UserError` if a vocab.txt beside tokenizer.json has other pieces."""
+    """Raises `UserError` if a vocab.txt beside tokenizer.json has other tokens."""
     vocabulary = folder / WordPiece.filename
     if file.name == JSON and vocabulary.exists():
-        pieces = tokenizer.load(WordPiece.kind, vocabulary).pieces
-        if pieces != loaded.pieces:
-            pairs = enumerate(zip(pieces, loaded.pieces))
-            first = next((i for i, (a, b) in pairs if a != b), min(len(pieces), len(loaded.pieces)))
+        tokens = tokenizer.load_tokenizer(WordPiece.kind, vocabulary).pieces
+        if tokens != loaded.pieces:
+            pairs = enumerate(zip(tokens, loaded.pieces))
+            first = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(loaded.pieces)))
             raise UserError(
-                f"{vocabulary} and {file} have other pieces from id {first} on; delete the one that is wrong"
+                f"{vocabulary} and {file} have other tokens from id {first} on; delete the one that is wrong"
             )
 
 
@@ -267,7 +269,9 @@ def _check_unigram(folder: epath.Path, file: epath.Path, loaded: Unigram, settin
             f"{folder / SETTINGS}: {name} has lowercase {lowercase}, but {file} has {loaded.lowercase}; make them agree"
         )
     supported = {"keep_accents": False, "unk_id": loaded.unk_id} if is_xlnet else {"add_prefix_space": True}
-    require(folder / SETTINGS, {field: value for field, value in settings.items() if value is not None}, supported)
+    require_supported(
+        folder / SETTINGS, {field: value for field, value in settings.items() if value is not None}, supported
+    )
 
 
 def _note_token_types(folder: epath.Path, settings: dict[str, Any]) -> None:
@@ -284,12 +288,12 @@ def _note_token_types(folder: epath.Path, settings: dict[str, Any]) -> None:
 
 
 def _check_special(folder: epath.Path, loaded: Tokenizer, settings: dict[str, Any]) -> None:
-    """Raises `UserError` if special pieces have other names, or if a file adds pieces."""
+    """Raises `UserError` if special tokens have other names, or if a file adds tokens."""
     special = {f"{name}_token": loaded.pieces[getattr(loaded, f"{name}_id")] for name in SPECIAL_NAMES}
     known = {*special.values(), *loaded.added}
     for path, fields in ((folder / SETTINGS, settings), (folder / SPECIAL, _settings(folder / SPECIAL))):
         names = {name: _content(fields.get(name)) for name in special}
-        require(path, {name: piece for name, piece in names.items() if piece is not None}, special)
+        require_supported(path, {name: token for name, token in names.items() if token is not None}, special)
         listed = [fields.get(name) for name in ADDING_FIELDS]
         listed.append([token for name, token in fields.items() if name.endswith("_token") and token])
         for more in listed:

@@ -50,7 +50,7 @@ def repository(path: epath.PathLike) -> Repository | None:
 
 
 @functools.cache
-def fetched(repository: Repository) -> epath.Path:
+def download_repository(repository: Repository) -> epath.Path:
     """Downloads a repository once per process; returns the folder in the cache.
 
     Raises `UserError` if the download fails, or if the repository contains no model in safetensors.

@@ -96,7 +96,7 @@ def _type_of_class(architecture: str) -> str:
 def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
     """Returns (architecture, label names, problem_type) of a config.json; each is empty if absent.
 
-    The architecture is the class of BERT with the same output layer, as in workdirs; "" if the class is unknown.
+    The architecture is the class of BERT with the same head, as in workdirs; "" if the class is unknown.
     """
     head = read_json(path, _Head)
     problem_type = head.get("problem_type") or ""
@@ -114,7 +114,7 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
 
 
 def head_of(architecture: str, fields: Mapping) -> str:
-    """Returns the class of BERT with the same output layer as a class of transformers; "" if the class is unknown.
+    """Returns the class of BERT with the same head as a class of transformers; "" if the class is unknown.
 
     Args:
       architecture: the class, of the family of `fields`.
@@ -127,10 +127,10 @@ def head_of(architecture: str, fields: Mapping) -> str:
 
 
 def split_class(architecture: str, layout: HuggingFaceFormat) -> tuple[str, str]:
-    """Splits the name of a class of transformers into the model and the output layer.
+    """Splits the name of a class of transformers into the model and the head.
 
     Returns the name of the model in prose, such as "XLM-RoBERTa", and the suffix of the class. If the suffix of the
-    class of BERT with the same output layer differs, returns the suffix of the class of BERT.
+    class of BERT with the same head differs, returns the suffix of the class of BERT.
     """
     prefix = next(prefix for prefix in layout.classes if architecture.startswith(prefix))
     kind = architecture.removeprefix(prefix)
@@ -344,8 +344,8 @@ def tokenizer_definition(config: BertConfig, tokenizer: Tokenizer, max_length: i
 
 
 def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[str, int | None]:
-    """Returns the fields of config.json with ids of special pieces."""
+    """Returns the fields of config.json with ids of special tokens."""
     if tokenizer is None:
         # transformers requires an id of the padding, whose embedding it does not train, and accepts no null for [MASK].
-        return {name: 0 if piece == "pad" else None for name, piece in names.items() if piece != "mask"}
-    return {name: getattr(tokenizer, f"{piece}_id") for name, piece in names.items()}
+        return {name: 0 if token == "pad" else None for name, token in names.items() if token != "mask"}
+    return {name: getattr(tokenizer, f"{token}_id") for name, token in names.items()}

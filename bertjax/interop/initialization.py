@@ -10,7 +10,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig, fields_of
+from bertjax.config.model_config import BertConfig, fields_with_roles
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import flattened, shortened
 from bertjax.models import families
@@ -33,15 +33,15 @@ def adopt(config: ConfigDict) -> None:
             f"config.model.family = {model.family!r}: {path} has {source.family!r}; begin with an experiment "
             f"whose model is one"
         )
-    required = {name: getattr(source, name) for name in fields_of(source, "size", "form")}
+    required = {name: getattr(source, name) for name in fields_with_roles(source, "size", "form")}
     if wrong := {name: value for name, value in required.items() if model[name] != value}:
         name, value = next(iter(wrong.items()))
         flags = " ".join(f"--config.model.{field}={size}" for field, size in wrong.items())
         raise UserError(f"config.model.{name} = {model[name]}: {path} has {value}; set {flags}")
-    for name in fields_of(source, "choice"):
+    for name in fields_with_roles(source, "choice"):
         if model[name] != (value := getattr(source, name)):
             _print(f"config.model.{name} = {model[name]}: {path} was trained with {value}")
-    model.update({name: getattr(source, name) for name in fields_of(source, "behaviour")})
+    model.update({name: getattr(source, name) for name in fields_with_roles(source, "behaviour")})
     adopt_tokenizer(config)
 
 
@@ -68,7 +68,7 @@ def adopt_model(config: ConfigDict, model: BertConfig, source: str) -> None:
         exceeds the positions of the model.
     """
     default, values = dataclasses.asdict(BertConfig()), dataclasses.asdict(model)
-    fixed = fields_of(model, "size", "form", "behaviour", "choice")
+    fixed = fields_with_roles(model, "size", "form", "behaviour", "choice")
     for name, value in config.model.items():
         is_no_dropout = "dropout" in name and value == 0  # equals a model without this dropout
         if name not in values and value != default.get(name) and not is_no_dropout:
@@ -92,10 +92,10 @@ def require_tokenizer(config: ConfigDict) -> Tokenizer:
     Raises `UserError` if the tokenizer is missing, or does not fit the model.
     """
     if path := config.tokenizer.path:
-        loaded = tokenizer.load(config.tokenizer.kind, path, config.tokenizer.lowercase)
+        loaded = tokenizer.load_tokenizer(config.tokenizer.kind, path, config.tokenizer.lowercase)
         if loaded.vocab_size > (size := config.model.vocab_size):
-            raise UserError(f"config.tokenizer.path = {path!r}: {loaded.vocab_size} pieces, but the model has {size}")
-        check_tokenizer(config.init_checkpoint, loaded)
+            raise UserError(f"config.tokenizer.path = {path!r}: {loaded.vocab_size} tokens, but the model has {size}")
+        compare_tokenizers(config.init_checkpoint, loaded)
         return loaded
     if (of_checkpoint := pretrained.read_tokenizer(config.init_checkpoint)) is None:
         raise UserError(
@@ -116,18 +116,18 @@ def check_flags(config: ConfigDict, used: Tokenizer, source: str) -> None:
             )
 
 
-def check_tokenizer(path: epath.PathLike, loaded: Tokenizer) -> None:
-    """Prints how many pieces of a tokenizer differ from the tokenizer of a checkpoint.
+def compare_tokenizers(path: epath.PathLike, loaded: Tokenizer) -> None:
+    """Prints how many tokens of a tokenizer differ from the tokenizer of a checkpoint.
 
     Raises `UserError` if more than a tenth differ: the embeddings of another vocabulary are useless. Fewer differences
-    may be replaced pieces such as `[unused1]`.
+    may be replaced tokens such as `[unused1]`.
     """
     trained = pretrained.read_tokenizer(path)
     if trained is None or trained.fingerprint == loaded.fingerprint:
         return
     common = min(loaded.vocab_size, trained.vocab_size)
     different = sum(a != b for a, b in zip(loaded.pieces, trained.pieces))
-    message = f"{different} of the first {common} pieces of the tokenizer are not those of {path}"
+    message = f"{different} of the first {common} tokens of the tokenizer are not those of {path}"
     if different > 0.1 * common:
         raise UserError(f"config.init_checkpoint: {message}; use its tokenizer, also for records")
     if loaded.lowercase != trained.lowercase:
@@ -149,15 +149,15 @@ def initialize(
     Args:
       params: the params of the run.
       path: the checkpoint.
-      encoder_only: does not load output layers, which may belong to another task.
-      continued: top-level keys of output layers that are loaded in spite of `encoder_only`, if the sizes are equal.
+      encoder_only: does not load heads, which may belong to another task.
+      continued: top-level keys of heads that are loaded in spite of `encoder_only`, if the sizes are equal.
       start: maps the params of the checkpoint to params of the run.
       resize: maps ({path: array}, config) of the checkpoint to arrays with the sizes of `params`.
 
     Raises:
       UserError: a shape differs, or the params have a masked-LM head and the head of the checkpoint is not supported.
     """
-    source = pretrained.read(path)
+    source = pretrained.read_pretrained(path)
     if source.masked_lm_problem and "masked_lm" in params and not encoder_only:
         raise UserError(f"config.init_checkpoint = {str(path)!r}: {source.masked_lm_problem}")
     current, family = flattened(params), families.family_of(source.config)

@@ -16,7 +16,7 @@ from bertjax.interop import hub, huggingface, sentence_transformers
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.models.heads import count_parameters
-from bertjax.objectives.parsing import weights_of
+from bertjax.objectives.parsing import objective_weights
 
 PIPELINE = """
 from transformers import pipeline
@@ -45,7 +45,7 @@ endings = ["She reads it.", "She flies."]
 inputs = tokenizer(["Anna opens a book."] * len(endings), endings, padding=True, return_tensors="pt")
 endings[model(**{{name: x[None] for name, x in inputs.items()}}).logits.argmax()]
 """
-VECTORS = """
+EMBEDDINGS_USE = """
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{name}")
@@ -63,7 +63,7 @@ USES = {
     "ForQuestionAnswering": ("question-answering", ANSWERS, ""),
     "ForMultipleChoice": ("multiple-choice", CHOICE, ""),
     "Model": ("feature-extraction", PIPELINE, "A fine day."),
-    sentence_transformers.ARCHITECTURE: ("sentence-similarity", VECTORS, ""),
+    sentence_transformers.ARCHITECTURE: ("sentence-similarity", EMBEDDINGS_USE, ""),
 }
 # An absolute path, or a path that begins with ~, . or .., without the last name. Cards are public and omit folders.
 FOLDERS = re.compile(r"(?<![\w:/.~-])(?:~|\.{1,2})?/(?:[^\s,=|'\"()\[\]]*/)?(?=[^\s/])")
@@ -110,7 +110,7 @@ def model_card(
     scores: Mapping[str, float | None] = source.scores | source.decided
     if kind == "Model" and to == "huggingface":
         scores = {}
-    if makes_vectors := to == "sentence-transformers":
+    if has_embeddings := to == "sentence-transformers":
         kind, tags = sentence_transformers.ARCHITECTURE, [to, "feature-extraction", "sentence-similarity"]
         written = {name: params[name] for name in ("bert", "projection") if name in params}
     else:
@@ -145,8 +145,8 @@ def model_card(
     if purpose:
         code = code.strip().format(purpose=purpose, name=name, text=text.format(mask=mask))
         lines += ["", "## Use", "", "```python", code, "```"]
-    if makes_vectors:
-        lines += _describe_vectors(settings, model.hidden_size)
+    if has_embeddings:
+        lines += _describe_embeddings(settings, model.hidden_size)
     lines += ["", "## Data", "", *_table(_data(settings, manifest))]
     lines += ["", "## Recipe", "", *_table(_recipe(settings, source.step))]
     if scores:
@@ -158,13 +158,13 @@ def model_card(
 
 
 def _mask(source: Pretrained) -> str:
-    """Returns the piece [MASK] of a masked language model; "" for other models."""
+    """Returns the token [MASK] of a masked language model; "" for other models."""
     if not source.predicts_words or families.family_of(source.config).lm_type(source.config) != "masked":
         return ""
     return source.tokenizer.pieces[source.tokenizer.mask_id] if source.tokenizer else "[MASK]"
 
 
-def _describe_vectors(settings: ConfigDict, hidden_size: int) -> list[str]:
+def _describe_embeddings(settings: ConfigDict, hidden_size: int) -> list[str]:
     """Returns lines about the computation of embeddings, and about the dimensions of truncated embeddings."""
     head = settings.head
     steps = [POOLING[head.pooling]]
@@ -185,12 +185,12 @@ def _data(settings: ConfigDict, manifest: Mapping[str, Any] | None) -> dict[str,
     data = settings.data
     if settings.task != "pretraining":
         sets = (data.get("sets") or {}).items()
-        path = name_of(data.get("path") or "") or "not from a file"
-        return {"data": path} | {f"data, {name}": name_of(entry.path) for name, entry in sets}
+        path = shown_name(data.get("path") or "") or "not from a file"
+        return {"data": path} | {f"data, {name}": shown_name(entry.path) for name, entry in sets}
     recipe, counts = (manifest["recipe"], manifest.get("corpus") or {}) if manifest else ({}, {})
     sources = recipe.get("corpus") or corpus_sources(settings)
     sources = sources if isinstance(sources, list | tuple) else [sources]
-    rows: dict[str, Any] = {"corpus": ", ".join(name_of(str(path)) for path in sources) or name_of(data.records)}
+    rows: dict[str, Any] = {"corpus": ", ".join(shown_name(str(path)) for path in sources) or shown_name(data.records)}
     rows |= {f"training {name}": f"{counts[key]:,}" for name in COUNTS if (key := f"train_{name}") in counts}
     rows |= {name: data[name] for name in PREPARATION} | {name: data[name] for name in PREPARATION_IF_SET if data[name]}
     if "mixture" in rows:  # {source: weight}, or the text of a file
@@ -213,7 +213,7 @@ def _recipe(settings: ConfigDict, step: int) -> dict[str, Any]:
     is_pretrained = settings.task == "pretraining"
     rows: dict[str, Any] = {}
     if is_pretrained:
-        weights = weights_of(settings).items()
+        weights = objective_weights(settings).items()
         rows["objective"] = " + ".join(name if weight == 1 else f"{weight:g}*{name}" for name, weight in weights)
         for name, fields in settings.get("objectives", {}).items():
             rows |= {f"{name}.{field}": value for field, value in fields.items()}
@@ -233,14 +233,14 @@ def _recipe(settings: ConfigDict, step: int) -> dict[str, Any]:
             if section != "distill" or settings.get("distill", {}).get("teacher"):
                 rows |= _changed(section, settings.get(section, {}), default[section])
     for name in rows.keys() & {"init_checkpoint", "distill.teacher"}:
-        rows[name] = name_of(rows[name])
+        rows[name] = shown_name(rows[name])
     rows |= {name: settings.model[name] for name in dropout_fields(settings.model)}
     rows |= {f"loss.{name}": value for name, value in settings.get("loss", {}).items() if value not in ("", False)}
     names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))
     return rows | {f"optimizer.{name}": value for name, value in _selected(settings.optimizer, names).items()}
 
 
-def name_of(path: str) -> str:
+def shown_name(path: str) -> str:
     """Returns the last name of a path, because folders are private; the whole name for a model on the hub."""
     if hub.repository(path) or path.startswith(("http://", "https://")):
         return path

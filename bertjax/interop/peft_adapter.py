@@ -35,7 +35,7 @@ UNUSED_FIELDS = (
 )  # fmt: skip
 # Values of init_lora_weights that do not change the base. Other values subtract the initial A and B from its weights.
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-# {task_type: the class of BERT with the same output layer}. PEFT writes auto_mapping instead of other tasks.
+# {task_type: the class of BERT with the same head}. PEFT writes auto_mapping instead of other tasks.
 TASKS = {
     "SEQ_CLS": "BertForSequenceClassification",
     "TOKEN_CLS": "BertForTokenClassification",
@@ -88,12 +88,12 @@ def _of_pattern(pattern: Mapping[str, float] | None, module: str, default: float
     return next((x for key, x in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def is_folder(path: epath.Path) -> bool:
+def is_adapter_folder(path: epath.Path) -> bool:
     """Returns whether a folder contains an adapter."""
     return (path / CONFIG).is_file()
 
 
-def read_fields(folder: epath.Path) -> Fields:
+def read_adapter_fields(folder: epath.Path) -> Fields:
     """Reads the config of an adapter. Raises `UserError` for an adapter that is not supported."""
     path = folder / CONFIG
     content: dict[str, Any] = read_json(path)
@@ -136,7 +136,7 @@ def read_tensors(folder: epath.Path) -> dict[str, np.ndarray]:
 
 
 def class_of(fields: Fields, base: Mapping[str, Any]) -> str:
-    """Returns the class of transformers of an adapter, or a class of the same family with the same output layer.
+    """Returns the class of transformers of an adapter, or a class of the same family with the same head.
 
     Args:
       fields: the config of the adapter.
@@ -161,7 +161,7 @@ def config_fields(fields: Fields, base: Mapping[str, Any], tensors: Mapping[str,
     return {**base, "architectures": [class_of(fields, base)], **size}
 
 
-def merged(
+def merge_adapter(
     folder: epath.Path,
     fields: Fields,
     base: Mapping[str, np.ndarray],
@@ -218,7 +218,7 @@ def merged(
 
 def _without_word_modules(base: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the tensors of a base under current names, without word modules if the class does not have them."""
-    tensors, keeps_all = {}, kind_of(config) not in (*HEADS, "Model")
+    tensors, keeps_all = {}, class_suffix_of(config) not in (*HEADS, "Model")
     for name, tensor in base.items():
         plain = WRAPPER_PREFIXES.sub("", name).replace("LayerNorm.gamma", "LayerNorm.weight")
         plain = plain.replace("LayerNorm.beta", "LayerNorm.bias")
@@ -228,7 +228,7 @@ def _without_word_modules(base: Mapping[str, np.ndarray], config: Mapping[str, A
 
 
 def _with_prefix(tensors: dict[str, np.ndarray], adapter: Iterable[str]) -> dict[str, np.ndarray]:
-    """Adds the prefix of the tensors of an adapter to the tensors of a base without an output layer."""
+    """Adds the prefix of the tensors of an adapter to the tensors of a base without a head."""
     for name in adapter:
         prefix, _, rest = name.partition(".")
         plain = LORA.sub(r"\1.weight", rest)
@@ -252,7 +252,7 @@ def _misfit(module: str) -> str:
     """Returns the end of the message about a module that the base does not have."""
     if DECODERS.fullmatch(module):
         return (
-            "changes the output layer for words, which is tied to the word embeddings here; that is not supported; "
+            "changes the head for words, which is tied to the word embeddings here; that is not supported; "
             "train the adapter on other modules"
         )
     remedy = f"set base_model_name_or_path in {CONFIG} to the model that the adapter was trained on"
@@ -284,27 +284,27 @@ def _update(
     return update.T if inputs_first else update
 
 
-def kind_of(config: Mapping[str, Any]) -> str:
+def class_suffix_of(config: Mapping[str, Any]) -> str:
     """Returns the suffix of the class of a config.json, such as ForMaskedLM, or of BERT's class with the same head."""
     name = next(iter(config.get("architectures") or ()), "")
     return huggingface.head_of(name, config).removeprefix(huggingface.BERT)
 
 
 def is_decoder(name: str) -> bool:
-    """Returns whether a tensor belongs to the output layer for words."""
+    """Returns whether a tensor belongs to the head for words."""
     return bool(DECODERS.fullmatch(name.rpartition(".")[0]))
 
 
 def adapts_words_alone(fields: Fields, adapter: Iterable[str]) -> bool:
-    """Returns whether an adapter changes the word embeddings, but not the output layer that is tied to them."""
+    """Returns whether an adapter changes the word embeddings, but not the head that is tied to them."""
     names = [re.sub(r"\.lora_embedding_[AB]$", ".weight", name) for name in adapter]
     decodes = any(map(is_decoder, adapter))
     return not fields.ensure_weight_tying and not decodes and any(map(WORDS.fullmatch, names))
 
 
 def finished(folder: epath.Path, config: Mapping[str, Any], params: dict) -> dict:
-    """Returns the params of the class of an adapter. Raises `UserError` if neither file contains its output layer."""
-    kind = kind_of(config)
+    """Returns the params of the class of an adapter. Raises `UserError` if neither file contains its head."""
+    kind = class_suffix_of(config)
     if kind not in (*HEADS, "Model"):
         return params
     parts = {*params, *(("pooler",) if "pooler" in params["bert"] else ())}

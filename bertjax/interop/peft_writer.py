@@ -26,7 +26,7 @@ def write(
     revision: str = "",
     has_words: bool = False,
 ) -> int:
-    """Writes the low-rank updates and the output layers of a run as an adapter, and the tokenizer.
+    """Writes the low-rank updates and the heads of a run as an adapter, and the tokenizer.
 
     The updates are factorized again, since one matrix of PyTorch may contain several kernels. A and B change, but their
     product does not. `peft.PeftModel.from_pretrained(model, folder)` adds the adapter to a model of transformers.

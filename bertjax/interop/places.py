@@ -37,7 +37,7 @@ class Place(abc.ABC):
     folder: epath.Path
 
     @property
-    def vectors(self) -> sentence_transformers.Folder | None:
+    def embedding_folder(self) -> sentence_transformers.Folder | None:
         """The folder of sentence-transformers if its model computes embeddings of texts; otherwise None."""
         return None
 
@@ -55,7 +55,7 @@ class Place(abc.ABC):
         source, loaded = self._read(config), self.read_tokenizer()
         if loaded is not None and loaded.vocab_size > config.vocab_size:
             raise UserError(
-                f"{self.folder}: its tokenizer has {loaded.vocab_size} pieces, its model only {config.vocab_size}"
+                f"{self.folder}: its tokenizer has {loaded.vocab_size} tokens, its model only {config.vocab_size}"
             )
         return dataclasses.replace(source, tokenizer=loaded)
 
@@ -65,7 +65,7 @@ class Place(abc.ABC):
 
     def read_tokenizer(self) -> Tokenizer | None:
         """Reads the tokenizer; None for a checkpoint without a tokenizer."""
-        return hf_tokenizer.read(self.folder)
+        return hf_tokenizer.read_folder_tokenizer(self.folder)
 
     def tokenizer_file(self) -> epath.Path | None:
         """Returns the file of the tokenizer."""
@@ -90,9 +90,9 @@ class RunPlace(Place):
 
     def _read(self, config: BertConfig) -> Pretrained:
         info, params, updates = self.info, checkpoint.read_params(self.folder, self.step), {}
-        if lora := low_rank.of(info.config):
+        if lora := low_rank.lora_of(info.config):
             updates = low_rank.updates_of(params, lora)
-            params = low_rank.merge(params, updates)
+            params = low_rank.merge_updates(params, updates)
         for objective in joint_models(terms_of_run(info.config)):
             params = objective.export_params(params)
         self._check_sizes(params, config)
@@ -135,7 +135,7 @@ class RunPlace(Place):
 
     def read_tokenizer(self) -> Tokenizer | None:
         """Reads the tokenizer of the run."""
-        return workdir.load_tokenizer(self.folder, self.info)
+        return workdir.tokenizer_of_run(self.folder, self.info)
 
     def tokenizer_file(self) -> epath.Path | None:
         """Returns the file of the tokenizer of the run."""
@@ -172,7 +172,7 @@ class TransformersPlace(Place):
     modules: sentence_transformers.Folder | None = None
 
     @property
-    def vectors(self) -> sentence_transformers.Folder | None:
+    def embedding_folder(self) -> sentence_transformers.Folder | None:
         """The folder of sentence-transformers if its model computes embeddings of texts; otherwise None."""
         is_encoder = self.modules is not None and self.modules.kind == sentence_transformers.ARCHITECTURE
         return self.modules if is_encoder else None
@@ -184,15 +184,15 @@ class TransformersPlace(Place):
     def read(self) -> Pretrained:
         """Reads the folder, and the dense layer and the settings of embeddings."""
         source = super().read()
-        if (folder := self.vectors) is None:
+        if (folder := self.embedding_folder) is None:
             return source
         return dataclasses.replace(
             source,
             architecture=sentence_transformers.ARCHITECTURE,
             labels=(),
             problem_type="",
-            settings=sentence_transformers.read_settings(folder, source.config),
-            params=source.params | sentence_transformers.read_params(folder, source.config),
+            settings=sentence_transformers.read_embedding_settings(folder, source.config),
+            params=source.params | sentence_transformers.read_dense_params(folder, source.config),
         )
 
     def _read(self, config: BertConfig) -> Pretrained:
@@ -216,15 +216,17 @@ class TransformersPlace(Place):
     def _classifier_settings(
         self, folder: epath.Path, config: BertConfig, architecture: str, modules: sentence_transformers.Folder | None
     ) -> ml_collections.ConfigDict:
-        if self.vectors:
+        if self.embedding_folder:
             return ml_collections.ConfigDict()
         return sentence_transformers.read_classifier(folder, config, architecture, modules)
 
     def read_settings(self) -> tuple[str, ml_collections.ConfigDict]:
         """Reads the settings of embeddings; empty for other models."""
-        if (folder := self.vectors) is None:
+        if (folder := self.embedding_folder) is None:
             return super().read_settings()
-        return sentence_transformers.ARCHITECTURE, sentence_transformers.read_settings(folder, self.read_config())
+        return sentence_transformers.ARCHITECTURE, sentence_transformers.read_embedding_settings(
+            folder, self.read_config()
+        )
 
     def read_tokenizer(self) -> Tokenizer | None:
         """Reads the tokenizer of the folder. Raises `UserError` if sentence-transformers uses it differently."""
@@ -246,7 +248,7 @@ class AdapterPlace(TransformersPlace):
 
     def open(self) -> tuple[peft_adapter.Fields, dict[str, np.ndarray], dict[str, Any]]:
         """Returns the fields and the tensors of the adapter, and the config.json of the base with the adapter."""
-        fields, tensors = peft_adapter.read_fields(self.folder), peft_adapter.read_tensors(self.folder)
+        fields, tensors = peft_adapter.read_adapter_fields(self.folder), peft_adapter.read_tensors(self.folder)
         return fields, tensors, peft_adapter.config_fields(fields, _config_json(self.base), tensors)
 
     def read_config(self) -> BertConfig:
@@ -273,14 +275,14 @@ class AdapterPlace(TransformersPlace):
             base_class = layout.choose_architecture(source.params, source.config, source.architecture)
             tensors = layout.to_tensors(source.params, source.config, base_class)[0]
             labels, problem_type = source.labels, source.problem_type
-        tensors, whole = peft_adapter.merged(folder, fields, tensors, adapter, content)
+        tensors, whole = peft_adapter.merge_adapter(folder, fields, tensors, adapter, content)
         params, ignored, masked_lm_problem = layout.read_params(tensors.items(), content, config, str(folder))
         if unknown := sorted(name for name in whole & set(ignored) if not peft_adapter.is_decoder(name)):
             raise UserError(f"{folder}: {unknown[0]} fits no layer of the base; {peft_adapter.MERGE}")
         params = peft_adapter.finished(folder, content, params)
         if peft_adapter.adapts_words_alone(fields, adapter) and has_masked_lm(params, config):
             masked_lm_problem = (
-                f"{folder}: the adapter changes the word embeddings, to which the output layer for words is tied"
+                f"{folder}: the adapter changes the word embeddings, to which the head for words is tied"
             )
             params.pop("masked_lm", None)
         rows = len(params["classifier"]["dense"]["bias"]) if "classifier" in params else 0

@@ -26,7 +26,7 @@ WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpo
 BEST_RUN = "best"  # file in the workdir of a sweep with the path of the best run, such as "runs/seed=1"
 
 
-def read(path: epath.PathLike) -> Pretrained:
+def read_pretrained(path: epath.PathLike) -> Pretrained:
     """Reads a checkpoint of any of the `FORMATS`, or an adapter of PEFT with its base.
 
     For a bertjax run, reads the best checkpoint after fine-tuning and the latest after pre-training, unless the path
@@ -41,13 +41,13 @@ def read_with_tokenizer(path: epath.PathLike, dtype: str | None = None) -> Pretr
     """Reads a checkpoint, and prints a note if weights in the files are not read.
 
     Args:
-      path: the path, as of `read`.
+      path: the path, as of `read_pretrained`.
       dtype: replaces the `dtype` of the checkpoint.
 
     Raises:
       UserError: the checkpoint is missing or incomplete, or has no tokenizer.
     """
-    source = read(path)
+    source = read_pretrained(path)
     tokenizer_of(source)
     if source.format in ("huggingface", "peft") and (names := sorted(source.ignored)):
         note(epath.Path(source.path), f"weights that are not read: {shortened(names)}")
@@ -84,7 +84,7 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
 def find(path: epath.PathLike) -> Place:
     """Locates a checkpoint. Downloads a checkpoint of the hub. Raises `UserError` if the path has no checkpoint."""
     repository, which = hub.repository(path), ""
-    path = hub.fetched(repository) if repository else epath.Path(path)
+    path = hub.download_repository(repository) if repository else epath.Path(path)
     if (chosen := WHICH.fullmatch(str(path))) and not path.exists():
         path, which = epath.Path(chosen[1]), chosen[2]
     if (best := path / BEST_RUN).is_file():  # the folder of a sweep
@@ -94,7 +94,7 @@ def find(path: epath.PathLike) -> Place:
         default = "best" if info.architecture and checkpoint.best_step(path) is not None else "latest"
         return RunPlace(path, info, checkpoint.resolve_step(path, which or default))
     if (path / workdir.TRIAL_RESULT).exists():
-        raise UserError(f"{path}: not the best trial of its search, so that its checkpoint was deleted")
+        raise UserError(f"{path}: not the best trial of its sweep, so that its checkpoint was deleted")
     if which:
         raise UserError(f"@{which} needs the workdir of a run, but {str(path)!r} is not one")
     if (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG):
@@ -109,9 +109,9 @@ def find(path: epath.PathLike) -> Place:
 
 def _find_folder(path: epath.Path) -> Place | None:
     """Locates a folder of sentence-transformers, transformers or PEFT; None for other paths."""
-    modules = sentence_transformers.open_folder(path) if sentence_transformers.is_folder(path) else None
+    modules = sentence_transformers.open_folder(path) if sentence_transformers.has_modules_file(path) else None
     folder = modules.encoder if modules else path
-    if peft_adapter.is_folder(folder):
+    if peft_adapter.is_adapter_folder(folder):
         return AdapterPlace(folder, modules, base=_find_base(folder))
     has_tf1 = (folder / f"{tf1.PREFIX}.index").exists() and not list(folder.glob("*.safetensors"))
     if modules or ((folder / huggingface.CONFIG).exists() and not has_tf1):
@@ -135,7 +135,7 @@ def _find_base(adapter: epath.Path) -> Place:
 
     Raises `UserError` if the base is missing, or if the base is an adapter.
     """
-    source, fields = adapter / peft_adapter.CONFIG, peft_adapter.read_fields(adapter)
+    source, fields = adapter / peft_adapter.CONFIG, peft_adapter.read_adapter_fields(adapter)
     name = fields.base_model_name_or_path or ""
     paths = (epath.Path(name), adapter / name, adapter.absolute().parent / name)
     path = next((str(path) for path in paths if path.exists() and path.resolve() != adapter.resolve()), "")
@@ -147,7 +147,7 @@ def _find_base(adapter: epath.Path) -> Place:
     revision = f"@{fields.revision}" if fields.revision else ""
     try:
         # Looks at the folder before `find`, which would not end if the base names this adapter as its base.
-        is_adapter = bool(path) and peft_adapter.is_folder(epath.Path(path))
+        is_adapter = bool(path) and peft_adapter.is_adapter_folder(epath.Path(path))
         place = None if is_adapter else find(path or f"{hub.PREFIX}{name}{revision}")
         if place is None or place.format == "peft":
             raise UserError(f"is an adapter itself; {peft_adapter.MERGE}")

@@ -1,6 +1,6 @@
-"""Changes the sizes of the arrays of a checkpoint: new pieces, more positions, or fewer layers.
+"""Changes the sizes of the arrays of a checkpoint: new tokens, more positions, or fewer layers.
 
-A new piece starts from the mean of its subtokens, as embedding and as output. A new position starts from an earlier
+A new token starts from the mean of its subtokens, as embedding and as output. A new position starts from an earlier
 position, or from the two neighbouring positions. The logical names of the axes select the arrays.
 """
 
@@ -17,17 +17,17 @@ Arrays = Mapping[str, np.ndarray]  # {path: array}
 Axes = Mapping[str, Sequence[str | None]]  # {path: the logical names of the axes of the array}
 
 
-def with_pieces(arrays: Arrays, axes: Axes, rows: int, old: Tokenizer, new: Tokenizer) -> dict[str, np.ndarray]:
-    """Resizes the axis `vocab` of arrays to `rows`. Rows after the pieces of the new tokenizer are 0.
+def with_tokens(arrays: Arrays, axes: Axes, rows: int, old: Tokenizer, new: Tokenizer) -> dict[str, np.ndarray]:
+    """Resizes the axis `vocab` of arrays to `rows`. Rows after the tokens of the new tokenizer are 0.
 
     Args:
       arrays: the arrays of the checkpoint.
       axes: their axes.
       rows: the new size.
       old: the tokenizer of the checkpoint.
-      new: a tokenizer that begins with the pieces of `old`.
+      new: a tokenizer that begins with the tokens of `old`.
     """
-    parts = [old.parts(piece) for piece in new.pieces[old.vocab_size :]]
+    parts = [old.parts(token) for token in new.pieces[old.vocab_size :]]
 
     def resize(table: np.ndarray) -> np.ndarray:
         resized = np.zeros((rows, *table.shape[1:]), table.dtype)

@@ -19,7 +19,7 @@ from bertjax.common.files import inside, read_json, write_whole
 from bertjax.config.model_config import BertConfig
 from bertjax.interop import hf_tokenizer, huggingface
 from bertjax.models import families
-from bertjax.models.json_config import require
+from bertjax.models.json_config import require_supported
 from bertjax.models.library_fields.tables import check_fields, defaults_of
 from bertjax.models.tensors import take
 from bertjax.text.tokenizer import Tokenizer
@@ -116,7 +116,7 @@ class Folder(NamedTuple):
         return self.modules["Transformer"]
 
 
-def is_folder(path: epath.Path) -> bool:
+def has_modules_file(path: epath.Path) -> bool:
     """Returns whether a folder contains `modules.json`."""
     return (path / MODULES).is_file()
 
@@ -173,7 +173,7 @@ def _has_encoder(config: epath.Path, defaults: Mapping[str, str]) -> bool:
     return config.is_file() and {**defaults, **read_json(config)}.get("model_type") in families.by_model_type()
 
 
-def read_settings(folder: Folder, config: BertConfig) -> ConfigDict:
+def read_embedding_settings(folder: Folder, config: BertConfig) -> ConfigDict:
     """Returns the settings of a folder with embeddings in the form of the config of a run.
 
     The settings are `head`, `data` with the prompts, and `max_seq_length`. The section `PACKAGE` contains the fields
@@ -202,7 +202,7 @@ def read_settings(folder: Folder, config: BertConfig) -> ConfigDict:
     if (similarity := fields.get("similarity_fn_name") or "cosine") not in SIMILARITIES:
         raise UserError(
             f"{path}: similarity_fn_name {similarity!r} is not supported; supported: {', '.join(SIMILARITIES)}; if you "
-            f"only need vectors, set it to one of these in a copy of the folder"
+            f"only need embeddings, set it to one of these in a copy of the folder"
         )
     shared = default if default not in ("query", *DOCUMENT_PROMPTS) else ""  # as in encode_query and encode_document
     names = {"query_prompt": ("query", shared), "document_prompt": (*DOCUMENT_PROMPTS, shared)}
@@ -227,7 +227,7 @@ def read_classifier(folder: epath.Path, config: BertConfig, architecture: str, m
     Args:
       folder: the folder of the classifier.
       config: the model config.
-      architecture: the class of BERT with the same output layer.
+      architecture: the class of BERT with the same head.
       modules: the folder of sentence-transformers; None without `modules.json`.
 
     Raises:
@@ -281,7 +281,7 @@ def _fields(module: epath.Path, kind: str, expected: Mapping[str, Any] = Mapping
     path = module / CONFIG
     fields: dict[str, Any] = read_json(path) if path.is_file() else {}
     check_fields(path, fields, PACKAGE, kind, READ[kind])
-    require(path, {name: value for name, value in fields.items() if value is not None}, expected)
+    require_supported(path, {name: value for name, value in fields.items() if value is not None}, expected)
     return fields
 
 
@@ -354,7 +354,7 @@ def _limited(path: epath.Path, name: str, length: Any, config: BertConfig) -> in
     return int(min(length, config.max_position_embeddings))
 
 
-def read_params(folder: Folder, config: BertConfig) -> dict[str, dict[str, np.ndarray]]:
+def read_dense_params(folder: Folder, config: BertConfig) -> dict[str, dict[str, np.ndarray]]:
     """Returns the params of the dense layer, {} without one. Raises `UserError` if a shape contradicts the config."""
     if (module := folder.modules.get("Dense")) is None:
         return {}
@@ -373,14 +373,14 @@ def check_tokenizer(folder: Folder, tokenizer: Tokenizer) -> None:
         stated = "do_lower_case true of a tokenizer that keeps capitals"
         raise _unsupported(folder.path, path, stated, ["false"])
     file = folder.encoder / hf_tokenizer.JSON
-    if tokenizer.cls_id == tokenizer.sep_id and file.is_file():  # the class of GPT-2 adds no special pieces
+    if tokenizer.cls_id == tokenizer.sep_id and file.is_file():  # the class of GPT-2 adds no special tokens
         library = tokenizers.Tokenizer.from_str(file.read_text())
         library.no_padding()
         library.no_truncation()
         if library.encode("a").ids != tokenizer.framed(*tokenizer.encode_ids(["a"])):
-            piece = tokenizer.pieces[tokenizer.cls_id]
+            token = tokenizer.pieces[tokenizer.cls_id]
             stated = "a post_processor that does not frame a text"
-            raise _unsupported(folder.path, file, stated, [f"{piece} $A {piece}"])
+            raise _unsupported(folder.path, file, stated, [f"{token} $A {token}"])
 
 
 def write(
@@ -399,7 +399,7 @@ def write(
       config: the config of the encoder.
       params: the params.
       tokenizer: the tokenizer.
-      settings: the settings of a run, or the result of `read_settings`.
+      settings: the settings of a run, or the result of `read_embedding_settings`.
       max_seq_length: the largest number of tokens of a text.
       architecture: the class of transformers of the encoder.
 
@@ -446,4 +446,4 @@ def write(
     }
     for name, content in files.items():
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    return left_out + [f"{name}, which changes no vector" for name in section.get("without", ())]
+    return left_out + [f"{name}, which changes no embedding" for name in section.get("without", ())]

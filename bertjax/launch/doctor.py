@@ -170,7 +170,7 @@ class Hardware(NamedTuple):
         )
 
 
-def devices() -> Finding:
+def find_devices() -> Finding:
     """Returns the devices that JAX lists, and the accelerators that JAX does not see."""
     hardware, variables = Hardware.here(), {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if hardware.libtpu and not topology.has_accelerator():  # libtpu would look for a TPU in the network
@@ -388,7 +388,7 @@ def _amount(count: float) -> str:
 
 PROBES: dict[str, Probe] = {
     "versions": versions,
-    "devices": devices,
+    "devices": find_devices,
     "libtpu": libtpu,
     "host": host,
     "environment": environment,

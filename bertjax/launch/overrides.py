@@ -1,7 +1,7 @@
 """Overrides of the fields of a config.
 
 A config may have more fields than it begins with: fields of a model that is adopted from a checkpoint, fields that a
-stage changes, and the settings of objectives. `find_field` adds such a field with its default.
+stage changes, and the settings of objectives. `find_or_add_field` adds such a field with its default.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ def find_field(config: ConfigDict, path: str) -> fields.Field:
         _add_stage_field(config, names[0], ".".join(names[1:]))
     if section == "objectives" and names and "stages" in config:
         add_settings(config, names[0])
-    return fields.find_field(config, path)
+    return fields.existing_field(config, path)
 
 
 def _add_stage_field(config: ConfigDict, name: str, field: str) -> None:

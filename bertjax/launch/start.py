@@ -1,4 +1,4 @@
-"""Launches a config on all hosts: pre-training, fine-tuning, or a search over fine-tuning runs."""
+"""Launches a config on all hosts: pre-training, fine-tuning, or a sweep of fine-tuning runs."""
 
 import functools
 import time
@@ -19,7 +19,7 @@ from bertjax.pretraining import run as pretraining_run
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import HTML_REPORT
 from bertjax.training.hooks.hook import Hook
-from bertjax.training.run import RunKind, run
+from bertjax.training.run import RunKind, run_training
 
 
 def launch(
@@ -36,7 +36,7 @@ def launch(
       workdir: the folder of the run.
       began: the start of the command, by `time.monotonic`; None: now.
       draw: writes the page about a finished run, such as `reporting.page.draw`. Raises nothing.
-      hooks: hooks of the run, or of each trial of a search. They are called before the hooks of the config.
+      hooks: hooks of the run, or of each trial of a sweep. They are called before the hooks of the config.
     """
     began = time.monotonic() if began is None else began
     workdir = epath.Path(workdir)
@@ -46,13 +46,13 @@ def launch(
         hosts.check_shared(workdir)
         with hosts.on_first(lock.held(workdir, "--workdir")):
             if config.get("sweep"):
-                sweep.run(config, workdir, hooks)
+                sweep.run_sweep(config, workdir, hooks)
                 draw(workdir)
             else:
-                sweep.refuse_search(workdir)
+                sweep.refuse_sweep(workdir)
                 config = plan.begin(config, workdir, began)
                 fit = functools.partial(plan.fit, workdir=workdir, began=began)
-                trained = run(kind_of(config), config, workdir, fit, start_time=began, hooks=hooks)
+                trained = run_training(kind_of(config), config, workdir, fit, start_time=began, hooks=hooks)
                 if trained is not None or not (workdir / HTML_REPORT).exists():
                     draw(workdir)
             if jax.process_index() == 0:

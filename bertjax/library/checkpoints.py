@@ -12,7 +12,7 @@ from bertjax.config.limits import FORMATS
 from bertjax.data.corpus.text_input import TextInput
 from bertjax.embedding.hard_negatives import MinedFile, make_choice, mine_files
 from bertjax.inference.extraction import Extracted, write_extracted
-from bertjax.inference.vectors import SUFFIXES
+from bertjax.inference.text_embedding import SUFFIXES
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.library.types import Path

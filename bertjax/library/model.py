@@ -75,7 +75,7 @@ class Model:
         """
         self._require("fill_mask")
         _check_number("top_k", top_k, 1)
-        return list(fill_mask.of_checkpoint(self.source, _plain_texts(texts), top_k))
+        return list(fill_mask.predict_masks(self.source, _plain_texts(texts), top_k))
 
     def generate(
         self,
@@ -103,7 +103,7 @@ class Model:
         _check_number("temperature", temperature, 0, kinds=numbers.Real)
         _check_number("top_p", top_p, 1e-6, 1, kinds=numbers.Real)
         sampling = generation.Sampling(temperature, top_k, top_p)
-        return list(generation.of_checkpoint(self.source, _plain_texts(texts), pieces, sampling, seed))
+        return list(generation.continue_texts(self.source, _plain_texts(texts), pieces, sampling, seed))
 
     def classify(self, texts: Parts) -> list[Classified]:
         """Returns the class, the labels or the score of each text, or of each pair of texts.

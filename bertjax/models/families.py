@@ -148,5 +148,5 @@ def huggingface_of(config: ModelConfig) -> "HuggingFaceFormat":
 
 
 def layer_ids(config: ModelConfig, path: tuple[str, ...]) -> np.ndarray | None:
-    """Returns the layer numbers of a param; None for a param of an output layer, see `ModelFamily.layer_ids`."""
+    """Returns the layer numbers of a param; None for a param of a head, see `ModelFamily.layer_ids`."""
     return family_of(config).layer_ids(config, path[1:]) if path[0] == "bert" else None

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
-    from bertjax.nn.ops.plain_attention import Cache
-    from bertjax.nn.ops.recurrent_memory import Memory
+    from bertjax.nn.ops.plain_attention import KeyValueCache
+    from bertjax.nn.ops.recurrent_memory import RecurrentMemory
 
 # The language-modelling objectives of encoders.
 # masked: predict masked tokens from the tokens on both sides.
@@ -67,7 +67,7 @@ class ModelFamily(abc.ABC):
     def forward_flops(self, config: Any, length: int) -> int:
         """Returns the FLOPs of the matrix products in the layers, for the forward pass of one row.
 
-        A multiply-add counts as two FLOPs. Output layers and the recurrent memory are not included.
+        A multiply-add counts as two FLOPs. Heads and the recurrent memory are not included.
 
         Args:
           config: the model config.
@@ -128,7 +128,7 @@ class Decodes:
     Callers use the ability only if the `lm_type` of the model is causal.
     """
 
-    def new_cache(self, config: Any, batch: int, length: int, dtype: str) -> "Cache":
+    def new_cache(self, config: Any, batch: int, length: int, dtype: str) -> "KeyValueCache":
         """Returns an empty cache for `decode`.
 
         Args:
@@ -142,10 +142,10 @@ class Decodes:
         """
         import jax.numpy as jnp
 
-        from bertjax.nn.ops.plain_attention import Cache
+        from bertjax.nn.ops.plain_attention import KeyValueCache
 
         shape = (config.num_hidden_layers, batch, length, config.num_attention_heads, config.head_size)
-        return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        return KeyValueCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 class ExposesAttention:
@@ -176,11 +176,12 @@ class ExposesAttention:
 class Recurrent:
     """An ability: layers read the hidden states of earlier tokens from a memory (segment recurrence).
 
-    A config has the field `memory_length`. With a `Memory`, the method `encode` of the encoder, or `encode_permuted` if
-    the `lm_type` is permuted, also returns the next memory: the last `memory_length` inputs of each layer.
+    A config has the field `memory_length`. With a `RecurrentMemory`, the method `encode` of the encoder, or
+    `encode_permuted` if the `lm_type` is permuted, also returns the next memory: the last `memory_length` inputs of
+    each layer.
     """
 
-    def new_memory(self, config: Any, rows: int, dtype: str) -> "Memory":
+    def new_memory(self, config: Any, rows: int, dtype: str) -> "RecurrentMemory":
         """Returns an empty memory.
 
         Args:
@@ -234,7 +235,7 @@ class TwoStreamAttention(abc.ABC):
         Args:
           config: the model config.
           length: the number of tokens in the row.
-          queries: the number of states in the second stream.
+          queries: the number of hidden states in the second stream.
         """
 
 
@@ -280,14 +281,14 @@ def _format_module(packages: tuple[str, ...]) -> str:
     return next(name for name in names if importlib.util.find_spec(name))
 
 
-class NamesSpecialPieces(abc.ABC):
+class NamesSpecialTokens(abc.ABC):
     """An ability: name the special tokens of a new SentencePiece vocabulary as the published models do.
 
     Attributes:
-      special_pieces: the names of the special tokens, see `text.vocabulary_learning.learn`.
+      special_tokens: the names of the special tokens, see `text.vocabulary_learning.learn`.
     """
 
-    special_pieces: tuple[str, ...]
+    special_tokens: tuple[str, ...]
 
 
 class ImportsParams(abc.ABC):

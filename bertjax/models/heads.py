@@ -1,4 +1,4 @@
-"""Models for pre-training and fine-tuning: an encoder of any family, and an output layer.
+"""Models for pre-training and fine-tuning: an encoder of any family, and a head.
 
 The params of the encoder have the name `bert` in all families. `EncoderModel.encode` documents the arguments of the
 models.
@@ -18,8 +18,8 @@ from bertjax.nn.attention import Dense
 from bertjax.nn.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops, word_flops
 from bertjax.nn.layer_pooling import HIDDEN_STATES, combine, count_layers
 from bertjax.nn.lstm import BiLSTM
-from bertjax.nn.ops.plain_attention import Cache
-from bertjax.nn.ops.recurrent_memory import Memory
+from bertjax.nn.ops.plain_attention import KeyValueCache
+from bertjax.nn.ops.recurrent_memory import RecurrentMemory
 from bertjax.nn.ops.segments import join_ends, pool_states
 
 
@@ -59,16 +59,16 @@ class BertForMaskedLM(nn.Module):
         segments: jax.Array,
         token_types: jax.Array,
         masked_positions: jax.Array,
-        memory: Memory,
-    ) -> tuple[jax.Array, Memory]:
+        memory: RecurrentMemory,
+    ) -> tuple[jax.Array, RecurrentMemory]:
         """Returns logits `[batch, predictions, padded vocab]` and the next memory, for causal families."""
         encoder: Any = self.bert
         hidden, memory = encoder.encode(input_ids, segments, token_types, memory=memory)
         return word_logits(encoder, self.masked_lm, hidden, masked_positions), memory
 
     def decode(
-        self, input_ids: jax.Array, positions: jax.Array, cache: Cache, last: jax.Array | int
-    ) -> tuple[jax.Array, Cache]:
+        self, input_ids: jax.Array, positions: jax.Array, cache: KeyValueCache, last: jax.Array | int
+    ) -> tuple[jax.Array, KeyValueCache]:
         """Returns the logits `[batch, padded vocab]` of the token after position `last`, and the next cache.
 
         Args:
@@ -168,12 +168,12 @@ class BertForSequenceClassification(nn.Module):
 
 
 def _token_states(model: Any, hidden: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None) -> jax.Array:
-    """Returns the input of a token classifier `[batch, length, width]`: states of the BiLSTM, or of the encoder."""
+    """Returns the hidden states of the BiLSTM, or of the encoder, for a token classifier: `[batch, length, width]`."""
     return model.lstm(hidden, segments, dropout_keys) if model.lstm_size else model.bert.token_states(hidden)
 
 
 class BertForTokenClassification(nn.Module):
-    """Classifies each token. With `lstm_size`, there is a BiLSTM between the encoder and the output layer."""
+    """Classifies each token. With `lstm_size`, there is a BiLSTM between the encoder and the classifier."""
 
     config: ModelConfig
     labels: int
@@ -204,7 +204,7 @@ class BertForTokenClassification(nn.Module):
 class BertForQuestionAnswering(nn.Module):
     """Predicts the start and the end of an answer.
 
-    With `lstm_size`, there is a BiLSTM between the encoder and the output layer.
+    With `lstm_size`, there is a BiLSTM between the encoder and the classifier.
     """
 
     config: ModelConfig
@@ -241,7 +241,7 @@ class SentenceEncoder(nn.Module):
       pooling: cls, mean or last, see `segments.pool_states`.
       dense: the width of a dense layer after the pooling; 0 for no dense layer.
       dense_act: the activation of the dense layer: none or tanh.
-      normalize: whether to scale vectors to unit L2 norm.
+      normalize: whether to scale embeddings to unit L2 norm.
       truncate_dim: the number of elements that are kept after the normalization; 0 for all.
     """
 
@@ -269,18 +269,18 @@ class SentenceEncoder(nn.Module):
         positions: jax.Array | None = None,
         first_tokens: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns float32 vectors `[batch, width]`.
+        """Returns float32 embeddings `[batch, width]`.
 
-        With `first_tokens` `[batch, examples]`, the vectors are `[batch, examples, width]`.
+        With `first_tokens` `[batch, examples]`, the embeddings are `[batch, examples, width]`.
         """
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
-        vectors = pool_states(hidden, segments, first_tokens, self.pooling)
+        embeddings = pool_states(hidden, segments, first_tokens, self.pooling)
         if self.dense:
-            vectors = self.projection(vectors)
-            vectors = jnp.tanh(vectors) if self.dense_act == "tanh" else vectors
+            embeddings = self.projection(embeddings)
+            embeddings = jnp.tanh(embeddings) if self.dense_act == "tanh" else embeddings
         if self.normalize:
-            vectors = l2_normalize(vectors)
-        return vectors[..., : self.truncate_dim] if self.truncate_dim else vectors
+            embeddings = l2_normalize(embeddings)
+        return embeddings[..., : self.truncate_dim] if self.truncate_dim else embeddings
 
 
 class PooledStates(nn.Module):
@@ -365,7 +365,7 @@ class BertForFeatureBasedTagging(nn.Module):
         """Returns the input of the BiLSTM `[batch, length, width]`.
 
         Args:
-          states: the embeddings and the states of all layers, `[layers + 1, batch, length, hidden]`.
+          states: the embeddings and the hidden states of all layers, `[layers + 1, batch, length, hidden]`.
         """
         weights = None
         if HIDDEN_STATES[self.layers].combine == "weighted_sum":
@@ -376,7 +376,7 @@ class BertForFeatureBasedTagging(nn.Module):
 def cast_encoder(params: dict, dtype: str) -> dict:
     """Casts kernels and embeddings of the encoder to the compute dtype. Results do not change.
 
-    Params of output layers stay in float32, because some output layers compute in float32.
+    Params of heads stay in float32, because some heads compute in float32.
     """
 
     def cast(path: tuple, leaf: jax.Array) -> jax.Array:
@@ -430,7 +430,7 @@ def model_flops(config: ModelConfig, batch: int, length: int, predictions: int, 
       batch: the number of rows.
       length: the number of tokens in a row.
       predictions: the number of predicted tokens in a row.
-      pooled: the number of pooled outputs in a row. An output layer with two classes is included.
+      pooled: the number of pooled outputs in a row. A head with two classes is included.
     """
     layers = families.family_of(config).forward_flops(config, length)
     return batch * (layers + word_flops(config, predictions) + pooled_flops(config, pooled))

@@ -14,7 +14,7 @@ from bertjax.common.errors import UserError
 class HuggingFaceFormat(abc.ABC):
     """Reads and writes the config.json and the tensors of a family.
 
-    A class of transformers consists of an encoder and parts: output layers and the pooler. Parts have bertjax's names,
+    A class of transformers consists of an encoder and parts: heads and the pooler. Parts have bertjax's names,
     such as `masked_lm`.
 
     Attributes:
@@ -22,7 +22,7 @@ class HuggingFaceFormat(abc.ABC):
       inputs: names of the inputs of a class, in order.
       special_ids: {field of config.json with the id of a special token: pad, unk, cls, sep or mask}.
       aliases: {alias of a field of config.json that transformers accepts: the name of the field}.
-      bert_suffixes: {suffix of a class name after the prefix: the suffix of BERT's class with the same output layer},
+      bert_suffixes: {suffix of a class name after the prefix: the suffix of BERT's class with the same head},
         where the two differ.
     """
 
@@ -82,7 +82,7 @@ class HuggingFaceFormat(abc.ABC):
           params: the params of a model.
           config: the model config.
           saved_class: the class that the checkpoint names, of this family or of BERT. It is preferred among the classes
-            with the same output layer.
+            with the same head.
         """
 
     @abc.abstractmethod

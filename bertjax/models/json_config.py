@@ -120,7 +120,7 @@ class ConfigFields(Generic[T]):
         if changes:
             return dataclasses.replace(self, **changes).read(path, fields)
         names = {name: self.names.get(name, name) for name in self._fields}
-        require(path, fields, SUPPORTED_VALUES | dict(self.only))
+        require_supported(path, fields, SUPPORTED_VALUES | dict(self.only))
         read = {*names.values(), *self.also, *self.only, *SUPPORTED_VALUES, *UNUSED_FIELDS}
         tables.check_fields(path, fields, "transformers", self.kind, read | FIELDS_OF_OTHER_TYPES)
         if ignored := sorted(name for name in FIELDS_OF_OTHER_TYPES - read if fields.get(name) is not None):
@@ -171,7 +171,7 @@ class ConfigFields(Generic[T]):
         return {"model_type": self.kind, **values}
 
 
-def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:
+def require_supported(path: epath.Path, fields: Mapping, expected: Mapping) -> None:
     """Checks fields with one supported value.
 
     Args:

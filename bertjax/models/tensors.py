@@ -109,7 +109,7 @@ class TableFormat(HuggingFaceFormat):
 
         Args:
           config: the model config.
-          parts: the output layers, and the pooler.
+          parts: the heads, and the pooler.
           labels: the number of labels; 0 without a classifier.
         """
 
@@ -124,7 +124,7 @@ class TableFormat(HuggingFaceFormat):
 
     def parts_of(self, params: Mapping, config: Any) -> set[str]:
         """Returns the parts that params contain, without the encoder."""
-        return parts_of(params)
+        return class_parts_of(params)
 
     @staticmethod
     def stack_layers(params: dict, config: Any) -> dict:
@@ -155,7 +155,7 @@ class TableFormat(HuggingFaceFormat):
     ) -> tuple[dict, list[str], str]:
         """Converts tensors to params, see `HuggingFaceFormat.read_params`."""
         state_dict = {WRAPPER_PREFIXES.sub("", name): tensor for name, tensor in tensors}
-        if self.words not in state_dict:  # tensor names of an encoder without an output layer have no prefix
+        if self.words not in state_dict:  # tensor names of an encoder without a head have no prefix
             state_dict = {f"{self._prefix}{name}": tensor for name, tensor in state_dict.items()}
         parts, labels = self.parts_in(state_dict, fields), self._labels_in(state_dict)
         table, padding = self.table(config, parts, labels), config.padded_vocab_size - config.vocab_size
@@ -178,13 +178,13 @@ class TableFormat(HuggingFaceFormat):
     def to_tensors(self, params: dict, config: Any, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
         """Converts params to tensors, see `HuggingFaceFormat.to_tensors`."""
         parts = self.architectures[architecture]
-        check_parts(architecture, parts, self.parts_of(params, config), self.choose_architecture(params, config))
+        check_class_parts(architecture, parts, self.parts_of(params, config), self.choose_architecture(params, config))
         labels = [params[part]["dense"]["bias"].shape[0] for part in parts if part in ("classifier", "spans")]
         table = self.table(config, parts, sum(labels))
         state_dict = to_state_dict(table, self.unstack_layers(params, config))
         if architecture == f"{next(iter(self.classes))}Model":
             state_dict = {name.removeprefix(self._prefix): tensor for name, tensor in state_dict.items()}
-        return state_dict, sorted(parts_of(params) - set(parts))
+        return state_dict, sorted(class_parts_of(params) - set(parts))
 
     @property
     def _prefix(self) -> str:
@@ -274,8 +274,8 @@ def _has_vocab_rows(path: tuple) -> bool:
     return path[-2:] in (("word", "embedding"), ("decoder", "embedding"), ("masked_lm", "bias"))
 
 
-def parts_of(params: Mapping) -> set[str]:
-    """Returns the names of the output layers in params, and "pooler" if params contain a pooler."""
+def class_parts_of(params: Mapping) -> set[str]:
+    """Returns the names of the heads in params, and "pooler" if params contain a pooler."""
     return {*params, *(("pooler",) if "pooler" in params["bert"] else ())} - {"bert"}
 
 
@@ -299,7 +299,7 @@ def untied_reason(
     return "" if is_tied else f"{source}: {decoder} is not tied to the word embeddings, which is not supported"
 
 
-def check_parts(architecture: str, needed: Collection[str], present: Collection[str], fitting: str) -> None:
+def check_class_parts(architecture: str, needed: Collection[str], present: Collection[str], fitting: str) -> None:
     """Raises `UserError` if params lack a part of a class.
 
     Args:

@@ -20,7 +20,7 @@ from bertjax.nn.kernels.pallas import LANES, has_kernels, on_one_device, parts_a
 from bertjax.nn.ops import low_rank
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.matmul import project
-from bertjax.nn.ops.plain_attention import Cache, cached_attention, plain_attention
+from bertjax.nn.ops.plain_attention import KeyValueCache, cached_attention, plain_attention
 from bertjax.nn.ops.tiles import tile_of
 
 
@@ -79,7 +79,7 @@ class Dense(nn.Module):
         a = self.lora_a.reshape(x.shape[-1], -1, lora.rank)
         b = self.lora_b.reshape(a.shape[1], lora.rank, -1).astype(self.compute.dtype)
         update = lora.scale * jnp.einsum("...nr,nrf->...nf", project(x, a, self.compute), b)
-        if low_rank.stacked(self.path):
+        if low_rank.stacked_matrices(self.path):
             whole = jnp.zeros((*update.shape[:-2], self.features[0], update.shape[-1]), update.dtype)
             update = whole.at[..., jnp.array(self.updated), :].set(update)
         return update.reshape(*x.shape[:-1], *self.features)
@@ -92,7 +92,7 @@ class Dense(nn.Module):
         """Returns the sum of W and its update, for a kernel that multiplies by W."""
         if not self.compute.lora or not self.updated:
             return self.kernel
-        update = low_rank.product(self.lora_a, self.lora_b, self.updated, low_rank.stacked(self.path))
+        update = low_rank.product(self.lora_a, self.lora_b, self.updated, low_rank.stacked_matrices(self.path))
         return self.kernel + self.compute.lora.scale * update
 
 
@@ -215,8 +215,8 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, segments: Array, dropout_keys: Array | None = None, cache: Cache | None = None
-    ) -> tuple[Array, Array, Cache | None]:
+        self, x: Array, segments: Array, dropout_keys: Array | None = None, cache: KeyValueCache | None = None
+    ) -> tuple[Array, Array, KeyValueCache | None]:
         """Returns the product of the output projection, the bias, which is not added yet, and the next cache.
 
         Args:

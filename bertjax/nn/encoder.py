@@ -18,7 +18,7 @@ from bertjax.nn.attention import Dense, LayerNorm, SelfAttention, partitioned, r
 from bertjax.nn.kernels.gpu_activation import can_activate_on_gpu, gpu_activate
 from bertjax.nn.kernels.pallas import has_kernels
 from bertjax.nn.ops.dropout import dropout, fold_in
-from bertjax.nn.ops.plain_attention import Cache
+from bertjax.nn.ops.plain_attention import KeyValueCache
 
 
 def _gelu(x: Array) -> Array:
@@ -136,8 +136,14 @@ class EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, number: Array, cache: Cache | None, segments: Array, dropout_keys: Array | None, positions: Any
-    ) -> tuple[Array, tuple[Array | None, Cache | None]]:
+        self,
+        x: Array,
+        number: Array,
+        cache: KeyValueCache | None,
+        segments: Array,
+        dropout_keys: Array | None,
+        positions: Any,
+    ) -> tuple[Array, tuple[Array | None, KeyValueCache | None]]:
         """Returns x `[batch, length, hidden]` for the next layer, and the outputs of the scan: x and the cache."""
         config = self.config
         if config.positions == "each_layer":
@@ -193,7 +199,7 @@ def recomputed(layer: type[nn.Module], compute: Compute) -> Callable[..., Any]:
     return nn.remat(layer, prevent_cse=False, policy=policy)  # a scan body needs no CSE guard
 
 
-def stacked(
+def scan_layers(
     layer: Callable[..., Any], count: int, in_axes: tuple, compute: Compute, trains: bool
 ) -> Callable[..., Any]:
     """Returns `count` layers as a scan, which training may unroll: params are stacked on a leading `layers` axis.
@@ -231,9 +237,9 @@ class Encoder(nn.Module):
         positions: Array | None = None,
         *,
         every_layer: bool = False,
-        cache: Cache | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Any:
-        """Returns the states of the last layer, or with `every_layer` of all layers.
+        """Returns the hidden states of the last layer, or with `every_layer` of all layers.
 
         Args:
           x: `[batch, length, hidden]`.
@@ -244,7 +250,9 @@ class Encoder(nn.Module):
           cache: a cache whose arrays are stacked on `[layers]`. With a cache, the next cache is also returned.
         """
         count, in_axes = self.config.num_hidden_layers, (0, 0, nn.broadcast, nn.broadcast, nn.broadcast)
-        make = stacked(recomputed(EncoderLayer, self.compute), count, in_axes, self.compute, dropout_keys is not None)
+        make = scan_layers(
+            recomputed(EncoderLayer, self.compute), count, in_axes, self.compute, dropout_keys is not None
+        )
         layers = make(self.config, self.compute, every_layer, name="layers")
         numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
         last, (states, cache) = layers(x, numbers, cache, segments, dropout_keys, positions)

@@ -69,7 +69,7 @@ class EncoderModel(nn.Module):
         return hidden, self.pool(self.pooler_input(hidden, dropout_keys), segments, first_tokens)
 
     def pooler_input(self, hidden: Array, dropout_keys: Array | None) -> Array:
-        """Returns the states that `pool` reads. The default is `hidden`; some families apply dropout."""
+        """Returns the hidden states that `pool` reads. The default is `hidden`; some families apply dropout."""
         return hidden
 
     def encode(
@@ -91,7 +91,7 @@ class EncoderModel(nn.Module):
           token_types: `[batch, length]`; 0 in sentence A, 1 in sentence B (Google's `segment_ids`).
           positions: indices of the position embeddings `[batch, length]`; None: 0, 1, ..., length - 1.
           dropout_keys: random keys `[batch]`, one per row; None: no dropout.
-          every_layer: return the states of all layers `[layers + 1, batch, length, hidden]`, the embeddings first.
+          every_layer: return the embeddings and the hidden states of all layers, `[layers + 1, batch, length, hidden]`.
         """
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
@@ -119,7 +119,7 @@ class EncoderModel(nn.Module):
         positions: Array | None = None,
         dropout_keys: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Returns the states that predict tokens, and the positions `[batch, predictions]` of these states.
+        """Returns the hidden states that predict tokens, and their positions `[batch, predictions]`.
 
         The default returns the hidden states and `places`.
 
@@ -144,7 +144,7 @@ class EncoderModel(nn.Module):
         dropout_keys: Array | None = None,
         memory: Any = None,
     ) -> tuple[Array, Array, Any]:
-        """Returns the states of both streams, if the `lm_type` of the family is permuted.
+        """Returns the hidden states of both streams, if the `lm_type` of the family is permuted.
 
         Args:
           input_ids: see `encode`.
@@ -152,19 +152,19 @@ class EncoderModel(nn.Module):
           token_types: see `encode`.
           places: `[batch, predictions]`, the positions of the tokens to predict.
           seen: booleans `[batch, length or 1, length]`: the tokens that each position sees. A hidden state also sees
-            its token; a state that predicts a token does not.
+            its token; a hidden state that predicts a token does not.
           positions: see `encode`.
           dropout_keys: see `encode`.
-          memory: a `nn.ops.recurrent_memory.Memory` of earlier tokens, which all positions see; None: no memory.
+          memory: the `RecurrentMemory` of earlier tokens, which all positions see; None: no memory.
 
         Returns:
-          The hidden states `[batch, length, hidden]`; the states that predict the tokens at `places`, `[batch,
+          The hidden states `[batch, length, hidden]`; the hidden states that predict the tokens at `places`, `[batch,
           predictions, hidden]`; and the next memory, or None.
         """
         raise NotImplementedError
 
     def word_embeddings(self) -> Array:
-        """Returns the table that the output layer for words shares, `[padded vocab, embedding_size]`."""
+        """Returns the table that the head for words shares, `[padded vocab, embedding_size]`."""
         return self.embeddings.word.embedding
 
     def prediction_states(self, hidden: Array, positions: Array) -> Iterable[tuple[Array, Array]]:
@@ -175,7 +175,7 @@ class EncoderModel(nn.Module):
         return [(hidden, positions)]
 
     def token_states(self, hidden: Array) -> Array:
-        """Returns the states `[batch, length, hidden]` that a classifier of tokens reads. The default is `hidden`."""
+        """Returns the input of a token classifier, `[batch, length, hidden]`. The default is `hidden`."""
         return hidden
 
     def pool(self, hidden: Array, segments: Array, first_tokens: Array | None) -> Array:

@@ -78,7 +78,7 @@ def decoded(hidden: Array, table: Array, bias: Any, config: ModelConfig, compute
     """Returns the float32 logits of words `[..., padded vocab]`; the rows that pad the vocabulary are masked.
 
     Args:
-      hidden: states `[..., size]`.
+      hidden: hidden states `[..., size]`.
       table: `[padded vocab, size]`.
       bias: `[padded vocab]`, or 0.
       config: the model config.
@@ -89,8 +89,8 @@ def decoded(hidden: Array, table: Array, bias: Any, config: ModelConfig, compute
     else:
         table = table.astype(compute.dtype)
         logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
-    is_piece = jnp.arange(config.padded_vocab_size) < config.vocab_size
-    return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)
+    is_token = jnp.arange(config.padded_vocab_size) < config.vocab_size
+    return jnp.where(is_token, logits + bias, jnp.finfo(jnp.float32).min)
 
 
 def word_flops(config: ModelConfig, predictions: int) -> int:

@@ -16,7 +16,7 @@ from jax import Array
 from bertjax.config.model_config import Compute, ModelConfig
 from bertjax.nn.attention import Dense, partitioned
 from bertjax.nn.ops.dropout import dropout
-from bertjax.nn.ops.plain_attention import Cache
+from bertjax.nn.ops.plain_attention import KeyValueCache
 
 
 class Read(NamedTuple):
@@ -26,10 +26,10 @@ class Read(NamedTuple):
     values: Array  # [batch, keys, heads, size]
     positions: Array  # [distances, heads, size], projected
 
-    def joined(self, cache: Cache, start: Array) -> tuple["Read", Cache]:
+    def joined(self, cache: KeyValueCache, start: Array) -> tuple["Read", KeyValueCache]:
         """Returns the keys and values of a cache with these tokens at `start`, and the next cache."""
         place = (0, start, 0, 0)
-        cache = Cache(*(jax.lax.dynamic_update_slice(old, new, place) for old, new in zip(cache, self[:2])))
+        cache = KeyValueCache(*(jax.lax.dynamic_update_slice(old, new, place) for old, new in zip(cache, self[:2])))
         return Read(*cache, self.positions), cache
 
 
@@ -98,7 +98,7 @@ def shift_to(scores: Array, keys: int, places: Array) -> Array:
     return scores
 
 
-def attend(
+def attend_relative(
     query: Array,
     read: Read,
     biases: Biases,
@@ -170,7 +170,7 @@ class RelativeBiases(nn.Module):
 class RelativeAttention(nn.Module):
     """Multi-head attention with relative positions, and with projections without biases.
 
-    `read` returns the keys and values of tokens. The queries of one or more streams of states attend to them.
+    `read` returns the keys and values of tokens. The queries of one or more streams of hidden states attend to them.
     """
 
     config: ModelConfig
@@ -193,7 +193,7 @@ class RelativeAttention(nn.Module):
         """Returns the keys, values and positions of x `[batch, keys, hidden]`. The queries are the last tokens of x.
 
         Args:
-          x: states.
+          x: hidden states.
           embedded: the `distance_embeddings` of `distances`.
           keys: `[batch]`, for the dropout of low-rank updates; None: no dropout.
         """
@@ -213,25 +213,25 @@ class RelativeAttention(nn.Module):
         """Returns the projected context `[batch, queries, hidden]`.
 
         Args:
-          x: the states of the queries, `[batch, queries, hidden]`.
-          read: see `attend`.
-          biases: see `attend`.
+          x: the hidden states of the queries, `[batch, queries, hidden]`.
+          read: see `attend_relative`.
+          biases: see `attend_relative`.
           mask: booleans `[batch or 1, 1, queries, keys]`.
           keys: `[batch]`, for dropout; None: no dropout.
-          segments: see `attend`.
-          places: see `attend`.
+          segments: see `attend_relative`.
+          places: see `attend_relative`.
         """
         query = nn.with_logical_constraint(self.query(x, keys), ("batch", "length", "heads", "kv"))
         rate = cast(Any, self.config).attention_probs_dropout_prob
-        context = attend(query, read, biases, mask, rate, self.compute, keys, segments, places)
+        context = attend_relative(query, read, biases, mask, rate, self.compute, keys, segments, places)
         return self.output(context.reshape(*context.shape[:2], -1), keys)
 
 
 def probabilities(query: Array, read: Read, biases: Biases, mask: Array, segments: SegmentTerm | None = None) -> Array:
-    """Returns attention probabilities in float32, `[batch, heads, queries, keys]`; arguments as in `attend`."""
+    """Returns attention probabilities in float32, `[batch, heads, queries, keys]`; see `attend_relative`."""
     one_hot = jnp.eye(read.keys.shape[1])[None, :, None, :]
     one_hot = jnp.broadcast_to(one_hot, (*read.keys.shape[:3], read.keys.shape[1]))
-    of_queries = attend(query, read._replace(values=one_hot), biases, mask, 0.0, Compute(), segments=segments)
+    of_queries = attend_relative(query, read._replace(values=one_hot), biases, mask, 0.0, Compute(), segments=segments)
     return jnp.swapaxes(of_queries, 1, 2)
 
 

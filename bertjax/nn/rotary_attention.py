@@ -19,7 +19,7 @@ from bertjax.nn.ops.window_attention import window_attention
 BLOCKS = 6  # windows of the shortest text for which blocks are faster than all scores and a mask
 
 
-def attend(turned: Array, segments: Array, compute: Compute, window: int | None = None) -> Array:
+def attend_rotary(turned: Array, segments: Array, compute: Compute, window: int | None = None) -> Array:
     """Attends without TPU kernels.
 
     Args:
@@ -67,7 +67,7 @@ class GroupedAttention(nn.Module):
             kernel = joined(query.merged(), key_value.merged()).astype(compute.dtype)
             context = flash_attention(x, kernel, None, turn, segments, compute.chip)
         else:
-            context = attend(rotate(joined(query(x, keys), key_value(x, keys)), turn), segments, compute)
+            context = attend_rotary(rotate(joined(query(x, keys), key_value(x, keys)), turn), segments, compute)
         output = Dense(config, compute, (heads, size), hidden, ("heads", "kv", "embed"), use_bias=False, name="output")
         return output(context, keys)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bertjax.objectives.encoded_batch import EncodedBatch
 
-# The parameter names of the output layers: for all intermediate layers, and for the last layer.
+# The parameter names of the heads: for all intermediate layers, and for the last layer.
 INTERMEDIATE, LAST = "words_of_layers", "further_words"
 
 
@@ -51,13 +51,13 @@ class AuxiliaryLosses(AuxiliaryObjective):
     metrics = AuxiliaryMetrics()
 
     def _head_sizes(self, config: BertConfig) -> dict[str, tuple[int, int]]:
-        """Returns {parameter name: (number of layers, tokens that a position predicts)} of the output layers."""
+        """Returns {parameter name: (number of layers, tokens that a position predicts)} of the heads."""
         intermediate = config.num_hidden_layers - 1 if self.layers_until else 0
         sizes = {INTERMEDIATE: (intermediate, self.targets), LAST: (1, self.targets - 1)}
         return {name: size for name, size in sizes.items() if all(size)}
 
     def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
-        """Returns the output layers."""
+        """Returns the heads."""
         from bertjax.objectives.parts.layerwise_loss import LayerwiseTokenLoss
 
         return {name: LayerwiseTokenLoss(config, compute, *size) for name, size in self._head_sizes(config).items()}

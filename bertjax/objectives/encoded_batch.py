@@ -15,13 +15,13 @@ class EncodedBatch(NamedTuple):
         objectives, the fraction of the steps of the run that are finished. In packed batches, `segments` numbers the
         sequences of a row from 1, and arrays per sequence are `[rows, sequences]`.
       encoder: the encoder, bound to its parameters.
-      heads: {name: module}, the output layers of the objective, bound to their parameters.
+      heads: {name: head} of the objective, bound to their parameters.
       hidden: the hidden states of the last layer `[rows, length, hidden]`; None in `JointModel.rewrite`.
       dropout_keys: `[rows]` random keys; None in evaluation.
       z_loss: the weight of the z-loss, see `parts.pretraining_model.weighted_cross_entropy`; 0 in evaluation.
       layer_states: `[layers + 1, rows, length, hidden]`, the embeddings and the hidden states of each layer; None in
         evaluation, and without auxiliary objectives.
-      query_states: the states of the query stream `[rows, predictions, hidden]`; None without a `QueryStream`.
+      query_states: the hidden states of the query stream `[rows, predictions, hidden]`; None without a `QueryStream`.
       joint_loss: the loss and the metrics that `JointModel.rewrite` has computed; None without a `JointModel`.
     """
 

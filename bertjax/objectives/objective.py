@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bertjax.config.stages import Stage
     from bertjax.data.loading.transforms import BatchTransform
-    from bertjax.nn.ops.recurrent_memory import Memory
+    from bertjax.nn.ops.recurrent_memory import RecurrentMemory
     from bertjax.objectives.encoded_batch import EncodedBatch
     from bertjax.text.tokenizer import Tokenizer
 
@@ -102,7 +102,7 @@ class ObjectiveMetrics:
 
 @dataclasses.dataclass(frozen=True)
 class Objective(abc.ABC):
-    """A pre-training loss, with the output layers and the batch arrays that the loss needs.
+    """A pre-training loss, with the heads and the batch arrays that the loss needs.
 
     A subclass is a frozen dataclass. Its fields are its settings: `config.objectives.NAME.FIELD` sets the field, and
     `bertjax.config.field` declares the limits. Objectives with equal settings are equal, so that they share compiled
@@ -116,7 +116,7 @@ class Objective(abc.ABC):
         """Returns the loss, a scalar, and {metric: scalar}. Both are sums of weight * value over the predictions.
 
         Args:
-          encoded: the batch, its hidden states, and the output layers of `heads`.
+          encoded: the batch, its hidden states, and the modules of `heads`.
           weights: the result of `Objective.weights`. In training, `normalizer` has divided the weights, so that the sum
             is a mean.
           keys: `[rows]` random keys for this objective, in training and in evaluation. The sequences of a packed row
@@ -124,7 +124,7 @@ class Objective(abc.ABC):
         """
 
     def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
-        """Returns {parameter name: output layer}. Objectives that return the same name share the layer."""
+        """Returns {parameter name: head}. Objectives that return the same name share the head."""
         del config, compute
         return {}
 
@@ -155,7 +155,7 @@ class Objective(abc.ABC):
         return None
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
-        """Returns the FLOPs of the matrix products of the output layers for one row, forward pass only."""
+        """Returns the FLOPs of the matrix products of the heads for one row, forward pass only."""
         del config, row
         return 0
 
@@ -228,14 +228,18 @@ class JointModel(abc.ABC):
 class QueryStream(abc.ABC):
     """A mixin for objectives with two-stream attention (as in XLNet).
 
-    The states of the query stream predict tokens, and do not attend to the predicted tokens. At most one objective of a
-    sum may be a `QueryStream`.
+    The hidden states of the query stream predict tokens, and do not attend to the predicted tokens. At most one
+    objective of a sum may be a `QueryStream`.
     """
 
     @abc.abstractmethod
     def encode(
-        self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None" = None
-    ) -> "tuple[jax.Array, jax.Array, Memory | None]":
+        self,
+        encoder: "nn.Module",
+        batch: dict,
+        dropout_keys: "jax.Array | None",
+        memory: "RecurrentMemory | None" = None,
+    ) -> "tuple[jax.Array, jax.Array, RecurrentMemory | None]":
         """Returns the hidden states, the query states and the new recurrent memory.
 
         The hidden states are `[rows, length, hidden]`, the query states `[rows, predictions, hidden]`.

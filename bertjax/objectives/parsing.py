@@ -27,7 +27,7 @@ def parse_objective(config: ConfigDict) -> tuple[Term, ...]:
     Raises:
       UserError: if the field is not a sum of objectives.
     """
-    return tuple(Term(name, weight, _with_settings(config, name)) for name, weight in weights_of(config).items())
+    return tuple(Term(name, weight, _with_settings(config, name)) for name, weight in objective_weights(config).items())
 
 
 def terms_of_stages(config: ConfigDict) -> tuple[Term, ...]:
@@ -46,7 +46,7 @@ def terms_of_run(config: ConfigDict) -> tuple[Term, ...]:
         return ()
     weights: dict[str, float] = {}
     for stage in stages_of(config):
-        weights |= weights_of(config_in(config, stage))
+        weights |= objective_weights(config_in(config, stage))
     return tuple(Term(name, x, _with_settings(config, name)) for name, x in weights.items() if _is_registered(name))
 
 
@@ -58,7 +58,7 @@ def _is_registered(name: str) -> bool:
     return True
 
 
-def weights_of(config: ConfigDict) -> dict[str, float]:
+def objective_weights(config: ConfigDict) -> dict[str, float]:
     """Returns {objective: weight} of `config.objective`, with the defaults if the field is empty.
 
     Does not check that the objectives are registered.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from bertjax.data.loading.transforms import BatchTransform
-    from bertjax.nn.ops.recurrent_memory import Memory
+    from bertjax.nn.ops.recurrent_memory import RecurrentMemory
     from bertjax.objectives.encoded_batch import EncodedBatch
     from bertjax.text.tokenizer import Tokenizer
 
@@ -70,9 +70,13 @@ class PermutationLM(words.WordObjective, QueryStream):
         return RandomOrder(self.k, self.max_span_words, stage.max_predictions_per_seq, *ids, tokenizer.continues_word)
 
     def encode(
-        self, encoder: "nn.Module", batch: dict, dropout_keys: "jax.Array | None", memory: "Memory | None" = None
-    ) -> "tuple[jax.Array, jax.Array, Memory | None]":
-        """Returns the states of both streams, see `QueryStream.encode`.
+        self,
+        encoder: "nn.Module",
+        batch: dict,
+        dropout_keys: "jax.Array | None",
+        memory: "RecurrentMemory | None" = None,
+    ) -> "tuple[jax.Array, jax.Array, RecurrentMemory | None]":
+        """Returns the hidden states of both streams, see `QueryStream.encode`.
 
         Tokens that are not predicted have rank 0, and attend to each other. A predicted token attends to tokens of rank
         0 and of lower ranks.
@@ -83,7 +87,7 @@ class PermutationLM(words.WordObjective, QueryStream):
         return encoder.encode_permuted(*arrays, visible, batch.get("positions"), dropout_keys, memory)
 
     def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
-        """Returns the cross-entropy and the accuracy of the query states."""
+        """Returns the cross-entropy and the accuracy of the query stream."""
         import jax.numpy as jnp
 
         # Query state i makes prediction i.
@@ -92,7 +96,7 @@ class PermutationLM(words.WordObjective, QueryStream):
         return words.token_loss(encoded._replace(hidden=encoded.query_states, batch=batch), weights)[0]
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
-        """Returns the FLOPs of the output layer and of the query stream."""
+        """Returns the FLOPs of the head and of the query stream."""
         family = families.family_of(config)
         assert isinstance(family, TwoStreamAttention)  # see `validate`
         return super().flops(config, row) + family.query_flops(config, row.tokens, row.predictions)

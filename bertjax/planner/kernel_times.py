@@ -21,8 +21,8 @@ from jax.sharding import SingleDeviceSharding
 
 from bertjax.config.model_config import ModelConfig
 from bertjax.distributed.topology import Generation, accelerator
-from bertjax.nn.kernels.flash_attention import Flash, bound_rows, flash_backward, flash_forward, padded
-from bertjax.nn.kernels.fused_attention import Attention, attention_backward, attention_forward
+from bertjax.nn.kernels.flash_attention import Flash, bound_rows, flash_backward, flash_forward, length_in_blocks
+from bertjax.nn.kernels.fused_attention import FusedAttention, attention_backward, attention_forward
 from bertjax.nn.kernels.fused_norm import fused_add_norm
 from bertjax.planner.hlo import Kernel, kernel_of
 
@@ -99,7 +99,7 @@ class _Analysis(NamedTuple):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(self.device))
 
     def attend(self, planes: jax.Array, segments: jax.Array, words: jax.Array, of_context: jax.Array) -> Any:
-        attention = Attention(self.length, self.size, self.attention_rate, self.device.device_kind)
+        attention = FusedAttention(self.length, self.size, self.attention_rate, self.device.device_kind)
         context, log_sums = attention_forward(planes, segments, words, attention)
         return attention_backward(planes, segments, words, context, log_sums, of_context, attention)
 
@@ -131,7 +131,7 @@ class _Analysis(NamedTuple):
         if "attention_forward" in kernels:
             planes = array("bfloat16", rows, 3, self.length, self.hidden)
             yield self.attend, (planes, array("int32", rows, self.length), words, plane)
-        part = min(padded(self.length), LONGEST_ANALYSED)
+        part = min(length_in_blocks(self.length), LONGEST_ANALYSED)
         rows = TOKENS // part
         plane, angles = array("bfloat16", rows, part, self.hidden), array("float32", rows, self.size, part)
         for window in _windows(kernels):
@@ -146,7 +146,7 @@ def _windows(kernels: Sequence[str]) -> set[int | None]:
 def _main(name: str, kernels: list[str], *shape: Any) -> None:
     """Prints the cycles of each kernel as JSON. Loops are counted for rows of one segment, where they are longest."""
     analysis = _Analysis(accelerator(name).devices()[0], *shape)
-    whole, turns = padded(analysis.length), dict[str, float]()
+    whole, turns = length_in_blocks(analysis.length), dict[str, float]()
     for window in _windows(kernels):  # the analysis counts one turn of a loop
         flash = analysis.flash(window, whole)
         share = _rows(analysis.length) * whole / TOKENS

@@ -83,13 +83,13 @@ class HeldOutText:
         return lines
 
 
-def keep_piece_updates(updates: dict, axes: dict, pieces: range, is_limited: jax.Array) -> dict:
-    """Returns the updates of params; if `is_limited`, all updates except the rows of some pieces are zero.
+def keep_token_updates(updates: dict, axes: dict, tokens: range, is_limited: jax.Array) -> dict:
+    """Returns the updates of params; if `is_limited`, all updates except the rows of some tokens are zero.
 
     Args:
       updates: the updates of the trained params.
       axes: the logical axes of all params.
-      pieces: the token ids of the pieces.
+      tokens: the ids of the tokens.
       is_limited: a boolean scalar.
     """
 
@@ -98,7 +98,7 @@ def keep_piece_updates(updates: dict, axes: dict, pieces: range, is_limited: jax
             return jnp.where(is_limited, 0, update)
         axis = tuple(axes).index("vocab")
         token_id = jnp.arange(update.shape[axis]).reshape(-1, *[1] * (update.ndim - axis - 1))
-        is_kept = (token_id >= pieces.start) & (token_id < pieces.stop)
+        is_kept = (token_id >= tokens.start) & (token_id < tokens.stop)
         return jnp.where(is_limited & ~is_kept, 0, update)
 
     flat_axes, flat_updates = flatten_dict(axes), flatten_dict(updates)
@@ -116,7 +116,7 @@ def write_heldout_text(config: ConfigDict, workdir: epath.Path, tokenizer: Token
     Raises:
       UserError: if no text is held out.
     """
-    checkpoint = pretrained.read(config.init_checkpoint) if config.init_checkpoint else None
+    checkpoint = pretrained.read_pretrained(config.init_checkpoint) if config.init_checkpoint else None
     if checkpoint is None:
         checkpoint_tokenizer = tokenizer
     elif checkpoint.tokenizer is not None:

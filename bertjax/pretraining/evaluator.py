@@ -16,7 +16,7 @@ from bertjax.config.stages import stage_index
 from bertjax.data.batch import Batch
 from bertjax.distributed.mesh import batch_sharding, local_copy, replicated
 from bertjax.distributed.rules import RULES
-from bertjax.distributed.transfers import fetched, on_devices
+from bertjax.distributed.transfers import copy_to_devices, fetch_results
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.ops.dropout import row_keys
@@ -26,7 +26,7 @@ from bertjax.objectives.parts.pretraining_model import PretrainingModel
 from bertjax.pretraining.adaptation import HeldOutText
 from bertjax.pretraining.data import StageData
 from bertjax.pretraining.losses import StageLoss, init_carry
-from bertjax.pretraining.scores import divide_sequences, means_of, normalized, scores_of
+from bertjax.pretraining.scores import divide_sequences, means_of, normalized, objective_scores
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.evaluator import Evaluator
 from bertjax.training.scores import Scores
@@ -97,13 +97,13 @@ class PretrainingEvaluator(Evaluator):
         for source, sequences in divide_sequences(self._config.eval.max_sequences, shares).items():
             batches, sums = data.heldout_batches(source, self.batch_size, sequences), None
             with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
-                for result in fetched(self._results(params, batches, statistics, loss)):
+                for result in fetch_results(self._results(params, batches, statistics, loss)):
                     sums = result if sums is None else jax.tree.map(np.add, sums, result)
                     after_batch()
             evaluated, sums_of_objectives = jax.tree.map(float, sums)
             means[source], total = means_of(sums_of_objectives), total + round(evaluated)
         first = loss.terms[0].name
-        scores = scores_of(loss.terms, means, shares)
+        scores = objective_scores(loss.terms, means, shares)
         if f"{first}_loss" not in scores:  # no held-out sequences, or all of them are corrupt
             return None
         if self._heldout_text is not None and families.lm_type_of(data.config) == families.lm_type_of(self._config):
@@ -116,7 +116,7 @@ class PretrainingEvaluator(Evaluator):
     def _results(self, params: dict, batches: Iterator[Batch], statistics: dict, loss: StageLoss) -> Iterator[tuple]:
         """Yields the result of `eval_step` for each batch. In a stream, a batch has the carry of the last batch."""
         eval_step, carry, seed = self.eval_step(loss), self._init_carry(loss), self._config.data.seed
-        for index, batch in enumerate(on_devices(batches, self._mesh)):
+        for index, batch in enumerate(copy_to_devices(batches, self._mesh)):
             result, carry = eval_step(params, batch, statistics, np.array([seed, index], np.int32), carry)
             yield result
 

@@ -1,13 +1,13 @@
 """Starts a run from `config.init_checkpoint`: sets config fields, and converts and resizes the params.
 
-A run can add pieces to the vocabulary of the checkpoint (`tokenizer.extend`) and positions (`adapt.positions`).
+A run can add tokens to the vocabulary of the checkpoint (`tokenizer.extend`) and positions (`adapt.positions`).
 """
 
 from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig, fields_of
+from bertjax.config.model_config import BertConfig, fields_with_roles
 from bertjax.config.resolved import Resolution, ResolvedConfig
 from bertjax.interop import initialization, pretrained, resizing
 from bertjax.models import families
@@ -68,7 +68,7 @@ def resolve_checkpoint(config: ConfigDict, previous: RunInfo | None = None) -> R
     elif previous is None:
         initialization.adopt(config)
     else:  # the checkpoint may have been deleted since the run began
-        names = fields_of(families.config_of(previous.config), "behaviour")
+        names = fields_with_roles(families.config_of(previous.config), "behaviour")
         config.model.update({name: previous.config.model[name] for name in names})
     return Resolution(config)
 
@@ -81,12 +81,12 @@ def import_params(config: ConfigDict, params: dict) -> dict:
 
 
 def resize_embeddings(config: ConfigDict, axes: dict, extended: Tokenizer, arrays: dict, model: BertConfig) -> dict:
-    """Returns the arrays of the checkpoint with new pieces (`tokenizer.extend`) and new positions (`adapt.positions`).
+    """Returns the arrays of the checkpoint with new tokens (`tokenizer.extend`) and new positions (`adapt.positions`).
 
     Args:
       config: the whole config.
       axes: the logical axes of the params.
-      extended: the tokenizer of the run, with the new pieces.
+      extended: the tokenizer of the run, with the new tokens.
       arrays: {path: array} of the checkpoint.
       model: the model config of the checkpoint; unused, `initialization.initialize` passes it.
     """
@@ -94,22 +94,22 @@ def resize_embeddings(config: ConfigDict, axes: dict, extended: Tokenizer, array
     axes = pretrained.flattened(axes)
     if config.tokenizer.extend:
         rows = families.config_of(config).padded_vocab_size
-        arrays = resizing.with_pieces(arrays, axes, rows, _tokenizer_to_extend(config), extended)
+        arrays = resizing.with_tokens(arrays, axes, rows, _tokenizer_to_extend(config), extended)
     if config.adapt.positions:
         arrays = resizing.with_positions(arrays, axes, families.config_of(config), config.adapt.positions_from)
     return arrays
 
 
 def _extend_model(config: ConfigDict) -> None:
-    """Sets `vocab_size` and `max_position_embeddings` for new pieces and positions.
+    """Sets `vocab_size` and `max_position_embeddings` for new tokens and positions.
 
     Raises:
       UserError: if `adapt.positions` is less than the positions of the checkpoint.
     """
     if config.tokenizer.extend:
-        pieces = _tokenizer_to_extend(config).vocab_size + config.tokenizer.extend
-        # The embedding table of a checkpoint can have more rows than the vocabulary has pieces.
-        config.model.vocab_size = max(config.model.vocab_size, pieces)
+        tokens = _tokenizer_to_extend(config).vocab_size + config.tokenizer.extend
+        # The embedding table of a checkpoint can have more rows than the vocabulary has tokens.
+        config.model.vocab_size = max(config.model.vocab_size, tokens)
     positions, count = config.adapt.positions, config.model.max_position_embeddings
     if positions and positions < count:
         raise UserError(
@@ -137,9 +137,11 @@ def _check_stages(config: ConfigDict) -> None:
 
 
 def _tokenizer_to_extend(config: ConfigDict) -> Tokenizer:
-    """Returns the tokenizer to which `tokenizer.extend` adds pieces. Raises `UserError` if it cannot be extended."""
+    """Returns the tokenizer to which `tokenizer.extend` adds tokens. Raises `UserError` if it cannot be extended."""
     kind, path, lowercase = (config.tokenizer[name] for name in ("kind", "path", "lowercase"))
-    loaded = tokenizer.load(kind, path, lowercase) if path else pretrained.read_tokenizer(config.init_checkpoint)
+    loaded = (
+        tokenizer.load_tokenizer(kind, path, lowercase) if path else pretrained.read_tokenizer(config.init_checkpoint)
+    )
     if loaded is None:
         raise UserError(
             f"config.tokenizer.path = '': tokenizer.extend needs a vocabulary, and {config.init_checkpoint} has none; "

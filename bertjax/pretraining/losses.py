@@ -28,7 +28,7 @@ class StageLoss(Loss):
     """The loss of a stage. Equal losses share compiled programs.
 
     Attributes:
-      model: the encoder and the output layers of the objectives of the stage.
+      model: the encoder and the heads of the objectives of the stage.
     """
 
     model: PretrainingModel

@@ -110,11 +110,11 @@ def _tokenizer_of_records(config: ConfigDict, folder: epath.Path, manifest: Mapp
     kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
     if is_in_folder:
         kind, lowercase = entry["kind"], entry["lowercase"]
-    loaded = tokenizer.load(kind, path, lowercase)
+    loaded = tokenizer.load_tokenizer(kind, path, lowercase)
     if manifest and loaded.fingerprint != entry["fingerprint"]:
         raise UserError(
             f"config.tokenizer: the records in {folder} were made with another tokenizer ({entry['kind']}, "
-            f"lowercase = {entry['lowercase']}, {entry['vocab_size']} pieces); set tokenizer.path = '' to use "
+            f"lowercase = {entry['lowercase']}, {entry['vocab_size']} tokens); set tokenizer.path = '' to use "
             f"the tokenizer of the records"
         )
     if not config.tokenizer.path:

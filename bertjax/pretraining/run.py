@@ -140,7 +140,9 @@ class PretrainingRun(Run):
         can_fill = any(isinstance(term.objective, WordObjective) and term.objective.fills_masks for term in loss.terms)
         filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks if can_fill else ())
         bits = text.report(text.score(model, params, tokenizer)) if text is not None else []
-        return "\n".join([report(config_after(config, step), trained.scores), *bits, *map(fill_mask.describe, filled)])
+        return "\n".join(
+            [format_heldout_scores(config_after(config, step), trained.scores), *bits, *map(fill_mask.describe, filled)]
+        )
 
     def reopen(self, config: ResolvedConfig) -> "PretrainingRun":
         """Returns this run with another number of steps, and the same `remat` and `unroll`."""
@@ -178,8 +180,8 @@ def open_run(
         None: choose the values.
     """
     if _starts_from_checkpoint(config, previous):
-        initialization.check_tokenizer(config.init_checkpoint, tokenizer)
-    fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
+        initialization.compare_tokenizers(config.init_checkpoint, tokenizer)
+    fill_mask.check_masks(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
         is_new = _is_new(config, previous) and compute_choice is None
         text = _heldout_text(config, workdir, tokenizer, is_new)
@@ -229,7 +231,7 @@ def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
     return notes
 
 
-def report(config: ConfigDict, scores: Scores | None) -> str:
+def format_heldout_scores(config: ConfigDict, scores: Scores | None) -> str:
     """Returns the held-out scores of the objectives of a config, with their baselines."""
     if scores is None:
         return "no scores, because there is no held-out data"

@@ -35,7 +35,9 @@ def means_of(sums: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, flo
     }
 
 
-def scores_of(terms: Sequence[Term], means: Mapping[str, Means], shares: Mapping[str, float]) -> dict[str, float]:
+def objective_scores(
+    terms: Sequence[Term], means: Mapping[str, Means], shares: Mapping[str, float]
+) -> dict[str, float]:
     """Returns the scores of all objectives.
 
     With several sources, the result also has the loss and accuracy of the first objective per source, such as

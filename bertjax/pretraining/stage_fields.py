@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from bertjax.config.model_config import fields_of
+from bertjax.config.model_config import fields_with_roles
 from bertjax.models import families
 
 TOP_LEVEL_FIELDS = ("batch_size", "microbatches", "objective")
@@ -16,8 +16,12 @@ FIXED_MODEL_FIELDS = ("max_position_embeddings", "memory_length", "classifier_dr
 def changeable_fields(config: ConfigDict) -> list[str]:
     """Returns the fields that a stage may change. They affect neither the shapes of params nor the records."""
     model_configs = families.possible_config_classes(config)
-    dropout = [name for model_config in model_configs for name in fields_of(model_config, "") if "dropout" in name]
-    behaviour = [name for model_config in model_configs for name in fields_of(model_config, "behaviour", "choice")]
+    dropout = [
+        name for model_config in model_configs for name in fields_with_roles(model_config, "") if "dropout" in name
+    ]
+    behaviour = [
+        name for model_config in model_configs for name in fields_with_roles(model_config, "behaviour", "choice")
+    ]
     model_fields = dict.fromkeys(name for name in [*behaviour, *dropout] if name not in FIXED_MODEL_FIELDS)
     sections = {"data": DATA_FIELDS, "optimizer": OPTIMIZER_FIELDS, "model": model_fields}
     return [*TOP_LEVEL_FIELDS, *(f"{section}.{name}" for section, names in sections.items() for name in names)]

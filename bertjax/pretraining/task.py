@@ -17,7 +17,7 @@ from bertjax.models.families import recurrent_family_of
 from bertjax.nn.ops.dropout import row_keys
 from bertjax.objectives.objective import joint_models
 from bertjax.objectives.parsing import parse_objective, terms_of_stages
-from bertjax.pretraining.adaptation import HeldOutText, keep_piece_updates
+from bertjax.pretraining.adaptation import HeldOutText, keep_token_updates
 from bertjax.pretraining.data import StageData
 from bertjax.pretraining.evaluator import PretrainingEvaluator
 from bertjax.pretraining.losses import StageLoss, init_carry, make_loss
@@ -66,7 +66,7 @@ class Pretraining:
         self.evaluator = PretrainingEvaluator(config, mesh, data, self.losses, tokenizer, heldout_text)
 
     def init_params(self, key: jax.Array) -> dict:
-        """Returns random params with the output layers of all stages, logically partitioned."""
+        """Returns random params with the heads of all stages, logically partitioned."""
         loss = make_loss(self.config, self.mesh, self._terms_of_stages)
         spec = functools.reduce(operator.or_, (data.padded_spec for data in self.data))
         batch = spec.padding_rows(1, INIT_ROW)
@@ -108,12 +108,12 @@ class Pretraining:
         return self.losses[index], self._configs[index]
 
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:
-        """Zeroes all updates except updates of new pieces in the first `adapt.new_pieces_first` steps."""
+        """Zeroes all updates except updates of new tokens in the first `adapt.new_pieces_first` steps."""
         if not (first := self.config.adapt.new_pieces_first):
             return updates
-        pieces = self._tokenizer.vocab_size if self._tokenizer else self.loss.model.config.vocab_size
-        new = range(pieces - self.config.tokenizer.extend, pieces)
-        return keep_piece_updates(updates, abstract_axes(self.init_params), new, step < first)
+        tokens = self._tokenizer.vocab_size if self._tokenizer else self.loss.model.config.vocab_size
+        new = range(tokens - self.config.tokenizer.extend, tokens)
+        return keep_token_updates(updates, abstract_axes(self.init_params), new, step < first)
 
     def largest_stage_index(self) -> int:
         """Returns the index of the stage with the most tokens in a microbatch; the last index in case of a tie."""

@@ -128,7 +128,7 @@ def _validate_adaptation(config: ConfigDict, with_data: bool) -> None:
     remedy = f"must be 0 with tokenizer.kind = {kind!r}, whose vocabulary is fixed; set 0"
     require(not extend or KINDS[kind].extends, "tokenizer.extend", extend, remedy)
     frozen, steps = config.freeze_layers, adapt.new_pieces_first
-    remedy = f"must be 0 with tokenizer.extend = {extend}, because frozen embeddings cannot learn new pieces; set 0"
+    remedy = f"must be 0 with tokenizer.extend = {extend}, because frozen embeddings cannot learn new tokens; set 0"
     require(not (extend and frozen), "freeze_layers", frozen, remedy)
-    remedy = "must be 0 without new pieces; set 0, or set tokenizer.extend"
+    remedy = "must be 0 without new tokens; set 0, or set tokenizer.extend"
     require(bool(extend) or not steps, "adapt.new_pieces_first", steps, remedy)

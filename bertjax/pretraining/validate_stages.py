@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bertjax.config.limits import AT_LEAST_ZERO, require, value_of, within
-from bertjax.config.stages import MOST_BATCH_SIZES, changes_of, parts_of, ramp_of, total_steps
+from bertjax.config.stages import MOST_BATCH_SIZES, batch_size_parts, changes_of, ramp_of, total_steps
 from bertjax.models import families
 from bertjax.pretraining.stage_fields import changeable_fields
 
@@ -50,7 +50,7 @@ def validate_stages(config: ConfigDict, field_limits: Mapping[str, Mapping]) -> 
 def validate_mask_split(field: str, split: Sequence[float] | None) -> None:
     """Raises `UserError` unless the shares of masked, random and unchanged tokens add up to 1, or `split` is None."""
     is_split = split is None or (len(split) == 3 and min(split) >= 0 and math.isclose(sum(split), 1))
-    remedy = "must be three shares that add up to 1: replaced by [MASK], replaced by a random piece, unchanged"
+    remedy = "must be three shares that add up to 1: replaced by [MASK], replaced by a random token, unchanged"
     require(is_split, field, split, remedy)
 
 
@@ -147,7 +147,7 @@ def _validate_batch_sizes(config: ConfigDict, name: str, stage: ConfigDict) -> N
     sizes = -(-batch_size // ramp_from) if ramp_from else 1
     remedy = f"must give at most {MOST_BATCH_SIZES} batch sizes, not {sizes}, because each batch size compiles the step"
     require(sizes <= MOST_BATCH_SIZES, f"stages.{name}.ramp_from", ramp_from, f"{remedy}; set a larger number")
-    ramp, parts = ramp_of(stage, batch_size), parts_of(stage, batch_size)
+    ramp, parts = ramp_of(stage, batch_size), batch_size_parts(stage, batch_size)
     remedy = "must give each batch size at least one step; set a larger number"
     require(all(steps for steps, _ in ramp), f"stages.{name}.ramp_tokens", ramp_tokens, remedy)
     remedy = f"must give at least one step of {batch_size} sequences of {stage.length} tokens; set a larger number"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 3
 AGAINST = ("steps", "tokens", "hours")
-WIDTH = "first numbers of a vector"
+WIDTH = "first numbers of an embedding"
 POINTS = 1000  # maximum points of a curve; averages of longer curves are drawn
 
 
@@ -50,7 +50,7 @@ TRAINING = (
 )
 
 
-def draw(histories: Sequence[History]) -> "Figure":
+def draw_curves(histories: Sequence[History]) -> "Figure":
     """Returns a figure with the panels for which there are metrics. Runs with the same name have the same color."""
     from matplotlib.figure import Figure  # not pyplot, which would choose a display
 
@@ -118,13 +118,13 @@ def _dev_title(metric: str) -> str:
 
 def _has_metrics(panel: Panel, histories: Iterable[History]) -> bool:
     metrics = (*panel.trained, *panel.scored)
-    return any(len(history.of(metric)[0]) for history in histories for metric in metrics)
+    return any(len(history.values_of(metric)[0]) for history in histories for metric in metrics)
 
 
 def _draw(axis: "Axes", panel: Panel, history: History, color: str) -> None:
     dots: dict[str, Any] = dict(marker="o", markersize=3, linewidth=1.6)
     if panel.against == WIDTH:
-        scores = {int(metric.rpartition("_")[2]): history.of(metric)[1][-1:] for metric in panel.scored}
+        scores = {int(metric.rpartition("_")[2]): history.values_of(metric)[1][-1:] for metric in panel.scored}
         points = [(width, values[0]) for width, values in sorted(scores.items()) if len(values)]
         if points:
             axis.plot(*zip(*points), color=color, label=history.name, **dots)
@@ -134,7 +134,7 @@ def _draw(axis: "Axes", panel: Panel, history: History, color: str) -> None:
     label: str | None = history.name
     for metrics, style in styles:
         for metric in metrics:
-            steps, values = history.of(metric)
+            steps, values = history.values_of(metric)
             if len(steps):
                 x = _thinned(steps)
                 x = x if panel.against == "steps" else getattr(history, panel.against)(x)

@@ -29,7 +29,7 @@ class History:
     lines: list[dict[str, Any]]
     batch_size: int
 
-    def of(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    def values_of(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the steps at which a metric was logged, and the values; both `[times]`."""
         lines = [line for line in self.lines if line.get(metric) is not None]
         return np.array([line["step"] for line in lines]), np.array([line[metric] for line in lines])
@@ -73,6 +73,6 @@ def read_history(workdir: epath.PathLike, name: str = "") -> History:
 
 
 def read_results(workdir: epath.PathLike) -> dict[epath.Path, TrialResult]:
-    """Returns {folder: result} of the finished trials of a search; empty if the workdir is not of a search."""
+    """Returns {folder: result} of the finished trials of a sweep; empty if the workdir is not of a sweep."""
     paths = sorted((epath.Path(workdir) / TRIALS).glob(f"*/{TRIAL_RESULT}"))
     return {path.parent: read_json(path, TrialResult) for path in paths}

@@ -23,7 +23,7 @@ WORD_BEGINS = "\u2581"  # the mark of SentencePiece
 
 
 def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
-    """Returns the pieces of a text, and the attention probabilities `[layers, heads, queries, keys]`.
+    """Returns the tokens of a text, and the attention probabilities `[layers, heads, queries, keys]`.
 
     Raises:
       UserError: the text is too long, or the model has no attention.
@@ -55,25 +55,25 @@ def _probabilities(config: BertConfig, params: dict[str, Any], ids: Any, segment
     return family.attention_probabilities(config, params, ids, segments, types)
 
 
-def piece_of(source: Pretrained, word: str) -> int:
-    """Returns the id of the piece of a word. Raises `UserError` if the word has several pieces or is unknown."""
+def token_id_of(source: Pretrained, word: str) -> int:
+    """Returns the id of the token of a word. Raises `UserError` if the word has several tokens or is unknown."""
     tokenizer = _tokenizer(source)
     (ids,) = tokenizer.encode_following([word])
     if len(ids) != 1:
-        raise UserError(f"--words: {word!r} has {len(ids)} pieces; name words that are one piece")
+        raise UserError(f"--words: {word!r} has {len(ids)} tokens; name words that are one token")
     if ids[0] == tokenizer.unk_id:
         raise UserError(f"--words: {word!r} is unknown to the vocabulary")
     return ids[0]
 
 
-def words_of(source: Pretrained, text: str) -> list[int]:
-    """Returns the ids of the pieces of a text that are words or parts of words."""
+def word_ids(source: Pretrained, text: str) -> list[int]:
+    """Returns the ids of the tokens of a text that are words or parts of words."""
     tokenizer = _tokenizer(source)
     return [i for i in tokenizer.encode(text).ids if tokenizer.shown(i).strip(WORD_BEGINS + " ").isalpha()]
 
 
 def neighbours(source: Pretrained, ids: Sequence[int]) -> dict[str, list[tuple[str, float]]]:
-    """Returns {piece: [(piece with a close embedding, cosine)]}, the closest piece first."""
+    """Returns {token: [(token with a close embedding, cosine)]}, the closest token first."""
     tokenizer = _tokenizer(source)
     table = param_at(source.params["bert"], WORD_EMBEDDINGS)
     table = np.asarray(table, np.float32)[: len(tokenizer.pieces)]
@@ -87,14 +87,14 @@ def neighbours(source: Pretrained, ids: Sequence[int]) -> dict[str, list[tuple[s
     return nearest
 
 
-def draw(pieces: Sequence[str], probabilities: np.ndarray) -> "Figure":
+def draw_attention(tokens: Sequence[str], probabilities: np.ndarray) -> "Figure":
     """Returns a figure with a row for each layer and a column for each head. The rows of a picture are queries."""
     from matplotlib.figure import Figure
 
     layers = np.unique(np.linspace(0, len(probabilities) - 1, min(len(probabilities), MOST_LAYERS)).round().astype(int))
     heads = probabilities.shape[1]
     side = 2.6 if heads <= 4 else 1.6  # inches
-    font = float(np.clip(72 * 0.75 * side / len(pieces), 2, 7))  # points: the height of a row, within readable sizes
+    font = float(np.clip(72 * 0.75 * side / len(tokens), 2, 7))  # points: the height of a row, within readable sizes
     figure = Figure(figsize=(side * heads + 1, side * len(layers) + 0.5), layout="constrained")
     axes = figure.subplots(len(layers), heads, squeeze=False)
     for (row, head), axis in np.ndenumerate(axes):
@@ -102,7 +102,7 @@ def draw(pieces: Sequence[str], probabilities: np.ndarray) -> "Figure":
         axis.set_title(f"layer {layers[row] + 1}, head {head + 1}", fontsize=7)
         axis.set(xticks=[], yticks=[])
         if head == 0:
-            axis.set_yticks(range(len(pieces)), pieces, fontsize=font)
+            axis.set_yticks(range(len(tokens)), tokens, fontsize=font)
         if row == len(layers) - 1:
-            axis.set_xticks(range(len(pieces)), pieces, fontsize=font, rotation=90)
+            axis.set_xticks(range(len(tokens)), tokens, fontsize=font, rotation=90)
     return figure

@@ -17,7 +17,7 @@ from bertjax.training.trackers.jsonl import METRICS, read_metrics
 
 DEPTH = 4  # levels of folders below the named folder that are searched
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds
-SUMMARY = "sweep.md"  # a search writes this file at the end
+SUMMARY = "sweep.md"  # a sweep writes this file at the end
 
 
 class Listed(NamedTuple):
@@ -53,7 +53,7 @@ def table(rows: Sequence[Listed]) -> str:
 
 
 def _workdirs(folder: epath.Path, depth: int) -> Iterator[epath.Path]:
-    """Yields the workdirs within a folder. A search is one workdir, unless the search is the named folder."""
+    """Yields the workdirs within a folder. A sweep is one workdir, unless the sweep is the named folder."""
     if ((folder / CONFIG).exists() and (folder / METRICS).exists()) or (_is_search(folder) and depth < DEPTH):
         yield folder
     elif depth:
@@ -73,7 +73,7 @@ def _search_row(workdir: epath.Path, name: str) -> Listed:
     trials = [trial for trial in (workdir / TRIALS).iterdir() if (trial / CONFIG).exists()]
     ended = sum(_state(trial) == "finished" for trial in trials)
     state = "running" if lock.is_held(workdir) else "finished" if ended == len(trials) else "stopped"
-    return Listed(name, f"search, {len(trials)} trials", f"{ended} ended", state=state)
+    return Listed(name, f"sweep, {len(trials)} trials", f"{ended} ended", state=state)
 
 
 def _run_row(workdir: epath.Path, name: str) -> Listed:

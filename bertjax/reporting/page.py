@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 PICTURE, ATTENTION = "report.png", "report-attention.png"
 MAX_CHECKPOINTS = 10  # the last checkpoints of a run
-MAX_SCORES = 6  # of a run, a search or a checkpoint
+MAX_SCORES = 6  # of a run, a sweep or a checkpoint
 DPI, ATTENTION_DPI = 80, 110  # the labels of the attention are small
 TEMPLATES = jinja2.Environment(loader=jinja2.PackageLoader(__package__), autoescape=True)
 
@@ -59,7 +59,7 @@ class Checkpoint(NamedTuple):
     link: str
 
 
-def write(
+def write_page(
     folder: epath.PathLike,
     workdirs: Sequence[epath.PathLike],
     source: Pretrained | None = None,
@@ -71,7 +71,7 @@ def write(
 
     Args:
       folder: the folder.
-      workdirs: the workdirs of runs, or of searches, whose trials share a plot. May be empty with a source.
+      workdirs: the workdirs of runs, or of sweeps, whose trials share a plot. May be empty with a source.
       source: a checkpoint whose attention and word embeddings are shown.
       text: the text for the attention.
       words: the words whose nearest embeddings are listed; by default the words of the text.
@@ -95,7 +95,7 @@ def write(
     if groups:
         values |= _scores_of_groups(groups)
     if any(history.lines for history in histories):
-        values["curves"] = _save(curves.draw(histories), folder / PICTURE, DPI)
+        values["curves"] = _save(curves.draw_curves(histories), folder / PICTURE, DPI)
     elif source is None:
         raise UserError(f"{', '.join(map(str, workdirs))}: no metrics yet")
     if len(named) == 1 and runs:
@@ -112,7 +112,7 @@ def draw(workdir: epath.Path) -> None:
     """Writes the page about a finished run, on the first host. Prints errors, because the run itself has succeeded."""
     if jax.process_index() == 0:
         try:
-            write(workdir, [workdir])
+            write_page(workdir, [workdir])
         except Exception as error:
             print(f"{workdir / HTML_REPORT}: not drawn ({error})", flush=True)
 
@@ -187,14 +187,14 @@ def _checkpoints(folder: epath.Path, workdirs: Iterable[epath.Path]) -> list[Che
     return checkpoints
 
 
-def _trials_by_settings(name: str, search: epath.Path) -> dict[str, Trials]:
-    """Returns the finished trials of a search: {name of the search and settings without the seed: trials}."""
+def _trials_by_settings(name: str, sweep: epath.Path) -> dict[str, Trials]:
+    """Returns the finished trials of a sweep: {name of the sweep and settings without the seed: trials}."""
     groups: dict[str, Trials] = {}
-    for trial, result in read_results(search).items():
+    for trial, result in read_results(sweep).items():
         settings = ",".join(part for part in trial.name.split(",") if not part.startswith("seed="))
         groups.setdefault(f"{name}/{settings}" if settings else name, {})[trial] = result
     if not groups:
-        raise UserError(f"{search}: no run, and {TRIALS}/ in it has no finished trial of a search")
+        raise UserError(f"{sweep}: no run, and {TRIALS}/ in it has no finished trial of a sweep")
     return groups
 
 
@@ -222,12 +222,12 @@ def _insight(folder: epath.Path, source: Pretrained, text: str, words: Sequence[
     """Returns the picture of the attention, if the model has attention, and the nearest word embeddings."""
     values: dict[str, Any] = {"source": source.path, "text": text}
     if isinstance(families.family_of(source.config), ExposesAttention):
-        figure = insight.draw(*insight.attention(source, text))
+        figure = insight.draw_attention(*insight.attention(source, text))
         values["attention"] = _save(figure, folder / ATTENTION, ATTENTION_DPI)
-    ids = [insight.piece_of(source, word) for word in words] or insight.words_of(source, text)
+    ids = [insight.token_id_of(source, word) for word in words] or insight.word_ids(source, text)
     nearest = insight.neighbours(source, ids).items()
     values["neighbours"] = [
-        (word, ", ".join(f"{piece} {cosine:.2f}" for piece, cosine in near)) for word, near in nearest
+        (word, ", ".join(f"{token} {cosine:.2f}" for token, cosine in near)) for word, near in nearest
     ]
     return values
 

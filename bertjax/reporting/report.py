@@ -32,7 +32,7 @@ def write_report(
       The path of the page, and whether the page shows a checkpoint.
 
     Raises:
-      UserError: if a required part or the folder is missing, and as `page.write` does.
+      UserError: if a required part or the folder is missing, and as `page.write_page` does.
     """
     source, runs = None, list(workdirs)
     if len(workdirs) == 1 and (place := _checkpoint_place(workdirs[0])):
@@ -41,13 +41,13 @@ def write_report(
     for flag in required:
         if source is None:
             raise UserError(
-                f"--{flag}: {workdirs[0]} has no checkpoint; name a trial of the search, such as runs/x/runs/y"
+                f"--{flag}: {workdirs[0]} has no checkpoint; name a trial of the sweep, such as runs/x/runs/y"
             )
         if flag == "text" and not isinstance(families.family_of(source.config), ExposesAttention):
             raise UserError(f"--text: {workdirs[0]} has no attention to draw; leave it out")
     if not (output or runs):
         raise UserError(f"--output: is missing; name the folder for the page about {workdirs[0]}")
-    return page.write(output or runs[0], runs, source, text, words), source is not None
+    return page.write_page(output or runs[0], runs, source, text, words), source is not None
 
 
 def watch(folder: str, workdirs: Sequence[str], seconds: float) -> Iterator[str]:
@@ -60,7 +60,7 @@ def watch(folder: str, workdirs: Sequence[str], seconds: float) -> Iterator[str]
     while is_running:
         is_running = any(map(lock.is_held, workdirs))
         try:
-            line = str(page.write(folder, workdirs, refreshed=seconds if is_running else 0))
+            line = str(page.write_page(folder, workdirs, refreshed=seconds if is_running else 0))
         except UserError as error:  # The runs have no metrics yet.
             if not is_running:
                 raise
@@ -73,7 +73,7 @@ def watch(folder: str, workdirs: Sequence[str], seconds: float) -> Iterator[str]
 
 
 def _checkpoint_place(path: str) -> Place | None:
-    """Returns the place of a checkpoint; None for a search, and for a run or a trial without a checkpoint."""
+    """Returns the place of a checkpoint; None for a sweep, and for a run or a trial without a checkpoint."""
     folder = epath.Path(path)
     is_run = (folder / jsonl.METRICS).exists() or (folder / workdir.TRIALS).is_dir()
     return None if is_run and not checkpoint.steps(folder) else pretrained.find(path)

@@ -16,7 +16,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
 from bertjax.library import Model
 from bertjax.serving.batches import Batches, Full
-from bertjax.serving.methods import Method, methods_of
+from bertjax.serving.methods import Method, request_methods_of
 from bertjax.serving.page import page_of
 
 
@@ -56,7 +56,7 @@ class Server:
     """Answers requests about a checkpoint."""
 
     def __init__(self, model: Model, limits: Limits):
-        self._model, self._limits, self._methods = model, limits, methods_of(model)
+        self._model, self._limits, self._methods = model, limits, request_methods_of(model)
         self._registry = registry = prometheus_client.CollectorRegistry()
         counter, histogram = prometheus_client.Counter, prometheus_client.Histogram
         labels = ["path", "status"]

@@ -15,7 +15,7 @@ from bertjax.models import families
 from bertjax.models.family import ExposesAttention
 from bertjax.reporting import insight
 
-MOST_PIECES = 128  # the attention of longer texts is not shown
+MOST_TOKENS = 128  # the attention of longer texts is not shown
 Option = Annotated[int, Meta(ge=1, le=10_000)]
 
 
@@ -39,7 +39,7 @@ class Method(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class FillMask(Method):
+class FillMaskMethod(Method):
     """Fills masks with words."""
 
     top_k: Annotated[int, Meta(ge=1, le=100)] = 5
@@ -52,7 +52,7 @@ class FillMask(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class Predict(Method):
+class PredictMethod(Method):
     """Predicts with the task of a checkpoint: texts, and tuples of texts."""
 
     inputs_type: ClassVar[Any] = list[str | Annotated[tuple[str, ...], Meta(min_length=1)]]
@@ -70,7 +70,7 @@ class Predict(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tag(Method):
+class TagMethod(Method):
     """Tags words."""
 
     def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
@@ -78,7 +78,7 @@ class Tag(Method):
         return list(model.tag(inputs))
 
 
-class Question(TypedDict):
+class QuestionInContext(TypedDict):
     """A question and the text that contains the answer."""
 
     question: str
@@ -86,19 +86,19 @@ class Question(TypedDict):
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer(Method):
+class AnswerMethod(Method):
     """Answers questions."""
 
     field: ClassVar[str] = "questions"
-    inputs_type: ClassVar[Any] = list[Question]
+    inputs_type: ClassVar[Any] = list[QuestionInContext]
 
-    def compute(self, model: Model, inputs: Sequence[Question]) -> list[Any]:
+    def compute(self, model: Model, inputs: Sequence[QuestionInContext]) -> list[Any]:
         """Returns the answers with their positions and probabilities."""
         return model.predict([(pair["question"], pair["context"]) for pair in inputs])
 
 
 @dataclasses.dataclass(frozen=True)
-class Embed(Method):
+class EmbedMethod(Method):
     """Computes embeddings. The options are the arguments of `Model.embed`."""
 
     prompt: str | None = None
@@ -113,37 +113,37 @@ class Embed(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention(Method):
+class AttentionMethod(Method):
     """Returns the attention of a text."""
 
     takes_one: ClassVar[bool] = True
 
     def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
-        """Returns the pieces of a text, and their attention `[layers, heads, queries, keys]` in thousandths."""
+        """Returns the tokens of a text, and their attention `[layers, heads, queries, keys]` in thousandths."""
         results = {}
         for text in dict.fromkeys(inputs):
             count = len(model.tokenizer.framed(model.tokenizer.encode_with_masks(text)))
-            if count > MOST_PIECES:
-                raise UserError(f"the text has {count} tokens; attention is shown for up to {MOST_PIECES}")
-            pieces, probabilities = insight.attention(model.source, text)
-            results[text] = {"pieces": pieces, "attention": np.rint(1000 * probabilities).astype(int).tolist()}
+            if count > MOST_TOKENS:
+                raise UserError(f"the text has {count} tokens; attention is shown for up to {MOST_TOKENS}")
+            tokens, probabilities = insight.attention(model.source, text)
+            results[text] = {"pieces": tokens, "attention": np.rint(1000 * probabilities).astype(int).tolist()}
         return [results[text] for text in inputs]
 
 
 METHODS: dict[str, type[Method]] = {
-    "fill_mask": FillMask,
-    "classify": Predict,
-    "tag": Tag,
-    "answer": Answer,
-    "predict": Predict,
-    "embed": Embed,
-    "attention": Attention,
+    "fill_mask": FillMaskMethod,
+    "classify": PredictMethod,
+    "tag": TagMethod,
+    "answer": AnswerMethod,
+    "predict": PredictMethod,
+    "embed": EmbedMethod,
+    "attention": AttentionMethod,
 }
 # The methods of tasks. The server has `predict` for checkpoints of other tasks.
 METHODS_OF_TASKS = {"classify", "tag", "answer"}
 
 
-def methods_of(model: Model) -> dict[str, type[Method]]:
+def request_methods_of(model: Model) -> dict[str, type[Method]]:
     """Returns {path: method} of the methods that a checkpoint supports."""
     names = {*model.methods, "embed"}
     if model.makes_vectors or names & METHODS_OF_TASKS:

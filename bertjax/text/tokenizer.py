@@ -7,19 +7,19 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json
 from bertjax.text.tokenizers.byte_level import BPE, Bytes
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Encoding, Tokenizer, read_file
+from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, XLNET, Encoding, Tokenizer, read_tokenizer_file
 from bertjax.text.tokenizers.json_file import TokenizerJson
 from bertjax.text.tokenizers.sentencepiece import SentencePiece
 from bertjax.text.tokenizers.unigram import Unigram
 from bertjax.text.tokenizers.wordpiece import WordPiece
 
-__all__ = ["BPE", "SPECIAL_PIECES", "XLNET", "Bytes", "Encoding", "SentencePiece", "Tokenizer", "Unigram", "WordPiece"]
+__all__ = ["BPE", "SPECIAL_TOKENS", "XLNET", "Bytes", "Encoding", "SentencePiece", "Tokenizer", "Unigram", "WordPiece"]
 
 KINDS: dict[str, Any] = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes, BPE, Unigram)}
 Kind = Literal[*KINDS]  # type: ignore[valid-type]  # the values of `kind` in files of bertjax
 
 
-def kind_of(path: epath.PathLike) -> str:
+def tokenizer_kind_of(path: epath.PathLike) -> str:
     """Returns the kind of tokenizer of a file, by the name of the file or by the content of a tokenizer.json.
 
     Raises `UserError` for a damaged tokenizer.json.
@@ -27,7 +27,7 @@ def kind_of(path: epath.PathLike) -> str:
     path = epath.Path(path)
     if path.name == BPE.filename:
         try:
-            kind = parse_json(read_file(path), TokenizerJson)["model"].get("type")
+            kind = parse_json(read_tokenizer_file(path), TokenizerJson)["model"].get("type")
         except ValueError as error:
             raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
         return {"BPE": BPE.kind, "Unigram": Unigram.kind}.get(str(kind), WordPiece.kind)
@@ -36,7 +36,7 @@ def kind_of(path: epath.PathLike) -> str:
     return names.get(path.name, WordPiece.kind)
 
 
-def load(kind: str, path: epath.PathLike, lowercase: bool = True) -> Tokenizer:
+def load_tokenizer(kind: str, path: epath.PathLike, lowercase: bool = True) -> Tokenizer:
     """Loads a tokenizer from a `vocab.txt`, a `tokenizer.json` or older files, a `.model`, or a `bytes.txt`.
 
     Args:

@@ -1,7 +1,7 @@
-"""Learns pieces that a vocabulary lacks, from words that the vocabulary splits into many pieces.
+"""Learns tokens that a vocabulary lacks, from words that the vocabulary splits into many tokens.
 
 This continues byte-pair encoding (Sennrich et al. 2016, section 3.2) with an existing vocabulary: the tokenizer splits
-words into pieces, and the most frequent pair of consecutive pieces within a word becomes a new piece, repeatedly.
+words into tokens, and the most frequent pair of consecutive tokens within a word becomes a new token, repeatedly.
 """
 
 import collections
@@ -12,31 +12,31 @@ from collections.abc import Callable, Collection, Mapping
 from bertjax.common.errors import UserError
 from bertjax.text.tokenizers.interface import Joined, Tokenizer
 
-LEAST_COUNT = 2  # occurrences of a new piece, as of the pieces of a new vocabulary
+LEAST_COUNT = 2  # occurrences of a new token, as of the tokens of a new vocabulary
 
 
-def extended(tokenizer: Tokenizer, words: Mapping[str, int], pieces: int) -> Tokenizer:
-    """Returns a tokenizer with new pieces after the old pieces. Text without new pieces keeps its ids.
+def extended(tokenizer: Tokenizer, words: Mapping[str, int], tokens: int) -> Tokenizer:
+    """Returns a tokenizer with new tokens after the old tokens. Text without new tokens keeps its ids.
 
     Args:
       tokenizer: the tokenizer to extend.
       words: the result of `vocabulary_learning.count_words`. The order does not matter.
-      pieces: the number of new pieces.
+      tokens: the number of new tokens.
 
     Raises:
-      UserError: the words do not yield `pieces` new pieces, or the tokenizer cannot have more.
+      UserError: the words do not yield `tokens` new tokens, or the tokenizer cannot have more.
     """
     left_out: set[str] = set()
     while True:
-        larger = tokenizer.extended(learn(tokenizer, words, pieces, left_out))
+        larger = tokenizer.extended(learn_joined(tokenizer, words, tokens, left_out))
         lost = [word for word in words if _is_unknown(larger, word) and not _is_unknown(tokenizer, word)]
         if not lost:
             break
         new = larger.pieces[tokenizer.vocab_size :]
-        left_out |= {piece for piece in new if any(piece.strip("#") in word for word in lost)}
-    if (count := larger.vocab_size - tokenizer.vocab_size) < pieces:
+        left_out |= {token for token in new if any(token.strip("#") in word for word in lost)}
+    if (count := larger.vocab_size - tokenizer.vocab_size) < tokens:
         raise UserError(
-            f"config.tokenizer.extend = {pieces}: this corpus gives {count} new pieces; set it to that or less, or add "
+            f"config.tokenizer.extend = {tokens}: this corpus gives {count} new tokens; set it to that or less, or add "
             f"text"
         )
     return larger
@@ -46,17 +46,19 @@ def _is_unknown(tokenizer: Tokenizer, word: str) -> bool:
     return tokenizer.unk_id in tokenizer.encode(word).ids
 
 
-def learn(tokenizer: Tokenizer, words: Mapping[str, int], most: int, left_out: Collection[str] = ()) -> list[Joined]:
-    """Returns the pairs to join, in the order of learning: `most` new pieces, or all possible pieces.
+def learn_joined(
+    tokenizer: Tokenizer, words: Mapping[str, int], most: int, left_out: Collection[str] = ()
+) -> list[Joined]:
+    """Returns the pairs to join, in the order of learning: `most` new tokens, or all possible tokens.
 
-    Omits a new piece whose occurrences became parts of longer pieces, unless the tokenizer needs it to form these. Does
-    not join a pair to a piece of the tokenizer, even if a text splits that piece, because its ids would change.
+    Omits a new token whose occurrences became parts of longer tokens, unless the tokenizer needs it to form these. Does
+    not join a pair to a token of the tokenizer, even if a text splits that token, because its ids would change.
 
     Args:
       tokenizer: the tokenizer to extend.
       words: {word: its count}.
-      most: the number of new pieces.
-      left_out: new pieces that are not learned.
+      most: the number of new tokens.
+      left_out: new tokens that are not learned.
     """
     counts: collections.Counter[tuple[str, ...]] = collections.Counter()
     for word in sorted(words):
@@ -66,20 +68,20 @@ def learn(tokenizer: Tokenizer, words: Mapping[str, int], most: int, left_out: C
     new: set[str] = set()
     joined: list[Joined] = []
 
-    def is_used(piece: str) -> bool:
-        return tokenizer.keeps_parts or units.occurrences[piece] >= LEAST_COUNT
+    def is_used(token: str) -> bool:
+        return tokenizer.keeps_parts or units.occurrences[token] >= LEAST_COUNT
 
     while (len(new) < most or sum(map(is_used, new)) < most) and (best := units.most_frequent()) is not None:
         joined.append(Joined(units.merge(*best), *best))
-        new.add(joined[-1].piece)
-    return [pair for pair in joined if is_used(pair.piece)]
+        new.add(joined[-1].token)
+    return [pair for pair in joined if is_used(pair.token)]
 
 
 class _Units:
-    """The units of words as lists of pieces, and the counts of pairs of consecutive pieces.
+    """The units of words as lists of tokens, and the counts of pairs of consecutive tokens.
 
     Attributes:
-      occurrences: {piece: its count}.
+      occurrences: {token: its count}.
     """
 
     def __init__(
@@ -110,16 +112,16 @@ class _Units:
         return None
 
     def merge(self, left: str, right: str) -> str:
-        """Joins all occurrences of a pair; returns the new piece."""
+        """Joins all occurrences of a pair; returns the new token."""
         new, changed = self._join(left, right), set()
         for number in sorted(self._units_with.pop((left, right))):
             changed |= self._count(number, -1)
             unit: list[str] = []
-            for piece in self._units[number]:
-                if unit and unit[-1] == left and piece == right:
+            for token in self._units[number]:
+                if unit and unit[-1] == left and token == right:
                     unit[-1] = new
                 else:
-                    unit.append(piece)
+                    unit.append(token)
             self._units[number] = unit
             changed |= self._count(number, 1)
         for pair in changed:
@@ -130,8 +132,8 @@ class _Units:
     def _count(self, number: int, sign: int) -> set[tuple[str, str]]:
         """Adds (sign 1) or subtracts (sign -1) the counts of a unit; returns the pairs of the unit."""
         unit, count = self._units[number], sign * self._counts[number]
-        for piece in unit:
-            self.occurrences[piece] += count
+        for token in unit:
+            self.occurrences[token] += count
         pairs = list(itertools.pairwise(unit))
         for pair in pairs:
             self._pairs[pair] += count

@@ -1,4 +1,4 @@
-"""Learns vocabularies: counts words, and learns pieces from the counts. The counts of several texts may be added."""
+"""Learns vocabularies: counts words, and learns tokens from the counts. The counts of several texts may be added."""
 
 import collections
 import io
@@ -11,9 +11,9 @@ import sentencepiece
 from tokenizers import normalizers, pre_tokenizers, trainers
 
 from bertjax.common.errors import UserError
-from bertjax.text.tokenizer import BPE, SPECIAL_PIECES, SentencePiece, Tokenizer, WordPiece
+from bertjax.text.tokenizer import BPE, SPECIAL_TOKENS, SentencePiece, Tokenizer, WordPiece
 from bertjax.text.tokenizers.byte_level import new_bpe
-from bertjax.text.tokenizers.json_file import with_special_pieces
+from bertjax.text.tokenizers.json_file import with_special_tokens
 from bertjax.text.tokenizers.wordpiece import MAX_WORD_LETTERS, new_wordpiece
 
 # The largest number of single characters in a learned WordPiece vocabulary, to omit rare ones such as emoji. Chinese
@@ -30,7 +30,7 @@ BETWEEN_SPACES = re.compile("[^ \t\r\n]+")  # normalization may remove other whi
 
 
 def count_words(kind: str, texts: Iterable[str], lowercase: bool = True) -> collections.Counter[str]:
-    """Counts words for `learn`. Counts of parts of a corpus may be added.
+    """Counts words for `learn_new_vocabulary`. Counts of parts of a corpus may be added.
 
     The words of WordPiece are normalized words and punctuation marks. The trainers of the other kinds normalize text,
     so that their words are the characters between spaces.
@@ -56,25 +56,25 @@ def _normalized(words: Mapping[str, int], lowercase: bool) -> collections.Counte
     return normalized
 
 
-def learn(
+def learn_new_vocabulary(
     kind: str,
     words: Mapping[str, int],
     vocab_size: int,
     lowercase: bool = True,
-    special: Sequence[str] = SPECIAL_PIECES,
+    special: Sequence[str] = SPECIAL_TOKENS,
 ) -> Tokenizer:
-    """Learns exactly `vocab_size` pieces.
+    """Learns exactly `vocab_size` tokens.
 
     Args:
       kind: a key of `TRAINING_BYTES`.
       words: the result of `count_words`. The order does not matter.
-      vocab_size: the number of pieces.
+      vocab_size: the number of tokens.
       lowercase: whether the tokenizer folds case.
-      special: the names of the special pieces of a SentencePiece model, which determine the position of [CLS]. Other
-        kinds have the special pieces of BERT.
+      special: the names of the special tokens of a SentencePiece model, which determine the position of [CLS]. Other
+        kinds have the special tokens of BERT.
 
     Raises:
-      UserError: the words do not yield `vocab_size` pieces.
+      UserError: the words do not yield `vocab_size` tokens.
     """
     if not words:
         raise UserError("data.corpus: there are no words to learn a vocabulary from")
@@ -98,7 +98,7 @@ def _learn_wordpiece(words: Mapping[str, int], vocab_size: int, lowercase: bool)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        special_tokens=[*SPECIAL_PIECES, *alphabet, *("##" + letter for letter in inside)],
+        special_tokens=[*SPECIAL_TOKENS, *alphabet, *("##" + letter for letter in inside)],
         limit_alphabet=len(alphabet),
         initial_alphabet=alphabet,
         show_progress=False,
@@ -117,7 +117,7 @@ def _learn_sentencepiece(
             sentence_iterator=(
                 f"{word}\t{n}" for word, n in _within(TRAINING_BYTES[SentencePiece.kind], words).items()
             ),
-            # Words with their counts. No piece crosses a space, so that sentences would give the same pieces.
+            # Words with their counts. No token crosses a space, so that sentences would give the same tokens.
             input_format="tsv",
             model_writer=model,
             vocab_size=vocab_size,
@@ -132,7 +132,7 @@ def _learn_sentencepiece(
             pad_piece=pad,
             unk_piece=unk,
             control_symbols=controls,
-            num_threads=16,  # fixed, because floating-point sums and thus the pieces depend on it
+            num_threads=16,  # fixed, because floating-point sums and thus the tokens depend on it
             minloglevel=2,
         )
     except RuntimeError as error:
@@ -143,7 +143,7 @@ def _learn_sentencepiece(
 
 
 def _learn_bpe(words: Mapping[str, int], vocab_size: int, lowercase: bool) -> BPE:
-    """Learns pieces of words, which the pattern of GPT-2 separates, after NFC as in the tokenizer of ModernBERT."""
+    """Learns tokens of words, which the pattern of GPT-2 separates, after NFC as in the tokenizer of ModernBERT."""
     tokenizer = new_bpe({})
     tokenizer.normalizer = (
         normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]) if lowercase else normalizers.NFC()
@@ -151,12 +151,12 @@ def _learn_bpe(words: Mapping[str, int], vocab_size: int, lowercase: bool) -> BP
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        special_tokens=[*SPECIAL_PIECES],
+        special_tokens=[*SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_written_out(_within(TRAINING_BYTES[BPE.kind], words)), trainer)
-    return BPE(with_special_pieces(tokenizer, mask_takes_space=True).encode())
+    return BPE(with_special_tokens(tokenizer, mask_takes_space=True).encode())
 
 
 def _alphabet(words: Mapping[str, int]) -> list[str]:
@@ -192,4 +192,4 @@ def _within(size: int, words: Mapping[str, int]) -> dict[str, int]:
 
 def _wrong_size(wanted: int, possible: int) -> str:
     remedy = "or less, or add text" if possible < wanted else "or more: its single characters alone need that many"
-    return f"config.model.vocab_size = {wanted}: this corpus gives {possible} pieces; set it to that {remedy}"
+    return f"config.model.vocab_size = {wanted}: this corpus gives {possible} tokens; set it to that {remedy}"

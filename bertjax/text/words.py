@@ -48,7 +48,7 @@ def split_words(text: str) -> list[tuple[int, int]]:
 def whole_characters(text: str, start: int, end: int) -> tuple[int, int]:
     """Returns the range of a part of a text without surrounding white space, and with all marks of its characters.
 
-    If a tokenizer composes or strips accents, the range of a piece contains a letter without the marks of the letter.
+    If a tokenizer composes or strips accents, the range of a token contains a letter without the marks of the letter.
     """
     while start < end and text[start].isspace():
         start += 1

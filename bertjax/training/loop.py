@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bertjax.common.progress import phase
-from bertjax.distributed.transfers import STEPS_IN_FLIGHT, on_devices
+from bertjax.distributed.transfers import STEPS_IN_FLIGHT, copy_to_devices
 from bertjax.training import signals
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.hooks.checkpoints import SaveCheckpoints
@@ -49,7 +49,7 @@ class TrainingResult(NamedTuple):
     best_scores: Scores | None
 
 
-def train(
+def train_task(
     task: Task,
     config: ConfigDict,
     workdir: epath.PathLike,
@@ -135,7 +135,7 @@ def _run_steps(run: TrainingRun, evaluation: Evaluation, needs_compilation: bool
       needs_compilation: whether the training step is not compiled yet, so that a line announces the compilation.
     """
     run_step = _StepRunner(run, needs_compilation)
-    prefetch = contextlib.closing(on_devices(run.task.batches(run.start_step), run.mesh))
+    prefetch = contextlib.closing(copy_to_devices(run.task.batches(run.start_step), run.mesh))
     with signals.stop_on_signal() as run.should_stop, prefetch as batches:
         run.print("reading the first batch")
         is_resumed = run.checkpoints.latest_step() is not None

@@ -1,4 +1,4 @@
-"""Executes a run (pre-training, fine-tuning, or a trial of a hyperparameter search), from the config to the report."""
+"""Executes a run (pre-training, fine-tuning, or a trial of a sweep), from the config to the report."""
 
 import abc
 import copy
@@ -26,10 +26,10 @@ from bertjax.training.checkpoints.workdir import (
     read_report,
     require_info,
     write_info,
-    write_report,
+    write_report_text,
 )
 from bertjax.training.hooks.hook import Hook, TrainingRun
-from bertjax.training.loop import TrainingResult, train
+from bertjax.training.loop import TrainingResult, train_task
 from bertjax.training.monitoring.memory import raise_if_out_of_memory
 from bertjax.training.planning import Planning
 from bertjax.training.step import Program
@@ -120,7 +120,7 @@ class RunKind(abc.ABC):
         """Describes the changes of the data since a run finished, one clause each. Missing data counts as unchanged."""
 
 
-def run(
+def run_training(
     kind: RunKind,
     config: ConfigDict,
     workdir: epath.Path,
@@ -137,7 +137,7 @@ def run(
       workdir: the folder of the run.
       fit: (run) -> (the run with the final number of steps, a program to reuse or None). A time budget changes the
         number of steps. By default, the run keeps its number of steps.
-      is_trial: whether the run is a trial of a search, whose last checkpoint has params only.
+      is_trial: whether the run is a trial of a sweep, whose last checkpoint has params only.
       start_time: the time at which the command started, in seconds of `time.monotonic`; None for now.
       hooks: hooks that are called before the hooks of the config.
 
@@ -169,7 +169,7 @@ def run(
         verb = "branching off" if parent else "resuming"
         _print_first(f"{verb} with changed settings: {'; '.join(map(str, changes))}")
     try:
-        trained = train(
+        trained = train_task(
             opened.task,
             opened.config,
             workdir,
@@ -313,7 +313,7 @@ def _report(opened: Run, workdir: epath.Path, trained: TrainingResult) -> None:
             count = trained.scores.waited
             text += f": {count} evaluation{'s' * (count != 1)} without a better score"
     if jax.process_index() == 0:
-        write_report(workdir, text)
+        write_report_text(workdir, text)
     _print_first(text)
 
 

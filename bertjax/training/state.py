@@ -48,7 +48,7 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class StateShardings:
     """The shardings of the arrays of a run.
 
     Attributes:
@@ -105,7 +105,7 @@ def make_layout(
     frozen: Frozen = NO_FROZEN_PARAMS,
     has_average: bool = False,
     init_carry: Callable[[], Any] | None = None,
-) -> Layout:
+) -> StateShardings:
     """Makes the layout of a run.
 
     Args:
@@ -130,7 +130,7 @@ def make_layout(
     carry = None if init_carry is None else jax.tree.map(lambda x: batch_sharding(mesh), jax.eval_shape(init_carry))
     average = params if has_average else None
     state = TrainState(replicated(mesh), params, opt_state, average, carry)  # type: ignore[arg-type]  # no arrays
-    return Layout(state, gathered, shardings)
+    return StateShardings(state, gathered, shardings)
 
 
 def _opt_state_shardings(opt_state: Any, params: dict, shardings: dict, mesh: Mesh) -> Any:
@@ -158,7 +158,7 @@ def _opt_state_shardings(opt_state: Any, params: dict, shardings: dict, mesh: Me
 def make_init(
     init_params: InitParams,
     optimizer: optax.GradientTransformation,
-    layout: Layout,
+    layout: StateShardings,
     frozen: Frozen = NO_FROZEN_PARAMS,
     init_carry: Callable[[], Any] = lambda: None,
 ) -> Callable[[jax.Array], TrainState]:
@@ -176,7 +176,7 @@ def make_init(
     return jax.jit(init, out_shardings=layout.state)
 
 
-def abstract_state(init: Callable[[jax.Array], TrainState], layout: Layout) -> TrainState:
+def abstract_state(init: Callable[[jax.Array], TrainState], layout: StateShardings) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state that `init` returns."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout.state)

@@ -23,7 +23,7 @@ from bertjax.training.optim.schedules import Schedule, schedule_of
 from bertjax.training.state import (
     NO_FROZEN_PARAMS,
     Frozen,
-    Layout,
+    StateShardings,
     TrainState,
     abstract_axes,
     abstract_state,
@@ -58,7 +58,7 @@ class Program(NamedTuple):
         params are frozen.
     """
 
-    layout: Layout
+    layout: StateShardings
     init: Callable[[jax.Array], TrainState]
     state: TrainState
     train_step: jax.stages.Wrapped
@@ -183,7 +183,7 @@ def _make_train_step(
     gradients: GradientFunction,
     mask_updates: Callable[[dict, jax.Array], dict],
     optimizer: optax.GradientTransformationExtraArgs,
-    layout: Layout,
+    layout: StateShardings,
     mesh: Mesh,
     config: ConfigDict,
 ) -> jax.stages.Wrapped:
@@ -244,7 +244,7 @@ def _skip_nonfinite(state: TrainState, new: TrainState, metrics: dict) -> TrainS
     return kept
 
 
-def gathered_params(loss: Loss, state: TrainState, layout: Layout, mesh: Mesh) -> dict:
+def gathered_params(loss: Loss, state: TrainState, layout: StateShardings, mesh: Mesh) -> dict:
     """Returns the params for the loss: cast, and gathered from the shards of the stored params."""
     params = loss.cast(state.params)
     if mesh.devices.flat[0].platform == "gpu":

@@ -104,7 +104,7 @@ class Task(Protocol):
         """Returns the loss and the config of the update after `step` updates, which depend on the stage."""
 
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:
-        """Zeroes the optimizer's updates of the params that are not trained at `step`, such as params of old pieces."""
+        """Zeroes the optimizer's updates of the params that are not trained at `step`, such as params of old tokens."""
 
     def flops(self, start: int, stop: int) -> int:
         """Returns the model FLOPs of steps `start` to `stop - 1`."""

@@ -23,7 +23,7 @@ def validate_shared_fields(config: ConfigDict, limits: Mapping[str, Mapping]) ->
     for field, limit in limits.items():
         within(field, value_of(config, field), **limit)
     if config.budget:
-        budget.parse(config.budget)
+        budget.parse_budget(config.budget)
     remedy = f"must be set for a recipe, such as {budget.EXAMPLES}"
     require(bool(config.budget or not config.get("recipe")), "budget", config.budget, remedy)
     validate_model(config)

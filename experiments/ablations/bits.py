@@ -1,6 +1,6 @@
 """Bits per byte: python -m experiments.ablations.bits --checkpoint=PATH --texts=A.txt.xz,B.txt.xz
 
-See `bertjax.inference.bits_per_byte`; the windows are so short that most have fewer than 30 pieces of a vocabulary of
+See `bertjax.inference.bits_per_byte`; the windows are so short that most have fewer than 30 tokens of a vocabulary of
 8,192. Prints one JSON object.
 
 Long texts by a model with a memory, which may be longer than in training, as Dai et al. 2019 evaluate:

@@ -18,7 +18,7 @@ from bertjax.objectives.parsing import learn
 from experiments.ablations.equal_time import Row, become_recurrent, length_of, most_masked, steps_of, table
 from experiments.ablations.scaled import Scale
 
-LONGER = 2  # times as long as sequences of pieces, of which a word has fewer
+LONGER = 2  # times as long as sequences of tokens, of which a word has fewer
 
 
 def _masked(config, scale: Scale) -> None:

@@ -1,7 +1,7 @@
 """Tables whose rows train for equally many minutes, not steps: what is the same in all rows, and what a row changes.
 
 `python -m experiments.ablations.race` trains and scores them. All have the size and the tokens of a step of the short
-models of `scaled.py`, at `cores` 4 layers of 128 and 8,192 pieces, in sequences four times as long, 16 of 128: in 32
+models of `scaled.py`, at `cores` 4 layers of 128 and 8,192 tokens, in sequences four times as long, 16 of 128: in 32
 tokens four of five pairs are of different texts, and the objective of pairs learns nothing. All rows pack, unless they
 say otherwise, so that none computes padding.
 """

@@ -14,7 +14,7 @@ PREDICTED = {"mlm_loss": "masked", "lm_loss": "next", "bilm_loss": "next and pre
 
 
 def scores(folder: pathlib.Path, metric: str) -> list[float]:
-    """Returns the scores of the finished trials of a search, in percent."""
+    """Returns the scores of the finished trials of a sweep, in percent."""
     return [100 * (result["scores"].get(metric) or 0.0) for result in read_results(folder).values()]
 
 

@@ -113,14 +113,14 @@ def check_same_ids(name: str, config, dataset, weights: str) -> None:
 def train_ours(config, dataset, workdir, mesh, program, initialize):
     """(scores, seconds a step, program); the median of what every ten steps took."""
     from bertjax.finetuning.task import FineTuning
-    from bertjax.training.loop import train
+    from bertjax.training.loop import train_task
     from bertjax.training.step import make_program
     from bertjax.training.trackers.jsonl import read_metrics
 
     task = FineTuning(config, mesh, dataset)
     config.eval.every_steps = task.total_steps
     program = program or make_program(task, config, mesh)
-    scores = train(task, config, workdir, mesh, initialize, program).scores.scores
+    scores = train_task(task, config, workdir, mesh, initialize, program).scores.scores
     rates = [line["train/sequences_per_second"] for line in read_metrics(workdir) if "train/loss" in line]
     return scores, config.batch_size / float(np.median(rates)), program
 
@@ -227,7 +227,7 @@ def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
     examples = dataset.dev[0].examples
     config.init_checkpoint = str(folder)
     theirs = predict_theirs(make_theirs(name, config, dataset), examples)
-    ours = predictor.predict(dataset.head, pretrained.read(workdir), examples)
+    ours = predictor.predict(dataset.head, pretrained.read_pretrained(workdir), examples)
     axis = 0 if name == "squad" else -1  # the likeliest token of each side; otherwise the likeliest label
     same = sum(np.array_equal(a.argmax(axis), b.argmax(axis)) for a, b in zip(ours, theirs))
     off = max(np.abs(a - b).max() for a, b in zip(ours, theirs))

@@ -17,8 +17,10 @@ from bertjax.text import tokenizer
 
 def answers(path: pathlib.Path, pieces) -> None:
     """Answers that are the text of the tokens that are learnt, and what is the matter with the others."""
-    questions = squad_files.read(path)
-    encoded = question_windows.encode(questions, pieces, question_windows.WindowSizes(384, 128, 64), with_labels=True)
+    questions = squad_files.read_squad(path)
+    encoded = question_windows.encode_question_windows(
+        questions, pieces, question_windows.WindowSizes(384, 128, 64), with_labels=True
+    )
     examples, windows, reasons, learnt = encoded.examples, encoded.windows, collections.Counter(), {}
     for (first, last), window in zip(examples.labels, windows):
         if first:
@@ -47,10 +49,10 @@ def answers(path: pathlib.Path, pieces) -> None:
 
 def words(path: pathlib.Path, pieces) -> None:
     """Words that stand in the windows once, in order, with their tags."""
-    sentences = conll.read(path)
+    sentences = conll.read_conll(path)
     labels = conll.tag_names(sentences)
     for with_context in (True, False):
-        examples = word_encoding.encode(sentences, labels, pieces, 256, with_context)
+        examples = word_encoding.encode_word_sequences(sentences, labels, pieces, 256, with_context)
         marks = np.concatenate([np.asarray(x) for x in examples.labels])
         ids = np.concatenate(examples.input_ids)[marks >= 0]
         tags = [labels[mark] for mark in marks[marks >= 0]]
@@ -71,7 +73,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True, type=pathlib.Path)
     parser.add_argument("--cased", action="store_true")
     arguments = parser.parse_args()
-    pieces = tokenizer.load("wordpiece", arguments.vocabulary, lowercase=not arguments.cased)
+    pieces = tokenizer.load_tokenizer("wordpiece", arguments.vocabulary, lowercase=not arguments.cased)
     for name in ("train-v1.1.json", "dev-v1.1.json"):
         answers(arguments.squad / name, pieces)
     for name in ("eng.train", "eng.testa", "eng.testb"):

@@ -44,7 +44,7 @@ from experiments.benchmarks import google_records
 from experiments.benchmarks.processes import Cost, run
 
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
-VOCAB = flags.DEFINE_string("vocab", None, "A published uncased vocab.txt of 30,522 pieces.", required=True)
+VOCAB = flags.DEFINE_string("vocab", None, "A published uncased vocab.txt of 30,522 tokens.", required=True)
 MEASURE = flags.DEFINE_list("measure", "preparation,memory,reader,jump,vocabulary", "What to measure.")
 RUNS = flags.DEFINE_integer("runs", 5, "Of each side of each measure, except memory: one.")
 MEGABYTES = flags.DEFINE_list(
@@ -212,7 +212,7 @@ def measure_google(folder: pathlib.Path) -> None:
 def batches(order: Order, data: dict, start: int = 0) -> Iterator:
     """`data` are the fields of `config.data` that the records were prepared with."""
     data, most = {**pretraining_config().data.to_dict(), **data}, predictions(order.row.tokens)
-    masking = masking_of(data, tokenizer.load("wordpiece", VOCAB.value), most)
+    masking = masking_of(data, tokenizer.load_tokenizer("wordpiece", VOCAB.value), most)
     transforms = [SeededTransform(masking)] if order.files.masking == "dynamic" else []
     return pipeline.train_batches(order, RECORD_ARRAYS, most, start=start, transforms=transforms)
 

@@ -184,9 +184,9 @@ def text(documents: int = 40) -> str:
 
 
 def pieces() -> list[str]:
-    from bertjax.text.tokenizer import SPECIAL_PIECES
+    from bertjax.text.tokenizer import SPECIAL_TOKENS
 
-    return [*SPECIAL_PIECES, *WORDS, *LETTERS, *("##" + x for x in LETTERS), *".,:?!"]
+    return [*SPECIAL_TOKENS, *WORDS, *LETTERS, *("##" + x for x in LETTERS), *".,:?!"]
 
 
 def wordpiece():
@@ -302,7 +302,7 @@ def convert(folder):
     from bertjax.interop import conversion, pretrained
 
     source = folder / "made" if (folder / "made").is_dir() else folder
-    found = pretrained.read(source)
+    found = pretrained.read_pretrained(source)
     if found.format == "bertjax":  # which has checksums
         ours, theirs = pretrained.flattened(found.params), pretrained.flattened(fine_tuned_params())
         assert ours.keys() == {name for name in theirs if name.startswith(("bert/", "classifier/"))}
@@ -386,7 +386,7 @@ def use_search(folder):
     from bertjax.finetuning import sweep
     from bertjax.interop import pretrained
 
-    pretrained.read(folder)
+    pretrained.read_pretrained(folder)
     sweep.keep_best(epath.Path(folder), "accuracy")
 
 
@@ -395,7 +395,7 @@ def make_tokenizers(folder):
 
     wordpiece().save(folder)
     (folder / "tokenizer.json").write_text(wordpiece().to_huggingface())
-    vocabulary_learning.learn(
+    vocabulary_learning.learn_new_vocabulary(
         "sentencepiece", vocabulary_learning.count_words("sentencepiece", text().splitlines()), 40
     ).save(folder)
 
@@ -411,7 +411,7 @@ def tokenize(folder):
         ("sentencepiece", "tokenizer.model"),
     ):
         try:
-            found = tokenizer.load(kind, folder / name)
+            found = tokenizer.load_tokenizer(kind, folder / name)
             encoding = found.encode("The captain's bread, éa 東京 \U0001f600\0 x")
             assert all(0 <= i < found.vocab_size for i in encoding.ids)
             found.decode(encoding.ids)

@@ -69,7 +69,7 @@ def write(output: pathlib.Path, names: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertjax.pretraining.run.make_mesh", one_device_mesh)
         patch.setattr("bertjax.distributed.mesh.cpu_dtype", lambda: "float32")
-        patch.setattr("bertjax.reporting.page.write", lambda *_: None)
+        patch.setattr("bertjax.reporting.page.write_page", lambda *_: None)
         for name in names or curves.configs():
             numbers[name] = run(name)
             print(f"{name}: {numbers[name]['programs']} programs", flush=True)

@@ -250,8 +250,8 @@ def test_report_looks_into_a_run(trained, tmp_path):
         (["run", "nowhere", "--output=x"], "no nowhere/config.json: 'nowhere' is not the workdir of a run"),
         (["run@7"], "run@7: the run has no checkpoint of this step; choose one of the steps 10"),
         ([str(GOLDEN)], f"--output: is missing; name the folder for the page about {GOLDEN}"),
-        (["."], ".: no run, and runs/ in it has no finished trial of a search"),
-        ([".", "--words=a"], "--words: . has no checkpoint; name a trial of the search, such as runs/x/runs/y"),
+        (["."], ".: no run, and runs/ in it has no finished trial of a sweep"),
+        ([".", "--words=a"], "--words: . has no checkpoint; name a trial of the sweep, such as runs/x/runs/y"),
     ],
 )  # fmt: skip
 def test_report_refuses_what_it_cannot_draw(trained, arguments, message):

@@ -108,7 +108,7 @@ MISTAKES = {
         ("eval.every_steps", -1, "config.eval.every_steps = -1"),
         ("head.lstm_layers", 2, "config.head.lstm_layers = 2: lstm_layers needs a BiLSTM: also set head.lstm_size"),
         ("budget", "200M", "config.budget = '200M': fine-tuning takes a time, such as 20min"),
-        ("restarts", 3, 'config.restarts = 3: applies to searches only; .* also set --config.sweep="seed=0"'),
+        ("restarts", 3, 'config.restarts = 3: applies to sweeps only; .* also set --config.sweep="seed=0"'),
     ],
     "base": [
         *((field, "odd", f"config.{field} = 'odd': choose one of {choices}") for field, choices in CHOICES.items()),

@@ -73,7 +73,7 @@ def modern_config(records, stages=THREE, **fields):
 
 
 def task_of(config, records):
-    pieces = tokenizer.load("wordpiece", records / "vocab.txt")
+    pieces = tokenizer.load_tokenizer("wordpiece", records / "vocab.txt")
     return pretraining_task(config, make_mesh(config, jax.devices()[:1]), records, tokenizer=pieces)
 
 
@@ -239,15 +239,15 @@ def test_the_average_of_the_params_and_the_angles_of_the_stage_are_read(records,
     for saved, expected in zip(leaves(checkpoint.read_params(straight, 5)), average):
         np.testing.assert_allclose(saved, expected, rtol=1e-4, atol=1e-6)
     assert any(abs(a - b).max() > 1e-5 for a, b in zip(average, params[-1]))
-    source = pretrained.read(straight)
+    source = pretrained.read_pretrained(straight)
     assert all((a == b).all() for a, b in zip(leaves(source.params), leaves(checkpoint.read_params(straight, 8))))
     scores = task_of(averaged(records), records).evaluator.run(jax.device_put(source.params), 8).scores
     assert scores["mlm_loss"] == pytest.approx(checkpoint.read_scores(straight, 8).scores["mlm_loss"], rel=1e-5)
     # A checkpoint is read with the angles of its stage. The converted folder has no steps.
-    angles = [pretrained.read(f"{straight}@{step}").config.global_rope_theta for step in (6, 8)]
+    angles = [pretrained.read_pretrained(f"{straight}@{step}").config.global_rope_theta for step in (6, 8)]
     assert angles == [1e6, 160_000.0]
     conversion.convert(f"{straight}@6", tmp_path / "converted", "bertjax")
-    assert pretrained.read(tmp_path / "converted").config.global_rope_theta == 1e6
+    assert pretrained.read_pretrained(tmp_path / "converted").config.global_rope_theta == 1e6
 
 
 def constant(records, steps, **fields):
@@ -397,7 +397,7 @@ def two_sources(tmp_path_factory):
         documents = ["\n".join(lines[i : i + 8]) for i in range(0, len(lines), 8)]
         (folder / f"{name}.txt").write_text("\n\n".join(documents))
     config = two_stages(folder)
-    pieces = [*tokenizer.SPECIAL_PIECES, *"ship sail wave tree hill road .".split()]
+    pieces = [*tokenizer.SPECIAL_TOKENS, *"ship sail wave tree hill road .".split()]
     (folder / "vocab.txt").write_text("\n".join(pieces))
     with preparing_in_process():
         manifest = prepare(config, folder / "records")

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from bertjax.common.errors import UserError
 from bertjax.config.lists import mixture_of
 from bertjax.data.corpus import cleaning, corpus, python_docs, sentences
-from bertjax.data.corpus.corpus import portions, read_documents, read_portion
+from bertjax.data.corpus.corpus import corpus_portions, read_documents, read_portion
 from bertjax.data.corpus.reading import Document, ReadOptions, list_files
 from bertjax.data.corpus.selection import is_heldout, selection_of
 from bertjax.data.corpus.tables import read_table
@@ -271,11 +271,11 @@ def test_python_carries_a_corpus_of_english(monkeypatch):
     """The topics of pydoc, and docstrings of the standard library."""
     monkeypatch.setattr(python_docs, "MAX_CHARACTERS_PER_PACKAGE", 100_000)
     monkeypatch.setattr(python_docs, "MAX_CHARACTERS", 150_000)
-    documents = python_docs.read_documents.__wrapped__()
+    documents = python_docs.read_python_docs.__wrapped__()
     assert sum(len(line) for d in documents for line in d.lines) > 200_000
     from_topics = [d.source.startswith("pydoc ") for d in documents]
     assert 10 < sum(from_topics) < len(documents) - 10 and from_topics != sorted(from_topics)
-    assert documents == python_docs.read_documents.__wrapped__()
+    assert documents == python_docs.read_python_docs.__wrapped__()
 
 
 # Portions of a corpus.
@@ -289,17 +289,17 @@ def write(folder, **texts):
 @pytest.mark.slow
 def test_portions_group_files_by_size_and_give_the_whole_corpus(tmp_path, monkeypatch):
     documents = tuple(Document(f"{i}", [f"document {i}"]) for i in range(3))
-    monkeypatch.setattr(python_docs, "read_documents", lambda: documents)
+    monkeypatch.setattr(python_docs, "read_python_docs", lambda: documents)
     monkeypatch.setattr(corpus, "PORTION_BYTES", 100)
     monkeypatch.setattr(corpus, "FILE_BYTES", 20)
     write(tmp_path, a="a" * 60, b="b" * 60, c="c" * 500, d="d", e="e", f="f", g="g", h="h", i="i")
     sources = [str(tmp_path), "pydoc", f"{tmp_path}/c.txt"]
-    parts = portions(sources)
+    parts = corpus_portions(sources)
     names = ["".join(os.path.basename(path)[0] for path in part.files) for part in parts]
     assert names == ["ab", "c", "defgh", "i", "", "c"]
     assert [(p.number, p.bytes) for p in parts] == list(enumerate([120, 500, 5, 1, 0, 500]))
     assert [p.source for p in parts] == [*4 * [sources[0]], *sources[1:]]
-    assert parts == portions(sources)
+    assert parts == corpus_portions(sources)
     assert len({p.identity for p in parts}) == 5 and parts[1].identity == parts[5].identity  # c.txt twice
     read = [document for part in parts for document in read_portion(part)]
     assert read == list(read_documents(sources)) and len(read) == 10 + 3
@@ -307,27 +307,27 @@ def test_portions_group_files_by_size_and_give_the_whole_corpus(tmp_path, monkey
 
 def test_another_text_is_another_identity(tmp_path):
     write(tmp_path, a="one", b="two")
-    identities = [portions([str(tmp_path)])[0].identity]
+    identities = [corpus_portions([str(tmp_path)])[0].identity]
     for change in (
         lambda: write(tmp_path, b="three"),
         lambda: (tmp_path / "b.txt").rename(tmp_path / "c.txt"),
         lambda: os.utime(tmp_path / "a.txt", ns=(0, 0)),
     ):
         change()
-        identities.append(portions([str(tmp_path)])[0].identity)
-    assert len(set(identities)) == 4 and portions([str(tmp_path)])[0].identity == identities[-1]
+        identities.append(corpus_portions([str(tmp_path)])[0].identity)
+    assert len(set(identities)) == 4 and corpus_portions([str(tmp_path)])[0].identity == identities[-1]
 
 
 def test_a_file_that_changes_or_vanishes_is_named(tmp_path):
     write(tmp_path, a="one\n\nmore", b="two")
-    (part,) = portions([str(tmp_path)])
+    (part,) = corpus_portions([str(tmp_path)])
     reading = read_portion(part)
     assert next(reading).lines == ["one"]
     write(tmp_path, a="one\n\nmore\n\nappended")
     for rest in (reading, read_portion(part)):
         with pytest.raises(UserError, match=r"a.txt: changed while the corpus was read"):
             list(rest)
-    (part,) = portions([str(tmp_path)])
+    (part,) = corpus_portions([str(tmp_path)])
     (tmp_path / "b.txt").unlink()
     with pytest.raises(UserError, match=r"b.txt: cannot be read \(.*No such file"):
         list(read_portion(part))
@@ -376,8 +376,8 @@ def test_what_is_not_on_an_object_store_is_named(remote):
         "nosuch://store/a.txt": "'nosuch://store/a.txt' cannot be listed",
     }.items():
         with pytest.raises(UserError, match=message):
-            portions([source])
-    (part,), store = portions([f"{remote}/*.txt"]), fsspec.filesystem("memory")
+            corpus_portions([source])
+    (part,), store = corpus_portions([f"{remote}/*.txt"]), fsspec.filesystem("memory")
     store.pipe("/store/b.txt", b"longer")
     with pytest.raises(UserError, match=r"memory://store/b.txt: changed while"):
         list(read_portion(part))
@@ -426,18 +426,18 @@ def test_an_error_of_a_hugging_face_data_set_is_one_line(hub, rest, message):
 def test_a_hugging_face_data_set_that_changes_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "one"}))
-    (part,) = portions([f"hf:{tmp_path}"])
+    (part,) = corpus_portions([f"hf:{tmp_path}"])
     assert part.files == () and [d.lines for d in read_portion(part)] == [["one"]]
     path.write_text(json.dumps({"text": "another"}))
     with pytest.raises(UserError, match=r"data.corpus: 'hf:.*' changed while the corpus was read"):
         list(read_portion(part))
-    assert portions([f"hf:{tmp_path}"])[0].identity != part.identity
+    assert corpus_portions([f"hf:{tmp_path}"])[0].identity != part.identity
 
 
 def test_hugging_faces_library_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"'hf:user/set' needs Hugging Face's library: pip install 'bertjax\[hf\]'"):
-        portions(["hf:user/set"])
+        corpus_portions(["hf:user/set"])
 
 
 # Selection: documents that are held out, how often the others are used, and cleaning.
@@ -526,8 +526,20 @@ def test_near_duplicates_are_found_by_how_much_they_share(tmp_path):
 
 
 def test_words_are_found_where_there_are_no_spaces(tmp_path):
-    assert cleaning.words_of("The man, in 我们Hello 世界") == ["The", "man,", "in", "我", "们", "Hello", "世", "界"]
-    assert cleaning.words_of("สวัสดี") == ["ส", "วั", "ส", "ดี"] and cleaning.words_of("한국어 문장") == ["한국어", "문장"]
+    assert cleaning.words_of_line("The man, in 我们Hello 世界") == [
+        "The",
+        "man,",
+        "in",
+        "我",
+        "们",
+        "Hello",
+        "世",
+        "界",
+    ]
+    assert cleaning.words_of_line("สวัสดี") == ["ส", "วั", "ส", "ดี"] and cleaning.words_of_line("한국어 문장") == [
+        "한국어",
+        "문장",
+    ]
     rng = random.Random(0)
     text = "".join(chr(0x4E00 + rng.randrange(3000)) for _ in range(3000))
     copy, other = text[:1500] + "新" + text[1501:], "".join(rng.sample(text, len(text)))

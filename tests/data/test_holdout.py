@@ -18,17 +18,17 @@ STARS = ["1"] * 60 + ["2"] * 30 + ["3"] * 9 + ["rare"]
 
 
 def test_a_tenth_of_each_label_is_held_out_whatever_process_chooses():
-    chosen = holdout.choose([[label] for label in STARS], seed=0)
+    chosen = holdout.choose_heldout([[label] for label in STARS], seed=0)
     assert sorted(chosen) == [2, 4, 5, 16, 23, 48, 62, 63, 89, 93]  # the same for ever: a workdir relies on it
-    assert chosen != holdout.choose([[label] for label in STARS], seed=1)
+    assert chosen != holdout.choose_heldout([[label] for label in STARS], seed=1)
     several = [["1", "2"], ["1"], [], ["2", "rare"]] * 40
-    chosen = holdout.choose(several, seed=0)
+    chosen = holdout.choose_heldout(several, seed=0)
     assert [sum(number % 4 == kind for number in chosen) for kind in range(4)] == [4, 4, 4, 4]
 
 
 def test_the_last_example_of_a_label_stays_in_training():
     for seed in range(20):
-        chosen = holdout.choose([[str(number // 2)] for number in range(200)], seed, stratified=False)
+        chosen = holdout.choose_heldout([[str(number // 2)] for number in range(200)], seed, stratified=False)
         assert 15 <= len(chosen) <= 20
         assert {number // 2 for number in set(range(200)) - chosen} == set(range(100))
 

@@ -104,8 +104,8 @@ def test_the_tokens_of_a_span_share_what_becomes_of_them():
     rules = dataclasses.replace(MASKING, **shares, continues_word=SINGLE, spans=True)
     ids = np.random.default_rng(0).integers(5, VOCAB, size=(1000, LENGTH), dtype=np.int32)
     draws = rules.draw(np.random.default_rng(1), 1000, LENGTH)
-    random_pieces = draws["random_pieces"] % 900 + 50  # without [MASK]
-    draws |= dict(span_words=np.full_like(draws["span_words"], 10), random_pieces=random_pieces)
+    random_tokens = draws["random_tokens"] % 900 + 50  # without [MASK]
+    draws |= dict(span_words=np.full_like(draws["span_words"], 10), random_tokens=random_tokens)
     masking = rules.mask(ids, np.full(1000, LENGTH), draws)
     whole = masking.positions[:, -1] < LENGTH - 1  # the others met the end of the row
     assert whole.mean() > 0.9 and (masking.positions[whole, -1] - masking.positions[whole, 0] == 9).all()

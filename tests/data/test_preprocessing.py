@@ -15,7 +15,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.data.corpus import corpus, selection, sentences
 from bertjax.data.preprocessing import blocks, preparation, shards, vocabulary
-from bertjax.data.preprocessing.word_counts import PARTS, WordCounts, sample
+from bertjax.data.preprocessing.word_counts import PARTS, WordCounts, sample_words
 from bertjax.data.records import record_sets
 from bertjax.data.records.manifest import read_manifest
 from bertjax.launch.overrides import find_field
@@ -98,7 +98,7 @@ def unmasked(batch):
 
 def test_held_out_text_is_not_in_training(corpus_file, records_folder):
     fraction = tiny_config(corpus_file).data.heldout_fraction
-    pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
+    pieces = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt")
     lines = {True: set(), False: set()}
     for document in corpus.read_documents([str(corpus_file)]):
         lines[selection.is_heldout("\n".join(document.lines), fraction, 0)].update(document.lines)
@@ -114,7 +114,7 @@ def test_held_out_text_is_not_in_training(corpus_file, records_folder):
 
 def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(records_folder):
     batch, manifest = everything(records_folder, 64, 10, "train"), read_manifest(records_folder)
-    pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
+    pieces = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt")
     # Tokens of the first segments and the actual next ones: each document three times, less what truncation took.
     special = np.isin(batch["input_ids"], [pieces.cls_id, pieces.sep_id, pieces.pad_id])
     own = ~special & ((batch["pair_labels"][:, None] == 0) | (batch["token_types"] == 0)) & (batch["segments"] == 1)
@@ -129,7 +129,7 @@ def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(record
 def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path, in_process):
     """tokenizer.json knows so itself, whatever the config's default is."""
     words, rng = "The the Ship ship sailed home .".split(), random.Random(0)
-    cased = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *words], lowercase=False)
+    cased = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *words], lowercase=False)
     (tmp_path / "tokenizer.json").write_text(cased.to_huggingface())
     lines = [" ".join(rng.choices(words, k=9)) + "\n" * (1 + number % 2) for number in range(200)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
@@ -150,7 +150,7 @@ TWENTY, ENDLESS = make_corpus(20), "x" * 1_000_000
     (TWENTY, {"data.heldout_fraction": 0.0001}, r"heldout_fraction = 0.0001: of 20 documents it holds out 0"),
     (f"{TWENTY}\n{ENDLESS}", {}, r"text.txt:\d+: a sentence of 1,000,000 .*--config.data.on_bad_document=skip"),
     (f"{TWENTY}\n{ENDLESS}", {"tokenizer.path": ""}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
-    (TWENTY, {"model.vocab_size": 30522}, r"vocab_size = 30522: .*vocab.txt has 7 pieces"),
+    (TWENTY, {"model.vocab_size": 30522}, r"vocab_size = 30522: .*vocab.txt has 7 tokens"),
 ])  # fmt: skip
 def test_corpora_that_cannot_serve(tmp_path, in_process, text, options, message):
     (tmp_path / "text.txt").write_text(text)
@@ -166,7 +166,7 @@ def test_corpora_that_cannot_serve(tmp_path, in_process, text, options, message)
 
 def with_vocabulary(config, folder, *words):
     """Sets a vocabulary of some words, so that none has to be learnt."""
-    (folder / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, *words]))
+    (folder / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_TOKENS, *words]))
     config.tokenizer.path, config.model.vocab_size = str(folder / "vocab.txt"), 5 + len(words)
     return config
 
@@ -281,9 +281,9 @@ def test_bad_documents_are_left_out_and_counted(monkeypatch, tmp_path, in_proces
 
 def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_process):
     """And not each block for each shard."""
-    opened, open_run = [], sorting.open_run
+    opened, open_run = [], sorting.map_sorted_run
     config = many_blocks(monkeypatch, tmp_path, documents=2)
-    monkeypatch.setattr(sorting, "open_run", lambda *arguments: opened.append(arguments) or open_run(*arguments))
+    monkeypatch.setattr(sorting, "map_sorted_run", lambda *arguments: opened.append(arguments) or open_run(*arguments))
     limits = {"common.sorting.READ_TOGETHER": 8, "common.sorting.MERGED_BYTES": 4000}
     limits |= {"data.preprocessing.shards.SHARD_BYTES": 8000, "data.preprocessing.blocks.BLOCK_CHARACTERS": 3000}
     for name, value in limits.items():
@@ -534,7 +534,7 @@ def test_a_sample_takes_bounded_room_and_is_right_on_average():
     shares, truth = [], sum(zipf_words(4, 4000), collections.Counter())
     for trial in range(100):  # other words, hence other hashes
         words = {f"{word}.{trial:02d}": count for word, count in truth.items()}
-        found = sample([words], 4700)
+        found = sample_words([words], 4700)
         assert sum(map(len, found.words)) <= 4700 < sum(map(len, words)) / 4
         assert found.threshold >= 8 and found.total == 20_000
         rare = {word for word in words if words[word] < found.threshold}
@@ -548,7 +548,7 @@ def test_a_sample_takes_bounded_room_and_is_right_on_average():
 def test_a_sample_does_not_depend_on_order_and_parts():
     words = sum(zipf_words(4), collections.Counter())
     items, rng = list(words.items()), np.random.default_rng(0)
-    whole = sample([words], 10_000)
+    whole = sample_words([words], 10_000)
     for count in (2, 7, 1000):
         parts = [dict(items[i] for i in some) for some in np.array_split(rng.permutation(len(items)), count)]
-        assert sample(parts, 10_000) == whole
+        assert sample_words(parts, 10_000) == whole

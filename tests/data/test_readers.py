@@ -64,12 +64,12 @@ def test_examples_are_parsed_in_any_order_of_features_and_with_others():
     ids = [[1, 2, 300, 70_000], [5, 0, 0, 0], [9, 1 << 30, 3, 1], [-1, 2, 3, 4]]
     records = [example(ids[0]), example(ids[1], "of_others" * 20, *names), example(ids[2]), example(ids[3], *names)]
     form = layouts.Format(4, 1, masking="dynamic")
-    found = layouts.parse(records, form)
+    found = layouts.parse_records(records, form)
     assert found["input_ids"].tolist() == ids and found["input_ids"].dtype == np.int32
     assert found["pair_labels"].tolist() == [1] * 4
     for torn, length in ((records, 5), ([*records, b"no example"], 4)):
         with pytest.raises(InvalidRecord):
-            layouts.parse(torn, layouts.Format(length, 1, masking="dynamic"))
+            layouts.parse_records(torn, layouts.Format(length, 1, masking="dynamic"))
 
 
 @pytest.mark.parametrize("buffer", [1, 13, 900, 1 << 20])
@@ -103,15 +103,15 @@ def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
 def test_torn_examples_are_refused_and_never_read_beyond():
     (record,) = [layouts.empty_record(layouts.Format(LENGTH, PREDICTIONS))]
     form, rng = layouts.Format(LENGTH, PREDICTIONS), np.random.default_rng(0)
-    layouts.parse([record, record], form)
+    layouts.parse_records([record, record], form)
     for end in range(0, len(record), 7):
         with pytest.raises(InvalidRecord):
-            layouts.parse([record[:end]], form)
+            layouts.parse_records([record[:end]], form)
     for _ in range(300):  # each is refused, or has the right sizes
         torn = bytearray(record)
         torn[rng.integers(len(torn))] = rng.integers(256)
         try:
-            assert layouts.parse([record, bytes(torn)], form)["input_ids"].shape == (2, LENGTH)
+            assert layouts.parse_records([record, bytes(torn)], form)["input_ids"].shape == (2, LENGTH)
         except InvalidRecord:
             pass
     assert Records([record]).count("input_ids") == LENGTH

@@ -270,15 +270,15 @@ def test_a_damaged_record_hides_no_other_length(tmp_path):
     damaged[len(whole) // 6 + 40] ^= 1  # of the second
     path.write_bytes(damaged)
     given = ((str(path),), (6,), layouts.Format(8, 2), tmp_path / "lengths")
-    assert lengths.measure(*given).tolist() == [3, 1, 5, 6, 4, 1]
+    assert lengths.measure_lengths(*given).tolist() == [3, 1, 5, 6, 4, 1]
     path.write_bytes(whole)  # what could not be read is not remembered
-    assert lengths.measure(*given).tolist() == [3, 8, 5, 6, 4, 1]
+    assert lengths.measure_lengths(*given).tolist() == [3, 8, 5, 6, 4, 1]
 
 
 def test_lengths_are_those_of_the_records_and_are_named_if_they_are_not(copied):
     for length, predictions in ((32, 5), (64, 10)):
         found, form = find(copied, length, predictions), layouts.Format(length, predictions)
-        np.testing.assert_array_equal(found.lengths, lengths.measure(found.paths, found.counts, form, None))
+        np.testing.assert_array_equal(found.lengths, lengths.measure_lengths(found.paths, found.counts, form, None))
     path = copied / "length32/train-00003-of-00008.lengths"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=rf"{path.name}: differs from the manifest"):

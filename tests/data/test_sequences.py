@@ -11,7 +11,7 @@ from bertjax.config.defaults import pretraining_config
 from bertjax.data.preprocessing.job import Job, RecordShape
 from bertjax.data.preprocessing.rows import make_rows
 from bertjax.data.preprocessing.sequences import as_tokens, make_full_sentences, make_ordered, make_pairs, separated
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 
 
 def documents(number=6, sentences=30, seed=0):
@@ -157,7 +157,7 @@ def test_only_a_sentence_longer_than_the_sequence_is_cut():
 # Rows, from tokens to the values of a record.
 
 
-PIECES = WordPiece([*SPECIAL_PIECES, *(f"word{i}" for i in range(300))], lowercase=True)
+PIECES = WordPiece([*SPECIAL_TOKENS, *(f"word{i}" for i in range(300))], lowercase=True)
 STAGE = RecordShape(32, 5)
 
 

@@ -13,7 +13,7 @@ from bertjax.config.defaults import fine_tuning_config
 from bertjax.data.corpus.tables import cell, column, read_table, read_tfds
 from bertjax.finetuning import conll, squad_files
 from bertjax.inference import tasks
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from tests.conftest import TOPICS
 
 MRPC = [
@@ -64,7 +64,7 @@ def provide(tmp_path):
 
 @pytest.fixture(scope="module")
 def pieces():
-    return WordPiece([*SPECIAL_PIECES, *(word for words in TOPICS.values() for word in words)], lowercase=True)
+    return WordPiece([*SPECIAL_TOKENS, *(word for words in TOPICS.values() for word in words)], lowercase=True)
 
 
 @pytest.mark.slow
@@ -105,18 +105,18 @@ def test_a_task_of_glue_from_tfds_is_that_of_its_files(provide, pieces, tmp_path
 
 def test_sentences_and_questions(provide, pieces):
     with provide(CONLL):
-        (sentence,) = conll.read_examples("tfds:conll2003", "train")
+        (sentence,) = conll.read_tfds_conll("tfds:conll2003", "train")
         dataset = load(pieces, "tfds:conll2003", "ner", document_context=True)
     assert sentence.words == ("EU", "rejects", "Britain") and sentence.tags == ("B-ORG", "O", "B-LOC")
     assert len(dataset.train) == 1 and dataset.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
     assert dataset.notes[-1].startswith("no -DOCSTART- lines")
     questions = dict(doc_stride=128, max_query_length=64)
     with provide(SQUAD):
-        (question,) = squad_files.read_examples("tfds:squad/v1.1", "train")
+        (question,) = squad_files.read_tfds_squad("tfds:squad/v1.1", "train")
         assert len(load(pieces, "tfds:squad/v1.1", "squad", version="v1.1", **questions).train) == 1
     assert question.answers == ("ship", "The ship") and question.starts == (4, 0)
     with provide(SQUAD2):
-        (question,) = squad_files.read_examples("tfds:squad/v2.0", "train")
+        (question,) = squad_files.read_tfds_squad("tfds:squad/v2.0", "train")
         assert load(pieces, "tfds:squad/v2.0", "squad", version="v2.0", **questions).baseline == 1
     assert question.answers == () and question.name == "q1"
     message = r"tfds:squad/v1.1: 1 training questions have an answer .*: q1 \(there, 'ship'"

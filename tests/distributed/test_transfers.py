@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.distributed.transfers import STEPS_IN_FLIGHT, fetched, on_devices
+from bertjax.distributed.transfers import STEPS_IN_FLIGHT, copy_to_devices, fetch_results
 from tests.conftest import one_device_mesh, tiny_config
 
 
@@ -16,7 +16,7 @@ def test_results_are_fetched_in_order_while_more_are_under_way():
             yield {"x": jnp.full(2, number)}
 
     seen = []
-    for number, result in enumerate(fetched(results())):
+    for number, result in enumerate(fetch_results(results())):
         assert isinstance(result["x"], np.ndarray) and (result["x"] == number).all()
         seen.append(len(started))
     assert seen == [min(7, number + 1 + STEPS_IN_FLIGHT) for number in range(7)]
@@ -33,7 +33,7 @@ def test_batches_are_on_the_devices_one_step_ahead_and_the_reader_is_closed():
         finally:
             closed.append(True)
 
-    stream = on_devices(batches(), one_device_mesh(tiny_config()))
+    stream = copy_to_devices(batches(), one_device_mesh(tiny_config()))
     assert int(next(stream)["x"][0]) == 0 and read == [0, 1]
     assert int(next(stream)["x"][0]) == 1 and read == [0, 1, 2]
     stream.close()

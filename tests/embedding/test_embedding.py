@@ -262,7 +262,7 @@ def teacher(folder, checkpoint, tmp_path_factory):
     config, _ = finetuning_run.resolve(config, None)
     opened = finetuning_run.KIND.open(config, workdir, None)
     write_info(workdir, opened.info, opened.tokenizer)
-    checkpoints.write_params(workdir, {"bert": pretrained.read(checkpoint).params["bert"]})
+    checkpoints.write_params(workdir, {"bert": pretrained.read_pretrained(checkpoint).params["bert"]})
     return workdir
 
 
@@ -273,7 +273,7 @@ def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folde
     config = (config_for if what == "scores" else mixed)(folder, checkpoint, **fields)
     config, _ = finetuning_run.resolve(config, None)
     dataset = finetuning_run.load_inputs(config, tmp_path, None).data
-    source, row = pretrained.read(teacher), rows_of(42, 42)[3]
+    source, row = pretrained.read_pretrained(teacher), rows_of(42, 42)[3]
     # `predict` writes the query's prompt before all texts.
     prompted = dataclasses.replace(source, settings=source.settings.copy_and_resolve_references().unlock())
     prompted.settings.data.query_prompt = ""
@@ -317,7 +317,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
 
 @pytest.mark.parametrize("fields, message", [
     ({"batch_size": 1}, r"config.batch_size = 1: must be at least 2: the loss compares"),
-    ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 is more than the 32 numbers of a vector"),
+    ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 is more than the 32 numbers of an embedding"),
     ({"loss.widths": "8,a"}, r"config.loss.widths = '8,a': write widths such as 256,128,64"),
     ({"loss.temperature": 0.0}, r"config.loss.temperature = 0.0: must be above 0"),
     ({"data.form": "pair"}, r"config.data.form = 'pair': choose one of pairs, scored"),
@@ -334,7 +334,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"distill.what": "scores"}, r"config.distill.what = 'scores': there is no teacher"),
     ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores"),
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: computes no embeddings \(BertFor.*\)"),
-    (TEACHER | {"head.dense": 8}, r"its vectors have 32 numbers, but this model computes 8; set head.dense=32, or "),
+    (TEACHER | {"head.dense": 8}, r"its embeddings have 32 numbers, but this model computes 8; set head.dense=32, or "),
     (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have the same score by any teacher; set distill.what=v"),
     (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: applies to logits, .*; leave it out"),
 ])  # fmt: skip
@@ -374,11 +374,11 @@ def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_pa
 
 def test_one_text_is_one_number(checkpoint):
     """With the prompt of its side: a query and a document of the same words are other inputs, if prompts differ."""
-    tokenizer = pretrained.read(checkpoint).tokenizer
+    tokenizer = pretrained.read_pretrained(checkpoint).tokenizer
     found = datasets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])
     for document, expected in (("", [[0, 1], [1, 0], [0, 2]]), ("rose ", [[0, 1], [2, 3], [0, 4]])):
         prompts = {datasets.QUERY: "", datasets.DOCUMENT: document}
-        encoded = datasets.encode(found, "pairs", prompts, tokenizer, 16)
+        encoded = datasets.encode_set(found, "pairs", prompts, tokenizer, 16)
         assert encoded.numbers.tolist() == expected and len(encoded.examples) == np.max(expected) + 1
         labels = datasets.training_examples(encoded, found.labels).labels
         assert labels.tolist() == [[0, 1], [1, 0], [0, 2]]  # what is no negative does not depend on prompts

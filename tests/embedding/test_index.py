@@ -16,7 +16,7 @@ from bertjax.embedding import retrieval
 from bertjax.embedding.head import PromptedEmbedder
 from bertjax.embedding.index import SearchIndex
 from bertjax.finetuning import metrics
-from bertjax.inference import vectors
+from bertjax.inference import text_embedding
 from bertjax.interop import pretrained
 from tests.inference.test_vectors import texts_of
 from tests.interop.test_golden import edit
@@ -96,7 +96,7 @@ def test_a_later_search_reads_the_folder_only(model, corpus, tmp_path, monkeypat
     index = SearchIndex.build(model, corpus, tmp_path / "index")
     names = {path.name for path in (tmp_path / "index").iterdir()}
     assert names == {module.DESCRIPTION, module.DOCUMENTS, module.EMBEDDINGS}
-    monkeypatch.setattr(vectors, "write", None)  # no embedding of a document is computed again
+    monkeypatch.setattr(text_embedding, "write_embeddings", None)  # no embedding of a document is computed again
     assert SearchIndex.build(model, corpus, tmp_path / "index").search(QUERIES) == index.search(QUERIES)
     corpus.unlink()
     (tmp_path / "index").rename(tmp_path / "moved")
@@ -104,9 +104,9 @@ def test_a_later_search_reads_the_folder_only(model, corpus, tmp_path, monkeypat
 
 
 def test_an_interrupted_index_is_completed_without_the_corpus(model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(vectors, "PORTION_TEXTS", 8)
+    monkeypatch.setattr(text_embedding, "PORTION_TEXTS", 8)
     expected = SearchIndex.build(model, TEXTS)  # in a temporary folder
-    calls, embeddings = [], vectors.TextEmbedder.__call__
+    calls, embeddings = [], text_embedding.TextEmbedder.__call__
 
     def stopping(self, texts, bar=None):
         calls.append(len(texts))
@@ -114,7 +114,7 @@ def test_an_interrupted_index_is_completed_without_the_corpus(model, tmp_path, m
             raise KeyboardInterrupt
         return embeddings(self, texts, bar)
 
-    monkeypatch.setattr(vectors.TextEmbedder, "__call__", stopping)
+    monkeypatch.setattr(text_embedding.TextEmbedder, "__call__", stopping)
     with pytest.raises(KeyboardInterrupt):
         SearchIndex.build(model, iter(TEXTS), tmp_path / "index")
     completed = SearchIndex.open(model, tmp_path / "index")
@@ -126,7 +126,7 @@ def test_an_interrupted_index_is_completed_without_the_corpus(model, tmp_path, m
 def test_any_checkpoint_searches_with_pooled_states(plain):
     documents = [(text, f"d{i}") for i, text in enumerate(TEXTS)]
     index = SearchIndex.build(plain, documents, pool="mean")
-    pooled = vectors.PooledStatesEmbedder(plain.source, "last", "mean")
+    pooled = text_embedding.PooledStatesEmbedder(plain.source, "last", "mean")
     order, scores = best(*(metrics.l2_normalize(pooled(texts)[0]) for texts in (QUERIES, TEXTS)), 5)
     hits = index.search(QUERIES)
     assert [[hit.id for hit in row] for row in hits] == [[f"d{i}" for i in row] for row in order]
@@ -217,7 +217,7 @@ def test_documents_have_the_ids_of_a_table_or_the_numbers_of_lines(tmp_path):
     columns = {"more": [1, 2], "_id": ["7", "x"], "text": ["They sail.", "Bread."], "title": ["Ships", None]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     assert read("a.parquet") == expected
-    assert retrieval.read_documents(tmp_path / "a.parquet") == ["Ships They sail.", "Bread."]
+    assert retrieval.read_corpus_texts(tmp_path / "a.parquet") == ["Ships They sail.", "Bread."]
     pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "b.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "c.parquet")
     (tmp_path / "d.parquet").write_text("text\nno Parquet\n")

@@ -54,7 +54,7 @@ CHOICES = [
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_negatives_are_the_nearest_that_may_be_some(choice, search, vectors):
-    mined = mining.mine(search, *vectors, choice)
+    mined = mining.mine_negatives(search, *vectors, choice)
     cosines = metrics.l2_normalize(vectors[0]) @ metrics.l2_normalize(vectors[1]).T
     expected, candidates, dropped, inverted = [], 0, 0, 0
     for query in range(QUERIES):
@@ -79,9 +79,9 @@ def test_negatives_are_the_nearest_that_may_be_some(choice, search, vectors):
 
 def test_negatives_are_drawn_by_a_seed_from_all_that_may_be_some(search, vectors):
     def drawn(seed, queries=slice(None)):
-        return dict(mining.mine(search, *vectors, Choice(2, first=2, last=11, seed=seed)).rows)
+        return dict(mining.mine_negatives(search, *vectors, Choice(2, first=2, last=11, seed=seed)).rows)
 
-    may_be = dict(mining.mine(search, *vectors, Choice(10, first=2, last=11)).rows)
+    may_be = dict(mining.mine_negatives(search, *vectors, Choice(10, first=2, last=11)).rows)
     found = [drawn(seed) for seed in range(40)]
     assert found[3] == drawn(3) and found[3] != found[4]
     for query, all_of_it in may_be.items():
@@ -97,35 +97,35 @@ def test_the_table_is_training_data(search, vectors, tmp_path):
     for query in reversed(range(QUERIES)):
         documents[list(search.relevant[query])] = queries[query] if query else -queries[query]
     choice = Choice(2, last=20, margin=0.1)
-    mined = mining.mine(search, queries, documents, choice)
+    mined = mining.mine_negatives(search, queries, documents, choice)
     for name in ("mined.jsonl", "mined.csv"):
-        lines = list(mining.write(tmp_path / name, search, mined, choice))
+        lines = list(mining.write_negatives(tmp_path / name, search, mined, choice))
         source = datasets.Source("data", str(tmp_path / name), "pairs", "anchor,positive,negative_1,negative_2", "")
         rows = dict(mined.rows)
         expected = [
             (search.queries[query], *(search.documents[number] for number in (relevant, *rows[query])))
             for query in rows for relevant in search.relevant[query]
         ]  # fmt: skip
-        assert datasets.read(source, "train").texts == expected
+        assert datasets.read_set(source, "train").texts == expected
         said = f"2 negatives for {len(rows)} of {QUERIES} queries: {len(expected)} rows in {tmp_path / name}"
         assert lines[0] == said
         assert "candidates have ranks from 1 to 20;" in lines[1] and "nearer than the margin allows" in lines[1]
         assert lines[2] == f"{QUERIES - len(rows)} queries were dropped: they have fewer than 2 negatives"
         assert 0 not in rows and len(rows) < QUERIES and len(lines) == 4
     strict = Choice(2, margin=5.0)
-    none = mining.mine(search, queries, documents, strict)
+    none = mining.mine_negatives(search, queries, documents, strict)
     reason = (
         "none of 40 queries has 2 negatives: .* were nearer than the margin allows; lower --margin, or raise --last"
     )
     with pytest.raises(UserError, match=reason):
-        list(mining.write(tmp_path / "none.csv", search, none, strict))
+        list(mining.write_negatives(tmp_path / "none.csv", search, none, strict))
     assert not list(tmp_path.glob("none*"))
 
 
 def test_mining_warns_of_what_is_probably_a_mistake(search, vectors, tmp_path):
     def lines(choice):
-        mined = mining.mine(search, *vectors, choice)
-        found = list(mining.write(tmp_path / "mined.csv", search, mined, choice))
+        mined = mining.mine_negatives(search, *vectors, choice)
+        found = list(mining.write_negatives(tmp_path / "mined.csv", search, mined, choice))
         return len(mined.rows), [line for line in found if line.startswith("warning: ")]
 
     for choice, why in (
@@ -142,7 +142,7 @@ def test_mining_warns_of_what_is_probably_a_mistake(search, vectors, tmp_path):
 
 def test_each_text_occurs_once_in_a_merged_search():
     twice = retrieval.Search(["a", "a", "b"], ["x", "y", "x", "z"], [{0: 1.0}, {1: 2.0}, {2: 1.0}])
-    found = retrieval.merged(twice, ["z", "more", "more", "y"])
+    found = retrieval.with_documents(twice, ["z", "more", "more", "y"])
     assert set(found.texts) == {("a", "x"), ("a", "y"), ("b", "x")} and len(found.texts) == 3
     assert sorted(found.documents) == ["more", "x", "y", "z"] and list(found.queries) == ["a", "b"]
 
@@ -200,7 +200,7 @@ def test_a_search_is_read_as_beir_writes_it(tmp_path):
     # Documents in the order of their ids, which are text; equal ones are two. The query without a document is none.
     assert found.documents == ["Bread is baked.", "Bread is baked.", "Ships They sail."]
     assert found.queries == ["what sails?", "bread?"] and found.relevant == [{2: 2.0}, {0: 1.0}]
-    assert datasets.read(flagged(folder), "train").texts == [("bread?", "Bread is baked.")]
+    assert datasets.read_set(flagged(folder), "train").texts == [("bread?", "Bread is baked.")]
     assert datasets.read_search(flagged(folder / "qrels/dev.tsv"), "train") == found
     assert found.identical == [-1, -1] and "id of a document" not in found.describe("dev")
 
@@ -219,7 +219,7 @@ def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
         scores[ignore] = evaluators.make_split(found, encoded).score(vectors)["recall@1"]
         assert "; 1 of 2 queries have the id of a document" in found.describe("dev")
     assert scores == {False: 0.5, True: 1.0}
-    mined = mining.mine(retrieval.merged(found), vectors[:2], vectors[[2, 3, 4]], Choice(2))
+    mined = mining.mine_negatives(retrieval.with_documents(found), vectors[:2], vectors[[2, 3, 4]], Choice(2))
     assert [query for query, _ in mined.rows] == [1]  # the first query has one document left
     with pytest.raises(UserError, match=r"^--ignore_identical_ids=True: is for form=search"):
         datasets.FlagSource("", "x", **datasets.PAIRS, ignore_identical_ids=True).validate()
@@ -250,12 +250,12 @@ def test_files_that_a_folder_has_not_or_has_twice_are_named(tmp_path):
 
 def test_documents_are_lines_or_rows(tmp_path):
     (tmp_path / "some.txt").write_text("one\n\n two \n")
-    assert retrieval.read_documents(tmp_path / "some.txt") == ["one", "two"]
+    assert retrieval.read_corpus_texts(tmp_path / "some.txt") == ["one", "two"]
     write_beir(tmp_path, CORPUS, ASKED)
-    assert retrieval.read_documents(tmp_path / "corpus.jsonl")[0] == "Ships They sail."
+    assert retrieval.read_corpus_texts(tmp_path / "corpus.jsonl")[0] == "Ships They sail."
     (tmp_path / "none.txt").write_text("\n")
     with pytest.raises(UserError, match=r"none.txt: no text in it"):
-        retrieval.read_documents(tmp_path / "none.txt")
+        retrieval.read_corpus_texts(tmp_path / "none.txt")
 
 
 # A run.
@@ -302,7 +302,7 @@ def trained(checkpoint, tmp_path_factory):
 
 def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tmp_path):
     folder, workdir = trained
-    source = pretrained.read(workdir)
+    source = pretrained.read_pretrained(workdir)
     assert source.scores.keys() == {"average_precision", "accuracy", "f1", "average_precision_8"}
     assert source.decided.keys() == {"accuracy_threshold", "f1_threshold"} and source.scores["accuracy"] > 0.6
     given = ("evaluate", f"--checkpoint={workdir}", "--json", "--dtype=float32")
@@ -325,7 +325,7 @@ def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tm
 @pytest.mark.slow
 def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     folder, workdir = trained
-    source = pretrained.read(workdir)
+    source = pretrained.read_pretrained(workdir)
     arguments = (f"--data={folder}/beir", "--form=search", "--widths=4", "--dtype=float32")
     result = command("evaluate", f"--checkpoint={workdir}", *arguments, "--json", cwd=tmp_path)
     scores = json.loads(result.stdout)["scores"]
@@ -344,7 +344,7 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     (tmp_path / "more.txt").write_text("the whale\nthe soup\n")
     given = ("mine", f"--checkpoint={workdir}", f"--data={folder}/beir", "--form=search", "--output=mined.jsonl")
     result = command(*given, "--corpus=more.txt", "--negatives=2", "--first=2", "--last=8", cwd=tmp_path)
-    assert "computing the vectors of 12 queries and " in result.stderr
+    assert "computing the embeddings of 12 queries and " in result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "2 negatives for 12 of 12 queries: 24 rows in mined.jsonl", result.stderr
     assert lines[1] == "84 candidates have ranks from 2 to 8" and lines[-1].startswith("mean cosines: ")
@@ -379,13 +379,13 @@ def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, messa
 
 
 @pytest.mark.parametrize("said, message", [
-    (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of a vector$"),
+    (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of an embedding$"),
     (dict(label="score"), r"dev.csv:2: no column 'score'; there are a, b, label$"),
 ])  # fmt: skip
 def test_sets_that_cannot_be_judged_by_are_refused(said, message, trained):
     folder, workdir = trained
     with pytest.raises(UserError, match=message):
-        embed.TASK.read_labelled(pretrained.read(workdir), f"{folder}/dev.csv", **said)
+        embed.TASK.read_labelled(pretrained.read_pretrained(workdir), f"{folder}/dev.csv", **said)
 
 
 def test_what_has_no_vectors_says_so(checkpoint, trained, tmp_path):
@@ -403,7 +403,7 @@ def test_sentences_are_no_dev_set(checkpoint, trained):
 
 def test_thresholds_that_no_dev_set_has_decided_are_tuned_on_the_file(trained):
     folder, workdir = trained
-    source = pretrained.read(workdir)
+    source = pretrained.read_pretrained(workdir)
     bare = dataclasses.replace(source, decided={})
     scores = finetuning_run.score(bare, embed.TASK.read_labelled(bare, f"{folder}/dev.csv"))
     assert scores.decided == pytest.approx(source.decided) and scores.scores == pytest.approx(source.scores)

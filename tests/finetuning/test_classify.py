@@ -85,7 +85,7 @@ def indicators(texts):
 
 def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned, tmp_path):
     _, workdir, dev = tuned
-    source = pretrained.read(workdir)
+    source = pretrained.read_pretrained(workdir)
     threshold = source.decided["threshold"]
     assert 0 < threshold < 1 and source.scores["micro_f1"] > 0.9 and source.scores["macro_f1"] > 0.8
     assert f"threshold {threshold:.2f}" in (workdir / "report.txt").read_text()
@@ -105,13 +105,13 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
 
     # Our own format keeps the threshold; others take 0.5.
     conversion.convert(workdir, tmp_path / "ours", "bertjax")
-    assert list(classify.TASK.predict(pretrained.read(tmp_path / "ours"), texts)) == found
+    assert list(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "ours"), texts)) == found
     line = conversion.convert(workdir, tmp_path / "theirs", "huggingface")
     assert f"has no place: threshold = {threshold:.4g}" in line
     fields = json.loads((tmp_path / "theirs/config.json").read_text())
     assert fields["problem_type"] == "multi_label_classification" and tuple(fields["id2label"].values()) == LABELS
     assert huggingface.read_head(tmp_path / "theirs/config.json")[2] == "multi_label_classification"
-    for one, other in zip(classify.TASK.predict(pretrained.read(tmp_path / "theirs"), texts), found):
+    for one, other in zip(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "theirs"), texts), found):
         assert one["probabilities"] == other["probabilities"]
         assert one["labels"] == [name for name in LABELS if one["probabilities"][name] > 0.5]
 
@@ -151,7 +151,7 @@ def test_rows_and_tokens_of_a_table_add_up(tmp_path):
     assert not any("truncated" in note for note in classify.TASK.load(config, tokenizer()).notes)
     (tmp_path / "train.txt").write_text("\n".join(["", *texts[:3]]))
     sentences = datasets.PAIRS | dict(path=f"{tmp_path}/train.txt", form="sentences")
-    found = datasets.read(datasets.FlagSource("", **sentences))
+    found = datasets.read_set(datasets.FlagSource("", **sentences))
     assert len(found.texts) == 3 and found.skipped == {"empty": 1}
 
 
@@ -348,7 +348,7 @@ def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
     """In the order of the rows, a part of them at once; the same as that of the texts by themselves."""
     monkeypatch.setattr(predicted_table, "ROWS_AT_ONCE", 7)
     _, workdir, dev = tuned
-    source = pretrained.read(workdir)
+    source = pretrained.read_pretrained(workdir)
     rows = [{"id": i, "text": f"{text},\n", "note": '"'} for i, (text, _) in enumerate(dev)]
     rows[3]["text"] += " ".join(["ship"] * 40)
     expected = list(classify.TASK.predict(source, [(row["text"],) for row in rows]))
@@ -375,7 +375,7 @@ def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
 
 
 def test_columns_are_the_runs_or_given(tuned):
-    source = pretrained.read(tuned[1])
+    source = pretrained.read_pretrained(tuned[1])
     other = dataclasses.replace(source, settings=type(source.settings)())  # of another format
     names = [predicted_table.text_columns(classify.TASK, *given) for given in ((other, "", ""), (source, "a", "b"))]
     assert names == [("text",), ("a", "b")]
@@ -427,7 +427,7 @@ def test_a_large_table_is_read_in_little_memory(tmp_path):
 
 def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
     folder, workdir, dev = tuned
-    source = pretrained.read(workdir)
+    source = pretrained.read_pretrained(workdir)
     scores = finetuning_run.score(source, classify.TASK.read_labelled(source, folder / "dev.jsonl"))
     assert scores.scores == pytest.approx(source.scores) and scores.decided == source.decided
     # The threshold stays that of the dev set, whatever would be the best for these texts.

@@ -71,7 +71,7 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
     found = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:] if line.startswith("|")]
     assert found == ["weighted_sum_all"]
 
-    source, origin = pretrained.read(tmp_path / "run"), pretrained.read(checkpoint)
+    source, origin = pretrained.read_pretrained(tmp_path / "run"), pretrained.read_pretrained(checkpoint)
     after = pretrained.flattened(source.params["bert"])
     before = pretrained.flattened({n: p for n, p in origin.params["bert"].items() if n != "pooler"})
     assert after.keys() == before.keys()
@@ -80,7 +80,7 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
     assert source.head["layers"] == "weighted_sum_all"
     assert lines[-1].startswith("best: runs/layers=weighted_sum_all, f1")
 
-    sentences = conll.read(tmp_path / "eng.testa")
+    sentences = conll.read_conll(tmp_path / "eng.testa")
     texts = [(" ".join(s.words),) for s in sentences]
     found = [result["tags"] for result in features.TASK.predict(source, texts)]
     f1 = metrics.entity_scores([s.tags for s in sentences], found)["f1"]
@@ -90,7 +90,7 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
     assert "'lstm'" in moments and "'bert'" not in moments
     said = conversion.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
     assert "left out, for which BertModel has no place: classifier, " in said and "lstm" in said
-    assert pretrained.read(tmp_path / "hf").params.keys() == {"bert"}
+    assert pretrained.read_pretrained(tmp_path / "hf").params.keys() == {"bert"}
 
 
 def test_layers_that_are_none_or_not_there(checkpoint, tmp_path):

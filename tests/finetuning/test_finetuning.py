@@ -30,7 +30,7 @@ from bertjax.interop import conversion, pretrained
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.reporting import page
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.checkpoints import workdir as workdirs
 from bertjax.training.hooks.divergence import DivergenceError
@@ -145,14 +145,14 @@ def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path,
 def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
     """The same dev predictions from the workdir, and from its export to Hugging Face's format."""
     folder, workdir = tuned
-    source, (_, *lines) = pretrained.read(workdir), (folder / "SST-2/dev.tsv").read_text().splitlines()
+    source, (_, *lines) = pretrained.read_pretrained(workdir), (folder / "SST-2/dev.tsv").read_text().splitlines()
     texts, labels = zip(*(line.split("\t") for line in lines))
     conversion.convert(workdir, tmp_path / "hf", "huggingface")
     fields = json.loads((tmp_path / "hf/config.json").read_text())
     assert fields["architectures"] == ["BertForSequenceClassification"] and fields["id2label"] == {"0": "0", "1": "1"}
     texts = [(text,) for text in texts]
     guesses = list(classify.TASK.predict(source, texts))
-    assert guesses == list(classify.TASK.predict(pretrained.read(tmp_path / "hf"), texts))
+    assert guesses == list(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "hf"), texts))
     right = np.mean([guess["label"] == label for guess, label in zip(guesses, labels)])
     assert right == max(line.get("eval/accuracy", 0) for line in read_metrics(workdir))  # the best, not the latest
     assert all(abs(sum(guess["probabilities"].values()) - 1) < 1e-5 for guess in guesses)
@@ -237,7 +237,7 @@ def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
 
 def tokenizer():
     words = [word for words in TOPICS.values() for word in words]
-    return WordPiece([*SPECIAL_PIECES, *words], lowercase=True)
+    return WordPiece([*SPECIAL_TOKENS, *words], lowercase=True)
 
 
 def test_pairs_are_cut_as_google_cuts_them():
@@ -358,9 +358,9 @@ def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint,
     other.data.corpus, other.init_checkpoint = str(folder / "test.tsv"), str(checkpoint)
     with pytest.raises(UserError, match=r"config.task = 'pretraining': .* holds a run with 'glue'; choose another"):
         launch(other, workdir)
-    WordPiece([*SPECIAL_PIECES, *(f"word{i}" for i in range(500))], lowercase=True).save(tmp_path)
+    WordPiece([*SPECIAL_TOKENS, *(f"word{i}" for i in range(500))], lowercase=True).save(tmp_path)
     config.tokenizer.path = str(tmp_path / "vocab.txt")
-    with pytest.raises(UserError, match=r"config.tokenizer.path = .*: 505 pieces, but the model has"):
+    with pytest.raises(UserError, match=r"config.tokenizer.path = .*: 505 tokens, but the model has"):
         launch(config, tmp_path / "other")
 
 
@@ -370,7 +370,7 @@ def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint,
 def parse(text):
     config = fine_tuning_config("glue", name="sst2")
     config.sweep = text
-    return sweep.parse(config)
+    return sweep.parse_sweep(config)
 
 
 def test_the_papers_search_is_24_runs():
@@ -378,7 +378,7 @@ def test_the_papers_search_is_24_runs():
     assert len(runs) == 24 and runs[0] == {"batch_size": 16, "learning_rate": 5e-5, "epochs": 2.0}
     assert len(parse("paper seed=0,1,2")) == 72
     assert parse("seed=1,2") == [{"seed": 1}, {"seed": 2}]
-    assert len({sweep.name_of(settings) for settings in parse("paper seed=20240101,20240102,20240101")}) == 48
+    assert len({sweep.trial_name(settings) for settings in parse("paper seed=20240101,20240102,20240101")}) == 48
     # Any field of the optimizer can be searched.
     assert parse("weight_decay=0,0.1 bias_correction=False")[1] == {"bias_correction": False, "weight_decay": 0.1}
 
@@ -433,7 +433,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     assert said.startswith("| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |\n")
     assert f"| 0.003 | 5 | {100 * score:.2f} | {100 * score:.2f} |  | 1 | 0 |" in said
     assert f"best: runs/{best.name}, accuracy" in said
-    source = pretrained.read(tmp_path / "run")  # the folder of the search stands for its best run
+    source = pretrained.read_pretrained(tmp_path / "run")  # the folder of the search stands for its best run
     assert source.labels == ("0", "1") and source.path == f"{best}@60"
     drawn = (tmp_path / "run" / page.HTML_REPORT).read_text()  # with a row for each setting
     assert all(f"<td>run/{folder.name}</td>" in drawn for folder in (worse, best)) and "<td>accuracy " in drawn
@@ -468,8 +468,8 @@ def test_another_search_goes_on_with_the_trials_that_are_there(checkpoint, tmp_p
     with pytest.raises(UserError, match=r"seed=0: trained with other settings, data.path = .*; choose another"):
         launch(config, workdir)
     for text, folder, message in (
-        ("", workdir, r"holds a search, and this is a single run; choose another --workdir"),
-        ("seed=0", workdir / "runs/seed=2", r"holds a single run, and this is a search; choose another --workdir"),
+        ("", workdir, r"holds a sweep, and this is a single run; choose another --workdir"),
+        ("seed=0", workdir / "runs/seed=2", r"holds a single run, and this is a sweep; choose another --workdir"),
     ):
         with pytest.raises(UserError, match=message):
             launch(config_for(tmp_path, checkpoint, sweep=text), folder)
@@ -528,12 +528,12 @@ def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, progr
 
     monkeypatch.setattr(sweep, "run_one", run)
     launch(config, tmp_path / "run")
-    assert len(compiled) == len(sweep.parse(config)) and len(set(map(id, compiled))) == programs
+    assert len(compiled) == len(sweep.parse_sweep(config)) and len(set(map(id, compiled))) == programs
 
 
 def test_a_table_has_every_score():
     def rows(names, failed, *scores):
-        table = sweep.table([sweep.Result({"seed": 0}, each, failed) for each in scores], names)
+        table = sweep.format_results([sweep.Result({"seed": 0}, each, failed) for each in scores], names)
         return table.splitlines()
 
     head, _, row = rows(("f1", "accuracy"), False, {"f1": 0.5, "accuracy": 0.9}, {"f1": 0.7, "accuracy": 0.6})
@@ -636,10 +636,12 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
     for step in (first, steps[-1]):
         score = 2.0 if step == first else 0.0
         checkpoints.write_scores(tmp_path / "run", step, Scores({"accuracy": score}, score, decided={}))
-    assert len(steps) > 1 and pretrained.read(trained).path == f"{trained}@{best}"
+    assert len(steps) > 1 and pretrained.read_pretrained(trained).path == f"{trained}@{best}"
     for path, step in (("run", first), ("run@best", first), ("run@latest", steps[-1]), (f"run@{steps[-1]}", steps[-1])):
         assert pretrained.find(tmp_path / path).step == step
-    chosen, other = (pretrained.read(tmp_path / path).params["bert"]["pooler"] for path in ("run", "run@latest"))
+    chosen, other = (
+        pretrained.read_pretrained(tmp_path / path).params["bert"]["pooler"] for path in ("run", "run@latest")
+    )
     assert (chosen["dense"]["kernel"] != other["dense"]["kernel"]).any()
     info = workdirs.require_info(tmp_path / "run")
     workdirs.write_info(tmp_path / "run", dataclasses.replace(info, architecture=""), None)  # as of pre-training
@@ -647,13 +649,13 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
     with pytest.raises(
         UserError, match=rf"run@9: the run has no checkpoint of this step; choose one of the steps {first}, "
     ):
-        pretrained.read(tmp_path / "run@9")
+        pretrained.read_pretrained(tmp_path / "run@9")
     for step in steps:
         (tmp_path / f"run/checkpoints/{step}/scores.json").unlink(missing_ok=True)
     with pytest.raises(UserError, match=r"run@best: no checkpoint has a score; use @latest"):
-        pretrained.read(tmp_path / "run@best")
+        pretrained.read_pretrained(tmp_path / "run@best")
     with pytest.raises(UserError, match=r"@best needs the workdir of a run, but '.*nowhere' is not one"):
-        pretrained.read(tmp_path / "nowhere@best")
+        pretrained.read_pretrained(tmp_path / "nowhere@best")
 
 
 @pytest.mark.slow
@@ -726,4 +728,4 @@ def test_nothing_is_overwritten_before_the_run_is_restored(trained, checkpoint, 
 
 def test_its_search_is_that_of_its_paper(checkpoint):
     config = own_config(checkpoint, sweep="paper")
-    assert sweep.parse(config) == [{"learning_rate": 1e-8}, {"learning_rate": 3e-3}]
+    assert sweep.parse_sweep(config) == [{"learning_rate": 1e-8}, {"learning_rate": 3e-3}]

@@ -16,7 +16,7 @@ from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.tasks import ner, tag
 from bertjax.interop import pretrained
 from bertjax.text import tokenizer, vocabulary_learning
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.text.words import join_of, join_words, split_words
 from bertjax.training.checkpoints.workdir import RunInfo, differences, read_samples
 from bertjax.training.trackers.jsonl import read_metrics
@@ -31,7 +31,7 @@ WORDS = [word for words in TOPICS.values() for word in words]
 @pytest.fixture(scope="module")
 def pieces():
     letters = "abcdefghijklmnopqrstuvwxyz"
-    return WordPiece([*SPECIAL_PIECES, *WORDS[::2], *letters, *("##" + x for x in letters)], lowercase=True)
+    return WordPiece([*SPECIAL_TOKENS, *WORDS[::2], *letters, *("##" + x for x in letters)], lowercase=True)
 
 
 def conll_text(count, seed, bio=False, apart=False):
@@ -57,7 +57,7 @@ def conll_text(count, seed, bio=False, apart=False):
 def test_iob1_and_bio_are_the_same(tmp_path):
     (tmp_path / "a").write_text(conll_text(200, 0))
     (tmp_path / "b").write_text(conll_text(200, 0, bio=True))
-    one, other = conll.read(tmp_path / "a"), conll.read(tmp_path / "b")
+    one, other = conll.read_conll(tmp_path / "a"), conll.read_conll(tmp_path / "b")
     assert [s.tags for s in one] == [s.tags for s in other] and len(one) == 200
     assert {s.document for s in one} == set(range(1, 21))
     assert conll.tag_names(one) == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
@@ -67,9 +67,9 @@ def test_iob1_and_bio_are_the_same(tmp_path):
 @pytest.mark.parametrize("with_context", [True, False])
 def test_every_word_keeps_its_tag_and_is_seen_once(tmp_path, pieces, with_context):
     (tmp_path / "a").write_text(conll_text(300, 1))
-    sentences = conll.read(tmp_path / "a")
+    sentences = conll.read_conll(tmp_path / "a")
     labels = conll.tag_names(sentences)
-    examples = word_encoding.encode(sentences, labels, pieces, 20, with_context)
+    examples = word_encoding.encode_word_sequences(sentences, labels, pieces, 20, with_context)
     assert max(examples.lengths) <= 20
     logits = [np.eye(len(labels))[np.maximum(marks, 0)] for marks in examples.labels]
     read = word_encoding.read_tags(sentences, labels, examples, logits)
@@ -79,12 +79,14 @@ def test_every_word_keeps_its_tag_and_is_seen_once(tmp_path, pieces, with_contex
     firsts = [pieces.encode(word).ids[0] for s in sentences for word in s.words]
     marked = [i for ids, marks in zip(examples.input_ids, examples.labels) for i in ids[np.asarray(marks) >= 0]]
     assert marked == firsts
-    assert len(word_encoding.encode(sentences, labels, pieces, 64, True)) < len(sentences)
+    assert len(word_encoding.encode_word_sequences(sentences, labels, pieces, 64, True)) < len(sentences)
 
 
 def test_documents_do_not_share_a_sequence(tmp_path, pieces):
     (tmp_path / "a").write_text("ship O\n\n-DOCSTART- O\n\nsail O\n\nrose O\n")
-    examples = word_encoding.encode(conll.read(tmp_path / "a"), ("O",), pieces, 64, with_context=True)
+    examples = word_encoding.encode_word_sequences(
+        conll.read_conll(tmp_path / "a"), ("O",), pieces, 64, with_context=True
+    )
     assert [int((np.asarray(marks) >= 0).sum()) for marks in examples.labels] == [1, 2]
 
 
@@ -103,7 +105,7 @@ def test_without_documents_every_sentence_stands_by_itself(tmp_path, pieces):
 
 def test_words_without_pieces_and_words_of_too_many(pieces):
     sentences = [conll.Sentence(("\u200b", "x" * 60, "ship"), ("O", "O", "O"), 0)]
-    examples = word_encoding.encode(sentences, ("O",), pieces, 12, with_context=False)
+    examples = word_encoding.encode_word_sequences(sentences, ("O",), pieces, 12, with_context=False)
     assert sum(int((np.asarray(marks) >= 0).sum()) for marks in examples.labels) == 3
     assert max(examples.lengths) <= 12
 
@@ -116,11 +118,11 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     run(config, tmp_path / "run")
     scores = read_metrics(tmp_path / "run")[-2]
     assert scores["eval/f1"] > 0.9
-    source = pretrained.read(tmp_path / "run")
+    source = pretrained.read_pretrained(tmp_path / "run")
     assert source.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
     again = finetuning_run.score(source, ner.TASK.read_labelled(source, tmp_path / "eng.testa"))
     assert again.scores == pytest.approx({name: scores[f"eval/{name}"] for name in again.scores}, abs=0.02)
-    sentences = conll.read(tmp_path / "eng.testa")
+    sentences = conll.read_conll(tmp_path / "eng.testa")
     write_table(tmp_path / "test.jsonl", [{"w": s.words, "t": s.tags} for s in sentences])
     table = dataclasses.replace(source, settings=tag_config(tmp_path))
     assert finetuning_run.score(table, tag.TASK.read_labelled(table, str(tmp_path / "test.jsonl"))).scores["f1"] > 0.9
@@ -146,7 +148,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
 def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
     (tmp_path / "a").write_text(content)
     with pytest.raises(UserError, match=message):
-        conll.read(tmp_path / "a")
+        conll.read_conll(tmp_path / "a")
 
 
 def test_columns_between_tabs_may_have_spaces_in_words(tmp_path):
@@ -157,7 +159,7 @@ def test_columns_between_tabs_may_have_spaces_in_words(tmp_path):
         ("# NN O\n1 CD O\n", ("#", "1")),
     ):
         (tmp_path / "a").write_text(content)
-        (sentence,) = conll.read(tmp_path / "a")
+        (sentence,) = conll.read_conll(tmp_path / "a")
         assert sentence.words == words and len(sentence.tags) == 2
 
 
@@ -168,7 +170,7 @@ SPLIT = ["yesterday", "(", "John", ")", "saw", '"', "Mary", '"', "in", "Paris", 
 
 def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
     """Whatever the model says; a word of characters that no tokenizer reads is none."""
-    source = pretrained.read(checkpoint)
+    source = pretrained.read_pretrained(checkpoint)
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     head = {"classifier": {"dense": {"bias": np.zeros(5)}}}
     source = dataclasses.replace(source, labels=labels, params=source.params | head)
@@ -209,17 +211,17 @@ def test_words_of_a_table_are_joined_as_in_text(words, text):
 def of_kind(kind, folder):
     if kind == "modernbert":
         (folder / "tokenizer.json").write_text(json.dumps(modernbert_json()))
-        return tokenizer.load("bpe", folder / "tokenizer.json")
+        return tokenizer.load_tokenizer("bpe", folder / "tokenizer.json")
     if kind == "bytes":
         return tokenizer.Bytes()
     learnt = "sentencepiece" if kind == "unigram" else kind
     lines = [*make_corpus(40).split("\n"), *HARD]
-    found = vocabulary_learning.learn(
+    found = vocabulary_learning.learn_new_vocabulary(
         learnt, vocabulary_learning.count_words(learnt, lines), 420 if kind == "bpe" else 130
     )
     if kind == "unigram":
         (folder / "tokenizer.json").write_text(found.to_huggingface())
-        return tokenizer.load("unigram", folder / "tokenizer.json")
+        return tokenizer.load_tokenizer("unigram", folder / "tokenizer.json")
     return found
 
 
@@ -228,7 +230,7 @@ def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp
     """A word has the tag of the first token that begins in it, or continues the word before it."""
     pieces, labels = of_kind(kind, tmp_path), tuple("abcdefg")
     source = dataclasses.replace(
-        pretrained.read(checkpoint), tokenizer=pieces, labels=labels, settings=ml_collections.ConfigDict(),
+        pretrained.read_pretrained(checkpoint), tokenizer=pieces, labels=labels, settings=ml_collections.ConfigDict(),
         params={"classifier": {"dense": {"bias": np.zeros(7)}}},
     )  # fmt: skip
     source.settings.max_seq_length = 1000
@@ -260,14 +262,14 @@ def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp
     words = "London saw Paris , the whale ( a ship ) .".split()
     sentence = conll.Sentence(tuple(words), tuple("abcdefgabcd"), 0)
     for length in (1000, 7):
-        examples = word_encoding.encode([sentence], labels, pieces, length, with_context=True)
+        examples = word_encoding.encode_word_sequences([sentence], labels, pieces, length, with_context=True)
         logits = [np.eye(7)[np.maximum(marks, 0)] for marks in examples.labels]
         inside = [ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids]
         if kind != "bytes" or length > 7:  # whose words are cut there
             assert [*itertools.chain(*inside)] == pieces.encode(join_words(words)[0]).ids
             tags = word_encoding.read_tags([sentence], labels, examples, logits)[0]
             assert [a == b for a, b in zip(tags, sentence.tags)].count(False) == len(words) - len(examples.words)
-    spaced = word_encoding.encode([sentence], labels, pieces, 1000, False, join="spaces").input_ids[0]
+    spaced = word_encoding.encode_word_sequences([sentence], labels, pieces, 1000, False, join="spaces").input_ids[0]
     assert spaced.tolist() == pieces.framed([*itertools.chain(*pieces.encode_following(words))])
 
 
@@ -283,7 +285,10 @@ def test_a_run_keeps_how_its_words_were_joined(checkpoint):
     assert ner.TASK.adopt(chosen, before) == [] and chosen.data.join == "text"
     assert ner.TASK.adopt(config, before) == ["data.join = 'spaces'"] and config.data.join == "spaces"
     source = dataclasses.replace(
-        pretrained.read(checkpoint), tokenizer=tokenizer.Bytes(), settings=before, architecture=tag.TASK.architecture
+        pretrained.read_pretrained(checkpoint),
+        tokenizer=tokenizer.Bytes(),
+        settings=before,
+        architecture=tag.TASK.architecture,
     )
     assert source.reads_spaced_words and not dataclasses.replace(source, settings=chosen).reads_spaced_words
     with pytest.raises(UserError, match=r"data.join = 'text': the teacher .* with 'spaces'; set --config.data.join=sp"):
@@ -302,7 +307,7 @@ def tag_config(folder):
 def test_tables_of_the_users_own(tmp_path, pieces):
     """The same sentences as a word a row and as a sentence a row; entities, and tags of another kind."""
     (tmp_path / "a").write_text(conll_text(30, 5))
-    sentences = conll.read(tmp_path / "a")
+    sentences = conll.read_conll(tmp_path / "a")
     for name in ("train", "dev"):
         rows = [f"{i}\t{word}\t{label}" for i, s in enumerate(sentences) for word, label in zip(s.words, s.tags)]
         (tmp_path / f"{name}.tsv").write_text("\n".join(["s\tw\tt", *rows]) + "\n")
@@ -318,7 +323,7 @@ def test_tables_of_the_users_own(tmp_path, pieces):
 
     # A sentence that is named at its first word only.
     (tmp_path / "named.csv").write_text("s,w,t\n1,ship,O\n,sail,B-LOC\n2,rose,O\n")
-    assert [s.words for s in tag.read(tmp_path / "named.csv", "w", "t", "s")] == [("ship", "sail"), ("rose",)]
+    assert [s.words for s in tag.read_sentences(tmp_path / "named.csv", "w", "t", "s")] == [("ship", "sail"), ("rose",)]
 
     (tmp_path / "train.jsonl").write_text('{"w": ["ship", "rose"], "t": ["NOUN", "VERB"]}\n')
     (tmp_path / "dev.jsonl").write_text('{"w": ["ship", "rose"], "t": ["NOUN", "NOUN"]}\n')

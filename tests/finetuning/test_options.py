@@ -24,7 +24,7 @@ from bertjax.inference import heads
 from bertjax.interop import huggingface, pretrained, resizing
 from bertjax.launch.validate import validate
 from bertjax.models.modernbert.config import ModernBertConfig
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.step import make_program, put_hyperparameters
@@ -34,7 +34,7 @@ from tests.finetuning.test_classify import config_for as classify_config
 from tests.finetuning.test_finetuning import config_for as glue_config
 from tests.finetuning.test_finetuning import run, write_sst2
 
-PIECES = WordPiece([*SPECIAL_PIECES, *"abcdefghijklmnopqrstuvwxyz"], lowercase=True)
+PIECES = WordPiece([*SPECIAL_TOKENS, *"abcdefghijklmnopqrstuvwxyz"], lowercase=True)
 
 
 # Windows of texts that are longer than a sequence.
@@ -92,7 +92,7 @@ def test_what_truncation_loses_is_learnt_in_windows(late, checkpoint, tmp_path):
     config = classify_config(folder, checkpoint, multi_label="", windows="mean", doc_stride=12)
     config.update(dict(max_seq_length=16, epochs=4.0, packing=True))
     run(config, tmp_path)
-    source = pretrained.read(tmp_path)
+    source = pretrained.read_pretrained(tmp_path)
     accuracy = source.scores["accuracy"]
     cut, _, _ = encoding.encode_pairs(source.tokenizer, [row["text"] for row in dev], None, 16)
     assert accuracy > 0.9 and len({tuple(ids) for ids in cut}) == 1  # truncated, all texts are the same
@@ -109,7 +109,7 @@ def two_layers(checkpoint, built_once):
     """A checkpoint of two layers."""
 
     def build(folder):
-        source = pretrained.read(checkpoint)
+        source = pretrained.read_pretrained(checkpoint)
         bert = source.params["bert"]
         bert = bert | {"encoder": jax.tree.map(lambda x: np.concatenate([x, x + 0.01]), bert["encoder"])}
         config = dataclasses.replace(source.config, num_hidden_layers=2)
@@ -144,7 +144,7 @@ def data(folder, train, dev):
 def teacher(checkpoint, tmp_path_factory):
     folder = data(tmp_path_factory.mktemp("teacher"), rows_of(200, 0), rows_of(40, 1))
     run(config_for(folder, checkpoint), folder / "run")
-    assert pretrained.read(folder / "run").scores["accuracy"] > 0.9
+    assert pretrained.read_pretrained(folder / "run").scores["accuracy"] > 0.9
     return folder / "run"
 
 
@@ -158,7 +158,7 @@ def untold(tmp_path_factory):
 def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(teacher, untold, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.weight": 1.0, "epochs": 8.0}
     run(config_for(untold, checkpoint, **fields), tmp_path)
-    assert pretrained.read(tmp_path).scores["accuracy"] > 0.9
+    assert pretrained.read_pretrained(tmp_path).scores["accuracy"] > 0.9
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
     dataset = finetuning_run.load_inputs(config, tmp_path, None).data
     train, logits = dataset.train, dataset.train.teacher_logits
     assert len(logits) == len(train) == 200
-    source, rows = pretrained.read(teacher), rows_of(200, 2, list(LABELS))[:8]
+    source, rows = pretrained.read_pretrained(teacher), rows_of(200, 2, list(LABELS))[:8]
     predicted = classify.TASK.predict(source, [(row["text"],) for row in rows])
     expected = [[each["probabilities"][label] for label in LABELS] for each in predicted]
     np.testing.assert_allclose([metrics.softmax(each) for each in logits[:8]], expected, rtol=1e-4, atol=1e-6)
@@ -207,7 +207,7 @@ def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(
 
 @pytest.mark.slow
 def test_a_student_begins_with_every_nth_layer_of_the_teacher(untold, two_layers, tmp_path):
-    bert = pretrained.read(two_layers).params["bert"]
+    bert = pretrained.read_pretrained(two_layers).params["bert"]
     config = config_for(untold, two_layers, keep_layers=1)
     config, _ = finetuning_run.resolve(config, None)
     opened = finetuning_run.KIND.open(config, tmp_path, None)
@@ -282,7 +282,7 @@ def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, two_layers, c
     straight, resumed = (params_of(folder / name, 6) for name in ("straight", "stopped"))
     assert all(np.array_equal(straight[name], resumed[name]) for name in straight | resumed)
 
-    before, stays = flatten_dict(pretrained.read(two_layers).params, sep="/"), {}
+    before, stays = flatten_dict(pretrained.read_pretrained(two_layers).params, sep="/"), {}
     for name in straight.keys() & before.keys():
         change = np.abs(straight[name] - before[name])
         stays[name] = (change == 0).reshape(len(change), -1).all(1).tolist()
@@ -312,7 +312,7 @@ def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoin
     assert report.endswith("\nstopped early, at step 12 of 24: 1 evaluation without a better score\n")
     run(config(), folder / "early")
     assert f"already finished: 12 of 24 steps, in {folder / 'early'}\n{report}" in capsys.readouterr().out
-    assert pretrained.read(folder / "early").step == 12
+    assert pretrained.read_pretrained(folder / "early").step == 12
 
     run(config(sweep="seed=0,1", epochs=3.0), folder / "search")
     for trial in ("seed=0", "seed=1"):
@@ -367,7 +367,7 @@ def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint,
     straight, resumed = (params_of(folder / name, 38) for name in ("lora", "lora-stopped"))
     assert all(np.array_equal(straight[name], resumed[name]) for name in straight | resumed)
 
-    before = flatten_dict(pretrained.read(checkpoint).params, sep="/")
+    before = flatten_dict(pretrained.read_pretrained(checkpoint).params, sep="/")
     moved = {name for name in straight.keys() & before.keys() if not np.array_equal(straight[name], before[name])}
     assert moved == {"bert/pooler/dense/kernel", "bert/pooler/dense/bias"}
     updates = {name: x for name, x in straight.items() if "lora" in name}
@@ -379,7 +379,7 @@ def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint,
     trained = sum(x.size for name, x in straight.items() if name in {*moved, *updates} or "classifier" in name)
     assert f"trains {trained:,} of " in said and f"state has {8 * trained + 4:,} bytes" in said
 
-    source = pretrained.read(folder / "lora")
+    source = pretrained.read_pretrained(folder / "lora")
     found = flatten_dict(source.params, sep="/")
     assert found.keys() == straight.keys() - updates.keys()
     change = found[f"{layer}/kernel"] - before[f"{layer}/kernel"]

@@ -16,7 +16,7 @@ from bertjax.finetuning.question_windows import WindowSizes
 from bertjax.finetuning.squad_files import Question
 from bertjax.finetuning.tasks import squad
 from bertjax.interop import pretrained
-from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, Bytes, WordPiece
 from bertjax.training.checkpoints.workdir import read_samples
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import TOPICS, make_corpus
@@ -30,7 +30,7 @@ SIZES = WindowSizes(max_seq_length=24, doc_stride=7, max_query_length=5)
 @pytest.fixture(scope="module")
 def pieces():
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    return WordPiece([*SPECIAL_PIECES, *WORDS, *letters, *("##" + x for x in letters), *".,:?!'\""], lowercase=True)
+    return WordPiece([*SPECIAL_TOKENS, *WORDS, *letters, *("##" + x for x in letters), *".,:?!'\""], lowercase=True)
 
 
 def random_questions(count, seed=0):
@@ -48,7 +48,9 @@ def random_questions(count, seed=0):
 
 def test_every_label_is_the_answer_in_the_text(pieces):
     questions = random_questions(300)
-    examples, windows, cut, exact, apart = question_windows.encode(questions, pieces, SIZES, with_labels=True)
+    examples, windows, cut, exact, apart = question_windows.encode_question_windows(
+        questions, pieces, SIZES, with_labels=True
+    )
     assert cut == sum(len(pieces.encode(q.text).ids) > 5 for q in questions) > 0
     found = set()
     for ids, (first, last), window in zip(examples.input_ids, examples.labels, windows):
@@ -64,7 +66,7 @@ def test_every_label_is_the_answer_in_the_text(pieces):
     assert len(missing) == apart < 30 and exact == 300
     assert all(len(pieces.encode(q.answers[0]).ids) > 24 - 3 - 5 - 7 for q in missing)
     inside = Question("q", "ship?", "the anchor ship", ("nchor",), (5,))
-    encoded = question_windows.encode([inside], pieces, SIZES, with_labels=True)
+    encoded = question_windows.encode_question_windows([inside], pieces, SIZES, with_labels=True)
     assert encoded.exact == 0 and encoded.notes([inside], 5) == (
         "1 training questions, 1 with an answer, in 1 windows",
         "1 answers start or end within a token; training uses the whole token",
@@ -89,7 +91,7 @@ def test_windows_cover_every_token_and_each_is_best_once(pieces):
 def test_the_best_answer_is_found_again(pieces):
     """Logits that point at the gold answer give its text; those that point at [CLS] say that there is none."""
     questions = random_questions(40, seed=1)
-    examples, windows, *_ = question_windows.encode(questions, pieces, SIZES, with_labels=True)
+    examples, windows, *_ = question_windows.encode_question_windows(questions, pieces, SIZES, with_labels=True)
     logits = []
     for ids, (first, last), window in zip(examples.input_ids, examples.labels, windows):
         scores = np.zeros((len(ids), 2))
@@ -121,7 +123,7 @@ def test_an_answer_has_whole_characters_and_no_space_around_it(kind, lowercase):
         else learn(kind, [*make_corpus(60).split("\n"), *[context] * 9], SIZE[kind] + 10, lowercase)
     )
     asked = [Question(text, "which?", context, (text,), (context.index(text),)) for text in answers]
-    encoded = question_windows.encode(asked, made, WindowSizes(384, 128, 64), with_labels=True)
+    encoded = question_windows.encode_question_windows(asked, made, WindowSizes(384, 128, 64), with_labels=True)
     logits = [np.zeros((len(ids), 2)) for ids in encoded.examples.input_ids]
     for scores, (first, last) in zip(logits, encoded.examples.labels):
         scores[first, 0] = scores[last, 1] = 9
@@ -136,7 +138,7 @@ def test_an_answer_has_whole_characters_and_no_space_around_it(kind, lowercase):
 def test_where_nothing_can_be_an_answer(pieces, context):
     """No token to read; or the likely starts all lie behind the likely ends, as in a run that has learnt nothing."""
     question = Question("q", "ship", context)
-    encoded = question_windows.encode([question], pieces, WindowSizes(384, 128, 64), with_labels=False)
+    encoded = question_windows.encode_question_windows([question], pieces, WindowSizes(384, 128, 64), with_labels=False)
     (ids,) = encoded.examples.input_ids
     logits = np.stack([np.arange(len(ids)), -np.arange(len(ids))], 1).astype(np.float32)
     best, null = question_windows.answers([question], encoded.windows, [logits])["q"]
@@ -179,7 +181,7 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     again = metrics.squad_scores({q.name: q.answers for q in questions}, predictions)
     assert all(scores[f"eval/{name}"] == pytest.approx(again[name] / 100) for name in ("f1", "exact_match"))
     assert "null_threshold" in (tmp_path / "run/report.txt").read_text()
-    source = pretrained.read(tmp_path / "run")
+    source = pretrained.read_pretrained(tmp_path / "run")
     assert source.architecture == "BertForQuestionAnswering"
     # The tuned threshold is that of the checkpoint, and decides.
     assert source.decided == {"null_threshold": scores["eval/null_threshold"]}
@@ -221,7 +223,7 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
     path = tmp_path / "train-v1.1.json"
     path.write_text(content)
     with pytest.raises(UserError, match=message):
-        squad_files.read(path)
+        squad_files.read_squad(path)
 
 
 def test_answers_that_are_not_at_their_place_stop_or_are_left_out(pieces, tmp_path):

@@ -39,7 +39,7 @@ def test_a_tiny_run_learns_to_choose(checkpoint, tmp_path):
     accuracy = read_metrics(tmp_path / "run")[-2]["eval/accuracy"]
     assert accuracy > 0.5
     conversion.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
-    source = pretrained.read(tmp_path / "hf")
+    source = pretrained.read_pretrained(tmp_path / "hf")
     assert source.architecture == "BertForMultipleChoice"
     texts = [(row["sent1"], *(f"{row['sent2']} {row[name]}" for name in swag.ENDINGS)) for row in rows]
     results = list(swag.TASK.predict(source, texts))
@@ -50,7 +50,7 @@ def test_a_tiny_run_learns_to_choose(checkpoint, tmp_path):
 
 def test_mistakes(checkpoint, tmp_path):
     write(tmp_path / "train.csv", 3, 0, label="4")
-    source = pretrained.read(checkpoint)
+    source = pretrained.read_pretrained(checkpoint)
     with pytest.raises(UserError, match=r"train.csv:2: unknown label '4'; expected one of 0, 1, 2, 3"):
         swag.TASK.load(config_for(tmp_path, checkpoint), source.tokenizer)
     (tmp_path / "train.csv").write_text("sent1,label\nship,1\n")

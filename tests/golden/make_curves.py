@@ -50,7 +50,7 @@ def main() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertjax.pretraining.run.make_mesh", one_device_mesh)
         patch.setattr("bertjax.distributed.mesh.cpu_dtype", lambda: "float32")
-        patch.setattr("bertjax.reporting.page.write", lambda *_: None)
+        patch.setattr("bertjax.reporting.page.write_page", lambda *_: None)
         for name in arguments.names or configs:
             if curves.path_of(name).exists():
                 old[name] = curves.read(name)

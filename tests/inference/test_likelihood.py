@@ -16,12 +16,12 @@ from bertjax.inference.generation import Sampling, _choose, generate
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.transformer_xl.config import TransformerXLConfig
-from bertjax.text.tokenizer import SPECIAL_PIECES, Bytes, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, Bytes, WordPiece
 from tests.conftest import make_corpus
 from tests.text.test_tokenizer import SIZE, learn
 
 WORDS = [*"abcdefghij", "ship", "sail", "the", "straße", "."]
-PIECES = WordPiece([*SPECIAL_PIECES, *WORDS], lowercase=True)
+PIECES = WordPiece([*SPECIAL_TOKENS, *WORDS], lowercase=True)
 SIZES = dict(
     vocab_size=PIECES.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
 )
@@ -186,8 +186,8 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another_text():
     model, params = model_of(CAUSAL)
     texts = [[generate(model, params, PIECES, "a b", 12, Sampling(), seed) for seed in range(3)] for _ in range(2)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 3
-    random_pieces = generate(model, params, PIECES, "a b", 12, Sampling(temperature=100.0), seed=1)
-    assert len(set(random_pieces.split())) > 4, "each place has a key of its own"
+    random_tokens = generate(model, params, PIECES, "a b", 12, Sampling(temperature=100.0), seed=1)
+    assert len(set(random_tokens.split())) > 4, "each place has a key of its own"
 
 
 @pytest.mark.parametrize("sampling, allowed", [

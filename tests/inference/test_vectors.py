@@ -9,9 +9,9 @@ import pyarrow.parquet
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.inference import vectors
-from bertjax.inference.hidden_states import extract
-from bertjax.inference.vectors import PooledStatesEmbedder
+from bertjax.inference import text_embedding
+from bertjax.inference.hidden_states import compute_hidden_states
+from bertjax.inference.text_embedding import PooledStatesEmbedder
 from bertjax.interop import conversion, pretrained
 from bertjax.models.bert.model import BertModel
 from tests.conftest import TOPICS
@@ -32,7 +32,7 @@ TEXTS = [*texts_of(38), "", "word " * 70]
 
 @pytest.fixture(scope="module")
 def source(checkpoint):
-    return pretrained.read(checkpoint)
+    return pretrained.read_pretrained(checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def compiled(source):
 @pytest.fixture
 def make(compiled, monkeypatch):
     """Vectors in portions of eight texts."""
-    monkeypatch.setattr(vectors, "PORTION_TEXTS", 8)
+    monkeypatch.setattr(text_embedding, "PORTION_TEXTS", 8)
     return compiled
 
 
@@ -51,7 +51,7 @@ def make(compiled, monkeypatch):
 def test_vectors_are_pooled_hidden_states(source, pool):
     found, cut = PooledStatesEmbedder(source, "sum_all", pool)(TEXTS)
     model, params = BertModel(source.config), source.params["bert"]
-    states = extract(model, params, source.tokenizer, TEXTS, "sum_all")
+    states = compute_hidden_states(model, params, source.tokenizer, TEXTS, "sum_all")
     pooled = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1]}[pool]
     np.testing.assert_allclose(found, list(map(pooled, states)), atol=1e-5)
     assert cut[-1] and not cut[-2]
@@ -59,7 +59,9 @@ def test_vectors_are_pooled_hidden_states(source, pool):
 
 def test_the_mask_of_a_text_is_a_mask(source, compiled):
     masked, plain = compiled(["a [MASK]", "a mask"])[0]
-    (states,) = extract(BertModel(source.config), source.params["bert"], source.tokenizer, ["a [MASK]"], "last")
+    (states,) = compute_hidden_states(
+        BertModel(source.config), source.params["bert"], source.tokenizer, ["a [MASK]"], "last"
+    )
     assert len(states) == 4 and np.abs(masked - states.mean(0)).max() < 1e-5 < np.abs(masked - plain).max()
 
 
@@ -73,25 +75,25 @@ def contents(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", vectors.SUFFIXES)
+@pytest.mark.parametrize("suffix", text_embedding.SUFFIXES)
 def test_every_format_holds_the_same(make, suffix, tmp_path):
     path = tmp_path / f"new/v{suffix}"
-    assert vectors.write(path, make, iter(TEXTS), size=9) == ((40, 32), 1)
+    assert text_embedding.write_embeddings(path, make, iter(TEXTS), size=9) == ((40, 32), 1)
     found = contents(path)
     assert found.dtype == np.float32 and list(path.parent.iterdir()) == [path]
     np.testing.assert_allclose(found, make(TEXTS)[0], atol=1e-5)
 
 
 def test_ids_are_kept(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(vectors, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(text_embedding, "ROWS_AT_ONCE", 7)
     path, names = tmp_path / "v.parquet", [f"é{i}" for i in range(40)]
-    vectors.write(path, make, TEXTS, lambda: names, "name")
+    text_embedding.write_embeddings(path, make, TEXTS, lambda: names, "name")
     table = pyarrow.parquet.read_table(path)
     assert table.column_names == ["name", "vector"] and table["name"].to_pylist() == names
     before = path.read_bytes()
     for wrong in (names[:-1], [*names, "x"]):
         with pytest.raises(UserError, match="--input: has changed while it was read"):
-            vectors.write(path, make, TEXTS, lambda wrong=wrong: wrong, "name")
+            text_embedding.write_embeddings(path, make, TEXTS, lambda wrong=wrong: wrong, "name")
     assert path.read_bytes() == before
 
 
@@ -103,7 +105,7 @@ def interrupted(path, make, after: int) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        vectors.write(path, make, given())
+        text_embedding.write_embeddings(path, make, given())
 
 
 def portions_of(make, monkeypatch) -> list[int]:
@@ -127,13 +129,13 @@ TEARS = {
 @pytest.mark.parametrize("torn", TEARS)
 def test_what_is_done_is_not_repeated(make, torn, tmp_path, monkeypatch, capsys):
     whole, path = tmp_path / "whole.npy", tmp_path / "v.npy"
-    vectors.write(whole, make, TEXTS)
+    text_embedding.write_embeddings(whole, make, TEXTS)
     interrupted(path, make, 19)  # of a third portion, which is not computed
     assert not path.exists()
     tear, kept = TEARS[torn]
     tear(path.with_name("v.npy.partial"), path.with_name("v.npy.partial.jsonl"))
     sizes = portions_of(make, monkeypatch)
-    assert vectors.write(path, make, TEXTS) == ((40, 32), 1)
+    assert text_embedding.write_embeddings(path, make, TEXTS) == ((40, 32), 1)
     assert sum(sizes) == 40 - kept and path.read_bytes() == whole.read_bytes()
     assert (f"resuming after {kept} texts" in capsys.readouterr().out) == bool(kept)
     assert sorted(tmp_path.iterdir()) == sorted([whole, path])
@@ -166,9 +168,9 @@ def test_what_is_begun_of_others_is_refused(make, source, make_others, texts, me
     interrupted(path, make, 19)
     before = (tmp_path / "v.npy.partial").read_bytes()
     with pytest.raises(UserError, match=f"v.npy.partial: was written with {message}; delete the file, or name"):
-        vectors.write(path, make_others(source) if make_others else make, texts)
+        text_embedding.write_embeddings(path, make_others(source) if make_others else make, texts)
     assert (tmp_path / "v.npy.partial").read_bytes() == before
-    vectors.write(path, make, TEXTS)
+    text_embedding.write_embeddings(path, make, TEXTS)
     assert len(np.load(path)) == 40
 
 
@@ -176,16 +178,16 @@ def test_two_do_not_write_one_file(make, tmp_path):
     def given():
         yield from TEXTS[:9]
         with pytest.raises(UserError, match=r"partial: in use by another process; wait for it, or name another"):
-            vectors.write(tmp_path / "v.npy", make, TEXTS)
+            text_embedding.write_embeddings(tmp_path / "v.npy", make, TEXTS)
         yield from TEXTS[9:]
 
-    assert vectors.write(tmp_path / "v.npy", make, given()) == ((40, 32), 1)
+    assert text_embedding.write_embeddings(tmp_path / "v.npy", make, given()) == ((40, 32), 1)
 
 
 def test_long_texts_are_a_portion_of_their_own(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(vectors, "PORTION_CHARACTERS", 100)
+    monkeypatch.setattr(text_embedding, "PORTION_CHARACTERS", 100)
     sizes = portions_of(make, monkeypatch)
-    vectors.write(tmp_path / "v.npy", make, ["word " * 70, "a", "b", "word " * 70, "c"])
+    text_embedding.write_embeddings(tmp_path / "v.npy", make, ["word " * 70, "a", "b", "word " * 70, "c"])
     assert sizes == [1, 3, 1]
 
 

@@ -27,7 +27,7 @@ def test_a_limit_of_tokens_is_kept(tmp_path):
     (tmp_path / "source/tokenizer_config.json").write_text(json.dumps({"model_max_length": 8, "do_lower_case": True}))
     for source, output, to in (("source", "a", "huggingface"), ("source", "b", "bertjax"), ("b", "c", "huggingface")):
         conversion.convert(tmp_path / source, tmp_path / output, to)
-        assert pretrained.read(tmp_path / output).max_seq_length == 8
+        assert pretrained.read_pretrained(tmp_path / output).max_seq_length == 8
 
 
 def test_a_folder_that_is_not_read_again_is_not_left(tmp_path, monkeypatch):

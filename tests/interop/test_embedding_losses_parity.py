@@ -86,7 +86,7 @@ def test_losses_are_theirs(case, widths):
 def test_a_teacher_is_learnt_as_theirs(what, widths):
     texts, cosine = 2 if what == "scores of pairs" else 4, torch.nn.functional.cosine_similarity
     teacher = vectors_of(texts, seed=1)
-    said, cosines = our_losses.scores_of(teacher), cosine(*map(torch.tensor, (teacher[:, :1], teacher[:, 1:])), -1)
+    said, cosines = our_losses.example_scores(teacher), cosine(*map(torch.tensor, (teacher[:, :1], teacher[:, 1:])), -1)
     if what == "vectors":
         theirs, said, labels = losses.EmbedDistillLoss(Stub()), teacher, torch.tensor(teacher)
     elif what == "scores":

@@ -29,7 +29,7 @@ from bertjax.models.roberta.config import RobertaConfig
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.family import FAMILY as XLNET
 from bertjax.models.xlnet.model import XlnetModel
-from bertjax.nn.ops.recurrent_memory import Memory
+from bertjax.nn.ops.recurrent_memory import RecurrentMemory
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -127,7 +127,7 @@ def batch_of(name: str, length: int):
 )
 def test_states_logits_attention_and_gradients_are_transformers(name, length, fields, tmp_path):
     theirs, (batch, arguments) = save_theirs(tmp_path, name, "ForMaskedLM", **fields), batch_of(name, length)
-    source = pretrained.read(tmp_path)
+    source = pretrained.read_pretrained(tmp_path)
     assert source.config == dataclasses.replace(MODELS[name][2], **fields)
     assert source.predicts_words and not source.ignored
     assert count_parameters(source.params, source.config) == sum(x.numel() for x in theirs.parameters())
@@ -188,7 +188,7 @@ def test_every_class_gives_the_same_and_comes_back_with_every_byte(name, head, f
     theirs = save_theirs(tmp_path / "theirs", name, head, **labels, **fields)
     for source, target, form in (("theirs", "ours", "bertjax"), ("ours", "back", "huggingface")):
         assert "left out" not in conversion.convert(tmp_path / source, tmp_path / target, form)
-    read = pretrained.read(tmp_path / "back")
+    read = pretrained.read_pretrained(tmp_path / "back")
     assert (
         read.architecture == f"Bert{ours}" and not read.ignored and (read.labels == ("a", "b", "c") or not has_labels)
     )
@@ -223,7 +223,7 @@ def test_every_class_gives_the_same_and_comes_back_with_every_byte(name, head, f
 def test_a_causal_bert_is_their_decoder(tmp_path):
     save_theirs(tmp_path, "bert", "ForMaskedLM")
     theirs = transformers.BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True, attn_implementation="eager")
-    source, ((ids, inside, types), arguments) = pretrained.read(tmp_path), batch_of("bert", 32)
+    source, ((ids, inside, types), arguments) = pretrained.read_pretrained(tmp_path), batch_of("bert", 32)
     model = BertForMaskedLM(dataclasses.replace(source.config, causal=True))
     places = np.tile(np.arange(32), (2, 1))
     found = jax.jit(model.apply)({"params": source.params}, ids, inside, types, places)[..., :150]
@@ -249,7 +249,7 @@ LENGTH, WORDS = 12, 150
 def xlnets(tmp_path_factory):
     """(transformers' model, ours, ids `[2, length]`, places of predictions, the one-hot rows of the places)."""
     folder = tmp_path_factory.mktemp("xlnet")
-    theirs, source = save_theirs(folder, "xlnet", "LMHeadModel"), pretrained.read(folder)
+    theirs, source = save_theirs(folder, "xlnet", "LMHeadModel"), pretrained.read_pretrained(folder)
     assert source.config == MODELS["xlnet"][2] and source.predicts_words and not source.ignored
     rng = np.random.default_rng(0)
     places = np.stack([1 + rng.permutation(LENGTH - 1)[:3] for _ in range(2)])
@@ -265,7 +265,7 @@ def test_both_streams_their_logits_and_gradients_are_transformers(kept, xlnets):
     seen[:, :, 0] = True  # nothing would remain of a row that sees nothing
     hidden = ~seen | (mapping.any(1)[:, :, None] & np.eye(LENGTH, dtype=bool))  # a prediction does not see itself
     memory = rng.normal(size=(2, 2, kept, 32)).astype(np.float32) if kept else None
-    remembered = Memory(jnp.moveaxis(memory, 0, 1), jnp.full([2], kept)) if kept else None
+    remembered = RecurrentMemory(jnp.moveaxis(memory, 0, 1), jnp.full([2], kept)) if kept else None
     mems = [torch.tensor(each).transpose(0, 1) for each in memory] if kept else None
     given = dict(input_ids=ids, perm_mask=hidden.astype(np.float32), target_mapping=mapping, token_type_ids=TYPES)
     given = {name: torch.tensor(x) for name, x in given.items()}

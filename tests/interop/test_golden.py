@@ -36,7 +36,7 @@ EXPECTED = np.load(GOLDEN / "expected.npz")
 
 @pytest.fixture(scope="module")
 def golden():
-    return pretrained.read(GOLDEN)
+    return pretrained.read_pretrained(GOLDEN)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_loss_and_gradients(golden):
 @pytest.mark.parametrize("to", [slow_case(to) if to == "tf1" else to for to in pretrained.FORMATS])
 def test_round_trips_keep_every_byte(golden, tmp_path, to):
     said = conversion.convert(GOLDEN, tmp_path / to, to)
-    again = pretrained.read(tmp_path / to)
+    again = pretrained.read_pretrained(tmp_path / to)
     assert said.startswith(f"huggingface -> {to}: ") and again.format == to
     assert same(again.params, golden.params) and again.config == golden.config
     assert again.tokenizer.fingerprint == golden.tokenizer.fingerprint
@@ -117,7 +117,7 @@ def test_without_pooler_too_and_then_it_is_a_masked_lm(golden, tmp_path, to):
     huggingface.write(tmp_path / "first", golden.config, params, golden.tokenizer)
     for source, target, into in (("first", "second", to), ("second", "third", "huggingface")):
         assert "left out" not in conversion.convert(tmp_path / source, tmp_path / target, into)
-        assert same(pretrained.read(tmp_path / target).params, params)
+        assert same(pretrained.read_pretrained(tmp_path / target).params, params)
     assert huggingface.read_head(tmp_path / "third" / huggingface.CONFIG)[0] == "BertForMaskedLM"
     message = (
         "--architecture=BertForPreTraining: the checkpoint must contain bert/pooler; use --architecture=BertForMaskedLM"
@@ -151,7 +151,7 @@ def test_variants_in_the_wild(golden, folder, name):
     for old, new in renames.items():
         tensors = {re.sub(old, new, key): x for key, x in tensors.items()}
     safetensors.numpy.save_file(tensors, folder / huggingface.WEIGHTS)
-    read = pretrained.read(folder)
+    read = pretrained.read_pretrained(folder)
     assert same(read.params, only(golden.params, *parts)) and read.ignored == []
 
 
@@ -162,10 +162,10 @@ def test_several_shards_are_one_checkpoint(golden, folder):
         safetensors.numpy.save_file({name: tensors[name] for name in tensors if shards[name] == shard}, folder / shard)
     (folder / f"{huggingface.WEIGHTS}.index.json").write_text(json.dumps({"weight_map": shards}))
     (folder / huggingface.WEIGHTS).unlink()
-    assert same(pretrained.read(folder).params, golden.params)
+    assert same(pretrained.read_pretrained(folder).params, golden.params)
     (folder / "model-00001-of-00002.safetensors").unlink()
     with pytest.raises(UserError, match=r"model-00001-of-00002.safetensors: missing, but listed in"):
-        pretrained.read(folder)
+        pretrained.read_pretrained(folder)
 
 
 def test_tf1_has_googles_names_and_shapes(golden, tmp_path):
@@ -204,7 +204,7 @@ def test_googles_own_checkpoints_have_an_optimizer_and_the_tanh_gelu(golden, tmp
     (tmp_path / "bert_config.json").write_text(json.dumps(fields))
     (tmp_path / "vocab.txt").write_text((GOLDEN / "vocab.txt").read_text().replace("ship", "Ship"))
     for name in ("model.ckpt-1000", "model.ckpt-1000.index"):
-        read = pretrained.read(tmp_path / name)
+        read = pretrained.read_pretrained(tmp_path / name)
         assert read.config.hidden_act == "gelu_new" and read.config.layer_norm_eps == 1e-12
         assert read.ignored == [] and not read.tokenizer.lowercase
         assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), read.params, golden.params))
@@ -226,7 +226,7 @@ DAMAGES = {  # a file; its new content, fields or name, or None without it; and 
                    r"layer_0/intermediate/dense/kernel has shape \(32, 48\); expected \(32, 64\)"),
     "missing layer": (CONFIG, dict(num_hidden_layers=3), "layer_2/.* is missing"),
     "long vocabulary": (VOCABULARY, (GOLDEN / VOCABULARY).read_bytes() + b"more\n",
-                        "tokenizer has 28 pieces, its model only 27"),
+                        "tokenizer has 28 tokens, its model only 27"),
 }  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def test_damaged_checkpoints_are_refused(name, folder):
     else:
         path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
-        pretrained.read(folder)
+        pretrained.read_pretrained(folder)
     assert "\n" not in str(error.value)
 
 
@@ -269,7 +269,7 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
     assert architecture in chosen.split()
     dropped = huggingface.write(tmp_path, golden.config, params, None, architecture)
     assert left_out is None or sorted(dropped) == list(left_out)
-    again = to_variables(pretrained.read(tmp_path).params, golden.config)
+    again = to_variables(pretrained.read_pretrained(tmp_path).params, golden.config)
     assert again.keys() == to_variables(params, golden.config).keys() - set(dropped)
 
 
@@ -277,7 +277,7 @@ def test_fields_of_a_folder_are_obeyed_or_named(folder, capfd):
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 16, "stride": 2, "shipping": 1}))
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(fields | {"directionality": "bidi", "whales": 5}))
-    assert pretrained.read(folder).max_seq_length == 16
+    assert pretrained.read_pretrained(folder).max_seq_length == 16
     notes = capfd.readouterr().err
     assert notes.count("config.json: ignored fields, which transformers does not read either: whales\n") == 1
     assert (
@@ -297,7 +297,7 @@ def test_an_output_layer_that_is_not_tied_is_named(folder, capfd):
     tensors |= {"cls.predictions.decoder.weight": words + 1, "cls.predictions.decoder.bias": bias + 1}
     safetensors.numpy.save_file(tensors, folder / huggingface.WEIGHTS)
     with pytest.raises(UserError, match=r"decoder.bias differs from cls.predictions.bias; expected equal"):
-        pretrained.read(folder)
+        pretrained.read_pretrained(folder)
     edit(folder / "config.json", tie_word_embeddings=False)
     source = pretrained.read_with_tokenizer(folder)
     assert "cls.predictions.decoder.weight is not tied to the word embeddings" in source.no_words_reason
@@ -327,21 +327,21 @@ def test_settings_of_a_byte_level_tokenizer_must_agree_with_its_file(tmp_path):
 
 def test_what_is_no_checkpoint_is_said(tmp_path):
     with pytest.raises(UserError, match="no checkpoint in"):
-        pretrained.read(tmp_path)
+        pretrained.read_pretrained(tmp_path)
     (tmp_path / "bert_model.ckpt.index").write_bytes(b"nonsense")
     (tmp_path / "bert_config.json").write_text((GOLDEN / "config.json").read_text())
     with pytest.raises(UserError, match=r"bert_model.ckpt: damaged or incomplete"):
-        pretrained.read(tmp_path)
+        pretrained.read_pretrained(tmp_path)
 
 
 def test_a_pickle_needs_a_torch_that_opens_it_safely(folder, monkeypatch):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UserError, match=r"pytorch_model.bin: is read with PyTorch: pip install torch, or else load it"):
-        pretrained.read(folder)
+        pretrained.read_pretrained(folder)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.5.1+cpu"))
     with pytest.raises(UserError, match=r"before 2.6, .* run code .* this is 2.5.1\+cpu: pip install 'torch>=2.6'"):
-        pretrained.read(folder)
+        pretrained.read_pretrained(folder)
 
 
 SETTINGS, JSON = "tokenizer_config.json", "tokenizer.json"
@@ -374,11 +374,11 @@ FOREIGN = {  # files beside a tokenizer, and the reason why the tokenizer is ref
     "template": ({JSON: {"post_processor": {"type": "RobertaProcessing"}}}, "post_processor Rober"),
     "prefix": ({JSON: {"model": {"continuing_subword_prefix": "@@"}}}, "continuing_subword_prefix = '@@'"),
     "unknown": ({JSON: {"model": {"unk_token": "<unk>"}}}, "model.unk_token = '<unk>' is not supported"),
-    "another vocabulary": ({JSON: {"model": {"vocab": {}}}}, "have other pieces from id 5 on"),
+    "another vocabulary": ({JSON: {"model": {"vocab": {}}}}, "have other tokens from id 5 on"),
     "no WordPiece": ({WHOLE: {"model": {"type": "WordLevel"}, "normalizer": None}}, "is not a BERT WordPiece tok"),
     "BPE, suffix": ({WHOLE: {"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>"}, "normalizer": None,
                      "pre_tokenizer": {"type": "ByteLevel"}}}, "end_of_word_suffix = '</w>' is not supported"),
-    "gaps": ({WHOLE: {"model": {"vocab": {"a": 0, "b": 9}}}}, "2 pieces have ids from 0 to 9"),
+    "gaps": ({WHOLE: {"model": {"vocab": {"a": 0, "b": 9}}}}, "2 tokens have ids from 0 to 9"),
     "one id": ({WHOLE: {"model": {"vocab": {"a": 0, "b": 0}}}}, "'a' and 'b' have the same id, 0"),
     "added alone": ({WHOLE: {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<user>"}]}},
                     r"adds tokens \(<user>\)"),
@@ -450,7 +450,7 @@ def test_a_variable_of_tensorflow_2_is_named(golden, tmp_path):
     tf.raw_ops.SaveV2(prefix=prefix, tensor_names=[name], shape_and_slices=[""], tensors=[np.ones(2, np.float32)])
     (tmp_path / "bert_config.json").write_text((GOLDEN / "config.json").read_text())
     with pytest.raises(UserError, match=r"bert_model.ckpt: a checkpoint of TensorFlow 2"):
-        pretrained.read(tmp_path)
+        pretrained.read_pretrained(tmp_path)
 
 
 def test_the_id_of_padding_is_the_tokenizers(golden, tmp_path):
@@ -465,7 +465,7 @@ def test_labels_that_are_not_the_classifiers_are_refused_where_they_are_needed(g
     params = {"bert": golden.params["bert"], "classifier": head}
     huggingface.write(tmp_path / "a", golden.config, params, golden.tokenizer, "BertForSequenceClassification")
     edit(tmp_path / "a" / "config.json", id2label={"0": "x", "1": "y"})
-    source = pretrained.read(tmp_path / "a")
+    source = pretrained.read_pretrained(tmp_path / "a")
     with pytest.raises(UserError, match="names 2 labels, but its classifier has 3 rows"):
         list(classify.TASK.predict(source, [("ship",)]))
     conversion.convert(tmp_path / "a", tmp_path / "b", "huggingface", "BertModel")
@@ -491,7 +491,7 @@ def test_a_decoder_of_its_own_is_refused_where_words_are_predicted(golden, folde
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
     safetensors.numpy.save_file(tensors, path)
     edit(folder / "config.json", tie_word_embeddings=False)
-    source = pretrained.read(folder)
+    source = pretrained.read_pretrained(folder)
     assert source.params.keys() == {"bert", "next_sentence"} and not source.predicts_words
     assert "decoder.weight is not tied to the word embeddings" in source.no_words_reason
     assert "cls.predictions.decoder.weight" in source.ignored
@@ -507,7 +507,7 @@ def test_half_precision_and_strangers_among_the_tensors(golden, folder):
     tensors = safetensors.numpy.load_file(path)
     rough = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}
     safetensors.numpy.save_file(rough | {"adapter.weight": np.ones((2, 32), np.float32)}, path)
-    read = pretrained.read(folder)
+    read = pretrained.read_pretrained(folder)
     assert read.ignored == ["adapter.weight"]
     a, b = (x.params["bert"]["pooler"]["dense"]["kernel"] for x in (read, golden))
     assert a.dtype == np.float32 and 0 < np.abs(a - b).max() < 1e-2

@@ -131,7 +131,7 @@ def test_a_model_that_cannot_be_had_is_named_in_a_line(server, tmp_path, monkeyp
 
 
 def test_it_stands_wherever_a_path_does(monkeypatch):
-    monkeypatch.setattr(hub, "fetched", {hub.Repository("org/bert", "v1"): GOLDEN}.get)
+    monkeypatch.setattr(hub, "download_repository", {hub.Repository("org/bert", "v1"): GOLDEN}.get)
     assert bertjax.load("hub:org/bert@v1").path == str(GOLDEN)
     config = experiments.load("classify")
     config.init_checkpoint, config.max_seq_length = "hub:org/bert@v1", 16

@@ -93,7 +93,7 @@ def test_loss_and_gradients_are_pefts(tmp_path):
         assert np.abs(gradient).max() > 1e-5
         np.testing.assert_allclose(gradient, weights[each].grad, atol=1e-6, rtol=1e-4, err_msg=str(each))
     merged = theirs.merge_and_unload()
-    layers = low_rank.merge(params, low_rank.updates_of(params, LORA))["bert"]["encoder"]["layers"]
+    layers = low_rank.merge_updates(params, low_rank.updates_of(params, LORA))["bert"]["encoder"]["layers"]
     ours = layers["attention"]["query_key_value"]["kernel"]
     query = merged.bert.encoder.layer[1].attention.self.query.weight.detach().numpy()
     np.testing.assert_allclose(ours[1, :, 0].reshape(16, 16), query.T, atol=1e-6)
@@ -127,7 +127,7 @@ def test_an_adapter_is_loaded_by_peft_onto_the_model_that_it_began_with(tmp_path
     shapes = jax.eval_shape(make(config, 3, Compute(lora=lora)).init, jax.random.key(0), ids, ids * 0 + 1, ids * 0)
     params = jax.tree.map(lambda x: np.float32(rng.normal(0, 0.2, x.shape)), nn.meta.unbox(shapes["params"]))
     updates = low_rank.updates_of(params, lora)
-    whole, before = low_rank.merge(params, updates), low_rank.merge(params, {})
+    whole, before = low_rank.merge_updates(params, updates), low_rank.merge_updates(params, {})
     before["classifier"] = jax.tree.map(np.zeros_like, before["classifier"])  # its own head is not used
     names, given = ("a", "b", "c"), dict(settings=ConfigDict({"lora": {"dropout": 0.1}}), updates=updates)
     source = Pretrained("", "bertjax", config, whole, None, [], architecture, names, **given)

@@ -18,7 +18,7 @@ from tests.interop.test_golden import GOLDEN
 
 def made_run(folder, config, scores, architecture="", labels=None, step=0):
     """A run whose weights are those of tests/golden/bert."""
-    golden = pretrained.read(GOLDEN)
+    golden = pretrained.read_pretrained(GOLDEN)
     config = config.unlock()
     config.model.update(dataclasses.asdict(golden.config))
     checkpoint.write_params(folder, golden.params)

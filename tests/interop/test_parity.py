@@ -29,7 +29,7 @@ from bertjax.models.heads import (
     BertForTokenClassification,
 )
 from bertjax.reporting import insight
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
 from bertjax.training.optim.schedules import make_schedule
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.extra_packages
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 TINY = BertConfig(**SIZES, vocab_size=150, hidden_act="gelu", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 LETTERS = "abcdefghijklmnopqrstuvwxyz.?"
-PIECES = WordPiece([*SPECIAL_PIECES, *LETTERS, *("##" + x for x in LETTERS)], lowercase=True)
+PIECES = WordPiece([*SPECIAL_TOKENS, *LETTERS, *("##" + x for x in LETTERS)], lowercase=True)
 
 
 def gpt2(folder):
@@ -95,7 +95,7 @@ def test_gpt2_has_their_logits_attention_and_words_and_is_kept_in_a_workdir(tmp_
         assert found == pieces.decode([i for i in expected if i]) and len(expected) > begin.shape[1]
 
     conversion.convert(folder, tmp_path / "ours", "bertjax")
-    after = pretrained.read(tmp_path / "ours")
+    after = pretrained.read_pretrained(tmp_path / "ours")
     assert source.config == after.config and source.tokenizer.fingerprint == after.tokenizer.fingerprint
     jax.tree.map(np.testing.assert_array_equal, source.params, after.params)
     with pytest.raises(UserError, match=r"model.norm = 'pre' has no place in --format=huggingface"):
@@ -158,7 +158,7 @@ def test_labels_that_do_not_exclude_each_other_have_their_probabilities(tmp_path
     use = transformers.pipeline("text-classification", model=str(tmp_path / "ours"), top_k=None)
     expected = [{answer["label"]: answer["score"] for answer in theirs} for theirs in use(texts)]
     for name in ("theirs", "bertjax", "ours"):
-        found = classify.TASK.predict(pretrained.read(tmp_path / name), [(text,) for text in texts])
+        found = classify.TASK.predict(pretrained.read_pretrained(tmp_path / name), [(text,) for text in texts])
         for ours, scores in zip(found, expected, strict=True):
             assert ours["probabilities"] == pytest.approx(scores, abs=1e-4)
             assert set(ours["labels"]) == {name for name, score in scores.items() if score > 0.5}

@@ -37,9 +37,9 @@ def made_adapter(folder, tensors=UPDATE, base=GOLDEN, **fields):
 def test_an_adapter_is_added_to_its_base_wherever_that_is(tmp_path):
     """A path, and a run in a folder beside the adapter: alpha / r * B A is added to the params of the base."""
     conversion.convert(GOLDEN, tmp_path / "run", "bertjax")
-    golden = pretrained.read(GOLDEN)
+    golden = pretrained.read_pretrained(GOLDEN)
     for base in (GOLDEN, "run"):
-        source = pretrained.read(made_adapter(tmp_path / "adapter", base=base))
+        source = pretrained.read_pretrained(made_adapter(tmp_path / "adapter", base=base))
         assert source.tokenizer.fingerprint == golden.tokenizer.fingerprint and source.config == golden.config
         kernels = (
             x.params["bert"]["encoder"]["layers"]["attention"]["query_key_value"]["kernel"] for x in (source, golden)
@@ -71,21 +71,21 @@ def test_an_adapter_is_added_to_its_base_wherever_that_is(tmp_path):
 def test_what_cannot_be_read_is_refused_in_a_line(fields, tensors, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message) as error:
-        pretrained.read(made_adapter(tmp_path / "adapter", tensors, **fields))
+        pretrained.read_pretrained(made_adapter(tmp_path / "adapter", tensors, **fields))
     assert str(tmp_path / "adapter") in str(error.value) and "\n" not in str(error.value)
 
 
 def test_an_adapter_without_weights_is_refused(tmp_path):
     (made_adapter(tmp_path / "adapter") / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match=r"no adapter_model.safetensors and no adapter_model.bin"):
-        pretrained.read(tmp_path / "adapter")
+        pretrained.read_pretrained(tmp_path / "adapter")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_new_pieces", [False, True])
 def test_a_written_adapter_is_read_again(has_new_pieces, tmp_path):
     """The params are equal, also of a vocabulary that the base has not, and no local path is written."""
-    golden, lora = pretrained.read(GOLDEN), Lora(2, 6.0, 0.0, ("query", "output"))
+    golden, lora = pretrained.read_pretrained(GOLDEN), Lora(2, 6.0, 0.0, ("query", "output"))
     run, adapter = tmp_path / "run", tmp_path / "adapter"
     huggingface.write(tmp_path / "base", golden.config, golden.params, golden.tokenizer)
     tokenizer, config = golden.tokenizer, golden.config
@@ -108,9 +108,9 @@ def test_a_written_adapter_is_read_again(has_new_pieces, tmp_path):
     said = conversion.convert(run, adapter, "peft")
     assert "base_model_name_or_path is 'base'" in said and "left out: labels a, b, c" in said
     with pytest.raises(UserError, match=r"--push=me/mine: .* has no name on the hub; push the base first"):
-        conversion._write_adapter(tmp_path / "other", pretrained.read(run), "me/mine", "")
+        conversion._write_adapter(tmp_path / "other", pretrained.read_pretrained(run), "me/mine", "")
     assert not any(str(tmp_path) in path.read_text() for path in adapter.glob("*.json"))
-    before, after = pretrained.read(run), pretrained.read(adapter)
+    before, after = pretrained.read_pretrained(run), pretrained.read_pretrained(adapter)
     assert after.architecture == "BertForSequenceClassification" and after.config == before.config
     assert after.tokenizer.fingerprint == tokenizer.fingerprint
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), before.params, after.params)

@@ -81,7 +81,7 @@ def test_an_adapter_has_pefts_numbers(family, sizes, base, kind, rows, settings,
     names = [name for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in found]
     expected = np.stack([found[name].numpy() for name in names], -1).squeeze(-1 if len(names) == 1 else ())
 
-    source, given = pretrained.read(tmp_path / "adapter"), (IDS, np.ones_like(IDS), np.zeros_like(IDS))
+    source, given = pretrained.read_pretrained(tmp_path / "adapter"), (IDS, np.ones_like(IDS), np.zeros_like(IDS))
     arguments, params = (source.config, Compute()), {"params": source.params}
     if "classifier" in source.params:
         cls = BertForTokenClassification if "Token" in kind else BertForSequenceClassification

@@ -30,8 +30,8 @@ def state():
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
 def test_whole_files_are_read_and_converted(folder, state, is_zip, tmp_path):
     torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
-    read = pretrained.read(folder)
-    assert same(read.params, pretrained.read(GOLDEN).params) and read.tokenizer is not None
+    read = pretrained.read_pretrained(folder)
+    assert same(read.params, pretrained.read_pretrained(GOLDEN).params) and read.tokenizer is not None
     conversion.convert(folder, tmp_path / "written", "huggingface")
     assert (tmp_path / "written/model.safetensors").read_bytes() == (GOLDEN / "model.safetensors").read_bytes()
 
@@ -40,7 +40,7 @@ def test_whole_files_are_read_and_converted(folder, state, is_zip, tmp_path):
 def test_other_types_become_float32(folder, state, dtype):
     rounded = {name: torch.nn.Parameter(tensor.to(getattr(torch, dtype))) for name, tensor in state.items()}
     torch.save(rounded, folder / "pytorch_model.bin")
-    found = pretrained.read(folder).params["bert"]["embeddings"]["position"]["embedding"]
+    found = pretrained.read_pretrained(folder).params["bert"]["embeddings"]["position"]["embedding"]
     expected = rounded["bert.embeddings.position_embeddings.weight"].detach().float().numpy()
     assert found.dtype == np.float32 and (found == expected).all()
 
@@ -48,7 +48,7 @@ def test_other_types_become_float32(folder, state, dtype):
 def test_safetensors_beside_it_are_read(folder):
     (folder / "pytorch_model.bin").write_bytes(b"nonsense")
     shutil.copy(GOLDEN / "model.safetensors", folder)
-    assert same(pretrained.read(folder).params, pretrained.read(GOLDEN).params)
+    assert same(pretrained.read_pretrained(folder).params, pretrained.read_pretrained(GOLDEN).params)
 
 
 class Evil:
@@ -63,7 +63,7 @@ class Evil:
 def test_code_in_a_pickle_is_not_run(folder, save, tmp_path):
     save({"bert.pooler.dense.bias": Evil(str(tmp_path / "run"))}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model.bin: damaged, or more than tensors, which could run") as error:
-        pretrained.read(folder)
+        pretrained.read_pretrained(folder)
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
@@ -87,7 +87,7 @@ def test_code_in_a_pickle_is_not_run(folder, save, tmp_path):
 def test_other_content_is_named(folder, state, change, message):
     torch.save(change(state), folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=message):
-        pretrained.read(folder)
+        pretrained.read_pretrained(folder)
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
@@ -98,5 +98,5 @@ def test_a_damaged_file_is_one_line(folder, state, is_zip):
     for size in (0, 1, 100, 3000, len(whole) - 1):
         path.write_bytes(whole[:size])
         with pytest.raises(UserError, match=r"pytorch_model.bin: damaged") as error:
-            pretrained.read(folder)
+            pretrained.read_pretrained(folder)
         assert "\n" not in str(error.value) and "weights_only" not in str(error.value)

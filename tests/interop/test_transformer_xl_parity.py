@@ -13,7 +13,7 @@ import pytest
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.models.transformer_xl.model import TransformerXLModel
-from bertjax.nn.ops.recurrent_memory import Memory
+from bertjax.nn.ops.recurrent_memory import RecurrentMemory
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.extra_packages
@@ -77,7 +77,7 @@ def test_states_memory_logits_and_gradients_are_those_of_the_papers_equations(un
 
     def loss(params):
         hidden, memory = TransformerXLModel(config).apply(
-            {"params": params["bert"]}, *inputs, memory=Memory(own, np.array([5, 5])), method="encode"
+            {"params": params["bert"]}, *inputs, memory=RecurrentMemory(own, np.array([5, 5])), method="encode"
         )
         logits = whole.apply({"params": params}, *inputs, places)[..., : config.vocab_size]
         return (hidden * target).sum() + logits[..., ::3].sum(), (hidden, memory, logits)

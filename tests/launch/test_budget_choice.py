@@ -14,7 +14,7 @@ from bertjax.launch.budget.choice import (
     TOKENS_PER_PARAM,
     Machine,
     Text,
-    choose,
+    choose_sizes,
     flops_per_token,
     kind_of_tokenizer,
     layer_params,
@@ -38,13 +38,13 @@ def tokens_of(sizes):
     ("5000 tokens", math.inf, 5000),
 ])  # fmt: skip
 def test_a_budget_is_a_time_or_tokens(text, seconds, tokens):
-    assert (budget.parse(text).seconds, budget.parse(text).tokens) == (seconds, tokens)
+    assert (budget.parse_budget(text).seconds, budget.parse_budget(text).tokens) == (seconds, tokens)
 
 
 @pytest.mark.parametrize("text", ["", " ", "20", "min", "0min", "-5min", "20 minutes please", "0M", "infh", "1e9"])
 def test_any_other_budget_is_refused(text):
     with pytest.raises(UserError, match="must be a time or a number of tokens, such as 20min"):
-        budget.parse(text)
+        budget.parse_budget(text)
 
 
 @pytest.mark.parametrize("recipe", ["modern", "bert"])
@@ -52,7 +52,7 @@ def test_any_other_budget_is_refused(text):
 @pytest.mark.parametrize("text", [BOOK, LIBRARY], ids=["book", "library"])
 @pytest.mark.parametrize("seconds", [60, 1000, 30_000])
 def test_a_choice_suits_machine_text_and_time(recipe, machine, text, seconds):
-    chosen = choose(text, machine, seconds, recipe=recipe)
+    chosen = choose_sizes(text, machine, seconds, recipe=recipe)
     assert chosen.hidden_size % chosen.heads == 0 and 32 <= chosen.hidden_size // chosen.heads <= 64
     for batch_size, length, steps in zip(chosen.batch_sizes, chosen.lengths, chosen.steps):
         assert batch_size % machine.devices == 0 and steps >= 1 and length <= 512
@@ -69,7 +69,7 @@ def test_a_choice_suits_machine_text_and_time(recipe, machine, text, seconds):
 
 def test_more_time_or_speed_gives_no_smaller_model():
     def params(machine, seconds, text=LIBRARY):
-        chosen = choose(text, machine, seconds)
+        chosen = choose_sizes(text, machine, seconds)
         return layer_params("modern", chosen.layers, chosen.hidden_size)
 
     by_time = [params(TWO_CORES, seconds) for seconds in (60, 600, 6000, 60_000, 600_000)]
@@ -83,25 +83,25 @@ def test_more_time_or_speed_gives_no_smaller_model():
 
 def test_a_budget_of_tokens_is_used_whatever_the_speed():
     for machine in (ONE_CORE, H100):
-        assert tokens_of(choose(LIBRARY, machine, math.inf, tokens=2e8)) == pytest.approx(2e8, rel=0.02)
+        assert tokens_of(choose_sizes(LIBRARY, machine, math.inf, tokens=2e8)) == pytest.approx(2e8, rel=0.02)
 
 
 def test_sizes_that_the_user_has_set_are_kept():
     fixed = dict(vocab_size=1000, layers=3, hidden_size=320, batch_size=12, lengths=(64,))
-    chosen = choose(BOOK, TWO_CORES, 600, fixed=fixed)
+    chosen = choose_sizes(BOOK, TWO_CORES, 600, fixed=fixed)
     assert (chosen.vocab_size, chosen.layers, chosen.hidden_size) == (1000, 3, 320)
     assert (chosen.batch_sizes, chosen.lengths) == ((12,), (64,))
     assert chosen.intermediate_size == 480 and chosen.heads == 5  # follow the hidden size
-    chosen = choose(BOOK, TWO_CORES, 3600, fixed=dict(multiple=4, hidden_size=200))
+    chosen = choose_sizes(BOOK, TWO_CORES, 3600, fixed=dict(multiple=4, hidden_size=200))
     assert all(batch_size % 4 == 0 for batch_size in chosen.batch_sizes) and 200 % chosen.heads == 0
 
 
 def test_lengths_and_pieces_follow_the_text():
     tweets = Text(3e6, 30_000, (80, 140, 200), words=9000)
-    assert choose(tweets, TWO_CORES, 3600).lengths == (64,)
-    assert choose(BOOK, TWO_CORES, 3600).lengths == (128, 512)
-    assert choose(BOOK, TWO_CORES, 300).lengths == (128,)  # a second stage would take a tenth of it to compile
-    sizes = [choose(Text(size, 100, (99, 99, 99)), H100, 600).vocab_size for size in (1e4, 3e6, 1e9, 1e12)]
+    assert choose_sizes(tweets, TWO_CORES, 3600).lengths == (64,)
+    assert choose_sizes(BOOK, TWO_CORES, 3600).lengths == (128, 512)
+    assert choose_sizes(BOOK, TWO_CORES, 300).lengths == (128,)  # a second stage would take a tenth of it to compile
+    sizes = [choose_sizes(Text(size, 100, (99, 99, 99)), H100, 600).vocab_size for size in (1e4, 3e6, 1e9, 1e12)]
     assert sizes == sorted(sizes) and sizes[0] >= 640 and sizes[-1] == 32_768
     assert all(size % 128 == 0 for size in sizes)
     assert kind_of_tokenizer("modern", BOOK) == "bpe"
@@ -111,8 +111,8 @@ def test_lengths_and_pieces_follow_the_text():
 
 
 def test_held_out_documents_are_enough_and_not_too_many():
-    shares = {text.bytes: choose(text, TWO_CORES, 600).heldout_fraction for text in (BOOK, LIBRARY)}
+    shares = {text.bytes: choose_sizes(text, TWO_CORES, 600).heldout_fraction for text in (BOOK, LIBRARY)}
     assert shares == {3e6: pytest.approx(200_000 / 3e6, abs=1e-4), 50e9: 0.005}
     for documents in (20, 30, 100):  # of few documents, two are held out nearly always
-        share = choose(Text(50e3, documents, (999, 999, 999)), TWO_CORES, 600).heldout_fraction
+        share = choose_sizes(Text(50e3, documents, (999, 999, 999)), TWO_CORES, 600).heldout_fraction
         assert binom.cdf(1, documents, share) < 0.002

@@ -49,8 +49,8 @@ def test_pretraining_takes_its_budget(stages, seconds, tmp_path):
     config.stages = named_stages(**stages)
     config.data.corpus = "text.txt"
     total, measured, elapsed = total_steps(config), StepTimes(steps=500.0, evaluation=4.0, compiling=20.0), 60.0
-    fields = fields_that_fit(opened(config, total), tmp_path, budget.parse(f"{seconds}s"), measured, elapsed)
-    plan.apply(config, fields)
+    fields = fields_that_fit(opened(config, total), tmp_path, budget.parse_budget(f"{seconds}s"), measured, elapsed)
+    plan.set_fields(config, fields)
     validate(config)
     of_steps = measured.steps * total_steps(config) / total
     # The loop evaluates every so many steps, and at the end.
@@ -66,7 +66,7 @@ def test_a_batch_that_grows_does_so_in_fewer_tokens_or_not_at_all():
     config = config_of("--config=modern:17m")
     for factor in (1e-2, 1e-6):
         changed = copy.deepcopy(config)
-        plan.apply(changed, {"stages": scaled_stages(config, factor)})
+        plan.set_fields(changed, {"stages": scaled_stages(config, factor)})
         changed.data.corpus = "text.txt"
         validate(changed)
         first, *_, last = stages_of(changed)
@@ -76,15 +76,15 @@ def test_a_batch_that_grows_does_so_in_fewer_tokens_or_not_at_all():
 
 def test_tokens_are_a_budget(tmp_path):
     config = pretraining_config()
-    given = opened(config, total_steps(config)), tmp_path, budget.parse("655.36M tokens")
-    plan.apply(config, fields_that_fit(*given, StepTimes(1e7, 1.0, 1.0), 60.0))
+    given = opened(config, total_steps(config)), tmp_path, budget.parse_budget("655.36M tokens")
+    plan.set_fields(config, fields_that_fit(*given, StepTimes(1e7, 1.0, 1.0), 60.0))
     assert sum(part.steps * part.tokens_per_step for part in stages_of(config)) == pytest.approx(655.36e6, rel=0.01)
 
 
 @pytest.mark.parametrize("seconds", [2000, 600, 150])
 def test_fine_tuning_has_fewer_epochs_and_never_more(seconds, tmp_path):
     config, measured = fine_tuning_config("classify"), StepTimes(steps=900.0, evaluation=10.0, compiling=20.0)
-    fields = fields_that_fit(opened(config, 300), tmp_path, budget.parse(f"{seconds}s"), measured, 50.0)
+    fields = fields_that_fit(opened(config, 300), tmp_path, budget.parse_budget(f"{seconds}s"), measured, 50.0)
     epochs = fields.get("epochs", config.epochs)
     used = 50 + steps.END_SECONDS + 10 + epochs * 300 + math.ceil(epochs) * 10
     assert used <= seconds and (epochs == 3.0 if seconds == 2000 else used > 0.9 * seconds)
@@ -100,14 +100,14 @@ def test_an_evaluation_takes_a_third_of_the_training_time_of_its_sequences():
 
 def test_too_small_a_budget_names_a_larger_one(tmp_path):
     for config in (pretraining_config(), fine_tuning_config("classify")):
-        given = opened(config, 300), tmp_path, budget.parse("1min"), StepTimes(900.0, 10.0, 20.0), 70.0
+        given = opened(config, 300), tmp_path, budget.parse_budget("1min"), StepTimes(900.0, 10.0, 20.0), 70.0
         with pytest.raises(UserError, match=r"no step is left; set --config.budget=\dmin or more"):
             fields_that_fit(*given)
 
 
 def test_steps_that_the_user_has_set_are_kept(tmp_path):
     config = config_of("--config=quickstart", "--config.stages.short.steps=77", "--config.budget=1h")
-    given = opened(config, total_steps(config)), tmp_path, budget.parse("1h"), StepTimes(500.0, 4.0, 20.0), 60.0
+    given = opened(config, total_steps(config)), tmp_path, budget.parse_budget("1h"), StepTimes(500.0, 4.0, 20.0), 60.0
     assert fields_that_fit(*given) == {}
 
 
@@ -119,7 +119,7 @@ def test_a_survey_counts_documents_letters_and_words(tmp_path):
     assert found.text.documents == 80 and found.files == 1 and found.is_whole and found.document == "blank_line"
     assert set(found.scripts) == {"CYRILLIC", "LATIN"} and found.text.latin == pytest.approx(found.scripts["LATIN"])
     assert found.text.bytes == pytest.approx((tmp_path / "text.txt").stat().st_size, rel=0.05)
-    pieces = survey.learn("bpe", False, 20_000, found)  # more than there are
+    pieces = survey.learn_from_survey("bpe", False, 20_000, found)  # more than there are
     assert pieces.vocab_size < 20_000 and 1 < survey.bytes_per_token(pieces, found.sample) < 12
 
 
@@ -247,7 +247,7 @@ def test_a_plan_is_made_once_and_kept(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_any_run_takes_a_budget_and_keeps_its_steps(tmp_path, capsys, in_process, on_one_device, monkeypatch):  # noqa: F811
     """Also without the flag; a run that was started without a budget does not get one."""
-    monkeypatch.setattr(steps, "measure", lambda *_: StepTimes(steps=400.0, evaluation=0.0, compiling=0.0))
+    monkeypatch.setattr(steps, "measure_steps", lambda *_: StepTimes(steps=400.0, evaluation=0.0, compiling=0.0))
     (tmp_path / "text.txt").write_text(make_corpus(100))
     config = tiny_config(tmp_path / "text.txt")  # ten steps
     budgeted = config.copy_and_resolve_references()

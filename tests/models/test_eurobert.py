@@ -4,7 +4,7 @@ import dataclasses
 
 import flax.linen as nn
 
-from bertjax.distributed.rules import stacked
+from bertjax.distributed.rules import stacked_axes
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.heads import BertForMaskedLM
@@ -21,9 +21,9 @@ def test_matrices_that_are_stacked_are_known_to_optimizers():
     """Keys and values of all layers, and both halves of a gate, are matrices of their own; tables are no kernels."""
     axes = nn.get_partition_spec({"params": abstract_params(TINY)})["params"]
     layers = axes["bert"]["encoder"]["layers"]
-    found = {name: stacked(layers["attention"][name]["kernel"]) for name in ("query", "key_value", "output")}
+    found = {name: stacked_axes(layers["attention"][name]["kernel"]) for name in ("query", "key_value", "output")}
     assert found == {"query": [0], "key_value": [0, 2], "output": [0]}
-    assert stacked(layers["input"]["kernel"]) == [0, 2] and stacked(layers["output"]["kernel"]) == [0]
+    assert stacked_axes(layers["input"]["kernel"]) == [0, 2] and stacked_axes(layers["output"]["kernel"]) == [0]
     assert axes["masked_lm"]["decoder"]["embedding"] == axes["bert"]["embeddings"]["word"]["embedding"]
 
 
@@ -32,7 +32,7 @@ def test_one_whose_words_are_tied_predicts_them(tmp_path):
     params = random_params(BertForMaskedLM(config), config)
     assert {*params} == {"bert"}
     huggingface.write(tmp_path / "there", config, params, None)
-    source = pretrained.read(tmp_path / "there")
+    source = pretrained.read_pretrained(tmp_path / "there")
     assert source.predicts_words and source.architecture == "BertForMaskedLM" and source.config == config
     conversion.convert(tmp_path / "there", tmp_path / "encoder", "huggingface", "EuroBertModel")
-    assert not pretrained.read(tmp_path / "encoder").predicts_words
+    assert not pretrained.read_pretrained(tmp_path / "encoder").predicts_words

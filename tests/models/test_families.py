@@ -180,7 +180,9 @@ def params_and_loss_after_a_step(config, devices, records):
     """Returns the params after a step of gradient descent from random params, and the loss."""
     validate(config)
     mesh, rng = make_mesh(config, jax.devices()[:devices]), np.random.default_rng(0)
-    task = pretraining_task(config, mesh, records, tokenizer=tokenizer.load("wordpiece", records / "vocab.txt"))
+    task = pretraining_task(
+        config, mesh, records, tokenizer=tokenizer.load_tokenizer("wordpiece", records / "vocab.txt")
+    )
     program = make_program(task, config, mesh)
 
     def value(path, x):  # large enough for attention to matter
@@ -287,8 +289,8 @@ def run_of(tmp_path_factory):
     @functools.cache
     def make(family):
         folder, config = tmp_path_factory.mktemp("runs") / family, config_for(family)
-        special = tokenizer.XLNET if family == "xlnet" else tokenizer.SPECIAL_PIECES
-        pieces = vocabulary_learning.learn("sentencepiece", words, 83, special=special)
+        special = tokenizer.XLNET if family == "xlnet" else tokenizer.SPECIAL_TOKENS
+        pieces = vocabulary_learning.learn_new_vocabulary("sentencepiece", words, 83, special=special)
         config.model.vocab_size, config.tokenizer.kind = pieces.vocab_size, "sentencepiece"
         model = families.config_of(config)
         checkpoint.write_params(folder, random_params(BertForMaskedLM(model), model))
@@ -490,7 +492,7 @@ ROPE = "rope_parameters"
 ])  # fmt: skip
 def test_a_folder_with_an_unsupported_model_is_one_line(family, changed, message, folder_of, tmp_path):
     with pytest.raises(UserError, match=message) as error:
-        pretrained.read(with_fields(folder_of(family), changed, tmp_path / "copy"))
+        pretrained.read_pretrained(with_fields(folder_of(family), changed, tmp_path / "copy"))
     assert "\n" not in str(error.value)
 
 
@@ -517,7 +519,7 @@ def test_a_folder_with_an_unsupported_model_is_one_line(family, changed, message
     ("eurobert", {"classifier_pooling": ..., "clf_pooling": "mean"}, dict(classifier_pooling="mean")),
 ])  # fmt: skip
 def test_every_form_of_a_config_is_read(family, changed, expected, folder_of, tmp_path):
-    config = pretrained.read(with_fields(folder_of(family), changed, tmp_path / "copy")).config
+    config = pretrained.read_pretrained(with_fields(folder_of(family), changed, tmp_path / "copy")).config
     assert config == model_config(family, **expected)
     assert all(isinstance(getattr(config, name), float) for name in vars(config) if "rope_theta" in name)
 

@@ -85,7 +85,7 @@ def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, 
 
 
 def test_a_classifier_starts_from_the_words_head(folder, capsys):
-    source = pretrained.read(folder)
+    source = pretrained.read_pretrained(folder)
     started = FAMILY.import_params(source.params)
     assert (started["bert"]["pooler"]["dense"]["kernel"] == source.params["masked_lm"]["dense"]["kernel"]).all()
     assert FAMILY.import_params(started) is started

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("on_one_device")
 @pytest.fixture(scope="module")
 def pieces():
     words = vocabulary_learning.count_words("sentencepiece", make_corpus(80).split("\n"))
-    return vocabulary_learning.learn("sentencepiece", words, PIECES, special=XLNET)
+    return vocabulary_learning.learn_new_vocabulary("sentencepiece", words, PIECES, special=XLNET)
 
 
 # Texts that end with <cls>.
@@ -33,7 +33,7 @@ def pieces():
 def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
     questions = random_questions(60)
     sizes = question_windows.WindowSizes(max_seq_length=60, doc_stride=20, max_query_length=12)
-    examples, windows, *_ = question_windows.encode(questions, pieces, sizes, with_labels=True)
+    examples, windows, *_ = question_windows.encode_question_windows(questions, pieces, sizes, with_labels=True)
     found = 0
     for ids, types, (first, last), window in zip(examples.input_ids, examples.token_types, examples.labels, windows):
         assert ids[-1] == pieces.cls_id and window.none == len(ids) - 1 and types[-1] == 2
@@ -49,7 +49,7 @@ def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
     assert odds == 6.0  # those of "no answer", at <cls>
 
     sentences = [conll.Sentence(("ship", "saw"), ("B-SHIP", "O"), 0)]
-    tagged = word_encoding.encode(sentences, ["O", "B-SHIP"], pieces, 32, with_context=False)
+    tagged = word_encoding.encode_word_sequences(sentences, ["O", "B-SHIP"], pieces, 32, with_context=False)
     assert tagged.labels[0][0] == 1 and tagged.labels[0][-2:].tolist() == [-1, -1]
     assert tagged.token_types[0].tolist() == [0] * (len(tagged.input_ids[0]) - 1) + [2]
 
@@ -96,7 +96,7 @@ def test_the_tokenizer_of_a_folder_is_read_without_its_sentencepiece_model(folde
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert settings["padding_side"] == "left"  # or transformers would pool padding
-    again = hf_tokenizer.read(tmp_path)
+    again = hf_tokenizer.read_folder_tokenizer(tmp_path)
     assert again.kind == "unigram" and again.special_ids == pieces.special_ids
     for text in ("the ship", "An anchor near the harbour."):
         (ids,), (others,) = again.encode_ids([text]), pieces.encode_ids([text])

@@ -10,7 +10,7 @@ from bertjax.nn.relative_attention import (  # fmt: skip
     Biases,
     Read,
     SegmentTerm,
-    attend,
+    attend_relative,
     distance_embeddings,
     distances,
     probabilities,
@@ -69,7 +69,7 @@ def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
     read, biases = Read(key, value, jnp.array(positions)), Biases(u, v)
     inputs = (jnp.array(query), jax.tree.map(jnp.array, read), biases, mask)
     term = SegmentTerm(*map(jnp.array, segment)) if has_segments else None
-    found = jax.jit(lambda *inputs: attend(*inputs, 0.0, Compute(), segments=term))(*inputs)
+    found = jax.jit(lambda *inputs: attend_relative(*inputs, 0.0, Compute(), segments=term))(*inputs)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     if not has_segments:
         shown = probabilities(*inputs)
@@ -102,7 +102,7 @@ def test_memory_is_that_of_scores(predicts):
             biases = Biases(*jnp.zeros((2, heads, size)))
             read = Read(arrays["keys"], arrays["values"], positions)
             mask = jnp.ones((1, 1, length, length), bool)
-            return attend(arrays["query"], read, biases, mask, 0.0, Compute(), places=places).sum()
+            return attend_relative(arrays["query"], read, biases, mask, 0.0, Compute(), places=places).sum()
 
         program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(arrays, positions).compile()
         found.append(program.memory_analysis().temp_size_in_bytes / (4 * heads * length * length))
@@ -117,7 +117,7 @@ def test_dropout_takes_each_rows_own_key(draw):
     @jax.jit
     def seen(query, key, value, keys):
         read = Read(key, value, jnp.zeros((KEYS, HEADS, SIZE)))
-        return attend(query, read, biases, mask, 0.5, Compute(), keys)
+        return attend_relative(query, read, biases, mask, 0.5, Compute(), keys)
 
     both, none = seen(query, key, value, keys), seen(query, key, value, None)
     np.testing.assert_allclose(seen(query[1:], key[1:], value[1:], keys[1:])[0], both[1], atol=1e-6)

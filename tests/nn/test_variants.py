@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig, fields_of, model_size
+from bertjax.config.model_config import BertConfig, fields_with_roles, model_size
 from bertjax.models.bert.model import BertModel
 from bertjax.models.elmo.model import ElmoModel
 from bertjax.models.heads import (
@@ -108,7 +108,7 @@ def test_no_output_depends_on_fields_that_fine_tuning_may_change():
     """Sinusoidal positions do not depend on the range of initial values, either."""
     config = dataclasses.replace(TINY, positions="sinusoidal")
     run, params = made(BertModel, config)
-    names = (name for name in fields_of(config, "") if name.endswith(("prob", "range")))
+    names = (name for name in fields_with_roles(config, "") if name.endswith(("prob", "range")))
     other = BertModel(dataclasses.replace(config, **dict.fromkeys(names, 0.01)))
     np.testing.assert_allclose(jax.jit(other.apply)({"params": params}, *row(0))[0], run(*row(0))[0], atol=1e-5)
 

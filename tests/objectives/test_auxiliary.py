@@ -100,7 +100,7 @@ def test_flops_are_those_of_all_output_layers():
 
 @pytest.mark.slow
 def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_path, monkeypatch):
-    source, config = pretrained.read(run), configs()["transformer-auxiliary"]
+    source, config = pretrained.read_pretrained(run), configs()["transformer-auxiliary"]
     assert source.predicts_words
     monkeypatch.setattr(adaptation, "WINDOW_BYTES", (20, 30))  # all rows have one length
     config.eval.bits_windows = 4

@@ -83,7 +83,7 @@ def config_for(records="unused", objective="count + mlm", **fields):
 
 def task_for(records, *given, **fields):
     config = config_for(records, *given, **fields)
-    pieces = tokenizer.load("wordpiece", records / "vocab.txt")
+    pieces = tokenizer.load_tokenizer("wordpiece", records / "vocab.txt")
     return pretraining_task(config, one_device_mesh(config), records, tokenizer=pieces)
 
 
@@ -162,7 +162,7 @@ def test_its_numbers_of_the_host_are_those_of_the_row(records_folder, packing):
 
 def test_masks_do_not_depend_on_what_else_is_added(records_folder):
     """Nor on the order of the sum; what is added is made of the tokens that the records have."""
-    pieces, found = tokenizer.load("wordpiece", records_folder / "vocab.txt"), []
+    pieces, found = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt"), []
     for objective in ("mlm", "mlm + count", "count + mlm"):
         config = config_for(records_folder, objective, **{"data.masking": "dynamic"})
         batch = {"input_ids": np.arange(5, 69)[None].repeat(4, 0).astype(np.int32), "segments": np.ones((4, 64), int)}

@@ -18,7 +18,7 @@ from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.model import XlnetModel
-from bertjax.nn.ops.recurrent_memory import Memory
+from bertjax.nn.ops.recurrent_memory import RecurrentMemory
 from bertjax.objectives.parsing import learn
 from bertjax.objectives.registry import OBJECTIVES
 from bertjax.text import tokenizer
@@ -54,7 +54,7 @@ def records(corpus_file, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pieces(records):
-    return tokenizer.load("sentencepiece", records / "tokenizer.model")
+    return tokenizer.load_tokenizer("sentencepiece", records / "tokenizer.model")
 
 
 @pytest.mark.parametrize("has_memory", [False, True])
@@ -79,7 +79,7 @@ def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, has_mem
 
     @jax.jit
     def predict(ids, kept, filled):
-        memory = Memory(kept, filled[None]) if has_memory else None
+        memory = RecurrentMemory(kept, filled[None]) if has_memory else None
         batch = dict(input_ids=ids, segments=segments, token_types=types, ranks=joined["ranks"], word_positions=places)
         batch = {name: jnp.asarray(x)[None] for name, x in batch.items()}
         encode = OBJECTIVES.get("plm").encode

@@ -26,7 +26,7 @@ from bertjax.models.heads import model_flops
 from bertjax.objectives.encoded_batch import EncodedBatch
 from bertjax.objectives.objective import JointModel, Objective
 from bertjax.objectives.parsing import learn, parse_objective
-from bertjax.objectives.parts.pretraining_model import sample
+from bertjax.objectives.parts.pretraining_model import sample_tokens
 from bertjax.objectives.registry import OBJECTIVES
 from bertjax.pretraining import init_checkpoint
 from bertjax.pretraining import run as pretraining_run
@@ -69,7 +69,7 @@ def test_words_are_drawn_from_the_softmax():
     logits = np.random.default_rng(0).normal(0, 1.5, (1, 2, 60)).astype(np.float32)
     logits[..., 50:] = np.finfo(np.float32).min  # rows that pad the vocabulary
     rows = 40_000
-    found = np.asarray(jax.jit(sample)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))
+    found = np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))
     expected = np.asarray(jax.nn.softmax(logits))[0]
     for place in range(2):
         counts = np.bincount(found[:, place], minlength=60)
@@ -78,8 +78,8 @@ def test_words_are_drawn_from_the_softmax():
         assert chi_square < 95  # 49 degrees of freedom: 1 in 10,000
     both = np.histogram2d(*found.T, bins=[range(61), range(61)])[0] / rows
     assert np.abs(both - np.outer(*expected)).max() < 0.005  # places are independent
-    assert (found == np.asarray(jax.jit(sample)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))).all()
-    parts = [sample(jnp.broadcast_to(logits[:, i : i + 1], (9, 1, 60)), keys_of(9), 60 * i) for i in range(2)]
+    assert (found == np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))).all()
+    parts = [sample_tokens(jnp.broadcast_to(logits[:, i : i + 1], (9, 1, 60)), keys_of(9), 60 * i) for i in range(2)]
     assert (np.concatenate(parts, 1) == found[:9]).all()
 
 
@@ -259,8 +259,8 @@ def test_disentangled_embeddings_are_learnt_in_all_stages():
 @pytest.mark.parametrize("objective", ["50*replaced + generator + mine", "mine + 50*replaced + generator"])
 def test_a_run_that_learnt_something_unknown_as_well_is_read_whole(disentangled, tmp_path, objective):
     run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update(objective=objective))
-    source = pretrained.read(run)
-    jax.tree.map(np.testing.assert_array_equal, source.params, pretrained.read(disentangled[0]).params)
+    source = pretrained.read_pretrained(run)
+    jax.tree.map(np.testing.assert_array_equal, source.params, pretrained.read_pretrained(disentangled[0]).params)
     assert "generator" in source.parts and "--part=generator" in source.no_words_reason
     conversion.convert(run, tmp_path / "part", "huggingface", part="generator")
 
@@ -274,7 +274,7 @@ def test_a_run_with_other_settings_is_refused(disentangled):
 @pytest.mark.slow
 def test_both_halves_are_read_and_converted(disentangled, tmp_path):
     run, stored = disentangled[0], flattened(disentangled[1])
-    source = pretrained.read(run)
+    source = pretrained.read_pretrained(run)
     assert f"generator/{TABLE}" not in stored
     summed = stored[TABLE] + stored["generator/difference/word/embedding"]
     np.testing.assert_array_equal(flattened(source.params)[TABLE], summed)
@@ -282,13 +282,15 @@ def test_both_halves_are_read_and_converted(disentangled, tmp_path):
     assert not source.predicts_words and "bertjax.convert --part=generator" in source.no_words_reason
 
     conversion.convert(run, tmp_path / "ours", "bertjax")
-    jax.tree.map(np.testing.assert_array_equal, pretrained.read(tmp_path / "ours").params, source.params)
+    jax.tree.map(np.testing.assert_array_equal, pretrained.read_pretrained(tmp_path / "ours").params, source.params)
     said = conversion.convert(run, tmp_path / "encoder", "huggingface")
     assert "left out, for which BertModel has no place: generator, replaced_tokens" in said
-    np.testing.assert_array_equal(flattened(pretrained.read(tmp_path / "encoder").params)[TABLE][:150], summed[:150])
+    np.testing.assert_array_equal(
+        flattened(pretrained.read_pretrained(tmp_path / "encoder").params)[TABLE][:150], summed[:150]
+    )
     for origin, to in ((run, "huggingface"), (tmp_path / "ours", "bertjax")):
         conversion.convert(origin, tmp_path / f"part-{to}", to, part="generator")
-        part = pretrained.read(tmp_path / f"part-{to}")
+        part = pretrained.read_pretrained(tmp_path / f"part-{to}")
         assert part.predicts_words and part.config.family == "electra" and part.config.hidden_size == 16
         np.testing.assert_array_equal(flattened(part.params)[TABLE][:150], stored[TABLE][:150])
     assert "generator_loss" in (tmp_path / "part-huggingface/README.md").read_text()
@@ -307,7 +309,7 @@ def test_both_halves_are_read_and_converted(disentangled, tmp_path):
 def test_damaged_settings_are_one_line(disentangled, tmp_path, name, value):
     run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update({name: value}))
     with pytest.raises(UserError, match=r"config.json: damaged, or written by another version") as error:
-        pretrained.read(run)
+        pretrained.read_pretrained(run)
     assert "\n" not in str(error.value)
 
 
@@ -330,7 +332,7 @@ def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, c
     said = capsys.readouterr().out
     assert "left fresh" not in said and "not used" not in said
     (term,) = (term for term in parse_objective(config) if term.name == "generator")
-    found, expected = flattened(term.objective.export_params(params)), flattened(pretrained.read(run).params)
+    found, expected = flattened(term.objective.export_params(params)), flattened(pretrained.read_pretrained(run).params)
     assert found.keys() == expected.keys()
     for name, x in expected.items():
         np.testing.assert_allclose(found[name], x, atol=1e-5, err_msg=name)
@@ -461,7 +463,7 @@ def test_stages_may_leave_replaced_words(records_folder, tmp_path):
         for plot in OBJECTIVES.get(name).metrics.plots:
             drawn_names = {f"train/{name}_{plot.metric}", f"eval/{name}_{plot.metric}"}
             assert drawn_names | {f"eval/{plot.baseline.format(name=name)}"} <= names[3]
-    assert pretrained.read(tmp_path).predicts_words
+    assert pretrained.read_pretrained(tmp_path).predicts_words
     with pytest.raises(UserError, match="embeddings have 32 numbers and its hidden states 16, which no model with"):
         conversion.convert(tmp_path, tmp_path / "part", "huggingface", part="generator")
 
@@ -469,7 +471,7 @@ def test_stages_may_leave_replaced_words(records_folder, tmp_path):
 def test_a_generator_with_embeddings_of_its_own_is_a_modernbert(tmp_path):
     run, params = made_run(tmp_path / "run", "unused", "modernbert", embeddings="apart")
     conversion.convert(run, tmp_path / "part", "huggingface", part="generator")
-    part = pretrained.read(tmp_path / "part")
+    part = pretrained.read_pretrained(tmp_path / "part")
     assert (part.config.family, part.config.hidden_size, part.predicts_words) == ("modernbert", 16, True)
     own = params["generator"]["bert"]["embeddings"]["word"]["embedding"]
     np.testing.assert_array_equal(part.params["bert"]["embeddings"]["word"]["embedding"][:150], own[:150])

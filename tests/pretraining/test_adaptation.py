@@ -75,7 +75,7 @@ def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
     assert text.windows.keys() == text.before.keys() == set(sources)
     assert all(len(each) == 3 for each in text.windows.values())
     assert any(window["hidden"] for window in text.windows[sources[0]])
-    runs = map(pretrained.read, (checkpoint, adapted))
+    runs = map(pretrained.read_pretrained, (checkpoint, adapted))
     before, after = (text.score(BertForMaskedLM(each.config), each.params, each.tokenizer) for each in runs)
     assert text.before == {source: pytest.approx(scores) for source, scores in before.items()}
     report, lines = (adapted / "report.txt").read_text(), read_metrics(adapted)
@@ -95,13 +95,13 @@ def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
 
 @pytest.mark.slow
 def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
-    before, table = pretrained.read(checkpoint), "bert/embeddings/word/embedding"
+    before, table = pretrained.read_pretrained(checkpoint), "bert/embeddings/word/embedding"
     old, size = pretrained.flattened(before.params), before.tokenizer.vocab_size
     first, last = (pretrained.flattened(checkpoints.read_params(adapted, step)) for step in (3, 6))
     for name in old.keys() & first.keys():
         rows = size if name in (table, "masked_lm/bias") else len(old[name])  # positions are repeated
         np.testing.assert_array_equal(first[name][:rows], old[name][:rows])
-    parts = [before.tokenizer.parts(piece) for piece in pretrained.read(adapted).tokenizer.pieces[size:]]
+    parts = [before.tokenizer.parts(piece) for piece in pretrained.read_pretrained(adapted).tokenizer.pieces[size:]]
     for name in (table, "masked_lm/bias"):
         assert len(first[name]) == pretrained.read_config(adapted).padded_vocab_size
         assert (first[name][size + PIECES :] == 0).all()
@@ -117,7 +117,7 @@ def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp
     config, _ = pretraining_run.KIND.resolve(config, None)
     opened = pretraining_run.KIND.open(config, tmp_path, None)
     new = jax.device_get(opened.initial_params(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0)))))
-    before = pretrained.read(checkpoint)
+    before = pretrained.read_pretrained(checkpoint)
     ids = np.random.default_rng(0).integers(0, before.tokenizer.vocab_size, (2, 40))
     inputs = (ids, np.ones_like(ids), np.zeros_like(ids), np.tile(np.arange(40), (2, 1)))
     ours, theirs = (
@@ -210,8 +210,8 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     ({"data.mixture": "x.txt=120%"}, r"config.data.mixture = 'x.txt=120%': 'x.txt' is not a source"),
     ({"data.mixture": "{corpus}=100%", "data.corpus": "{corpus},b"}, r"the sum of the shares must be"),
     ({"data.mixture": "{corpus}=50%", "data.mix_when": "prepared"}, r"shares are .*mix_when=read"),
-    ({"tokenizer.extend": 100_000}, r"config.tokenizer.extend = 100000: this corpus gives \d+ new pieces"),
-    ({"tokenizer.extend": 0}, r"config.adapt.new_pieces_first = 3: must be 0 without new pieces"),
+    ({"tokenizer.extend": 100_000}, r"config.tokenizer.extend = 100000: this corpus gives \d+ new tokens"),
+    ({"tokenizer.extend": 0}, r"config.adapt.new_pieces_first = 3: must be 0 without new tokens"),
     ({"adapt.model": False}, r"only the model of init_checkpoint can grow; set adapt.model=True"),
     ({"adapt.positions": 40}, r"config.adapt.positions = 40: must be at least 64, .* or 0; set a larger"),
     ({"adapt.positions_from": "x"}, r"config.adapt.positions_from = 'x': choose one of repeat, interpolate"),

@@ -30,7 +30,7 @@ from bertjax.pretraining import compute_choice
 from bertjax.pretraining import run as pretraining_run
 from bertjax.pretraining.data import StageData, packed_row_size
 from bertjax.pretraining.records import find_or_prepare
-from bertjax.pretraining.run import report
+from bertjax.pretraining.run import format_heldout_scores
 from bertjax.pretraining.scores import divide_sequences
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints.workdir import differences, raise_if_fatal
@@ -122,7 +122,7 @@ def test_loss_is_the_papers(task, params, step_of):
 
 def test_baselines_are_what_they_say(task, scores, records_folder):
     assert scores.measured_on.endswith(" sequences of length 64") and scores.score == -scores.scores["mlm_loss"]
-    text, scores = report(task.config, scores), scores.scores
+    text, scores = format_heldout_scores(task.config, scores), scores.scores
     found = find_records(records_folder, 64, 10, "heldout")
     batches = list(heldout_batches(found, 64, 10, batch_size=16, max_sequences=40))
     heldout = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
@@ -182,12 +182,12 @@ def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, r
     much, little = (scores[f"mlm_loss ({source})"] for source in sources)
     assert abs(much - little) > 0.002
     np.testing.assert_allclose(scores["mlm_loss"], share * much + (1 - share) * little, rtol=1e-6)
-    assert f"of {sources[1]}: loss {little:.3f}, accuracy" in report(config, found)
+    assert f"of {sources[1]}: loss {little:.3f}, accuracy" in format_heldout_scores(config, found)
     assert divide_sequences(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
 
 
 def test_masks_are_filled_best_first(task, params, records_folder):
-    pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
+    pieces = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt")
     texts = ["the [MASK] saw the [MASK] near a ship .", "[MASK]"]
     model = BertForMaskedLM(task.loss.model.config)
     filled = list(fill_mask.fill_masks(model, params, pieces, texts, top_k=4))
@@ -236,8 +236,8 @@ THEIRS = {"data.records": "theirs", "tokenizer.path": "theirs/vocab.txt"}
 
 
 @pytest.mark.parametrize("fields, message", [
-    ({"tokenizer.path": "other.txt"}, r"made with another tokenizer \(wordpiece, lowercase = True, 150 pieces\)"),
-    ({"model.vocab_size": 200}, r"vocab_size = 200: the tokenizer .*vocab.txt has 150 pieces"),
+    ({"tokenizer.path": "other.txt"}, r"made with another tokenizer \(wordpiece, lowercase = True, 150 tokens\)"),
+    ({"model.vocab_size": 200}, r"vocab_size = 200: the tokenizer .*vocab.txt has 150 tokens"),
     ({"data.records": "theirs"}, "config.tokenizer.path = '': the records in .*theirs have no manifest"),
     (THEIRS | {"data.next_sentence": "none"}, "config.data.next_sentence = 'none': .*theirs have no manifest"),
     ({"tokenizer.lowercase": False}, "config.tokenizer.lowercase = False: has no effect, since the tokenizer of the"),
@@ -247,7 +247,7 @@ THEIRS = {"data.records": "theirs", "tokenizer.path": "theirs/vocab.txt"}
     ({"data.corpus": "other.txt"}, r"config.data.corpus = \['.*other.txt'\]: the records in"),
 ])  # fmt: skip
 def test_records_that_are_not_the_configs_are_refused(records_folder, tmp_path, fields, message):
-    (tmp_path / "other.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, *"abcdefgh"]))
+    (tmp_path / "other.txt").write_text("\n".join([*tokenizer.SPECIAL_TOKENS, *"abcdefgh"]))
     shutil.copytree(records_folder, tmp_path / "theirs", ignore=shutil.ignore_patterns("manifest.json"))
     config, paths = tiny_config(records=records_folder), ("other.txt", "theirs", "theirs/vocab.txt")
     given = {name: str(tmp_path / value) if value in paths else value for name, value in fields.items()}
@@ -399,7 +399,7 @@ def test_loss_and_gradient_of_pretraining_are_those_of_padded_sequences(objectiv
         config.update_from_flattened_dict(fields | {"data.short_seq_prob": 0.9})
         with preparing_in_process():
             preparation.prepare(config, records)
-    pieces, found, params = tokenizer.load("wordpiece", records / "vocab.txt"), [], None
+    pieces, found, params = tokenizer.load_tokenizer("wordpiece", records / "vocab.txt"), [], None
     for packing in (False, True):
         config = config_of(records, packing)
         config.update_from_flattened_dict(fields)
@@ -509,7 +509,7 @@ def test_loss_of_each_task_is_that_of_padded_examples(fine_tuning):
 
     @jax.jit
     def compute(batch):
-        losses, correct = head.loss(None)(predictor.apply(model, head.pooled, params, batch), batch)
+        losses, correct = head.loss(None)(predictor.apply_model(model, head.pooled, params, batch), batch)
         weights = batch["weights"] / batch["weights"].sum()
         return (weights * losses).sum(), (weights * correct).sum()
 

@@ -145,7 +145,7 @@ def rows_of(records, split):
 def test_records_are_the_text_in_its_order(records, xlnet_records, kind):
     """Each document is framed, whether a sequence ends there or not; all are in one segment."""
     folder = records if kind == "bytes" else xlnet_records
-    pieces = tokenizer.load(kind, folder / tokenizer.KINDS[kind].filename, True)
+    pieces = tokenizer.load_tokenizer(kind, folder / tokenizer.KINDS[kind].filename, True)
     rows = rows_of(folder, "train")
     assert (rows["segments"] == 1).all() and (rows["token_types"] == 0).all()
     text, place, found = "".join(map(chr, rows["input_ids"].ravel())), 0, 0
@@ -239,7 +239,7 @@ def test_any_mesh_and_number_of_microbatches_gives_the_same(records):
 def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
     """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
     config = xlnet_config(xlnet_records)
-    pieces = tokenizer.load("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
+    pieces = tokenizer.load_tokenizer("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
     task = pretraining_task(config, one_device_mesh(config), xlnet_records, tokenizer=pieces)
     program = make_program(task, config, task.mesh)
     state, model = program.init(jax.random.key(0)), XlnetModel(config_of(config))
@@ -370,7 +370,7 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(straight, tmp_path):
     assert scores["eval/lm_loss"] < 5.4 < np.log(261) and "eval/mlm_loss" not in scores  # of bytes equally likely
     assert (straight / "report.txt").read_text().startswith("held-out next words: loss")
 
-    source, said = pretrained.read(straight), "The ship"
+    source, said = pretrained.read_pretrained(straight), "The ship"
     given = BertForMaskedLM(source.config), source.params, source.tokenizer
     found = generation.generate(*given, said, 20, generation.Sampling(0.8, 50, 0.9), seed=3)
     assert found.startswith(said) and len(said) < len(found) <= len(said) + 20

@@ -37,7 +37,7 @@ def test_runs_are_listed_with_their_state(tmp_path):
     assert rows["early"].step == "7 of 1,000,000" and rows["early"].state == "stopped"
     assert rows["finished"].evaluation == "mlm_loss 4.500"
     assert rows["finished"].trains == "pretraining, bert 12 x 768" and rows["finished"].changed == "now"
-    assert rows["search"].trains == "search, 2 trials" and rows["search"].step == "1 ended"
+    assert rows["search"].trains == "sweep, 2 trials" and rows["search"].step == "1 ended"
     assert "torn" in rows["torn"].state
     assert [row.run for row in overview.rows([str(tmp_path / "search")])] == ["runs/seed=0", "runs/seed=1"]
     lines = overview.table(list(rows.values())).splitlines()

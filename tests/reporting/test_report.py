@@ -20,13 +20,13 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.training.checkpoints import checkpoint, workdir
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
 from bertjax.training.scores import Scores
 from tests.markers import slow_case
 
-PIECES = [*SPECIAL_PIECES, "ship", "boat", "the", "whale", "saw", "."]
+PIECES = [*SPECIAL_TOKENS, "ship", "boat", "the", "whale", "saw", "."]
 TINY = BertConfig(
     vocab_size=len(PIECES), hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
     max_position_embeddings=24, initializer_range=0.5,
@@ -59,15 +59,15 @@ def made_trial(folder, score):
 @pytest.fixture
 def figures(monkeypatch):
     """The figures of the pages that are written, which are not rendered."""
-    draw, drawn = curves.draw, []
-    monkeypatch.setattr(curves, "draw", lambda histories: drawn.append(draw(histories)) or drawn[-1])
+    draw, drawn = curves.draw_curves, []
+    monkeypatch.setattr(curves, "draw_curves", lambda histories: drawn.append(draw(histories)) or drawn[-1])
     monkeypatch.setattr(page, "_png", lambda *_: b"")
     return drawn
 
 
 def test_tokens_and_hours_are_added_up(tmp_path):
     history = read_history(made_run(tmp_path / "run", [5.0, 4.0, 3.0, 2.0]))
-    steps, losses = history.of("train/mlm_loss")
+    steps, losses = history.values_of("train/mlm_loss")
     assert steps.tolist() == [10, 20, 30, 40] and losses.tolist() == [5, 4, 3, 2]
     np.testing.assert_allclose(history.tokens(steps), 10 * 8 * np.cumsum([50, 50, 100, 100]))
     np.testing.assert_allclose(history.hours(steps), [0.01, 0.02, 0.03, 0.04])
@@ -85,7 +85,7 @@ def test_tokens_are_those_of_the_batch_size_at_the_time(tmp_path):
 
 def test_what_is_drawn_is_what_was_logged(tmp_path):
     histories = [read_history(made_run(tmp_path / name, losses)) for name, losses in (("a", [5.0, 4.0]), ("b", [6.0]))]
-    figure = curves.draw(histories)
+    figure = curves.draw_curves(histories)
     shown = [axis for axis in figure.axes if axis.get_title()]
     titles = [(axis.get_title(), axis.get_xlabel()) for axis in shown]
     assert titles == [
@@ -108,29 +108,33 @@ def test_scores_of_a_vectors_first_numbers_are_one_line(tmp_path):
         evaluations = [{f"eval/{metric}": share * x for metric, x in scores.items()} for share in (0.5, 1)]
         lines = [json.dumps({"step": step, **found}) + "\n" for step, found in zip((10, 20), evaluations)]
         (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
-    figure = curves.draw([read_history(tmp_path / name) for name in ("some", "none")])
+    figure = curves.draw_curves([read_history(tmp_path / name) for name in ("some", "none")])
     by_width = [axis for axis in figure.axes if axis.get_xlabel() == curves.WIDTH]
     assert [axis.get_title() for axis in by_width] == ["spearman, dev set"]
     (line,) = by_width[0].lines
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([64, 256], [0.7, 0.8])
     steps = [axis.get_title() for axis in figure.axes if axis.get_xlabel() == "steps"]
     assert steps == ["spearman, dev set"]  # those by width have no curves over the steps
-    figure = curves.draw([read_history(folder) for folder in (made_run(tmp_path / "words", [5.0]), tmp_path / "none")])
+    figure = curves.draw_curves(
+        [read_history(folder) for folder in (made_run(tmp_path / "words", [5.0]), tmp_path / "none")]
+    )
     assert legend(figure) == ["words", "none"]  # runs of different kinds
     assert {axis.get_title() for axis in figure.axes} >= {"loss of words", "spearman, dev set"}
 
 
 def test_a_long_curve_is_thinned(tmp_path):
     history = read_history(made_run(tmp_path / "run", np.linspace(9, 1, 2500).tolist()))
-    line = curves.draw([history]).axes[0].lines[0]
+    line = curves.draw_curves([history]).axes[0].lines[0]
     assert len(line.get_ydata()) <= 1000
-    np.testing.assert_allclose(line.get_ydata(), np.interp(line.get_xdata(), *history.of("train/mlm_loss")), atol=1e-9)
+    np.testing.assert_allclose(
+        line.get_ydata(), np.interp(line.get_xdata(), *history.values_of("train/mlm_loss")), atol=1e-9
+    )
 
 
 @pytest.mark.slow
 def test_the_page_has_its_pictures_inside(tmp_path):
     runs = [made_run(tmp_path / "runs-of" / name, [5.0, 4.0]) for name in ("one", "<two>")]
-    written = page.write(tmp_path / "out", runs).read_text()
+    written = page.write_page(tmp_path / "out", runs).read_text()
     inside = re.findall(r'src="data:image/png;base64,([^"]+)"', written)
     assert [base64.b64decode(each) for each in inside] == [(tmp_path / "out/report.png").read_bytes()]
     assert (tmp_path / "out/report.png").read_bytes().startswith(b"\x89PNG")
@@ -146,17 +150,17 @@ def test_the_page_of_one_run_has_what_made_it_and_what_it_predicts(tmp_path, mon
     workdir.append_command(run)
     monkeypatch.setattr(sys, "argv", ["main.py", "--again"])
     workdir.append_command(run)
-    workdir.write_report(run, "held-out <words>: loss 4.5")
+    workdir.write_report_text(run, "held-out <words>: loss 4.5")
     ((name, content),) = workdir.samples_file([("a < b", "good", "bad"), ("x" * 9999, "", "")]).items()
     (run / name).write_text(content)
-    written = page.write(tmp_path / "out", [run]).read_text()
+    written = page.write_page(tmp_path / "out", [run]).read_text()
     assert "<pre>held-out &lt;words&gt;: loss 4.5</pre>" in written
     assert "<td>a &lt; b</td><td>good</td><td>bad</td>" in written and f"<td>{'x' * 500}</td>" in written
     starts = re.findall(r"<td>(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)</td><td>(.*?)</td>", written)
     quoted = "main.py --config=small &#39;--config.data.corpus=&lt;my&gt; text&#39;"
     assert [command for _, command in starts] == [quoted, "main.py --again"]
     assert "<tr><td>batch_size</td><td>4</td><td>256</td></tr>" in written and "optimizer." not in written
-    both = page.write(tmp_path / "out", [run, other]).read_text()
+    both = page.write_page(tmp_path / "out", [run, other]).read_text()
     assert not any(title in both for title in ("Commands", "Report", "Config", "Examples"))
 
 
@@ -168,14 +172,14 @@ def test_checkpoints_are_linked_from_where_the_page_is(tmp_path, monkeypatch):
         shutil.copytree(runs[1] / "checkpoints/0", runs[1] / f"checkpoints/{step}")
         checkpoint.write_scores(runs[1], step, Scores({"mlm_loss": loss, "mlm_accuracy": None}))
     monkeypatch.chdir(tmp_path)
-    written = page.write("pages/out", ["runs/a", "runs/b c"])
+    written = page.write_page("pages/out", ["runs/a", "runs/b c"])
     found = re.findall(r'<td><a href="([^"]+)">([^<]+)</a></td><td>([^<]*)</td>', written.read_text())
     scores = {0: "", 10: "mlm_loss 5.000", 20: "mlm_loss 4.000"}
     assert [each[1:] for each in found] == [(f"runs/b c@{step}", said) for step, said in scores.items()]
     for step, (target, *_) in zip(scores, found):
         place = written.parent / urllib.parse.unquote(target)
         assert place.resolve() == (runs[1] / f"checkpoints/{step}").resolve() and place.is_dir()
-    assert "Checkpoints" not in page.write(tmp_path / "none", [runs[0]]).read_text()
+    assert "Checkpoints" not in page.write_page(tmp_path / "none", [runs[0]]).read_text()
 
 
 @pytest.mark.usefixtures("figures")
@@ -184,10 +188,10 @@ def test_a_search_has_mean_deviation_and_baseline(tmp_path):
         trial = made_run(tmp_path / f"search/runs/seed={seed}", [5.0])
         result = {"scores": {"accuracy": score}, "failed": score is None, "baseline": 0.5, "metric": "accuracy"}
         (trial / "result.json").write_text(json.dumps(result))
-    written = page.write(tmp_path, [tmp_path / "search"]).read_text()
+    written = page.write_page(tmp_path, [tmp_path / "search"]).read_text()
     assert "<td>50.0 ± 43.6</td><td>accuracy 50.0</td><td>3</td><td>1</td>" in written
     with pytest.raises(UserError, match=r"no .*config.json: .*nowhere' is not the workdir of a run"):
-        page.write(tmp_path, [tmp_path / "nowhere"])
+        page.write_page(tmp_path, [tmp_path / "nowhere"])
 
 
 def legend(figure):
@@ -199,18 +203,20 @@ def test_runs_and_searches_of_one_name_are_told_apart(tmp_path, figures, monkeyp
         made_run(tmp_path / owner / "bert", [5.0])
         made_trial(tmp_path / owner / "sst2/runs/seed=0", score)
     monkeypatch.chdir(tmp_path / "mine")
-    written = page.write(tmp_path, ["bert", ".//bert", "../yours/bert", "sst2", tmp_path / "yours/sst2"]).read_text()
+    written = page.write_page(
+        tmp_path, ["bert", ".//bert", "../yours/bert", "sst2", tmp_path / "yours/sst2"]
+    ).read_text()
     assert legend(figures[0]) == ["mine/bert", "yours/bert", "mine/sst2", "yours/sst2"]
     assert "<td>mine/sst2</td><td>50.0</td>" in written and "<td>yours/sst2</td><td>80.0</td>" in written
     monkeypatch.chdir("bert")
-    assert "<h1>bert</h1>" in page.write(tmp_path, ["."]).read_text()
+    assert "<h1>bert</h1>" in page.write_page(tmp_path, ["."]).read_text()
 
 
 def test_seeds_have_a_colour_of_their_own_only_when_alone(tmp_path, figures):
     for trial in ("both/runs/epochs=2,seed=0", "both/runs/epochs=2,seed=1", "both/runs/epochs=3,seed=0",
                   "one/runs/seed=0", "one/runs/seed=1"):  # fmt: skip
         made_trial(tmp_path / trial, 0.5)
-    rows = [page.write(tmp_path, [tmp_path / search]).read_text() for search in ("both", "one")]
+    rows = [page.write_page(tmp_path, [tmp_path / search]).read_text() for search in ("both", "one")]
     assert "<td>both/epochs=2</td><td>50.0 ± 0.0</td><td></td><td>2</td>" in rows[0]
     assert "<td>both/epochs=3</td><td>50.0</td><td></td><td>1</td>" in rows[0]
     assert [legend(figure) for figure in figures] == [["both/epochs=2", "both/epochs=3"], ["seed=0", "seed=1"]]
@@ -263,14 +269,14 @@ def test_neighbours_are_the_closest_embeddings_and_mistakes_are_named():
     table[PIECES.index("boat")] = 3 * table[PIECES.index("ship")]
     table[PIECES.index("whale")] = -table[PIECES.index("ship")]
     source.params["bert"]["embeddings"]["word"]["embedding"] = table
-    found = insight.neighbours(source, insight.words_of(source, "ship . Ship !"))
+    found = insight.neighbours(source, insight.word_ids(source, "ship . Ship !"))
     assert found.keys() == {"ship"} and found["ship"][0] == ("boat", pytest.approx(1.0))
     assert [word for word, _ in found["ship"]].count("ship") == 0 and len(found["ship"]) == insight.NEIGHBOURS
-    assert insight.piece_of(source, "Whale") == PIECES.index("whale")
-    with pytest.raises(UserError, match="--words: 'whale ship' has 2 pieces; name words that are one piece"):
-        insight.piece_of(source, "whale ship")
+    assert insight.token_id_of(source, "Whale") == PIECES.index("whale")
+    with pytest.raises(UserError, match="--words: 'whale ship' has 2 tokens; name words that are one token"):
+        insight.token_id_of(source, "whale ship")
     with pytest.raises(UserError, match="--words: '☃' is unknown to the vocabulary"):
-        insight.piece_of(source, "☃")
+        insight.token_id_of(source, "☃")
     with pytest.raises(UserError, match="has 26 tokens, more than the model's positions"):
         insight.attention(source, "ship " * 24)
 
@@ -283,10 +289,10 @@ def test_a_damaged_line_costs_no_more_than_itself(tmp_path):
     (run / "metrics.jsonl").write_text("\n".join([*lines[:4], "{", *lines[4:]]) + "\n")
     history = read_history(run)
     np.testing.assert_allclose(history.tokens(np.array([10, 30])), [4000, 4000 + 20 * 8 * 100])
-    page.write(tmp_path / "out", [run])
+    page.write_page(tmp_path / "out", [run])
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(UserError, match=r"run: no metrics yet"):
-        page.write(tmp_path / "out", [run])
+        page.write_page(tmp_path / "out", [run])
 
 
 def test_a_page_that_cannot_be_drawn_does_not_fail_a_run(tmp_path, capsys):

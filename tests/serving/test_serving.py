@@ -322,7 +322,7 @@ def test_what_does_not_fit_in_the_queue_is_refused_and_what_waits_is_answered(le
             hold.wait(60)
             return inputs
 
-    monkeypatch.setattr(serving_http, "methods_of", lambda model: {"echo": Echo})
+    monkeypatch.setattr(serving_http, "request_methods_of", lambda model: {"echo": Echo})
     server = serving_http.Server(learnt["tag"][0], LIMITS)
     with serving_here(server) as url, concurrent.futures.ThreadPoolExecutor(2) as pool:
         try:

@@ -33,7 +33,7 @@ def unigram(learnt: tokenizer.SentencePiece) -> tokenizer.Unigram:
     made.decoder = decoders.Metaspace(prepend_scheme="always")
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     return tokenizer.Unigram(
-        json_file.with_special_pieces(made, ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]).encode(), "made"
+        json_file.with_special_tokens(made, ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]).encode(), "made"
     )
 
 
@@ -68,7 +68,7 @@ def test_new_pieces_shorten_new_text_and_leave_the_rest_as_it_is(kind, tokenizer
     shuffled = sorted(words.items(), key=lambda item: hash(item[0]))
     assert vocabulary_extension.extended(old, dict(shuffled), PIECES).fingerprint == larger.fingerprint
     larger.save(tmp_path)
-    assert tokenizer.load(kind, tmp_path / larger.filename).pieces == larger.pieces
+    assert tokenizer.load_tokenizer(kind, tmp_path / larger.filename).pieces == larger.pieces
     theirs = HuggingFaceTokenizer.from_str(larger.to_huggingface())
     for text in NEW:
         assert theirs.encode(text, add_special_tokens=False).ids == larger.encode(text).ids
@@ -98,36 +98,38 @@ def test_pieces_are_joined_as_byte_pair_encoding_does(tokenizers):
                 rest = rest[1 + is_pair :]
             merged.append((found, count))
         units = merged
-    assert [tuple(each) for each in vocabulary_extension.learn(old, words, 40)] == expected
+    assert [tuple(each) for each in vocabulary_extension.learn_joined(old, words, 40)] == expected
     # And the tokenizer that has them cuts the words so.
-    larger = old.extended(vocabulary_extension.learn(old, words, 40))
+    larger = old.extended(vocabulary_extension.learn_joined(old, words, 40))
     cut = [[larger.pieces[i] for i in larger.encode(word).ids] for word in words]
     assert cut == [unit for unit, _ in units]
 
 
 def test_what_is_only_a_part_of_others_is_left_out_where_it_can_be(tokenizers):
     words = {"ibuprofen": 50}
-    assert [each.piece for each in vocabulary_extension.learn(tokenizers["wordpiece"], words, 1)] != ["ibuprofen"]
-    found = vocabulary_extension.learn(tokenizers["wordpiece"], words, 5)
-    assert [each.piece for each in found] == ["ibuprofen"]
+    assert [each.token for each in vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 1)] != [
+        "ibuprofen"
+    ]
+    found = vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 5)
+    assert [each.token for each in found] == ["ibuprofen"]
     assert (
-        len(vocabulary_extension.learn(tokenizers["bpe"], words, 50))
+        len(vocabulary_extension.learn_joined(tokenizers["bpe"], words, 50))
         == len(tokenizers["bpe"].units("ibuprofen")[0]) - 1
     )
 
 
 def test_no_word_becomes_unknown():
     """WordPiece takes the longest beginning, even if the rest then has no pieces."""
-    old = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *"ab", "##b", "##c", "##e", "##cd", "ab"], lowercase=True)
+    old = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *"ab", "##b", "##c", "##e", "##cd", "ab"], lowercase=True)
     words = {"abc": 9, "abcd": 5, "abe": 3}
-    assert [each.piece for each in vocabulary_extension.learn(old, words, 1)] == ["abc"]
+    assert [each.token for each in vocabulary_extension.learn_joined(old, words, 1)] == ["abc"]
     larger = vocabulary_extension.extended(old, words, 1)
     assert larger.pieces[-1] != "abc" and all(larger.unk_id not in larger.encode(word).ids for word in words)
 
 
 def test_too_few_words_are_told(tokenizers):
-    with pytest.raises(UserError, match=r"config.tokenizer.extend = 9: this corpus gives 1 new pieces; set it to that"):
+    with pytest.raises(UserError, match=r"config.tokenizer.extend = 9: this corpus gives 1 new tokens; set it to that"):
         vocabulary_extension.extended(tokenizers["wordpiece"], {"ibuprofen": 50}, 9)
-    with pytest.raises(UserError, match="gives 0 new pieces"):
+    with pytest.raises(UserError, match="gives 0 new tokens"):
         vocabulary_extension.extended(tokenizers["bpe"], {}, 1)
     assert not tokenizer.Bytes.extends

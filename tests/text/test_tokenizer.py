@@ -36,7 +36,9 @@ HARD = [
 
 
 def learn(kind: str, texts: list[str], size: int, lowercase: bool = True) -> tokenizer.Tokenizer:
-    return vocabulary_learning.learn(kind, vocabulary_learning.count_words(kind, texts, lowercase), size, lowercase)
+    return vocabulary_learning.learn_new_vocabulary(
+        kind, vocabulary_learning.count_words(kind, texts, lowercase), size, lowercase
+    )
 
 
 @pytest.fixture(scope="module", params=SIZE)
@@ -60,7 +62,7 @@ def test_wordpiece_follows_googles_rules(text, cased, uncased):
     """Cleaning, words, accents, and the longest pieces of a word."""
     words = "un ##aff ##able cafe café na ##ï ##ve ##ive ##s 中 文 a ##a [ ] ' don mask À ##A"
     for lowercase, expected in ((False, cased), (True, uncased)):
-        wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *words.split()], lowercase)
+        wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *words.split()], lowercase)
         assert [wordpiece.pieces[i] for i in wordpiece.encode(text).ids] == expected.split()
         assert wordpiece.encode_ids([text])[0] == wordpiece.encode(text).ids
 
@@ -91,19 +93,19 @@ def test_bytes_are_those_of_utf8(text, tmp_path):
     encoding = pieces.encode(text)
     whole = (" " * (not text.startswith(" ")) + text) if text else ""
     assert len(encoding.ids) == len(whole.encode()) and pieces.vocab_size == 261
-    assert all(i >= len(tokenizer.SPECIAL_PIECES) for i in encoding.ids)
+    assert all(i >= len(tokenizer.SPECIAL_TOKENS) for i in encoding.ids)
     assert pieces.decode(encoding.ids) == whole.removeprefix(" ")
     assert pieces.encode_ids([text, "x"])[0] == encoding.ids
     assert all(0 <= start <= end <= len(text) for start, end in encoding.offsets)
     pieces.save(tmp_path)
-    assert tokenizer.load("bytes", tmp_path / "bytes.txt").fingerprint == pieces.fingerprint
+    assert tokenizer.load_tokenizer("bytes", tmp_path / "bytes.txt").fingerprint == pieces.fingerprint
 
 
 def test_words_of_bytes_begin_with_a_space():
     pieces = tokenizer.Bytes()
     ids = pieces.encode("one two").ids
     assert pieces.continues_word[ids].tolist() == [False, True, True, True] * 2
-    assert not pieces.continues_word[: len(tokenizer.SPECIAL_PIECES)].any()
+    assert not pieces.continues_word[: len(tokenizer.SPECIAL_TOKENS)].any()
 
 
 def test_offsets_point_at_the_characters_of_each_piece(learnt):
@@ -125,7 +127,7 @@ def test_a_learnt_vocabulary_is_the_same_each_time_and_after_its_file(learnt, tm
     again = learn(learnt.kind, make_corpus(60).split("\n"), SIZE[learnt.kind])
     assert again.pieces == learnt.pieces and learnt.vocab_size == SIZE[learnt.kind]
     learnt.save(tmp_path)
-    loaded = tokenizer.load(learnt.kind, tmp_path / learnt.filename)
+    loaded = tokenizer.load_tokenizer(learnt.kind, tmp_path / learnt.filename)
     text = "the captain found the onion near the [MASK]"
     assert loaded.fingerprint == learnt.fingerprint
     assert loaded.encode(text) == learnt.encode(text)
@@ -166,7 +168,7 @@ def test_files_that_make_special_pieces_of_text_do_not_here(tmp_path):
     )
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
     for kind, name in (("unigram", "tokenizer.json"), ("bpe", "bpe.json"), ("sentencepiece", "tokenizer.model")):
-        pieces = tokenizer.load(kind, tmp_path / name)
+        pieces = tokenizer.load_tokenizer(kind, tmp_path / name)
         special = [pieces.pieces[i] for i in pieces.special_ids]
         for text in ("".join(special), " a ".join(special)):
             ids = pieces.encode(text).ids
@@ -190,7 +192,7 @@ def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercas
     reference.normalizer = normalizers.BertNormalizer(strip_accents=lowercase, lowercase=lowercase)
     reference.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     halves = [re.sub(r"\S{100}", r"\g<0> ", text) for text in texts]  # of words that are too long
-    special = [*tokenizer.SPECIAL_PIECES, *letters, *inside]
+    special = [*tokenizer.SPECIAL_TOKENS, *letters, *inside]
     expected = vocabulary_of(
         reference, halves, trainers.WordPieceTrainer, vocab_size=350, special_tokens=special,
         limit_alphabet=len(letters), initial_alphabet=letters,
@@ -210,7 +212,7 @@ def test_chinese_gets_all_its_letters():
     texts = ["".join(letters[i : i + 50]) for i in range(0, 2000, 25)]
     learnt = learn("wordpiece", texts * 2, 2004)  # all but the last 0.05 %
     assert len(set(letters) & set(learnt.pieces)) == 1999
-    with pytest.raises(UserError, match=r"gives 2004 pieces; set it to that or more: its single characters alone need"):
+    with pytest.raises(UserError, match=r"gives 2004 tokens; set it to that or more: its single characters alone need"):
         learn("wordpiece", texts * 2, 1000)
 
 
@@ -224,21 +226,23 @@ def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
     """Whatever the order of the words, for each of Unicode's texts, which it gives back."""
     texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
     words = vocabulary_learning.count_words("bpe", texts)
-    learnt = vocabulary_learning.learn("bpe", dict(reversed(list(words.items()))), 400, lowercase=False)
-    assert learnt.fingerprint == vocabulary_learning.learn("bpe", words, 400, lowercase=False).fingerprint
+    learnt = vocabulary_learning.learn_new_vocabulary("bpe", dict(reversed(list(words.items()))), 400, lowercase=False)
+    assert (
+        learnt.fingerprint == vocabulary_learning.learn_new_vocabulary("bpe", words, 400, lowercase=False).fingerprint
+    )
     reference = HuggingFaceTokenizer(models.BPE())
     reference.normalizer, reference.decoder = normalizers.NFC(), decoders.ByteLevel()
     reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     spaced = [" ".join(re.split("[ \t\r\n]+", text)) for text in texts]
     expected = vocabulary_of(
-        reference, spaced, trainers.BpeTrainer, vocab_size=400, special_tokens=[*tokenizer.SPECIAL_PIECES],
+        reference, spaced, trainers.BpeTrainer, vocab_size=400, special_tokens=[*tokenizer.SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     assert expected == {piece: i for i, piece in enumerate(learnt.pieces)}
     for text in HARD:
         composed = unicodedata.normalize("NFC", text).removeprefix(" ")
         assert learnt.decode(learnt.encode(text).ids) == composed
-    lower = vocabulary_learning.learn("bpe", words, 400, lowercase=True)
+    lower = vocabulary_learning.learn_new_vocabulary("bpe", words, 400, lowercase=True)
     assert lower.encode("THE Ship").ids == lower.encode("the ship").ids
 
 
@@ -272,7 +276,7 @@ def modernbert_json(**parts) -> dict:
 @pytest.fixture
 def modernbert(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
-    return tokenizer.load("bpe", tmp_path / "tokenizer.json")
+    return tokenizer.load_tokenizer("bpe", tmp_path / "tokenizer.json")
 
 
 def test_modernberts_added_pieces_are_kept_whole_and_its_special_ones_are_not_read_in_a_text(modernbert):
@@ -280,7 +284,7 @@ def test_modernberts_added_pieces_are_kept_whole_and_its_special_ones_are_not_re
         return [modernbert.pieces[i] for i in ids]
 
     assert modernbert.vocab_size == 400 + 23 + 1 + 6 + 3 and modernbert.pieces[-1] == "[unused2]"
-    assert pieces(modernbert.special_ids) == list(tokenizer.SPECIAL_PIECES)
+    assert pieces(modernbert.special_ids) == list(tokenizer.SPECIAL_TOKENS)
     assert pieces(modernbert.encode("a   b").ids) == ["a", "   ", "b"]
     assert "|||EMAIL_ADDRESS|||" in pieces(modernbert.encode("to |||EMAIL_ADDRESS||| of").ids)
     ids = modernbert.encode("[CLS] [SEP] <|endoftext|> [PAD][MASK]").ids
@@ -315,15 +319,15 @@ def test_modernberts_words_have_a_space_before_them_but_for_the_first_of_a_text(
 def test_byte_level_tokenizers_that_do_something_else_are_refused(parts, message, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json(**parts)))
     with pytest.raises(UserError, match=message) as error:
-        tokenizer.load("bpe", tmp_path / "tokenizer.json")
+        tokenizer.load_tokenizer("bpe", tmp_path / "tokenizer.json")
     assert "\n" not in str(error.value)
 
 
 def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
     path = tmp_path / "vocab.txt"
-    path.write_bytes("\r\n".join([*tokenizer.SPECIAL_PIECES, "Paris", "paris", "is"]).encode())
-    assert tokenizer.load("wordpiece", path, lowercase=False).encode("Paris is").ids == [5, 7]
-    assert tokenizer.load("wordpiece", path, lowercase=True).encode("Paris is").ids == [6, 7]
+    path.write_bytes("\r\n".join([*tokenizer.SPECIAL_TOKENS, "Paris", "paris", "is"]).encode())
+    assert tokenizer.load_tokenizer("wordpiece", path, lowercase=False).encode("Paris is").ids == [5, 7]
+    assert tokenizer.load_tokenizer("wordpiece", path, lowercase=True).encode("Paris is").ids == [6, 7]
 
 
 @pytest.mark.parametrize("lines, ids, note", [
@@ -335,18 +339,18 @@ def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
 def test_a_piece_that_a_vocabulary_has_twice_has_its_last_id(lines, ids, note, first, tmp_path, capsys):
     """As in Google's code and in transformers. A tokenizer.json has the same pieces, also if it has gaps."""
     path = tmp_path / "vocab.txt"
-    path.write_text(first + "\n".join([*tokenizer.SPECIAL_PIECES, *lines]) + "\n")
-    found = tokenizer.load("wordpiece", path)
+    path.write_text(first + "\n".join([*tokenizer.SPECIAL_TOKENS, *lines]) + "\n")
+    found = tokenizer.load_tokenizer("wordpiece", path)
     assert note in capsys.readouterr().err
     assert found.encode("a protein").ids == ids and found.encode("no piece 6").ids == 3 * [found.unk_id]
     found.save(tmp_path / "saved")
-    assert tokenizer.load("wordpiece", tmp_path / "saved/vocab.txt").fingerprint == found.fingerprint
+    assert tokenizer.load_tokenizer("wordpiece", tmp_path / "saved/vocab.txt").fingerprint == found.fingerprint
     content = json.loads(found.to_huggingface())
     for is_whole in (True, False):
         vocabulary = content["model"]["vocab"]
         content["model"]["vocab"] = {x: i for x, i in vocabulary.items() if is_whole or not x.startswith("[no piece")}
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-        assert tokenizer.load("wordpiece", tmp_path / "tokenizer.json").pieces == found.pieces
+        assert tokenizer.load_tokenizer("wordpiece", tmp_path / "tokenizer.json").pieces == found.pieces
 
 
 @pytest.mark.parametrize("kind, content, message", [
@@ -360,12 +364,12 @@ def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
     if content is not None:
         (tmp_path / "file").write_text(content)
     with pytest.raises(UserError, match=message):
-        tokenizer.load(kind, tmp_path / "file")
+        tokenizer.load_tokenizer(kind, tmp_path / "file")
 
 
 @pytest.mark.parametrize("kind", SIZE)
 def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kind):
-    with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ pieces; set it to that or less"):
+    with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ tokens; set it to that or less"):
         learn(kind, make_corpus(20).split("\n"), 9000)
 
 
@@ -397,7 +401,7 @@ def test_words_and_their_places(text, words):
 def test_pieces_of_the_words_are_those_of_the_text(lowercase):
     """Also of a document with code, tables and marks."""
     letters = [chr(i) for i in range(33, 127)]
-    wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *letters, *("##" + x for x in letters)], lowercase)
+    wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *letters, *("##" + x for x in letters)], lowercase)
     texts = (pathlib.Path(__file__).parents[2] / "docs/text.md").read_text().splitlines()
     texts.append("Straße/Zoë\u0308 北京x\u200by\u0085z (don't) \u2026")
     for text in texts:

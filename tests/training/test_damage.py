@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bertjax.common import checksums
 from bertjax.common.errors import UserError
 from bertjax.training.checkpoints import checkpoint
-from bertjax.training.loop import train
+from bertjax.training.loop import train_task
 from tests.training.toy import Toy, toy_config
 
 
@@ -20,14 +20,14 @@ def saved(tmp_path_factory):
     """A finished run with the checkpoints of steps 8, 9 and 10."""
     workdir = tmp_path_factory.mktemp("saved")
     task = Toy(toy_config(checkpoint=dict(every_steps=1, keep=3), eval=dict(every_steps=2)), scores=range(5))
-    train(task, task.config, workdir, task.mesh)
+    train_task(task, task.config, workdir, task.mesh)
     assert checkpoint.steps(workdir) == [8, 9, 10]
     return workdir
 
 
 def values(workdir, step):
     found = {item: checkpoint._read_item(workdir, step, item, None) for item in ("params", "rest")}
-    return {name: np.asarray(x).tolist() for name, x in checksums.names_of(found).items()}
+    return {name: np.asarray(x).tolist() for name, x in checksums.arrays_by_name(found).items()}
 
 
 def truncate(path, other):
@@ -139,8 +139,8 @@ def test_a_checksum_is_the_same_on_any_mesh_and_sees_every_change(dtype):
     for shape, spec in (((8, 1), ("a",)), ((2, 4), ("b", "a")), ((1, 1), ())):
         mesh = Mesh(np.array(jax.devices()[: np.prod(shape)]).reshape(shape), ("a", "b"))
         x = jax.device_put(values, NamedSharding(mesh, PartitionSpec(*spec)))
-        assert int(checksums.on_devices({"x": x})["x"]) == checksums.of_tree({"x": x})["x"] == expected
-    assert int(checksums.on_devices({"x": values[0, 0, 0]})["x"]) == checksums.of_numpy(values[0, 0, 0])
+        assert int(checksums.of_sharded({"x": x})["x"]) == checksums.of_tree({"x": x})["x"] == expected
+    assert int(checksums.of_sharded({"x": values[0, 0, 0]})["x"]) == checksums.of_numpy(values[0, 0, 0])
     rng = np.random.default_rng(1)
     for _ in range(50):
         other = values.copy()

@@ -9,9 +9,9 @@ from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo
 from bertjax.training.hooks import Hook, register
 from bertjax.training.hooks.registry import HOOKS, validate
-from bertjax.training.loop import train
+from bertjax.training.loop import train_task
 from bertjax.training.run import Run, RunKind
-from bertjax.training.run import run as run_one
+from bertjax.training.run import run_training as run_one
 from tests.training.test_loop import toy_program  # noqa: F401
 from tests.training.toy import Toy, toy_config
 
@@ -22,7 +22,7 @@ def run(toy_program, tmp_path):  # noqa: F811
 
     def run(objects, **fields):
         task = Toy(config := toy_config(**fields))
-        return task, train(task, config, tmp_path, task.mesh, program=toy_program, hooks=objects)
+        return task, train_task(task, config, tmp_path, task.mesh, program=toy_program, hooks=objects)
 
     return run
 

@@ -22,7 +22,7 @@ from bertjax.common.errors import UserError
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.distributed.rules import RULES
 from bertjax.training.checkpoints import checkpoint
-from bertjax.training.loop import train
+from bertjax.training.loop import train_task
 from bertjax.training.monitoring.clocks import PARTS
 from bertjax.training.monitoring.logging import MetricsWriter
 from bertjax.training.optim.schedules import make_schedule
@@ -58,7 +58,7 @@ def straight_run(records_folder, program, tmp_path_factory):
     """All ten steps in one go: workdir and final state."""
     workdir, config = tmp_path_factory.mktemp("straight"), config_for(records_folder)
     task = make_task(config)
-    result = train(task, config, workdir, task.mesh, program=program)
+    result = train_task(task, config, workdir, task.mesh, program=program)
     assert program.train_step._cache_size() == 2  # one program for each of the two lengths
     return workdir, leaves(result.state), result.scores
 
@@ -68,7 +68,7 @@ def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, program
     config = config_for(records_folder)
 
     def run(task):
-        return train(task, config, tmp_path, task.mesh, program=program)
+        return train_task(task, config, tmp_path, task.mesh, program=program)
 
     for stop_after in (5, 8):
         stopped_run(run, make_task(config), stop_after)
@@ -180,7 +180,7 @@ def train_toy(toy_program, tmp_path):
     """(task, **fields of the config) -> what `train` returns, in the test's folder."""
 
     def run(task, workdir=tmp_path, **fields):
-        return train(task, toy_config(**fields), workdir, task.mesh, program=toy_program)
+        return train_task(task, toy_config(**fields), workdir, task.mesh, program=toy_program)
 
     return run
 
@@ -377,7 +377,7 @@ def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what, messag
     task = Poisoned(toy_config())
     task.what, task.poisoned = what, range(7, 11)
     with pytest.raises(UserError, match=f"training diverged: .*{message}"):
-        train(task, task.config, tmp_path, task.mesh)
+        train_task(task, task.config, tmp_path, task.mesh)
     assert checkpoint.steps(tmp_path) == [5]
 
 
@@ -385,7 +385,7 @@ def test_updates_that_are_not_finite_can_be_left_out(tmp_path, capsys):
     config = toy_config()
     config.optimizer.skip_nonfinite = 1
     task = Poisoned(config)
-    trained = train(task, config, tmp_path / "run", task.mesh)
+    trained = train_task(task, config, tmp_path / "run", task.mesh)
     assert int(trained.state.step) == 10 and np.isfinite(jax.tree.leaves(trained.state.params)[0]).all()
     assert int(trained.state.opt_state[1].count) == 8
     lines = [line for line in capsys.readouterr().out.splitlines() if "skipped this update" in line]
@@ -399,7 +399,7 @@ def test_updates_that_are_not_finite_can_be_left_out(tmp_path, capsys):
     task = Poisoned(config)
     task.poisoned = (7, 8)
     with pytest.raises(UserError, match=r"training diverged: the loss of step 8 is nan"):
-        train(task, config, tmp_path / "twice", task.mesh)
+        train_task(task, config, tmp_path / "twice", task.mesh)
 
 
 def test_the_loop_refuses_a_transfer_that_nobody_asked_for(train_toy, monkeypatch):
@@ -412,7 +412,9 @@ def test_a_run_can_start_from_other_params(toy_program, tmp_path):
     config = toy_config()
     config.optimizer.learning_rate = 1e-20  # nothing moves: what comes out is what went in
     task = Toy(config)
-    result = train(task, config, tmp_path, task.mesh, lambda params: jax.tree.map(lambda x: x + 1, params), toy_program)
+    result = train_task(
+        task, config, tmp_path, task.mesh, lambda params: jax.tree.map(lambda x: x + 1, params), toy_program
+    )
     assert int(result.state.step) == 10
     assert min(float(x.mean()) for x in jax.tree.leaves(result.state.params)) > 0.9
 
@@ -435,9 +437,9 @@ def test_params_alone_are_not_resumed(train_toy, tmp_path):
 def test_a_run_of_a_search_ends_with_params_alone(toy_program, tmp_path):
     task = Toy(toy_config())
     arguments = (task, toy_config(), tmp_path, task.mesh, None, toy_program)
-    train(*arguments, save_final_opt_state=False)
+    train_task(*arguments, save_final_opt_state=False)
     assert checkpoint.is_resumable(tmp_path, 5) and not checkpoint.is_resumable(tmp_path, 10)
-    again = train(*arguments, save_final_opt_state=False)  # stopped before its result was written
+    again = train_task(*arguments, save_final_opt_state=False)  # stopped before its result was written
     np.testing.assert_array_equal(
         again.state.params["dense"]["kernel"], checkpoint.read_params(tmp_path, 10)["dense"]["kernel"]
     )

@@ -18,7 +18,7 @@ from bertjax.training import run as run_module
 from bertjax.training.checkpoints.workdir import RunInfo
 from bertjax.training.monitoring import memory
 from bertjax.training.monitoring.memory import memory_limit, memory_saving_settings, raise_if_out_of_memory
-from bertjax.training.run import Run, RunKind, run
+from bertjax.training.run import Run, RunKind, run_training
 from experiments import glue
 from tests.conftest import tiny_config
 
@@ -38,7 +38,7 @@ def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyTyp
     def train(*_, **__):
         raise jax.errors.JaxRuntimeError(message)
 
-    monkeypatch.setattr(run_module, "train", train)
+    monkeypatch.setattr(run_module, "train_task", train)
 
     class OpenedRun(Run):
         initial_params = report = reopen = None
@@ -53,7 +53,7 @@ def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyTyp
             task = running(config, chosen)
             return OpenedRun(config, make_mesh(config), task, RunInfo(config), tokenizer=None, notes=[])
 
-    run(Opened(), config, tmp_path)
+    run_training(Opened(), config, tmp_path)
 
 
 @pytest.mark.parametrize("fields, chosen, remedy", [

@@ -50,7 +50,7 @@ def test_it_is_read_and_converted(old):
     source = pretrained.read_with_tokenizer("run")
     assert source.step == 5 and source.predicts_words and source.dtype == "float32"
     conversion.convert("run", "theirs", "huggingface")
-    again = pretrained.read("theirs")
+    again = pretrained.read_pretrained("theirs")
     flat = (flax.traverse_util.flatten_dict(each.params, sep="/") for each in (source, again))
     for (name, ours), (other, theirs) in zip(*(sorted(each.items()) for each in flat), strict=True):
         assert name == other and np.array_equal(ours, theirs), name

@@ -15,7 +15,7 @@ from bertjax.pretraining.task import Pretraining
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import read_history
 from bertjax.training.checkpoints import checkpoint
-from bertjax.training.loop import train
+from bertjax.training.loop import train_task
 from bertjax.training.optim import optimizers
 from bertjax.training.trackers import trackers
 from bertjax.training.trackers.jsonl import read_metrics
@@ -70,7 +70,7 @@ def test_a_run_is_resumed_bit_for_bit_evaluated_and_reported(records_folder, tmp
     assert 0 < abs(last["eval/count_noise"]) < 0.5  # the mean of many random numbers: evaluation has keys, too
     assert all("train/mlm_accuracy" in line for line in lines if "train/loss" in line)
     assert "held-out counts: " in (tmp_path / "run/report.txt").read_text()
-    figure = curves.draw([read_history(tmp_path / "run")])
+    figure = curves.draw_curves([read_history(tmp_path / "run")])
     assert "loss of counts" in [axis.get_title() for axis in figure.axes]
 
 
@@ -81,10 +81,10 @@ def test_a_run_is_resumed_bit_for_bit_evaluated_and_reported(records_folder, tmp
 def toys(tmp_path_factory):
     """The folder with a straight run and with a run that was stopped at step 7 and resumed; both final states."""
     folder, config = tmp_path_factory.mktemp("toys"), own_parts.used_in(toy_config())
-    straight = train(task := Toy(config), config, folder / "straight", task.mesh)
-    stopped_run(lambda task: train(task, config, folder / "run", task.mesh), Toy(config), 7)
+    straight = train_task(task := Toy(config), config, folder / "straight", task.mesh)
+    stopped_run(lambda task: train_task(task, config, folder / "run", task.mesh), Toy(config), 7)
     assert checkpoint.steps(folder / "run")[-1] == 7
-    resumed = train(task := Toy(config), config, folder / "run", task.mesh)
+    resumed = train_task(task := Toy(config), config, folder / "run", task.mesh)
     return folder, leaves(straight.state), leaves(resumed.state)
 
 

@@ -10,7 +10,7 @@ from etils import epath
 from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
 from bertjax.launch.validate import validate
-from bertjax.training.loop import train
+from bertjax.training.loop import train_task
 from bertjax.training.trackers import trackers
 from bertjax.training.trackers.jsonl import JsonLines, read_metrics
 from bertjax.training.trackers.remote import RemoteTracker
@@ -65,8 +65,8 @@ def written(folder, start: int, *numbers: tuple[int, dict], end=True, factory=Ke
 
 def test_a_run_gets_what_metrics_jsonl_has_and_resumed_goes_on(kept, tmp_path):
     config = toy_config(sinks=("jsonl,kept",))
-    stopped_run(lambda task: train(task, config, tmp_path, task.mesh), Toy(config), 7)
-    train(task := Toy(config), config, tmp_path, task.mesh)
+    stopped_run(lambda task: train_task(task, config, tmp_path, task.mesh), Toy(config), 7)
+    train_task(task := Toy(config), config, tmp_path, task.mesh)
     lines = [(line["step"], name, x) for line in read_metrics(tmp_path) for name, x in line.items() if name != "step"]
     found = kept["run0"]
     assert len(kept) == 1 and [each for each in found if isinstance(each, tuple)] == lines

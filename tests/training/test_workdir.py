@@ -14,7 +14,7 @@ from tests.conftest import tiny_config
 
 
 def pieces(*words, lowercase=True):
-    return tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *words], lowercase=lowercase)
+    return tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *words], lowercase=lowercase)
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
@@ -32,7 +32,7 @@ def test_the_tokenizer_that_was_used_is_the_one_that_is_loaded(tmp_path):
     cased, config = pieces("Paris", "paris", lowercase=False), tiny_config("text.txt")
     assert config.tokenizer.lowercase
     workdir.write_info(tmp_path, RunInfo(config), cased)
-    assert workdir.load_tokenizer(tmp_path, workdir.require_info(tmp_path)).encode("Paris").ids == [5]
+    assert workdir.tokenizer_of_run(tmp_path, workdir.require_info(tmp_path)).encode("Paris").ids == [5]
 
 
 def test_every_difference_is_found_with_its_field_and_both_values(tmp_path):

@@ -57,7 +57,7 @@ CHANGES = {
 LINE_CHANGES = ("normalized_lines", "repeated_lines")  # changes that count lines; other changes count documents
 
 
-def describe(counts: Mapping) -> str:
+def describe_changes(counts: Mapping) -> str:
     """Returns the changes of a corpus, to append to a message about missing text."""
     return "".join(f"; {counts[change]:,} {text}" for change, text in CHANGES.items() if counts[change])
 
@@ -130,13 +130,13 @@ def without_repeats(
     return document
 
 
-def words_of(line: str) -> list[str]:
+def words_of_line(line: str) -> list[str]:
     """Splits a line at spaces; splits text of scripts without spaces into characters."""
     return WORD.findall(line)
 
 
 def _long_enough(document: Document, rules: Mapping, counts: Counter) -> Document | None:
-    if sum(len(words_of(line)) for line in document.lines) >= max(1, rules["min_words"]):
+    if sum(len(words_of_line(line)) for line in document.lines) >= max(1, rules["min_words"]):
         return document
     counts["short_documents"] += 1
     return None
@@ -196,7 +196,7 @@ def bands_of(texts: Iterable[list[str]]) -> np.ndarray:
         ) from None
     shingles = []
     for lines in texts:
-        words = [word for line in lines for word in words_of(line)]
+        words = [word for line in lines for word in words_of_line(line)]
         last = max(1, len(words) - SHINGLE_WORDS + 1)
         shingles.append([" ".join(words[i : i + SHINGLE_WORDS]) for i in range(last)])
     digests = np.array(rensa.RMinHash.digests_from_token_sets(shingles, BANDS * BAND_HASHES, 0), np.uint64)

@@ -45,7 +45,7 @@ class Portion(NamedTuple):
         return max(self.bytes, FILE_BYTES * len(self.files))
 
 
-def portions(sources: Sequence[str]) -> list[Portion]:
+def corpus_portions(sources: Sequence[str]) -> list[Portion]:
     """Divides the corpus into portions of about `PORTION_BYTES`; a portion is of one source.
 
     The portions are a function of the sources and of the paths and sizes of their files.
@@ -87,7 +87,7 @@ def read_portion(portion: Portion, options: ReadOptions = reading.DEFAULT) -> It
     """Yields the documents of a portion, in order.
 
     Raises:
-      UserError: text is damaged, cut off or cannot be read, or a file has changed since `portions` listed it.
+      UserError: text is damaged, cut off or cannot be read, or a file has changed since `corpus_portions` listed it.
     """
     if data_set := data_set_of(portion.source):
         if data_set.identity != portion.identity:
@@ -96,7 +96,7 @@ def read_portion(portion: Portion, options: ReadOptions = reading.DEFAULT) -> It
     for number, path in enumerate(portion.files):
         stamp = portion.stamps[number * STAMP_BYTES :][:STAMP_BYTES]
         _check_stamp(path, stamp)
-        yield from reading.read_file(path, options)
+        yield from reading.read_corpus_file(path, options)
         _check_stamp(path, stamp)
 
 
@@ -125,7 +125,7 @@ def groups(sources: Sequence[str]) -> list[Group]:
     """
     if not sources:
         raise UserError("config.data.corpus = None: say where the text is (files, a folder, a glob, hf:NAME, ...)")
-    collected = list(in_groups(portions(sources), lambda portion: portion.weight, PORTION_BYTES))
+    collected = list(in_groups(corpus_portions(sources), lambda portion: portion.weight, PORTION_BYTES))
     if len(collected) > 1 and sum(portion.weight for portion in collected[-1]) < PORTION_BYTES:  # too short for blocks
         collected[-2:] = [collected[-2] + collected[-1]]
     return [Group(number, tuple(portions)) for number, portions in enumerate(collected)]
@@ -165,7 +165,7 @@ def unread_kinds(portions: Iterable[Portion]) -> dict[str, reading.Kinds]:
 
 def read_documents(sources: Sequence[str], options: ReadOptions = reading.DEFAULT) -> Iterator[Document]:
     """Yields the documents of all sources, in order. Raises `UserError` if a source is missing, empty or damaged."""
-    for source, parts in itertools.groupby(portions(sources), lambda portion: portion.source):
+    for source, parts in itertools.groupby(corpus_portions(sources), lambda portion: portion.source):
         count = 0
         for portion in parts:
             for document in read_portion(portion, options):

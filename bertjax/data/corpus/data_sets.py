@@ -52,7 +52,7 @@ class PythonDocs(DataSet):
 
     def read(self, options: ReadOptions) -> Iterator[Document]:
         """Yields the documents in order."""
-        yield from python_docs.read_documents()
+        yield from python_docs.read_python_docs()
 
 
 class TensorFlowDataSet(DataSet):

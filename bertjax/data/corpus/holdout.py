@@ -37,7 +37,7 @@ def is_file_of_run(path: epath.PathLike, data: ConfigDict, known: dict[str, str]
     return name in known and epath.Path(path).is_file() and fingerprints.of_file(path) == known[name]
 
 
-def choose(labels: Sequence[Sequence[Any]], seed: int, stratified: bool = True) -> set[int]:
+def choose_heldout(labels: Sequence[Sequence[Any]], seed: int, stratified: bool = True) -> set[int]:
     """Returns the numbers of the examples to hold out, one of `ONE_OF`.
 
     Args:
@@ -61,7 +61,7 @@ def choose(labels: Sequence[Sequence[Any]], seed: int, stratified: bool = True) 
     return chosen
 
 
-def require(held_out: int, examples: int, data: ConfigDict, noun: str, least: int = 1) -> None:
+def require_heldout(held_out: int, examples: int, data: ConfigDict, noun: str, least: int = 1) -> None:
     """Raises `UserError` unless enough examples are held out.
 
     Args:
@@ -78,8 +78,8 @@ def require(held_out: int, examples: int, data: ConfigDict, noun: str, least: in
         )
 
 
-def describe(held_out: int, examples: int, data: ConfigDict, noun: str, stratified_by: str = "") -> str:
-    """Returns a line that describes the split; see `require` for the arguments."""
+def describe_split(held_out: int, examples: int, data: ConfigDict, noun: str, stratified_by: str = "") -> str:
+    """Returns a line that describes the split; see `require_heldout` for the arguments."""
     how = f", stratified by {stratified_by}" if stratified_by else ""
     return (
         f"{data.path}: 1 of {ONE_OF} {noun} held out as dev{how} (data.heldout_seed={seed_of(data)}): "

@@ -20,7 +20,7 @@ MIN_WORDS_PER_DOCUMENT = 50
 
 
 @functools.cache  # a run reads this corpus of thousands of files several times
-def read_documents() -> tuple[Document, ...]:
+def read_python_docs() -> tuple[Document, ...]:
     """Returns `pydoc_data.topics` and the docstrings of the standard library and of the installed packages.
 
     A document is one topic or one module. Modules are read as text, never imported. Skips text that is not prose

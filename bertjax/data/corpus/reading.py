@@ -136,7 +136,7 @@ class _IgnoringFaults(ReadOptions):
 DEFAULT = ReadOptions()
 
 
-def read_file(path: str, options: ReadOptions = DEFAULT) -> Iterator[Document]:
+def read_corpus_file(path: str, options: ReadOptions = DEFAULT) -> Iterator[Document]:
     """Yields the documents of a file. Raises `UserError` with file and line if it is damaged, cut off, or not text."""
     readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".json": _read_jsonl, ".parquet": _read_parquet}
     suffix, is_empty = _suffixes(path)[0], True

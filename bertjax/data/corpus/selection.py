@@ -161,7 +161,7 @@ def skipped_files(counts: Mapping) -> dict[str, list[tuple[str, str]]]:
     return {source: files[: reading.MAX_NAMED] for source, files in skipped.items()}
 
 
-def check_not_empty(counts: Mapping, sources: Iterable[str]) -> None:
+def check_selected_sources(counts: Mapping, sources: Iterable[str]) -> None:
     """Raises `UserError` if a source has no documents.
 
     Args:

@@ -38,7 +38,7 @@ class Row(NamedTuple):
     where: str
 
 
-class Rows(Sequence[Row]):
+class TableRows(Sequence[Row]):
     """The rows of a file in little memory. A `Row` is created for each access."""
 
     def __init__(self, file: epath.PathLike):
@@ -57,7 +57,7 @@ class Rows(Sequence[Row]):
         self._cells.extend(map(self._share, cells))
         self._lines.append(line)
 
-    def select(self, numbers: Sequence[int]) -> "Rows":
+    def select(self, numbers: Sequence[int]) -> "TableRows":
         """Returns the rows with these numbers. Both tables share the cells."""
         subset = copy.copy(self)
         subset._names = [self._names[number] for number in numbers]
@@ -92,7 +92,7 @@ class Rows(Sequence[Row]):
 
 def read_table(
     path: epath.PathLike, names: Sequence[str] = (), drop_ragged: bool = False, quoting: bool = True
-) -> tuple[Rows, int]:
+) -> tuple[TableRows, int]:
     """Reads a .tsv, .csv or .jsonl file.
 
     Skips columns without a name, rows of empty cells, and empty cells at the end of rows.
@@ -111,7 +111,7 @@ def read_table(
         or another separator, or is not UTF-8, CSV or JSON.
     """
     path = epath.Path(path)
-    rows, dropped = Rows(path), 0
+    rows, dropped = TableRows(path), 0
     for row in _rows(path, names, drop_ragged, quoting):
         if row is None:
             dropped += 1
@@ -225,7 +225,7 @@ def _is_quoted(path: epath.Path) -> bool:
       enclose a cell of the header, or a cell with doubled quotes.
     - If rows differ in both cases, the case with more rows before the first different row is true.
     """
-    if not any(map(OPENING_QUOTE.search, lines_of(path))):
+    if not any(map(OPENING_QUOTE.search, lines_with_ends(path))):
         return False
     odd_plain, odd_quoted = _first_odd(_plain_lines(path)), _first_odd(_quoted_lines(path, "\t"))
     if odd_plain:
@@ -265,7 +265,7 @@ def _holds_rows(cells: Sequence[str], width: int) -> bool:
     return False
 
 
-def lines_of(path: epath.Path) -> Iterator[str]:
+def lines_with_ends(path: epath.Path) -> Iterator[str]:
     """Yields the lines of a file with their line ends."""
     # A file in an object store is read at once, which is repeated after a temporary error.
     with io.BytesIO(read_whole(path)) if "://" in str(path) else path.open("rb") as file:
@@ -281,14 +281,14 @@ def lines_of(path: epath.Path) -> Iterator[str]:
 
 
 def _plain_lines(path: epath.Path) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(lines_of(path), 1):
+    for number, line in enumerate(lines_with_ends(path), 1):
         if line.strip():
             yield number, line.rstrip("\r\n").split("\t")
 
 
 def _quoted_lines(path: epath.Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     # The space after a separator is not part of a cell: it may precede a quote.
-    reader = csv.reader(lines_of(path), delimiter=separator, skipinitialspace=True, strict=True)
+    reader = csv.reader(lines_with_ends(path), delimiter=separator, skipinitialspace=True, strict=True)
     first = 1
     try:
         for cells in reader:
@@ -300,7 +300,7 @@ def _quoted_lines(path: epath.Path, separator: str) -> Iterator[tuple[int, list[
 
 
 def _json_rows(path: epath.Path) -> Iterator[tuple[Iterable[str], Iterable, int]]:
-    for number, line in enumerate(lines_of(path), 1):
+    for number, line in enumerate(lines_with_ends(path), 1):
         if not line.strip():
             continue
         try:

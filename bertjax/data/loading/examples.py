@@ -56,7 +56,7 @@ class Examples:
       choices: the number of sequences per example; 0 is one sequence, in batches without an axis for choices.
       per_token: whether labels and logits are per token.
       teacher_logits: the outputs of a teacher for each example: logits `[classes]` or, with `per_token`, `[length,
-        classes]`; vectors `[texts, width]`; or scores. None without a teacher.
+        classes]`; embeddings `[texts, width]`; or scores. None without a teacher.
     """
 
     input_ids: list[np.ndarray]

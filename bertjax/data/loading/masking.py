@@ -44,13 +44,13 @@ class TokenMasking(BatchTransform):
 
     Attributes:
       masked_lm_prob: the share of the tokens of a row that are selected.
-      split: the shares of the selected tokens that become [MASK], become a random piece, and stay unchanged.
+      split: the shares of the selected tokens that become [MASK], become a random token, and stay unchanged.
       max_predictions_per_seq: the largest number of selected tokens.
       vocab_size: the vocabulary size.
       mask_id: the id of [MASK].
       cls_id: the id of [CLS].
       sep_id: the id of [SEP].
-      continues_word: `[vocab_size]` booleans: True if a piece continues a word; None to select single tokens.
+      continues_word: `[vocab_size]` booleans: True if a token continues a word; None to select single tokens.
       spans: whether to select spans of whole words (SpanBERT).
     """
 
@@ -73,7 +73,7 @@ class TokenMasking(BatchTransform):
           the row has `span_words[:, i]` words. `replacements` `[rows, max_predictions_per_seq]` float32 from 0 to 1
           decide whether selected tokens are masked, random or unchanged. Without spans, number i is for prediction i.
           With spans, number i is for all tokens of the span that starts after i selected tokens of the row.
-          `random_pieces` `[rows, max_predictions_per_seq]` int32, a random piece for each prediction.
+          `random_tokens` `[rows, max_predictions_per_seq]` int32, a random token for each prediction.
         """
         shape = (rows, self.max_predictions_per_seq)
         span_words = np.ones(shape, np.uint8)
@@ -83,7 +83,7 @@ class TokenMasking(BatchTransform):
             "order": rng.integers(2**32, size=(rows, length), dtype=np.uint32),
             "span_words": span_words,
             "replacements": rng.random(shape, np.float32),
-            "random_pieces": rng.integers(self.vocab_size, size=shape, dtype=np.int32),
+            "random_tokens": rng.integers(self.vocab_size, size=shape, dtype=np.int32),
         }
 
     def __call__(self, batch: Batch, draws: Batch) -> Batch:
@@ -130,7 +130,7 @@ class TokenMasking(BatchTransform):
 
         mask_share, random_share, _ = self.split
         is_mask, is_random = replacements < mask_share, replacements < mask_share + random_share
-        random_or_same = np.where(is_random, draws["random_pieces"][is_prediction], selected_ids)
+        random_or_same = np.where(is_random, draws["random_tokens"][is_prediction], selected_ids)
         masked = ids.copy()
         masked.ravel()[selected] = np.where(is_mask, self.mask_id, random_or_same)
         return Masking(masked, positions, labels, counts)

@@ -26,7 +26,7 @@ class RandomOrder(BatchTransform):
       max_predictions_per_seq: the largest number of predicted tokens.
       cls_id: the id of [CLS].
       sep_id: the id of [SEP].
-      continues_word: `[vocab_size]` booleans: True if a piece continues a word.
+      continues_word: `[vocab_size]` booleans: True if a token continues a word.
     """
 
     k: int

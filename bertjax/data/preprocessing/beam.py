@@ -25,17 +25,17 @@ except ImportError:
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
-from bertjax.common.sorting import ROWS, divide, merge
+from bertjax.common.sorting import ROWS, divide, merge_parts
 from bertjax.data.corpus import cleaning
 from bertjax.data.corpus.cleaning import Repeats
 from bertjax.data.corpus.corpus import Group
-from bertjax.data.corpus.selection import Selection, check_not_empty, is_train
+from bertjax.data.corpus.selection import Selection, check_selected_sources, is_train
 from bertjax.data.preprocessing import blocks, shards, vocabulary
 from bertjax.data.preprocessing.blocks import Block
 from bertjax.data.preprocessing.job import Job
 from bertjax.data.preprocessing.rows import row_type
 from bertjax.data.preprocessing.shards import Shard
-from bertjax.data.preprocessing.word_counts import sample
+from bertjax.data.preprocessing.word_counts import sample_words
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.vocabulary_learning import COUNTED_LETTERS
 
@@ -103,7 +103,7 @@ def _repeats_of(hashes: tuple[int, Iterable], rules: Mapping) -> Repeats:
     parts = collections.defaultdict(list)
     for kind, keys, rows in hashes[1]:
         parts[kind].append((keys, rows))
-    return cleaning.repeats_among({kind: merge(runs, cleaning.ROW) for kind, runs in parts.items()}, rules)
+    return cleaning.repeats_among({kind: merge_parts(runs, cleaning.ROW) for kind, runs in parts.items()}, rules)
 
 
 # The vocabulary.
@@ -141,7 +141,7 @@ def learn_tokenizer(
                 while counts := dict(itertools.islice(lines, COUNTED_TOGETHER)):
                     yield counts
 
-    return vocabulary.learn_from(config, sample(parts(), COUNTED_LETTERS[config.tokenizer.kind]))
+    return vocabulary.learn_from(config, sample_words(parts(), COUNTED_LETTERS[config.tokenizer.kind]))
 
 
 # The records.
@@ -196,7 +196,7 @@ def write_all(
         )
     statistics, counts, written = json.loads(result.read_text())
     counts = collections.Counter({tuple(name) if isinstance(name, list) else name: n for name, n in counts})
-    check_not_empty(counts, selection.weights)
+    check_selected_sources(counts, selection.weights)
     entries = {Shard(job.shapes[number], *rest): entry for (number, *rest), entry in written}
     return collections.Counter(dict(statistics)), counts, entries
 
@@ -237,7 +237,7 @@ if beam is not None:
                 yield beam.pvalue.TaggedOutput("statistics", (name, count))
             for number, (keys, arrays) in enumerate(rows):
                 yield beam.pvalue.TaggedOutput("rows", ((block.part, number), len(keys)))
-                keys, ordered = merge([(keys, np.concatenate(arrays))], arrays[0].dtype)
+                keys, ordered = merge_parts([(keys, np.concatenate(arrays))], arrays[0].dtype)
                 for first in range(0, len(keys), ROWS):
                     place = slice(first, first + ROWS)
                     yield block.part, number, (*block.number, first), keys[place].tobytes(), ordered[place].tobytes()
@@ -268,4 +268,4 @@ def _write_shard(gathered: tuple[tuple, Iterable[tuple]], job: Job) -> tuple[lis
     shard = Shard(job.shapes[number], *rest)
     kind = row_type(shard.shape, job)
     parts = ((np.frombuffer(keys, np.uint64), np.frombuffer(rows, kind)) for _, keys, rows in sorted(parts))
-    return [number, *rest], shards.write_rows(shard, job, merge(parts, kind)[1])
+    return [number, *rest], shards.write_rows(shard, job, merge_parts(parts, kind)[1])

@@ -15,8 +15,8 @@ from bertjax.common.files import write_whole
 from bertjax.common.sorting import write_run
 from bertjax.data.corpus import sentences
 from bertjax.data.corpus.corpus import Group
-from bertjax.data.corpus.selection import Selected, Selection, check_not_empty, split_of
-from bertjax.data.preprocessing.job import Job, tokenizer_of
+from bertjax.data.corpus.selection import Selected, Selection, check_selected_sources, split_of
+from bertjax.data.preprocessing.job import Job, tokenizer_of_job
 from bertjax.data.preprocessing.rows import make_rows, row_type
 from bertjax.data.preprocessing.sequences import Tokens, as_tokens
 from bertjax.text.tokenizer import Tokenizer
@@ -104,10 +104,10 @@ def read_blocks(groups: Iterable[Group], selection: Selection, counts: collectio
     """Yields the blocks of all groups. Raises `UserError` if a source is empty."""
     for group in groups:
         yield from blocks_of(group, selection, counts)
-    check_not_empty(counts, selection.weights)
+    check_selected_sources(counts, selection.weights)
 
 
-def identity_of(block: Block, job: Job) -> str:
+def block_identity(block: Block, job: Job) -> str:
     """Returns a hash that changes if the sequences of a block change. It is unique in the folder `Job.work`."""
     content: list[Any] = [job.fingerprint, block.part, block.number]
     content += [(selected.copies, selected.document.lines) for selected in block.selected]
@@ -116,7 +116,7 @@ def identity_of(block: Block, job: Job) -> str:
 
 def spill(block: Block, job: Job) -> Spilled:
     """Writes the sequences of a block to disk, unless an earlier preparation has written the same block."""
-    path = os.path.join(job.work, f"block-{identity_of(block, job)}")
+    path = os.path.join(job.work, f"block-{block_identity(block, job)}")
     done, paths = f"{path}.json", [f"{path}.{shape.length}" for shape in job.shapes]
     if os.path.exists(done):
         with open(done) as file:
@@ -171,7 +171,7 @@ def sequences_of(block: Block, job: Job) -> tuple[dict[str, int], list[tuple[np.
         arrays, in_no_copy = [np.empty(0, row_type(shape, job))], np.arange(len(tokens.ids))
         for copy in range(copies.max(initial=0)):
             used = np.flatnonzero(copies > copy)
-            made, cut = make_rows(tokens, used, shape, job, tokenizer_of(job), [*seed, copy])
+            made, cut = make_rows(tokens, used, shape, job, tokenizer_of_job(job), [*seed, copy])
             arrays.append(made)
             in_no_copy = np.intersect1d(in_no_copy, cut, assume_unique=True)
         stats[f"tokens_of_{shape.length}"] = int(sum(array["size"].sum(dtype=np.int64) for array in arrays))
@@ -185,7 +185,7 @@ def _encode(block: Block, job: Job) -> tuple[Tokens, np.ndarray, dict[str, int]]
 
     The tokens do not contain documents without tokens.
     """
-    tokenizer, data = tokenizer_of(job), job.data
+    tokenizer, data = tokenizer_of_job(job), job.data
     documents = [selected.document for selected in block.selected]
     texts = [sentences.split(document, data["language"], data["split_sentences"]) for document in documents]
     counts = [len(text) for text in texts]

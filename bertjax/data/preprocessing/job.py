@@ -31,7 +31,7 @@ class Job:
       sources: the used sources of the corpus.
       vocab_size: the vocabulary size of the tokenizer.
       fingerprint: the fingerprint of the tokenizer.
-      tokenizer: the arguments of `tokenizer.load`, as pairs.
+      tokenizer: the arguments of `tokenizer.load_tokenizer`, as pairs.
       work: the folder for files between the passes.
       output: the folder of the records.
     """
@@ -46,11 +46,11 @@ class Job:
     output: str
 
 
-def tokenizer_of(job: Job) -> Tokenizer:
+def tokenizer_of_job(job: Job) -> Tokenizer:
     """Returns the tokenizer of a job. Loads it once per process."""
     return _load(job.tokenizer, job.fingerprint)
 
 
 @functools.lru_cache(maxsize=1)
 def _load(settings: tuple[tuple[str, Any], ...], fingerprint: str) -> Tokenizer:
-    return tokenizer.load(**dict(settings))
+    return tokenizer.load_tokenizer(**dict(settings))

@@ -83,7 +83,7 @@ def changes_of_corpus(config: ConfigDict, manifest: Mapping) -> list[str]:
     changes = []
     for source, extent in manifest.get("read", {}).items():
         try:
-            now = corpus.extents(corpus.portions([source]))[source]
+            now = corpus.extents(corpus.corpus_portions([source]))[source]
         except UserError:
             continue
         before = corpus.Extent(**extent)
@@ -120,7 +120,7 @@ def prepare(
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
     phase(f"reading {_describe(groups)}")
-    loaded = vocabulary.load_tokenizer(config)
+    loaded = vocabulary.tokenizer_of_config(config)
     with lock.held(output, "--output"):
         folder_for(output)  # checks again, because another preparation may have ended since the first check
         if beam_options is None:
@@ -131,7 +131,7 @@ def prepare(
         shards.delete_others(output, manifest["sets"])
         write_manifest(output, manifest)
         epath.Path(prepared.job.work).parent.rmtree()
-    report(manifest, time.time() - began)
+    print_preparation(manifest, time.time() - began)
     return manifest
 
 
@@ -187,7 +187,7 @@ def prepare_here(
 ) -> Prepared:
     """Prepares the records in processes of this machine."""
     corpus_identity = identity_of_corpus(groups)
-    work, ahead = unfinished(output, identity_of(config, loaded), corpus_identity), 2 * workers
+    work, ahead = unfinished(output, records_identity(config, loaded), corpus_identity), 2 * workers
     with worker_pool(workers) as pool:
         corpus_work = os.path.join(work, f"corpus-{corpus_identity}")  # files that depend on the whole text
         os.makedirs(corpus_work, exist_ok=True)
@@ -226,7 +226,7 @@ def prepare_on_beam(
     return Prepared(job, totals, counts, written)
 
 
-def identity_of(config: ConfigDict, loaded: Tokenizer | None) -> str:
+def records_identity(config: ConfigDict, loaded: Tokenizer | None) -> str:
     """Returns a hash that changes if the records of the same text may change."""
     version = STREAM_VERSION if config.data.stream else VERSION
     content = [version, recipe_of(config), config.data.layout, [list(shape) for shape in shapes(config)]]
@@ -239,7 +239,7 @@ def _vocabulary_recipe(config: ConfigDict) -> dict:
     fields = config.tokenizer.to_dict()
     if not fields.pop("extend"):
         return fields
-    base = tokenizer.load(fields["kind"], fields["path"], fields["lowercase"])
+    base = tokenizer.load_tokenizer(fields["kind"], fields["path"], fields["lowercase"])
     return fields | {"extend": config.tokenizer.extend, "path": base.fingerprint}
 
 
@@ -268,7 +268,7 @@ def unfinished(output: epath.Path, identity: str, corpus_identity: str) -> str:
 
     Args:
       output: the folder for the records.
-      identity: the hash of `identity_of`.
+      identity: the hash of `records_identity`.
       corpus_identity: the hash of `identity_of_corpus`.
     """
     if "://" not in str(output):
@@ -293,7 +293,7 @@ def learnt_tokenizer(
     kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
     saved = epath.Path(work) / tokenizer.KINDS[kind].filename
     if saved.exists():
-        return tokenizer.load(kind, saved, lowercase)
+        return tokenizer.load_tokenizer(kind, saved, lowercase)
     learnt = vocabulary.learn_tokenizer(config, groups, selection, work, pool, ahead)
     learnt.save(work)
     return learnt
@@ -352,7 +352,7 @@ def write_all(
         for (part, shape), files in paths.items()
     }
     wanted = shards.shards_of(job, rows)
-    function, parts = functools.partial(shards.write, job=job), ((s, merged[s.part, s.shape]) for s in wanted)
+    function, parts = functools.partial(shards.write_shard, job=job), ((s, merged[s.part, s.shape]) for s in wanted)
     with Bar("writing the records", [len(wanted)], " files") as bar:
         written = {}
         for shard, entry in zip(wanted, in_order(pool, function, parts, ahead)):
@@ -388,7 +388,7 @@ def _real_tokens_share(shape: RecordShape, totals: Mapping, written: Mapping[sha
     return round(totals[f"train_tokens_of_{shape.length}"] / (rows * shape.length), 4)
 
 
-def report(manifest: dict, seconds: float) -> None:
+def print_preparation(manifest: dict, seconds: float) -> None:
     """Prints the summary of a preparation."""
     totals = manifest["corpus"]
     characters = totals["train_characters"] + totals["heldout_characters"]
@@ -399,7 +399,7 @@ def report(manifest: dict, seconds: float) -> None:
         f"{characters / 1e6 / seconds:.2f} M/s",
         flush=True,
     )
-    for line in summary.lines_of(manifest):
+    for line in summary.summary_lines(manifest):
         print(line, flush=True)
 
 
@@ -410,7 +410,10 @@ def check_contents(config: ConfigDict, totals: Mapping, counts: Mapping, rows: M
     needs = "next-sentence prediction needs at least two" if is_pairs else "at least one is needed"
     train_parts = {part for part, _ in rows if is_train(part)}
     if not all(any(rows[part, shape] for part in train_parts) for shape in shapes(config)):
-        sources, left = ", ".join(corpus_sources(config)), cleaning.describe(counts) + summary.unused(totals, counts)
+        sources, left = (
+            ", ".join(corpus_sources(config)),
+            cleaning.describe_changes(counts) + summary.unused(totals, counts),
+        )
         ends = {"file": "a file is", "line": "a line is"}.get(config.data.document, "a blank line ends")
         one = ", and --config.data.next_sentence=none one" * is_pairs
         raise UserError(

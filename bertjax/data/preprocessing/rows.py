@@ -100,7 +100,7 @@ def _places_among_all(places: np.ndarray, tokens: Tokens, documents: np.ndarray)
 
 
 def _framed(tokens: Tokens, tokenizer: Tokenizer) -> np.ndarray:
-    """Inserts [CLS], or the special pieces of the tokenizer, before or after each document."""
+    """Inserts [CLS], or the special tokens of the tokenizer, before or after each document."""
     edges = np.array(tokens.starts)[np.array(tokens.documents)]
     places, added = (edges[1:], (tokenizer.cls_id,)) if tokenizer.ends_with_cls else (edges[:-1], tokenizer.begin)
     return np.insert(tokens.ids, np.repeat(places, len(added)), added * len(places))

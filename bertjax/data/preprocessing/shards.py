@@ -13,7 +13,7 @@ from etils import epath
 from bertjax.common.files import persistently, write_whole
 from bertjax.common.sorting import ROWS, gather
 from bertjax.data.corpus.selection import SPLITS, is_train, split_of
-from bertjax.data.preprocessing.job import Job, PartAndShape, RecordShape, tokenizer_of
+from bertjax.data.preprocessing.job import Job, PartAndShape, RecordShape, tokenizer_of_job
 from bertjax.data.preprocessing.rows import row_type
 from bertjax.data.records import lengths, record_sets
 from bertjax.data.records.layouts import features_of
@@ -52,7 +52,7 @@ def shards_of(job: Job, rows: Mapping[PartAndShape, int]) -> list[Shard]:
     return shards
 
 
-def write(shard_and_paths: tuple[Shard, Sequence[str]], job: Job) -> dict[str, int]:
+def write_shard(shard_and_paths: tuple[Shard, Sequence[str]], job: Job) -> dict[str, int]:
     """Writes a shard, unless an earlier run has written it.
 
     Args:
@@ -82,9 +82,9 @@ def write(shard_and_paths: tuple[Shard, Sequence[str]], job: Job) -> dict[str, i
 def write_rows(shard: Shard, job: Job, rows: np.ndarray) -> dict[str, int]:
     """Writes rows as the records of a shard; returns the entry of the shard in the manifest."""
     path = epath.Path(job.output) / shard.path
-    layout, ends_with_cls = job.data["layout"], tokenizer_of(job).ends_with_cls and not job.data["stream"]
+    layout, ends_with_cls = job.data["layout"], tokenizer_of_job(job).ends_with_cls and not job.data["stream"]
     parts = (features_of(rows[first : first + ROWS], layout, ends_with_cls) for first in range(0, len(rows), ROWS))
-    return {**lengths.write(path, rows["size"]), **record_sets.write_records(path, parts)}
+    return {**lengths.write_lengths(path, rows["size"]), **record_sets.write_records(path, parts)}
 
 
 def sets_of(written: Mapping[Shard, dict], job: Job) -> dict[str, dict[str, Any]]:

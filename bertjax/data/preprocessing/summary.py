@@ -100,7 +100,7 @@ def unused(totals: Mapping, counts: Mapping) -> str:
     return "".join(f"; {count:,} {text}" for text, count in unused_counts.items() if count)
 
 
-def lines_of(manifest: Mapping) -> Iterator[str]:
+def summary_lines(manifest: Mapping) -> Iterator[str]:
     """Yields the lines of the summary of a manifest of this version."""
     yield from _files(manifest)
     yield from _documents(manifest)

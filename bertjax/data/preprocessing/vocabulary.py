@@ -18,15 +18,15 @@ from bertjax.data.corpus import cleaning, corpus, sentences
 from bertjax.data.corpus.corpus import Group
 from bertjax.data.corpus.selection import Selection, is_train, selection_of, with_repeats
 from bertjax.data.preprocessing.blocks import Block, read_blocks
-from bertjax.data.preprocessing.word_counts import Sample, WordCounts, sample
+from bertjax.data.preprocessing.word_counts import Sample, WordCounts, sample_words
 from bertjax.models import families
-from bertjax.models.family import NamesSpecialPieces
+from bertjax.models.family import NamesSpecialTokens
 from bertjax.text import tokenizer, vocabulary_extension, vocabulary_learning
 from bertjax.text.tokenizer import Tokenizer
 
 
-def load_tokenizer(config: ConfigDict) -> Tokenizer | None:
-    """Loads the tokenizer of `config.tokenizer.path`, or the tokenizer of bytes; None if pieces must be learnt.
+def tokenizer_of_config(config: ConfigDict) -> Tokenizer | None:
+    """Loads the tokenizer of `config.tokenizer.path`, or the tokenizer of bytes; None if tokens must be learnt.
 
     Raises:
       UserError: the model has another vocabulary size, or needs a [MASK] that the tokenizer does not have.
@@ -35,7 +35,7 @@ def load_tokenizer(config: ConfigDict) -> Tokenizer | None:
     if not path and kind != tokenizer.Bytes.kind:
         _check_learnable(config)
         return None
-    loaded = tokenizer.load(kind, path, lowercase) if path else tokenizer.Bytes()
+    loaded = tokenizer.load_tokenizer(kind, path, lowercase) if path else tokenizer.Bytes()
     check_vocab_size(config, loaded, path or "of bytes", config.tokenizer.extend)
     offset = config.model.get("position_offset", loaded.pad_id + 1)
     if offset != loaded.pad_id + 1:  # transformers could not read the model
@@ -70,14 +70,14 @@ def check_vocab_size(config: ConfigDict, loaded: tokenizer.Tokenizer, path: epat
       config: the whole config.
       loaded: the tokenizer.
       path: the path of the tokenizer, for the message.
-      more: the number of new pieces, `config.tokenizer.extend`.
+      more: the number of new tokens, `config.tokenizer.extend`.
     """
-    pieces = loaded.vocab_size + more
-    spare = config.model.vocab_size - pieces
+    size = loaded.vocab_size + more
+    spare = config.model.vocab_size - size
     if spare < 0 or (spare > 0 and not config.init_checkpoint):
         raise UserError(
-            f"config.model.vocab_size = {config.model.vocab_size}: the tokenizer {path} has {pieces} pieces;"
-            f" set --config.model.vocab_size={pieces}"
+            f"config.model.vocab_size = {config.model.vocab_size}: the tokenizer {path} has {size} tokens;"
+            f" set --config.model.vocab_size={size}"
         )
 
 
@@ -94,7 +94,7 @@ def learn_vocabulary(config: ConfigDict, workers: int) -> Tokenizer:
 def learn_tokenizer(
     config: ConfigDict, groups: list[Group], selection: Selection, work: str, pool: Any, ahead: int
 ) -> Tokenizer:
-    """Learns a vocabulary of `model.vocab_size` pieces, or extends one, from the training documents.
+    """Learns a vocabulary of `model.vocab_size` tokens, or extends one, from the training documents.
 
     Counts each document once for any mixture. The vocabulary does not depend on the number of processes. The memory
     does not depend on the size of the corpus.
@@ -123,11 +123,11 @@ def learn_from(config: ConfigDict, counts: Sample) -> Tokenizer:
     rare = f"; a sample of words rarer than {counts.threshold}" if counts.threshold > 1 else ""
     print(f"counted {counts.total:,} words, {len(counts.words):,} different{rare}", flush=True)
     if config.tokenizer.extend:
-        base = tokenizer.load(kind, config.tokenizer.path, lowercase)
+        base = tokenizer.load_tokenizer(kind, config.tokenizer.path, lowercase)
         return vocabulary_extension.extended(base, counts.words, config.tokenizer.extend)
     family = families.FAMILIES.get(config.model.family)
-    special = family.special_pieces if isinstance(family, NamesSpecialPieces) else tokenizer.SPECIAL_PIECES
-    return vocabulary_learning.learn(kind, counts.words, config.model.vocab_size, lowercase, special)
+    special = family.special_tokens if isinstance(family, NamesSpecialTokens) else tokenizer.SPECIAL_TOKENS
+    return vocabulary_learning.learn_new_vocabulary(kind, counts.words, config.model.vocab_size, lowercase, special)
 
 
 def count_block(block: Block, config: ConfigDict) -> collections.Counter[str]:
@@ -151,7 +151,7 @@ def count_corpus(
             for counted in in_order(pool, functools.partial(count_block, config=config), train, ahead):
                 counts.add(counted)
                 bar.update(read["bytes"] - bar.n)
-        words = sample(counts.parts(), most)
+        words = sample_words(counts.parts(), most)
     if not words.words:
-        raise UserError(f"data.corpus: there are no words to learn a vocabulary from{cleaning.describe(read)}")
+        raise UserError(f"data.corpus: there are no words to learn a vocabulary from{cleaning.describe_changes(read)}")
     return words

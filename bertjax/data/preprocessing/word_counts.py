@@ -88,7 +88,7 @@ class Sample(NamedTuple):
     threshold: int
 
 
-def sample(parts: Iterable[Mapping[str, int]], max_letters: int) -> Sample:
+def sample_words(parts: Iterable[Mapping[str, int]], max_letters: int) -> Sample:
     """Returns a sample with at most `max_letters` letters in total. The threshold is the smallest power of two.
 
     The sample depends only on the counts and the hashes of the words.

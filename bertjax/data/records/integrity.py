@@ -102,7 +102,7 @@ def _find_in_file(path: str, count: int, form: Format) -> tuple[tuple[range, ...
     faults: dict[int, str] = {}
     read = 0
     try:
-        for block in read_blocks(path, count):
+        for block in read_record_blocks(path, count):
             read += len(block)
             in_block = {number: DAMAGED if record is None else UNPARSED for number, record in block.items()}
             for numbers, batch in layouts.parse_valid(block, form):
@@ -115,7 +115,7 @@ def _find_in_file(path: str, count: int, form: Format) -> tuple[tuple[range, ...
     return tuple(_runs(sorted(faults))), faults[min(faults)] if faults else ""
 
 
-def read_blocks(path: str, count: int) -> Iterator[dict[int, bytes | None]]:
+def read_record_blocks(path: str, count: int) -> Iterator[dict[int, bytes | None]]:
     """Yields the first `count` records of a file in blocks, {number: record}; None for a damaged record."""
     with epath.Path(path).open("rb") as file:
         numbered = enumerate(itertools.islice(read_tfrecords(file), count))

@@ -105,7 +105,7 @@ def compact_dtype(form: Format) -> np.dtype:
     return np.dtype(number_type(form.length, form.vocab_size or 1)).newbyteorder("<")
 
 
-def parse(serialized: Sequence[bytes], form: Format) -> dict[str, np.ndarray]:
+def parse_records(serialized: Sequence[bytes], form: Format) -> dict[str, np.ndarray]:
     """Parses serialized examples into the arrays of a batch. Integers become int32.
 
     Args:
@@ -141,7 +141,7 @@ def parse_valid(records: Mapping[int, bytes | None], form: Format) -> Iterator[t
     readable = {number: record for number, record in records.items() if record is not None}
     numbers = list(readable)
     try:
-        parsed = parse(list(readable.values()), form) if readable else {}
+        parsed = parse_records(list(readable.values()), form) if readable else {}
     except InvalidRecord:
         half = len(numbers) // 2
         for part in (numbers[:half], numbers[half:]) if half else ():
@@ -159,7 +159,7 @@ def _parse_groups(serialized: Sequence[bytes], form: Format) -> dict[str, np.nda
     groups: list[Iterable[int]] = list(indices.values())
     if len(groups) == 1:
         groups = list(np.array_split(np.arange(len(serialized)), 2))
-    parsed = [parse([serialized[index] for index in group], form) for group in groups]
+    parsed = [parse_records([serialized[index] for index in group], form) for group in groups]
     order = np.argsort(np.concatenate([np.asarray(group) for group in groups]))
     return {name: np.concatenate([batch[name] for batch in parsed])[order] for name in parsed[0]}
 

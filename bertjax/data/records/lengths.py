@@ -15,7 +15,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_whole, write_whole
 from bertjax.data.records import layouts
-from bertjax.data.records.integrity import IO_THREADS, read_blocks
+from bertjax.data.records.integrity import IO_THREADS, read_record_blocks
 from bertjax.data.records.layouts import Format
 
 LENGTH = np.dtype("<u2")
@@ -27,14 +27,14 @@ def path_of(records: epath.PathLike) -> epath.Path:
     return epath.Path(records).with_suffix(".lengths")
 
 
-def write(records: epath.PathLike, lengths: np.ndarray) -> dict[str, int]:
+def write_lengths(records: epath.PathLike, lengths: np.ndarray) -> dict[str, int]:
     """Writes the lengths `[records]` of a file of records. Returns {`CHECKSUM`: checksum} for the manifest."""
     content = lengths.astype(LENGTH).tobytes()
     write_whole(path_of(records), content)
     return {CHECKSUM: google_crc32c.value(content)}
 
 
-def read(files: Mapping[str, Mapping]) -> np.ndarray | None:
+def read_lengths(files: Mapping[str, Mapping]) -> np.ndarray | None:
     """Reads the lengths of the records of files.
 
     Args:
@@ -64,7 +64,9 @@ def _read(records: str, entry: Mapping) -> np.ndarray:
     return np.frombuffer(content, LENGTH)
 
 
-def measure(paths: Sequence[str], counts: Sequence[int], form: Format, cache: epath.PathLike | None) -> np.ndarray:
+def measure_lengths(
+    paths: Sequence[str], counts: Sequence[int], form: Format, cache: epath.PathLike | None
+) -> np.ndarray:
     """Measures the lengths of the records of files.
 
     Args:
@@ -94,7 +96,7 @@ def measure(paths: Sequence[str], counts: Sequence[int], form: Format, cache: ep
 def _measure(path: str, count: int, form: Format) -> np.ndarray:
     """Returns the lengths of the records of a file; 0 for damaged records, which are reported in training."""
     lengths = np.zeros(count, LENGTH)
-    for block in read_blocks(path, count):
+    for block in read_record_blocks(path, count):
         for numbers, batch in layouts.parse_valid(block, form):
             lengths[numbers] = batch["segments"].sum(1)
     return lengths

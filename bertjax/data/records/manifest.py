@@ -26,7 +26,7 @@ class TokenizerEntry(TypedDict):
 
 
 class FileEntry(TypedDict):
-    """A file of records, as `write_records` and `lengths.write` return it. Older manifests lack some fields."""
+    """A file of records, as `write_records` and `lengths.write_lengths` return it. Older manifests lack some fields."""
 
     records: Count
     bytes: NotRequired[Count]

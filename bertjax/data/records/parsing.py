@@ -1,8 +1,8 @@
 """Converts serialized `tf.train.Example`s to arrays without TensorFlow. The numbers of many records become one array.
 
 Records of one writer have the same features in the same order, and differ only in sizes. Therefore all records are
-parsed in parallel: an array holds the current position in each record. `layouts.parse` first separates records with a
-different order of features.
+parsed in parallel: an array holds the current position in each record. `layouts.parse_records` first separates records
+with a different order of features.
 """
 
 from collections.abc import Sequence

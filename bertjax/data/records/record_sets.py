@@ -199,7 +199,7 @@ def find_records(
     if measures and files.lengths is None:
         form = Format(length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size)
         cached = None if cache is None else epath.Path(cache) / LENGTHS
-        files = dataclasses.replace(files, lengths=lengths.measure(files.paths, files.counts, form, cached))
+        files = dataclasses.replace(files, lengths=lengths.measure_lengths(files.paths, files.counts, form, cached))
     return files
 
 
@@ -241,7 +241,7 @@ def _from_manifest(
         manifest["tokenizer"]["vocab_size"],
         on_corrupt,
         skipped={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt, checksums)},
-        lengths=lengths.read(files) if split == "train" else None,
+        lengths=lengths.read_lengths(files) if split == "train" else None,
         sources=tuple(file.get("source", "") for file in files.values()),
     )
 

@@ -10,7 +10,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.limits import require
 from bertjax.config.lists import split_at_commas
 from bertjax.data.corpus import holdout
-from bertjax.data.corpus.tables import Row, Rows, find_table, read_table
+from bertjax.data.corpus.tables import Row, TableRows, find_table, read_table
 from bertjax.finetuning import classification, label_cells
 from bertjax.finetuning.classification import ClassificationTask, Columns, LabelledTexts, Table
 from bertjax.finetuning.labels import ClassLabel, LabelType, MultiLabel, NumberLabel, label_type_of
@@ -41,7 +41,7 @@ class Classify(ClassificationTask):
         else:
             train, dev = (read_table(find_table(data.path, name))[0] for name in ("train", "dev"))
             label_type = _label_type(data, train)
-        return classification.make_data(
+        return classification.make_classification_data(
             Table(train, columns),
             [Table(dev, columns)],
             label_type,
@@ -82,7 +82,7 @@ class Classify(ClassificationTask):
 TASK = Classify()
 
 
-def _divided(rows: Rows, label_type: LabelType, data: ConfigDict) -> tuple[Rows, Rows, str]:
+def _divided(rows: TableRows, label_type: LabelType, data: ConfigDict) -> tuple[TableRows, TableRows, str]:
     """Returns the training rows and the held-out rows of one table, and the line that states the split.
 
     Raises:
@@ -96,13 +96,13 @@ def _divided(rows: Rows, label_type: LabelType, data: ConfigDict) -> tuple[Rows,
         values = (label_type.value(row, data.label) for row in rows)
         is_multi_label = isinstance(label_type, MultiLabel)
         labels = [np.flatnonzero(value).tolist() if is_multi_label else [value] for value in values]
-    chosen = holdout.choose(labels, holdout.seed_of(data))
-    holdout.require(len(chosen), len(rows), data, "rows", holdout.MIN_FOR_CORRELATION if is_number else 1)
+    chosen = holdout.choose_heldout(labels, holdout.seed_of(data))
+    holdout.require_heldout(len(chosen), len(rows), data, "rows", holdout.MIN_FOR_CORRELATION if is_number else 1)
     train, dev = (
         rows.select([number for number in range(len(rows)) if (number in chosen) == is_dev]) for is_dev in (False, True)
     )
     stratified_by = "" if is_number else ", ".join(_label_columns(data))
-    return train, dev, holdout.describe(len(dev), len(rows), data, "rows", stratified_by)
+    return train, dev, holdout.describe_split(len(dev), len(rows), data, "rows", stratified_by)
 
 
 def columns_of(config: ConfigDict) -> Columns:

@@ -111,7 +111,9 @@ class Glue(ClassificationTask, HasSubmission):
                 notes.append(f"no {folder / DIAGNOSTICS}: evaluates on MNLI's dev sets only")
         metrics = ("accuracy", "matthews") if is_ax else dataset.metrics
         label_type: LabelType = ClassLabel(dataset.labels, metrics) if dataset.labels else NumberLabel(metrics=metrics)
-        return classification.make_data(tables[0], tables[1:], label_type, tokenizer, config.max_seq_length, notes)
+        return classification.make_classification_data(
+            tables[0], tables[1:], label_type, tokenizer, config.max_seq_length, notes
+        )
 
     def validate(self, config: ConfigDict) -> None:
         """Raises `UserError` for an unknown dataset."""

@@ -21,11 +21,11 @@ class Ner(TaggingTask):
         """Reads the training and dev files of the folder. Raises `UserError` for missing or invalid files."""
         path, with_context = config.data.path, config.data.document_context
         if path.startswith(TFDS):
-            train, dev = (conll.read_examples(path, split) for split in ("train", "dev"))
+            train, dev = (conll.read_tfds_conll(path, split) for split in ("train", "dev"))
         else:
-            train, dev = (conll.read(conll.find_file(path, name)) for name in ("train", "dev"))
+            train, dev = (conll.read_conll(conll.find_conll_file(path, name)) for name in ("train", "dev"))
         labels = conll.tag_names(train)
-        data = tagging.make_data(
+        data = tagging.make_tagging_data(
             train,
             dev,
             labels,
@@ -44,7 +44,7 @@ class Ner(TaggingTask):
 
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> TaggedSentences:
         """Returns the sentences in a file like the training data."""
-        return self.labelled_sentences(source, conll.read(path), source.settings.data.document_context)
+        return self.labelled_sentences(source, conll.read_conll(path), source.settings.data.document_context)
 
 
 TASK = Ner()

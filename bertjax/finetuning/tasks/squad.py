@@ -110,18 +110,18 @@ class Squad(FineTuningTask, HasSubmission, ReadsLabelledFiles):
         Raises:
           UserError: for missing or invalid files.
         """
-        data, sizes = config.data, WindowSizes.of_config(config)
+        data, sizes = config.data, WindowSizes.from_config(config)
         if data.path.startswith(TFDS):
-            train, dev = (squad_files.read_examples(data.path, split) for split in ("train", "validation"))
+            train, dev = (squad_files.read_tfds_squad(data.path, split) for split in ("train", "validation"))
         else:
-            paths = (squad_files.find_file(data.path, name, data.version) for name in ("train", "dev"))
-            train, dev = map(squad_files.read, paths)
+            paths = (squad_files.find_squad_file(data.path, name, data.version) for name in ("train", "dev"))
+            train, dev = map(squad_files.read_squad, paths)
         count = len(train)
         train, notes = squad_files.well_placed(data, train, dev)
         if data.version == "v1.1" and not all(question.answers for question in (*train, *dev)):
             raise UserError("config.data.version = 'v1.1': the data has questions without an answer; use squad.py:v2.0")
-        encoded = question_windows.encode(train, tokenizer, sizes, with_labels=True)
-        dev_encoded = question_windows.encode(dev, tokenizer, sizes, with_labels=False)
+        encoded = question_windows.encode_question_windows(train, tokenizer, sizes, with_labels=True)
+        dev_encoded = question_windows.encode_question_windows(dev, tokenizer, sizes, with_labels=False)
         notes += encoded.notes(train, data.max_query_length)
         if dev_encoded.cut:
             notes += (f"{dev_encoded.cut} dev questions truncated to {data.max_query_length} tokens",)
@@ -156,11 +156,11 @@ class Squad(FineTuningTask, HasSubmission, ReadsLabelledFiles):
 
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> Questions:
         """Returns the questions in a file of SQuAD's format."""
-        questions, version = squad_files.read(path), source.settings.data.version
+        questions, version = squad_files.read_squad(path), source.settings.data.version
         if version == "v1.1" and not all(question.answers for question in questions):
             raise UserError(f"{path}: has questions without an answer; the run was trained on v1.1, which has none")
-        sizes, tokenizer = WindowSizes.of_checkpoint(source), tokenizer_of(source)
-        encoded = question_windows.encode(questions, tokenizer, sizes, with_labels=False)
+        sizes, tokenizer = WindowSizes.from_checkpoint(source), tokenizer_of(source)
+        encoded = question_windows.encode_question_windows(questions, tokenizer, sizes, with_labels=False)
         summary = TableSummary("labelled", len(questions), encoded.examples, tokenizer, rows="questions", parts=2)
         note = "\n".join(summary.lines(source.max_seq_length))
         return Questions(encoded.examples, questions, encoded.windows, version, _threshold_of(source), note=note)
@@ -171,7 +171,7 @@ class Squad(FineTuningTask, HasSubmission, ReadsLabelledFiles):
         The answer is empty if the null odds exceed the threshold that was tuned on the dev set.
         """
         questions = [Question(str(i), question, context) for i, (question, context) in enumerate(texts)]
-        threshold, longest_query = _threshold_of(source), WindowSizes.of_checkpoint(source).max_query_length
+        threshold, longest_query = _threshold_of(source), WindowSizes.from_checkpoint(source).max_query_length
         lengths = [len(ids) for ids in tokenizer_of(source).encode_ids([question.text for question in questions])]
         answers = _answers_by(source, questions)
         for question, length in zip(questions, lengths):
@@ -187,7 +187,7 @@ class Squad(FineTuningTask, HasSubmission, ReadsLabelledFiles):
 
     def submission(self, source: Pretrained, path: str) -> tuple[str, str]:
         """Returns SQuAD's predictions.json for the questions in a file of SQuAD's format, and a summary."""
-        questions, threshold = squad_files.read(path, with_answers=False), _threshold_of(source)
+        questions, threshold = squad_files.read_squad(path, with_answers=False), _threshold_of(source)
         answers = _answers_by(source, questions)
         texts = {name: best[0]["text"] if best and null <= threshold else "" for name, (best, null) in answers.items()}
         empty = sum(not text for text in texts.values())
@@ -203,7 +203,7 @@ def _threshold_of(source: Pretrained) -> float:
 
 def _answers_by(source: Pretrained, questions: Sequence[Question]) -> dict[str, tuple[list[dict], float]]:
     """Returns the answers of a checkpoint, see `question_windows.answers`."""
-    sizes = WindowSizes.of_checkpoint(source)
-    encoded = question_windows.encode(questions, tokenizer_of(source), sizes, with_labels=False)
+    sizes = WindowSizes.from_checkpoint(source)
+    encoded = question_windows.encode_question_windows(questions, tokenizer_of(source), sizes, with_labels=False)
     logits = predictor.predict(SpanHead(), source, encoded.examples)
     return question_windows.answers(questions, encoded.windows, logits)

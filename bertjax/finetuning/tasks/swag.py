@@ -48,7 +48,7 @@ class Swag(FineTuningTask):
             rows = _read(config.data.path, file, tfds_split)
             choices = [(column(row, "sent1"), _endings(row)) for row in rows]
             labels = np.array([_label(row) for row in rows])
-            examples, lost = encode(choices, labels, tokenizer, config.max_seq_length)
+            examples, lost = encode_endings(choices, labels, tokenizer, config.max_seq_length)
             splits.append(examples)
             texts.append([(sentence, *endings) for sentence, endings in choices])
             summary = TableSummary(name, len(rows), examples, tokenizer, parts=2, lost=lost.tolist())
@@ -68,7 +68,7 @@ class Swag(FineTuningTask):
         All sentences must have the same number of endings.
         """
         choices = [(sentence, endings) for sentence, *endings in texts]
-        examples, lost = encode(choices, None, tokenizer_of(source), source.max_seq_length)
+        examples, lost = encode_endings(choices, None, tokenizer_of(source), source.max_seq_length)
         for scores, count in zip(predictor.predict(ChoiceHead(), source, examples), lost):
             probabilities = metrics.softmax(scores[:, 0]).tolist()
             more = {"cut": True} if count else {}
@@ -100,7 +100,7 @@ def _read(folder: str, name: str, split: str) -> Sequence[Row]:
     return read_table(path)[0]
 
 
-def encode(
+def encode_endings(
     choices: Sequence[tuple[str, Sequence[str]]],
     labels: np.ndarray | None,
     tokenizer: Tokenizer,

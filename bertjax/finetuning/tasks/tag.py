@@ -35,7 +35,7 @@ class Tag(TaggingTask):
             train, dev = (_read_table(data, find_table(data.path, name)) for name in ("train", "dev"))
         labels, join = _labels(train), join_of(config)
         head = self.head_for(len(labels))
-        task_data = tagging.make_data(train, dev, labels, head, tokenizer, config.max_seq_length, False, join)
+        task_data = tagging.make_tagging_data(train, dev, labels, head, tokenizer, config.max_seq_length, False, join)
         return dataclasses.replace(task_data, notes=(*notes, *task_data.notes))
 
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> TaggedSentences:
@@ -65,7 +65,7 @@ def _labels(train: Sequence[Sentence]) -> tuple[str, ...]:
 
 def _read_table(data: ConfigDict, path: epath.PathLike) -> list[Sentence]:
     """Reads the sentences of a table with the columns that `config.data` names."""
-    return read(epath.Path(path), data.words, data.tags, data.sentence)
+    return read_sentences(epath.Path(path), data.words, data.tags, data.sentence)
 
 
 def _divided(sentences: list[Sentence], data: ConfigDict) -> tuple[list[Sentence], list[Sentence], str]:
@@ -75,13 +75,13 @@ def _divided(sentences: list[Sentence], data: ConfigDict) -> tuple[list[Sentence
       UserError: if the table has too few sentences.
     """
     tags = [sorted(set(sentence.tags)) for sentence in sentences]
-    chosen = holdout.choose(tags, holdout.seed_of(data), stratified=False)
-    holdout.require(len(chosen), len(sentences), data, "sentences")
+    chosen = holdout.choose_heldout(tags, holdout.seed_of(data), stratified=False)
+    holdout.require_heldout(len(chosen), len(sentences), data, "sentences")
     train, dev = ([s for i, s in enumerate(sentences) if (i in chosen) == is_dev] for is_dev in (False, True))
-    return train, dev, holdout.describe(len(dev), len(sentences), data, "sentences")
+    return train, dev, holdout.describe_split(len(dev), len(sentences), data, "sentences")
 
 
-def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentence]:
+def read_sentences(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentence]:
     """Reads the sentences of a table, and converts IOB1 tags to BIO.
 
     Args:

@@ -89,16 +89,16 @@ def kind_of_tokenizer(recipe: str, text: Text) -> str:
     """Returns "bpe" or "wordpiece".
 
     BPE merges bytes, and a letter that is not Latin has several bytes. WordPiece merges characters, but it needs spaces
-    between the words: without spaces, each character would be a piece.
+    between the words: without spaces, each character would be a token.
     """
     return "bpe" if not text.has_spaces or (recipe == "modern" and text.latin >= 0.5) else "wordpiece"
 
 
 def vocabulary_size(text: Text) -> int:
     """Returns a vocabulary size that grows with the text: 4,480 for 3 MB, 16,384 for 50 MB, at most 32,768."""
-    pieces = 128 * round(22.5 * (text.bytes / 1e6) ** 0.4)
-    most = 128 * int(text.words / 2 // 128) if text.has_spaces else pieces  # rare words do not become pieces
-    return max(640, min(pieces, most, 32_768))
+    tokens = 128 * round(22.5 * (text.bytes / 1e6) ** 0.4)
+    most = 128 * int(text.words / 2 // 128) if text.has_spaces else tokens  # rare words do not become tokens
+    return max(640, min(tokens, most, 32_768))
 
 
 def heldout_fraction(text: Text) -> float:
@@ -124,7 +124,7 @@ def layer_params(recipe: str, layers: int, hidden: int) -> float:
 
 
 def flops_per_token(recipe: str, layers: int, hidden: int, vocab_size: int, length: int) -> float:
-    """Returns the FLOPs of training per token: of layers, attention, and the output layer at masked positions."""
+    """Returns the FLOPs of training per token: of layers, attention, and the head at masked positions."""
     head = MASKED_SHARES[recipe] * (hidden * hidden + vocab_size * hidden)
     return 6 * (layer_params(recipe, layers, hidden) + head + 2 * layers * length * hidden)
 
@@ -148,7 +148,7 @@ def speed(machine: Machine, hidden: int) -> float:
     return 0.5 * machine.flops * hidden / (hidden + HALF_SPEED_HIDDEN_SIZE)
 
 
-def choose(
+def choose_sizes(
     text: Text,
     machine: Machine,
     seconds: float,

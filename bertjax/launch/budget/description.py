@@ -8,7 +8,7 @@ from bertjax.common.progress import describe_bytes, duration
 from bertjax.config import budget
 from bertjax.config.stages import stages_of
 from bertjax.launch.budget.choice import Text
-from bertjax.launch.budget.steps import StepTimes, evaluations, manifest_of, other_seconds, unique_tokens
+from bertjax.launch.budget.steps import StepTimes, evaluations, manifest_or_empty, other_seconds, unique_tokens
 from bertjax.launch.budget.survey import Survey
 from bertjax.training.monitoring.memory import min_step_bytes, usable_memory
 from bertjax.training.run import Run
@@ -27,7 +27,7 @@ def lines_of_text(config: ConfigDict, text: Text, surveyed: Survey | None, bytes
         f"text: {files}{about}{describe_bytes(text.bytes)}, {about}{text.documents:,.0f} documents, about "
         f"{_count(text.bytes / bytes_per_token)} tokens{letters} (--config.data.{'corpus' if surveyed else 'records'})",
         f"held out: {config.data.heldout_fraction:.1%} of the documents (--config.data.heldout_fraction)",
-        f"vocabulary: {config.model.vocab_size:,} pieces, {config.tokenizer.kind} (--config.model.vocab_size, "
+        f"vocabulary: {config.model.vocab_size:,} tokens, {config.tokenizer.kind} (--config.model.vocab_size, "
         f"--config.tokenizer.kind)",
     ]
 
@@ -37,14 +37,14 @@ def lines_of_data(opened: Run, workdir: epath.Path) -> list[str]:
     config = opened.config
     if "stages" not in config:
         return [f"data: {opened.info.train_examples:,} training examples (--config.data.path)"]
-    counts = manifest_of(config, workdir).get("corpus")
+    counts = manifest_or_empty(config, workdir).get("corpus")
     if not counts:
         return []
     tokens = _count(counts["train_tokens"])
     return [
         f"text: {counts['train_documents']:,} documents, {tokens} tokens (--config.data.corpus)",
         f"held out: {counts['heldout_documents']:,} documents (--config.data.heldout_fraction)",
-        f"vocabulary: {config.model.vocab_size:,} pieces (--config.model.vocab_size, --config.tokenizer.kind)",
+        f"vocabulary: {config.model.vocab_size:,} tokens (--config.model.vocab_size, --config.tokenizer.kind)",
     ]
 
 
@@ -74,7 +74,7 @@ def lines_of_run(
             f"(--config.stages.{stage.name}.steps, --config.batch_size)"
             for stage in (stages if len(stages) <= 4 else stages[-1:])
         ]
-        shares = manifest_of(config, workdir).get("real_tokens_share", {})  # the other tokens are padding
+        shares = manifest_or_empty(config, workdir).get("real_tokens_share", {})  # the other tokens are padding
         tokens = sum(stage.steps * stage.tokens_per_step * shares.get(str(stage.length), 1.0) for stage in stages)
         unique = unique_tokens(config, workdir)
         epochs = f", {tokens / unique:,.1f} epochs over the text" if unique else ""
@@ -87,7 +87,7 @@ def lines_of_run(
         f"time: about {duration(elapsed + steps + rest)} in all: {duration(elapsed)} until here, {duration(steps)} for "
         f"the steps, {duration(rest)} for evaluation and report (--config.budget)"
     )
-    if "stages" not in config and elapsed + steps + rest < 0.8 * budget.parse(config.budget).seconds:
+    if "stages" not in config and elapsed + steps + rest < 0.8 * budget.parse_budget(config.budget).seconds:
         lines.append("the budget is larger than all epochs need; more epochs (--config.epochs) take longer")
     device, limit = opened.mesh.devices.flat[0], ""
     if jax.process_count() == 1 or device.platform != "cpu":

@@ -13,7 +13,7 @@ from bertjax.training.monitoring.memory import usable_memory
 MEASURED_SECONDS = 0.3
 
 
-def measure() -> Machine:
+def measure_machine() -> Machine:
     """Returns the machine of this process.
 
     The speed is measured for `MEASURED_SECONDS`, on products of square matrices of the dtype that training uses.

@@ -93,7 +93,7 @@ def begin(config: ConfigDict, workdir: epath.Path, began: float) -> ConfigDict:
             pass
         plan = _read(workdir)
     if plan is not None:
-        apply(config, plan["fields"])
+        set_fields(config, plan["fields"])
         validate(config)
         if jax.process_index() == 0 and plan["is_fitted"]:
             note = f"the numbers are those of {folder / PLAN}"
@@ -113,7 +113,7 @@ def with_sizes(config: ConfigDict) -> ConfigDict:
     if not config.recipe:
         return config
     config = recipes.prepared(config)
-    apply(config, _with_sizes(config, time.monotonic(), prepares=False)["fields"])
+    set_fields(config, _with_sizes(config, time.monotonic(), prepares=False)["fields"])
     validate(config)
     return config
 
@@ -124,7 +124,7 @@ def _chosen(config: ConfigDict, workdir: epath.Path, began: float) -> Iterator[N
     plan = _read(workdir)
     if plan is None or plan["asked"] != _asked(config):
         plan = _with_sizes(config, began)
-        apply(chosen := copy.deepcopy(config), plan["fields"])
+        set_fields(chosen := copy.deepcopy(config), plan["fields"])
         validate(chosen)
         _write(workdir, plan)
     yield
@@ -156,7 +156,7 @@ def _write(workdir: epath.Path, plan: Plan) -> None:
     write_whole(workdir / PLAN, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
 
 
-def apply(config: ConfigDict, fields: dict[str, Any]) -> None:
+def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
     """Sets fields of a config, except for the fields that the user has set."""
     set_by_user = {name: find_field(config, name).value for name in config.overrides}
     with config.unlocked():
@@ -174,10 +174,10 @@ def apply(config: ConfigDict, fields: dict[str, Any]) -> None:
 
 def _with_sizes(config: ConfigDict, began: float, prepares: bool = True) -> Plan:
     """Chooses the sizes of a recipe. `prepares`: whether the budget covers the preparation of the text."""
-    spent = budget.parse(config.budget)
+    spent = budget.parse_budget(config.budget)
     surveyed = None if config.data.records else survey.survey(config)
     text = surveyed.text if surveyed else _text_of_records(config)
-    device = machine.measure()  # after the text has been read: a wrong path is an error at once
+    device = machine.measure_machine()  # after the text has been read: a wrong path is an error at once
     preparing = 0.0
     if surveyed:
         preparing = START_SECONDS + PASSES * surveyed.seconds_per_byte * text.bytes / device.cores
@@ -187,14 +187,14 @@ def _with_sizes(config: ConfigDict, began: float, prepares: bool = True) -> Plan
     tokens = _tokens_of_corpus(config, surveyed) if surveyed else _tokens_of_records(config)
     left = (1 - steps.SPARE) * max(1.0, left)
     fixed = _fixed(config, tokens.vocab_size)
-    chosen = choice.choose(text, device, left, spent.tokens, config.recipe, tokens.bytes_per_token, fixed)
+    chosen = choice.choose_sizes(text, device, left, spent.tokens, config.recipe, tokens.bytes_per_token, fixed)
     fields = _fields(config, chosen, tokens.kind)
     if surveyed:
         fields["data.document"] = surveyed.document
     else:
         prepared = _manifest(config)["recipe"]
         fields |= {f"data.{name}": prepared[name] for name in ("heldout_fraction", "document") if name in prepared}
-    apply(complete := copy.deepcopy(config), fields)
+    set_fields(complete := copy.deepcopy(config), fields)
     if surveyed:
         with contextlib.suppress(UserError):  # the preparation reports it
             fields["eval.fill_masks"] = survey.masked_texts(complete, surveyed)
@@ -219,16 +219,16 @@ def _tokens_of_corpus(config: ConfigDict, surveyed: survey.Survey) -> _Tokens:
     kind, path, lowercase = config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase
     if "tokenizer.kind" not in config.overrides and not path:
         kind = choice.kind_of_tokenizer(config.recipe, surveyed.text)
-    pieces: Tokenizer
+    measured: Tokenizer
     if path:
-        pieces = tokenizer.load(kind, path, lowercase)
+        measured = tokenizer.load_tokenizer(kind, path, lowercase)
     elif kind == "bytes":
-        pieces = tokenizer.Bytes()
+        measured = tokenizer.Bytes()
     else:
         is_set = "model.vocab_size" in config.overrides
         size = config.model.vocab_size if is_set else choice.vocabulary_size(surveyed.text)
-        pieces = survey.learn(kind, lowercase and config.data.language == "en", size, surveyed)
-    return _Tokens(kind, pieces.vocab_size, survey.bytes_per_token(pieces, surveyed.sample))
+        measured = survey.learn_from_survey(kind, lowercase and config.data.language == "en", size, surveyed)
+    return _Tokens(kind, measured.vocab_size, survey.bytes_per_token(measured, surveyed.sample))
 
 
 def _manifest(config: ConfigDict) -> Manifest:
@@ -256,7 +256,7 @@ def _tokens_of_records(config: ConfigDict) -> _Tokens:
 
 
 def _fixed(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
-    """Returns the sizes that are not chosen, see `choice.choose`."""
+    """Returns the sizes that are not chosen, see `choice.choose_sizes`."""
     names = {"layers": "model.num_hidden_layers", "hidden_size": "model.hidden_size", "batch_size": "batch_size"}
     fixed = {size: find_field(config, name).value for size, name in names.items() if name in config.overrides}
     fixed |= {"vocab_size": vocab_size, "multiple": config.microbatches}
@@ -312,14 +312,14 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
         _write(workdir, plan)
     if plan is not None or not config.budget or checkpoint.steps(workdir):
         return opened, None
-    spent, program = budget.parse(config.budget), make_program(opened.task, config, opened.mesh)
+    spent, program = budget.parse_budget(config.budget), make_program(opened.task, config, opened.mesh)
     check_memory_bound(config, program)
     if jax.process_index() == 0:
         phase("compiling and measuring the training step (usually 10-60 s)")
-    measured = steps.StepTimes(*map(hosts.as_on_first, steps.measure(opened, program)))
+    measured = steps.StepTimes(*map(hosts.as_on_first, steps.measure_steps(opened, program)))
     elapsed = hosts.as_on_first(time.monotonic() - began)
     fields = steps.fields_that_fit(opened, workdir, spent, measured, elapsed)
-    apply(config, fields)
+    set_fields(config, fields)
     validate(config, with_data=False)
     opened = opened.reopen(config)
     if jax.process_index() == 0:
@@ -331,5 +331,5 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
         _write(workdir, plan)
         print(f"plan for a budget of {spent}, kept in {workdir / PLAN}:", flush=True)
         print("\n".join(f"  {line}" for line in lines), flush=True)
-    # The number of steps with new pieces only is a constant of the compiled step.
+    # The number of steps with new tokens only is a constant of the compiled step.
     return opened, None if fields.get("adapt.new_pieces_first") else program

@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 from bertjax.common.errors import UserError
 from bertjax.common.progress import duration
 from bertjax.config import budget
-from bertjax.config.stages import Stage, parts_of, stages_of, total_steps
+from bertjax.config.stages import Stage, batch_size_parts, stages_of, total_steps
 from bertjax.data.records.manifest import read_manifest
 from bertjax.distributed import hosts
-from bertjax.distributed.transfers import on_devices
+from bertjax.distributed.transfers import copy_to_devices
 from bertjax.launch.budget import choice
 from bertjax.training.hooks.recurrent_memory import fill_recurrent_memory
 from bertjax.training.optim.schedules import schedule_of
@@ -40,7 +40,7 @@ class StepTimes(NamedTuple):
     compiling: float
 
 
-def measure(opened: Run, program: Program) -> StepTimes:
+def measure_steps(opened: Run, program: Program) -> StepTimes:
     """Runs a few steps of one stage of each length, on the first batches of this stage, from random params."""
     task, config, mesh = opened.task, opened.config, opened.mesh
     hyperparameters = put_hyperparameters(config.seed, schedule_of(config, task.total_steps), mesh)
@@ -54,7 +54,7 @@ def measure(opened: Run, program: Program) -> StepTimes:
             state = fill_recurrent_memory(task, program, state, mesh, 0, lambda text: None)
         train_step = program.step_of(*task.loss_and_config(stage.first_step))
         compiled, first_seconds, seconds, flops = set(), 0.0, 0.0, 0
-        with contextlib.closing(on_devices(task.batches(stage.first_step), mesh)) as batches:
+        with contextlib.closing(copy_to_devices(task.batches(stage.first_step), mesh)) as batches:
             for step in range(stage.first_step, stage.first_step + min(stage.steps, MOST_MEASURED_STEPS)):
                 began = time.perf_counter()
                 batch = next(batches)
@@ -218,7 +218,7 @@ def scaled_stages(config: ConfigDict, factor: float) -> dict[str, dict[str, Any]
         for field in TOKEN_FIELDS:
             if fields.get(field):
                 scaled[field] = float(max(fields.length * batch_size, math.floor(fields[field] * factor)))
-        if fields.get("ramp_from") and len(parts_of(scaled, batch_size)) < 2:
+        if fields.get("ramp_from") and len(batch_size_parts(scaled, batch_size)) < 2:
             scaled.ramp_from, scaled.ramp_tokens = 0, 0.0
         optimizer = scaled.get("optimizer", {})
         for field in WARMUP_FIELDS:
@@ -244,14 +244,14 @@ def _steps_in(seconds: float, step_seconds: float, steps: int) -> int:
     return max(1, min(steps, round(seconds / step_seconds)))
 
 
-def manifest_of(config: ConfigDict, workdir: epath.Path) -> Mapping[str, Any]:
+def manifest_or_empty(config: ConfigDict, workdir: epath.Path) -> Mapping[str, Any]:
     """Returns the manifest of the records; empty if they have no manifest."""
     return read_manifest(config.data.records or workdir / "records") or {}
 
 
 def unique_tokens(config: ConfigDict, workdir: epath.Path) -> int | None:
     """Returns the number of tokens of the training text; None if the manifest does not have this number."""
-    return manifest_of(config, workdir).get("corpus", {}).get("train_tokens")
+    return manifest_or_empty(config, workdir).get("corpus", {}).get("train_tokens")
 
 
 def in_units(seconds: float) -> str:

@@ -25,7 +25,7 @@ MOST_BYTES = 24_000_000  # of one reading; there may be two readings, and half a
 COUNTED_CHARACTERS = 4_000_000  # characters whose words and scripts are counted
 LEAST_DOCUMENTS = 20
 DECODED_LETTERS = 20_000
-LEAST_PIECES = 300  # the bytes and the special pieces of a byte-level vocabulary are 261 pieces
+LEAST_TOKENS = 300  # the bytes and the special tokens of a byte-level vocabulary are 261 tokens
 LONGEST_WORDS = 20  # mean characters between spaces; texts without spaces between words, such as Chinese, have more
 ENCODED_CHARACTERS = 400_000
 MASKED_TEXTS = 3
@@ -69,7 +69,7 @@ def survey(config: ConfigDict) -> Survey:
     """
     sources, document = corpus_sources(config), config.data.document
     phase(f"reading the beginning of {len(sources)} source{'s' * (len(sources) > 1)} for the plan")
-    portions = corpus.portions(sources)
+    portions = corpus.corpus_portions(sources)
     beginning = _Beginning(config, portions, document)
     if len(beginning.sizes) < LEAST_DOCUMENTS and document == "blank_line" and "data.document" not in config.overrides:
         by_line = _Beginning(config, portions, "line")
@@ -177,15 +177,15 @@ def _scripts(sample: list[str]) -> dict[str, float]:
     return {script: count / counts.total() for script, count in counts.most_common()}
 
 
-def learn(kind: str, lowercase: bool, vocab_size: int, surveyed: Survey) -> Tokenizer:
-    """Learns a tokenizer from the surveyed words. The vocabulary is smaller if the words do not give enough pieces.
+def learn_from_survey(kind: str, lowercase: bool, vocab_size: int, surveyed: Survey) -> Tokenizer:
+    """Learns a tokenizer from the surveyed words. The vocabulary is smaller if the words do not give enough tokens.
 
     The tokenizer is used to estimate the number of tokens; the run learns its tokenizer from all documents.
 
     Args:
       kind: the kind of tokenizer.
       lowercase: whether the tokenizer lowercases the text.
-      vocab_size: the number of pieces to learn.
+      vocab_size: the number of tokens to learn.
       surveyed: the survey of the corpus.
 
     Raises:
@@ -201,16 +201,16 @@ def learn(kind: str, lowercase: bool, vocab_size: int, surveyed: Survey) -> Toke
     while vocab_size not in tried:
         tried.add(vocab_size)
         try:
-            return vocabulary_learning.learn(kind, words, vocab_size, lowercase)
+            return vocabulary_learning.learn_new_vocabulary(kind, words, vocab_size, lowercase)
         except UserError as error:
-            match = re.search(r"gives (\d+) pieces", str(error))
+            match = re.search(r"gives (\d+) tokens", str(error))
             possible = int(match[1]) if match else 0
-        if possible > vocab_size:  # the letters alone are more pieces
+        if possible > vocab_size:  # the letters alone are more tokens
             least, vocab_size = possible, 128 * (possible // 128 + 1)
         else:
-            # The run learns from fewer documents, which give fewer pieces.
+            # The run learns from fewer documents, which give fewer tokens.
             sizes = (128 * (possible * 4 // 5 // 128), possible * 9 // 10, possible)
-            vocab_size = next((size for size in sizes if size >= max(least, LEAST_PIECES)), possible)
+            vocab_size = next((size for size in sizes if size >= max(least, LEAST_TOKENS)), possible)
     raise UserError(
         f"config.data.corpus: {surveyed.text.bytes:,.0f} bytes are too little text to learn a vocabulary; add text, or "
         f"set --config.tokenizer.path to a vocabulary"

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig, fields_of
+from bertjax.config.model_config import BertConfig, fields_with_roles
 from bertjax.models import json_config, tensors
 
 # {field of `BertConfig`: field of config.json} where the names differ. embd_pdrop is ignored: bertjax has one rate for
@@ -41,7 +41,7 @@ UNUSED_FIELDS = (
     "summary_use_proj",
 )  # fmt: skip
 # Fields of `BertConfig` that GPT-2's config.json does not have.
-ABSENT = (*fields_of(BertConfig, "form", "choice"), "attention", "type_vocab_size")
+ABSENT = (*fields_with_roles(BertConfig, "form", "choice"), "attention", "type_vocab_size")
 FIELDS = json_config.ConfigFields(
     BertConfig, "gpt2", (), ABSENT, NAMES, SUPPORTED_VALUES, also=(*UNUSED_FIELDS, *ALIASES)
 )
@@ -49,7 +49,7 @@ MODEL_FIELDS: dict[str, Any] = {"causal": True, "norm": "pre", "output": "plain"
 MASK_CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # attention masks, in files of older versions
 
 
-def read_fields(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_gpt2_fields(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of GPT-2's config.json under the names of `BertConfig`.
 
     Args:

@@ -9,11 +9,11 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig, fields_of
+from bertjax.config.model_config import BertConfig, fields_with_roles
 from bertjax.models import json_config
 from bertjax.models.bert import gpt2, tf1_names
 from bertjax.models.huggingface_format import HuggingFaceFormat
-from bertjax.models.tensors import WRAPPER_PREFIXES, check_parts, parts_of, quantized_error, untied_reason
+from bertjax.models.tensors import WRAPPER_PREFIXES, check_class_parts, class_parts_of, quantized_error, untied_reason
 
 REQUIRED = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -44,7 +44,7 @@ DECODER_WEIGHT, DECODER_BIAS = "cls/predictions/decoder/kernel", "cls/prediction
 SUPPORTED_VALUES = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
 # Fields of `BertConfig` that neither Google's nor Hugging Face's configs have.
-BERTJAX_FIELDS = (*fields_of(BertConfig, "form", "choice"), "attention")
+BERTJAX_FIELDS = (*fields_with_roles(BertConfig, "form", "choice"), "attention")
 FIELDS = json_config.ConfigFields(BertConfig, "bert", REQUIRED, BERTJAX_FIELDS, only=SUPPORTED_VALUES)
 
 
@@ -81,7 +81,7 @@ class BertLayersFormat(HuggingFaceFormat):
 
     def check_exportable(self, config: BertConfig) -> None:
         """Checks that transformers has a class for a model, see `HuggingFaceFormat.check_exportable`."""
-        for name in fields_of(BertConfig, "form", "choice"):
+        for name in fields_with_roles(BertConfig, "form", "choice"):
             if (value := getattr(config, name)) != getattr(type(config), name):
                 raise UserError(f"model.{name} = {value!r}")
 
@@ -145,7 +145,7 @@ class BertLayersFormat(HuggingFaceFormat):
         `saved_class` is used only for fine-tuned models. For example, bert-base-uncased has the class `BertForMaskedLM`
         and all weights of `BertForPreTraining`.
         """
-        parts, prefix = parts_of(params), self.class_prefix(config)
+        parts, prefix = class_parts_of(params), self.class_prefix(config)
         if parts & set(self.class_parts.get(class_suffix(saved_class), ())) & tf1_names.FINE_TUNED.keys():
             return prefix + class_suffix(saved_class)
         ranks = {
@@ -162,9 +162,9 @@ class BertLayersFormat(HuggingFaceFormat):
         needed = parts if suffix != "Model" else ()  # transformers reads an encoder without a pooler
         names, present = (
             [tf1_names.VARIABLE_PREFIXES[part].rstrip("/_") for part in some_parts]
-            for some_parts in (needed, parts_of(params) & {*needed})
+            for some_parts in (needed, class_parts_of(params) & {*needed})
         )
-        check_parts(architecture, names, present, self.choose_architecture(params, config))
+        check_class_parts(architecture, names, present, self.choose_architecture(params, config))
         kept = tuple(tf1_names.VARIABLE_PREFIXES[part] for part in parts)
         tensors, left_out = {}, sorted(params.keys() - tf1_names.PARTS)
         for variable, array in tf1_names.to_variables(params, config).items():
@@ -191,7 +191,7 @@ class BertFormat(BertLayersFormat):
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> BertConfig:
         """Returns the model config of BERT or GPT-2, see `HuggingFaceFormat.read_config`."""
         if fields.get("model_type") == "gpt2":
-            return dataclasses.replace(FIELDS.build(path, gpt2.read_fields(path, fields)), **gpt2.MODEL_FIELDS)
+            return dataclasses.replace(FIELDS.build(path, gpt2.read_gpt2_fields(path, fields)), **gpt2.MODEL_FIELDS)
         return FIELDS.build(path, FIELDS.read(path, fields))
 
     def to_fields(self, config: BertConfig) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class BertFormat(BertLayersFormat):
 
 
 def huggingface_name(variable: str) -> str:
-    """Returns the tensor name of a variable of Google, in classes of BERT with an output layer."""
+    """Returns the tensor name of a variable of Google, in classes of BERT with a head."""
     if variable in FINE_TUNED_NAMES:
         return FINE_TUNED_NAMES[variable]
     name = variable.replace("layer_", "layer.").replace("/", ".")

@@ -11,7 +11,7 @@ from bertjax.config.model_config import BertConfig
 from bertjax.nn.attention import standardize
 from bertjax.nn.encoder import Encoder
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
-from bertjax.nn.ops.plain_attention import Cache, visible
+from bertjax.nn.ops.plain_attention import KeyValueCache, visible
 from bertjax.nn.ops.segments import last_tokens
 
 
@@ -34,7 +34,9 @@ class BertModel(EncoderModel):
         """Returns the pooled output of the first token, or of the last token of a causal model."""
         return self.pooler(hidden, last_tokens(segments, first_tokens) if self.config.causal else first_tokens)
 
-    def decode(self, input_ids: jax.Array, positions: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    def decode(
+        self, input_ids: jax.Array, positions: jax.Array, cache: KeyValueCache
+    ) -> tuple[jax.Array, KeyValueCache]:
         """Runs a causal model on tokens that follow the tokens in a cache.
 
         Args:

@@ -24,7 +24,7 @@ VARIABLE_PREFIXES = {
 }
 # The parts of a model that Google's code has.
 PARTS = {"bert", *VARIABLE_PREFIXES} - {"pooler"}
-# {output layer of a fine-tuned model: (kernel, bias)}. The variables have one row per label.
+# {head of a fine-tuned model: (kernel, bias)}. The variables have one row per label.
 FINE_TUNED = {
     "classifier": ("output_weights", "output_bias"),
     "spans": ("cls/squad/output_weights", "cls/squad/output_bias"),
@@ -40,8 +40,8 @@ class VariableTable(tensors.TensorTable):
     )
     inputs_first = True
 
-    def output_layer(self, part: str, weights: str, bias: str, labels: int, size: int) -> None:
-        """Adds an output layer, whose kernel Google stores as `[outputs, inputs]`."""
+    def head(self, part: str, weights: str, bias: str, labels: int, size: int) -> None:
+        """Adds a head, whose kernel Google stores as `[outputs, inputs]`."""
         self[part, "dense", "kernel"] = tensors.Tensor((weights,), (size, labels), (labels, size))
         self.array((part, "dense", "bias"), bias, labels)
 
@@ -81,10 +81,10 @@ def variable_table(config: BertConfig, labels: Mapping[str, int]) -> VariableTab
         table.array(("masked_lm", "bias"), "cls/predictions/output_bias", config.vocab_size)
     if "next_sentence" in labels:
         prefix = "cls/seq_relationship/output_"
-        table.output_layer("next_sentence", f"{prefix}weights", f"{prefix}bias", 2, hidden)
+        table.head("next_sentence", f"{prefix}weights", f"{prefix}bias", 2, hidden)
     for part, names in FINE_TUNED.items():
         if part in labels:
-            table.output_layer(part, *names, labels[part], hidden)
+            table.head(part, *names, labels[part], hidden)
     return table
 
 
@@ -121,6 +121,6 @@ def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
       params: the params of a model.
       config: the model config.
     """
-    parts = tensors.parts_of(params) & VARIABLE_PREFIXES.keys()
+    parts = tensors.class_parts_of(params) & VARIABLE_PREFIXES.keys()
     labels = {part: len(params[part]["dense"]["bias"]) if part in FINE_TUNED else 0 for part in parts}
     return tensors.to_state_dict(variable_table(config, labels), tensors.TableFormat.unstack_layers(params, config))

@@ -12,9 +12,9 @@ class DistilBertConfig(BertConfig):
 
     num_hidden_layers: int = size(6, most=1000)
     hidden_act: str = field("gelu", "behaviour", choices=("gelu", "gelu_new", "relu"))
-    # The dropout rate before the output layer of a sequence classifier or of multiple choice.
+    # The dropout rate before the head of a sequence classifier or of multiple choice.
     pooled_dropout_prob: float = field(0.2, least=0, below=1)
-    spans_dropout_prob: float = field(0.1, least=0, below=1)  # before the output layer for spans
+    spans_dropout_prob: float = field(0.1, least=0, below=1)  # before the head for spans
     family: str = field("distilbert", "form")
 
     attention_output_dropout: ClassVar[bool] = False

@@ -16,5 +16,5 @@ class ElectraConfig(BertConfig):
     intermediate_size: int = size(1024)
     family: str = field("electra", "form")
 
-    hidden_act: ClassVar[str] = "gelu"  # type: ignore[misc]  # in layers and in output layers
-    output: ClassVar[str] = "transform"  # type: ignore[misc]  # the output layer projects hidden states to the embedding size
+    hidden_act: ClassVar[str] = "gelu"  # type: ignore[misc]  # in layers and in heads
+    output: ClassVar[str] = "transform"  # type: ignore[misc]  # the head projects hidden states to the embedding size

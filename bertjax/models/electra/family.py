@@ -1,6 +1,6 @@
 """ELECTRA (Clark et al. 2020): BERT with an embedding size that can differ from the hidden size.
 
-Only sequence classifiers have a pooler, which is a dense layer with GELU. A discriminator has the output layer
+Only sequence classifiers have a pooler, which is a dense layer with GELU. A discriminator has the head
 `replaced_tokens`.
 """
 

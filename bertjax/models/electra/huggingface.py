@@ -10,7 +10,7 @@ from bertjax.models import json_config
 from bertjax.models.bert import huggingface as bert
 from bertjax.models.bert import tf1_names
 from bertjax.models.electra.config import ElectraConfig
-from bertjax.models.tensors import WRAPPER_PREFIXES, TensorTable, check_parts, to_params, to_state_dict
+from bertjax.models.tensors import WRAPPER_PREFIXES, TensorTable, check_class_parts, to_params, to_state_dict
 
 REQUIRED = (*bert.REQUIRED, "embedding_size")
 SUPPORTED_VALUES = bert.SUPPORTED_VALUES | {"hidden_act": "gelu"}
@@ -20,7 +20,7 @@ SUMMARY = {
 }  # fmt: skip
 FIELDS = json_config.ConfigFields(ElectraConfig, "electra", REQUIRED, bert.BERTJAX_FIELDS, also=SUMMARY)
 DISCRIMINATOR = "ElectraForPreTraining"
-# The output layer that detects replaced tokens: its name in params, and its tensor prefix in transformers.
+# The head that detects replaced tokens: its name in params, and its tensor prefix in transformers.
 REPLACED_TOKENS, DISCRIMINATOR_HEAD = "replaced_tokens", "discriminator_predictions"
 
 
@@ -55,7 +55,7 @@ class ElectraFormat(bert.BertLayersFormat):
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: ElectraConfig, source: str
     ) -> tuple[dict, list[str], str]:
-        """Converts tensors to params, with the output layer of a discriminator, see `HuggingFaceFormat.read_params`."""
+        """Converts tensors to params, with the head of a discriminator, see `HuggingFaceFormat.read_params`."""
         head: dict[str, np.ndarray] = {}
         table = _head_table(config.hidden_size)
         other_tensors = _without_head(tensors, table.names(), head)
@@ -73,18 +73,18 @@ class ElectraFormat(bert.BertLayersFormat):
     def to_tensors(
         self, params: dict, config: ElectraConfig, architecture: str
     ) -> tuple[dict[str, np.ndarray], list[str]]:
-        """Converts params to tensors, with the output layer of a discriminator, see `HuggingFaceFormat.to_tensors`."""
+        """Converts params to tensors, with the head of a discriminator, see `HuggingFaceFormat.to_tensors`."""
         state_dict, left_out = super().to_tensors(params, config, architecture)
         if architecture != DISCRIMINATOR:
             return state_dict, left_out
         present = [DISCRIMINATOR_HEAD] if REPLACED_TOKENS in params else []
-        check_parts(architecture, [DISCRIMINATOR_HEAD], present, self.choose_architecture(params, config))
+        check_class_parts(architecture, [DISCRIMINATOR_HEAD], present, self.choose_architecture(params, config))
         state_dict |= to_state_dict(_head_table(config.hidden_size), params)
         return state_dict, [name for name in left_out if name != REPLACED_TOKENS]
 
 
 def _head_table(hidden: int) -> TensorTable:
-    """Returns the tensors of a discriminator's output layer."""
+    """Returns the tensors of a discriminator's head."""
     table = TensorTable()
     table.dense((REPLACED_TOKENS, "dense"), f"{DISCRIMINATOR_HEAD}.dense", (hidden,), (hidden,), bias=True)
     table.dense((REPLACED_TOKENS, "output"), f"{DISCRIMINATOR_HEAD}.dense_prediction", (hidden,), (1,), bias=True)

@@ -1,4 +1,4 @@
-"""ELMo (Peters et al. 2018): a forward and a backward stack of LSTMs. Neither stack reads the states of the other."""
+"""ELMo (Peters et al. 2018): a forward and a backward stack of LSTMs. No stack reads hidden states of the other."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -27,9 +27,9 @@ class ElmoModel(EncoderModel):
         return self.pooler(join_ends(hidden, segments)[:, None])
 
     def prediction_states(self, hidden: jax.Array, positions: jax.Array) -> Iterable[tuple[jax.Array, jax.Array]]:
-        """Returns the forward states with the first half of `positions`, and the backward states with the second half.
+        """Returns hidden states: forward with the first half of `positions`, and backward with the second half.
 
-        The states of the other direction are replaced by zeros, so that one output layer serves both directions.
+        The hidden states of the other direction are replaced by zeros, so that one head serves both directions.
         """
         is_forward = jnp.arange(hidden.shape[-1]) < hidden.shape[-1] // 2
         directions = [jnp.where(half, hidden, jnp.zeros_like(hidden)) for half in (is_forward, ~is_forward)]

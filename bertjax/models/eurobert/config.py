@@ -27,7 +27,7 @@ class EuroBertConfig(ModelConfig):
     rms_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
     rope_theta: float = field(250_000.0, "behaviour", above=0)
     # The pooled output of a text. bos: the dense layer of the first state. mean: the dense layer of the mean state.
-    # late: the mean over all states of the dense layer.
+    # late: the mean over all hidden states of the dense layer.
     classifier_pooling: str = field("late", choices=("bos", "mean", "late"))
     tie_word_embeddings: bool = field(False, "form")  # False: the masked-LM head has separate output embeddings
     family: str = field("eurobert", "form")

@@ -88,7 +88,7 @@ class EuroBertFormat(tensors.TableFormat):
 
     def parts_of(self, params: Mapping, config: EuroBertConfig) -> set[str]:
         """Returns the parts of params. A tied decoder has no params, so that a lone encoder has `masked_lm`."""
-        parts = tensors.parts_of(params)
+        parts = tensors.class_parts_of(params)
         return parts | ({"masked_lm"} if config.tie_word_embeddings and not parts else set())
 
     def untied_reason(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from bertjax.config.model_config import Compute
 from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.nn.attention import Dense, RMSNorm
-from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
+from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, scan_layers
 from bertjax.nn.encoder_model import RotaryModel, layer_inputs
 from bertjax.nn.ops.dropout import fold_in
 from bertjax.nn.ops.plain_attention import visible
@@ -117,7 +117,7 @@ class EuroBertEncoder(nn.Module):
         config, compute = self.config, self.compute
         angles = rotation(positions, config.head_size, config.rope_theta)
         in_axes, trains = (0, nn.broadcast, nn.broadcast, nn.broadcast), dropout_keys is not None
-        make = stacked(recomputed(EuroBertLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
+        make = scan_layers(recomputed(EuroBertLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
         numbers = 1 + jnp.arange(config.num_hidden_layers)
         last, states = make(config, compute, every_layer, name="layers")(x, numbers, angles, segments, dropout_keys)
         last = RMSNorm(config, compute, name="norm")(last)

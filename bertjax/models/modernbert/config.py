@@ -34,7 +34,7 @@ class ModernBertConfig(ModelConfig):
     # cls: pools the state of [CLS]. mean: pools the mean state.
     classifier_pooling: str = field("cls", choices=("cls", "mean"))
     glu: bool = field(True, "form")  # True: gated feed-forward networks (GeGLU); False: as in BERT
-    # Whether dense layers and norms have biases. Output layers always have a bias.
+    # Whether dense layers and norms have biases. Heads always have a bias.
     bias: bool = field(False, "form")
     family: str = field("modernbert", "form")
 
@@ -43,7 +43,7 @@ class ModernBertConfig(ModelConfig):
 
     @property
     def hidden_dropout_prob(self) -> float:
-        """The dropout rate before an output layer. The modules in `nn/` read this name."""
+        """The dropout rate before a head. The modules in `nn/` read this name."""
         return self.classifier_dropout
 
     @property

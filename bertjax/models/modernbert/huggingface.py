@@ -113,7 +113,7 @@ class ModernBertFormat(tensors.TableFormat):
         return table
 
     def _head(self, table: tensors.TensorTable, path: tuple, config: ModernBertConfig) -> None:
-        """Adds the dense layer and the norm before an output layer. The tensor names are the same in all classes."""
+        """Adds the dense layer and the norm before a head. The tensor names are the same in all classes."""
         size = (config.hidden_size,)
         table.dense((*path, "dense"), "head.dense", size, size, config.bias)
         table.norm((*path, "norm"), "head.norm", config.hidden_size, config.bias)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from bertjax.config.model_config import Compute
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.nn.attention import Dense, LayerNorm
-from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
+from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, scan_layers
 from bertjax.nn.encoder_model import RotaryModel, layer_inputs
 from bertjax.nn.kernels.flash_attention import can_flash, flash_attention
 from bertjax.nn.kernels.pallas import has_kernels
@@ -18,7 +18,7 @@ from bertjax.nn.ops.dropout import fold_in
 from bertjax.nn.ops.plain_attention import visible
 from bertjax.nn.ops.rotary import Rotation, rotate, rotation
 from bertjax.nn.ops.segments import mean_of_segments
-from bertjax.nn.rotary_attention import attend
+from bertjax.nn.rotary_attention import attend_rotary
 
 
 class ModernBertModel(RotaryModel):
@@ -146,7 +146,7 @@ class ModernBertEncoder(nn.Module):
         states: list[Any] = [x[None]]
         if count:
             in_axes = (0, nn.broadcast, nn.broadcast, nn.broadcast)
-            make = stacked(LayerGroup, count, in_axes, compute, dropout_keys is not None)
+            make = scan_layers(LayerGroup, count, in_axes, compute, dropout_keys is not None)
             groups = make(config, compute, period, every_layer, name="groups")
             x, group_states = groups(x, 1 + period * jnp.arange(count), *arguments)
             states.append(group_states.reshape(-1, *x.shape) if every_layer else group_states)
@@ -176,7 +176,7 @@ class LayerGroup(nn.Module):
         segments: jax.Array,
         dropout_keys: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns x after the layers, and with `every_layer` the states after all layers `[layers, ...]`, else None.
+        """Returns x after the layers, and with `every_layer` the hidden states of all layers `[layers, ...]`.
 
         Args:
           x: `[batch, length, hidden]`.
@@ -267,7 +267,7 @@ class RotaryAttention(nn.Module):
             bias = None if bias is None else bias.astype(compute.dtype)
             context = flash_attention(x, kernel, bias, angles, segments, compute.chip, window)
         else:
-            context = attend(rotate(project(x, keys), angles), segments, compute, window)
+            context = attend_rotary(rotate(project(x, keys), angles), segments, compute, window)
         axes, scale = ("heads", "kv", "embed"), config.output_init_scale
         return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context, keys)
 

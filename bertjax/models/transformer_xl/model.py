@@ -10,11 +10,11 @@ from bertjax.config.model_config import Compute
 from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.nn import relative_attention
 from bertjax.nn.attention import Dense, LayerNorm
-from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
+from bertjax.nn.encoder import Embedding, activate, recomputed, scan_layers
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
 from bertjax.nn.ops.dropout import dropout, fold_in
-from bertjax.nn.ops.plain_attention import Cache, visible
-from bertjax.nn.ops.recurrent_memory import Memory, last_states
+from bertjax.nn.ops.plain_attention import KeyValueCache, visible
+from bertjax.nn.ops.recurrent_memory import RecurrentMemory, last_states
 from bertjax.nn.ops.segments import last_tokens
 
 DROPOUT_SITES = 4  # the number of dropouts in a layer; each dropout folds its number into the random keys
@@ -46,7 +46,7 @@ class TransformerXLModel(EncoderModel):
         dropout_keys: jax.Array | None = None,
         *,
         every_layer: bool = False,
-        memory: Memory | None = None,
+        memory: RecurrentMemory | None = None,
     ) -> Any:
         """Returns hidden states, see `EncoderModel.encode`; with `memory`, returns (hidden states, next memory)."""
         x = self.embeddings(input_ids, fold_in(dropout_keys, 0))
@@ -55,7 +55,9 @@ class TransformerXLModel(EncoderModel):
         hidden = jnp.concatenate([x[None], hidden]) if every_layer else hidden
         return hidden if memory is None else (hidden, memory)
 
-    def decode(self, input_ids: jax.Array, positions: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    def decode(
+        self, input_ids: jax.Array, positions: jax.Array, cache: KeyValueCache
+    ) -> tuple[jax.Array, KeyValueCache]:
         """Runs the model on tokens that follow the tokens in a cache, see `BertModel.decode`.
 
         A token attends to the previous `memory_length` tokens and to itself.
@@ -110,8 +112,8 @@ class TransformerXLEncoder(nn.Module):
         dropout_keys: jax.Array | None = None,
         *,
         every_layer: bool = False,
-        cache: Cache | None = None,
-        memory: Memory | None = None,
+        cache: KeyValueCache | None = None,
+        memory: RecurrentMemory | None = None,
     ) -> tuple[jax.Array, Any]:
         """Returns hidden states, see `EncoderModel.make_layers`, and the next cache, the next memory, or None.
 
@@ -119,7 +121,7 @@ class TransformerXLEncoder(nn.Module):
           x: `[batch, length, hidden]`.
           segments: `[batch, length]`; with a cache, the consecutive positions of the tokens in the cache `[length]`.
           dropout_keys: `[batch]`, or None.
-          every_layer: whether to return the states of all layers `[layers, batch, length, hidden]`.
+          every_layer: whether to return the hidden states of all layers `[layers, batch, length, hidden]`.
           cache: keys and values of earlier tokens `[layers, batch, length, heads, size]`, or None.
           memory: hidden states of earlier tokens, or None.
         """
@@ -139,7 +141,7 @@ class TransformerXLEncoder(nn.Module):
         biases = None if config.untie_biases else relative_attention.RelativeBiases(config, name="biases")()
 
         in_axes = (0, 0, 0, *[nn.broadcast] * 5)
-        make = stacked(recomputed(TransformerXLLayer, compute), count, in_axes, compute, dropout_keys is not None)
+        make = scan_layers(recomputed(TransformerXLLayer, compute), count, in_axes, compute, dropout_keys is not None)
         numbers = jnp.arange(1, count + 1)  # number 0 is the dropout of the embeddings
         layers = make(config, compute, every_layer, name="layers")
         scan_inputs = (x, numbers, cache, memory_states, places, embedded_distances, biases, mask, dropout_keys)
@@ -165,7 +167,7 @@ class TransformerXLLayer(nn.Module):
         self,
         x: jax.Array,
         number: jax.Array,
-        cache: Cache | None,
+        cache: KeyValueCache | None,
         memory: jax.Array | None,
         places: jax.Array | None,
         embedded_distances: jax.Array,
@@ -179,7 +181,7 @@ class TransformerXLLayer(nn.Module):
           x: `[batch, length, hidden]`.
           number: the number of the layer, from 1.
           cache: keys and values of earlier tokens `[batch, length, heads, size]`, or None.
-          memory: states of earlier tokens `[batch, memory, hidden]`, or None.
+          memory: hidden states of earlier tokens `[batch, memory, hidden]`, or None.
           places: the positions of the tokens in the cache `[length]`, or None.
           embedded_distances: `distance_embeddings` `[distances, hidden]`.
           biases: the biases that all layers share; None if the layer has separate biases.

@@ -32,5 +32,5 @@ class XlnetConfig(ModelConfig):
 
     @property
     def spans_dropout_prob(self) -> float:
-        """The dropout rate before the output layer for spans. `XlnetModel` applies the dropout before the pooler."""
+        """The dropout rate before the head for spans. `XlnetModel` applies the dropout before the pooler."""
         return self.hidden_dropout_prob

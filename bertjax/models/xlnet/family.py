@@ -12,7 +12,7 @@ from bertjax.models.family import (
     HuggingFaceFamily,
     LmType,
     ModelFamily,
-    NamesSpecialPieces,
+    NamesSpecialTokens,
     Recurrent,
     TwoStreamAttention,
     possible_vocab_sizes,
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from bertjax.nn.encoder_model import EncoderModel
 
 
-class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, NamesSpecialPieces, HuggingFaceFamily):
+class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, NamesSpecialTokens, HuggingFaceFamily):
     """XLNet."""
 
     config_class = XlnetConfig
     supports_packing = True
     has_kernels = False
     model_types = ("xlnet",)
-    special_pieces = XLNET
+    special_tokens = XLNET
 
     def build(self, config: XlnetConfig, compute: Compute) -> "EncoderModel":
         """Returns the encoder, an `XlnetModel`."""
@@ -50,7 +50,7 @@ class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, 
         return config.num_hidden_layers * keys_and_values + self.query_flops(config, length, length)
 
     def query_flops(self, config: XlnetConfig, length: int, queries: int) -> int:
-        """Returns the FLOPs of `queries` states that attend to a row, see `TwoStreamAttention.query_flops`.
+        """Returns the FLOPs of `queries` hidden states that attend to a row, see `TwoStreamAttention.query_flops`.
 
         The projection of the distance embeddings is not included, because all rows of a batch share it.
         """

@@ -10,16 +10,16 @@ from bertjax.config.model_config import Compute
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.nn import relative_attention
 from bertjax.nn.attention import Dense, LayerNorm
-from bertjax.nn.encoder import Embedding, activate, recomputed, stacked
+from bertjax.nn.encoder import Embedding, activate, recomputed, scan_layers
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import visible
-from bertjax.nn.ops.recurrent_memory import Memory, last_states
+from bertjax.nn.ops.recurrent_memory import RecurrentMemory, last_states
 from bertjax.nn.ops.segments import last_tokens
 
 
 class View(NamedTuple):
-    """The attention mask of a stream, and the relation of its states to the keys.
+    """The attention mask of a stream, and the relation of its hidden states to the keys.
 
     Attributes:
       mask: booleans `[batch, 1, states, keys]`.
@@ -51,7 +51,7 @@ class XlnetModel(EncoderModel):
         return XlnetEncoder(self.config, self.compute)
 
     def pooler_input(self, hidden: jax.Array, dropout_keys: jax.Array | None) -> jax.Array:
-        """Returns the states with dropout."""
+        """Returns the hidden states with dropout."""
         return self._dropped(hidden, dropout_keys, 0)
 
     def encode(
@@ -77,7 +77,7 @@ class XlnetModel(EncoderModel):
         positions: jax.Array | None = None,
         dropout_keys: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the states of the second stream and their indices, see `EncoderModel.encode_words`.
+        """Returns the hidden states of the second stream and their indices, see `EncoderModel.encode_words`.
 
         No state attends to the tokens at `places`.
         """
@@ -94,11 +94,11 @@ class XlnetModel(EncoderModel):
         seen: jax.Array | None = None,
         positions: jax.Array | None = None,
         dropout_keys: jax.Array | None = None,
-        memory: Memory | None = None,
+        memory: RecurrentMemory | None = None,
         *,
         every_layer: bool = False,
-    ) -> tuple[jax.Array, Any, Memory | None]:
-        """Returns the hidden states, the states of the second stream or None, and the next memory or None.
+    ) -> tuple[jax.Array, Any, RecurrentMemory | None]:
+        """Returns the hidden states, those of the second stream or None, and the next memory or None.
 
         See also `EncoderModel.encode_permuted`.
 
@@ -112,7 +112,7 @@ class XlnetModel(EncoderModel):
           positions: ignored, because attention depends on relative distances.
           dropout_keys: see `encode`.
           memory: hidden states of earlier tokens, or None. All positions see these tokens, which have the token type 0.
-          every_layer: whether to return the states of all layers, `[layers + 1, ...]`, the embeddings first.
+          every_layer: whether to return the hidden states of all layers, `[layers + 1, ...]`, the embeddings first.
         """
         length, memory_length = input_ids.shape[1], 0 if memory is None else memory.states.shape[2]
         keys = [fold_in(fold_in(dropout_keys, 0), stream) for stream in range(2)]
@@ -164,7 +164,7 @@ class XlnetModel(EncoderModel):
 
 
 class XlnetEmbeddings(nn.Module):
-    """Word embeddings, and `query`, the vector that initializes all states of the second stream."""
+    """Word embeddings, and `query`, the vector that initializes all hidden states of the second stream."""
 
     config: XlnetConfig
     compute: Compute
@@ -211,7 +211,7 @@ class XlnetEncoder(nn.Module):
             relative_attention.distances(length, keys, is_causal=False), config.hidden_size
         )
         in_axes, trains = (0, 0, *[nn.broadcast] * 3), dropout_keys is not None
-        make = stacked(recomputed(XlnetLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
+        make = scan_layers(recomputed(XlnetLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
         numbers = 1 + jnp.arange(config.num_hidden_layers)
         layers = make(config, compute, every_layer, name="layers")
         last, (states, next_states) = layers(streams, numbers, memory, embedded_distances, views, dropout_keys)
@@ -243,7 +243,7 @@ class XlnetLayer(nn.Module):
         Args:
           streams: see `XlnetEncoder`.
           number: the number of the layer, from 1.
-          memory: states of earlier tokens `[batch, memory, hidden]`, or None.
+          memory: hidden states of earlier tokens `[batch, memory, hidden]`, or None.
           embedded_distances: `distance_embeddings` `[distances, hidden]`.
           views: see `XlnetEncoder`.
           dropout_keys: `[batch]`, or None.

@@ -53,7 +53,7 @@ def can_flash(length: int, width: int, size: int) -> bool:
     return LANES <= length <= LONGEST and width % LANES == 0 and LANES % size == size % (2 * SUBLANES) == 0
 
 
-def padded(length: int) -> int:
+def length_in_blocks(length: int) -> int:
     """Returns the number of tokens after padding: whole lanes, and whole blocks in long rows."""
     whole = LANES if length <= LONGEST_BLOCK else LONGEST_BLOCK
     return -(-length // whole) * whole
@@ -79,7 +79,7 @@ def flash_attention(
       `[batch, length, heads * size]`.
     """
     length, size = x.shape[1], kernel.shape[-1]
-    missing = [(0, 0), (0, padded(length) - length)]
+    missing = [(0, 0), (0, length_in_blocks(length) - length)]
     segments = jnp.pad(segments, missing, constant_values=-1)  # padding has another segment
     bounds = bound_rows(segments, window)
     x, *angles = (jnp.pad(array, [*missing, (0, 0)]) for array in (x, *turn))
@@ -101,7 +101,7 @@ def angle_rows(cosines: Array, sines: Array) -> Array:
 class Flash(NamedTuple):
     """The settings of both kernels."""
 
-    length: int  # tokens of a row, `padded`
+    length: int  # tokens of a row, `length_in_blocks`
     size: int  # of a head
     window: int | None
     chip: str

@@ -74,12 +74,12 @@ def fused_attention(
       `[batch, length, heads * size]`.
     """
     hidden, _, heads, size = kernel.shape
-    attention = Attention(x.shape[1], size, 0.0 if dropout_keys is None else rate, chip, unroll, causal)
+    attention = FusedAttention(x.shape[1], size, 0.0 if dropout_keys is None else rate, chip, unroll, causal)
     kernel, bias = kernel.reshape(hidden, 3, heads * size), bias.reshape(3, heads * size)
     return _attend(x, kernel, bias, segments, key_words(dropout_keys, len(x))[:, None], attention)
 
 
-class Attention(NamedTuple):
+class FusedAttention(NamedTuple):
     """The settings of both kernels."""
 
     length: int
@@ -160,7 +160,7 @@ class Attention(NamedTuple):
         return kept(words, start, (1, self.length), shape, self.rate)
 
 
-def attention_forward(planes: Array, segments: Array, words: Array, attention: Attention) -> tuple[Array, Array]:
+def attention_forward(planes: Array, segments: Array, words: Array, attention: FusedAttention) -> tuple[Array, Array]:
     """Runs the forward kernel.
 
     Args:
@@ -192,7 +192,7 @@ def attention_backward(
     context: Array,
     log_sums: Array,
     of_context: Array,
-    attention: Attention,
+    attention: FusedAttention,
 ) -> tuple[Array, Array]:
     """Returns the gradients of the planes, and their sums `[n, 3, heads * size]` over parts of the tokens."""
 
@@ -218,7 +218,7 @@ def attention_backward(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(x: Array, kernel: Array, bias: Array, segments: Array, words: Array, attention: Attention) -> Array:
+def _attend(x: Array, kernel: Array, bias: Array, segments: Array, words: Array, attention: FusedAttention) -> Array:
     return _attend_forward(x, kernel, bias, segments, words, attention)[0]
 
 
@@ -232,14 +232,14 @@ def _project(x: Array, kernel: Array, bias: Array, unroll: bool) -> Array:
 
 
 def _attend_forward(
-    x: Array, kernel: Array, bias: Array, segments: Array, words: Array, attention: Attention
+    x: Array, kernel: Array, bias: Array, segments: Array, words: Array, attention: FusedAttention
 ) -> tuple[Array, Any]:
     planes = _project(x, kernel, bias, attention.unroll)
     context, log_sums = attention_forward(planes, segments, words, attention)
     return context, (x, kernel, bias, segments, words, context, log_sums)
 
 
-def _attend_backward(attention: Attention, saved: Any, of_context: Array) -> tuple[Any, ...]:
+def _attend_backward(attention: FusedAttention, saved: Any, of_context: Array) -> tuple[Any, ...]:
     x, kernel, bias, segments, words, context, log_sums = saved
     planes, of_product = jax.vjp(lambda x, kernel: _project(x, kernel, bias, attention.unroll), x, kernel)
     of_planes, of_bias = attention_backward(planes, segments, words, context, log_sums, of_context, attention)
@@ -249,7 +249,7 @@ def _attend_backward(attention: Attention, saved: Any, of_context: Array) -> tup
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _forward_kernel(attention: Attention, rows: int, *refs: Ref) -> None:
+def _forward_kernel(attention: FusedAttention, rows: int, *refs: Ref) -> None:
     words_ref, row_ref, column_ref, planes_ref, context_ref, log_sums_ref = refs
     size, chunk, dtype = attention.size, attention.chunk, planes_ref.dtype
     for row, first in itertools.product(range(rows), range(0, attention.length, chunk)):
@@ -272,7 +272,7 @@ def _forward_kernel(attention: Attention, rows: int, *refs: Ref) -> None:
         context_ref[row, at, :] = jnp.concatenate(outputs).T.astype(dtype)
 
 
-def _backward_kernel(attention: Attention, rows: int, *refs: Ref) -> None:
+def _backward_kernel(attention: FusedAttention, rows: int, *refs: Ref) -> None:
     words_ref, row_ref, column_ref, planes_ref, context_ref, log_sums_ref, of_context_ref, *outputs = refs
     of_planes_ref, of_bias_ref, of_queries_ref = outputs
     size, chunk, dtype = attention.size, attention.chunk, planes_ref.dtype

@@ -22,7 +22,7 @@ STACKS = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "va
 ALL = "all-linear"
 
 
-def of(config: Any) -> Lora | None:
+def lora_of(config: Any) -> Lora | None:
     """Returns the low-rank updates of a whole config, or None."""
     fields = config.get("lora")
     if not fields or not fields.rank:
@@ -30,22 +30,22 @@ def of(config: Any) -> Lora | None:
     return Lora(fields.rank, fields.alpha, fields.dropout, tuple(map(str.strip, fields.targets.split(","))))
 
 
-def names_of(path: Sequence[str]) -> list[str]:
+def matrix_names(path: Sequence[str]) -> list[str]:
     """Returns the names of the matrices in the kernel of the dense layer at a path. Targets match these names."""
     *above, last = path
     return ["/".join([*above, name]) for name in STACKS.get(last, (last,))]
 
 
-def stacked(path: Sequence[str]) -> int:
+def stacked_matrices(path: Sequence[str]) -> int:
     """Returns the number of matrices that the kernel of a dense layer stacks; 0: the kernel is one matrix."""
     return len(STACKS.get(path[-1], ()))
 
 
 def targeted(lora: Lora | None, path: Sequence[str]) -> tuple[int, ...]:
-    """Returns the indices of the `names_of` a dense layer that are targets; () outside of an encoder."""
+    """Returns the indices of the `matrix_names` a dense layer that are targets; () outside of an encoder."""
     if lora is None or "encoder" not in path:
         return ()
-    return tuple(i for i, name in enumerate(names_of(path)) if any(is_in(target, name) for target in lora.targets))
+    return tuple(i for i, name in enumerate(matrix_names(path)) if any(is_in(target, name) for target in lora.targets))
 
 
 def is_in(target: str, name: str) -> bool:
@@ -70,7 +70,7 @@ def shapes_of(
     before, after = axes[: len(inputs)], axes[len(inputs) :]
     count: tuple[int, ...] = ()
     count_axes: tuple[str | None, ...] = ()
-    if stacked(path):
+    if stacked_matrices(path):
         count, count_axes, features, after = (len(parts),), after[:1], features[1:], after[1:]
     shapes = (*inputs, *count, lora.rank), (*count, lora.rank, *features)
     return shapes, ((*before, *count_axes, None), (*count_axes, None, *after))
@@ -104,14 +104,14 @@ def updates_of(params: dict, lora: Lora) -> dict[tuple[str, ...], Array]:
         if last != "lora_a":
             continue
         a, b, kernel = (flat[*layer, name] for name in ("lora_a", "lora_b", "kernel"))
-        stack = stacked(layer)
+        stack = stacked_matrices(layer)
         update = functools.partial(product, parts=targeted(lora, layer), stack=stack)
         over_layers = a.ndim > 3 if stack else a.ndim + b.ndim > kernel.ndim + 2
         updates[*layer, "kernel"] = lora.scale * jax.device_get((jax.vmap(update) if over_layers else update)(a, b))
     return updates
 
 
-def merge(params: dict, updates: dict[tuple[str, ...], Array]) -> dict:
+def merge_updates(params: dict, updates: dict[tuple[str, ...], Array]) -> dict:
     """Returns the params of a model without updates: adds the updates to the kernels."""
     flat = {path: x for path, x in flatten_dict(params).items() if path[-1] not in ("lora_a", "lora_b")}
     return unflatten_dict(flat | {path: flat[path] + update for path, update in updates.items()})
@@ -120,7 +120,7 @@ def merge(params: dict, updates: dict[tuple[str, ...], Array]) -> dict:
 def check_targets(lora: Lora, params: dict, every: dict) -> None:
     """Raises `UserError` if a target is not a kernel. `every` has the params of a model in which all are targets."""
     updated, known = (
-        [name for path in flatten_dict(tree) if path[-1] == "lora_a" for name in names_of(path[:-1])]
+        [name for path in flatten_dict(tree) if path[-1] == "lora_a" for name in matrix_names(path[:-1])]
         for tree in (params, every)
     )
     for target in lora.targets:

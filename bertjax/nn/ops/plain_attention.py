@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.config.model_config import Compute
-from bertjax.nn.ops.tiled_attention import Layout, Settings, attend
+from bertjax.nn.ops.tiled_attention import AttentionLayout, Settings, attend_in_layout
 from bertjax.nn.ops.tiles import Tile
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows(Layout):
+class WholeRows(AttentionLayout):
     """The layout in which a query meets all keys of its row."""
 
     causal: bool
@@ -49,19 +49,19 @@ def plain_attention(
       window: tokens attend to tokens at most this number of places away (for long texts see `window_attention`).
     """
     rate = 0.0 if dropout_keys is None else rate
-    settings = Settings(rate, compute, Rows(causal, window), tile)
-    context = attend(query_key_value, segments, dropout_keys, settings)
+    settings = Settings(rate, compute, WholeRows(causal, window), tile)
+    context = attend_in_layout(query_key_value, segments, dropout_keys, settings)
     return context.reshape(*context.shape[:2], -1)
 
 
-class Cache(NamedTuple):
+class KeyValueCache(NamedTuple):
     """The keys and values of earlier tokens, `[batch, longest, heads, size]`, of one layer or stacked on `[layers]`."""
 
     keys: Array
     values: Array
 
 
-def cached_attention(query_key_value: Array, positions: Array, cache: Cache) -> tuple[Array, Cache]:
+def cached_attention(query_key_value: Array, positions: Array, cache: KeyValueCache) -> tuple[Array, KeyValueCache]:
     """Attends from tokens to earlier tokens, in the cache, and to themselves, without dropout.
 
     Args:
@@ -74,7 +74,7 @@ def cached_attention(query_key_value: Array, positions: Array, cache: Cache) -> 
     """
     query, key, value = jnp.moveaxis(query_key_value, 2, 0)
     start = (0, positions[0], 0, 0)
-    cache = Cache(*(jax.lax.dynamic_update_slice(old, new, start) for old, new in zip(cache, (key, value))))
+    cache = KeyValueCache(*(jax.lax.dynamic_update_slice(old, new, start) for old, new in zip(cache, (key, value))))
     is_before = jnp.arange(cache.keys.shape[1]) <= positions[:, None]
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, cache.keys, preferred_element_type=jnp.float32)
     scores = jnp.where(is_before, scores / math.sqrt(query.shape[-1]), jnp.finfo(jnp.float32).min)

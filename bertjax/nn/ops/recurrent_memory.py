@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 
-class Memory(NamedTuple):
-    """The last states that each layer read. Gradients do not flow into the memory.
+class RecurrentMemory(NamedTuple):
+    """The last hidden states that each layer read. Gradients do not flow into the memory.
 
     Attributes:
       states: `[rows, layers, memory, hidden]`.
@@ -22,8 +22,8 @@ class Memory(NamedTuple):
     states: Array
     filled: Array
 
-    def where(self, continues: Array) -> "Memory":
-        """Returns the memory with no states for the rows that start a new text.
+    def where(self, continues: Array) -> "RecurrentMemory":
+        """Returns the memory with no hidden states for the rows that start a new text.
 
         Args:
           continues: booleans `[rows]`: whether the text of a row continues.
@@ -31,7 +31,7 @@ class Memory(NamedTuple):
         return self._replace(filled=jnp.where(continues, self.filled, 0))
 
     def by_layer(self) -> Array:
-        """Returns the states `[layers, rows, memory, hidden]`, without a gradient."""
+        """Returns the hidden states `[layers, rows, memory, hidden]`, without a gradient."""
         return jax.lax.stop_gradient(jnp.moveaxis(self.states, 1, 0))
 
     def extend_mask(self, mask: Array) -> Array:
@@ -41,14 +41,14 @@ class Memory(NamedTuple):
           mask: booleans `[rows or 1, 1, queries, keys]`.
 
         Returns:
-          Booleans `[rows, 1, queries, memory + keys]`. All queries see the valid states.
+          Booleans `[rows, 1, queries, memory + keys]`. All queries see the valid hidden states.
         """
         count = self.states.shape[2]
         is_valid = jnp.arange(count) >= count - self.filled[:, None]
         is_valid = jnp.broadcast_to(is_valid[:, None, None], (*mask.shape[:3], count))
         return jnp.concatenate([is_valid, mask], axis=-1)
 
-    def advance(self, states: Array, length: int) -> "Memory":
+    def advance(self, states: Array, length: int) -> "RecurrentMemory":
         """Returns the memory for the next row.
 
         Args:
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
           length: the length of the row.
         """
         filled = jnp.minimum(self.filled + length, self.states.shape[2])
-        return Memory(jnp.moveaxis(states, 0, 1).astype(self.states.dtype), filled)
+        return RecurrentMemory(jnp.moveaxis(states, 0, 1).astype(self.states.dtype), filled)
 
 
 def encode_with_memory(encode: Callable, batch: dict) -> Any:
@@ -67,15 +67,15 @@ def encode_with_memory(encode: Callable, batch: dict) -> Any:
       batch: the arrays of a batch: `carry`, the memory after the step before; `continues` `[rows]`; `segments`.
 
     Returns:
-      The result of `encode`. The next memory has no states for a row without tokens.
+      The result of `encode`. The next memory has no hidden states for a row without tokens.
     """
     *states, memory = encode(batch["carry"].where(batch["continues"] > 0))
     return *states, memory.where(batch["segments"][:, 0] > 0)
 
 
-def new_memory(rows: int, layers: int, length: int, hidden: int, dtype: str) -> Memory:
-    """Returns an empty memory for `length` states of each layer."""
-    return Memory(jnp.zeros((rows, layers, length, hidden), dtype), jnp.zeros([rows], jnp.int32))
+def new_memory(rows: int, layers: int, length: int, hidden: int, dtype: str) -> RecurrentMemory:
+    """Returns an empty memory for `length` hidden states of each layer."""
+    return RecurrentMemory(jnp.zeros((rows, layers, length, hidden), dtype), jnp.zeros([rows], jnp.int32))
 
 
 def last_states(memory: Array, states: Array) -> Array:
@@ -83,9 +83,9 @@ def last_states(memory: Array, states: Array) -> Array:
 
     Args:
       memory: `[rows, memory, hidden]`.
-      states: the states of the row that the layer read, `[rows, length, hidden]`.
+      states: the hidden states of the row that the layer read, `[rows, length, hidden]`.
 
     Returns:
-      The last states of the two arrays, `[rows, memory, hidden]`.
+      The last hidden states of the two arrays, `[rows, memory, hidden]`.
     """
     return jax.lax.stop_gradient(jnp.concatenate([memory, states], axis=1)[:, -memory.shape[1] :])

@@ -72,7 +72,7 @@ def _is_of_example(segments: Array, first_tokens: Array) -> Array:
 
 
 def join_ends(states: Array, segments: Array) -> Array:
-    """Joins the states of two directions, the forward direction first, at the tokens where they have read the row.
+    """Joins the hidden states of two directions, the forward direction first, where they have read the row.
 
     `[batch, length, 2 * size]` -> `[batch, 2 * size]`.
     """

@@ -17,7 +17,7 @@ from bertjax.nn.ops.matmul import multiply
 from bertjax.nn.ops.tiles import Tile, each_tile
 
 
-class Layout(abc.ABC):
+class AttentionLayout(abc.ABC):
     """The arrangement of queries and keys in matrix products. Instances compare by value.
 
     By default a query meets all keys of its row.
@@ -45,7 +45,7 @@ class Layout(abc.ABC):
 
 
 class Settings(NamedTuple):
-    """The settings of `attend`.
+    """The settings of `attend_in_layout`.
 
     Attributes:
       rate: the dropout rate of the probabilities.
@@ -56,12 +56,12 @@ class Settings(NamedTuple):
 
     rate: float
     compute: Compute
-    layout: Layout
+    layout: AttentionLayout
     tile: Tile | None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def attend(query_key_value: Array, segments: Array, dropout_keys: Array | None, settings: Settings) -> Array:
+def attend_in_layout(query_key_value: Array, segments: Array, dropout_keys: Array | None, settings: Settings) -> Array:
     """Returns the context `[batch, length, heads, size]` of queries, keys, values `[batch, length, 3, heads, size]`.
 
     Args:
@@ -131,10 +131,10 @@ def _attend_backward(settings: Settings, saved: Any, grad: Array) -> tuple[Array
     return each_tile(backward, by_head, by_row, query_key_value, tile), None, None
 
 
-attend.defvjp(_attend_forward, _attend_backward)
+attend_in_layout.defvjp(_attend_forward, _attend_backward)
 
 
-def _by_head(query_key_value: Array, layout: Layout) -> Iterator[Array]:
+def _by_head(query_key_value: Array, layout: AttentionLayout) -> Iterator[Array]:
     query, key, value = jnp.moveaxis(query_key_value, 2, 0)
     query = nn.with_logical_constraint(query, ("batch", "length", "heads", "kv"))
     return (layout.by_head(x) for x in (query, key, value))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.config.model_config import Compute
-from bertjax.nn.ops.tiled_attention import Layout, Settings, attend
+from bertjax.nn.ops.tiled_attention import AttentionLayout, Settings, attend_in_layout
 from bertjax.nn.ops.tiles import Tile
 
 
@@ -31,12 +31,12 @@ def window_attention(
     padded = jnp.pad(query_key_value, [(0, 0), (0, missing), (0, 0), (0, 0), (0, 0)])
     segments = jnp.pad(segments, [(0, 0), (0, missing)], constant_values=-1)
     settings = Settings(0.0, compute, Blocks(half), tile)
-    context = attend(padded, segments, None, settings)[:, :length]
+    context = attend_in_layout(padded, segments, None, settings)[:, :length]
     return context.reshape(*context.shape[:2], -1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks(Layout):
+class Blocks(AttentionLayout):
     """The layout in which a block of `half` queries meets the keys of three blocks."""
 
     half: int

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.nn.encoder import stacked
+from bertjax.nn.encoder import scan_layers
 from bertjax.nn.heads import decoded
 from bertjax.objectives.parts.pretraining_model import weighted_cross_entropy
 
@@ -35,13 +35,13 @@ class LayerwiseTokenLoss(nn.Module):
 
         Args:
           states: `[layers, rows, length, hidden]`.
-          positions: `[rows, predictions]`, the positions of the states that predict.
+          positions: `[rows, predictions]`, the positions of the hidden states that predict.
           words: `[rows, predictions, targets]`.
           weights: `[layers, rows, predictions, targets]`.
           z_loss: see `weighted_cross_entropy`.
         """
         recomputed = nn.remat(_LayerTokenLoss, prevent_cse=False)
-        make = stacked(recomputed, self.layers, (0, 0, nn.broadcast, nn.broadcast), self.compute, trains=False)
+        make = scan_layers(recomputed, self.layers, (0, 0, nn.broadcast, nn.broadcast), self.compute, trains=False)
         layers = make(self.config, self.compute, self.targets, z_loss, name="layers")
         return layers(jnp.float32(0), states, weights, positions, words)[0]
 

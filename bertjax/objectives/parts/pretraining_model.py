@@ -1,4 +1,4 @@
-"""The model of pre-training: an encoder of any family, and the output layers of the objectives."""
+"""The model of pre-training: an encoder of any family, and the heads of the objectives."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from bertjax.nn.ops.recurrent_memory import encode_with_memory
 from bertjax.objectives.encoded_batch import EncodedBatch
 from bertjax.objectives.objective import AuxiliaryObjective, JointModel, QueryStream, Term
 
-# Names of attributes of `PretrainingModel`, which an output layer cannot have.
+# Names of attributes of `PretrainingModel`, which a head cannot have.
 RESERVED_MODULE_NAMES = ("bert", "config", "terms", "compute", "z_loss", "head_names")
 
 
 class PretrainingModel(nn.Module):
-    """An encoder, as `bert`, and the output layers of the objectives.
+    """An encoder, as `bert`, and the heads of the objectives.
 
     Attributes:
       config: the config of the encoder.
@@ -36,14 +36,12 @@ class PretrainingModel(nn.Module):
     z_loss: float = 0.0
 
     def setup(self) -> None:
-        """Makes the encoder and the output layers. Objectives that return the same name share the layer."""
+        """Makes the encoder and the heads. Objectives that return the same name share the head."""
         self.bert = families.family_of(self.config).build(self.config, self.compute)
         heads = {term.name: term.objective.heads(self.config, self.compute) for term in self.terms}
         for name, head in {name: head for layers in heads.values() for name, head in layers.items()}.items():
             if name in RESERVED_MODULE_NAMES:
-                raise ValueError(
-                    f"output layer {name!r}: the name is reserved; rename the layer in `heads` of the objective"
-                )
+                raise ValueError(f"head {name!r}: the name is reserved; rename the head in `heads` of the objective")
             setattr(self, name, head)
         self.head_names = {name: tuple(layers) for name, layers in heads.items()}
 
@@ -119,7 +117,7 @@ def weighted_cross_entropy(
     return (weights * losses).sum(), {"accuracy": (weights * correct).sum()}
 
 
-def sample(logits: jax.Array, keys: jax.Array, start: int | jax.Array = 0) -> jax.Array:
+def sample_tokens(logits: jax.Array, keys: jax.Array, start: int | jax.Array = 0) -> jax.Array:
     """Samples tokens from the softmax of logits: int32 `[rows, predictions]`, without a gradient.
 
     The sample is the index of the largest sum of a logit and Gumbel noise. The noise is a function of the key of the

@@ -94,7 +94,7 @@ class WordMetrics(ObjectiveMetrics):
 
 
 class WordObjective(Objective):
-    """Predicts the tokens at `word_positions` with the output layer of masked language models.
+    """Predicts the tokens at `word_positions` with the head of masked language models.
 
     At most one objective of a sum may predict tokens.
 
@@ -124,7 +124,7 @@ class WordObjective(Objective):
         return WORD_ARRAYS
 
     def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
-        """Returns the output layer of masked language models, which all types of language models use."""
+        """Returns the head of masked language models, which all types of language models use."""
         from bertjax.nn.heads import MaskedLanguageModelHead
 
         return {"masked_lm": MaskedLanguageModelHead(config, compute)}
@@ -142,7 +142,7 @@ class WordObjective(Objective):
         return weights.sum() + 1e-5
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
-        """Returns the FLOPs of the output layer."""
+        """Returns the FLOPs of the head."""
         from bertjax.nn.heads import word_flops
 
         return word_flops(config, row.predictions)
@@ -167,7 +167,7 @@ def token_loss(
     """Returns the loss of the predicted tokens, and samples from the predicted distributions.
 
     Args:
-      encoded: the batch, with the output layer `masked_lm`.
+      encoded: the batch, with the head `masked_lm`.
       weights: `[rows, predictions]`.
       keys: `[rows]` random keys of the samples; None for no samples.
 
@@ -178,7 +178,7 @@ def token_loss(
     import jax.numpy as jnp
 
     from bertjax.models.heads import word_logits
-    from bertjax.objectives.parts.pretraining_model import sample, sum_in_chunks, weighted_cross_entropy
+    from bertjax.objectives.parts.pretraining_model import sample_tokens, sum_in_chunks, weighted_cross_entropy
 
     assert encoded.hidden is not None
     batch, encoder, head = encoded.batch, encoded.encoder, encoded.heads["masked_lm"]
@@ -186,7 +186,7 @@ def token_loss(
 
     def read(logits: Any, words: Any, weights: Any, first: Any = 0) -> tuple:
         sums = weighted_cross_entropy(logits, words, weights, encoded.z_loss)
-        return sums, None if keys is None else sample(logits, keys, first * size)
+        return sums, None if keys is None else sample_tokens(logits, keys, first * size)
 
     fits = positions.size * 4 * size <= MAX_LOGIT_BYTES
     if fits or encoder.is_initializing() or len(list(encoder.prediction_states(encoded.hidden, positions))) > 1:
@@ -238,7 +238,7 @@ def word_arrays(positions: np.ndarray, tokens: np.ndarray, is_valid: np.ndarray)
     """Returns the batch arrays of predictions.
 
     Args:
-      positions: `[rows, predictions]`, the positions whose states predict.
+      positions: `[rows, predictions]`, the positions whose hidden states predict.
       tokens: `[rows, predictions]`, the ids of the predicted tokens.
       is_valid: `[rows, predictions]`, booleans; False for padding.
     """

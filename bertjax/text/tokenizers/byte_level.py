@@ -14,14 +14,14 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.text.tokenizers import json_file, legacy_files
 from bertjax.text.tokenizers.from_json import FromJson
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES, Joined, read_file
+from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, Joined, read_tokenizer_file
 from bertjax.text.tokenizers.library_tokenizer import LibraryTokenizer
 
-SPACE = "\u0120"  # a space in a piece
+SPACE = "\u0120"  # a space in a token
 
 
 class ByteLevel(LibraryTokenizer):
-    """The first piece of a word contains the space before it. Words and sentences of a text always get a space."""
+    """The first token of a word contains the space before it. Words and sentences of a text always get a space."""
 
     space = SPACE
 
@@ -34,10 +34,10 @@ class ByteLevel(LibraryTokenizer):
         text = self._decoded(ids)
         return text.removeprefix(" ") if self.begins_with_space else text
 
-    def shown(self, piece: int) -> str:
-        """Returns the text of a piece, or its bytes as GPT-2 writes them if they are not whole characters."""
-        text = self._decoded([piece])
-        return self.pieces[piece] if "\ufffd" in text or not text.strip() else text
+    def shown(self, token: int) -> str:
+        """Returns the text of a token, or its bytes as GPT-2 writes them if they are not whole characters."""
+        text = self._decoded([token])
+        return self.pieces[token] if "\ufffd" in text or not text.strip() else text
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -52,37 +52,37 @@ class Bytes(ByteLevel):
     lowercase = False
 
     def __init__(self) -> None:
-        super().__init__([*SPECIAL_PIECES, *sorted(pre_tokenizers.ByteLevel.alphabet())], "of bytes")
+        super().__init__([*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())], "of bytes")
         self._tokenizer = self._new()
 
     @classmethod
     def load(cls, path: epath.PathLike) -> "Bytes":
         """Returns the tokenizer. Raises `UserError` if the file is not the file that `save` writes."""
         tokenizer = cls()
-        if read_file(path) != tokenizer._definition():
+        if read_tokenizer_file(path) != tokenizer._definition():
             raise UserError(f"tokenizer.path: {path} is not what a tokenizer of bytes has; leave the path empty")
         return tokenizer
 
     def _new(self) -> tokenizers.Tokenizer:
-        return new_bpe({piece: i for i, piece in enumerate(self.pieces)})
+        return new_bpe({token: i for i, token in enumerate(self.pieces)})
 
     def save(self, folder: epath.PathLike) -> None:
-        """Writes the pieces, one per line."""
+        """Writes the tokens, one per line."""
         write_whole(epath.Path(folder) / self.filename, self._definition())
 
     def to_huggingface(self) -> str:
         """Returns a tokenizer.json, see `Tokenizer.to_huggingface`."""
-        return json_file.with_special_pieces(self._new(), mask_takes_space=True)
+        return json_file.with_special_tokens(self._new(), mask_takes_space=True)
 
     def _definition(self) -> bytes:
-        return "".join(f"{piece}\n" for piece in self.pieces).encode()
+        return "".join(f"{token}\n" for token in self.pieces).encode()
 
 
 class BPE(FromJson, ByteLevel):
     """Byte-level BPE: learned by bertjax, or of GPT-2, RoBERTa, ModernBERT or EuroBERT.
 
     A text begins with a space if the file adds one, as the files that bertjax learns do. In GPT-2, "<|endoftext|>" is
-    the only special piece.
+    the only special token.
     """
 
     kind = "bpe"
@@ -105,8 +105,8 @@ class BPE(FromJson, ByteLevel):
         return legacy_files.bpe_json(path)
 
     def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence[Joined]) -> None:
-        # Added pieces are listed too: otherwise the library gives them new ids after the larger vocabulary.
-        model["vocab"] = {piece: number for number, piece in enumerate([*self.pieces, *new])}
+        # Added tokens are listed too: otherwise the library gives them new ids after the larger vocabulary.
+        model["vocab"] = {token: number for number, token in enumerate([*self.pieces, *new])}
         as_text = bool(model["merges"]) and isinstance(model["merges"][0], str)
         pairs = [[pair.left, pair.right] for pair in joined]
         model["merges"] += map(" ".join, pairs) if as_text else pairs

@@ -11,20 +11,20 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, write_whole
 from bertjax.text.tokenizers import json_file
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES, XLNET, Joined, read_file
+from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, XLNET, Joined, read_tokenizer_file
 from bertjax.text.tokenizers.library_tokenizer import LibraryTokenizer
 
-END_OF_TEXT = "<|endoftext|>"  # the only special piece of GPT-2
-FAIRSEQ = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # RoBERTa, XLM-R and CamemBERT; XLNet has these pieces as well
+END_OF_TEXT = "<|endoftext|>"  # the only special token of GPT-2
+FAIRSEQ = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # RoBERTa, XLM-R and CamemBERT; XLNet has these tokens as well
 EUROBERT = ("<|pad|>", "<|end_of_text|>", "<|begin_of_text|>", "<|end_of_text|>", "<|mask|>")  # no unknown bytes
-ALIASES = {name: (*names, END_OF_TEXT) for name, *names in zip(SPECIAL_PIECES, XLNET, FAIRSEQ, EUROBERT)}
+ALIASES = {name: (*names, END_OF_TEXT) for name, *names in zip(SPECIAL_TOKENS, XLNET, FAIRSEQ, EUROBERT)}
 ALIASES["[PAD]"] += ("<|end_of_text|>",)
 
 
 class FromJson(LibraryTokenizer):
-    """A tokenizer.json with any normalizer, and with added pieces.
+    """A tokenizer.json with any normalizer, and with added tokens.
 
-    Added pieces stay whole wherever they occur in a text. Special pieces do not: their names are text.
+    Added tokens stay whole wherever they occur in a text. Special tokens do not: their names are text.
 
     Attributes:
       legacy_names: names of files that replace a missing tokenizer.json.
@@ -46,13 +46,13 @@ class FromJson(LibraryTokenizer):
         super().__init__(json_file.ordered(vocabulary, path), path, aliases=ALIASES)
         special, added = {self.pieces[i] for i in self.special_ids}, fields.get("added_tokens", ())
         self.added = {token["content"] for token in added} | special
-        self._tokenizer.encode_special_tokens = True  # encodes the names of special pieces as text
+        self._tokenizer.encode_special_tokens = True  # encodes the names of special tokens as text
         special |= {token["content"] for token in added if token.get("special")}
-        if any(vocabulary[piece] in self._tokenizer.encode(piece, add_special_tokens=False).ids for piece in special):
-            # A unigram model has special pieces among the pieces of words, and a file may add pieces without `special`.
-            self._tokenizer = tokenizers.Tokenizer.from_str(json_file.without_pieces(content, special))
+        if any(vocabulary[token] in self._tokenizer.encode(token, add_special_tokens=False).ids for token in special):
+            # A unigram model has special tokens among the tokens of words, and a file may add tokens without `special`.
+            self._tokenizer = tokenizers.Tokenizer.from_str(json_file.without_tokens(content, special))
             self._tokenizer.encode_special_tokens = True
-        if self.cls_id != self.sep_id:  # GPT-2 has no special pieces around a text
+        if self.cls_id != self.sep_id:  # GPT-2 has no special tokens around a text
             names = self.pieces[self.cls_id], self.pieces[self.sep_id]
             template = json_file.read_template(path, fields.get("post_processor"), *names)
             self.begin, self.between, self.end = (tuple(map(self.pieces.index, part)) for part in template)
@@ -66,7 +66,7 @@ class FromJson(LibraryTokenizer):
     def load(cls, path: epath.PathLike) -> Self:
         """Reads a tokenizer.json, or a file of `legacy_names`. Raises `UserError` if it is invalid."""
         path = epath.Path(path)
-        return cls(cls.read_legacy(path) if path.name in cls.legacy_names else read_file(path), str(path))
+        return cls(cls.read_legacy(path) if path.name in cls.legacy_names else read_tokenizer_file(path), str(path))
 
     @staticmethod
     @abc.abstractmethod
@@ -79,23 +79,23 @@ class FromJson(LibraryTokenizer):
         """Raises `UserError` unless a tokenizer.json is of this kind."""
 
     def _decoded(self, ids: Sequence[int]) -> str:
-        pieces, decoder = [self.pieces[i] for i in ids], self._tokenizer.decoder
-        return decoder.decode(pieces) if decoder else " ".join(pieces)
+        tokens, decoder = [self.pieces[i] for i in ids], self._tokenizer.decoder
+        return decoder.decode(tokens) if decoder else " ".join(tokens)
 
-    def parts(self, piece: str) -> list[int]:
-        """Returns the ids of the parts of a piece, see `Tokenizer.parts`."""
-        return [token.id for token in self._tokenizer.model.tokenize(piece)]
+    def parts(self, token: str) -> list[int]:
+        """Returns the ids of the parts of a token, see `Tokenizer.parts`."""
+        return [part.id for part in self._tokenizer.model.tokenize(token)]
 
     def extended(self, joined: Sequence[Joined]) -> Self:
-        """Returns a tokenizer with new pieces, see `Tokenizer.extended`."""
+        """Returns a tokenizer with new tokens, see `Tokenizer.extended`."""
         content, known = json.loads(self._content), set(self.pieces)
-        new = [piece for piece in dict.fromkeys(pair.piece for pair in joined) if piece not in known]
+        new = [token for token in dict.fromkeys(pair.token for pair in joined) if token not in known]
         self._add(content["model"], new, joined)
         return type(self)(json.dumps(content, ensure_ascii=False).encode())
 
     @abc.abstractmethod
     def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence[Joined]) -> None:
-        """Adds new pieces, and the pairs that form them, to the model of a tokenizer.json."""
+        """Adds new tokens, and the pairs that form them, to the model of a tokenizer.json."""
 
     def save(self, folder: epath.PathLike) -> None:
         """Writes the tokenizer.json."""

@@ -13,14 +13,14 @@ from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_whole
 
-SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-XLNET = ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>")  # the special pieces of XLNet, in the same order
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+XLNET = ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>")  # the special tokens of XLNet, in the same order
 
 
 class Joined(NamedTuple):
-    """A new piece and its two parts, which may be new as well."""
+    """A new token and its two parts, which may be new as well."""
 
-    piece: str
+    token: str
     left: str
     right: str
 
@@ -33,44 +33,44 @@ class Encoding(NamedTuple):
 
 
 class Tokenizer(abc.ABC):
-    """Encodes texts to ids of pieces.
+    """Encodes texts to ids of tokens.
 
-    Encoding never produces special pieces from text: a literal "[SEP]" is encoded character by character.
+    Encoding never produces special tokens from text: a literal "[SEP]" is encoded character by character.
 
     Attributes:
       kind: the value of `config.tokenizer.kind`.
       filename: the name of the file that `save` writes.
       lowercase: whether the tokenizer folds case. WordPiece has an argument for it; other files contain it.
-      added: special pieces, and pieces that stay whole wherever a text contains them.
+      added: special tokens, and tokens that stay whole wherever a text contains them.
       extends: whether the kind supports `extended`.
-      keeps_parts: whether the two parts of a piece must be in the vocabulary as well.
-      space: the character for a space in a piece; "" if pieces contain no spaces, so that a word has the same pieces
+      keeps_parts: whether the two parts of a token must be in the vocabulary as well.
+      space: the character for a space in a token; "" if tokens contain no spaces, so that a word has the same tokens
         with and without a space before it.
       begins_with_space: whether the tokenizer adds a space to every text that does not begin with a space.
-      pieces: the pieces by id.
-      special_ids: the ids of `SPECIAL_PIECES`, in this order.
-      begin: ids of the special pieces before a text.
-      between: ids of the special pieces between the two texts of a pair.
-      end: ids of the special pieces after the last text.
+      pieces: the tokens by id.
+      special_ids: the ids of `SPECIAL_TOKENS`, in this order.
+      begin: ids of the special tokens before a text.
+      between: ids of the special tokens between the two texts of a pair.
+      end: ids of the special tokens after the last text.
     """
 
     kind: str
     filename: str
     lowercase: bool
-    added: Collection[str] = SPECIAL_PIECES
+    added: Collection[str] = SPECIAL_TOKENS
     extends: bool = True
     keeps_parts: bool = False
     space: str = ""
     begins_with_space: bool = True
 
-    def __init__(self, pieces: Sequence[str], path: str, aliases: Mapping[str, Sequence[str]] | None = None):
-        self.pieces = list(pieces)
+    def __init__(self, tokens: Sequence[str], path: str, aliases: Mapping[str, Sequence[str]] | None = None):
+        self.pieces = list(tokens)
         if not self.pieces:
             raise UserError(f"tokenizer.path: the vocabulary {path} is empty")
-        ids = {piece: i for i, piece in enumerate(self.pieces)}
+        ids = {token: i for i, token in enumerate(self.pieces)}
         special = {
             name: next((ids[alias] for alias in (name, *(aliases or {}).get(name, ())) if alias in ids), -1)
-            for name in SPECIAL_PIECES
+            for name in SPECIAL_TOKENS
         }
         if missing := [name for name, number in special.items() if number < 0]:
             raise UserError(f"tokenizer.path: the vocabulary {path} lacks {', '.join(missing)}, which BERT needs")
@@ -81,7 +81,7 @@ class Tokenizer(abc.ABC):
         self.end: tuple[int, ...] = (self.sep_id,)
 
     def framed(self, first: Sequence[int], second: Sequence[int] | None = None) -> list[int]:
-        """Returns the ids of a text, or of a pair of texts, with the special pieces before, between and after them."""
+        """Returns the ids of a text, or of a pair of texts, with the special tokens before, between and after them."""
         pair = () if second is None else (*self.between, *second)
         return [*self.begin, *first, *pair, *self.end]
 
@@ -90,7 +90,7 @@ class Tokenizer(abc.ABC):
 
         Args:
           size: the number of tokens.
-          second: the number of tokens of the second text and of the special pieces after it.
+          second: the number of tokens of the second text and of the special tokens after it.
 
         Returns:
           int32 `[size]`: 1 for the last `second` tokens, otherwise 0. A [CLS] at the end has type 2.
@@ -111,7 +111,7 @@ class Tokenizer(abc.ABC):
 
     @property
     def vocab_size(self) -> int:
-        """The number of pieces."""
+        """The number of tokens."""
         return len(self.pieces)
 
     @property
@@ -122,7 +122,7 @@ class Tokenizer(abc.ABC):
     @property
     @abc.abstractmethod
     def continues_word(self) -> np.ndarray:
-        """`[vocab_size]` booleans: True if the piece continues the word of the previous piece."""
+        """`[vocab_size]` booleans: True if the token continues the word of the previous token."""
 
     def encode(self, text: str) -> Encoding:
         """Encodes a text. U+FFFD replaces lone surrogates, here and in `encode_ids`."""
@@ -160,11 +160,11 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids, with the names of special pieces."""
+        """Returns the text of ids, with the names of special tokens."""
 
-    def shown(self, piece: int) -> str:
-        """Returns a readable form of the piece with an id."""
-        return self.pieces[piece]
+    def shown(self, token: int) -> str:
+        """Returns a readable form of the token with an id."""
+        return self.pieces[token]
 
     @property
     def cannot_extend(self) -> str:
@@ -174,22 +174,22 @@ class Tokenizer(abc.ABC):
     # `text.vocabulary_extension` uses these methods of the kinds whose `extends` is True.
 
     def units(self, word: str) -> list[list[str]]:
-        """Returns the pieces of a word that follows another word, without unknown pieces.
+        """Returns the tokens of a word that follows another word, without unknown tokens.
 
-        One list contains the pieces of one unit. New pieces do not cross the boundaries of units.
+        One list contains the tokens of one unit. New tokens do not cross the boundaries of units.
         """
         raise NotImplementedError
 
-    def parts(self, piece: str) -> list[int]:
-        """Returns the ids of the pieces into which this tokenizer splits a piece of another tokenizer."""
+    def parts(self, token: str) -> list[int]:
+        """Returns the ids of the tokens into which this tokenizer splits a token of another tokenizer."""
         raise NotImplementedError
 
     def join(self, left: str, right: str) -> str:
-        """Returns the piece that consists of two consecutive pieces of a unit."""
+        """Returns the token that consists of two consecutive tokens of a unit."""
         return left + right
 
     def extended(self, joined: Sequence[Joined]) -> "Tokenizer":
-        """Returns a tokenizer with new pieces at the end. Raises `UserError` if this one cannot have more pieces."""
+        """Returns a tokenizer with new tokens at the end. Raises `UserError` if this one cannot have more tokens."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -205,7 +205,7 @@ class Tokenizer(abc.ABC):
         """Returns bytes that determine the ids of every text."""
 
 
-def read_file(path: epath.PathLike) -> bytes:
+def read_tokenizer_file(path: epath.PathLike) -> bytes:
     """Returns the content of a file. Raises `UserError` if the file is missing."""
     path = epath.Path(path)
     if not path.exists() or path.is_dir():

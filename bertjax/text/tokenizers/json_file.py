@@ -10,11 +10,11 @@ from tokenizers import AddedToken, processors
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json
-from bertjax.text.tokenizers.interface import SPECIAL_PIECES
+from bertjax.text.tokenizers.interface import SPECIAL_TOKENS
 
 
 class AddedPiece(TypedDict):
-    """An entry of `added_tokens`: a piece that stays whole wherever a text contains it."""
+    """An entry of `added_tokens`: a token that stays whole wherever a text contains it."""
 
     content: str
     special: NotRequired[bool]
@@ -30,8 +30,8 @@ class TokenizerJson(TypedDict):
     added_tokens: NotRequired[list[AddedPiece]]
 
 
-def check_parts(path: epath.PathLike, content: TokenizerJson, supported: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises `UserError` if a tokenizer.json adds pieces, or if a part has a value that differs from `supported`."""
+def check_json_parts(path: epath.PathLike, content: TokenizerJson, supported: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises `UserError` if a tokenizer.json adds tokens, or if a part has a value that differs from `supported`."""
     for name, expected in supported.items():
         part: Mapping[str, Any] = content.get(name) or {}  # type: ignore[assignment]
         for key, value in expected.items():
@@ -42,27 +42,27 @@ def check_parts(path: epath.PathLike, content: TokenizerJson, supported: Mapping
     check_added(path, [token["content"] for token in content.get("added_tokens", ())])
 
 
-def check_added(path: epath.PathLike, pieces: Sequence[str], known: Collection[str] = SPECIAL_PIECES) -> None:
-    """Raises `UserError` for added pieces that are not `known`: other libraries keep these whole in text."""
-    if added := [piece for piece in pieces if piece not in known]:
+def check_added(path: epath.PathLike, tokens: Sequence[str], known: Collection[str] = SPECIAL_TOKENS) -> None:
+    """Raises `UserError` for added tokens that are not `known`: other libraries keep these whole in text."""
+    if added := [token for token in tokens if token not in known]:
         raise UserError(
             f"tokenizer.path: {path} adds tokens ({', '.join(added[:3])}), which are to be kept whole in text; that is "
             f"not supported, here they would be split"
         )
 
 
-def without_pieces(content: bytes, hidden: Collection[str]) -> str:
-    """Returns a tokenizer.json with the same ids that encodes no text to the `hidden` pieces.
+def without_tokens(content: bytes, hidden: Collection[str]) -> str:
+    """Returns a tokenizer.json with the same ids that encodes no text to the `hidden` tokens.
 
-    The names of hidden pieces get a space at the end, because supported pre-tokenizers replace the spaces of a text.
+    The names of hidden tokens get a space at the end, because supported pre-tokenizers replace the spaces of a text.
     """
     fields = parse_json(content, dict[str, Any])
-    names = {piece: f"{piece} " for piece in hidden}
+    names = {token: f"{token} " for token in hidden}
     model = fields["model"]
     if isinstance(model["vocab"], dict):
-        model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+        model["vocab"] = {names.get(token, token): i for token, i in model["vocab"].items()}
     else:
-        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+        model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
     if "merges" in model:  # a pair is one text or two
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         model["merges"] = [pair for pair in pairs if "".join(pair) not in hidden and not {*pair} & {*hidden}]
@@ -75,7 +75,7 @@ def without_pieces(content: bytes, hidden: Collection[str]) -> str:
 
 
 class Template(NamedTuple):
-    """The names of the special pieces before a text, between the texts of a pair, and after the last text."""
+    """The names of the special tokens before a text, between the texts of a pair, and after the last text."""
 
     begin: list[str]
     between: list[str]
@@ -94,7 +94,7 @@ def read_template(
       sep: the name of [SEP] in the file.
 
     Raises:
-      UserError: the template neither begins nor ends with [CLS], or contains special pieces besides [CLS] and [SEP].
+      UserError: the template neither begins nor ends with [CLS], or contains special tokens besides [CLS] and [SEP].
     """
     # ByteLevel changes offsets only.
     steps = [step for step in steps_of(processor, "processors") if step.get("type") != "ByteLevel"]
@@ -123,7 +123,7 @@ def read_template(
 
 
 def _ids(steps: Any) -> list[Any]:
-    """Returns the elements of a template in order: the names of special pieces, and A and B for texts."""
+    """Returns the elements of a template in order: the names of special tokens, and A and B for texts."""
     steps = [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
     return [part.get("id") for step in steps for part in step.values() if isinstance(part, dict)]
 
@@ -141,48 +141,48 @@ def adds_prefix_space(content: TokenizerJson) -> bool:
 
 
 def ordered(vocabulary: dict[str, int], path: epath.PathLike) -> list[str]:
-    """Returns the pieces by id, with `no_piece` in gaps.
+    """Returns the tokens by id, with `no_token` in gaps.
 
-    transformers writes a gap if a vocab.txt contains a piece twice.
+    transformers writes a gap if a vocab.txt contains a token twice.
 
     Raises:
-      UserError: two pieces have the same id, an id is negative, or most ids have no piece.
+      UserError: two tokens have the same id, an id is negative, or most ids have no token.
     """
     by_id: dict[int, str] = {}
-    for piece, number in vocabulary.items():
+    for token, number in vocabulary.items():
         if number in by_id:
             raise UserError(
-                f"tokenizer.path: {path}: {by_id[number]!r} and {piece!r} have the same id, {number}; give each piece "
+                f"tokenizer.path: {path}: {by_id[number]!r} and {token!r} have the same id, {number}; give each token "
                 f"an id of its own"
             )
-        by_id[number] = piece
+        by_id[number] = token
     size = max(by_id, default=-1) + 1
     if by_id and (min(by_id) < 0 or size > 2 * len(by_id)):
         raise UserError(
-            f"tokenizer.path: {path}: {len(by_id)} pieces have ids from {min(by_id)} to {size - 1}; ids must count "
+            f"tokenizer.path: {path}: {len(by_id)} tokens have ids from {min(by_id)} to {size - 1}; ids must count "
             f"from 0 on"
         )
-    return [by_id.get(number, no_piece(number)) for number in range(size)]
+    return [by_id.get(number, no_token(number)) for number in range(size)]
 
 
-def no_piece(number: int) -> str:
-    """Returns the name of an id without a piece. The name contains spaces, so that no text is encoded to it."""
+def no_token(number: int) -> str:
+    """Returns the name of an id without a token. The name contains spaces, so that no text is encoded to it."""
     return f"[no piece {number}]"
 
 
-def with_special_pieces(
+def with_special_tokens(
     tokenizer: tokenizers.Tokenizer,
-    special: Sequence[str] = SPECIAL_PIECES,
+    special: Sequence[str] = SPECIAL_TOKENS,
     mask_takes_space: bool = False,
     ends_with_cls: bool = False,
 ) -> str:
-    """Adds special pieces and a template to a tokenizer of the tokenizers library; returns its JSON.
+    """Adds special tokens and a template to a tokenizer of the tokenizers library; returns its JSON.
 
     Args:
       tokenizer: the tokenizer.
-      special: the names of the special pieces, in the order of `SPECIAL_PIECES`.
+      special: the names of the special tokens, in the order of `SPECIAL_TOKENS`.
       mask_takes_space: whether the space before [MASK] is part of [MASK], as the space before a word is part of the
-        word in byte-level pieces.
+        word in byte-level tokens.
       ends_with_cls: whether the template is the template of XLNet instead of BERT.
     """
     *without_mask, mask = special
@@ -195,6 +195,6 @@ def with_special_pieces(
 
 
 def set_template(tokenizer: tokenizers.Tokenizer, single: str, pair: str, special: Sequence[str]) -> None:
-    """Sets the template of a text and of a pair of texts, which contain the `special` pieces."""
+    """Sets the template of a text and of a pair of texts, which contain the `special` tokens."""
     ids = [(name, tokenizer.token_to_id(name)) for name in special]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)

@@ -10,11 +10,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, read_json
 from bertjax.text.tokenizers.from_json import END_OF_TEXT, FAIRSEQ
-from bertjax.text.tokenizers.interface import XLNET, read_file
+from bertjax.text.tokenizers.interface import XLNET, read_tokenizer_file
 from bertjax.text.tokenizers.json_file import set_template
 from bertjax.text.tokenizers.sentencepiece import read_unigrams
 
-# The pieces that fairseq puts before the pieces of a SentencePiece model, and the number of pieces of the model that it
+# The tokens that fairseq puts before the tokens of a SentencePiece model, and the number of tokens of the model that it
 # omits. XLM-R omits <unk>, <s> and </s>. CamemBERT omits <unk>, so that its vocabulary contains <s> and </s> twice.
 XLM_R = ("<s>", "<pad>", "</s>", "<unk>"), 3
 CAMEMBERT = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1
@@ -24,21 +24,21 @@ XLNET_MODEL = "spiece.model"
 def bpe_json(path: epath.Path) -> bytes:
     """Converts a vocab.json with its merges.txt, of RoBERTa or GPT-2, to a tokenizer.json.
 
-    Raises `UserError` unless the files are a byte-level BPE with special pieces.
+    Raises `UserError` unless the files are a byte-level BPE with special tokens.
     """
-    content, merges = read_file(path), read_file(path.parent / "merges.txt")
+    content, merges = read_tokenizer_file(path), read_tokenizer_file(path.parent / "merges.txt")
     try:
         vocabulary = parse_json(content, dict[str, int])
         lines = [line.rstrip("\r") for line in merges.decode().split("\n")]
         pairs: list[Any] = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         if wrong := [" ".join(pair) for pair in pairs if len(pair) != 2]:
-            raise ValueError(f"merges.txt has the line {wrong[0]!r}, which is not a pair of pieces")
+            raise ValueError(f"merges.txt has the line {wrong[0]!r}, which is not a pair of tokens")
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, pairs))
     except Exception as error:  # the library raises the base class
         raise UserError(f"tokenizer.path: {path} and its merges.txt are no byte-level BPE ({error})") from None
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    if END_OF_TEXT in vocabulary and FAIRSEQ[0] not in vocabulary:  # RoBERTa contains all pieces of GPT-2
+    if END_OF_TEXT in vocabulary and FAIRSEQ[0] not in vocabulary:  # RoBERTa contains all tokens of GPT-2
         tokenizer.add_special_tokens([END_OF_TEXT])
     else:
         _add_fairseq_pieces(tokenizer, path)
@@ -51,48 +51,48 @@ def unigram_json(path: epath.Path) -> bytes:
     The model of XLNet is spiece.model, the model of the other two is sentencepiece.bpe.model. The files beside the
     model distinguish CamemBERT from XLM-R.
 
-    Raises `UserError` unless the file is a SentencePiece model of type unigram with special pieces.
+    Raises `UserError` unless the file is a SentencePiece model of type unigram with special tokens.
     """
     scored, charsmap = read_unigrams(path)
     if path.name == XLNET_MODEL:
         return _xlnet_json(path, scored, charsmap)
     first, omitted = CAMEMBERT if _is_camembert(path.parent) else XLM_R
-    pieces = [*((piece, 0.0) for piece in first), *scored[omitted:], ("<mask>", 0.0)]
-    tokenizer = _unigram_of_words(pieces, first.index("<unk>"))
+    tokens = [*((token, 0.0) for token in first), *scored[omitted:], ("<mask>", 0.0)]
+    tokenizer = _unigram_of_words(tokens, first.index("<unk>"))
     tokenizer.normalizer = normalizers.Precompiled(charsmap)
-    tokenizer.add_special_tokens([piece for piece in first if piece not in FAIRSEQ])
+    tokenizer.add_special_tokens([token for token in first if token not in FAIRSEQ])
     _add_fairseq_pieces(tokenizer, path)
     return tokenizer.to_str().encode()
 
 
 def _xlnet_json(path: epath.Path, scored: list[tuple[str, float]], charsmap: bytes) -> bytes:
-    """Converts the pieces of XLNet to a tokenizer.json, as the XLNetTokenizer of transformers does.
+    """Converts the tokens of XLNet to a tokenizer.json, as the XLNetTokenizer of transformers does.
 
     The normalizer replaces quotation marks, and strips accents and folds case as tokenizer_config.json states. The
-    code of XLNet splits a piece such as "7,"; transformers makes these pieces unlikely instead, by -100.
+    code of XLNet splits a token such as "7,"; transformers makes these tokens unlikely instead, by -100.
     """
-    names = [piece for piece, _ in scored]
-    if missing := [piece for piece in XLNET if piece not in names]:
+    names = [token for token, _ in scored]
+    if missing := [token for token in XLNET if token not in names]:
         raise UserError(
             f"tokenizer.path: {path} lacks {', '.join(missing)}, which XLNet has; no other {path.name} is read"
         )
-    scored = [(piece, score - 100 * bool(re.search(r"\d,$", piece))) for piece, score in scored]
+    scored = [(token, score - 100 * bool(re.search(r"\d,$", token))) for token, score in scored]
     tokenizer, settings = _unigram_of_words(scored, names.index("<unk>")), _settings_beside(path)
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     steps += [] if settings.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
     steps += [normalizers.Lowercase()] if settings.get("do_lower_case") else []
     steps += [normalizers.Precompiled(charsmap)] if charsmap else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
-    special = [piece for piece in ("<s>", "</s>", "<eop>", "<eod>") if piece in names]
-    tokenizer.add_special_tokens([AddedToken(piece, lstrip=piece == "<mask>") for piece in (*special, *XLNET)])
+    special = [token for token in ("<s>", "</s>", "<eop>", "<eod>") if token in names]
+    tokenizer.add_special_tokens([AddedToken(token, lstrip=token == "<mask>") for token in (*special, *XLNET)])
     single, pair = "$A:0 <sep>:0 <cls>:2", "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2"
     set_template(tokenizer, single, pair, ("<sep>", "<cls>"))
     return tokenizer.to_str().encode()
 
 
-def _unigram_of_words(pieces: list[tuple[str, float]], unk_id: int) -> tokenizers.Tokenizer:
+def _unigram_of_words(tokens: list[tuple[str, float]], unk_id: int) -> tokenizers.Tokenizer:
     """Returns a unigram tokenizer of the tokenizers library that splits text at spaces first."""
-    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=unk_id, byte_fallback=False))
+    tokenizer = tokenizers.Tokenizer(models.Unigram(tokens, unk_id=unk_id, byte_fallback=False))
     words = pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(words))
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
@@ -116,8 +116,8 @@ def _is_camembert(folder: epath.Path) -> bool:
 
 
 def _add_fairseq_pieces(tokenizer: tokenizers.Tokenizer, path: epath.Path) -> None:
-    """Adds the special pieces and the template of fairseq. Raises `UserError` if the vocabulary lacks a piece."""
-    if missing := [piece for piece in FAIRSEQ if tokenizer.token_to_id(piece) is None]:
+    """Adds the special tokens and the template of fairseq. Raises `UserError` if the vocabulary lacks a token."""
+    if missing := [token for token in FAIRSEQ if tokenizer.token_to_id(token) is None]:
         raise UserError(f"tokenizer.path: {path} lacks {', '.join(missing)}, which RoBERTa has")
-    tokenizer.add_special_tokens([AddedToken(piece, lstrip=piece == "<mask>", normalized=False) for piece in FAIRSEQ])
+    tokenizer.add_special_tokens([AddedToken(token, lstrip=token == "<mask>", normalized=False) for token in FAIRSEQ])
     set_template(tokenizer, "<s> $A </s>", "<s> $A </s> </s> $B </s>", ("<s>", "</s>"))

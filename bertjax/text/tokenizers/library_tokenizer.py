@@ -17,8 +17,8 @@ class LibraryTokenizer(Tokenizer):
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
-        """`[vocab_size]` booleans: True for pieces that do not begin with a space and are not special or added."""
-        return np.array([not piece.startswith(self.space) and piece not in self.added for piece in self.pieces])
+        """`[vocab_size]` booleans: True for tokens that do not begin with a space and are not special or added."""
+        return np.array([not token.startswith(self.space) and token not in self.added for token in self.pieces])
 
     def _encode(self, text: str) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -28,7 +28,7 @@ class LibraryTokenizer(Tokenizer):
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def units(self, word: str) -> list[list[str]]:
-        """Returns the pieces of a word, see `Tokenizer.units`."""
+        """Returns the tokens of a word, see `Tokenizer.units`."""
         text = f" {word}" if self.space else word
         if self._tokenizer.normalizer is not None:
             text = self._tokenizer.normalizer.normalize_str(text)
@@ -38,6 +38,6 @@ class LibraryTokenizer(Tokenizer):
 
 
 def known_runs(tokens: Iterable[tokenizers.Token], unknown: int) -> list[list[str]]:
-    """Returns the pieces between unknown tokens, one list for each run of known tokens."""
+    """Returns the tokens between unknown tokens, one list for each run of known tokens."""
     runs = itertools.groupby(tokens, key=lambda token: token.id != unknown)
     return [[token.value for token in run] for is_known, run in runs if is_known]

@@ -1,4 +1,4 @@
-"""Unigram pieces of the words between spaces: the tokenizer.json of XLM-R, CamemBERT and XLNet."""
+"""Unigram tokens of the words between spaces: the tokenizer.json of XLM-R, CamemBERT and XLNet."""
 
 import json
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Unigram(FromJson):
     def cannot_extend(self) -> str:
         """The reason why `extended` raises; "" if it does not."""
         is_whole = len(json.loads(self._content)["model"]["vocab"]) == self.vocab_size
-        return "" if is_whole else "has added pieces after its vocabulary, where new ones would come"
+        return "" if is_whole else "has added tokens after its vocabulary, where new ones would come"
 
     @staticmethod
     def read_legacy(path: epath.Path) -> bytes:
@@ -45,7 +45,7 @@ class Unigram(FromJson):
 
     def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence[Joined]) -> None:
         scores = [score for _, score in model["vocab"]]
-        model["vocab"] += [[piece, score_of_new(self.parts(piece), scores)] for piece in new]
+        model["vocab"] += [[token, score_of_new(self.parts(token), scores)] for token in new]
 
     @staticmethod
     def _check(path: epath.PathLike, content: json_file.TokenizerJson) -> None:

@@ -15,11 +15,11 @@ from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.common.files import note, parse_json, write_whole
 from bertjax.text.tokenizers import json_file
-from bertjax.text.tokenizers.interface import Joined, read_file
+from bertjax.text.tokenizers.interface import Joined, read_tokenizer_file
 from bertjax.text.tokenizers.library_tokenizer import LibraryTokenizer
 
 MAX_WORD_LETTERS = 100  # longer words become [UNK], as in transformers; the limit of Google is 200
-CONTINUES = "##"  # the prefix of pieces that continue a word
+CONTINUES = "##"  # the prefix of tokens that continue a word
 MAX_KNOWN_WORDS = 300_000  # words in the cache of a tokenizer, about 50 MB
 # {part of a tokenizer.json: {field: the only supported value}}.
 SUPPORTED_PARTS: dict[str, dict[str, Any]] = {
@@ -34,19 +34,19 @@ SUPPORTED_PARTS: dict[str, dict[str, Any]] = {
 
 
 class WordPiece(LibraryTokenizer):
-    """Greedy longest-match pieces of words, as in google-research/bert; words over `MAX_WORD_LETTERS` become [UNK].
+    """Greedy longest-match tokens of words, as in google-research/bert; words over `MAX_WORD_LETTERS` become [UNK].
 
-    If a vocab.txt has a piece twice, the piece has the id of its last line, as in Google's code and in transformers.
+    If a vocab.txt has a token twice, the token has the id of its last line, as in Google's code and in transformers.
     """
 
     kind = "wordpiece"
     filename = "vocab.txt"
 
-    def __init__(self, pieces: Sequence[str], lowercase: bool, path: str = "(given)"):
-        self._lines = list(pieces)  # the lines of the file, for `save` and for the fingerprint
+    def __init__(self, tokens: Sequence[str], lowercase: bool, path: str = "(given)"):
+        self._lines = list(tokens)  # the lines of the file, for `save` and for the fingerprint
         super().__init__(_without_repetitions(self._lines, path), path)
         self.lowercase = lowercase
-        self._tokenizer = new_wordpiece(lowercase, {piece: i for i, piece in enumerate(self.pieces)})
+        self._tokenizer = new_wordpiece(lowercase, {token: i for i, token in enumerate(self.pieces)})
         self._clear_cache()
 
     @classmethod
@@ -58,15 +58,15 @@ class WordPiece(LibraryTokenizer):
         if str(path).endswith(".json"):
             return cls(*_read_huggingface(path), str(path))
         try:
-            lines = read_file(path).decode("utf-8-sig").split("\n")
+            lines = read_tokenizer_file(path).decode("utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
             raise UserError(f"tokenizer.path: {path} is not UTF-8 ({error.reason} at byte {error.start})") from None
         return cls([line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)], lowercase, str(path))
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
-        """`[vocab_size]` booleans: True for pieces that begin with "##"."""
-        return np.array([piece.startswith(CONTINUES) for piece in self.pieces])
+        """`[vocab_size]` booleans: True for tokens that begin with "##"."""
+        return np.array([token.startswith(CONTINUES) for token in self.pieces])
 
     def _clear_cache(self) -> None:
         self._known: dict[str, int] = {}  # {word: its index in the order of the first occurrence}
@@ -74,7 +74,7 @@ class WordPiece(LibraryTokenizer):
         self._known_sizes: np.ndarray = np.empty(0, np.int64)
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns concatenated ids, see `Tokenizer.encode_flat`. Caches ids by word, since pieces contain no space."""
+        """Returns concatenated ids, see `Tokenizer.encode_flat`. Caches ids by word, since tokens contain no space."""
         if len(self._known) > MAX_KNOWN_WORDS:
             self._clear_cache()
         words = [surrogates.replaced(text).split(" ") for text in texts]
@@ -103,9 +103,9 @@ class WordPiece(LibraryTokenizer):
             sizes.append(np.bincount(np.searchsorted(begins, places, "right") - 1, minlength=len(text)))
         return np.concatenate(ids), np.concatenate(sizes)
 
-    def parts(self, piece: str) -> list[int]:
-        """Returns the ids of the parts of a piece, see `Tokenizer.parts`."""
-        prefix, rest = piece[: 2 * piece.startswith(CONTINUES)], piece.removeprefix(CONTINUES)
+    def parts(self, token: str) -> list[int]:
+        """Returns the ids of the parts of a token, see `Tokenizer.parts`."""
+        prefix, rest = token[: 2 * token.startswith(CONTINUES)], token.removeprefix(CONTINUES)
         parts = []
         while rest:
             ids = ((end, self._tokenizer.token_to_id(prefix + rest[:end])) for end in range(len(rest), 0, -1))
@@ -115,12 +115,12 @@ class WordPiece(LibraryTokenizer):
         return parts
 
     def join(self, left: str, right: str) -> str:
-        """Returns a longer piece, see `Tokenizer.join`."""
+        """Returns a longer token, see `Tokenizer.join`."""
         return left + right.removeprefix(CONTINUES)
 
     def extended(self, joined: Sequence[Joined]) -> "WordPiece":
-        """Returns a tokenizer with new pieces, see `Tokenizer.extended`."""
-        return WordPiece([*self.pieces, *(pair.piece for pair in joined)], self.lowercase)
+        """Returns a tokenizer with new tokens, see `Tokenizer.extended`."""
+        return WordPiece([*self.pieces, *(pair.token for pair in joined)], self.lowercase)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, see `Tokenizer.decode`."""
@@ -128,32 +128,32 @@ class WordPiece(LibraryTokenizer):
 
     def save(self, folder: epath.PathLike) -> None:
         """Writes a vocab.txt with the lines of the file that was read."""
-        write_whole(epath.Path(folder) / self.filename, "".join(f"{piece}\n" for piece in self._lines))
+        write_whole(epath.Path(folder) / self.filename, "".join(f"{token}\n" for token in self._lines))
 
     def to_huggingface(self) -> str:
         """Returns a tokenizer.json, see `Tokenizer.to_huggingface`."""
-        vocabulary = {piece: i for i, piece in enumerate(self.pieces)}
-        return json_file.with_special_pieces(new_wordpiece(self.lowercase, vocabulary))
+        vocabulary = {token: i for i, token in enumerate(self.pieces)}
+        return json_file.with_special_tokens(new_wordpiece(self.lowercase, vocabulary))
 
     def _definition(self) -> bytes:
         return "\n".join([f"wordpiece lowercase={bool(self.lowercase)}", *self._lines]).encode()
 
 
 def _without_repetitions(lines: list[str], path: str) -> list[str]:
-    """Returns the pieces of a vocab.txt by id, without empty pieces at the end.
+    """Returns the tokens of a vocab.txt by id, without empty tokens at the end.
 
-    If a piece is in the file twice, prints a note and replaces the first piece by `no_piece`.
+    If a token is in the file twice, prints a note and replaces the first token by `no_token`.
     """
-    while lines and lines[-1] in ("", json_file.no_piece(len(lines) - 1)):
+    while lines and lines[-1] in ("", json_file.no_token(len(lines) - 1)):
         lines = lines[:-1]
-    last = {piece: number for number, piece in enumerate(lines)}
+    last = {token: number for number, token in enumerate(lines)}
     if len(last) == len(lines):
         return lines
-    repeated = [(number, piece) for number, piece in enumerate(lines) if last[piece] != number]
-    shown = "; ".join(f"{piece!r} is in lines {number + 1} and {last[piece] + 1}" for number, piece in repeated[:3])
+    repeated = [(number, token) for number, token in enumerate(lines) if last[token] != number]
+    shown = "; ".join(f"{token!r} is in lines {number + 1} and {last[token] + 1}" for number, token in repeated[:3])
     more = f"; and {len(repeated) - 3} more" if len(repeated) > 3 else ""
     note(path, f"{shown}{more}; the last line is used, as in transformers, and the other ids are in no text")
-    return [piece if last[piece] == number else json_file.no_piece(number) for number, piece in enumerate(lines)]
+    return [token if last[token] == number else json_file.no_token(number) for number, token in enumerate(lines)]
 
 
 def new_wordpiece(lowercase: bool, vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
@@ -176,15 +176,15 @@ class _Model(TypedDict):
 
 
 def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
-    """Returns the pieces of a tokenizer.json of BERT, and whether it lower-cases text."""
+    """Returns the tokens of a tokenizer.json of BERT, and whether it lower-cases text."""
     try:
-        content = parse_json(read_file(path), json_file.TokenizerJson)
+        content = parse_json(read_tokenizer_file(path), json_file.TokenizerJson)
         if (kind := content["model"].get("type", "WordPiece")) != "WordPiece":
             raise UserError(f"tokenizer.path: {path} is not a BERT WordPiece tokenizer, but {kind}")
         vocabulary = msgspec.convert(content["model"], _Model)["vocab"]
     except ValueError as error:
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
-    json_file.check_parts(path, content, SUPPORTED_PARTS)
+    json_file.check_json_parts(path, content, SUPPORTED_PARTS)
     template = json_file.read_template(path, content.get("post_processor"))
     if template != (["[CLS]"], ["[SEP]"], ["[SEP]"]):
         raise UserError(f"tokenizer.path: {path}: post_processor is not supported; supported: [CLS] A [SEP] B [SEP]")

@@ -438,7 +438,7 @@ def _read_item(workdir: epath.PathLike, step: int, item: str, checksums_of_items
                 raise ValueError("cannot read the metadata")
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
             content = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
-            actual = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.names_of(content).items()}
+            actual = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.arrays_by_name(content).items()}
     except Exception as error:  # Orbax and TensorStore raise errors of many types for a damaged file
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
         if isinstance(error, MemoryError) or TRANSIENT_ERRORS.search(str(error)):

@@ -20,7 +20,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, read_whole, write_whole
 from bertjax.config.defaults import common_config, pretraining_config
 from bertjax.config.limits import DTYPES, one_of
-from bertjax.config.model_config import fields_of
+from bertjax.config.model_config import fields_with_roles
 from bertjax.models import families
 from bertjax.models.validate import validate_model
 from bertjax.objectives.parsing import terms_of_run
@@ -34,7 +34,7 @@ HTML_REPORT = "report.html"  # the HTML report of a run
 COMMANDS = "commands.txt"  # one line per start of training: the date, a tab, the command
 SAMPLES = "dev_samples.json"  # a few examples of the dev set with the predictions of the best checkpoint
 MAX_SAMPLES, MAX_SAMPLE_LENGTH = 10, 500  # examples in `SAMPLES`, and characters per text
-TRIALS, TRIAL_RESULT = "runs", "result.json"  # the folder of the trials of a search, and the file of a finished trial
+TRIALS, TRIAL_RESULT = "runs", "result.json"  # the folder of the trials of a sweep, and the file of a finished trial
 # Fields that determine the result of a run. Other fields (mesh, logging, remat, ...) may change when a run resumes.
 RESULT_FIELDS = ("task", "branch_from", "adapt", "objective", "objectives", "z_loss", "seed", "batch_size", "epochs",
             "max_seq_length", "packing", "stages", "data", "head", "loss", "distill", "optimizer", "freeze_layers",
@@ -195,7 +195,7 @@ def tokenizer_entry(tokenizer: Tokenizer) -> dict:
     return {"kind": tokenizer.kind, "lowercase": tokenizer.lowercase, "fingerprint": tokenizer.fingerprint}
 
 
-def load_tokenizer(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
+def tokenizer_of_run(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
     """Loads the tokenizer of a run.
 
     Returns:
@@ -208,7 +208,7 @@ def load_tokenizer(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
         return None
     kind = info.tokenizer["kind"]
     path = epath.Path(workdir) / tokenizer.KINDS[kind].filename
-    loaded = tokenizer.load(kind, path, info.tokenizer["lowercase"])
+    loaded = tokenizer.load_tokenizer(kind, path, info.tokenizer["lowercase"])
     if loaded.fingerprint != info.tokenizer["fingerprint"]:
         raise UserError(
             f"{path}: the fingerprint {loaded.fingerprint} must be {info.tokenizer['fingerprint']}, as in {CONFIG}; "
@@ -233,7 +233,7 @@ def differences(saved: RunInfo, current: RunInfo, identity: Sequence[str] = ()) 
     fatal_fields |= {"optimizer.name", "optimizer.options"}
     changes_frozen_params = _frozen_groups(saved.config) != _frozen_groups(current.config)
     changeable_fields = {
-        f"model.{name}" for name in fields_of(families.FAMILIES.get(saved.config.model.family).config_class, "")
+        f"model.{name}" for name in fields_with_roles(families.FAMILIES.get(saved.config.model.family).config_class, "")
     }
 
     def is_fatal(field: str, old: Any, new: Any) -> bool:
@@ -376,7 +376,7 @@ def read_report(workdir: epath.PathLike) -> str | None:
     return read_whole(path).decode(errors="replace").rstrip("\n") if path.exists() else None
 
 
-def write_report(workdir: epath.PathLike, text: str) -> None:
+def write_report_text(workdir: epath.PathLike, text: str) -> None:
     """Writes the report of a finished run."""
     write_whole(epath.Path(workdir) / REPORT, text + "\n")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 from jax.sharding import Mesh
 
-from bertjax.distributed.transfers import on_devices
+from bertjax.distributed.transfers import copy_to_devices
 from bertjax.training.hooks.hook import Hook, TrainingRun
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program, gathered_params, loss_inputs, merge_groups, vmap_over_data
@@ -57,7 +57,7 @@ def fill_recurrent_memory(
         updated = vmap_over_data(lambda params, part: loss(params, part, None)[1]["carry"], mesh, params, batch)
         return state.replace(carry=merge_groups(updated))
 
-    with contextlib.closing(on_devices(task.batches(first), mesh)) as batches:
+    with contextlib.closing(copy_to_devices(task.batches(first), mesh)) as batches:
         for number, batch in enumerate(itertools.islice(batches, step - first), first):
             state = update_memory(task.loss_and_config(number)[0], state, batch)
     return state

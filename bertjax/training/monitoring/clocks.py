@@ -76,12 +76,12 @@ class Clocks:
         return now - marked_time, {name: self._spent[name] - before[name] for name in before}, (now, dict(self._spent))
 
 
-def shares(seconds: Mapping[str, float]) -> dict[str, float]:
+def time_shares(seconds: Mapping[str, float]) -> dict[str, float]:
     """Returns the share of each part in the total time, from 0 to 1."""
     return {name: seconds[name] / sum(seconds.values()) for name in PARTS}
 
 
 def format_wall_time(seconds: Mapping[str, float]) -> str:
     """Formats the shares: "wall time: 83.1% steps, 4.2% evaluation, ...". Omits "restart" if it is 0."""
-    shown = {name: share for name, share in shares(seconds).items() if share or name != "restart"}
+    shown = {name: share for name, share in time_shares(seconds).items() if share or name != "restart"}
     return "wall time: " + ", ".join(f"{share:.1%} {TITLES.get(name, name)}" for name, share in shown.items())

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, write_whole
 from bertjax.common.progress import Pace, duration, print_line
-from bertjax.training.monitoring.clocks import PARTS, shares
+from bertjax.training.monitoring.clocks import PARTS, time_shares
 from bertjax.training.trackers.jsonl import JsonLines, nonfinite_to_none, read_metrics
 from bertjax.training.trackers.trackers import TRACKERS, tracker_names
 
@@ -78,7 +78,9 @@ class MetricsWriter:
     def write_last(self, step: int, seconds: Mapping[str, float]) -> None:
         """Writes the last report: the wall time, and `goodput/PART` with the share of each part in the whole run."""
         total = {part: self.wall_seconds[part] + more for part, more in self._add_unreported(seconds).items()}
-        self.write_with_wall_time(step, seconds, {f"goodput/{part}": share for part, share in shares(total).items()})
+        self.write_with_wall_time(
+            step, seconds, {f"goodput/{part}": share for part, share in time_shares(total).items()}
+        )
 
     def _add_unreported(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Adds the seconds of earlier processes that no report contains."""

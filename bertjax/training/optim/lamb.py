@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from bertjax.distributed.rules import stacked
+from bertjax.distributed.rules import stacked_axes
 from bertjax.training.optim import groups
 from bertjax.training.optim.adam import scale_by_adam
 
@@ -34,7 +34,7 @@ def scale_by_trust_ratio(axes: dict) -> optax.GradientTransformation:
 
     def norms(axes: Any, x: jax.Array) -> jax.Array:
         """Returns the norm of each matrix in `x`, in a shape that broadcasts against `x`."""
-        matrix_axes = tuple(axis for axis in range(x.ndim) if axis not in stacked(axes))
+        matrix_axes = tuple(axis for axis in range(x.ndim) if axis not in stacked_axes(axes))
         return jnp.sqrt(jnp.square(x).sum(matrix_axes, keepdims=True))
 
     def scale(axes: Any, u: jax.Array, p: jax.Array, is_matrix: bool) -> jax.Array:

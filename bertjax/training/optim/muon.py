@@ -7,14 +7,14 @@ import jax
 import optax.contrib
 from ml_collections import ConfigDict
 
-from bertjax.distributed.rules import stacked
+from bertjax.distributed.rules import stacked_axes
 from bertjax.training.optim import from_optax
 
 
 def muon(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
     """Returns the transformations of Muon. Each matrix of a stacked array is orthogonalized separately.
 
-    Adam updates the embeddings, and the kernels with an unnamed logical axis (output layers and LSTMs).
+    Adam updates the embeddings, and the kernels with an unnamed logical axis (heads and LSTMs).
     """
     factory = functools.partial(
         optax.contrib.muon,
@@ -26,7 +26,7 @@ def muon(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
 
 def _dimensions(path: tuple, axes: Any) -> optax.contrib.MuonDimensionNumbers | None:
     """Returns the input axes and the output axes of a kernel; None if Adam updates the param."""
-    matrix_axes = [axis for axis in range(len(axes)) if axis not in stacked(axes)]
+    matrix_axes = [axis for axis in range(len(axes)) if axis not in stacked_axes(axes)]
     if path[-1].key != "kernel" or len(matrix_axes) < 2 or any(axes[axis] is None for axis in matrix_axes):
         return None
     # `embed` is either the first axis and the only input axis, or the last axis and the only output axis.

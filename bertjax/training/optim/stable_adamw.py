@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from bertjax.distributed.rules import stacked
+from bertjax.distributed.rules import stacked_axes
 from bertjax.training.optim import groups
 from bertjax.training.optim.adam import AdamState, init_moments, update_moments
 
@@ -44,7 +44,7 @@ def scale_by_stable_adam(beta1: float, beta2: float, epsilon: float, axes: dict)
     """
 
     def scaled(axes: Any, grad: jax.Array, mean: jax.Array, square: jax.Array) -> jax.Array:
-        tensor_axes = tuple(axis for axis in range(grad.ndim) if axis not in stacked(axes))
+        tensor_axes = tuple(axis for axis in range(grad.ndim) if axis not in stacked_axes(axes))
         ratio = jnp.square(grad) / jnp.maximum(square, epsilon**2)
         rms = jnp.sqrt(ratio.mean(tensor_axes, keepdims=True))
         return mean / (jnp.sqrt(square) + epsilon) / jnp.maximum(rms, 1)

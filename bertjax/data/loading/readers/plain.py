@@ -159,6 +159,6 @@ def _take_steps(source: Source, most: int) -> tuple[list[list[bytes]], Exception
 
 def _parse(steps: list[list[bytes]], form: Format) -> list[Batch]:
     """Parses the records of several steps together, and returns the batches of the steps."""
-    parsed = layouts.parse(list(itertools.chain.from_iterable(steps)), form)
+    parsed = layouts.parse_records(list(itertools.chain.from_iterable(steps)), form)
     ends = [0, *itertools.accumulate(map(len, steps))]
     return [{name: values[a:b] for name, values in parsed.items()} for a, b in itertools.pairwise(ends)]

@@ -116,7 +116,7 @@ def _read(parts: Callable[..., Iterator[Part]], form: Format, *arguments: Any) -
 
 @_no_autograph
 def _parse(serialized: Any, form: Format) -> dict[str, Any]:
-    """Parses serialized records `[rows]` to a batch of tensors. The values equal `layouts.parse`."""
+    """Parses serialized records `[rows]` to a batch of tensors. The values equal `layouts.parse_records`."""
     features = (_parse_compact if form.layout == "compact" else _parse_google)(serialized, form)
     batch = {ARRAY_OF_FEATURE[name]: values for name, values in features.items()}
     return {**batch, "sequence_weights": tf.cast(batch["segments"][:, 0], tf.float32)}

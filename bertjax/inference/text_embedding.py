@@ -38,7 +38,7 @@ from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models.heads import PooledStates
 
 SUFFIXES = (".npz", ".npy", ".parquet")
-NAME, COLUMN = "vectors", "vector"  # the array in an .npz, the column of a .parquet
+NAME, COLUMN = "vectors", "vector"  # the names of the array in an .npz, and of the column of a .parquet
 PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22  # The size of a portion, which is sorted by length.
 ROWS_AT_ONCE = 1 << 14  # rows in memory, while a .parquet is written
 TEXTS_AT_ONCE = 1 << 14  # texts in memory as ids
@@ -89,12 +89,14 @@ class TextEmbedder(abc.ABC):
 
     @functools.cached_property
     def _compute(self) -> Callable[[Examples], list[np.ndarray]]:
-        return predictor.on_one_device(self.head, self.source)
+        return predictor.single_device_predictor(self.head, self.source)
 
     def identity(self) -> dict[str, str]:
         """Returns {flag: value} that differs between different embeddings of the same texts."""
         source, digest = self.source, hashlib.sha256()
-        arrays = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.names_of(source.params).items()}
+        arrays = {
+            name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.arrays_by_name(source.params).items()
+        }
         fingerprint = tokenizer_of(source).fingerprint
         parts = dataclasses.asdict(source.config), source.head, fingerprint, source.max_seq_length
         for part in (arrays, *parts):
@@ -142,13 +144,13 @@ class PooledStatesEmbedder(TextEmbedder):
         """Encodes texts; a text is truncated to the positions of the model."""
         tokenizer = tokenizer_of(self.source)
         room = self.source.config.max_position_embeddings - len(tokenizer.framed(()))
-        pieces = [tokenizer.encode_with_masks(text) for text in texts]
-        ids = [np.array(tokenizer.framed(text_ids[:room]), np.int32) for text_ids in pieces]
+        tokens = [tokenizer.encode_with_masks(text) for text in texts]
+        ids = [np.array(tokenizer.framed(text_ids[:room]), np.int32) for text_ids in tokens]
         types = [tokenizer.token_types(len(text_ids)) for text_ids in ids]
-        return ids, types, [max(0, len(text_ids) - room) for text_ids in pieces]
+        return ids, types, [max(0, len(text_ids) - room) for text_ids in tokens]
 
 
-class Progress(NamedTuple):
+class JournalLine(NamedTuple):
     """The progress after a portion: a line of the journal.
 
     Attributes:
@@ -162,8 +164,8 @@ class Progress(NamedTuple):
     cut: int = 0
 
 
-class WrittenVectors(NamedTuple):
-    """The result of `write`.
+class WrittenEmbeddings(NamedTuple):
+    """The result of `write_embeddings`.
 
     Attributes:
       shape: the shape of the embeddings, (texts, width).
@@ -174,14 +176,14 @@ class WrittenVectors(NamedTuple):
     cut: int
 
 
-def write(
+def write_embeddings(
     path: epath.PathLike,
     embedder: TextEmbedder,
     texts: Iterable[str],
     ids: Callable[[], Iterable[str]] | None = None,
     id_name: str = "id",
     size: int = 0,
-) -> WrittenVectors:
+) -> WrittenEmbeddings:
     """Writes the embeddings of texts to a file, and resumes an interrupted computation.
 
     Args:
@@ -199,7 +201,7 @@ def write(
     if "://" in str(path):  # Object stores cannot append to a file.
         with tempfile.TemporaryDirectory() as folder:
             local = epath.Path(folder) / path.name
-            written = write(local, embedder, texts, ids, id_name, size)
+            written = write_embeddings(local, embedder, texts, ids, id_name, size)
             with replacing(path) as whole:
                 local.copy(whole)
         return written
@@ -241,7 +243,7 @@ def _lock(file: BinaryIO, path: epath.Path) -> None:
 
 def _compute(
     file: BinaryIO, partial: epath.Path, journal: epath.Path, embedder: TextEmbedder, texts: Iterable[str], size: int
-) -> WrittenVectors:
+) -> WrittenEmbeddings:
     """Appends rows to the file until the file has the embeddings of all texts."""
     identity, digest, count = embedder.identity(), hashlib.sha256(), 0
     remedy = "delete the file, or name another --output"
@@ -250,13 +252,13 @@ def _compute(
         flag = next(name for name in {**previous, **identity} if previous.get(name) != identity.get(name))
         raise UserError(f"{partial}: was written with another --{flag}; {remedy}")
     width, steps = _complete_steps(file, steps)
-    done = steps[-1] if steps else Progress()
+    done = steps[-1] if steps else JournalLine()
     cut = done.cut
     with open(f"{journal}.new", "w") as new:  # Without incomplete lines, and lines whose rows are missing.
         new.writelines(f"{json.dumps(line)}\n" for line in (identity, *steps))
     os.replace(f"{journal}.new", journal)
-    with open(journal, "a") as log, Bar("vectors", [size]) as bar:
-        for portion in predictor.portions(texts, PORTION_CHARACTERS, PORTION_TEXTS):
+    with open(journal, "a") as log, Bar("embeddings", [size]) as bar:
+        for portion in predictor.divide_by_length(texts, PORTION_CHARACTERS, PORTION_TEXTS):
             for text in portion:
                 bar.update(add_text(digest, text) + 1)
             count += len(portion)
@@ -277,11 +279,11 @@ def _compute(
             file.write(np.ascontiguousarray(embeddings, "<f4").data)
             file.flush()
             os.fsync(file.fileno())
-            log.write(f"{json.dumps(Progress(count, digest.hexdigest(), cut))}\n")
+            log.write(f"{json.dumps(JournalLine(count, digest.hexdigest(), cut))}\n")
             log.flush()
         else:
             if count >= done.texts:
-                return WrittenVectors((count, width), cut)
+                return WrittenEmbeddings((count, width), cut)
     raise UserError(f"{partial}: was written with other texts; {remedy}")
 
 
@@ -292,22 +294,22 @@ def add_text(digest: "hashlib._Hash", text: str) -> int:
     return len(content)
 
 
-def _read_journal(path: epath.Path) -> tuple[dict[str, str], list[Progress]]:
+def _read_journal(path: epath.Path) -> tuple[dict[str, str], list[JournalLine]]:
     """Returns `TextEmbedder.identity` of the embeddings, and the progress after each portion.
 
     The last line may be incomplete.
     """
     identity: dict[str, str] = {}
-    steps: list[Progress] = []
+    steps: list[JournalLine] = []
     first, *lines = (path.read_bytes().splitlines() if path.exists() else ()) or (b"",)
     with contextlib.suppress(ValueError):
         identity = parse_json(first, dict[str, str])
         for line in lines:
-            steps.append(Progress(*parse_json(line, tuple[int, str, int])))
+            steps.append(JournalLine(*parse_json(line, tuple[int, str, int])))
     return identity, steps
 
 
-def _complete_steps(file: BinaryIO, steps: list[Progress]) -> tuple[int, list[Progress]]:
+def _complete_steps(file: BinaryIO, steps: list[JournalLine]) -> tuple[int, list[JournalLine]]:
     """Returns the width of the rows of a file, and the steps whose rows are complete; (0, []) without such steps."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
