@@ -114,7 +114,7 @@ class Encoders:
         if task is None:
             raise UserError(
                 f"{source.path}: was not trained for embeddings; choose a run of embed or a sentence-transformers "
-                f"folder, or pool hidden states with pool=mean"
+                f"folder, or pool hidden states (--pool=mean, in Python pool='mean')"
             )
         return cls(task.embedder(source, QUERY), task.embedder(source, DOCUMENT), similarity_of(source.settings))
 
