@@ -114,12 +114,12 @@ def train_ours(config, dataset, workdir, mesh, program, initialize):
     """(scores, seconds a step, program); the median of what every ten steps took."""
     from bertjax.finetuning.task import FineTuning
     from bertjax.training.loop import train
-    from bertjax.training.step import make_program
+    from bertjax.training.step import Program
     from bertjax.training.trackers.jsonl import read_metrics
 
     task = FineTuning(config, mesh, dataset)
     config.eval.every_steps = task.total_steps
-    program = program or make_program(task, config, mesh)
+    program = program or Program(task, config, mesh)
     scores = train(task, config, workdir, mesh, initialize, program).scores.scores
     rates = [line["train/sequences_per_second"] for line in read_metrics(workdir) if "train/loss" in line]
     return scores, config.batch_size / float(np.median(rates)), program

@@ -82,12 +82,12 @@ def measure_steps(records: pathlib.Path, length: int, batch_size: int) -> None:
 
     from bertjax.distributed.mesh import put_batch
     from bertjax.training.optim.schedules import make_schedule
-    from bertjax.training.step import make_program, put_hyperparameters
+    from bertjax.training.step import Program, put_hyperparameters
 
     def rounds(packing: bool):
         """Yields the real tokens/s of rounds of the same steps; the first one compiles."""
         task = make_task(records, length, batch_size, packing)
-        program, mesh = make_program(task, task.config, task.mesh), task.mesh
+        program, mesh = Program(task, task.config, task.mesh), task.mesh
         state, batches = program.init(jax.random.key(0)), task.batches(0)
         hyperparameters = put_hyperparameters(0, make_schedule(task.config.optimizer, 1000), mesh)
         while True:

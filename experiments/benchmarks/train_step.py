@@ -142,7 +142,7 @@ class Ours:
 
         from bertjax.distributed.mesh import make_mesh, use_cpu_cores
         from bertjax.training.optim.schedules import make_schedule
-        from bertjax.training.step import make_program, put_hyperparameters
+        from bertjax.training.step import Program, put_hyperparameters
 
         self.config, self.case = case.config(), case
         self.config.dtype = self.type = dtype
@@ -151,7 +151,7 @@ class Ours:
         self.mesh = make_mesh(self.config)
         batches = case.packed(self.config) if case.kind == "packed" else case.batches()
         self.task = self._task(rows=len(batches[0]["input_ids"]))
-        program = make_program(self.task, self.config, self.mesh)
+        program = Program(self.task, self.config, self.mesh)
         schedule = make_schedule(self.config.optimizer, self.task.total_steps)
         self._hyperparameters = put_hyperparameters(0, schedule, self.mesh)
         self._state, self._step = program.init(jax.random.key(0)), program.train_step

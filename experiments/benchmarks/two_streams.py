@@ -61,13 +61,13 @@ def rounds(side: str, steps: int, arguments):
     from bertjax.pretraining.data import planned_stages
     from bertjax.pretraining.task import Pretraining
     from bertjax.training.optim.schedules import schedule_of
-    from bertjax.training.step import make_program, put_hyperparameters
+    from bertjax.training.step import Program, put_hyperparameters
 
     sizes = arguments.batch, arguments.length
     config, rng = make_config(side, arguments.model, *sizes, arguments.dtype), np.random.default_rng(0)
     mesh = make_mesh(config)
     task = Pretraining(config, mesh, planned_stages(config, mesh))
-    program = make_program(task, config, mesh)
+    program = Program(task, config, mesh)
     recipe = put_hyperparameters(0, schedule_of(config, task.total_steps), mesh)
     state = program.init(jax.random.key(0))
     batches = itertools.cycle([put_batch(make_batch(side, rng, *sizes), mesh) for _ in range(BATCHES)])

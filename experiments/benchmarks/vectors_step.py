@@ -44,12 +44,12 @@ def rounds_of_ours(config):
     from bertjax.finetuning import run as finetuning_run
     from bertjax.finetuning.task import FineTuning
     from bertjax.training.optim.schedules import schedule_of
-    from bertjax.training.step import make_program, put_hyperparameters
+    from bertjax.training.step import Program, put_hyperparameters
 
     config, _ = finetuning_run.resolve(config, None)
     mesh, material = make_mesh(config), finetuning_run.load_inputs(config, None, None)
     task = FineTuning(config, mesh, material.data)
-    program = make_program(task, config, mesh)
+    program = Program(task, config, mesh)
     hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), mesh)
     params = material.initialize(program.init(jax.random.key(0)).params)
     while True:
