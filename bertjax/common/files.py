@@ -7,11 +7,12 @@ internally.
 import contextlib
 import errno
 import functools
+import io
 import sys
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 import tenacity
@@ -28,6 +29,7 @@ LASTING = {
     errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EPIPE,
 }  # fmt: skip
 ATTEMPTS, LONGEST_WAIT = 6, 8.0  # seconds: after 1, 2, 4, 8 and 8
+READ_BYTES = 1 << 18  # bytes read at a time
 
 
 def _is_temporary(error: BaseException) -> bool:
@@ -54,6 +56,50 @@ def absolute(path: epath.PathLike) -> epath.Path:
 def read_whole(path: epath.PathLike) -> bytes:
     """Reads a file at once."""
     return epath.Path(path).read_bytes()
+
+
+class _PersistentReader(io.RawIOBase):
+    """A file that is opened by the first read, and again at the same position after a temporary error."""
+
+    def __init__(self, path: epath.PathLike) -> None:
+        self._path, self._position = epath.Path(path), 0
+        self._file: IO[bytes] | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    @persistently
+    def readinto(self, buffer: Any) -> int:
+        """Reads bytes into a buffer, and returns the number of bytes; 0 at the end of the file."""
+        try:
+            if self._file is None:
+                self._file = self._path.open("rb")
+                self._file.seek(self._position)
+            content = self._file.read(len(buffer))
+        except OSError:
+            self._close_file()
+            raise
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+        self._file = None
+
+    def close(self) -> None:
+        self._close_file()
+        super().close()
+
+
+def open_to_read(path: epath.PathLike) -> io.BufferedReader:
+    """Opens a file that is read from its beginning to its end, and is too large for `read_whole`.
+
+    The first read raises `OSError` if the file does not exist.
+    """
+    return io.BufferedReader(_PersistentReader(path), READ_BYTES)
 
 
 def parse_json(text: str | bytes, kind: type[T] = Any) -> T:  # type: ignore[assignment]

@@ -49,7 +49,7 @@ from bertjax.training.hooks.hook import Hook
 from bertjax.training.optim import optimizers
 from bertjax.training.run import Run
 from bertjax.training.run import run_training as run_one
-from bertjax.training.step import Program, make_program
+from bertjax.training.step import Program
 
 SUMMARY = "sweep.md"
 Settings = dict[str, Any]  # the values of the varied fields of a trial by name
@@ -242,7 +242,7 @@ def _run_trial(
         assert isinstance(opened, FineTuningRun)
         key = (opened.task.model, json.dumps(content, sort_keys=True))
         if key not in programs:
-            programs[key] = make_program(opened.task, opened.config, opened.mesh)
+            programs[key] = Program(opened.task, opened.config, opened.mesh)
         return opened, programs[key]
 
     data = inputs.data

@@ -23,7 +23,7 @@ from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.planner.roofline import Roofline, roofline
 from bertjax.training.monitoring.memory import memory_saving_settings
-from bertjax.training.step import abstract_hyperparameters, make_program
+from bertjax.training.step import Program, abstract_hyperparameters
 
 
 class OutOfMemory(Exception):
@@ -176,7 +176,7 @@ class _Builder:
         self._config, self._accelerator = config, accelerator
         self._mesh = make_mesh(config, accelerator.devices())
         self._task, self._stages = kind_of(config).planning.open(config, self._mesh, real_tokens_share)
-        self._program = make_program(self._task, config, self._mesh)
+        self._program = Program(self._task, config, self._mesh)
 
     def stages(self) -> list[int]:
         """Returns the numbers of the stages without stages whose batch grows later: they need less memory."""

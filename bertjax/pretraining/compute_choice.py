@@ -17,7 +17,7 @@ from bertjax.nn.kernels.pallas import has_kernels
 from bertjax.pretraining.data import StageData
 from bertjax.pretraining.task import Pretraining
 from bertjax.training.monitoring.memory import memory_limit
-from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
+from bertjax.training.step import Program, abstract_hyperparameters, fits_in_memory
 
 # {platform: minimum number of steps for which unrolled layers save more time than their compilation takes}. On a v5e,
 # unrolling makes a step of BERT-base 12 ms faster, and the compilation 100 s slower for each stage. On an H200, a step
@@ -60,7 +60,7 @@ def fastest_that_fits(config: ConfigDict, mesh: Mesh, data: Sequence[StageData],
         if jax.process_index() == 0:  # compilation can take minutes
             print(f"compiling with remat={candidate.remat} unroll={candidate.unroll}", flush=True)
         task = Pretraining(candidate, mesh, data)
-        program, index = make_program(task, candidate, mesh), task.largest_stage_index()
+        program, index = Program(task, candidate, mesh), task.largest_stage_index()
         batch, train_step = data[index].abstract_batch(), program.step_of(*task.loss_and_config_of_stage(index))
         lowered = train_step.lower(program.state, batch, abstract_hyperparameters(candidate, mesh))
         # The first host decides for all hosts, because all hosts must run the same program.

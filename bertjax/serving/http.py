@@ -16,7 +16,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
 from bertjax.library import Model
 from bertjax.serving.batches import Batches, Full
-from bertjax.serving.methods import Method, request_methods_of
+from bertjax.serving.methods import METHODS, Method, request_methods_of
 from bertjax.serving.page import page_of
 
 
@@ -77,7 +77,7 @@ class Server:
         app.router.add_get("/", self._page)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
-        for name in self._methods:
+        for name in METHODS:
             app.router.add_post(f"/{name}", self._answer)
 
         async def close(app: web.Application) -> None:
@@ -96,12 +96,15 @@ class Server:
             response = await handler(request)
         except Refused as refused:
             response = _error(refused.status, str(refused))
+        except web.HTTPMethodNotAllowed as error:
+            allowed = error.headers["Allow"]
+            response = _error(error.status, f"{request.method} {path}: the HTTP method must be {allowed}")
+            response.headers["Allow"] = allowed
         except web.HTTPException as error:
             message = error.reason
             if error.status == 404:
-                paths = ", ".join(f"POST /{name}" for name in self._methods)
                 missing = request.rel_url.raw_path  # without line breaks
-                message, path = f"there is no {missing}; there are {paths}, GET /, /health and /metrics", "other"
+                message, path = f"there is no {missing}; {self._paths()}", "other"
             elif error.status == 413:
                 message = f"a request may have {self._limits.characters:,} characters of text"
             response = _error(error.status, message)
@@ -111,6 +114,10 @@ class Server:
         self._requests.labels(path, response.status).inc()
         self._seconds.labels(path).observe(time.perf_counter() - began)
         return response
+
+    def _paths(self) -> str:
+        """Returns the paths that the server answers, for error messages."""
+        return f"there are {', '.join(f'POST /{name}' for name in self._methods)}, GET /, /health and /metrics"
 
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(text=page_of(self._model, list(self._methods)), content_type="text/html")
@@ -124,7 +131,10 @@ class Server:
         return web.Response(body=prometheus_client.generate_latest(self._registry), content_type="text/plain")
 
     async def _answer(self, request: web.Request) -> web.Response:
-        parsed = await self._read(request, self._methods[request.path.removeprefix("/")])
+        name = request.path.removeprefix("/")
+        if name not in self._methods:
+            raise Refused(400, f"/{name}: the checkpoint {self._model.path} does not support {name}; {self._paths()}")
+        parsed = await self._read(request, self._methods[name])
         results = await self._results(parsed)
         self._texts.labels(request.path).inc(len(results))
         answer = results[0] if parsed.method.takes_one else {"results": results}

@@ -29,7 +29,7 @@ from bertjax.training.monitoring.memory import check_memory_bound
 from bertjax.training.optim.schedules import schedule_of
 from bertjax.training.scores import Scores
 from bertjax.training.state import TrainState
-from bertjax.training.step import Program, make_program, put_hyperparameters
+from bertjax.training.step import Program, put_hyperparameters
 from bertjax.training.task import Task
 
 
@@ -89,7 +89,7 @@ def train_task(
         steps in a row.
     """
     clocks, needs_compilation = Clocks(start_time), program is None
-    program = program or make_program(task, config, mesh)
+    program = program or Program(task, config, mesh)
     check_memory_bound(config, program)
     checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every)
     start_step, state = _restore_or_initialize(task, config, workdir, program, checkpoints, initialize, parent)

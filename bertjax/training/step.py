@@ -44,60 +44,61 @@ class Hyperparameters(NamedTuple):
     schedule: Schedule
 
 
-class Program(NamedTuple):
+class Program:
     """The compiled functions of a task.
 
     Attributes:
       layout: the shardings of the state and of the params.
-      init: random key -> the state of step 0.
       state: the abstract state: shapes, dtypes and shardings.
-      train_step: (state, batch, hyperparameters) -> (state, metrics), for the loss of step 0. Donates the state.
-      step_of: (loss, config) of `Task.loss_and_config` -> the step of this loss. Equal configs share a step.
-      gather: stored params -> cast params for `Evaluator.run`.
+      train_step: the result of `step_of` for the loss of step 0.
       frozen_summary: a line about the number of trainable params and the bytes of the optimizer's state; empty if no
         params are frozen.
     """
 
-    layout: StateShardings
-    init: Callable[[jax.Array], TrainState]
-    state: TrainState
-    train_step: jax.stages.Wrapped
-    step_of: Callable[[Loss, ConfigDict], jax.stages.Wrapped]
-    gather: Callable[[dict], dict]
-    frozen_summary: str
+    def __init__(self, task: Task, config: ConfigDict, mesh: Mesh):
+        """Creates the functions, which are compiled by their first calls."""
+        init_params = jax.jit(task.init_params)  # all functions below share one trace
+        axes = abstract_axes(init_params)
+        frozen = find_frozen(task, config, axes)
+        optimizer = _make_optimizer(task, config, axes, frozen)
+        init_carry = task.carry.init if task.carry else None
+        has_average = config.optimizer.average > 0
+        self.layout = make_layout(init_params, optimizer, mesh, frozen, has_average, init_carry)
+        self._task, self._config, self._mesh, self._frozen, self._optimizer = task, config, mesh, frozen, optimizer
+        self._init = make_init(init_params, optimizer, self.layout, frozen, init_carry or (lambda: None))
+        self.state = abstract_state(self._init, self.layout)
+        self._steps: dict[str, jax.stages.Wrapped] = {}
+        loss, first_config = task.loss_and_config(0)
+        self.train_step = self.step_of(loss, first_config)
+        in_shardings, out_shardings = (self.layout.state.params,), self.layout.gathered
+        self._gather = jax.jit(loss.cast, in_shardings=in_shardings, out_shardings=out_shardings)
+        self.frozen_summary = _describe_frozen(task, config, axes, frozen) if frozen else ""
 
+    def init(self, key: jax.Array) -> TrainState:
+        """Returns the state of step 0 with random params."""
+        return self._init(key)
 
-def make_program(task: Task, config: ConfigDict, mesh: Mesh) -> Program:
-    """Returns the compiled functions of a task."""
-    init_params = jax.jit(task.init_params)  # all functions below share one trace
-    axes = abstract_axes(init_params)
-    frozen = find_frozen(task, config, axes)
-    optimizer = _make_optimizer(task, config, axes, frozen)
-    init_carry = task.carry.init if task.carry else None
-    has_average = config.optimizer.average > 0
-    layout = make_layout(init_params, optimizer, mesh, frozen, has_average, init_carry)
-    init = make_init(init_params, optimizer, layout, frozen, init_carry or (lambda: None))
-    steps: dict[str, jax.stages.Wrapped] = {}
+    def step_of(self, loss: Loss, stage_config: ConfigDict) -> jax.stages.Wrapped:
+        """Returns the compiled step of a loss: (state, batch, hyperparameters) -> (state, metrics).
 
-    def step_of(loss: Loss, stage_config: ConfigDict) -> jax.stages.Wrapped:
-        """Returns the compiled step of a loss. Stages with equal fields share a step."""
+        The step donates the state. Stages with equal fields share a step.
+
+        Args:
+          loss: the loss of `Task.loss_and_config`.
+          stage_config: the config of `Task.loss_and_config`.
+        """
         # The fields that the compiled step depends on and that stages can change.
         key = json.dumps([stage_config.model.to_dict(), stage_config.microbatches, stage_config.get("objective")])
-        if key not in steps:
-            gradients = GradientFunction(loss, frozen, stage_config.microbatches)
-            steps[key] = _make_train_step(gradients, task.mask_updates, optimizer, layout, mesh, config)
-        return steps[key]
+        if key not in self._steps:
+            gradients = GradientFunction(loss, self._frozen, stage_config.microbatches)
+            self._steps[key] = _make_train_step(
+                gradients, self._task.mask_updates, self._optimizer, self.layout, self._mesh, self._config
+            )
+        return self._steps[key]
 
-    loss, first_config = task.loss_and_config(0)
-    return Program(
-        layout,
-        init,
-        abstract_state(init, layout),
-        step_of(loss, first_config),
-        step_of,
-        jax.jit(loss.cast, in_shardings=(layout.state.params,), out_shardings=layout.gathered),
-        _describe_frozen(task, config, axes, frozen) if frozen else "",
-    )
+    def gather(self, params: dict) -> dict:
+        """Casts and gathers stored params for `Evaluator.run`."""
+        return self._gather(params)
 
 
 def _make_optimizer(

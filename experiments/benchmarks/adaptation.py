@@ -9,13 +9,13 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
 from absl import flags
 
 from bertjax.cli.app import run_command
 from bertjax.cli.flags import define_checkpoint_flag
 from bertjax.common.files import read_json
 from bertjax.training.trackers.jsonl import read_metrics
+from experiments.benchmarks.timing import mean_and_deviation, table_header, table_row
 
 CHECKPOINT = define_checkpoint_flag()
 DOMAIN = flags.DEFINE_string("domain", "pydoc", "Text of the domain, as data.corpus.")
@@ -49,7 +49,7 @@ def _last(folder: pathlib.Path, name: str) -> float:
 
 def main(arguments: list[str]) -> None:
     del arguments
-    print("| new pieces | | bits per byte before | after | tokens per word before | after |\n|---|---|---|---|---|---|")
+    print(table_header(["new pieces", "", "bits per byte before", "after", "tokens per word before", "after"]))
     for pieces in PIECES.value:
         folders = [adapt(pieces, seed) for seed in SEEDS.value]
         for source in (DOMAIN.value, GENERAL.value):
@@ -58,8 +58,8 @@ def main(arguments: list[str]) -> None:
             report = (folders[0] / "report.txt").read_text().splitlines()
             (line,) = [line for line in report if line.startswith(f"held-out text of {source}:")]
             cells = [pieces, pathlib.Path(source).name, f"{before['bits_per_byte']:.3f}"]
-            cells += [f"{np.mean(after):.3f} ± {np.std(after, ddof=1):.3f}", f"{before['tokens_per_word']:.3f}"]
-            print(f"| {' | '.join([*cells, line.split()[-2]])} |", flush=True)
+            cells += [mean_and_deviation(after, 3), f"{before['tokens_per_word']:.3f}"]
+            print(table_row([*cells, line.split()[-2]]), flush=True)
 
 
 if __name__ == "__main__":

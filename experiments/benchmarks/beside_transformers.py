@@ -19,13 +19,15 @@ import pathlib
 import tempfile
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from bertjax.inference import predictor
 from bertjax.launch.validate import validate
 from experiments import glue, ner, squad
+from experiments.benchmarks.timing import mean_and_deviation, table_header, table_row
 
 SST2_ROWS, CONLL_SENTENCES, SQUAD_QUESTIONS, SQUAD_DEV_QUESTIONS = 5000, 3000, 3000, 1000
 EPOCHS = {"sst2": 1, "stsb": 1, "conll": 3, "mrpc": 2, "rte": 1, "cola": 1, "squad": 1}
@@ -114,12 +116,12 @@ def train_ours(config, dataset, workdir, mesh, program, initialize):
     """(scores, seconds a step, program); the median of what every ten steps took."""
     from bertjax.finetuning.task import FineTuning
     from bertjax.training.loop import train_task
-    from bertjax.training.step import make_program
+    from bertjax.training.step import Program
     from bertjax.training.trackers.jsonl import read_metrics
 
     task = FineTuning(config, mesh, dataset)
     config.eval.every_steps = task.total_steps
-    program = program or make_program(task, config, mesh)
+    program = program or Program(task, config, mesh)
     scores = train_task(task, config, workdir, mesh, initialize, program).scores.scores
     rates = [line["train/sequences_per_second"] for line in read_metrics(workdir) if "train/loss" in line]
     return scores, config.batch_size / float(np.median(rates)), program
@@ -159,30 +161,61 @@ def predict_theirs(model, examples) -> list[np.ndarray]:
         for first in range(0, len(order), 32):
             rows = order[first : first + 32]
             batch = examples.batch(rows, int(examples.lengths[rows].max()))
-            out = model(**_tensors(batch))
+            out = model(**tensors(batch))
             logits = torch.stack([out.start_logits, out.end_logits], -1) if "start_logits" in out else out.logits
             for row, scores in zip(rows, logits.numpy()):
                 outputs[row] = scores[: examples.lengths[row]] if scores.ndim == 2 else scores
     return outputs
 
 
-def _tensors(batch: dict) -> dict:
+def tensors(batch: dict) -> dict:
     import torch
 
     names = {"input_ids": "input_ids", "segments": "attention_mask", "token_types": "token_type_ids"}
     return {theirs: torch.from_numpy(batch[ours]).long() for ours, theirs in names.items()}
 
 
-def train_theirs(name: str, config, dataset, mesh):
-    """(scores, seconds a step): their model and loss, torch's AdamW, our batches, padded to their longest."""
+def fit(model, optimizer, config, train, loss_of: Callable[[dict], Any]) -> float:
+    """Trains torch's model in our batches, padded to their longest, at our learning rates; returns seconds a step.
+
+    Args:
+      model: the model.
+      optimizer: torch's optimizer. `share` of a param group multiplies its learning rate.
+      config: the config of our run.
+      train: the training examples.
+      loss_of: our batch -> the loss of the model.
+    """
     import torch
 
     from bertjax.data.loading.examples import TrainingOrder
     from bertjax.finetuning.task import count_steps
     from bertjax.training.optim.schedules import make_schedule
 
+    order = TrainingOrder(train, config.batch_size, config.seed, config.model.max_position_embeddings)
+    steps = count_steps(config, len(train))
+    schedule = make_schedule(config.optimizer, steps)
+    model.train()
+    ends = [time.monotonic()]
+    for step in range(steps):
+        rows = order.rows(step)
+        rows = rows[rows >= 0]
+        loss = loss_of(train.batch(rows, int(train.lengths[rows].max())))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("share", 1.0) * float(schedule(step))
+        optimizer.step()
+        ends.append(time.monotonic())
+    return float(np.median(np.diff(ends[::10]))) / 10
+
+
+def train_theirs(name: str, config, dataset, mesh):
+    """(scores, seconds a step): their model and loss, torch's AdamW, our batches, padded to their longest."""
+    import torch
+
     torch.manual_seed(config.seed)
-    model, train = make_theirs(name, config, dataset), dataset.train
+    model = make_theirs(name, config, dataset)
     kernel, bias = draw_output_layer(config, mesh, dataset)
     layer = model.qa_outputs if name == "squad" else model.classifier
     layer.load_state_dict({"weight": torch.tensor(kernel.T), "bias": torch.tensor(bias)})
@@ -190,15 +223,8 @@ def train_theirs(name: str, config, dataset, mesh):
     others = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
     groups = [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": others, "weight_decay": 0}]
     optimizer = torch.optim.AdamW(groups, lr=config.optimizer.learning_rate, eps=config.optimizer.epsilon)
-    longest = config.model.max_position_embeddings
-    order, steps = TrainingOrder(train, config.batch_size, config.seed, longest), count_steps(config, len(train))
-    schedule = make_schedule(config.optimizer, steps)
-    model.train()
-    ends = [time.monotonic()]
-    for step in range(steps):
-        rows = order.rows(step)
-        rows = rows[rows >= 0]
-        batch = train.batch(rows, int(train.lengths[rows].max()))
+
+    def loss_of(batch: dict):
         labels = torch.from_numpy(batch["labels"])
         if name == "squad":
             targets = {"start_positions": labels[:, 0].long(), "end_positions": labels[:, 1].long()}
@@ -206,15 +232,9 @@ def train_theirs(name: str, config, dataset, mesh):
             targets = {"labels": torch.where(torch.from_numpy(batch["weights"]) > 0, labels.long(), -100)}
         else:
             targets = {"labels": labels.long() if dataset.labels else labels.float()}
-        loss = model(**_tensors(batch), **targets).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = float(schedule(step))
-        optimizer.step()
-        ends.append(time.monotonic())
-    seconds = float(np.median(np.diff(ends[::10]))) / 10
+        return model(**tensors(batch), **targets).loss
+
+    seconds = fit(model, optimizer, config, dataset.train, loss_of)
     split = dataset.dev[0]
     return split.score(split.read(predict_theirs(model, split.examples))), seconds
 
@@ -240,8 +260,7 @@ def table(results: list[dict]) -> str:
     groups = collections.defaultdict(dict)
     for result in results:
         groups[result["task"], result["by"]][result["seed"]] = result
-    columns = [" | ".join(SIDES), " | ".join(f"seconds a step, {by}" for by in SIDES)]
-    lines = [f"| task | score | {' | '.join(columns)} |", "|---|---|" + "---|" * 2 * len(SIDES)]
+    lines = [table_header(["task", "score", *SIDES, *(f"seconds a step, {by}" for by in SIDES)])]
     for name in EPOCHS:
         found = [groups[name, by] for by in SIDES]
         if not any(found):
@@ -250,14 +269,11 @@ def table(results: list[dict]) -> str:
         for metric in METRICS[name]:
             first = metric == METRICS[name][0]
             cells = [f"{name}, {EPOCHS[name]} epochs, {most} seeds" if first else "", metric]
-            cells += [_mean([100 * result["scores"][metric] for result in group.values()]) for group in found]
+            scores = [[100 * result["scores"][metric] for result in group.values()] for group in found]
+            cells += map(mean_and_deviation, scores)
             cells += [_seconds(group) if first else "" for group in found]
-            lines.append("| " + " | ".join(cells) + " |")
+            lines.append(table_row(cells))
     return "\n".join(lines)
-
-
-def _mean(scores: list[float]) -> str:
-    return f"{np.mean(scores):.1f} ± {np.std(scores, ddof=1) if len(scores) > 1 else 0:.1f}" if scores else ""
 
 
 def _seconds(group: dict[int, dict]) -> str:
@@ -284,6 +300,14 @@ def parse(description: str, what: str, choices, sides, options: Mapping[str, dic
     return arguments, [json.loads(line) for line in arguments.output.open()] if arguments.output.exists() else []
 
 
+def keep(result: dict, results: list[dict], output: pathlib.Path) -> None:
+    """Adds a result to the results, appends the result to the file, and prints the result."""
+    results.append(result)
+    with output.open("a") as file:
+        file.write(json.dumps(result) + "\n")
+    print(json.dumps(result), flush=True)
+
+
 def main() -> None:
     arguments, results = parse(__doc__, "tasks", EPOCHS, SIDES)
     done = {(result["task"], result["seed"], result["by"]) for result in results}
@@ -291,12 +315,6 @@ def main() -> None:
     from bertjax.distributed.mesh import make_mesh, use_cpu_cores
     from bertjax.finetuning import run as finetuning_run
     from bertjax.training.checkpoints import workdir
-
-    def keep(**result):
-        results.append(result)
-        with arguments.output.open("a") as file:
-            file.write(json.dumps(result) + "\n")
-        print(json.dumps(result), flush=True)
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
@@ -322,7 +340,8 @@ def main() -> None:
                 began = time.monotonic()
                 if by == "transformers":
                     scores, seconds = train_theirs(name, config, dataset, mesh)
-                    keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=time.monotonic() - began)
+                    result = dict(task=name, seed=seed, by=by, scores=scores, seconds=seconds)
+                    keep(result | dict(all=time.monotonic() - began), results, arguments.output)
                     continue
                 compiled, run_folder = by not in programs, folder / f"{name}-{seed}-{by}"
                 scores, seconds, programs[by] = train_ours(
@@ -334,7 +353,8 @@ def main() -> None:
                     workdir.write_info(run_folder, finetuning_run.info_of(config, material), material.tokenizer)
                     exported = folder / f"{name}-exported"
                     more["exported"] = same_when_exported(name, config, dataset, run_folder, exported)
-                keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=took, compiled=compiled, **more)
+                result = dict(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=took, compiled=compiled)
+                keep(result | more, results, arguments.output)
     print(table(results))
 
 

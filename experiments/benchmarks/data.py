@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from absl import flags
@@ -42,6 +42,7 @@ from bertjax.distributed.topology import available_cores
 from bertjax.text import tokenizer
 from experiments.benchmarks import google_records
 from experiments.benchmarks.processes import Cost, run
+from experiments.benchmarks.timing import in_turns, print_figure
 
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A published uncased vocab.txt of 30,522 tokens.", required=True)
@@ -78,21 +79,6 @@ tokenizer = tokenizers.BertWordPieceTokenizer()
 tokenizer.train(sys.argv[1], vocab_size=int(sys.argv[2]), show_progress=False)
 tokenizer.save(sys.argv[3])
 """
-
-
-def report(figure: str, values: list[float], unit: str, digits: int = 0) -> None:
-    median, low, high = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
-    spread = f" ({low} to {high} in {len(values)} runs)" if len(values) > 1 else ""
-    print(f"{figure}: {median} {unit}{spread}", flush=True)
-
-
-def in_turns(sides: dict[str, Callable]) -> dict[str, list]:
-    """Calls each side `RUNS` times, all of them in each round; returns their results."""
-    results = {name: [] for name in sides}
-    for _ in range(RUNS.value):
-        for name, side in sides.items():
-            results[name].append(side())
-    return results
 
 
 def make_text(folder: pathlib.Path, size: int, *, sentence_lines: bool = False) -> pathlib.Path:
@@ -161,10 +147,10 @@ def measure_preparation(folder: pathlib.Path) -> None:
         total, written = files.total, size_of(files) / 1e6
         delete(files)
     name = f"preparation, {settings(text, length)}"
-    report(name, [cost.seconds for cost in costs], "s", 1)
-    report(name, [megabytes / cost.seconds for cost in costs], "MB/s", 2)
-    report(name, [total / cost.seconds for cost in costs], "sequences/s")
-    report(f"{name}, peak memory of all processes", [cost.memory / 1e9 for cost in costs], "GB", 2)
+    print_figure(name, [cost.seconds for cost in costs], "s", 1)
+    print_figure(name, [megabytes / cost.seconds for cost in costs], "MB/s", 2)
+    print_figure(name, [total / cost.seconds for cost in costs], "sequences/s")
+    print_figure(f"{name}, peak memory of all processes", [cost.memory / 1e9 for cost in costs], "GB", 2)
     print(f"{name}, records: {total:,} in {written:,.0f} MB, {written / megabytes:.1f} times the text", flush=True)
 
 
@@ -175,7 +161,7 @@ def measure_memory(folder: pathlib.Path) -> None:
         cost, files = prepare(folder, text, LENGTH.value)
         delete(files)
         peaks.append(cost.memory / 1e9)
-        report(f"peak memory of all processes, {settings(text, LENGTH.value)}", peaks[-1:], "GB", 3)
+        print_figure(f"peak memory of all processes, {settings(text, LENGTH.value)}", peaks[-1:], "GB", 3)
     print(f"peak memory, last text to first: {peaks[-1] / peaks[0]:.2f} times", flush=True)
 
 
@@ -201,10 +187,10 @@ def measure_google(folder: pathlib.Path) -> None:
         delete(files)
         return files.total / cost.seconds, cost.memory
 
-    results = in_turns({"Google's script": theirs, "ours": ours})
+    results = in_turns({"Google's script": theirs, "ours": ours}, RUNS.value)
     for name, found in results.items():
-        report(f"{name}, {settings(text, length)}", [rate for rate, _ in found], "sequences/s")
-        report(f"{name}, peak memory of all processes", [memory / 1e9 for _, memory in found], "GB", 2)
+        print_figure(f"{name}, {settings(text, length)}", [rate for rate, _ in found], "sequences/s")
+        print_figure(f"{name}, peak memory of all processes", [memory / 1e9 for _, memory in found], "GB", 2)
     their, our = (statistics.median(rate for rate, _ in found) for found in results.values())
     print(f"ours to theirs: {our / their:.1f} times as many sequences/s", flush=True)
 
@@ -227,10 +213,10 @@ def measure_reader(folder: pathlib.Path) -> None:
             for with_what, module in (("tf.data", tf_data), ("no TensorFlow", plain)):
                 given = files, length, data, module
                 sides[f"{name}, {with_what}"] = lambda given=given: throughput(*given)
-        for name, found in in_turns(sides).items():
+        for name, found in in_turns(sides, RUNS.value).items():
             name = f"reader, {name}, length {length}, batches of {BATCH_SIZE}"
-            report(name, [rate for rate, _ in found], "sequences/s")
-            report(f"{name}, of one core", [own for _, own in found], "sequences/s")
+            print_figure(name, [rate for rate, _ in found], "sequences/s")
+            print_figure(f"{name}, of one core", [own for _, own in found], "sequences/s")
 
 
 def throughput(files: RecordSet, length: int, data: dict, module) -> tuple[float, float]:
@@ -260,9 +246,10 @@ def measure_jump(folder: pathlib.Path) -> None:
         stream.close()
         return seconds
 
-    results = in_turns({f"{step:,}": lambda step=step: seconds_to_first(step) for step in (0, LATE_STEP)})
+    sides = {f"{step:,}": lambda step=step: seconds_to_first(step) for step in (0, LATE_STEP)}
+    results = in_turns(sides, RUNS.value)
     for step, seconds in results.items():
-        report(f"first batch at step {step} of {SHARDS} shards, {files.total:,} records", seconds, "s", 1)
+        print_figure(f"first batch at step {step} of {SHARDS} shards, {files.total:,} records", seconds, "s", 1)
 
 
 def write_shard(path: pathlib.Path, seed: int) -> str:
@@ -288,10 +275,10 @@ def measure_vocabulary(folder: pathlib.Path) -> None:
         config += [f"--workers={WORKERS.value}"]
         return run([sys.executable, "-m", "bertjax.vocabulary", *config])
 
-    for name, costs in in_turns({"tokenizers' trainer": theirs, "ours": ours}).items():
+    for name, costs in in_turns({"tokenizers' trainer": theirs, "ours": ours}, RUNS.value).items():
         name = f"a vocabulary of {VOCAB_SIZE:,} from {text.stat().st_size / 1e6:.1f} MB, {name}"
-        report(name, [cost.seconds for cost in costs], "s", 1)
-        report(f"{name}, peak memory of all processes", [cost.memory / 1e9 for cost in costs], "GB", 2)
+        print_figure(name, [cost.seconds for cost in costs], "s", 1)
+        print_figure(f"{name}, peak memory of all processes", [cost.memory / 1e9 for cost in costs], "GB", 2)
 
 
 MEASURES = {

@@ -10,11 +10,10 @@ Results:  RESULTS.md
 
 import argparse
 import csv
+import functools
 import importlib.util
 import pathlib
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -24,6 +23,7 @@ import scipy.stats
 
 import bertjax
 from bertjax.export import onnx, stablehlo
+from experiments.benchmarks.timing import in_turns, seconds_of, spread, table_row
 
 BATCH, ROUNDS = 32, 5
 Way = Callable[[np.ndarray], np.ndarray]  # ids [rows, length] -> outputs
@@ -78,17 +78,14 @@ def outputs(model, run: Way, texts: list[str]) -> np.ndarray:
 def time_all(name: str, model, sides: dict[str, Way]) -> None:
     for length in (16, 128):
         ids = np.random.default_rng(0).integers(5, model.config.vocab_size, (BATCH, length)).astype(np.int32)
-        rates = {side: [] for side in sides}
         for run in sides.values():
             run(ids)  # compiles
-        for _ in range(ROUNDS):
-            for side, run in sides.items():
-                began = time.perf_counter()
-                for _ in range(4):
-                    run(ids)
-                rates[side].append(4 * BATCH / (time.perf_counter() - began))
-        spread = [f"{statistics.median(each):.0f} ({min(each):.0f} - {max(each):.0f})" for each in rates.values()]
-        print(f"| {name}, {length} tokens | {' | '.join(spread)} |", flush=True)
+
+        def texts_per_second(run: Way, ids: np.ndarray = ids) -> float:
+            return 4 * BATCH / seconds_of(lambda: [run(ids) for _ in range(4)])
+
+        rates = in_turns({side: functools.partial(texts_per_second, run) for side, run in sides.items()}, ROUNDS)
+        print(table_row([f"{name}, {length} tokens", *map(spread, rates.values())]), flush=True)
 
 
 def main() -> None:

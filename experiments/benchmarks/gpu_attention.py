@@ -12,7 +12,6 @@ import argparse
 import functools
 import itertools
 import statistics
-import time
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from bertjax.nn.kernels.gpu_attention import AllTiles, Tiles, gpu_attention, til
 from bertjax.nn.ops.dropout import row_keys
 from bertjax.nn.ops.plain_attention import plain_attention
 from bertjax.nn.ops.window_attention import window_attention
+from experiments.benchmarks.timing import seconds_of
 
 # (batch, length, heads, head's size, rate, causal, window)
 TIMED = (
@@ -46,13 +46,12 @@ def arrays(batch: int, length: int, heads: int, size: int, dtype):
 
 def milliseconds(function, *given) -> float:
     """The median of rounds of calls that do not wait for each other."""
-    jax.block_until_ready(function(*given))
-    times = []
-    for _ in range(7):
-        began = time.perf_counter()
-        jax.block_until_ready([function(*given) for _ in range(10)])
-        times.append((time.perf_counter() - began) / 10)
-    return 1000 * statistics.median(times)
+
+    def run(calls: int = 10) -> None:
+        jax.block_until_ready([function(*given) for _ in range(calls)])
+
+    run(1)  # compiles
+    return 1000 / 10 * statistics.median(seconds_of(run) for _ in range(7))
 
 
 def ways(chip: str, shape, sweep: bool):

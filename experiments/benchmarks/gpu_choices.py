@@ -26,7 +26,7 @@ from bertjax.nn.kernels.gpu_attention import gpu_attention
 from bertjax.nn.ops.plain_attention import plain_attention
 from bertjax.planner.hlo import KINDS, HloModule, instruction_of
 from bertjax.planner.roofline import COLLECTIVES, roofline
-from bertjax.training.step import abstract_hyperparameters, make_program
+from bertjax.training.step import Program, abstract_hyperparameters
 
 CHIPS = ("a100-80", "h100", "l4")
 TOKENS, HEADS, SIZE, RATE = 16_384, 12, 64, 0.1
@@ -160,7 +160,7 @@ def flags() -> list[list[str]]:
     config.model.vocab_size = 2048
     mesh = make_mesh(config, target.devices())
     task, (planned, *_) = kind_of(config).planning.open(config, mesh, ())
-    program = make_program(task, config, mesh)
+    program = Program(task, config, mesh)
     given = program.state, planned.batch, abstract_hyperparameters(config, mesh)
     lowered = program.step_of(*task.loss_and_config(0)).lower(*given)
     for name, options in FLAGS.items():

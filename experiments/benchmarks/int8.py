@@ -22,6 +22,7 @@ from bertjax.inference import tasks
 from bertjax.inference.predictor import Predictor
 from bertjax.interop import pretrained
 from bertjax.nn.ops import matmul
+from experiments.benchmarks.timing import spread
 
 ROUNDS = 3
 
@@ -72,9 +73,8 @@ def main():
             scores, seconds, decisions = measured(dataset, source, dtype)
             exact = decisions if exact is None else exact
             said = ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
-            took = f"{np.median(seconds):.1f} ({min(seconds):.1f} - {max(seconds):.1f})"
             unlike = f"{(decisions != exact).sum()} of {len(exact)}"
-            print(f"| {workdir} | {dtype} | {said} | {took} | {unlike} |", flush=True)
+            print(f"| {workdir} | {dtype} | {said} | {spread(seconds, 1)} | {unlike} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Score:    see RESULTS.md
 import argparse
 import functools
 import statistics
-import time
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +21,14 @@ from bertjax.config.model_config import Compute
 from bertjax.nn.ops.plain_attention import plain_attention
 from bertjax.nn.ops.tiles import tile_of
 from bertjax.nn.ops.window_attention import window_attention
+from experiments.benchmarks.timing import in_turns, seconds_of, spread, table_header, table_row
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 HEADS, SIZE, WINDOW = 12, 64, 64
 
 
 def step_of(length: int, is_local: bool):
-    """Returns a function that computes the context and the gradient of one row, compiled."""
+    """Returns a function that computes the context and the gradient of one row, compiled, and returns the seconds."""
     compute = Compute(chip="cpu")
     segments = jnp.ones((1, length), jnp.int32)
     row, gradient = (jax.random.normal(jax.random.key(0), (1, length, *shape)) for shape in ((3, HEADS, SIZE), (768,)))
@@ -46,15 +46,11 @@ def step_of(length: int, is_local: bool):
         context, pull_back = jax.vjp(attend, row)
         return context, pull_back(gradient)
 
-    run = functools.partial(step, row)
-    jax.block_until_ready(run())
-    return run
+    def run():
+        jax.block_until_ready(step(row))
 
-
-def seconds(run) -> float:
-    start = time.monotonic()
-    jax.block_until_ready(run())
-    return time.monotonic() - start
+    run()
+    return functools.partial(seconds_of, run)
 
 
 def main():
@@ -62,19 +58,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     steps = {(length, is_local): step_of(length, is_local) for length in LENGTHS for is_local in (True, False)}
-    times = {key: [] for key in steps}
-    for _ in range(rounds):
-        for key, run in steps.items():
-            times[key].append(seconds(run))
-    print("| length | local, ms | ns a token | global, ms | ns a token |\n|---|---|---|---|---|")
+    times = in_turns(steps, rounds)
+    print(table_header(["length", "local, ms", "ns a token", "global, ms", "ns a token"]))
     for length in LENGTHS:
-        cells = []
+        cells = [f"{length:,}"]
         for is_local in (True, False):
-            each = times[length, is_local]
-            median = statistics.median(each)
-            cells.append(f"{1e3 * median:,.1f} ({1e3 * min(each):,.1f} - {1e3 * max(each):,.1f})")
-            cells.append(f"{1e9 * median / length:,.0f}")
-        print(f"| {length:,} | {' | '.join(cells)} |")
+            seconds = times[length, is_local]
+            cells.append(spread([1e3 * value for value in seconds], 1))
+            cells.append(f"{1e9 * statistics.median(seconds) / length:,.0f}")
+        print(table_row(cells))
 
 
 if __name__ == "__main__":

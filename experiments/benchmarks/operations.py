@@ -81,7 +81,7 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     from bertjax.pretraining.compute_choice import compute_candidates
     from bertjax.pretraining.data import planned_stages
     from bertjax.pretraining.task import Pretraining
-    from bertjax.training.step import abstract_hyperparameters, make_program
+    from bertjax.training.step import Program, abstract_hyperparameters
 
     jax.config.update("jax_platforms", "cpu")
     experiment, *argument, topology, length = name.split(":")
@@ -92,7 +92,7 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     config = next(compute_candidates(config, "tpu", chips.generation.kind))  # the fastest, whether it fits or not
     mesh = make_mesh(config, chips.devices())
     task = Pretraining(config, mesh, planned_stages(config, mesh))
-    program = make_program(task, config, mesh)
+    program = Program(task, config, mesh)
     lengths = [stage.length for stage in stages_of(config)]
     if int(length) not in lengths:
         raise SystemExit(f"{name}: experiments/{experiment}.py has stages of lengths {lengths}")

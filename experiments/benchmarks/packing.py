@@ -6,6 +6,7 @@ Measures: for each of --lengths, records prepared from the text, by padded and b
 Results:  RESULTS.md
 """
 
+import functools
 import itertools
 import math
 import pathlib
@@ -19,6 +20,7 @@ from absl import flags
 from bertjax.cli.app import run_command
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.model_config import model_size
+from experiments.benchmarks.timing import Steps, in_turns, print_figure
 
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A vocab.txt.", required=True)
@@ -40,10 +42,6 @@ def make_config(length: int, batch_size: int, packing: bool):
     return config
 
 
-def report(figure: str, values: list[float], unit: str) -> None:
-    print(f"{figure}: {statistics.median(values):,.0f} {unit} ({min(values):,.0f} to {max(values):,.0f})", flush=True)
-
-
 def make_task(records: pathlib.Path, length: int, batch_size: int, packing: bool):
     import jax
 
@@ -59,57 +57,47 @@ def make_task(records: pathlib.Path, length: int, batch_size: int, packing: bool
 def measure_reading(records: pathlib.Path, length: int) -> None:
     """Over a window's steps: all of its records, once."""
     tasks = {name: make_task(records, length, BATCH_SIZE.value, name == "packed") for name in ("padded", "packed")}
-    rates = {name: [] for name in tasks}
-    for run in range(RUNS.value):
-        for name, task in tasks.items():
-            steps = task.data[0].records.order.steps
-            batches, real, places = task.batches(0), 0, 0
-            next(batches)
-            began = time.monotonic()
-            for batch in itertools.islice(batches, steps - 1):
-                real, places = real + np.count_nonzero(batch["segments"]), places + batch["segments"].size
-            rates[name].append((steps - 1) * BATCH_SIZE.value / (time.monotonic() - began))
-            batches.close()
-            if not run:
-                rows = f"{task.data[0].rows} rows for {BATCH_SIZE.value} sequences"
-                print(f"length {length}, {name}: {real / places:.1%} real tokens, {rows}", flush=True)
-    for name, found in rates.items():
-        report(f"length {length}, {name}: reader", found, "sequences/s")
+
+    def read(task) -> tuple[float, float]:
+        """Returns sequences/s and the share of real tokens."""
+        steps = task.data[0].records.order.steps
+        batches, real, places = task.batches(0), 0, 0
+        next(batches)
+        began = time.monotonic()
+        for batch in itertools.islice(batches, steps - 1):
+            real, places = real + np.count_nonzero(batch["segments"]), places + batch["segments"].size
+        seconds = time.monotonic() - began
+        batches.close()
+        return (steps - 1) * BATCH_SIZE.value / seconds, real / places
+
+    results = in_turns({name: functools.partial(read, task) for name, task in tasks.items()}, RUNS.value)
+    for name, rounds in results.items():
+        rows = f"{tasks[name].data[0].rows} rows for {BATCH_SIZE.value} sequences"
+        print(f"length {length}, {name}: {rounds[0][1]:.1%} real tokens, {rows}", flush=True)
+        print_figure(f"length {length}, {name}: reader", [rate for rate, _ in rounds], "sequences/s")
 
 
 def measure_steps(records: pathlib.Path, length: int, batch_size: int) -> None:
-    import jax
-
-    from bertjax.distributed.mesh import put_batch
-    from bertjax.training.optim.schedules import make_schedule
-    from bertjax.training.step import make_program, put_hyperparameters
-
-    def rounds(packing: bool):
-        """Yields the real tokens/s of rounds of the same steps; the first one compiles."""
+    def round_of(packing: bool):
+        """Returns a function that runs the next steps, and returns real tokens/s."""
         task = make_task(records, length, batch_size, packing)
-        program, mesh = make_program(task, task.config, task.mesh), task.mesh
-        state, batches = program.init(jax.random.key(0)), task.batches(0)
-        hyperparameters = put_hyperparameters(0, make_schedule(task.config.optimizer, 1000), mesh)
-        while True:
-            some = [put_batch(batch, mesh) for batch in itertools.islice(batches, STEPS.value)]
-            began, tokens = time.monotonic(), []
-            for batch in some:
-                state, metrics = program.train_step(state, batch, hyperparameters)
-                tokens.append(metrics["tokens"])
-            real = float(sum(tokens))  # waits
-            state.step.block_until_ready()
-            yield real / (time.monotonic() - began)
+        train, batches = Steps(task), task.batches(0)
 
-    sides = {"padded": rounds(False), "packed": rounds(True)}
-    for side in sides.values():
-        next(side)
-    found = {name: [] for name in sides}
-    for _ in range(RUNS.value):
-        for name, side in sides.items():
-            found[name].append(next(side))
-    for name, rates in found.items():
-        report(f"length {length}, {name}: {MODEL.value}, {batch_size} sequences a step", rates, "real tokens/s")
-    ratio = statistics.median(found["packed"]) / statistics.median(found["padded"])
+        def run() -> float:
+            some = [train.put(batch) for batch in itertools.islice(batches, STEPS.value)]
+            began = time.monotonic()
+            real = float(sum([train(batch)["tokens"] for batch in some]))  # waits
+            train.state.step.block_until_ready()
+            return real / (time.monotonic() - began)
+
+        return run
+
+    sides = {"padded": round_of(False), "packed": round_of(True)}
+    in_turns(sides, 1)  # compiles
+    results = in_turns(sides, RUNS.value)
+    for name, rates in results.items():
+        print_figure(f"length {length}, {name}: {MODEL.value}, {batch_size} sequences a step", rates, "real tokens/s")
+    ratio = statistics.median(results["packed"]) / statistics.median(results["padded"])
     print(f"length {length}: packed to padded {ratio:.2f} times as many", flush=True)
 
 

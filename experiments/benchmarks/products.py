@@ -17,10 +17,10 @@ import argparse
 import functools
 import importlib.util
 import os
-import statistics
-import time
 
 import numpy as np
+
+from experiments.benchmarks.timing import calls_per_second, in_turns, spread, table_header, table_row
 
 SHAPES = "4096x384x1536,4096x1536x384,4096x384x384,512x384x1536,1x384x1536"
 FORMS = {"x w": ("ti,io->to", "x", "w"), "g wT": ("to,io->ti", "g", "w"), "xT g": ("ti,to->io", "x", "g")}
@@ -74,22 +74,18 @@ def torchs(shape, dtype: str) -> dict:
 
 
 def rates(timed: dict, flops: int, rounds: int, seconds: float) -> dict:
-    """Returns {name: (median, least, most) GFLOP/s of the rounds}; a dash where the product does not run."""
-    found: dict = {}
+    """Returns {name: GFLOP/s of the rounds} of the products that run."""
     for name, run in list(timed.items()):
         try:
             run()
         except Exception as error:  # a form that the compiler accepts, and fails to run
             print(f"  {name}: {str(error).splitlines()[0][:100]}", flush=True)
             del timed[name]
-    for _ in range(rounds):
-        for name, run in timed.items():
-            count, began = 0, time.perf_counter()
-            while (passed := time.perf_counter() - began) < seconds:
-                run()
-                count += 1
-            found.setdefault(name, []).append(flops * count / passed / 1e9)
-    return {name: (statistics.median(each), min(each), max(each)) for name, each in found.items()}
+
+    def rate(run) -> float:
+        return flops * calls_per_second(run, seconds) / 1e9
+
+    return in_turns({name: functools.partial(rate, run) for name, run in timed.items()}, rounds)
 
 
 def main():
@@ -110,11 +106,10 @@ def main():
         print(f"\n{text}, GFLOP/s, median (least - most)", flush=True)
         found = rates(timed, 2 * int(np.prod(shape)), arguments.rounds, arguments.seconds)
         forms = [*FORMS, "ours"]
-        print("| factors -> product | " + " | ".join(forms) + " |\n|" + "---|" * (len(forms) + 1))
+        print(table_header(["factors -> product", *forms]))
         for row in dict.fromkeys(name for name, _ in found):
-            cells = [found.get((row, form)) for form in forms]
-            said = [f"{cell[0]:.0f} ({cell[1]:.0f} - {cell[2]:.0f})" if cell else "" for cell in cells]
-            print(f"| {row} | " + " | ".join(said) + " |", flush=True)
+            cells = [spread(found[row, form]) if (row, form) in found else "" for form in forms]
+            print(table_row([row, *cells]), flush=True)
 
 
 if __name__ == "__main__":

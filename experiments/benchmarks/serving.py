@@ -11,16 +11,17 @@ Results:  RESULTS.md
 
 import argparse
 import concurrent.futures
+import functools
 import http.client
 import importlib.util
 import json
 import pathlib
 import random
 import re
-import statistics
 import subprocess
 import sys
-import time
+
+from experiments.benchmarks.timing import in_turns, seconds_of, spread, table_row
 
 TEXTS, BATCH = 512, 32
 BAD = ("fill_mask", {"texts": "no mask"}, 400), ("fill_mask", {"text": 1}, 400), ("nothing", {}, 404)
@@ -119,23 +120,18 @@ def main() -> None:
         port = int(server.stdout.readline().rsplit(":", 1)[1])
         sides = dict(ways(options.model, port, options.clients)) if options.rounds else {}
         for tokens in (16, 128) if options.rounds else ():
-            texts, rates = texts_of(tokens), {name: [] for name in sides}
-            for way in sides.values():
-                way(texts)  # compiles
-            for _ in range(options.rounds):
-                for name, way in sides.items():
-                    began = time.perf_counter()
-                    way(texts)
-                    rates[name].append(len(texts) / (time.perf_counter() - began))
-            for name, found in rates.items():
-                spread = f"{statistics.median(found):.0f} ({min(found):.0f} - {max(found):.0f})"
-                print(f"| {tokens} tokens | {name} | {spread} |", flush=True)
+            timed = {name: functools.partial(way, texts_of(tokens)) for name, way in sides.items()}
+            for run in timed.values():
+                run()  # compiles
+            timed = {name: functools.partial(seconds_of, run) for name, run in timed.items()}
+            for name, seconds in in_turns(timed, options.rounds).items():
+                rates = [TEXTS / value for value in seconds]
+                print(table_row([f"{tokens} tokens", name, spread(rates)]), flush=True)
         requests = mixed(options.requests, has_attention=Client(port)("attention", {"texts": "a"})[0] == 200)
         in_parallel(port, options.clients, requests[: len(requests) // 10])  # compiles
         before = resident(server.pid)
-        began = time.perf_counter()
-        answers = in_parallel(port, options.clients, requests)
-        seconds = time.perf_counter() - began
+        answers: list = []
+        seconds = seconds_of(lambda: answers.extend(in_parallel(port, options.clients, requests)))
         right = sum(map(is_right, requests, answers))
         print(f"{len(requests):,} requests in {seconds:.0f} s, {right:,} answered as they should be")
         print(f"memory of the server: {before:.0f} MiB before, {resident(server.pid):.0f} MiB after")

@@ -33,6 +33,8 @@ import tempfile
 import threading
 import time
 
+from experiments.benchmarks.timing import calls_per_second
+
 OUTPUT = "BERTJAX_SUITE_MEASURED"  # environment variable: the file to which the workers append
 
 # In the launcher.
@@ -46,11 +48,7 @@ def matrix_product_rate(size: int = 2048, seconds: float = 3.0) -> float:
     product = jax.jit(jnp.matmul)
     x = jnp.ones((size, size))
     product(x, x).block_until_ready()
-    count, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds:
-        product(x, x).block_until_ready()
-        count += 1
-    return 2 * size**3 * count / elapsed / 1e9
+    return 2 * size**3 * calls_per_second(lambda: product(x, x).block_until_ready(), seconds) / 1e9
 
 
 def processor() -> str:

@@ -35,6 +35,8 @@ import time
 
 import numpy as np
 
+from experiments.benchmarks.timing import Steps, seconds_of, summary, table_header, table_row
+
 CASES = "pretraining:small:8x128," + ",".join(f"finetuning:minilm:32x{length}" for length in (16, 64, 128, 384))
 MINILM = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12, intermediate_size=1536, hidden_act="gelu")
 PRODUCTS = ((4096, 768, 3072), (4096, 3072, 768), (4096, 1024, 1024), (1024, 512, 2048), (8192, 1024, 4096))
@@ -141,8 +143,6 @@ class Ours:
         import jax
 
         from bertjax.distributed.mesh import make_mesh, use_cpu_cores
-        from bertjax.training.optim.schedules import make_schedule
-        from bertjax.training.step import make_program, put_hyperparameters
 
         self.config, self.case = case.config(), case
         self.config.dtype = self.type = dtype
@@ -151,10 +151,7 @@ class Ours:
         self.mesh = make_mesh(self.config)
         batches = case.packed(self.config) if case.kind == "packed" else case.batches()
         self.task = self._task(rows=len(batches[0]["input_ids"]))
-        program = make_program(self.task, self.config, self.mesh)
-        schedule = make_schedule(self.config.optimizer, self.task.total_steps)
-        self._hyperparameters = put_hyperparameters(0, schedule, self.mesh)
-        self._state, self._step = program.init(jax.random.key(0)), program.train_step
+        self._train = Steps(self.task)
         self._batches = itertools.cycle(batches)
         self.device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
 
@@ -177,26 +174,22 @@ class Ours:
 
     def run(self, steps: int) -> None:
         """The body of `training.loop.train` without reports."""
-        from bertjax.distributed.mesh import put_batch
         from bertjax.training.loop import STEPS_IN_FLIGHT
 
-        pending, batch = [], put_batch(next(self._batches), self.mesh)
+        pending, batch = [], self._train.put(next(self._batches))
         for _ in range(steps):
-            ahead = put_batch(next(self._batches), self.mesh)
-            self._state, metrics = self._step(self._state, batch, self._hyperparameters)
+            ahead = self._train.put(next(self._batches))
+            metrics = self._train(batch)
             batch = ahead
             pending.append(metrics["loss"])
             if len(pending) > STEPS_IN_FLIGHT:
                 pending[-1 - STEPS_IN_FLIGHT].block_until_ready()
-        self._state.step.block_until_ready()
+        self._train.state.step.block_until_ready()
         assert np.isfinite(pending[-1])
 
     def compiled_text(self) -> str:
         """The compiled program of a step."""
-        from bertjax.distributed.mesh import put_batch
-
-        batch = put_batch(next(self._batches), self.mesh)
-        return self._step.lower(self._state, batch, self._hyperparameters).compile().as_text()
+        return self._train.compiled_text(self._train.put(next(self._batches)))
 
     def product(self, m: int, k: int, n: int):
         import jax
@@ -312,16 +305,12 @@ def serve(side: type, dtype: str, case: Case, options, pipe) -> None:
         refs.write_text("5")  # forgets the peak of compiling
 
     def steps(count: int) -> float:
-        began = time.perf_counter()
-        subject.run(count)
-        return (time.perf_counter() - began) / count
+        return seconds_of(lambda: subject.run(count)) / count
 
     def flops_per_second(m: int, k: int, n: int) -> float:
         product, times = subject.product(m, k, n), []
         while len(times) < 3 or sum(times) < 0.3:
-            began = time.perf_counter()
-            product()
-            times.append(time.perf_counter() - began)
+            times.append(seconds_of(product))
         return 2 * m * k * n / min(times)
 
     def memory() -> int:
@@ -377,8 +366,8 @@ def measure(case: Case, options, names: dict[str, type], dtypes: list[str]) -> l
     results = []
     for (dtype, name), side in sides.items():
         ours, rate = sides[dtype, "bertjax"], rates[dtype]
-        about, seconds = ours("about"), statistics.median(side.times)
-        result = dict(case=case.name, by=name, type=dtype, seconds=seconds, least=min(side.times), most=max(side.times))
+        about, result = ours("about"), dict(case=case.name, by=name, type=dtype, **summary(side.times))
+        seconds = result["seconds"]
         result |= dict(sequences_per_second=case.sequences / seconds, tokens_per_second=tokens / seconds)
         result |= dict(mfu=about["flops"] / seconds / rate, rate=rate, memory=side("memory"), rounds=options.rounds)
         result |= dict(ratio=_ratio(side, ours), device=about["device"])
@@ -401,7 +390,7 @@ def row(result: dict) -> str:
     cells += [f"{result['tokens_per_second']:.0f}", f"{result['mfu']:.0%} of {result['rate'] / 1e12:.3f}"]
     cells += [f"{result['memory'] / 2**30:.2f}", f"{result['ratio']:.2f}"]
     cells += [f"{result['gain']:.2f}" if "gain" in result else ""]
-    return "| " + " | ".join(cells) + " |"
+    return table_row(cells)
 
 
 COLUMNS = "step|by|type|ms, median|least - most|sequences/s|real tokens/s|MFU, of TFLOP/s|peak GiB".split("|")
@@ -436,7 +425,7 @@ def main() -> None:
     packages = [name for name in ("jax", "jaxlib", "flax", "torch", "transformers") if importlib.util.find_spec(name)]
     about = dict(versions={name: importlib.metadata.version(name) for name in packages}, cores=os.cpu_count())
     about |= dict(machine=platform.processor() or platform.machine(), date=time.strftime("%Y-%m-%d"))
-    print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|", flush=True)
+    print(table_header(COLUMNS), flush=True)
     for name in options.cases.split(","):
         kind, model, shape = name.split(":")
         case = Case(kind, model, *map(int, shape.split("x")), options.real)

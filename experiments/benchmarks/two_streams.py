@@ -11,10 +11,10 @@ Results:  RESULTS.md
 import argparse
 import itertools
 import json
-import statistics
-import time
 
 import numpy as np
+
+from experiments.benchmarks.timing import Steps, in_turns, seconds_of, summary
 
 K, VOCABULARY, BATCHES = 6, 8000, 4
 SIDES = {"masked": ("bert", "mlm"), "permuted": ("xlnet", "plm")}
@@ -53,30 +53,25 @@ def make_batch(side: str, rng: np.random.Generator, batch: int, length: int) -> 
     return {name: x.astype(np.int32) for name, x in batch.items()} | ones
 
 
-def rounds(side: str, steps: int, arguments):
-    """Yields the seconds of a step, the mean of a round; the first round compiles."""
-    import jax
-
-    from bertjax.distributed.mesh import make_mesh, put_batch
+def round_of(side: str, steps: int, arguments):
+    """Returns a function that runs a round and returns the mean seconds of a step, and the FLOPs of a step."""
+    from bertjax.distributed.mesh import make_mesh
     from bertjax.pretraining.data import planned_stages
     from bertjax.pretraining.task import Pretraining
-    from bertjax.training.optim.schedules import schedule_of
-    from bertjax.training.step import make_program, put_hyperparameters
 
     sizes = arguments.batch, arguments.length
     config, rng = make_config(side, arguments.model, *sizes, arguments.dtype), np.random.default_rng(0)
     mesh = make_mesh(config)
     task = Pretraining(config, mesh, planned_stages(config, mesh))
-    program = make_program(task, config, mesh)
-    recipe = put_hyperparameters(0, schedule_of(config, task.total_steps), mesh)
-    state = program.init(jax.random.key(0))
-    batches = itertools.cycle([put_batch(make_batch(side, rng, *sizes), mesh) for _ in range(BATCHES)])
-    while True:
-        began = time.monotonic()
+    train = Steps(task)
+    batches = itertools.cycle([train.put(make_batch(side, rng, *sizes)) for _ in range(BATCHES)])
+
+    def run() -> None:
         for batch in itertools.islice(batches, steps):
-            state, metrics = program.train_step(state, batch, recipe)
+            metrics = train(batch)
         assert np.isfinite(float(metrics["loss"]))  # waits
-        yield (time.monotonic() - began) / steps, task.flops(0, 1)
+
+    return lambda: seconds_of(run) / steps, task.flops(0, 1)
 
 
 def main() -> None:
@@ -92,19 +87,13 @@ def main() -> None:
     from bertjax.distributed.mesh import use_cpu_cores
 
     use_cpu_cores(make_config("masked", arguments.model, arguments.batch, arguments.length, arguments.dtype))
-    sides = {side: rounds(side, arguments.steps, arguments) for side in SIDES}
-    for side in sides.values():
-        next(side)
-    found = {side: [] for side in sides}
-    for _ in range(arguments.rounds):
-        for side, each in sides.items():
-            found[side].append(next(each))
-    first = statistics.median(seconds for seconds, _ in found["masked"])
-    for side, each in found.items():
-        seconds, flops = [seconds for seconds, _ in each], each[0][1]
-        middle = statistics.median(seconds)
-        result = dict(side=side, seconds=middle, least=min(seconds), most=max(seconds), gigaflops=flops / 1e9)
-        print(json.dumps(result | {"times": middle / first}), flush=True)
+    sides = {side: round_of(side, arguments.steps, arguments) for side in SIDES}
+    runs = {side: run for side, (run, _) in sides.items()}
+    in_turns(runs, 1)  # compiles
+    results = {side: summary(seconds) for side, seconds in in_turns(runs, arguments.rounds).items()}
+    for side, result in results.items():
+        more = dict(gigaflops=sides[side][1] / 1e9, times=result["seconds"] / results["masked"]["seconds"])
+        print(json.dumps({"side": side, **result, **more}), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ import numpy as np
 
 from bertjax.launch.validate import validate
 from experiments import embed
-from experiments.benchmarks.beside_transformers import parse, train_ours
+from experiments.benchmarks.beside_transformers import keep, parse, train_ours
+from experiments.benchmarks.timing import mean_and_deviation, table_header, table_row
 
 SIDES = ("sentence-transformers", "bertjax")
 WIDTHS = (384, 256, 128, 64, 32, 16)
@@ -238,15 +239,12 @@ def score_theirs(model, row: str, folder: pathlib.Path) -> dict[str, float]:
 
 
 def _summary(results: list[dict], metric: str) -> str:
-    scores = [100 * each["scores"][metric] for each in results if metric in each["scores"]]
-    spread = f" ± {np.std(scores, ddof=1):.1f}" if len(scores) > 1 else ""
-    return f"{np.mean(scores):.1f}{spread}" if scores else ""
+    return mean_and_deviation([100 * each["scores"][metric] for each in results if metric in each["scores"]])
 
 
 def tables(results: list[dict]) -> str:
     """Formats scores in hundredths as mean ± standard deviation over the seeds, seconds a step, and nDCG by width."""
-    lines = [f"| row | score | {' | '.join(SIDES)} | {' | '.join(f'seconds a step, {by}' for by in SIDES)} |"]
-    lines.append("|---" * (2 + 2 * len(SIDES)) + "|")
+    lines = [table_header(["row", "score", *SIDES, *(f"seconds a step, {by}" for by in SIDES)])]
     found = {
         (row, by): [each for each in results if (each["row"], each["by"]) == (row, by)] for row in ROWS for by in SIDES
     }
@@ -255,15 +253,14 @@ def tables(results: list[dict]) -> str:
         if any(cells):
             times = [[each["seconds"] for each in found[row, by] if each["seconds"]] for by in SIDES]
             cells += [f"{np.median(each):.3f}" if each else "" for each in times]
-            lines.append(f"| {row} | {metric} | {' | '.join(cells)} |")
+            lines.append(table_row([row, metric, *cells]))
     curves = [each for each in found if any("ndcg@10_64" in result["scores"] for result in found[each])]
     if curves:
-        lines += ["", f"| nDCG@10 of the first numbers | {' | '.join(f'{row}, {by}' for row, by in curves)} |"]
-        lines.append("|---" * (1 + len(curves)) + "|")
+        lines += ["", table_header(["nDCG@10 of the first numbers", *(f"{row}, {by}" for row, by in curves)])]
         for suffix in ("", *(f"_{width}" for width in WIDTHS)):
             cells = [_summary(found[each], f"ndcg@10{suffix}") for each in curves]
             if any(cells):
-                lines.append(f"| {suffix[1:] or 'all'} | {' | '.join(cells)} |")
+                lines.append(table_row([suffix[1:] or "all", *cells]))
     return "\n".join(lines)
 
 
@@ -311,10 +308,7 @@ def main() -> None:
                 scores = score_ours(str(own), row, folder)
             else:
                 scores = score_ours(start, row, folder)
-            results.append(dict(row=row, seed=seed, by=by, scores=scores, seconds=seconds))
-            with arguments.output.open("a") as file:
-                file.write(json.dumps(results[-1]) + "\n")
-            print(json.dumps(results[-1]), flush=True)
+            keep(dict(row=row, seed=seed, by=by, scores=scores, seconds=seconds), results, arguments.output)
     print(tables(results))
 
 

@@ -14,11 +14,10 @@ Results:  RESULTS.md
 import argparse
 import json
 import pathlib
-import statistics
 import tempfile
-import time
 
 from experiments.benchmarks import vectors
+from experiments.benchmarks.timing import Steps, in_turns, seconds_of, summary
 
 KINDS = {"squad": ("squad", {}), "short": ("stsb", {"data.form": "pairs", "batch_size": 64, "epochs": 1.0})}
 SIDES = {
@@ -36,34 +35,35 @@ def make_config(kind: str, weights: str, folder: pathlib.Path, **changes):
     return config
 
 
-def rounds_of_ours(config):
-    """Yields the seconds a step of an epoch, again and again; the first one compiles."""
+def round_of_ours(config):
+    """Returns a function that trains an epoch from the initial params, and returns the seconds a step."""
     import jax
 
-    from bertjax.distributed.mesh import make_mesh, put_batch
+    from bertjax.distributed.mesh import make_mesh
     from bertjax.finetuning import run as finetuning_run
     from bertjax.finetuning.task import FineTuning
-    from bertjax.training.optim.schedules import schedule_of
-    from bertjax.training.step import make_program, put_hyperparameters
 
     config, _ = finetuning_run.resolve(config, None)
     mesh, material = make_mesh(config), finetuning_run.load_inputs(config, None, None)
     task = FineTuning(config, mesh, material.data)
-    program = make_program(task, config, mesh)
-    hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), mesh)
-    params = material.initialize(program.init(jax.random.key(0)).params)
-    while True:
-        state = program.init(jax.random.key(0)).replace(params=params)
-        params = jax.tree.map(lambda x: x.copy(), params)  # the step takes its state's place
-        began = time.monotonic()
+    train = Steps(task)
+    params = material.initialize(train.state.params)
+
+    def epoch() -> None:
         for batch in task.batches(0):
-            state, metrics = program.train_step(state, put_batch(batch, mesh), hyperparameters)
+            metrics = train(train.put(batch))
         float(metrics["loss"])  # waits
-        yield (time.monotonic() - began) / task.total_steps
+
+    def run() -> float:
+        copies = jax.tree.map(lambda x: x.copy(), params)  # the step reuses the memory of its state
+        train.state = train.program.init(jax.random.key(0)).replace(params=copies)
+        return seconds_of(epoch) / task.total_steps
+
+    return run
 
 
-def rounds_of_theirs(config, folder: pathlib.Path):
-    """As `rounds_of_ours`, in the batches of `bertjax`; the first step of each round is left out."""
+def round_of_theirs(config, folder: pathlib.Path):
+    """As `round_of_ours`, in the batches of `bertjax`; the first step of each round is left out."""
     from sentence_transformers.base.sampler import DefaultBatchSampler
 
     from bertjax.data.loading.examples import TrainingOrder
@@ -78,8 +78,7 @@ def rounds_of_theirs(config, folder: pathlib.Path):
             for step in range(order.steps_per_epoch):
                 yield [int(row) for row in order.rows(step) if row >= 0]
 
-    while True:
-        yield float(vectors.train_theirs(config, folder, SameBatches)[1].mean())
+    return lambda: float(vectors.train_theirs(config, folder, SameBatches)[1].mean())
 
 
 def main() -> None:
@@ -99,19 +98,14 @@ def main() -> None:
         vectors.write_data(arguments.data.resolve(), folder, sizes, rows=[])
         for kind in arguments.kinds.split(","):
             use_cpu_cores(make_config(kind, arguments.weights, folder))
-            sides = {THEIRS: rounds_of_theirs(make_config(kind, arguments.weights, folder), folder)}
+            sides = {THEIRS: round_of_theirs(make_config(kind, arguments.weights, folder), folder)}
             for name, changes in SIDES.items():
-                sides[name] = rounds_of_ours(make_config(kind, arguments.weights, folder, **changes))
-            found = {name: [] for name in sides}
-            for side in sides.values():
-                next(side)
-            for _ in range(arguments.rounds):
-                for name, side in sides.items():
-                    found[name].append(next(side))
-            for name, seconds in found.items():
-                middle = statistics.median(seconds)
-                result = dict(data=kind, by=name, seconds=middle, least=min(seconds), most=max(seconds))
-                print(json.dumps(result | {"times": statistics.median(found[THEIRS]) / middle}), flush=True)
+                sides[name] = round_of_ours(make_config(kind, arguments.weights, folder, **changes))
+            in_turns(sides, 1)  # compiles
+            results = {name: summary(seconds) for name, seconds in in_turns(sides, arguments.rounds).items()}
+            for name, result in results.items():
+                times = results[THEIRS]["seconds"] / result["seconds"]
+                print(json.dumps({"data": kind, "by": name, **result, "times": times}), flush=True)
 
 
 if __name__ == "__main__":

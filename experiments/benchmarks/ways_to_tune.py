@@ -17,13 +17,21 @@ import itertools
 import json
 import pathlib
 import tempfile
-import time
 
 import numpy as np
 
 from bertjax.launch.validate import validate
 from experiments import classify
-from experiments.benchmarks.beside_transformers import draw_output_layer, parse, predict_theirs, train_ours
+from experiments.benchmarks.beside_transformers import (
+    draw_output_layer,
+    fit,
+    keep,
+    parse,
+    predict_theirs,
+    tensors,
+    train_ours,
+)
+from experiments.benchmarks.timing import mean_and_deviation, table_header, table_row
 
 TEXTS, RARE = 2000, (60, 1940)  # training texts of SST-2; positive and negative ones of `rare`
 SIDES = ("transformers", "bertjax")
@@ -148,52 +156,32 @@ def train_theirs(row: str, config, dataset, mesh):
     """Returns the scores, and seconds a step."""
     import torch
 
-    from bertjax.data.loading.examples import TrainingOrder
-    from bertjax.finetuning.task import count_steps
-    from bertjax.training.optim.schedules import make_schedule
-
     torch.manual_seed(config.seed)
-    model, train = make_theirs(row, config, dataset), dataset.train
+    model = make_theirs(row, config, dataset)
     kernel, bias = draw_output_layer(config, mesh, dataset)
     state = {"weight": torch.tensor(kernel.T), "bias": torch.tensor(bias)}
     saved = model.base_model.model.classifier.modules_to_save["default"] if row == "lora" else model.classifier
     saved.load_state_dict(state)
     optimizer = torch.optim.AdamW(groups_of(model, config), lr=1.0, eps=config.optimizer.epsilon)
-    order = TrainingOrder(train, config.batch_size, config.seed, config.model.max_position_embeddings)
-    steps = count_steps(config, len(train))
-    schedule = make_schedule(config.optimizer, steps)
-    model.train()
-    ends = [time.monotonic()]
-    for step in range(steps):
-        rows = order.rows(step)
-        rows = rows[rows >= 0]
-        batch = train.batch(rows, int(train.lengths[rows].max()))
-        names = {"input_ids": "input_ids", "segments": "attention_mask", "token_types": "token_type_ids"}
-        logits = model(**{theirs: torch.from_numpy(batch[ours]).long() for ours, theirs in names.items()}).logits
-        loss = loss_of(row, config, logits, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = group["share"] * float(schedule(step))
-        optimizer.step()
-        ends.append(time.monotonic())
-    split = dataset.dev[0]
-    return split.score(split.read(predict_theirs(model, split.examples))), float(np.median(np.diff(ends[::10]))) / 10
+
+    def loss_of_batch(batch: dict):
+        return loss_of(row, config, model(**tensors(batch)).logits, batch)
+
+    seconds, split = fit(model, optimizer, config, dataset.train, loss_of_batch), dataset.dev[0]
+    return split.score(split.read(predict_theirs(model, split.examples))), seconds
 
 
 def table(results: list[dict]) -> str:
     """Formats scores in hundredths as mean ± standard deviation over the seeds, and seconds a step."""
-    lines = [f"| way | score | {' | '.join(SIDES)} | {' | '.join(f'seconds a step, {by}' for by in SIDES)} |"]
-    lines.append("|---" * (2 + 2 * len(SIDES)) + "|")
+    lines = [table_header(["way", "score", *SIDES, *(f"seconds a step, {by}" for by in SIDES)])]
     for row in ROWS:
         sides = [[each for each in results if (each["row"], each["by"]) == (row, by)] for by in SIDES]
         if any(sides):
             metric = "accuracy" if row not in DATA_OF else "macro_f1"
             scores = [[100 * each["scores"][metric] for each in side] for side in sides]
-            cells = [f"{np.mean(side):.1f} ± {np.std(side, ddof=1):.1f}" if len(side) > 1 else "" for side in scores]
+            cells = [*map(mean_and_deviation, scores)]
             cells += [f"{np.median([each['seconds'] for each in side]):.3f}" if side else "" for side in sides]
-            lines.append(f"| {row} | {metric} | {' | '.join(cells)} |")
+            lines.append(table_row([row, metric, *cells]))
     return "\n".join(lines)
 
 
@@ -224,10 +212,7 @@ def main() -> None:
             else:
                 scores, seconds, _ = train_ours(config, material.data, own, mesh, None, material.initialize)
                 workdir.write_info(own, finetuning_run.info_of(config, material), material.tokenizer)
-            results.append(dict(row=row, seed=seed, by=by, scores=scores, seconds=seconds))
-            with arguments.output.open("a") as file:
-                file.write(json.dumps(results[-1]) + "\n")
-            print(json.dumps(results[-1]), flush=True)
+            keep(dict(row=row, seed=seed, by=by, scores=scores, seconds=seconds), results, arguments.output)
     print(table(results))
 
 

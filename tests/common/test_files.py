@@ -1,6 +1,7 @@
 """Files on storage that fails now and then, or lies full; JSON and paths that anyone may have written."""
 
 import errno
+import io
 import types
 
 import pytest
@@ -8,6 +9,7 @@ from etils.epath import gpath
 
 from bertjax.common import files
 from bertjax.common.errors import UserError
+from bertjax.data.corpus import reading, tables
 from bertjax.data.preprocessing.preparation import prepare
 from bertjax.training.monitoring.logging import MetricsWriter
 from bertjax.training.trackers.jsonl import read_metrics
@@ -45,6 +47,50 @@ def test_storage_that_fails_now_and_then_loses_nothing(corpus_file, records_fold
         if path.is_file():
             assert (tmp_path / "out" / path.relative_to(records_folder)).read_bytes() == path.read_bytes()
     assert counts["failed"] > 10
+
+
+def failing_reads(monkeypatch, every, number):
+    """Makes every so manyth opening or reading of a file fail with that error; returns the counts."""
+    counts = {"calls": 0, "failed": 0}
+    monkeypatch.setattr("tenacity.nap.time", types.SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(files, "READ_BYTES", 64)
+
+    def count():
+        counts["calls"] += 1
+        if counts["calls"] % every == 0:
+            counts["failed"] += 1
+            raise OSError(number, "the storage fails")
+
+    class Failing(io.FileIO):
+        def __init__(self, *arguments):
+            count()
+            super().__init__(*arguments)
+
+        def read(self, size=-1):
+            count()
+            return super().read(size)
+
+    monkeypatch.setattr(gpath.PosixGPath, "open", lambda path, mode: Failing(str(path), mode))
+    return counts
+
+
+@pytest.mark.parametrize("every", [3, 5, 7])
+def test_a_table_and_a_corpus_are_read_from_storage_that_fails_now_and_then(tmp_path, monkeypatch, every):
+    path, text = tmp_path / "a.tsv", tmp_path / "a.txt"
+    path.write_text("a\tb\n" + "".join(f"text {number}\t{number}\n" for number in range(200)))
+    text.write_text("".join(f"text {number}\n\n" for number in range(200)))
+    expected = [*tables.read_table(path)[0]], [*reading.read_file(str(text))]
+    counts = failing_reads(monkeypatch, every, errno.EIO)
+    assert ([*tables.read_table(path)[0]], [*reading.read_file(str(text))]) == expected
+    assert len(expected[0]) == len(expected[1]) == 200 and counts["failed"] > 10
+
+
+def test_a_table_that_can_never_be_read_is_tried_a_few_times(tmp_path, monkeypatch):
+    (tmp_path / "a.tsv").write_text("a\tb\n1\t2\n")
+    counts = failing_reads(monkeypatch, 1, errno.EIO)
+    with pytest.raises(OSError, match="the storage fails"):
+        tables.read_table(tmp_path / "a.tsv")
+    assert counts["failed"] == files.ATTEMPTS
 
 
 @pytest.mark.parametrize("before", range(5))  # which of the calls fail

@@ -27,7 +27,7 @@ from bertjax.text import tokenizer
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import require_info
 from bertjax.training.optim.schedules import schedule_of
-from bertjax.training.step import make_program
+from bertjax.training.step import Program
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.checkpoints import on_one_device  # noqa: F401  a fixture
 from tests.conftest import launch_and_stop, preparing_in_process, pretraining_task, tiny_config
@@ -170,7 +170,7 @@ def test_batches_and_steps_are_those_of_their_stage(records):
     other = config.copy_and_resolve_references().unlock()
     other.model.global_rope_theta = 1e6
     plain = task_of(other.lock(), records)
-    program = make_program(task, config, task.mesh)
+    program = Program(task, config, task.mesh)
     params, batch = program.init(jax.random.key(0)).params, batches[7]
     # As they begin, heads attend to all alike.
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)

@@ -17,7 +17,7 @@ from bertjax.config.model_config import Compute
 from bertjax.distributed import topology
 from bertjax.distributed.mesh import _arrange, compute_on, local_rows, make_mesh, put_batch, replicated, split_over_data
 from bertjax.distributed.topology import peak_flops
-from bertjax.training.step import make_program
+from bertjax.training.step import Program
 from tests.conftest import pretraining_task, tiny_config
 
 
@@ -54,7 +54,7 @@ def test_every_matrix_of_the_state_is_split_over_all_devices(sizes):
     task = pretraining_task(config, make_mesh(config), None)
     shares = {
         jax.tree_util.keystr(path): leaf.size / np.prod(leaf.sharding.shard_shape(leaf.shape))
-        for path, leaf in jax.tree.leaves_with_path(make_program(task, config, task.mesh).state)
+        for path, leaf in jax.tree.leaves_with_path(Program(task, config, task.mesh).state)
         if getattr(path[-1], "key", None) in ("kernel", "embedding") and leaf.size >= 1000
     }
     layers = [share for name, share in shares.items() if "layers" in name]

@@ -25,7 +25,7 @@ from bertjax.launch.validate import validate
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.checkpoints.workdir import write_info
 from bertjax.training.optim.schedules import make_schedule
-from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.step import Program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
 from experiments import embed
 from tests.conftest import TOPICS
@@ -89,7 +89,7 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
     config.microbatches, config.packing = microbatches, False
     config.optimizer.update(name="sgd", warmup_proportion=0.0, learning_rate=1.0, weight_decay=0.0, max_grad_norm=1e9)
     task = task_of(config, tmp_path, data * fsdp)
-    program = make_program(task, config, task.mesh)
+    program = Program(task, config, task.mesh)
     hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 1000), task.mesh)
     state = program.init(jax.random.key(0))
     before = jax.device_get(state.params)

@@ -59,11 +59,11 @@ def config_for(folder, checkpoint, layers="last", **fields):
 def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp_path, monkeypatch):
     programs = []
 
-    def watched(*arguments, _real=sweep.make_program):
+    def watched(*arguments, _real=sweep.Program):
         programs.append(_real(*arguments))
         return programs[-1]
 
-    monkeypatch.setattr(sweep, "make_program", watched)
+    monkeypatch.setattr(sweep, "Program", watched)
     config = config_for(tmp_path, checkpoint, epochs=12.0, sweep="layers=weighted_sum_all")
     run(config, tmp_path / "run")
     lines = (tmp_path / "run/sweep.md").read_text().splitlines()

@@ -401,7 +401,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     config.checkpoint.every_steps = 20
     validate(config)
     programs, starts = [], []
-    evaluate, batches, make_program = FineTuningEvaluator.run, FineTuning.batches, sweep.make_program
+    evaluate, batches, program_class = FineTuningEvaluator.run, FineTuning.batches, sweep.Program
 
     def watched(self, start_step):
         starts.append(start_step)
@@ -412,7 +412,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
             raise KeyboardInterrupt
         return evaluate(self, *given)
 
-    monkeypatch.setattr(sweep, "make_program", lambda *given: programs.append(make_program(*given)) or programs[-1])
+    monkeypatch.setattr(sweep, "Program", lambda *given: programs.append(program_class(*given)) or programs[-1])
     monkeypatch.setattr(FineTuning, "batches", watched)
     with monkeypatch.context() as patch:
         patch.setattr(FineTuningEvaluator, "run", stopped)

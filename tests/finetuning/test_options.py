@@ -27,7 +27,7 @@ from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.training.checkpoints import checkpoint as checkpoints
 from bertjax.training.optim.schedules import schedule_of
-from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.step import Program, put_hyperparameters
 from tests.conftest import TOPICS, launch_and_stop, one_device_mesh, pretraining_task, tiny_config
 from tests.finetuning.test_classify import LABELS, write_table, write_topics
 from tests.finetuning.test_classify import config_for as classify_config
@@ -399,7 +399,7 @@ def test_devices_change_nothing_of_what_is_learnt(topics, checkpoint, tmp_path):
         config, _ = finetuning_run.resolve(config, None)
         dataset = finetuning_run.load_inputs(config, tmp_path, None).data
         task = FineTuning(config, make_mesh(config, jax.devices()[: math.prod(sizes)]), dataset)
-        program = make_program(task, config, task.mesh)
+        program = Program(task, config, task.mesh)
         hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), task.mesh)
         state, losses = program.init(jax.random.key(0)), []
         for batch in itertools.islice(task.batches(0), 4):

@@ -33,7 +33,7 @@ from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo, write_info
 from bertjax.training.optim.schedules import make_schedule
-from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.step import Program, put_hyperparameters
 from tests.conftest import make_corpus, one_device_mesh
 
 torch = pytest.importorskip("torch")
@@ -233,7 +233,7 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, head, tmp_path):
     task_head = head_class.get(kind, heads.RegressionHead)(*[3] * bool(labels))
     examples = random_examples(kind)
     task = FineTuning(config, one_device_mesh(config), TaskData(task_head, labels, examples, (), ""))
-    program = make_program(task, config, task.mesh)
+    program = Program(task, config, task.mesh)
     state = program.init(jax.random.key(0))
     given = TINY, jax.device_get(state.params), None, task_head.architecture
     huggingface.write(tmp_path, *given, metadata=huggingface.Metadata(labels, task_head.problem_type))

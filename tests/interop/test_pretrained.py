@@ -20,7 +20,7 @@ from bertjax.models.bert.model import BertModel
 from bertjax.models.families import model_fields
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS
-from bertjax.training.step import make_program
+from bertjax.training.step import Program
 from tests.conftest import one_device_mesh, pretraining_task
 from tests.interop.test_golden import GOLDEN, edit, only, same
 
@@ -60,7 +60,7 @@ def test_params_are_put_where_they_belong_on_a_mesh(golden):
     config = config_for(golden)
     config.mesh.update(data=2, fsdp=2, tensor=2)
     mesh = make_mesh(config)
-    params = make_program(pretraining_task(config, mesh, None), config, mesh).init(jax.random.key(0)).params
+    params = Program(pretraining_task(config, mesh, None), config, mesh).init(jax.random.key(0)).params
     loaded = initialization.initialize(params, GOLDEN)
     assert same(loaded, golden.params)
     assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, loaded, params))

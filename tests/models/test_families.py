@@ -32,7 +32,7 @@ from bertjax.nn.kernels import pallas, triton
 from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.training.checkpoints import checkpoint, workdir
 from bertjax.training.optim.schedules import schedule_of
-from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.step import Program, put_hyperparameters
 from tests.conftest import TOPICS, make_corpus, pretraining_task, tiny_config
 from tests.markers import slow_case
 from tests.models import own_family
@@ -183,7 +183,7 @@ def params_and_loss_after_a_step(config, devices, records):
     task = pretraining_task(
         config, mesh, records, tokenizer=tokenizer.load_tokenizer("wordpiece", records / "vocab.txt")
     )
-    program = make_program(task, config, mesh)
+    program = Program(task, config, mesh)
 
     def value(path, x):  # large enough for attention to matter
         return (rng.normal(0, 0.3, x.shape) + ("scale" in jax.tree_util.keystr(path[-1:]))).astype(x.dtype)

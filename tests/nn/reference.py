@@ -11,7 +11,7 @@ import numpy as np
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.nn.ops.dropout import dropout, row_keys
 from bertjax.training.optim.schedules import make_schedule
-from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.step import Program, put_hyperparameters
 from tests.conftest import pretraining_task
 
 
@@ -88,7 +88,7 @@ def metrics_of_a_step(config, segments, kernel_names=()) -> tuple[list[float], l
     """Returns loss and gradient norm of the first step on random data, and the kernels that the program contains."""
     mesh = make_mesh(config, jax.devices()[: math.prod(config.mesh.values())])
     task, rng = pretraining_task(config, mesh, None), np.random.default_rng(0)
-    program = make_program(task, config, mesh)
+    program = Program(task, config, mesh)
     batch = {
         name: rng.integers(0, 2, array.shape).astype(array.dtype)
         for name, array in sorted(task.data[0].abstract_batch().items())

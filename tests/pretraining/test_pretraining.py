@@ -35,7 +35,7 @@ from bertjax.pretraining.scores import divide_sequences
 from bertjax.text import tokenizer
 from bertjax.training.checkpoints.workdir import differences, raise_if_fatal
 from bertjax.training.optim.schedules import make_schedule
-from bertjax.training.step import fits_in_memory, make_program, put_hyperparameters
+from bertjax.training.step import Program, fits_in_memory, put_hyperparameters
 from experiments import features
 from tests.conftest import (
     TOPICS,
@@ -321,7 +321,7 @@ def test_remat_auto_takes_the_first_policy_that_fits(task, monkeypatch):
         return compute_choice.fastest_that_fits(config, way.mesh, way.data, platform).remat
 
     monkeypatch.setattr(compute_choice, "fits_in_memory", fits)
-    monkeypatch.setattr(compute_choice, "make_program", stubbed)
+    monkeypatch.setattr(compute_choice, "Program", stubbed)
     assert chosen("cpu") == "none" and not tried
     assert chosen(none=False, dots=True) == "dots" and tried == [("none", (16, 64)), ("dots", (16, 64))]
     assert chosen(none=False, dots=False) == "full" and len(tried) == 4  # nothing is left to try after the last
@@ -425,7 +425,7 @@ def after_a_step(records, microbatches=1, **mesh):
     devices = jax.devices()[: math.prod(mesh.values())]
     task = pretraining_task(config, make_mesh(config, devices), records)
     assert task.data[0].rows % (microbatches * len(devices) // mesh.get("tensor", 1)) == 0
-    program = make_program(task, config, task.mesh)
+    program = Program(task, config, task.mesh)
     hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 10), task.mesh)
     batch = put_batch(next(task.batches(0)), task.mesh)
     state, metrics = program.train_step(program.init(jax.random.key(0)), batch, hyperparameters)

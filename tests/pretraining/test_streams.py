@@ -41,7 +41,7 @@ from bertjax.text import tokenizer
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.hooks.recurrent_memory import fill_recurrent_memory
 from bertjax.training.optim.schedules import make_schedule
-from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.step import Program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
 from tests import processes
 from tests.conftest import (
@@ -209,7 +209,7 @@ def after_three_steps(records, devices=1, change=lambda step, batch: batch, **fi
     config = stream_config(records, **{"optimizer.skip_nonfinite": 2}, **fields)
     mesh = make_mesh(config, jax.devices()[:devices])
     task = pretraining_task(config, mesh, records)
-    program, losses, filled = make_program(task, config, mesh), [], []
+    program, losses, filled = Program(task, config, mesh), [], []
     state, hyper = program.init(jax.random.key(0)), put_hyperparameters(0, make_schedule(config.optimizer, 3), mesh)
     for step, batch in enumerate(itertools.islice(task.batches(0), 3)):
         state, metrics = program.train_step(state, put_batch(change(step, batch), mesh), hyper)
@@ -241,7 +241,7 @@ def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
     config = xlnet_config(xlnet_records)
     pieces = tokenizer.load_tokenizer("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
     task = pretraining_task(config, one_device_mesh(config), xlnet_records, tokenizer=pieces)
-    program = make_program(task, config, task.mesh)
+    program = Program(task, config, task.mesh)
     state, model = program.init(jax.random.key(0)), XlnetModel(config_of(config))
     params = {"params": jax.device_get(state.params["bert"])}
     first, second = itertools.islice(task.batches(0), 2)
@@ -307,7 +307,7 @@ def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
     config = stream_config(records, **{"model.hidden_dropout_prob": 0.0, "model.num_hidden_layers": 2}).unlock()
     config.stages = named_stages(first=stage(6, LENGTH, 3), then=stage(3, LENGTH, 3))
     task, mesh = pretraining_task(config, one_device_mesh(config), records), one_device_mesh(config)
-    program, said = make_program(task, config, mesh), []
+    program, said = Program(task, config, mesh), []
     config.optimizer.learning_rate = 0.0  # training reads with the params that it began with
     state, hyper = program.init(jax.random.key(1)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
 

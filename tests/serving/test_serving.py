@@ -101,7 +101,9 @@ def metrics_of(url):
         ("fill_mask", {"texts": "[MASK] " * 300}, 400, "more than the model's"),
         ("embed", {"texts": "a"}, 400, "was not trained for embeddings"),
         ("embed", {"texts": "a", "pool": "most"}, 400, "choose one of"),
-        ("classify", {"texts": "a"}, 404, "there is no /classify; there are POST /fill_mask, POST /embed"),
+        ("classify", {"texts": "a"}, 400, "run@5 does not support classify; there are POST /fill_mask, POST /embed"),
+        ("tag", b"\xff", 400, "does not support tag"),
+        ("answer", {}, 400, "does not support answer"),
         ("a%0Ab", {"texts": "a"}, 404, "there is no /a%0Ab; there are"),
         ("attention", {"texts": ["a", "b"]}, 400, "one text, please"),
     ],
@@ -109,6 +111,22 @@ def metrics_of(url):
 def test_mistakes_are_answered_in_a_line(server, path, content, status, said):
     found, answer = post(f"{server}/{path}", content)
     assert found == status and said in answer["error"] and "\n" not in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "method, path, allowed",
+    [
+        *[(method, path, "POST") for method in ("GET", "PUT", "DELETE") for path in ("fill_mask", "embed", "classify")],
+        *[(method, path, "GET,HEAD") for method in ("POST", "OPTIONS") for path in ("", "health", "metrics")],
+    ],
+)
+def test_a_wrong_http_method_is_answered_with_the_allowed_methods(server, method, path, allowed):
+    request = urllib.request.Request(f"{server}/{path}", b"{}", method=method)
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request, timeout=60)
+    message = json.load(raised.value)["error"]
+    assert (raised.value.code, raised.value.headers["Allow"]) == (405, allowed)
+    assert message == f"{method} /{path}: the HTTP method must be {allowed}"
 
 
 def test_a_lone_surrogate_is_read_as_a_replacement_character(server):

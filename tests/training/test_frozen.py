@@ -15,7 +15,7 @@ from bertjax.config.model_config import BertConfig, Compute
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.models import families
 from bertjax.training.optim.schedules import schedule_of
-from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.step import Program, put_hyperparameters
 from tests.markers import slow_case
 from tests.models import own_family
 from tests.training.toy import Toy, toy_config
@@ -108,7 +108,7 @@ def config_for(**optimizer):
 
 def train(task, steps, program=None):
     """Returns the program, and the params at the start and after each step."""
-    program = program or make_program(task, task.config, task.mesh)
+    program = program or Program(task, task.config, task.mesh)
     hyperparameters = put_hyperparameters(0, schedule_of(task.config, task.total_steps), task.mesh)
     state = program.init(jax.random.key(1))
     found = [jax.device_get(state.params)]
@@ -204,7 +204,7 @@ def test_what_cannot_be_frozen_is_refused(changes, message):
     if "still" in changes:
         config.optimizer.groups = param_groups(still=param_group(changes["still"], 0.0))
     with pytest.raises(UserError, match=message):
-        make_program(Layered(config), config, Layered(config).mesh)
+        Program(Layered(config), config, Layered(config).mesh)
     config = config_for(layer_decay=0.9)
     with pytest.raises(UserError, match=r"layer_decay = 0\.9: the model family does not number layers"):
-        make_program(Toy(config), config, Toy(config).mesh)
+        Program(Toy(config), config, Toy(config).mesh)

@@ -1,5 +1,8 @@
 """Hooks of a user: named or passed as objects, their requests, and their errors."""
 
+import os
+import signal
+
 import jax
 import pytest
 
@@ -12,7 +15,8 @@ from bertjax.training.hooks.registry import HOOKS, validate
 from bertjax.training.loop import train_task
 from bertjax.training.run import Run, RunKind
 from bertjax.training.run import run_training as run_one
-from tests.training.test_loop import toy_program  # noqa: F401
+from bertjax.training.trackers.jsonl import read_metrics
+from tests.training.test_loop import stop_when, toy_program  # noqa: F401
 from tests.training.toy import Toy, toy_config
 
 
@@ -107,6 +111,43 @@ def test_a_hook_requests_checkpoints_evaluations_and_the_end(run, tmp_path):
     assert int(trained.state.step) == 7 and trained.scores.score == 1
     task, trained = run([])
     assert int(trained.state.step) == 10 and task.evaluated == [10]
+
+
+@pytest.mark.parametrize("method, during", [("evaluate", False), ("evaluate", True), ("end", False), ("end", True)])
+def test_a_resumed_run_makes_the_evaluation_that_a_hook_requested(toy_program, tmp_path, method, during):  # noqa: F811
+    """The run stops at step 3, before or during the evaluation of this step."""
+
+    class RequestsAtStep3(Hook):
+        def on_step(self, run, metrics):
+            if run.step == 3:
+                getattr(run, method)()
+
+    def run_in(folder, task, *hooks):
+        train_task(task, task.config, tmp_path / folder, task.mesh, program=toy_program, hooks=hooks)
+        return task
+
+    def lines_of(folder):
+        lines = read_metrics(tmp_path / folder)
+        return [line for line in lines if any(name.startswith("eval/") for name in line)]
+
+    def stop(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from ()
+
+    run_in("straight", Toy(toy_config()), RequestsAtStep3())
+    run_in("straight", Toy(toy_config()))
+    task = Toy(toy_config())
+    if during:
+        evaluate = task.run
+        task.run = lambda *arguments: [*stop(), evaluate(*arguments)]
+    else:
+        stop_when(task, 3)
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 3"):
+        run_in("stopped", task, RequestsAtStep3())
+    assert checkpoint.steps(tmp_path / "stopped") == [3] and lines_of("stopped") == []
+    task = run_in("stopped", Toy(toy_config()))
+    assert task.evaluated == [3, 5, 10] and lines_of("stopped") == lines_of("straight")
+    assert run_in("stopped", Toy(toy_config())).evaluated == []
 
 
 class ToyRun(Run):

@@ -26,7 +26,7 @@ from bertjax.training.loop import train_task
 from bertjax.training.monitoring.clocks import PARTS
 from bertjax.training.monitoring.logging import MetricsWriter
 from bertjax.training.optim.schedules import make_schedule
-from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.step import Program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
 from tests.conftest import one_device_mesh, pretraining_task, tiny_config
 from tests.training.toy import Toy, toy_config
@@ -50,7 +50,7 @@ def leaves(tree):
 def program(records_folder):
     """The compiled functions for all tests that leave the model and the loss as they are."""
     task = make_task(config_for(records_folder))
-    return make_program(task, task.config, task.mesh)
+    return Program(task, task.config, task.mesh)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def two_steps(records_folder, mesh_sizes, microbatches, program=None):
     config.microbatches = microbatches
     mesh = make_mesh(config, jax.devices()[: int(np.prod(mesh_sizes))])
     task = make_task(config, mesh)
-    program = program or make_program(task, config, mesh)
+    program = program or Program(task, config, mesh)
     hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 10), mesh)
     state = program.init(jax.random.key(0))
     with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
@@ -154,11 +154,11 @@ def test_training_runs_without_tensorflow(tmp_path):
     """The task, the loop, checkpoints and TensorBoard import neither TensorFlow nor PyArrow."""
     script = f"""
 import pathlib, sys
-from bertjax.training.loop import train
+from bertjax.training.loop import train_task
 from tests.training.toy import Toy, toy_config
 
 task = Toy(toy_config())
-state, *_ = train(task, task.config, pathlib.Path({str(tmp_path)!r}), task.mesh)
+state, *_ = train_task(task, task.config, pathlib.Path({str(tmp_path)!r}), task.mesh)
 assert int(state.step) == 10 and not {{"tensorflow", "pyarrow"}} & set(sys.modules)
 print("trained")
 """
@@ -172,7 +172,7 @@ print("trained")
 @pytest.fixture(scope="module")
 def toy_program():
     task = Toy(toy_config())
-    return make_program(task, task.config, task.mesh)
+    return Program(task, task.config, task.mesh)
 
 
 @pytest.fixture

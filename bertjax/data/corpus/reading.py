@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from bertjax.common import surrogates
 from bertjax.common.errors import UserError
-from bertjax.common.files import parse_texts
+from bertjax.common.files import open_to_read, parse_texts
 
 # Suffix -> decompressor of one stream of a file. The file objects of the libraries hide damage: the object of
 # python-zstandard accepts an unfinished frame, the object of lzma ignores invalid data after the first stream.
@@ -363,7 +363,7 @@ def first_line(error: Exception) -> str:
 
 def _open(path: str, seekable: bool = False) -> BinaryIO:
     if "://" not in path:
-        return open(path, "rb")
+        return open(path, "rb") if seekable else open_to_read(path)
     filesystem, inner = _filesystem_of(path)
     return filesystem.open_input_file(inner) if seekable else filesystem.open_input_stream(inner, compression=None)
 

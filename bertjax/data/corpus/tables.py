@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TextIO, overload
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.common.files import parse_texts, read_whole
+from bertjax.common.files import open_to_read, parse_texts, read_whole
 from bertjax.data.corpus import fingerprints
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -274,8 +274,7 @@ def _holds_rows(cells: Sequence[str], width: int) -> bool:
 
 def lines_with_ends(path: epath.Path) -> Iterator[str]:
     """Yields the lines of a file with their line ends."""
-    # A file in an object store is read at once, which is repeated after a temporary error.
-    with io.BytesIO(read_whole(path)) if "://" in str(path) else path.open("rb") as file:
+    with io.BytesIO(read_whole(path)) if "://" in str(path) else open_to_read(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")

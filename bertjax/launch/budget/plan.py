@@ -35,7 +35,7 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.monitoring.memory import check_memory_bound
 from bertjax.training.run import Run
-from bertjax.training.step import Program, make_program
+from bertjax.training.step import Program
 
 PLAN = "plan.json"
 COMPILE_SECONDS = 25.0  # an estimate for the steps and the evaluation of a small model on two cores
@@ -312,7 +312,7 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
         _write(workdir, plan)
     if plan is not None or not config.budget or checkpoint.steps(workdir):
         return opened, None
-    spent, program = budget.parse_budget(config.budget), make_program(opened.task, config, opened.mesh)
+    spent, program = budget.parse_budget(config.budget), Program(opened.task, config, opened.mesh)
     check_memory_bound(config, program)
     if jax.process_index() == 0:
         phase("compiling and measuring the training step (usually 10-60 s)")

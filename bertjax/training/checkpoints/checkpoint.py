@@ -6,6 +6,7 @@
 - `average`: the moving average of the params, if the run has it;
 - `memory`: the carry (`TrainState.carry`), such as recurrent memory, if the task has a carry;
 - `checksums` of these items;
+- `evaluation_request`, an empty JSON object, if a hook requested an evaluation of the step;
 - `scores.json` after the evaluation of the step. These scores determine the best checkpoint.
 
 A run resumes from the latest intact checkpoint, and moves later, damaged checkpoints to `WORKDIR/checkpoints-damaged`.
@@ -36,6 +37,7 @@ from bertjax.training.state import TrainState
 FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"
 CHECKSUMS_FILE = "checksums/metadata"  # path in the folder of a step; Orbax chooses the name of the file
 PARAMS, REST, AVERAGE, CARRY = "params", "rest", "average", "memory"  # items of a checkpoint
+EVALUATION_REQUEST = "evaluation_request"  # an item without arrays
 NO_STEP, ALL_DAMAGED = -1, -2  # integers that the first host broadcasts instead of a step
 # Messages of transient errors of the storage. After such an error, the checkpoint may be intact.
 TRANSIENT_ERRORS = re.compile(
@@ -240,16 +242,24 @@ class Checkpoints(PreservationPolicy):
         """Returns the step of the latest checkpoint, including pending writes; None if there are no checkpoints."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: TrainState, params_only: bool = False) -> None:
+    def save(
+        self, step: int, state: TrainState, params_only: bool = False, is_evaluation_requested: bool = False
+    ) -> None:
         """Starts to save a checkpoint; returns after the arrays are copied to the host.
 
         Args:
           step: the step of the checkpoint.
           state: the state after this step.
           params_only: saves neither the step, the optimizer state nor the carry.
+          is_evaluation_requested: whether a resumed run evaluates the step if this process stops before its evaluation.
         """
-        items = _items_of(state, params_only)
-        self._manager.save(step, args=_with_checksums(items), force=True)  # the loop decides when to save
+        request = {EVALUATION_REQUEST: ocp.args.JsonSave({})} if is_evaluation_requested else {}
+        arguments = _with_checksums(_items_of(state, params_only), **request)
+        self._manager.save(step, args=arguments, force=True)  # the loop decides when to save
+
+    def is_evaluation_requested(self, step: int) -> bool:
+        """Returns whether the saved step was saved with `is_evaluation_requested`."""
+        return (folder_of(self._workdir) / str(step) / EVALUATION_REQUEST).exists()
 
     def restore(self, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
         """Restores the state of a step onto the current mesh, which may differ from the mesh of the saved state.
@@ -470,11 +480,11 @@ def _read_checksums(workdir: epath.PathLike, step: int) -> dict | None:
     return checksums_of_items
 
 
-def _with_checksums(items: dict) -> ocp.args.Composite:
-    """Returns Orbax's arguments to save the items and their checksums."""
+def _with_checksums(items: dict, **more: ocp.args.JsonSave) -> ocp.args.Composite:
+    """Returns Orbax's arguments to save the items, their checksums, and more items without arrays."""
     sums = {item: checksums.of_tree(tree) for item, tree in items.items()}
     to_save = {item: ocp.args.StandardSave(tree) for item, tree in items.items()}
-    return ocp.args.Composite(**to_save, checksums=ocp.args.JsonSave(sums))
+    return ocp.args.Composite(**to_save, checksums=ocp.args.JsonSave(sums), **more)
 
 
 def write_params(workdir: epath.PathLike, params: dict) -> None:

@@ -27,7 +27,7 @@ class SaveCheckpoints(Hook):
         if run.is_save_due or run.is_stopping:
             params_only = run.step == run.total_steps and not self._resumable_at_end
             with run.clocks.measure("checkpoints"):
-                run.checkpoints.save(run.step, run.state, params_only)
+                run.checkpoints.save(run.step, run.state, params_only, run.is_evaluation_requested)
             for hook in run.hooks:
                 hook.on_save(run)
 

@@ -22,7 +22,8 @@ class Evaluation(Hook):
 
     def evaluate_if_missed(self, run: TrainingRun) -> None:
         """Evaluates the checkpoint from which the run resumes, if an earlier process stopped before its evaluation."""
-        if run.is_evaluation_due and run.scores is None:
+        is_due = run.is_evaluation_due or run.checkpoints.is_evaluation_requested(run.step)
+        if is_due and run.scores is None:
             self._evaluate(run)
 
     def on_step(self, run: TrainingRun, metrics: Mapping[str, jax.Array]) -> None:
@@ -30,8 +31,7 @@ class Evaluation(Hook):
         del metrics
         if run.is_stopping or not run.is_evaluation_due:
             return
-        is_regular = run.step == run.total_steps or run.step % run.config.eval.every_steps == 0
-        signals.set_unsaved_work(f"step {run.step} is saved" + ", and evaluated when the run is resumed" * is_regular)
+        signals.set_unsaved_work(f"step {run.step} is saved, and evaluated when the run is resumed")
         self._evaluate(run)
         signals.set_unsaved_work(f"saving step {run.step + 1} first")
         if has_stopped_early(run.scores, run.config.eval.patience):

@@ -82,10 +82,15 @@ class TrainingRun:
         return self._end_requested or self.step == self.total_steps
 
     @property
+    def is_evaluation_requested(self) -> bool:
+        """Whether a hook has requested an evaluation or the end of the run at this step."""
+        return self._evaluation_requested or self._end_requested
+
+    @property
     def is_evaluation_due(self) -> bool:
         """Whether the model is evaluated at the end of this step."""
         is_scheduled = self.step > 0 and self.step % self.config.eval.every_steps == 0
-        return self._evaluation_requested or self.is_last_step or is_scheduled
+        return self.is_evaluation_requested or self.is_last_step or is_scheduled
 
     @property
     def is_save_due(self) -> bool:

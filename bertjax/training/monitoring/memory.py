@@ -17,7 +17,7 @@ from bertjax.distributed.gpus import GIB
 from bertjax.distributed.topology import host_memory
 from bertjax.training.planning import Planning
 from bertjax.training.state import TrainState
-from bertjax.training.step import Program, abstract_hyperparameters, fits_in_memory, make_program
+from bertjax.training.step import Program, abstract_hyperparameters, fits_in_memory
 from bertjax.training.task import Task
 
 
@@ -156,7 +156,7 @@ def _fits(config: ConfigDict, settings: Mapping[str, Any], mesh: Mesh, limit: in
     config = copy.deepcopy(config)
     config.update(settings)
     task, stages = planning.open(config, mesh, ())
-    program, hyperparameters = make_program(task, config, mesh), abstract_hyperparameters(config, mesh)
+    program, hyperparameters = Program(task, config, mesh), abstract_hyperparameters(config, mesh)
     for stage in stages:
         train_step: Any = program.step_of(*task.loss_and_config(stage.stage.first_step))
         if not fits_in_memory(train_step.lower(program.state, stage.batch, hyperparameters), limit):
