@@ -97,6 +97,7 @@ setuptools.setup(
             "mypy>=1.18",
             "nbclient>=0.10",
             "nbformat>=5.10",
+            "pandas>=2.2",
             "prometheus-client>=0.20",
             "pytest>=8",
             "pytest-xdist>=3.6",

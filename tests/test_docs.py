@@ -41,7 +41,7 @@ def test_every_page_is_linked_from_the_index_and_in_the_menu_of_the_site():
     pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
     assert len(pages) > 20 and "(docs/index.md)" in (ROOT / "README.md").read_text()
     assert pages == set(re.findall(r"\(([\w/-]+\.md)\)", index)) | {"index.md"}
-    made = {"results/comparisons.md", "results/benchmarks.md"}
+    made = {"results/comparisons.md", "results/benchmarks.md", "tutorials/python.md"}
     listed = set(re.findall(r": ([\w/-]+\.md)$", menu, re.M))
     assert pages | made == {page for page in listed if not page.startswith("reference/")}
 

@@ -182,6 +182,8 @@ def test_links_out_of_docs_lead_to_the_site_or_to_the_repository(url):
         shown("[a](../../experiments/ablations/RESULTS.md#b)", "tutorials/pod.md") == "[a](../results/comparisons.md#b)"
     )
     assert shown("![a](objective.png)", "results/comparisons.md") == "![a](objective.png)"
+    assert shown("[a](tutorials/python.ipynb)", "index.md") == "[a](tutorials/python.md)"
+    assert shown("[a](python.ipynb) [b](pod.md)", "tutorials/python.md") == "[a](python.ipynb) [b](pod.md)"
     assert shown("[a](https://b) [a](text.md#c)", "runs.md") == "[a](https://b) [a](text.md#c)"
     outside = "[a](https://host/x/blob/main/tests/conftest.py)" if url else "a (`tests/conftest.py`)"
     assert shown("[a](../tests/conftest.py)", "text.md") == outside

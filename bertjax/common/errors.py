@@ -3,3 +3,7 @@
 
 class UserError(Exception):
     """A mistake that the user can fix. The commands print its one-line message and exit without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that a Jupyter notebook shows for this exception: the message, without a traceback."""
+        return [f"{type(self).__name__}: {self}"]

@@ -1,5 +1,6 @@
 """What mkdocs asks: pages that are made of the code or lie in other folders, and the links that lead out of docs/."""
 
+import json
 import pathlib
 import posixpath
 import re
@@ -11,8 +12,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import reference
 
 ROOT = reference.ROOT
-# Path in the site -> path in the repository, of what is not in docs/.
+# Path in the site -> path in the repository, of pages that are not a Markdown file of docs/.
 MIRRORED = {
+    "tutorials/python.md": "docs/tutorials/python.ipynb",
     "results/comparisons.md": "experiments/ablations/RESULTS.md",
     "results/benchmarks.md": "experiments/benchmarks/RESULTS.md",
 } | {
@@ -39,8 +41,22 @@ def on_files(files, config):
     for path, text in reference.pages().items():
         files.append(File.generated(config, path, content=text))
     for path, source in MIRRORED.items():
-        files.append(File.generated(config, path, abs_src_path=str(ROOT / source)))
+        if source.endswith(".ipynb"):
+            file = File.generated(config, path, content=notebook_page(ROOT / source))
+        else:
+            file = File.generated(config, path, abs_src_path=str(ROOT / source))
+        files.append(file)
     return files
+
+
+def notebook_page(path: pathlib.Path) -> str:
+    """Returns the cells of a notebook as Markdown, with a link to the notebook after the first cell."""
+    parts = []
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+    parts.insert(1, f"[Download this page as a Jupyter notebook]({path.name}).")
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -53,6 +69,8 @@ def on_page_markdown(markdown, page, config, files):
         path, hash, anchor = target.partition("#")
         source = posixpath.normpath(posixpath.join(folder, path))
         if not path or "://" in target or not (ROOT / source).exists():  # what does not, mkdocs warns of
+            return link[0]
+        if source == MIRRORED.get(here):  # the file of this page, which the site has as well
             return link[0]
         if source in paths or (source.startswith("docs/") and source.endswith(".md")):
             place = paths.get(source, source.removeprefix("docs/"))
