@@ -81,6 +81,8 @@ def test_a_classifier_says_what_apply_gives_and_has_gradients():
         assert each["label"] == model.source.labels[int(row.argmax())]
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradient["bert"]["pooler"]))
     assert model.classify([]) == []
+    with pytest.raises(UserError, match=r"'ship \|\|\| sail': has 2 parts, but the first text has 1; pass texts with"):
+        model.classify(["ship", ("ship", "sail")])
 
 
 @pytest.mark.slow
@@ -108,7 +110,7 @@ def test_a_lone_surrogate_is_a_replacement_character_in_its_place():
     (lambda model: model.tag(None), "^texts = None: is no text; give a str, or a list of them$"),
     (lambda model: model.embed(b"ship", pool="cls", layers="last"), "^texts = b'ship': is no text; give a str"),
     (lambda model: model.tag([("ship", "sail")]), r"'ship \|\|\| sail': this checkpoint expects texts"),
-    (lambda model: model.tag(["ship", ""]), "'': this checkpoint expects texts"),
+    (lambda model: model.tag(["ship", ""]), "'': this checkpoint expects texts.*; no part may be empty$"),
     (lambda model: model.embed("ship"), "was not trained for embeddings; choose a run of embed or a"),
     (lambda model: model.embed("ship", pool="max"), "pool = 'max': choose one of mean, cls, last"),
     (lambda model: model.embed("ship", pool="cls", layers="first"), "layers = 'first': choose one of embeddings,"),

@@ -72,6 +72,8 @@ class Bar:
     def _progress(self) -> str:
         done, total = map(self._amount, (self.n, self._total))
         elapsed = time.monotonic() - self._began
+        if not self.n:  # the first part is unfinished
+            return f"{duration(elapsed)} so far"
         if not 0 < self.n <= self._total:
             return f"{done} in {duration(elapsed)}"
         left = elapsed * (self._total / self.n - 1)

@@ -131,7 +131,7 @@ class Machines:
         """Returns JAX devices to compile for. Raises `UserError` if JAX's CUDA plugin is not installed."""
         if not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
             raise UserError(
-                "jax[cuda12] is not installed: pip install -e '.[aot-cuda]' (5 GB; it needs Linux, but no GPU)"
+                "jax[cuda12] is not installed: pip install 'bertjax[aot-cuda]' (5 GB; it needs Linux, but no GPU)"
             )
         from bertjax.distributed import compile_only_gpu
 

@@ -120,7 +120,7 @@ class Accelerator:
     def devices(self) -> list[Any]:
         """Returns JAX devices to compile for. Raises `UserError` if libtpu is not installed."""
         if importlib.util.find_spec("libtpu") is None:
-            raise UserError("libtpu is not installed: pip install -e '.[aot]' (it needs Linux, but no TPU)")
+            raise UserError("libtpu is not installed: pip install 'bertjax[aot]' (it needs Linux, but no TPU)")
         # Without these variables, libtpu queries the metadata of the machine, and logs errors.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", self.name)

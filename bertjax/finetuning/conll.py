@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.data.corpus.tables import cell, read_text, read_tfds
+from bertjax.data.corpus.tables import cell, missing_file, read_text, read_tfds
 from bertjax.finetuning import metrics
 
 DOCUMENT = "-DOCSTART-"
@@ -37,7 +37,7 @@ def find_conll_file(folder: str, name: str) -> epath.Path:
     for file in FILES[name]:
         if (path := epath.Path(folder) / file).exists():
             return path
-    raise UserError(f"config.data.path = {folder!r}: no {' or '.join(FILES[name])} in it")
+    raise missing_file(folder, " or ".join(FILES[name]))
 
 
 def read_conll(path: epath.PathLike) -> list[Sentence]:

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
-from bertjax.data.corpus.tables import cell, column, read_text, read_tfds
+from bertjax.data.corpus.tables import cell, column, missing_file, read_text, read_tfds
 
 MOST_NAMED = 5  # the largest number of questions in a message
 
@@ -29,7 +29,7 @@ def find_squad_file(folder: str, name: str, version: str) -> epath.Path:
     """Returns the file of a split. Raises `UserError` if there is none."""
     path = epath.Path(folder) / f"{name}-{version}.json"
     if not path.exists():
-        raise UserError(f"config.data.path = {folder!r}: no {path.name} in it")
+        raise missing_file(folder, path.name)
     return path
 
 

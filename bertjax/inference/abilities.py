@@ -21,7 +21,7 @@ REQUIREMENTS: dict[type, str] = {
     ),
     HasSubmission: "must be the workdir of a run on a benchmark that takes submissions",
     ReadsLabelledFiles: (
-        "must be the workdir of a run that classifies or tags texts, or answers questions, or compute embeddings; the "
+        "must be the workdir of a run that classifies texts, tags words, answers questions or computes embeddings; the "
         "task determines how --data is read"
     ),
 }

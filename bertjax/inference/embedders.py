@@ -45,7 +45,7 @@ def embedder_of(
     if (task := find_embedding_task(source)) is None:
         raise UserError(
             f"{source.path}: was not trained for embeddings; choose a run of embed or a sentence-transformers folder, "
-            f"or pool hidden states with pool=mean"
+            f"or pool hidden states (--pool=mean, in Python pool='mean')"
         )
     if layers:
         raise UserError(f"layers = {layers!r}: is for hidden states; add pool=mean, or leave out layers")

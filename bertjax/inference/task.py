@@ -44,10 +44,13 @@ class InputForm:
     def check(self, texts: Sequence[tuple[str, ...]]) -> None:
         """Raises `UserError` unless all texts have the same, allowed number of parts and no part is empty."""
         for parts in texts:
-            if len(parts) != len(texts[0]) or len(parts) not in self.parts or not all(map(str.strip, parts)):
+            text = SEPARATOR.join(parts)[:60]
+            if len(parts) not in self.parts or not all(map(str.strip, parts)):
+                raise UserError(f"{text!r}: this checkpoint expects {self.usage}; no part may be empty")
+            if len(parts) != len(texts[0]):
                 raise UserError(
-                    f"{SEPARATOR.join(parts)[:60]!r}: this checkpoint expects {self.usage}, the same number of "
-                    f"non-empty parts in each"
+                    f"{text!r}: has {len(parts)} parts, but the first text has {len(texts[0])}; pass texts with "
+                    f"different numbers of parts to separate calls"
                 )
 
 

@@ -97,10 +97,13 @@ def find(path: epath.PathLike) -> Place:
         raise UserError(f"{path}: not the best trial of its sweep, so that its checkpoint was deleted")
     if which:
         raise UserError(f"@{which} needs the workdir of a run, but {str(path)!r} is not one")
-    if (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG):
-        raise UserError(f"{path}: a run that has not saved a checkpoint yet")
-    if (place := _find_folder(path) or _find_tf1(path)) is not None:
+    is_run = (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG)
+    if not is_run and (place := _find_folder(path) or _find_tf1(path)) is not None:
         return place
+    if is_run or (path / "records").is_dir():  # a run writes its records before its config
+        raise UserError(
+            f"{path}: the run has no checkpoint yet; wait for its first checkpoint, or start its command again"
+        )
     raise UserError(
         f"no checkpoint in {str(path)!r}: give the workdir of a run, a Hugging Face folder (config.json and "
         f"model.safetensors), an adapter of PEFT, hub:NAME for one of the hub, or Google's bert_model.ckpt"

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import absolute, write_whole
+from bertjax.common.progress import phase
 from bertjax.config.defaults import fine_tuning_config, pretraining_config
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
@@ -111,6 +112,7 @@ def write_page(
 def draw(workdir: epath.Path) -> None:
     """Writes the page about a finished run, on the first host. Prints errors, because the run itself has succeeded."""
     if jax.process_index() == 0:
+        phase(f"drawing {workdir / HTML_REPORT}")
         try:
             write_page(workdir, [workdir])
         except Exception as error:

@@ -243,7 +243,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
     "arguments, message",
     [
         ([], "WORKDIR: is missing; name the workdirs of one or more runs, as in bertjax report runs/mine"),
-        (["run", "run"], "--output: is missing; name the folder for the page about several runs"),
+        (["run", "run"], "--output: is missing; name a folder for the page about several runs"),
         (["run", "run", "--output=x", "--text=a"], "--text: is for a single run; the page of 2 runs has curves only"),
         (["nowhere"], "no checkpoint in 'nowhere': give the workdir of a run, a Hugging Face folder (config.json and "
          "model.safetensors), an adapter of PEFT, hub:NAME for one of the hub, or Google's bert_model.ckpt"),

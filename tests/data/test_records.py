@@ -151,7 +151,7 @@ def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path)
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(content)
     for arguments, message in (
-        ((records_folder, 128, 20), "length = 128, but the records in .* have length 32, 64; prepare"),
+        ((records_folder, 128, 20), "length = 128, but the records in .* have length 32, 64; set .* another folder"),
         ((records_folder, 32, 7), r"max_predictions_per_seq = 7, but .* with 5"),
         ((tmp_path / "empty", 32, 5), r"train-00000.*: missing, but listed"),
         ((tmp_path / "damaged", 32, 5), r"manifest.json: damaged, .*prepare the records again"),

@@ -56,5 +56,5 @@ def test_a_mistake_in_a_name_is_said_in_one_line(name, flags, message):
 
 def test_without_the_plugin_the_line_that_installs_it_is_shown(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"jax\[cuda12\] is not installed: pip install -e '.\[aot-cuda\]'"):
+    with pytest.raises(UserError, match=r"jax\[cuda12\] is not installed: pip install 'bertjax\[aot-cuda\]'"):
         accelerator("h100-8").devices()

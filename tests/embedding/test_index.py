@@ -131,7 +131,9 @@ def test_any_checkpoint_searches_with_pooled_states(plain):
     hits = index.search(QUERIES)
     assert [[hit.id for hit in row] for row in hits] == [[f"d{i}" for i in row] for row in order]
     np.testing.assert_allclose([[hit.score for hit in row] for row in hits], scores, rtol=1e-4)
-    with pytest.raises(UserError, match=r": was not trained for embeddings; choose a run of embed or .* pool=mean$"):
+    with pytest.raises(
+        UserError, match=r": was not trained for embeddings; choose a run of embed or .* pool='mean'\)$"
+    ):
         SearchIndex.build(plain, documents)
     with pytest.raises(UserError, match=r"^pool = 'max': choose one of mean, cls, last$"):
         SearchIndex.build(plain, documents, pool="max")

@@ -15,7 +15,7 @@ from bertjax.config.defaults import fine_tuning_config
 from bertjax.data.corpus import tables
 from bertjax.data.loading.examples import Examples
 from bertjax.embedding import datasets
-from bertjax.finetuning import metrics, predicted_table
+from bertjax.finetuning import conll, metrics, predicted_table, squad_files
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.label_cells import labels_of
 from bertjax.finetuning.task import FineTuning
@@ -210,6 +210,17 @@ def test_settings_that_cannot_be(fields, message):
 
 
 # Labels of which each text has one; numbers.
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path):
+    path = str(tmp_path / "nowhere")
+    for find in (
+        lambda: tables.find_table(path, "train"),
+        lambda: squad_files.find_file(path, "train", "v1.1"),
+        lambda: conll.find_file(path, "train"),
+    ):
+        with pytest.raises(UserError, match=f"^config.data.path = '{path}': no such file or folder$"):
+            find()
 
 
 def test_tables_of_the_users_own(tmp_path):

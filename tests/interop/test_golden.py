@@ -328,6 +328,9 @@ def test_settings_of_a_byte_level_tokenizer_must_agree_with_its_file(tmp_path):
 def test_what_is_no_checkpoint_is_said(tmp_path):
     with pytest.raises(UserError, match="no checkpoint in"):
         pretrained.read_pretrained(tmp_path)
+    (tmp_path / "run/records").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"run: the run has no checkpoint yet; .*start its command again$"):
+        pretrained.read_pretrained(tmp_path / "run")
     (tmp_path / "bert_model.ckpt.index").write_bytes(b"nonsense")
     (tmp_path / "bert_config.json").write_text((GOLDEN / "config.json").read_text())
     with pytest.raises(UserError, match=r"bert_model.ckpt: damaged or incomplete"):

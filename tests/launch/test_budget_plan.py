@@ -146,11 +146,13 @@ def test_of_a_huge_file_only_the_beginning_is_read(tmp_path, monkeypatch):
     with (tmp_path / "nothing.txt").open("ab") as file:
         file.truncate(50 * 10**9)
     config.data.corpus = str(tmp_path / "nothing.txt")
-    with pytest.raises(UserError, match=r"there is no text in its first \d{3},\d{3} bytes"):
+    with pytest.raises(UserError, match=r"there is no text in its first \d{3},\d{3} bytes; set it to files with text"):
         survey.survey(config)
 
 
 def test_text_in_another_field_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"empty.txt': there is no text in it; set it to files with text$"):
+        surveyed(tmp_path, "", "empty.txt")
     with pytest.raises(UserError, match=r"fields with text: body; set --config.data.text_column=body"):
         surveyed(tmp_path, '{"body": "some text", "id": 3}\n' * 50, "text.jsonl")
 

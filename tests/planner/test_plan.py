@@ -369,5 +369,5 @@ def test_a_config_that_the_chips_cannot_share_is_named(settings, message):
 
 def test_without_libtpu_the_line_that_installs_it_is_shown(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"libtpu is not installed: pip install -e '.\[aot\]'"):
+    with pytest.raises(UserError, match=r"libtpu is not installed: pip install 'bertjax\[aot\]'"):
         accelerator("v4-8").devices()

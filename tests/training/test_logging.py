@@ -6,6 +6,7 @@ import types
 import pytest
 
 from bertjax.common import progress
+from bertjax.data.corpus import python_docs, reading
 from bertjax.training.monitoring.logging import Progress
 
 
@@ -54,3 +55,21 @@ def test_work_of_unknown_and_of_known_size_is_described(clock, capsys):
         "converting the text: 1.0 MB of 4.0 MB, 0:00:30 left",
         "converting the text: 2.0 MB of 4.0 MB, 0:00:20 left",
     ]
+
+
+def test_docstrings_are_read_with_progress_lines(clock, capsys, monkeypatch):
+    def documents():
+        for number in range(3):
+            clock.seconds += 5
+            yield reading.Document(str(number), ["a line"])
+
+    monkeypatch.setattr(python_docs, "_find_documents", documents)
+    assert len(python_docs.read_documents.__wrapped__()) == 3
+    assert capsys.readouterr().out == "reading docstrings: 2 documents in 0:00:10\n"
+
+
+def test_work_whose_first_part_is_unfinished_is_described_by_its_time(clock, capsys):
+    with progress.Bar("counting words", []) as bar:
+        clock.seconds += 10
+        bar.update(0)
+    assert capsys.readouterr().out == "counting words: 0:00:10 so far\n"

@@ -9,6 +9,7 @@ import re
 import sysconfig
 from collections.abc import Iterator
 
+from bertjax.common.progress import Bar
 from bertjax.data.corpus.reading import Document
 
 # Matches a string at the start of a file or after a line that ends in a colon. 18 times as fast as the ast module.
@@ -27,7 +28,11 @@ def read_python_docs() -> tuple[Document, ...]:
     (examples, tables, signatures) and modules with few words. The order of the documents is random, and the same for
     the same installation.
     """
-    documents = list(_find_documents())
+    documents = []
+    with Bar("reading docstrings", [], " documents") as bar:
+        for document in _find_documents():
+            documents.append(document)
+            bar.update()
     random.Random(0).shuffle(documents)
     return tuple(documents)
 

@@ -136,10 +136,17 @@ def find_table(folder: str, name: str) -> epath.Path:
             f"config.data.path = {folder!r}: must be a folder, or a file that ends in {', '.join(SUFFIXES)}"
         )
     paths = [path for suffix in SUFFIXES if (path := epath.Path(folder) / (name + suffix)).exists()]
-    if len(paths) != 1:
-        which = f"both {paths[0].name} and {paths[1].name}" if paths else f"no {name}.csv, {name}.tsv or {name}.jsonl"
-        raise UserError(f"config.data.path = {folder!r}: {which} in it")
+    if not paths:
+        raise missing_file(folder, f"{name}.csv, {name}.tsv or {name}.jsonl")
+    if len(paths) > 1:
+        raise UserError(f"config.data.path = {folder!r}: both {paths[0].name} and {paths[1].name} in it; delete one")
     return paths[0]
+
+
+def missing_file(folder: str, names: str) -> UserError:
+    """Returns the error about a `config.data.path` that lacks the named files, or that does not exist."""
+    problem = f"no {names} in it" if epath.Path(folder).is_dir() else "no such file or folder"
+    return UserError(f"config.data.path = {folder!r}: {problem}")
 
 
 def read_text(path: epath.PathLike) -> str:

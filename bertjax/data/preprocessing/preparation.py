@@ -14,6 +14,7 @@ import collections
 import functools
 import hashlib
 import json
+import math
 import os
 import tempfile
 import time
@@ -424,7 +425,8 @@ def check_contents(config: ConfigDict, totals: Mapping, counts: Mapping, rows: M
     all_held_out = all(any(rows[part, shape] for part in heldout_parts) for shape in shapes(config))
     if config.data.heldout_fraction and not all_held_out:
         needs += " of one source" * (len(heldout_parts) > 1)
+        enough = min(0.5, math.ceil(100 * 6 / (train + heldout)) / 100)  # six documents, because the choice is random
         raise UserError(
             f"config.data.heldout_fraction = {config.data.heldout_fraction}: of {train + heldout} documents it holds "
-            f"out {heldout}, but {needs}; increase it, or set it to 0"
+            f"out {heldout}, but {needs}; set --config.data.heldout_fraction={enough:g}, or set it to 0"
         )

@@ -218,7 +218,8 @@ def _from_manifest(
         lengths_of_sets = ", ".join(manifest["sets"])
         raise UserError(
             f"config.stages: length = {length}, but the records in {folder} have length {lengths_of_sets}; "
-            f"prepare records of length {length}, or change the stage"
+            f"set the length of the stage to a length of the records, or prepare records of length {length} in another "
+            f"folder (--workdir of train, --output of prepare)"
         )
     masking = manifest["recipe"].get("masking", "static")
     if masking == "static" and entry["max_predictions_per_seq"] != max_predictions_per_seq:

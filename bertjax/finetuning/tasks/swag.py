@@ -8,7 +8,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
-from bertjax.data.corpus.tables import TFDS, Row, column, read_table, read_tfds
+from bertjax.data.corpus.tables import TFDS, Row, column, missing_file, read_table, read_tfds
 from bertjax.data.loading.examples import Examples
 from bertjax.finetuning import metrics
 from bertjax.finetuning.contamination import seen_in_training
@@ -96,7 +96,7 @@ def _read(folder: str, name: str, split: str) -> Sequence[Row]:
         return read_tfds(folder, split)
     path = epath.Path(folder) / name
     if not path.exists():
-        raise UserError(f"config.data.path = {folder!r}: no {name} in it")
+        raise missing_file(folder, name)
     return read_table(path)[0]
 
 

@@ -128,8 +128,9 @@ class _Beginning(reading.ReadOptions):
         if not self.sizes:
             if self._faults:
                 reading.DEFAULT.on_bad(*self._faults[0])
+            part = "it" if self.is_whole else f"its first {self.read_bytes:,} bytes"
             raise UserError(
-                f"config.data.corpus = {config.data.corpus!r}: there is no text in its first {self.read_bytes:,} bytes"
+                f"config.data.corpus = {config.data.corpus!r}: there is no text in {part}; set it to files with text"
             )
 
     def _read(self, portion: corpus.Portion, limit: int) -> None:
