@@ -47,10 +47,10 @@ def main(arguments: list[str]) -> None:
     """Converts the checkpoint, and prints a summary."""
     refuse_arguments(arguments, "give a source, an output and --format=")
 
-    from bertjax import library
+    from bertjax.library.checkpoints import convert
 
     start_reading(_SOURCE.value)
-    summary = library.convert(
+    summary = convert(
         _SOURCE.value,
         _OUTPUT.value,
         _FORMAT.value,

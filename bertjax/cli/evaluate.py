@@ -81,12 +81,12 @@ def _check_flags() -> None:
 
 
 def _score_data(data: str) -> None:
-    from bertjax import library
     from bertjax.finetuning.run import report
+    from bertjax.library.checkpoints import evaluate
 
     description = {flag.name: flag.value for flag in _READING}
     print_note = functools.partial(print, file=sys.stderr, flush=True)
-    scores = library.evaluate(_CHECKPOINT.value, data, _DTYPE.value, print_note, **description)
+    scores = evaluate(_CHECKPOINT.value, data, _DTYPE.value, print_note, **description)
     if _JSON.value:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:
@@ -96,7 +96,7 @@ def _score_data(data: str) -> None:
 
 def _score_pairs(path: str) -> None:
     from bertjax.inference.likelihood import score_pairs
-    from bertjax.library import read_checkpoint
+    from bertjax.library.checkpoints import read_checkpoint
 
     scores = score_pairs(read_checkpoint(_CHECKPOINT.value, _DTYPE.value), path, _MOST.value)
     if _JSON.value:

@@ -65,14 +65,14 @@ group_flags("Hidden states", _LAYERS, _POOL)
 @exit_on_signal()
 def main(texts: list[str]) -> None:
     """Extracts, and prints the shape of the written array."""
-    from bertjax import library
     from bertjax.data.corpus.text_input import TextInput
+    from bertjax.library.checkpoints import extract
 
     is_table_input(_INPUT, texts, _TEXTS, _ID)
     if _ID.value and not _OUTPUT.value.endswith(".parquet"):
         raise UserError(f"--id={_ID.value}: only a .parquet has columns; give --output=FILE.parquet")
     start_reading(_CHECKPOINT.value)
-    extracted = library.extract(
+    extracted = extract(
         _CHECKPOINT.value,
         TextInput(texts, _INPUT.value or "", _TEXTS.value or "text", _ID.value),
         _OUTPUT.value,

@@ -66,11 +66,11 @@ def main(arguments: list[str]) -> None:
     """Mines hard negatives, and prints how many candidates and queries were dropped."""
     refuse_arguments(arguments, "use --checkpoint=, --data= and --output=")
 
-    from bertjax import library
+    from bertjax.library.checkpoints import mine
 
     start_reading(_CHECKPOINT.value)
     with contextlib.redirect_stdout(sys.stderr):  # the progress; stdout has the results only
-        mined = library.mine(
+        mined = mine(
             _CHECKPOINT.value,
             _DATA.value,
             _OUTPUT.value,

@@ -86,7 +86,7 @@ def _check_flags() -> None:
 
 def _predict_texts(texts: list[str]) -> None:
     from bertjax.data.corpus.text_input import TextInput
-    from bertjax.library import read_checkpoint
+    from bertjax.library.checkpoints import read_checkpoint
 
     texts = texts + [line for line in TextInput(path=_INPUT.value or "") if line.strip()]
     if not texts and _INPUT.value:
@@ -109,7 +109,7 @@ def _predict_texts(texts: list[str]) -> None:
 
 def _predict_table() -> None:
     from bertjax.finetuning.predicted_table import predict_table, write_predictions
-    from bertjax.library import read_checkpoint
+    from bertjax.library.checkpoints import read_checkpoint
 
     source = read_checkpoint(_CHECKPOINT.value, _DTYPE.value)
     columns = (_TEXT.value, _SECOND_TEXT.value)

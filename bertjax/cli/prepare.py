@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     unexpected = [argument for argument in arguments if not (_RUNNER.value and argument.startswith("--"))]
     refuse_arguments(unexpected, "settings are given as --name=value")
 
-    from bertjax.library import prepare
+    from bertjax.library.runs import prepare
 
     beam_options = [f"--runner={_RUNNER.value}", *arguments] if _RUNNER.value else None
     prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value, beam_options=beam_options)

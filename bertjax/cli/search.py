@@ -40,7 +40,7 @@ _JSON = flags.DEFINE_bool("json", False, "Print one JSON object per query.")
 def main(queries: list[str]) -> None:
     """Builds or opens the index, and prints the documents of each query."""
     from bertjax.embedding.index import SearchIndex, check_inputs
-    from bertjax.library import load
+    from bertjax.library.model import load
 
     if not queries:
         raise UserError(

@@ -39,11 +39,11 @@ def main(arguments: list[str]) -> None:
         if error.name not in ("aiohttp", "prometheus_client"):
             raise
         raise UserError(f"serving needs {error.name}, which is not installed: pip install 'bertjax[serve]'") from None
-    from bertjax import library
+    from bertjax.library.model import load
 
     start_reading(_CHECKPOINT.value)
     limits = http.Limits(_MOST_TEXTS.value, _MOST_CHARACTERS.value, _BATCH.value, _MOST_WAITING.value)
-    server = http.Server(library.load(_CHECKPOINT.value, _DTYPE.value), limits)
+    server = http.Server(load(_CHECKPOINT.value, _DTYPE.value), limits)
     http.run(server, _HOST.value, _PORT.value, _GRACE.value)
 
 

@@ -19,10 +19,10 @@ def main(arguments: list[str]) -> None:
     """Writes the submission, and prints the number of predictions."""
     refuse_arguments(arguments, "use --checkpoint=, --input= and --output=")
 
-    from bertjax import library
+    from bertjax.library.checkpoints import submit
 
     start_reading(_CHECKPOINT.value)
-    print(library.submit(_CHECKPOINT.value, _INPUT.value, _OUTPUT.value), flush=True)
+    print(submit(_CHECKPOINT.value, _INPUT.value, _OUTPUT.value), flush=True)
     print_next(*uses_of(_CHECKPOINT.value))
 
 

@@ -25,11 +25,11 @@ def main(arguments: list[str]) -> None:
     with report_signals():
         import jax
 
-        from bertjax import library
+        from bertjax.library.runs import train
 
         keep_compiled()
         workdir = _WORKDIR.value or f"runs/{experiment_name()}"
-        library.train(_CONFIG.value, workdir, began=BEGAN)
+        train(_CONFIG.value, workdir, began=BEGAN)
         if jax.process_index() == 0:
             print_next(*uses_of(workdir))
 

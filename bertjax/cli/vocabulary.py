@@ -33,9 +33,9 @@ def main(arguments: list[str]) -> None:
     """Learns the vocabulary, and proposes commands that use it."""
     refuse_arguments(arguments, "settings are given as --config.name=value")
 
-    from bertjax import library
+    from bertjax.library.runs import learn_vocabulary
 
-    tokenizer, path = library.learn_vocabulary(_CONFIG.value, _OUTPUT.value, _WORKERS.value)
+    tokenizer, path = learn_vocabulary(_CONFIG.value, _OUTPUT.value, _WORKERS.value)
     print(f"learned {tokenizer.vocab_size} tokens, written to {path}", flush=True)
     arguments = [*config_arguments(), f"--config.tokenizer.path={path}"]
     print_next(

@@ -4,12 +4,12 @@
 functions do the work of the commands with the same names.
 """
 
-from bertjax.library.checkpoints import convert, evaluate, extract, mine, read_checkpoint, submit
+from bertjax.library.checkpoints import convert, evaluate, extract, mine, submit
 from bertjax.library.model import Model, load
 from bertjax.library.runs import learn_vocabulary, prepare, train
 from bertjax.library.types import Answer, Classified, Entity, Tagged
 
 __all__ = [
     "Answer", "Classified", "Entity", "Model", "Tagged", "convert", "evaluate", "extract", "learn_vocabulary", "load",
-    "mine", "prepare", "read_checkpoint", "submit", "train",
+    "mine", "prepare", "submit", "train",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
-from bertjax.library import Model
+from bertjax.library.model import Model
 from bertjax.serving.batches import Batches, Full
 from bertjax.serving.methods import METHODS, Method, request_methods_of
 from bertjax.serving.page import page_of

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 
 from bertjax.common.errors import UserError
-from bertjax.library import Model
+from bertjax.library.model import Model
 from bertjax.models import families
 from bertjax.models.family import ExposesAttention
 from bertjax.reporting import insight

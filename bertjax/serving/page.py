@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jinja2
 
 from bertjax.embedding.task import similarity_of
-from bertjax.library import Model
+from bertjax.library.model import Model
 
 TEMPLATES = jinja2.Environment(loader=jinja2.PackageLoader(__package__), autoescape=True)
 EXAMPLES = {  # by method
