@@ -1,7 +1,7 @@
 """A left-to-right language model of GPT's sizes: gpt, gpt2, gpt2-medium, gpt2-large, gpt2-xl.
 
 The modules are BERT's, with a causal mask; token types and WordPiece are BERT's as well, and the rate decays linearly.
-gpt2 has its LayerNorm before each part, as published. GPT-2's published weights are in this form (docs/pretraining.md).
+gpt2 has its LayerNorm before each part, as published. GPT-2's published weights are in this form (docs/models.md).
 
 Command:  bertjax train --config=gpt:gpt2 --config.data.corpus=texts/ --workdir=runs/gpt2
 Hardware: 8 GPUs, a month, for gpt (Radford et al. 2018); small models on two CPU cores: ablations/RESULTS.md

@@ -1,5 +1,6 @@
 """Runs a command: parses the flags, and turns a user's mistake into one line and an exit code."""
 
+import difflib
 import errno
 import gc
 import importlib.util
@@ -125,6 +126,13 @@ def keep_compiled() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # Many short compilations take seconds, too.
 
 
+def start_reading(checkpoint: str) -> None:
+    """Prints to a terminal that a checkpoint is read, which takes seconds; turns on the compilation cache."""
+    if sys.stderr.isatty():
+        print(f"reading {checkpoint} ...", file=sys.stderr, flush=True)
+    keep_compiled()
+
+
 def _keep_libtpu_off() -> None:
     """Prevents JAX from starting libtpu on a machine without accelerators, where libtpu prints a page of errors."""
     if importlib.util.find_spec("libtpu") and not has_accelerator():
@@ -133,6 +141,11 @@ def _keep_libtpu_off() -> None:
 
 def _terminate(signal_number: int, frame: object) -> None:
     raise KeyboardInterrupt(TERMINATED)  # so that SIGTERM cleans up as Ctrl-C does
+
+
+def _own_flags() -> list[str]:
+    """Returns the names of the flags that `--help` lists."""
+    return [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -150,6 +163,10 @@ def _parse(argv: list[str]) -> list[str]:
         return take_positional(flags.FLAGS(argv))
     except (UserError, flags.Error) as error:
         message = " ".join(str(error).split())
+        if isinstance(error, flags.UnrecognizedFlagError):
+            close = difflib.get_close_matches(error.flagname, _own_flags(), n=1)
+            guess = f"did you mean --{close[0]}?" if close else "--help lists the flags"
+            message = f"--{error.flagname}: the command has no flag of this name; {guess}"
         if isinstance(error, MissingFlags | MissingExperiment):
             message += f"; an example of the command: {example_in(docstring)}"
         raise UserError(message) from None

@@ -4,7 +4,7 @@
 
 Prints memory per chip, FLOPs, collectives, and an estimate of the step time of each stage. The TPU compiler estimates
 the step time; for GPUs, the command computes a lower bound. If a stage does not fit, tries settings until it does.
-Needs libtpu, or JAX's CUDA plugin: pip install -e '.[aot]', or '.[aot-cuda]'.
+Needs libtpu, or JAX's CUDA plugin: pip install 'bertjax[aot]', or 'bertjax[aot-cuda]'.
 """
 
 import functools
@@ -24,13 +24,13 @@ _TOPOLOGY = define_required_flag(
 )
 _SLICES = flags.DEFINE_integer("slices", 1, "Number of slices, connected by the data centre's network.")
 _HOSTS = flags.DEFINE_integer("hosts", 1, "Number of machines that the GPUs of --topology are in.")
-_PRICE = flags.DEFINE_float("price_per_chip_hour", None, "In dollars; adds the cost of all stages.", lower_bound=0)
+_PRICE = flags.DEFINE_float("price", None, "In dollars; adds the cost of all stages.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "Print a JSON list with one object per stage instead of the table.")
 _SHARE = flags.DEFINE_list(
     "real_tokens_share", [], "With --config.packing: per stage, the share of tokens that are not padding."
 )
-flags.DEFINE_alias("price", "price_per_chip_hour")
-flags.DEFINE_alias("price-per-chip-hour", "price_per_chip_hour")
+flags.DEFINE_alias("price_per_chip_hour", "price")
+flags.DEFINE_alias("price-per-chip-hour", "price")
 flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 
 

@@ -12,7 +12,7 @@ writes a file for ONNX Runtime, with the config and the tokenizer of transformer
 
 from absl import flags
 
-from bertjax.cli.app import run_command
+from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.flags import define_required_flag, group_flags, refuse_arguments
 from bertjax.cli.next_commands import print_next, uses_of
 from bertjax.config.limits import FORMATS
@@ -49,6 +49,7 @@ def main(arguments: list[str]) -> None:
 
     from bertjax import library
 
+    start_reading(_SOURCE.value)
     summary = library.convert(
         _SOURCE.value,
         _OUTPUT.value,

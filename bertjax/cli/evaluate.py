@@ -18,7 +18,7 @@ import sys
 
 from absl import flags
 
-from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, group_flags, refuse_arguments
 from bertjax.cli.next_commands import print_next, uses_of
 from bertjax.common.errors import UserError
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
     """Prints the scores."""
     refuse_arguments(arguments, "give --data=FILE or --pairs=FILE")
     _check_flags()
-    keep_compiled()
+    start_reading(_CHECKPOINT.value)
     if _DATA.value:
         _score_data(_DATA.value)
     elif _PAIRS.value:
@@ -65,7 +65,10 @@ def _check_flags() -> None:
     from etils import epath
 
     if bool(_DATA.value) == bool(_PAIRS.value):
-        raise UserError("give one of --data=FILE, labelled examples, and --pairs=FILE, minimal pairs")
+        raise UserError(
+            "--data, --pairs: set one of them, --data=test.csv for labelled examples, or --pairs=pairs.jsonl for "
+            "minimal pairs"
+        )
     if _MOST.value and _DATA.value:
         raise UserError(f"--most={_MOST.value}: is for --pairs; leave it out")
     for flag in _READING:

@@ -16,7 +16,7 @@ column to a .parquet. --checkpoint takes any checkpoint that bertjax predict tak
 
 from absl import flags
 
-from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.flags import (
     define_checkpoint_flag,
     define_dtype_flag,
@@ -71,7 +71,7 @@ def main(texts: list[str]) -> None:
     is_table_input(_INPUT, texts, _TEXTS, _ID)
     if _ID.value and not _OUTPUT.value.endswith(".parquet"):
         raise UserError(f"--id={_ID.value}: only a .parquet has columns; give --output=FILE.parquet")
-    keep_compiled()
+    start_reading(_CHECKPOINT.value)
     extracted = library.extract(
         _CHECKPOINT.value,
         TextInput(texts, _INPUT.value or "", _TEXTS.value or "text", _ID.value),
@@ -89,11 +89,11 @@ def main(texts: list[str]) -> None:
 def _reading_command(path: str) -> list[str]:
     """Returns the words of a command that shows the content of the file."""
     if path.endswith(".parquet"):
-        program = f"import pyarrow.parquet; print(pyarrow.parquet.read_table({path!r}))"
+        program = f'import pyarrow.parquet; print(pyarrow.parquet.read_table("{path}"))'
     elif path.endswith(".npz"):
-        program = f"import numpy; print({{name: x.shape for name, x in numpy.load({path!r}).items()}})"
+        program = f'import numpy; print({{name: x.shape for name, x in numpy.load("{path}").items()}})'
     else:
-        program = f"import numpy; print(numpy.load({path!r}, mmap_mode='r'))"
+        program = f'import numpy; print(numpy.load("{path}", mmap_mode="r"))'
     return ["python", "-c", program]
 
 

@@ -16,7 +16,7 @@ import sys
 
 from absl import flags
 
-from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.flags import (
     define_checkpoint_flag,
     define_dtype_flag,
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
 
     from bertjax import library
 
-    keep_compiled()
+    start_reading(_CHECKPOINT.value)
     with contextlib.redirect_stdout(sys.stderr):  # the progress; stdout has the results only
         mined = library.mine(
             _CHECKPOINT.value,

@@ -89,9 +89,13 @@ def _first_use(
 
 
 def _fine_tuning_command(checkpoint: str, settings: ConfigDict) -> list[str]:
+    from bertjax.config.defaults import fine_tuning_config
     from bertjax.finetuning.run import NARROW_RATE, WIDE
 
     overrides = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=reviews.csv"]
     if settings.model.get("hidden_size", WIDE) < WIDE:
         overrides.append(f"--config.optimizer.learning_rate={NARROW_RATE:g}")
+    longest = fine_tuning_config("classify").max_seq_length
+    if (positions := settings.model.get("max_position_embeddings", longest)) < longest:
+        overrides.append(f"--config.max_seq_length={positions}")
     return command("train", *overrides, f"--workdir={checkpoint}-classify")

@@ -7,6 +7,7 @@ value is parsed. Every mistake raises a `UserError` that quotes the argument and
 experiment's file with a traceback. Turning these errors into one line takes as much code as reading the flags here.
 """
 
+import os
 import re
 
 from ml_collections import ConfigDict
@@ -76,5 +77,17 @@ def _experiment(argv: list[str]) -> str:
         if (match := _FLAG.fullmatch(argument)) and not match["field"] and not match["no"]:
             name = following if match["value"] is None else match["value"]
     if not name or name.startswith("--"):
+        _check_first_argument(argv)
         raise MissingExperiment(f"--config: name an experiment ({', '.join(shipped())}) or the path of a Python file")
     return name
+
+
+def _check_first_argument(argv: list[str]) -> None:
+    """Raises `UserError` if the first argument is an experiment or a workdir without a flag."""
+    argument = next((word for word in argv[1:] if not word.startswith("-")), "")
+    if argument.partition(":")[0] in shipped() or argument.endswith(".py"):
+        raise UserError(f"{argument}: --config names an experiment; write --config={argument}")
+    if os.path.isfile(os.path.join(argument, "config.json")) and argument:
+        raise UserError(
+            f"{argument}: a run resumes with the command that began it, see {os.path.join(argument, 'commands.txt')}"
+        )

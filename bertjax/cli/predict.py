@@ -16,7 +16,7 @@ import json
 
 from absl import flags
 
-from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.flags import (
     define_checkpoint_flag,
     define_dtype_flag,
@@ -64,7 +64,7 @@ def main(texts: list[str]) -> None:
     """Prints the predictions, or writes them to a table."""
     is_table = is_table_input(_INPUT, texts, _TEXT, _SECOND_TEXT, _OUTPUT)
     _check_flags()
-    keep_compiled()
+    start_reading(_CHECKPOINT.value)
     if is_table:
         _predict_table()
     else:
@@ -89,6 +89,8 @@ def _predict_texts(texts: list[str]) -> None:
     from bertjax.library import read_checkpoint
 
     texts = texts + [line for line in TextInput(path=_INPUT.value or "") if line.strip()]
+    if not texts and _INPUT.value:
+        raise UserError(f"--input={_INPUT.value}: contains no text; write one text per line")
     if not texts:
         raise UserError(
             f"no text for the checkpoint {_CHECKPOINT.value!r}: give one on the command line, as in bertjax predict "

@@ -13,7 +13,7 @@ page without curves.
 
 from absl import flags
 
-from bertjax.cli.app import run_command
+from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.next_commands import command, print_next, uses_of
 from bertjax.common.errors import UserError
 
@@ -37,6 +37,7 @@ def main(workdirs: list[str]) -> None:
         for line in watch(_OUTPUT.value or workdirs[0], workdirs, _WATCH.value):
             print(line, flush=True)
         return
+    start_reading(", ".join(workdirs))
     required = [flag.name for flag in (_TEXT, _WORDS) if flag.present]
     path, has_checkpoint = write_report(workdirs, _OUTPUT.value or "", _TEXT.value, _WORDS.value, required)
     print(path, flush=True)
@@ -48,7 +49,7 @@ def _check_flags(workdirs: list[str]) -> None:
     if not workdirs:
         raise UserError("WORKDIR: is missing; name the workdirs of one or more runs, as in bertjax report runs/mine")
     if _OUTPUT.value is None and len(workdirs) > 1:
-        raise UserError("--output: is missing; name the folder for the page about several runs")
+        raise UserError("--output: is missing; name a folder for the page about several runs, such as --output=runs")
     if not 0 <= _WATCH.value < 1e6:
         raise UserError(f"--watch={_WATCH.value:g}: must be a number of seconds")
     for flag in (_TEXT, _WORDS):

@@ -17,7 +17,8 @@ def main(folders: list[str]) -> None:
 
     rows = overview.rows(folders or ["runs"])
     if not rows:
-        raise UserError(f"no runs in {', '.join(folders or ['runs'])}; name the folder with the workdirs of runs")
+        remedy = "bertjax train starts a run, and bertjax runs FOLDER lists the runs in another folder"
+        raise UserError(f"no runs in {', '.join(folders or ['runs/'])}; {remedy}")
     print(overview.table(rows), flush=True)
 
 

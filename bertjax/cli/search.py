@@ -15,7 +15,7 @@ import sys
 
 from absl import flags
 
-from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
 from bertjax.cli.next_commands import command, print_next
 from bertjax.common.errors import UserError
@@ -49,7 +49,7 @@ def main(queries: list[str]) -> None:
         )
     folder = _INDEX.value or None
     check_inputs(_CORPUS.value, folder)
-    keep_compiled()
+    start_reading(_CHECKPOINT.value)
     with contextlib.redirect_stdout(sys.stderr):  # the progress; stdout has the results only
         model = load(_CHECKPOINT.value, _DTYPE.value)
         if _CORPUS.value is None:
@@ -63,7 +63,7 @@ def main(queries: list[str]) -> None:
             lines = (f"  {hit.score:.3f}  {hit.id}: {' '.join(hit.text.split())}" for hit in hits)
             print(query, *lines, sep="\n", flush=True)
     if _CORPUS.value and folder and not _JSON.value:
-        print_next(command("search", _CHECKPOINT.value, f"--index={folder}", "QUERY"))
+        print_next(command("search", _CHECKPOINT.value, f"--index={folder}", "a query"))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ the extra serve.
 
 from absl import flags
 
-from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, group_flags, refuse_arguments
 from bertjax.common.errors import UserError
 
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"serving needs {error.name}, which is not installed: pip install 'bertjax[serve]'") from None
     from bertjax import library
 
-    keep_compiled()
+    start_reading(_CHECKPOINT.value)
     limits = http.Limits(_MOST_TEXTS.value, _MOST_CHARACTERS.value, _BATCH.value, _MOST_WAITING.value)
     server = http.Server(library.load(_CHECKPOINT.value, _DTYPE.value), limits)
     http.run(server, _HOST.value, _PORT.value, _GRACE.value)

@@ -6,7 +6,7 @@ The checkpoint is the workdir of a run on the benchmark's training set, the inpu
 output is the file that its server expects.
 """
 
-from bertjax.cli.app import keep_compiled, run_command
+from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.flags import define_checkpoint_flag, define_required_flag, refuse_arguments
 from bertjax.cli.next_commands import print_next, uses_of
 
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
 
     from bertjax import library
 
-    keep_compiled()
+    start_reading(_CHECKPOINT.value)
     print(library.submit(_CHECKPOINT.value, _INPUT.value, _OUTPUT.value), flush=True)
     print_next(*uses_of(_CHECKPOINT.value))
 

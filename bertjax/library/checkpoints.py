@@ -54,7 +54,7 @@ def evaluate(
     Raises:
       UserError: if the checkpoint does not determine how the file is read, or if the file is invalid.
 
-    Example:
+    Examples:
       >>> bertjax.evaluate("runs/reviews", "test.csv").scores
     """
     from bertjax.finetuning.evaluation import score_file
@@ -209,7 +209,7 @@ def convert(
       UserError: if the format cannot contain the model, if an option does not apply to the format, or if the push
         fails.
 
-    Example:
+    Examples:
       >>> bertjax.convert("runs/reviews", "reviews-hf", "huggingface")
     """
     if format not in FORMATS:

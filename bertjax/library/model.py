@@ -69,7 +69,7 @@ class Model:
     def fill_mask(self, texts: Texts, top_k: int = 5) -> list[Filled]:
         """Returns each text with the `top_k` most likely words for each [MASK], and their probabilities.
 
-        Example:
+        Examples:
           >>> model.fill_mask("the [MASK] barked", top_k=1)[0].masks
           [[('dog', 0.71)]]
         """
@@ -108,7 +108,7 @@ class Model:
     def classify(self, texts: Parts) -> list[Classified]:
         """Returns the class, the labels or the score of each text, or of each pair of texts.
 
-        Example:
+        Examples:
           >>> model.classify(["a great film", "a dull film"])[0]["label"]
           'positive'
         """
@@ -151,7 +151,7 @@ class Model:
             that the checkpoint was trained for.
           layers: with `pool`, the hidden states; "" for the last hidden states, as in sentence-transformers.
 
-        Example:
+        Examples:
           >>> model.embed(["a query", "another query"]).shape
           (2, 384)
         """
@@ -212,7 +212,7 @@ class Model:
           returns the logits of the next words, then the logits of the previous words. Without a head, returns the
           result of `encode`.
 
-        Example:
+        Examples:
           >>> loss = lambda params: model.apply(params, ids).mean()
           >>> gradients = jax.jit(jax.grad(loss))(model.params)
         """
@@ -284,7 +284,7 @@ def load(path: Path, dtype: str | None = None) -> Model:
     Raises:
       UserError: if the path has no checkpoint, or if the checkpoint is damaged.
 
-    Example:
+    Examples:
       >>> model = bertjax.load("runs/quickstart")
       >>> model.methods
       ['fill_mask']

@@ -51,7 +51,7 @@ def train(
     Raises:
       UserError: for a mistake in the config, and for a workdir with another run.
 
-    Example:
+    Examples:
       >>> workdir = bertjax.train("classify", "runs/reviews", {"data.path": "reviews.csv"})
       >>> model = bertjax.load(workdir)
     """

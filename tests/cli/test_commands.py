@@ -14,6 +14,7 @@ import time
 import pytest
 
 from bertjax.cli.commands import COMMANDS
+from bertjax.cli.next_commands import uses_of
 from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
 from bertjax.distributed.topology import has_accelerator
@@ -243,7 +244,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
     "arguments, message",
     [
         ([], "WORKDIR: is missing; name the workdirs of one or more runs, as in bertjax report runs/mine"),
-        (["run", "run"], "--output: is missing; name the folder for the page about several runs"),
+        (["run", "run"], "--output: is missing; name a folder for the page about several runs, such as --output=runs"),
         (["run", "run", "--output=x", "--text=a"], "--text: is for a single run; the page of 2 runs has curves only"),
         (["nowhere"], "no checkpoint in 'nowhere': give the workdir of a run, a Hugging Face folder (config.json and "
          "model.safetensors), an adapter of PEFT, hub:NAME for one of the hub, or Google's bert_model.ckpt"),
@@ -304,6 +305,30 @@ def test_mistakes_get_one_clear_line(arguments, message, tmp_path):
     result = run("main", *arguments, cwd=tmp_path)
     assert result.returncode != 0 and message in result.stderr
     assert "Traceback" not in result.stderr and result.stderr.count("error:") <= 1
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["main", "--config=quickstart", "--wrokdir=x"], "--wrokdir: the command has no flag of this name; did you mean"),
+    (["main", "quickstart"], "quickstart: --config names an experiment; write --config=quickstart"),
+    (["main", "run"], "run: a run resumes with the command that began it, see run/commands.txt"),
+    (["predict", "run", "--input=empty.txt"], "--input=empty.txt: contains no text; write one text per line"),
+    (["extract", "run", "--input=empty.txt", "--output=v.npy"], "--input=empty.txt: contains no text; write one text"),
+    (["extract", "run", "--output=v.txt", "a"], "--output=v.txt: must end in one of .npz, .npy, .parquet"),
+])  # fmt: skip
+def test_a_slip_of_the_first_hour_names_the_fix(arguments, message, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text("{}")
+    (tmp_path / "empty.txt").write_text("")
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == 1 and result.stderr.startswith(f"error: {message}"), result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_proposed_fine_tuning_has_the_length_of_the_model(trained):
+    folder, _ = trained
+    proposed = uses_of(str(folder / "run"))[-1]
+    positions = json.loads((folder / "run/config.json").read_text())["model"]["max_position_embeddings"]
+    assert proposed[1] == "train" and (f"--config.max_seq_length={positions}" in proposed) == (positions < 128)
 
 
 def test_missing_flags_are_named_with_an_example_of_the_command(tmp_path):

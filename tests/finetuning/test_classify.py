@@ -216,8 +216,8 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
     path = str(tmp_path / "nowhere")
     for find in (
         lambda: tables.find_table(path, "train"),
-        lambda: squad_files.find_file(path, "train", "v1.1"),
-        lambda: conll.find_file(path, "train"),
+        lambda: squad_files.find_squad_file(path, "train", "v1.1"),
+        lambda: conll.find_conll_file(path, "train"),
     ):
         with pytest.raises(UserError, match=f"^config.data.path = '{path}': no such file or folder$"):
             find()

@@ -50,7 +50,7 @@ def test_what_is_no_folder_of_runs_is_said_in_one_line(tmp_path):
     with pytest.raises(UserError, match="no folder"):
         overview.rows([str(tmp_path / "missing")])
     done = command("runs", tmp_path, cwd=tmp_path)
-    assert done.returncode == 1 and done.stderr.startswith(f"error: no runs in {tmp_path}; name ")
+    assert done.returncode == 1 and done.stderr.startswith(f"error: no runs in {tmp_path}; bertjax train starts a run")
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_docstrings_are_read_with_progress_lines(clock, capsys, monkeypatch):
             yield reading.Document(str(number), ["a line"])
 
     monkeypatch.setattr(python_docs, "_find_documents", documents)
-    assert len(python_docs.read_documents.__wrapped__()) == 3
+    assert len(python_docs.read_python_docs.__wrapped__()) == 3
     assert capsys.readouterr().out == "reading docstrings: 2 documents in 0:00:10\n"
 
 

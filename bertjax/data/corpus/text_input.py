@@ -42,6 +42,8 @@ class TextInput:
     def check(self, checkpoint: str) -> None:
         """Raises `UserError` if there is no text for a checkpoint, or if the table lacks a column."""
         if next(iter(self), None) is None:
+            if self.path:
+                raise UserError(f"--input={self.path}: contains no text; write one text per line")
             raise UserError(
                 f"no text for the checkpoint {checkpoint!r}: give one on the command line, or a file with --input"
             )
