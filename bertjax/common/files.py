@@ -29,7 +29,7 @@ LASTING = {
     errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EPIPE,
 }  # fmt: skip
 ATTEMPTS, LONGEST_WAIT = 6, 8.0  # seconds: after 1, 2, 4, 8 and 8
-READ_BYTES = 1 << 18  # bytes read at a time
+READ_BYTES = 1 << 16  # bytes read at a time
 
 
 def _is_temporary(error: BaseException) -> bool:

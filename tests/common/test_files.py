@@ -79,9 +79,9 @@ def test_a_table_and_a_corpus_are_read_from_storage_that_fails_now_and_then(tmp_
     path, text = tmp_path / "a.tsv", tmp_path / "a.txt"
     path.write_text("a\tb\n" + "".join(f"text {number}\t{number}\n" for number in range(200)))
     text.write_text("".join(f"text {number}\n\n" for number in range(200)))
-    expected = [*tables.read_table(path)[0]], [*reading.read_file(str(text))]
+    expected = [*tables.read_table(path)[0]], [*reading.read_corpus_file(str(text))]
     counts = failing_reads(monkeypatch, every, errno.EIO)
-    assert ([*tables.read_table(path)[0]], [*reading.read_file(str(text))]) == expected
+    assert ([*tables.read_table(path)[0]], [*reading.read_corpus_file(str(text))]) == expected
     assert len(expected[0]) == len(expected[1]) == 200 and counts["failed"] > 10
 
 

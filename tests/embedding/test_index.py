@@ -244,7 +244,7 @@ def test_the_command_writes_an_index_and_searches_it_again(folder, corpus, tmp_p
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
     assert [lines[0], lines[3]] == QUERIES[:2] and len(lines) == 6
-    assert first.stderr.endswith(f"next:\n  bertjax search {folder} --index=kept QUERY\n")
+    assert first.stderr.endswith(f"next:\n  bertjax search {folder} --index=kept 'a query'\n")
     corpus.unlink()
     again = run("search", *arguments, "--json", QUERIES[0], cwd=tmp_path)
     (result,) = map(json.loads, again.stdout.splitlines())

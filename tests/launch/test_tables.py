@@ -33,7 +33,7 @@ def test_each_kind_of_table_gives_the_same_rows(tmp_path):
 
 def test_train_reads_the_data_from_the_workdir(monkeypatch, tmp_path):
     configs = []
-    monkeypatch.setattr("bertjax.launch.start.launch", lambda config, *_, draw, hooks: configs.append(config))
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda config, *_, began, draw, hooks: configs.append(config))
     overrides = {"init_checkpoint": "somewhere"}
     bertjax.train("classify", tmp_path / "one", overrides, data=ROWS)
     bertjax.train("classify", tmp_path / "two", overrides, data={"train": ROWS, "dev": ROWS[:1]})
