@@ -13,10 +13,10 @@ from bertjax.config import fine_tuning_config
 def get_config():
     config = fine_tuning_config(
         "embed",
-        # The form of the examples: pairs (a query and its document in two columns; further columns are hard negatives) |
+        # The form of the examples: pairs (a query and its document in two columns; further columns: hard negatives) |
         # scored (pairs with a similarity score) | labelled (pairs with 1 or 0) | sentences (single texts, each encoded
-        # twice with different dropout: SimCSE) | squad (questions and their paragraphs) | search (a folder in the format
-        # of BEIR: corpus.jsonl, queries.jsonl, qrels/train.tsv).
+        # twice with different dropout: SimCSE) | squad (questions and their paragraphs) | search (a folder in
+        # the format of BEIR: corpus.jsonl, queries.jsonl, qrels/train.tsv).
         form="pairs",
         texts="anchor,positive",  # columns
         label="label",  # column of the score or label
