@@ -96,6 +96,33 @@ def test_a_causal_model_continues_a_text_with_the_likeliest_words():
         model.fill_mask("ship [MASK]")
 
 
+@pytest.mark.parametrize("use, message", [
+    (lambda: bertjax.extract(None, "a", "v.npy"), "checkpoint = None: is no path; give a str"),
+    (lambda: bertjax.extract("nowhere", None, "v.npy"), "texts = None: is no text; give a str, or a list of them"),
+    (lambda: bertjax.extract("nowhere", ["a", 3], "v.npy"), "texts[1] = 3: is no text; give a str"),
+    (lambda: bertjax.extract("nowhere", "a", "v.txt"), "--output=v.txt: must end in one of .npz, .npy, .parquet"),
+    (lambda: bertjax.extract("nowhere", "a", "v.npy", pool="max"), "pool = 'max': choose one of mean, cls, last"),
+    (lambda: bertjax.extract("nowhere", "a", "v.npy", layers="typo"), "layers = 'typo': choose one of embeddings, "),
+    (lambda: bertjax.extract("nowhere", "a", "v.npy", pool="cls", width=3), "width = 3: is for the embeddings that"),
+    (lambda: bertjax.mine("nowhere", None, "mined.jsonl"), "data = None: is no path; give a str"),
+    (lambda: bertjax.submit("nowhere", "test.tsv", 3), "output = 3: is no path; give a str"),
+    (lambda: bertjax.convert("nowhere", "out", "pdf"), "format = 'pdf': choose one of bertjax, huggingface, "),
+])  # fmt: skip
+def test_wrong_arguments_are_reported_before_a_checkpoint_is_read(use, message):
+    with pytest.raises(UserError) as error:
+        use()
+    assert str(error.value).startswith(message)
+
+
+def test_extract_writes_one_row_per_text(tmp_path):
+    one, several = tmp_path / "one.npy", tmp_path / "several.npy"
+    assert bertjax.extract(GOLDEN, TEXTS[0], one, pool="mean").shape == np.load(one).shape
+    assert bertjax.extract(GOLDEN, TEXTS, several, pool="mean").texts == len(TEXTS)
+    model = bertjax.load(GOLDEN)
+    np.testing.assert_allclose(np.load(several), model.embed(TEXTS, pool="mean"), atol=1e-5)
+    np.testing.assert_allclose(np.load(one), np.load(several)[:1], atol=1e-5)
+
+
 def test_a_lone_surrogate_is_a_replacement_character_in_its_place():
     model = made("BertForTokenClassification", "classifier", 3, labels=TAGS)
     found, expected = model.tag(["the \udc00 ship", "the \ufffd ship"])

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import types
 
 import pytest
@@ -124,3 +125,12 @@ def test_json_of_another_shape_is_one_line(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UserError, match=r"^\S+/a.json: damaged, or not what belongs there \(.*\); copy it again$"):
         files.read_json(tmp_path / "a.json", dict[str, int])
+
+
+def test_a_pipe_is_read_without_retries():
+    reading, writing = os.pipe()
+    os.write(writing, b"one\ntwo\n")
+    os.close(writing)
+    with files.open_to_read(f"/dev/fd/{reading}") as file:
+        assert [*file] == [b"one\n", b"two\n"]
+    os.close(reading)
