@@ -49,7 +49,7 @@ class _Pieces:
 
 @pytest.mark.parametrize("letters, takes_space", [(1, False), (2, True), (5, False)])
 @pytest.mark.parametrize("length", [8, 64])
-def test_the_same_words_are_hidden_whatever_the_pieces(letters, takes_space, length):
+def test_hidden_words_do_not_depend_on_the_tokenizer(letters, takes_space, length):
     text = "the cat saw an old house ."
     hidden = [False, True, False, False, True, True, False]
     pieces = _Pieces(letters, takes_space)
@@ -78,7 +78,7 @@ def test_windows_have_whole_words_and_a_share_of_them_is_hidden():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_bits_of_a_model_that_knows_nothing(causal):
+def test_bits_per_byte_of_a_uniform_model(causal):
     """Each word is a piece, all 40 pieces are equally likely, and a left-to-right model names them all."""
     pieces = [*SPECIAL_TOKENS, *(f"word{chr(97 + i)}" for i in range(26)), *"abcdefghi"]
     words = WordPiece(pieces, lowercase=False)

@@ -23,7 +23,7 @@ EXTENDING = [page for page in PAGES if page.parent.name == "extending"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", EXTENDING, ids=lambda page: page.stem)
-def test_the_smallest_example_of_a_page_is_trained_with(page, checkpoint, records_folder, tmp_path, monkeypatch):  # noqa: F811
+def test_the_smallest_example_of_a_page_trains(page, checkpoint, records_folder, tmp_path, monkeypatch):  # noqa: F811
     write_inputs(tmp_path, checkpoint)
     (tmp_path / "records").symlink_to(records_folder)  # as they would be made of the text
     monkeypatch.chdir(tmp_path)
@@ -32,7 +32,7 @@ def test_the_smallest_example_of_a_page_is_trained_with(page, checkpoint, record
     assert Reader(tmp_path).follow(page) == page.read_text().count("<!-- file: ") > 0
 
 
-def test_there_is_a_page_for_each_kind_with_an_entry_point():
+def test_every_entry_point_group_has_a_page():
     table = (ROOT / "docs/extending.md").read_text()
     assert {page.stem for page in EXTENDING} == {"task", "family", "objective", "optimizer", "sink", "hook"}
     assert all(f"(extending/{page.name}" in table for page in EXTENDING)
@@ -68,7 +68,7 @@ def test_a_new_file_does_not_take_the_checkpoints_of_transformers(architecture, 
 
 
 @pytest.mark.parametrize("registry", [TASKS, FAMILIES, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS, HOOKS])
-def test_each_name_of_a_registry_loads(registry):
+def test_every_registered_name_loads(registry):
     """A helper module beside objectives or families is none of them."""
     for name in registry.names():
         assert registry.get(name) is not None

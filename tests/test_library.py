@@ -38,7 +38,7 @@ def made(architecture: str, layer: str = "", width: int = 0, causal: bool = Fals
 
 
 @pytest.mark.slow
-def test_importing_it_imports_nothing_else():
+def test_importing_bertjax_imports_no_dependencies():
     program = (
         "import sys, bertjax; assert set(bertjax.__all__) <= set(dir(bertjax)); print(*sys.modules)\n"
         "bertjax.UserError; print(*sys.modules); bertjax.load; from bertjax import prepare; print(*sys.modules)\n"
@@ -52,7 +52,7 @@ def test_importing_it_imports_nothing_else():
         bertjax.laod  # noqa: B018
 
 
-def test_all_that_is_public_has_a_place_in_the_reference():
+def test_all_public_names_are_in_the_reference():
     page, members = (ROOT / "docs/site/python.md").read_text(), dict(inspect.getmembers(bertjax.Model))
     assert {"fill_mask", "apply", "tokenizer"} < members.keys()
     for name, member in members.items():
@@ -63,7 +63,7 @@ def test_all_that_is_public_has_a_place_in_the_reference():
         assert getattr(bertjax, name).__doc__ and f"\n::: {path}\n" in page, path
 
 
-def test_a_classifier_says_what_apply_gives_and_has_gradients():
+def test_classify_equals_apply_and_gradients_exist():
     model = made("BertForSequenceClassification", "classifier", 3, labels=("sea", "court", "none"))
     first, second = model.tokenizer.encode_ids(TEXTS)
     ids = [model.tokenizer.framed(first, second), model.tokenizer.framed(first, first)]
@@ -86,7 +86,7 @@ def test_a_classifier_says_what_apply_gives_and_has_gradients():
 
 
 @pytest.mark.slow
-def test_a_causal_model_continues_a_text_with_the_likeliest_words():
+def test_a_causal_model_continues_a_text_with_the_most_likely_tokens():
     model = made("BertForMaskedLM", causal=True)
     given = BertForMaskedLM(model.config), model.params, model.tokenizer, "the ship", 3
     assert model.generate("the ship", 3, temperature=0.0) == [generate(*given, Sampling(temperature=0.0))]
@@ -96,7 +96,7 @@ def test_a_causal_model_continues_a_text_with_the_likeliest_words():
         model.fill_mask("ship [MASK]")
 
 
-def test_a_lone_surrogate_is_a_replacement_character_in_its_place():
+def test_a_lone_surrogate_becomes_a_replacement_character():
     model = made("BertForTokenClassification", "classifier", 3, labels=TAGS)
     found, expected = model.tag(["the \udc00 ship", "the \ufffd ship"])
     assert found == expected and found["offsets"] == [[0, 3], [6, 10]]
@@ -119,7 +119,7 @@ def test_a_lone_surrogate_is_a_replacement_character_in_its_place():
     (lambda model: bertjax.load(None), "^path = None: is no path; give a str$"),
     (lambda model: model.embed("ship", pool="cls", width=3), "^width = 3: is for the embeddings that a checkpoint"),
 ])  # fmt: skip
-def test_what_a_checkpoint_cannot_do_is_said_in_a_line(use, message):
+def test_unsupported_methods_raise_one_line(use, message):
     with pytest.raises(UserError, match=message) as error:
         use(made("BertForTokenClassification", "classifier", 3, labels=TAGS))
     assert "\n" not in str(error.value) and str(error.value).startswith("made: ") == (
@@ -127,7 +127,7 @@ def test_what_a_checkpoint_cannot_do_is_said_in_a_line(use, message):
     )
 
 
-def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):
+def test_missing_checkpoints_and_missing_heads_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"no checkpoint in '.*nowhere'"):
         bertjax.load(tmp_path / "nowhere")
     whole = bertjax.load(GOLDEN)
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):
         assert model.embed(texts, pool="cls", layers="last").shape == shape
 
 
-def test_a_saved_model_is_the_model(tmp_path):
+def test_a_saved_model_gives_equal_embeddings(tmp_path):
     model = bertjax.load(GOLDEN)
     assert "-> huggingface: " in model.save(tmp_path / "saved")
     saved = bertjax.load(tmp_path / "saved")
@@ -189,13 +189,13 @@ def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
     (("classify",), "config.data.path = '': name the data"),
     ((experiments.load("quickstart"),), "workdir: is missing; name the folder of the run"),
 ])  # fmt: skip
-def test_mistakes_in_a_config_are_told_before_anything_runs(launched, arguments, message):
+def test_mistakes_in_a_config_are_raised_before_anything_runs(launched, arguments, message):
     with pytest.raises(UserError, match=re.escape(message)):
         bertjax.train(*arguments)
     assert not launched
 
 
-def test_only_pretraining_has_records(tmp_path):
+def test_prepare_requires_a_pretraining_config(tmp_path):
     with pytest.raises(UserError, match=r"config.task = 'classify': must be 'pretraining' for this command"):
         bertjax.prepare("classify", tmp_path)
     with pytest.raises(UserError, match="--workers=0: must be at least 1"):

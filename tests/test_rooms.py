@@ -64,12 +64,12 @@ def test_old_names_are_shims():
         assert len(lines) <= 6, path
 
 
-def test_the_picture_and_the_page_of_the_rooms_are_those_of_the_code(rooms):
+def test_picture_and_page_of_the_rooms_match_the_code(rooms):
     """If this fails: python docs/site/rooms.py."""
     assert rooms.PICTURE.read_text() == rooms.picture(rooms.layers())
     assert rooms.PAGE.read_text() == rooms.page(rooms.layers())
 
 
-def test_each_folder_of_code_is_a_package():
+def test_every_folder_of_code_is_a_package():
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert folders == {door.parent for door in DOORS}

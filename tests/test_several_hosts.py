@@ -109,7 +109,7 @@ def assert_same_run(workdir, alone):
 
 
 @pytest.mark.slow
-def test_two_hosts_go_on_where_one_stopped_stop_together_and_end_as_one_would_have(config_file, tmp_path):
+def test_two_hosts_resume_a_run_of_one_host_stop_together_and_give_equal_params(config_file, tmp_path):
     """The two have another mesh. SIGTERM reaches the second only, as when one VM is taken away."""
     alone = tmp_path / "alone"
     launch(experiments.load(str(config_file)), alone)
@@ -137,7 +137,7 @@ def test_two_hosts_go_on_where_one_stopped_stop_together_and_end_as_one_would_ha
 
 
 @pytest.mark.slow
-def test_where_a_host_dies_the_others_name_it_and_stop(config_file, tmp_path):
+def test_a_dead_host_is_named_and_stops_the_run(config_file, tmp_path):
     endless = ("--config.stages.short.steps=100000", "--config.eval.every_steps=100000", "--config.packing=False")
     processes = start(2, f"--config={config_file}", f"--workdir={tmp_path / 'run'}", *endless)
     wait_for_line("step 3/", processes)
@@ -149,7 +149,7 @@ def test_where_a_host_dies_the_others_name_it_and_stop(config_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_all_hosts_wait_for_the_first_and_have_its_number():
+def test_all_hosts_wait_for_the_first_host_and_get_its_value():
     """For longer than a collective waits."""
     program = "\n".join([
         "import jax, time; from bertjax.distributed import hosts; index, hosts.POLL_SECONDS = hosts.join(60), 1",
@@ -167,7 +167,7 @@ def test_all_hosts_wait_for_the_first_and_have_its_number():
     assert (first[0], second[0]) == ("0", "1") and first[1] < second[1] and first[2] == second[2] == "0.1"
 
 
-def test_a_host_that_cannot_be_reached_is_named(config_file, tmp_path):
+def test_an_unreachable_host_is_named(config_file, tmp_path):
     """Which of several hosts are missing: tests/distributed/test_hosts.py."""
     arguments = (f"--config={config_file}", f"--workdir={tmp_path}", "--config.hosts_timeout=1")
     ((code, stdout, stderr),) = finish(start(2, *arguments, numbers=(1,)))

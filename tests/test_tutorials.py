@@ -58,7 +58,7 @@ def forgetting(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypatch):
+def test_every_command_of_the_pages_exists(page, reference, tmp_path, monkeypatch):
     """With flags that it has, and a config that is valid but for data that is not here."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_example_of_a_command_has_the_flags_that_it_requires(name, reference):
+def test_the_example_of_a_command_has_the_required_flags(name, reference):
     docstring, flags = reference.flags_of(COMMANDS[name][0])
     program, command, *arguments = shlex.split(example_in(docstring))
     assert (program, command) == ("bertjax", name)
@@ -118,7 +118,7 @@ def test_a_tutorial_from_beginning_to_end(page, checkpoint, tmp_path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", SAID, ids=lambda block: block.notes["said by"])
-def test_an_error_is_said_as_the_page_says_it(block, checkpoint, tmp_path):  # noqa: F811
+def test_errors_equal_the_errors_of_the_page(block, checkpoint, tmp_path):  # noqa: F811
     write_inputs(tmp_path, checkpoint)
     module, arguments = module_of(shlex.split(block.notes["said by"]))
     result = run(module, *arguments, cwd=tmp_path)
@@ -127,7 +127,7 @@ def test_an_error_is_said_as_the_page_says_it(block, checkpoint, tmp_path):  # n
 
 
 @pytest.mark.parametrize("block", IN_CODE, ids=lambda block: block.notes["in"])
-def test_an_error_that_takes_more_than_a_command_is_still_in_the_code(block):
+def test_errors_that_no_command_reproduces_are_in_the_code(block):
     code = re.sub(r"\{[^{}]*\}", "...", (ROOT / block.notes["in"]).read_text())
     for words in block.text.removeprefix("error: ").strip().split("..."):
         assert words.strip() in code, words
@@ -136,7 +136,7 @@ def test_an_error_that_takes_more_than_a_command_is_still_in_the_code(block):
 @pytest.mark.parametrize(
     "config, heading", [(pretraining_config(), "Pre-training"), (fine_tuning_config("tag"), "Fine-tuning")]
 )
-def test_the_reference_has_every_field_with_its_default(config, heading, reference):
+def test_the_reference_has_all_fields_and_defaults(config, heading, reference):
     pages = reference.config_fields()
     found = {field.name: field for field in (*pages["All runs"], *pages[heading])}
 
@@ -153,7 +153,7 @@ def test_the_reference_has_every_field_with_its_default(config, heading, referen
     assert not found
 
 
-def test_what_the_reference_says_are_the_comments_of_the_code(reference):
+def test_the_reference_has_the_comments_of_the_code(reference):
     """Above a field, beside it, or above the section that it is in."""
     common = {field.name: field.comment for field in reference.config_fields()["All runs"]}
     assert common["seed"] == "for initial weights, order of examples, dropout"

@@ -74,7 +74,7 @@ def parse(*arguments):
     (["--config.texts=it's a [MASK] , (or not)"], "texts", ("it's a [MASK] , (or not)",)),
     (["--config.texts=[MASK] a", "--config.texts=b"], "texts", ("[MASK] a", "b")),
 ])  # fmt: skip
-def test_an_override_is_read_as_its_field_is(mine, arguments, path, value):
+def test_an_override_has_the_type_of_the_field(mine, arguments, path, value):
     for order in (["--config=mine.py", *arguments], [*arguments, "--config", "mine.py"]):
         config, rest = parse(*order, "text", "--", "--config.batch_size=many")
         field = find_field(config, path)
@@ -118,13 +118,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize("argument, reason", WRONG)
-def test_a_wrong_override_is_shown_with_what_would_be_right(mine, argument, reason):
+def test_a_wrong_override_is_shown_with_valid_values(mine, argument, reason):
     with pytest.raises(UserError) as error:
         parse("--config=mine.py", "--config.kind=x", argument, "--workdir=x")
     assert str(error.value) == f"{argument}: {reason}"
 
 
-def test_what_was_typed_is_shown_with_the_value_that_stands_beside_it(mine):
+def test_an_error_shows_a_flag_and_its_separate_value(mine):
     with pytest.raises(UserError, match=r"^--config.batch_size many: not a whole number"):
         parse("--config=mine.py", "--config.batch_size", "many")
 
@@ -143,7 +143,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_gives_no_config_is_told_by_name_and_line(name, tmp_path, monkeypatch):
+def test_a_file_without_a_config_is_named_with_the_line(name, tmp_path, monkeypatch):
     content, reason = FILES[name]
     (tmp_path / name.partition(":")[0]).write_text(content)
     monkeypatch.chdir(tmp_path)
@@ -153,7 +153,7 @@ def test_a_file_that_gives_no_config_is_told_by_name_and_line(name, tmp_path, mo
 
 
 @pytest.mark.parametrize("arguments", [[], ["--config="], ["--config"], ["--config", "--workdir=x"], ["--config.x=3"]])
-def test_without_an_experiment_those_that_there_are_are_named(arguments):
+def test_a_missing_experiment_lists_the_experiments(arguments):
     known = r"^--config: name an experiment \(adapt, base, .*, tag, .*\) or the path of a Python file"
     with pytest.raises(UserError, match=known):
         parse(*arguments)
@@ -192,7 +192,7 @@ def command(*arguments, cwd, **environment):
     return subprocess.run(arguments, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_an_experiment_imports_the_modules_beside_it(tmp_path):
+def test_an_experiment_imports_modules_of_its_folder(tmp_path):
     """A task of one's own, from any folder; `sys.path` stays as it was."""
     (tmp_path / "neighbour.py").write_text("SIZE = 7\n")
     (tmp_path / "own.py").write_text(
@@ -258,7 +258,7 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "tpu"])
-def test_images_install_what_is_required(device):
+def test_images_install_the_requirements(device):
     """Or docker/lock is to be run."""
     lock = dict(line.split("==") for line in (ROOT / "docker" / f"{device}.txt").read_text().splitlines())
     image = dict(python_version="3.12", python_full_version="3.12.0", sys_platform="linux", platform_machine="x86_64")
@@ -272,7 +272,7 @@ def test_images_install_what_is_required(device):
     assert parts == {"cpu": set(), "cuda": {"jax-cuda12-plugin", "jax-cuda12-pjrt"}, "tpu": {"libtpu"}}[device]
 
 
-def test_lines_of_an_input(tmp_path):
+def test_input_lines_are_read_or_refused(tmp_path):
     path = tmp_path / "texts.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo\rthree \xe2\x80\xa8 it\n")
     assert list(read_text_lines(str(path))) == ["one", "", "two", "three \u2028 it"]

@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
     return folder, result
 
 
-def test_main_goes_from_text_to_filled_masks(trained):
+def test_main_trains_from_text_to_filled_masks(trained):
     folder, result = trained
     assert "held-out masked words: loss" in result.stdout and "unigram baseline" in result.stdout
     assert "the man went to the [MASK] to buy a [MASK] of milk" in result.stdout
@@ -119,7 +119,7 @@ def test_evaluate_counts_minimal_pairs(trained):
 @pytest.mark.slow
 @pytest.mark.skipif(has_accelerator(), reason="there JAX looks for it")
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="pip install -e '.[aot]'")
-def test_jax_is_not_asked_for_a_tpu_where_there_is_none(trained):
+def test_a_machine_without_a_tpu_does_not_initialize_one(trained):
     """Nor does libtpu print its errors before a command's own output."""
     folder, _ = trained
     environment = {name: value for name, value in environment_with().items() if name != "JAX_PLATFORMS"}
@@ -129,7 +129,7 @@ def test_jax_is_not_asked_for_a_tpu_where_there_is_none(trained):
     assert result.stderr == ""
 
 
-def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
+def test_main_trains_on_records_of_prepare_and_vocabulary(trained, tmp_path):
     folder, _ = trained
     corpus = f"--config.data.corpus={folder}/text.txt"
     learnt = run("vocabulary", *base(corpus, "--output=words", *TINY), cwd=tmp_path)
@@ -163,7 +163,7 @@ def proposals(result):
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
+def test_ctrl_c_saves_and_the_same_command_resumes(trained, tmp_path):
     folder, _ = trained
     arguments = base(f"--config.data.records={folder}/run/records", "--workdir=stopped", *TINY,
                      "--config.stages.short.steps=100000", "--config.log_every_steps=1")  # fmt: skip
@@ -184,7 +184,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_prepare_stops_at_once_and_keeps_what_is_finished(number, tmp_path):
+def test_prepare_stops_at_once_and_keeps_finished_parts(number, tmp_path):
     (tmp_path / "text.txt").write_text(20 * make_corpus(2_000))
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]))
     arguments = base("--config.data.corpus=text.txt", "--output=out", "--workers=2", *TINY)
@@ -202,7 +202,7 @@ def test_prepare_stops_at_once_and_keeps_what_is_finished(number, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"vocab.txt", "unfinished"}
 
 
-def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
+def test_convert_round_trip_and_predict(trained, tmp_path):
     folder, _ = trained
     run_folder = folder / "run"
     ways = (run_folder, "hf", "huggingface"), ("hf", "google", "tf1"), ("google", "b", "bertjax")
@@ -218,7 +218,7 @@ def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
+def test_a_run_resumes_after_its_init_checkpoint_is_deleted(trained, tmp_path):
     folder, _ = trained
     assert run("convert", f"--source={folder}/run", "--output=hf", "--format=huggingface", cwd=tmp_path).returncode == 0
     arguments = base(f"--config.data.records={folder}/run/records", "--config.init_checkpoint=hf", "--workdir=w", *TINY)
@@ -229,7 +229,7 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 
 
-def test_report_looks_into_a_run(trained, tmp_path):
+def test_report_describes_a_run(trained, tmp_path):
     folder, _ = trained
     result = run("report", "run@10", f"--output={tmp_path}", "--text=the ship saw the oven .", cwd=folder)
     assert result.returncode == 0 and result.stdout == f"{tmp_path}/report.html\n", result.stderr
@@ -255,7 +255,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
         ([".", "--words=a"], "--words: . has no checkpoint; name a trial of the sweep, such as runs/x/runs/y"),
     ],
 )  # fmt: skip
-def test_report_refuses_what_it_cannot_draw(trained, arguments, message):
+def test_report_refuses_invalid_runs(trained, arguments, message):
     folder, _ = trained
     (folder / "runs").mkdir(exist_ok=True)
     result = run("report", *arguments, cwd=folder)
@@ -278,7 +278,7 @@ for module in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_help_imports_no_more_than_it_needs(tmp_path):
+def test_help_imports_few_packages(tmp_path):
     """So that it answers at once."""
     modules = sorted({module for module, _ in COMMANDS.values()})
     command = [sys.executable, "-c", HELPS, *modules]
@@ -315,7 +315,7 @@ def test_mistakes_get_one_clear_line(arguments, message, tmp_path):
     (["extract", "run", "--input=empty.txt", "--output=v.npy"], "--input=empty.txt: contains no text; write one text"),
     (["extract", "run", "--output=v.txt", "a"], "--output=v.txt: must end in one of .npz, .npy, .parquet"),
 ])  # fmt: skip
-def test_a_slip_of_the_first_hour_names_the_fix(arguments, message, tmp_path):
+def test_a_beginners_mistake_names_the_fix(arguments, message, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json").write_text("{}")
     (tmp_path / "empty.txt").write_text("")
@@ -324,7 +324,7 @@ def test_a_slip_of_the_first_hour_names_the_fix(arguments, message, tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-def test_the_proposed_fine_tuning_has_the_length_of_the_model(trained):
+def test_the_proposed_fine_tuning_has_the_sequence_length_of_the_model(trained):
     folder, _ = trained
     proposed = uses_of(str(folder / "run"))[-1]
     positions = json.loads((folder / "run/config.json").read_text())["model"]["max_position_embeddings"]
@@ -382,7 +382,7 @@ def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, mon
         (["--checkpoint=run", "--generate=5", "a"], "only a left-to-right model (model.causal) continues a text"),
     ],
 )
-def test_predict_refuses_what_it_cannot_do(trained, arguments, message):
+def test_predict_refuses_invalid_inputs(trained, arguments, message):
     folder, _ = trained
     result = run("predict", *arguments, cwd=folder)
     assert result.returncode != 0 and message in result.stderr and "Traceback" not in result.stderr

@@ -41,7 +41,7 @@ def test_broken_packages_are_reported_and_not_raised(tmp_path):
     assert "JAX lists no devices" in [problem["text"] for problem in report["problems"]]
 
 
-def test_a_failed_probe_has_its_reason_on_its_line():
+def test_a_failed_probe_is_reported_with_the_reason():
     def fails():
         raise OSError("no\nsuch disk")
 
@@ -100,7 +100,7 @@ def test_extras_are_read_from_the_metadata(tmp_path, monkeypatch):
     assert extra.text.startswith("packaging ") and extra.fix.startswith("pip install 'bertjax[part]'")
 
 
-def test_caches_have_their_sizes_and_must_be_writable(tmp_path, monkeypatch):
+def test_caches_are_measured_and_must_be_writable(tmp_path, monkeypatch):
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub/model").write_bytes(bytes(3000))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))

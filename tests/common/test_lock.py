@@ -21,7 +21,7 @@ def store(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_in_a_store_the_last_of_those_that_start_together_goes_on(store):
+def test_one_of_several_concurrent_commands_gets_the_lock_of_an_object_store(store):
     outcomes, ended = [], threading.Event()
 
     def hold():
@@ -47,7 +47,7 @@ def test_in_a_store_the_last_of_those_that_start_together_goes_on(store):
         pass
 
 
-def test_in_a_store_a_dead_owner_is_waited_for_no_longer_than_one_that_lives_is_silent(store):
+def test_the_lock_of_a_dead_owner_expires_in_an_object_store(store):
     owner = {"host": "a", "process": 1, "start": "b", "key": "c", "time": time.time() + 1000}  # its clock is ahead
     (store / lock.FILE).write_text(json.dumps(owner))
     began = time.monotonic()

@@ -51,11 +51,11 @@ def receive_half(pool):
 
 
 @pytest.mark.parametrize("before", [use, receive_half])
-def test_error_in_body_comes_out_and_nothing_waits(before):
+def test_an_error_in_the_body_is_raised_and_the_workers_end(before):
     assert str(fail_in_pool(before)) == "the error"
 
 
-def test_dead_worker_is_one_line():
+def test_a_dead_worker_is_one_line():
     assert "a worker process died" in str(fail_in_pool(lambda pool: pool.submit(os._exit, 1).result()))
 
 
@@ -77,7 +77,7 @@ def test_a_signal_that_another_thread_receives_waits_until_the_workers_have_star
         end.set()
 
 
-def test_ctrl_c_in_a_callback_of_pythons_is_not_lost():
+def test_ctrl_c_in_a_python_callback_is_not_lost():
     """What a `__del__` raises, Python prints and drops."""
     script = """
 import os, signal, sys, time

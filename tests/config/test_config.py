@@ -37,7 +37,7 @@ def snapshot(config) -> str:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_golden_snapshot(experiment, request):
+def test_every_config_equals_its_golden_snapshot(experiment, request):
     """A default that moves shows in review. Refresh with: pytest tests/config/test_config.py --update-golden"""
     path = GOLDEN / f"{experiment.replace(':', '-').replace('/', '-')}.json"
     if request.config.getoption("--update-golden"):
@@ -159,7 +159,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("experiment, mistake", [(name, row) for name, rows in MISTAKES.items() for row in rows])
-def test_mistakes_name_field_value_and_remedy(experiment, mistake):
+def test_mistakes_name_field_value_and_fix(experiment, mistake):
     config, (field, value, message) = load(experiment), mistake
     data = {"init_checkpoint": "checkpoint", "data.path": "folder"}
     config.update_from_flattened_dict(data if experiment == "glue:mrpc" else {"data.corpus": "text.txt"})
@@ -170,7 +170,7 @@ def test_mistakes_name_field_value_and_remedy(experiment, mistake):
     assert "\n" not in str(error.value)
 
 
-def test_settings_that_exclude_each_other_are_refused():
+def test_incompatible_settings_are_refused():
     for fields, message in (
         ({"kernels": "no", "model.attention": "fused"}, "kernels = 'no': must be auto with model.attention ="),
         ({"unroll": "yes", "remat": "dots"}, "unroll = 'yes': must be auto or no with remat = 'dots'"),

@@ -86,7 +86,7 @@ def assert_equal_ends(folder, other, step: int) -> None:
     jax.tree.map(np.testing.assert_array_equal, *(checkpoint.read_params(each, step) for each in (folder, other)))
 
 
-def test_the_stages_of_bert_are_the_simplest_case():
+def test_stages_of_bert_are_ordered_by_length():
     config = tiny_config("x")
     config.stages = named_stages(long=stage(3, 64, 10), short=stage(5, 32, 5))
     assert [(s.name, s.steps, s.first_step, s.batch_size, s.grows) for s in stages_of(config)] == [
@@ -97,7 +97,7 @@ def test_the_stages_of_bert_are_the_simplest_case():
     assert type(schedule).__name__ == "Linear" and schedule.total_steps == 8
 
 
-def test_tokens_and_growing_batches_make_steps(records):
+def test_steps_follow_from_tokens_and_growing_batches(records):
     config = modern_config(records)
     found = stages_of(config)
     assert [(s.name, s.steps, s.batch_size, s.first_step, s.sequences_before, s.grows) for s in found] == [
@@ -119,7 +119,7 @@ def test_tokens_and_growing_batches_make_steps(records):
     ("150m", 8e-4, 1e-5, 3e9, 50e9, 1),
     ("1b", 5e-4, 5e-5, 2e9, 3e9, 1 / 3),
 ])  # fmt: skip
-def test_ettins_phases_are_those_of_its_configs(size, peak, weight_decay, warmup, ramp, share):
+def test_ettins_phases_equal_the_published_configs(size, peak, weight_decay, warmup, ramp, share):
     config = experiments.load(f"modern:{size}")
     found = stages_of(config)
     tokens = {name: sum(s.steps * s.tokens_per_step for s in found if s.name == name) for name in config.stages}
@@ -142,7 +142,7 @@ def test_ettins_phases_are_those_of_its_configs(size, peak, weight_decay, warmup
     assert config.optimizer.weight_decay == weight_decay
 
 
-def test_a_schedule_of_tokens_counts_them(records):
+def test_a_schedule_counts_tokens(records):
     """Its warm-up of 400 tokens: 128 a step, then 256."""
     config = modern_config(records)
     rate = schedule_of(config, 11)
@@ -152,7 +152,7 @@ def test_a_schedule_of_tokens_counts_them(records):
 
 
 @pytest.mark.slow
-def test_batches_and_steps_are_those_of_their_stage(records):
+def test_batches_and_steps_have_the_settings_of_their_stage(records):
     """Sizes and masks of batches, from whatever step on they are read; angles of positions."""
     config = modern_config(records)
     task = task_of(config, records)
@@ -218,7 +218,7 @@ def straight(records, tmp_path_factory, on_one_device):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_a_run_that_stops_at_boundaries_ends_as_a_run_that_does_not(records, straight, tmp_path):
+def test_resume_at_stage_boundaries_gives_identical_params(records, straight, tmp_path):
     for step in (2, 6):  # the batch grows; another stage begins
         launch_and_stop(Pretraining, averaged(records), tmp_path / "stopped", step + 1)
         assert checkpoint.steps(tmp_path / "stopped")[-1] == step
@@ -230,7 +230,7 @@ def test_a_run_that_stops_at_boundaries_ends_as_a_run_that_does_not(records, str
 
 
 @pytest.mark.slow
-def test_the_average_of_the_params_and_the_angles_of_the_stage_are_read(records, straight, tmp_path):
+def test_a_checkpoint_is_read_with_averaged_params_and_rotary_angles_of_its_stage(records, straight, tmp_path):
     params = [leaves(checkpoint._read_item(straight, step, "params", None)) for step in range(1, 6)]
     average = leaves(checkpoint.read_params(straight, 1))
     for step, new_params in enumerate(params[1:], 1):
@@ -275,7 +275,7 @@ def parent(records, tmp_path_factory, on_one_device):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, capsys):
+def test_a_branch_gives_the_params_of_an_uninterrupted_run(records, parent, tmp_path, capsys):
     """Also after the branch was interrupted and resumed."""
     launch(falling(records, 14), tmp_path / "straight")
     line = f"branching off from {parent}, step 8"
@@ -305,7 +305,7 @@ def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, c
     ("{parent}@8", {"model.hidden_size": 64}, r"branch_from = .*@8': model.hidden_size = 64 must be 16, as"),
     ("{parent}@8", {"optimizer.name": "lamb"}, r"branch_from = .*@8': optimizer.name = 'lamb' must be 'adam'"),
 ])  # fmt: skip
-def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from, fields, message):
+def test_invalid_branches_are_refused(records, parent, tmp_path, branch_from, fields, message):
     config = falling(records, 10).unlock()
     config.branch_from = branch_from.format(parent=parent)
     config.update_from_flattened_dict(fields)
@@ -315,7 +315,7 @@ def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from,
 
 
 @pytest.mark.slow
-def test_z_loss_is_added_in_training_alone(records):
+def test_z_loss_is_added_in_training_only(records):
     losses, gradients, task = [], [], task_of(constant(records, 4).lock(), records)
     params = jax.jit(lambda key: nn.unbox(task.init_params(key)))(jax.random.key(0))
     batch = task.loss.normalize(next(task.batches(0)))
@@ -357,13 +357,13 @@ def test_mistakes_in_a_stage_are_named(changed, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_batch_that_the_devices_cannot_share_is_named(records):
+def test_a_batch_size_that_devices_do_not_divide_is_named(records):
     config = modern_config(records, dict(only=stage(4, 32, 10, batch_size=6)))
     with pytest.raises(UserError, match=r"config.stages.only: the batch size 6 must be a multiple of 8"):
         pretraining_task(config, make_mesh(config), records)
 
 
-def test_masks_of_records_cannot_change():
+def test_static_masks_cannot_change_between_stages():
     config = tiny_config("x").unlock()
     config.stages = named_stages(only=stage(4, 32, 10, data=dict(masked_lm_prob=0.1)))
     with pytest.raises(UserError, match=r"records store the static masks; set data.masking=dynamic"):
@@ -432,7 +432,7 @@ def test_a_mixture_changes_between_stages(two_sources):
     assert {entry["source"] for entry in train.values()} == {f"{folder}/sea.txt", f"{folder}/land.txt"}
 
 
-def test_copies_of_files_come_close_to_any_weights():
+def test_copies_of_files_approximate_mixture_weights():
     files = RecordSet(("a", "b", "c"), (4, 4, 4), sources=("x", "x", "y"), lengths=np.arange(12))
     for weights in ({"x": 1, "y": 2}, {"x": 1, "y": 0.37}, {"x": 2.6, "y": 1}, {"x": 0, "y": 1}):
         found = mix_sources(files, weights)
@@ -445,7 +445,7 @@ def test_copies_of_files_come_close_to_any_weights():
     assert spread in (("x", "y", "x", "y"), ("y", "x", "y", "x"))
 
 
-def test_mixtures_that_cannot_be_are_named(two_sources):
+def test_invalid_mixtures_are_named(two_sources):
     folder, _ = two_sources
 
     def mistaken(message, records="", **fields):

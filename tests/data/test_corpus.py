@@ -224,7 +224,7 @@ def test_a_tensorflow_dataset_is_read():
     assert all(line.strip() for d in documents for line in d.lines)
 
 
-def test_sentences_are_split_or_left_as_lines_and_an_endless_one_is_a_fault():
+def test_sentences_are_split_or_left_as_lines_and_an_endless_sentence_is_a_fault():
     document = Document("x", ["Dr. Smith came at 3.15 p.m. today. He left.", "No stop"])
     assert sentences.split(document) == ["Dr. Smith came at 3.15 p.m. today.", "He left.", "No stop"]
     assert sentences.split(document, split_lines=False) == document.lines
@@ -237,7 +237,7 @@ def test_sentences_are_split_or_left_as_lines_and_an_endless_one_is_a_fault():
     ("file", [["a", "b", "c", "d", "e"]], [2]),
     ("line", [["a"], ["b"], ["c"], ["d"], ["e"]], [2, 3, 6, 9, 10]),
 ])  # fmt: skip
-def test_a_document_of_a_text_file_ends_where_the_config_says(tmp_path, document, expected, begin):
+def test_the_config_decides_where_documents_of_a_text_file_end(tmp_path, document, expected, begin):
     (tmp_path / "a.txt").write_text("\na\nb\n\n  \nc\n\n\nd\ne")
     (tmp_path / "b.txt").write_text("of its own\n")
     found = list(read_documents([str(tmp_path)], ReadOptions(document=document)))
@@ -245,7 +245,7 @@ def test_a_document_of_a_text_file_ends_where_the_config_says(tmp_path, document
     assert [d.source for d in found] == [*(f"{tmp_path}/a.txt:{line}" for line in begin), f"{tmp_path}/b.txt:1"]
 
 
-def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
+def test_invalid_documents_are_skipped_and_valid_documents_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("bertjax.data.corpus.reading.MAX_DOCUMENT_CHARACTERS", 100)
     monkeypatch.setattr("bertjax.data.corpus.reading.MAX_LINE_BYTES", 1000)
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\xff\xff\nstill two\n\nthree\n\n" + b"long line\n" * 50 + b"\nfour")
@@ -267,7 +267,7 @@ def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_python_carries_a_corpus_of_english(monkeypatch):
+def test_pydoc_and_docstrings_give_an_english_corpus(monkeypatch):
     """The topics of pydoc, and docstrings of the standard library."""
     monkeypatch.setattr(python_docs, "MAX_CHARACTERS_PER_PACKAGE", 100_000)
     monkeypatch.setattr(python_docs, "MAX_CHARACTERS", 150_000)
@@ -305,7 +305,7 @@ def test_portions_group_files_by_size_and_give_the_whole_corpus(tmp_path, monkey
     assert read == list(read_documents(sources)) and len(read) == 10 + 3
 
 
-def test_another_text_is_another_identity(tmp_path):
+def test_a_changed_corpus_has_another_identity(tmp_path):
     write(tmp_path, a="one", b="two")
     identities = [corpus_portions([str(tmp_path)])[0].identity]
     for change in (
@@ -333,7 +333,7 @@ def test_a_file_that_changes_or_vanishes_is_named(tmp_path):
         list(read_portion(part))
 
 
-def test_one_empty_file_of_many_is_fine(tmp_path):
+def test_one_empty_file_among_many_is_accepted(tmp_path):
     write(tmp_path, a="", b="text", c=" \n\n")
     assert lines_of(tmp_path) == [["text"]]
     with pytest.raises(UserError, match=r"data.corpus: '.*c.txt' contains no text"):
@@ -358,7 +358,7 @@ def remote():
     store.rm("/store", recursive=True)
 
 
-def test_text_on_an_object_store_is_listed_and_read_as_on_a_disk(remote):
+def test_object_stores_are_read_like_disks(remote):
     documents = list(read_documents([remote]))
     assert [d.lines for d in documents] == [["a"], ["b"], ["one"], ["two"]]
     assert [d.source for d in documents[1:3]] == [f"{remote}/b.txt:1", f"{remote}/sub/c.parquet:1"]
@@ -367,7 +367,7 @@ def test_text_on_an_object_store_is_listed_and_read_as_on_a_disk(remote):
     assert [f.path for f in list_files(f"{remote}/b.txt").files] == [f"{remote}/b.txt"]
 
 
-def test_what_is_not_on_an_object_store_is_named(remote):
+def test_missing_files_of_an_object_store_are_named(remote):
     for source, message in {
         "memory://none": "data.corpus: no file or folder 'memory://none'",
         f"{remote}/none.txt": f"data.corpus: no file or folder '{remote}/none.txt'",
@@ -399,7 +399,7 @@ def hub(tmp_path_factory):
     return folder
 
 
-def test_hugging_face_data_sets_are_streamed_in_the_order_of_their_files(hub):
+def test_hugging_face_data_sets_are_streamed_in_file_order(hub):
     documents = list(read_documents([f"hf:{hub}"]))
     assert [d.lines[0] for d in documents] == [f"line {i}." for i in range(600) if i not in (1, 2)]
     assert documents[1].source == f"hf:{hub} example 4" and documents[1].lines == ["line 3.", "and another."]
@@ -434,7 +434,7 @@ def test_a_hugging_face_data_set_that_changes_is_named(tmp_path):
     assert corpus_portions([f"hf:{tmp_path}"])[0].identity != part.identity
 
 
-def test_hugging_faces_library_is_an_extra(monkeypatch):
+def test_the_datasets_library_is_an_optional_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"'hf:user/set' needs Hugging Face's library: pip install 'bertjax\[hf\]'"):
         corpus_portions(["hf:user/set"])
@@ -443,7 +443,7 @@ def test_hugging_faces_library_is_an_extra(monkeypatch):
 # Selection: documents that are held out, how often the others are used, and cleaning.
 
 
-def test_held_out_documents_are_a_random_share_and_do_not_depend_on_the_rest():
+def test_held_out_documents_are_a_random_share_and_independent_of_other_documents():
     texts = [f"text {i}" for i in range(4000)]
     heldout = [text for text in texts if is_heldout(text, 0.1, seed=1)]
     assert 340 < len(heldout) < 460
@@ -470,7 +470,7 @@ def config_of(tmp_path, documents, **cleaning_rules):
     return config
 
 
-def test_documents_that_are_hardly_text_are_left_out_and_text_is_normalized(tmp_path):
+def test_low_quality_documents_are_skipped_and_text_is_normalized(tmp_path):
     short, long, hindi, symbols = ["one"], ["one two", "three four"], ["नमस्ते दुनिया कैसे हो"], ["== | $$ a"]
     decomposed, composed = ["cafe\u0301", "caf\u00e9"], ["caf\u00e9", "caf\u00e9"]
     for rules, given, expected, change in (
@@ -482,7 +482,7 @@ def test_documents_that_are_hardly_text_are_left_out_and_text_is_normalized(tmp_
         assert (found, counts[change]) == (expected, 1)
 
 
-def test_repeats_are_found_as_by_brute_force(tmp_path, monkeypatch):
+def test_duplicates_equal_a_brute_force_search(tmp_path, monkeypatch):
     """In many pieces and ranges; a duplicate does not make its lines boilerplate."""
     monkeypatch.setattr(cleaning, "HASHED_CHARACTERS", 200)
     monkeypatch.setattr(cleaning, "RANGE_BYTES", 1000)
@@ -502,7 +502,7 @@ def test_repeats_are_found_as_by_brute_force(tmp_path, monkeypatch):
     assert ["only here", "and 1"] in found
 
 
-def test_near_duplicates_are_found_by_how_much_they_share(tmp_path):
+def test_near_duplicates_are_detected_by_jaccard_similarity(tmp_path):
     """Copies with some words replaced; what is expected follows from their Jaccard similarity, over 300 pairs each."""
     rng, width = random.Random(0), cleaning.SHINGLE_WORDS
 
@@ -525,7 +525,7 @@ def test_near_duplicates_are_found_by_how_much_they_share(tmp_path):
         (tmp_path / "repeats.npz").unlink()
 
 
-def test_words_are_found_where_there_are_no_spaces(tmp_path):
+def test_words_are_split_in_scripts_without_spaces(tmp_path):
     assert cleaning.words_of_line("The man, in 我们Hello 世界") == [
         "The",
         "man,",
@@ -549,7 +549,7 @@ def test_words_are_found_where_there_are_no_spaces(tmp_path):
     assert read(config)[0] == [["我们在北京"]]
 
 
-def test_what_cleaning_did_is_in_the_manifest(tmp_path, in_process, capsys):
+def test_the_manifest_stores_the_counts_of_cleaning(tmp_path, in_process, capsys):
     (tmp_path / "text.txt").write_text(make_corpus(60) + "\nhi\n\n" + make_corpus(60))
     config = tiny_config(tmp_path / "text.txt")
     config.data.cleaning.update(min_words=2, duplicate_documents=True)

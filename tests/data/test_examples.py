@@ -34,7 +34,7 @@ def test_every_epoch_holds_every_example_once(count, batch_size):
 
 
 @pytest.mark.parametrize("order_of, count", [(TrainingOrder, 301), (TrainingOrder, 19), (PackedOrder, 301)])
-def test_any_step_can_be_computed_by_itself_on_any_number_of_hosts_and_the_seed_decides(order_of, count):
+def test_batches_are_a_function_of_step_and_seed_for_any_number_of_hosts(order_of, count):
     """Nearly three epochs. Of 19 examples, all rows of some hosts are padding, of the same length."""
     examples = make_examples(count, labels=np.arange(count))
 
@@ -62,7 +62,7 @@ def test_any_step_can_be_computed_by_itself_on_any_number_of_hosts_and_the_seed_
             assert batch["segments"].shape[1] == padded_length(batch["segments"].sum(1).max(), 128)
 
 
-def test_short_examples_do_not_pay_for_long_ones():
+def test_batches_have_examples_of_similar_length():
     examples = make_examples(2000, longest=500)
     order = TrainingOrder(examples, 16, seed=0, longest=512)
     lengths = np.array([order.length(step) for step in range(4 * order.steps_per_epoch)])
@@ -73,7 +73,7 @@ def test_short_examples_do_not_pay_for_long_ones():
     assert abs(np.corrcoef(place, lengths)[0, 1]) < 0.2
 
 
-def test_evaluation_counts_nobody_twice_and_loses_nobody():
+def test_evaluation_counts_every_example_once():
     examples, seen = make_examples(45, labels=np.arange(45)), []
     for rows, length in batching.evaluation_batches(examples, 8, 128):
         batch = examples.batch(rows, length)
@@ -112,7 +112,7 @@ def test_a_batch_pads_ids_labels_and_choices():
     assert scored["labels"].dtype == np.float32 and list(scored["labels"]) == [3, 0.5]
 
 
-def test_padded_length():
+def test_padded_lengths_are_powers_of_two_up_to_the_maximum():
     assert [padded_length(n, 128) for n in (1, 16, 17, 100, 128)] == [16, 16, 32, 128, 128]
     assert padded_length(70, 80) == 80 and padded_length(600, 1024) == 1024
 
@@ -161,7 +161,7 @@ def test_short_examples_share_rows():
 
 
 @pytest.mark.parametrize("batch_size, multiple", [(8, 1), (8, 4), (64, 8)])
-def test_packed_evaluation_counts_nobody_twice_and_loses_nobody(batch_size, multiple):
+def test_packed_evaluation_counts_every_example_once(batch_size, multiple):
     examples, seen, shapes = make_examples(45, labels=np.arange(45)), [], set()
     for found, *places in batching.packed_evaluation(examples, batch_size, 128, multiple):
         batch = examples.packed(found, *places)
@@ -172,7 +172,7 @@ def test_packed_evaluation_counts_nobody_twice_and_loses_nobody(batch_size, mult
     assert not list(batching.packed_evaluation(Examples([], []), batch_size, 128, multiple))
 
 
-def test_packed_labels_and_choices():
+def test_packed_batches_have_labels_and_choices():
     order, starts = (np.array([0, 2, -1, 1]), np.array([0, 0, 0, 1])), np.array([0, 3, 0, 0])
     row = RowSize(6, 3)
     assert listed(TAGGED.packed(*order, starts, 3, row), "input_ids", "labels", "weights") == [

@@ -17,7 +17,7 @@ from tests.finetuning.test_finetuning import tokenizer
 STARS = ["1"] * 60 + ["2"] * 30 + ["3"] * 9 + ["rare"]
 
 
-def test_a_tenth_of_each_label_is_held_out_whatever_process_chooses():
+def test_a_tenth_of_every_label_is_held_out_deterministically():
     chosen = holdout.choose_heldout([[label] for label in STARS], seed=0)
     assert sorted(chosen) == [2, 4, 5, 16, 23, 48, 62, 63, 89, 93]  # the same for ever: a workdir relies on it
     assert chosen != holdout.choose_heldout([[label] for label in STARS], seed=1)
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_divided_is_refused(tmp_path, experiment, rows, da
         tasks.get(config.task).load(config, tokenizer())
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path):
+def test_a_file_of_another_type_is_refused(tmp_path):
     (tmp_path / "rows.txt").write_text("ship\n")
     with pytest.raises(UserError, match=r"rows.txt': must be a folder, or a file that ends in .csv, .tsv, .jsonl"):
         tasks.get("classify").load(config_of(classify, tmp_path / "rows.txt"), tokenizer())

@@ -33,7 +33,7 @@ def selected(ids, masking):
     return chosen
 
 
-def test_hides_15_percent_and_never_a_special_token():
+def test_fifteen_percent_are_masked_and_no_special_token():
     ids, special, masking = masked(0, rows=500)
     chosen, used = selected(ids, masking), np.arange(20) < masking.counts[:, None]
     assert (masking.counts == round(0.15 * LENGTH)).all() and not chosen[special].any()
@@ -43,7 +43,7 @@ def test_hides_15_percent_and_never_a_special_token():
 
 
 @pytest.mark.parametrize("limit", [1, 10, 20])
-def test_padding_is_never_hidden_and_does_not_count(limit):
+def test_padding_is_never_masked_and_not_counted(limit):
     ids = np.full((300, LENGTH), 7, np.int32)
     ids[:, 0] = CLS
     sizes, rules = np.arange(300) % (LENGTH - 1) + 2, dataclasses.replace(MASKING, max_predictions_per_seq=limit)
@@ -54,7 +54,7 @@ def test_padding_is_never_hidden_and_does_not_count(limit):
 
 @pytest.mark.parametrize("split", [(0.8, 0.1, 0.1), (1.0, 0.0, 0.0), (0.5, 0.2, 0.3), (0.0, 1.0, 0.0)])
 @pytest.mark.parametrize("words", [TOKENS, WORDS, SPANS])
-def test_the_split_of_what_becomes_of_the_tokens(split, words):
+def test_eighty_ten_ten_split_of_masked_tokens(split, words):
     _, _, masking = masked(0, rows=3000, split=split, **words)
     used = np.arange(20) < masking.counts[:, None]
     behind = np.take_along_axis(masking.ids, masking.positions, axis=1)[used]
@@ -65,7 +65,7 @@ def test_the_split_of_what_becomes_of_the_tokens(split, words):
 
 
 @pytest.mark.parametrize("spans", [False, True])
-def test_whole_words_are_hidden_together_or_not_at_all(spans):
+def test_whole_words_are_masked_together(spans):
     ids, special, masking = masked(2, rows=500, continues_word=CONTINUES, spans=spans)
     hidden = selected(ids, masking)
     inside = CONTINUES[ids[:, 1:]] & ~special[:, 1:] & ~special[:, :-1]
@@ -78,7 +78,7 @@ def test_whole_words_are_hidden_together_or_not_at_all(spans):
     assert 0.75 < hidden[:, :-1][long].mean() / hidden[:, :-1][first[:, :-1] & ~long].mean() < 1.1
 
 
-def test_a_word_over_the_limit_is_passed_over():
+def test_a_word_over_the_limit_is_skipped():
     ids = np.array([[CLS, 10, 11, 12, 13, 14, 15, 16, 17, SEP]], np.int32)
     continues = np.isin(np.arange(VOCAB), range(11, 18))  # one word of eight pieces
     for spans in (False, True):
@@ -87,7 +87,7 @@ def test_a_word_over_the_limit_is_passed_over():
         assert rules.mask(ids, np.array([10]), draws).counts.tolist() == [0]
 
 
-def test_lengths_of_spans():
+def test_span_lengths_follow_spanbert():
     """Where spans seldom meet: 1 to 10 words, 3.8 on average, each as often as in SpanBERT's figure 2."""
     ids, _, masking = masked(
         0, 8192, rows=200, masked_lm_prob=0.02, max_predictions_per_seq=164, continues_word=SINGLE, spans=True
@@ -99,7 +99,7 @@ def test_lengths_of_spans():
     assert 3.65 < np.mean(runs) < 3.95
 
 
-def test_the_tokens_of_a_span_share_what_becomes_of_them():
+def test_tokens_of_a_span_share_one_replacement_kind():
     shares = dict(split=(0.5, 0.4, 0.1), masked_lm_prob=0.5, max_predictions_per_seq=10)
     rules = dataclasses.replace(MASKING, **shares, continues_word=SINGLE, spans=True)
     ids = np.random.default_rng(0).integers(5, VOCAB, size=(1000, LENGTH), dtype=np.int32)
@@ -117,7 +117,7 @@ def test_the_tokens_of_a_span_share_what_becomes_of_them():
     assert len(replaced) and (np.array([len(set(row)) for row in replaced.tolist()]) > 6).all()  # pieces of their own
 
 
-def test_no_rows_and_rows_without_text():
+def test_empty_batches_and_rows_without_text_have_no_masks():
     for words in (TOKENS, WORDS, SPANS):
         rules = dataclasses.replace(MASKING, **words)
         for ids in (np.zeros((0, 8), np.int32), np.array([[CLS, SEP, 0, 0, 7, 7, 7, 7]], np.int32)):

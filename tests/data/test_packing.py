@@ -39,7 +39,7 @@ def like_wikipedia(count, seed=0):
 
 
 @pytest.mark.parametrize("size", [1, 4, 5, 8, 48, 64])
-def test_each_sequence_has_one_place_and_each_step_its_number(size):
+def test_every_sequence_is_packed_once_and_steps_have_equal_numbers(size):
     """Also where the numbers do not work out: rows of three cannot be dealt to steps of four."""
     repeated = [[512], [170], [64], [1], [171, 341], [512, 1], [512, 300, 30]]
     for lengths in (*map(like_wikipedia, (5, 1003, 4096)), *(np.resize(some, 240) for some in repeated)):
@@ -61,7 +61,7 @@ def test_a_length_that_no_row_can_hold_is_refused(wrong):
         arrange(np.array([100, wrong, 200]), 2, ROW, rng())
 
 
-def test_any_sequence_may_come_in_any_step():
+def test_sequences_are_shuffled_over_all_steps():
     """Over many seeds: the mean step, of the longest, the shortest, and of whole rows; and who comes with whom."""
     lengths, seeds = np.concatenate([[511, 1, 512], rng().integers(20, 500, 197)]), 150
     steps, companions = np.empty((seeds, 200), int), set()
@@ -137,7 +137,7 @@ def test_packed_and_padded_batches_have_the_same_sequences(packable):
             assert len(set(few["dropout_rows"][used])) == used.sum()
 
 
-def test_packed_batches_are_functions_of_the_step(packable, monkeypatch):
+def test_packed_batches_are_a_function_of_the_step(packable, monkeypatch):
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 3)  # several an epoch, that need not have the same rows
     monkeypatch.setattr(order, "FIRST_WINDOWS", 0)
     straight = batches_of(packable, 60, multiple=1)
@@ -149,7 +149,7 @@ def test_packed_batches_are_functions_of_the_step(packable, monkeypatch):
 
 
 @pytest.mark.parametrize("together, hosts", [(2, 8), (4, 2), (4, 8), (100, 4)])
-def test_hosts_have_their_rows_of_the_same_packed_batches(packable, monkeypatch, together, hosts):
+def test_hosts_share_the_same_packed_batches(packable, monkeypatch, together, hosts):
     monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", together)  # groups: 8, 4, 1
 
     def of_host(host):
@@ -161,7 +161,7 @@ def test_hosts_have_their_rows_of_the_same_packed_batches(packable, monkeypatch,
     assert_same(batches_of(packable, 6, batch_size=16, start=7, multiple=8), joined)
 
 
-def test_a_host_reads_only_its_groups(tmp_path, monkeypatch):
+def test_a_host_reads_only_the_groups_of_its_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", 4)
     made = Order(measured_set(tmp_path), 16, 0, RowSize(LENGTH, 8, 8))
     lanes = [made.lanes_of(group) for group in range(4)]
@@ -179,7 +179,7 @@ def test_files_of_long_and_of_short_sequences_share_the_groups():
     assert made.groups == 8 and needed < made.rows(0, 8) < 1.05 * needed
 
 
-def test_the_number_of_rows_hardly_changes(monkeypatch):
+def test_the_number_of_rows_is_nearly_constant(monkeypatch):
     """Each new one is a compilation."""
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 32)
     lengths = rng().integers(8, 512, 40_000).astype(np.uint16)
@@ -200,7 +200,7 @@ def test_skipped_records_leave_gaps(tmp_path):
     assert gone == 1
 
 
-def test_lengths_that_are_not_those_of_the_records_are_noticed(tmp_path):
+def test_wrong_stored_lengths_are_detected(tmp_path):
     with pytest.raises(UserError, match="the records are longer than when their lengths were read"):
         batches_of(measured_set(tmp_path, shorter=1), 15, multiple=1)
 

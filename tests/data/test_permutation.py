@@ -62,7 +62,7 @@ def test_spans_are_words_of_harmonic_lengths_in_their_context():
     np.testing.assert_allclose(drawn, 1 / np.arange(1, 6) / sum(1 / np.arange(1, 6)), atol=0.01)
 
 
-def test_a_row_does_not_depend_on_those_beside_it():
+def test_a_row_does_not_depend_on_neighbouring_rows():
     random_order, (ids, sizes) = order(), rows_of(64)
     draws = random_order.draw(np.random.default_rng(1), *ids.shape)
     together, _ = random_order.permute(ids, sizes, draws)

@@ -52,7 +52,7 @@ def numbers(files, steps, start=0, batch_size=16, seed=0, rows=np.arange):
 
 
 @pytest.mark.parametrize("window", [order.SHUFFLE_WINDOW, 6])
-def test_any_step_can_be_computed_by_itself(numbered, monkeypatch, window):
+def test_any_step_can_be_computed_independently(numbered, monkeypatch, window):
     """Two epochs of 75 steps: 25 windows of six, one of which runs across the end of an epoch, and nothing is lost."""
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", window)
     straight = numbers(numbered, 150, batch_size=4)
@@ -73,7 +73,7 @@ def test_hosts_share_the_same_global_batches(numbered, monkeypatch, lanes):
         assert (numbers(numbered, 30, 7, rows=lambda _, rows=rows: np.array(rows)) == together[:, np.array(rows)]).all()
 
 
-def test_a_host_opens_only_its_share_of_the_files():
+def test_a_host_opens_only_a_share_of_the_files():
     files = RecordSet(tuple(f"shard-{i}" for i in range(64)), (100,) * 64)
     spans = [Order(files, 16, 0, RowSize(8, 8)).spans(lane, 0) for lane in range(16)]
     opened = [{path for path, _, _ in itertools.islice(lane, 20)} for lane in spans]  # five epochs of four files
@@ -82,7 +82,7 @@ def test_a_host_opens_only_its_share_of_the_files():
         assert all(len(mine) == 64 // hosts for mine in own) and len(set.union(*own)) == 64
 
 
-def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeypatch):
+def test_a_late_step_reads_only_the_records_of_its_window(numbered, monkeypatch):
     """Step 50,000 is in epoch 666 of these 300 records, but a lane reads its window of 75, and perhaps one ahead."""
     taken, spans = [], Order.spans
 
@@ -96,7 +96,7 @@ def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeyp
     assert 300 <= sum(taken) <= 600
 
 
-def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
+def test_held_out_records_are_read_once_on_any_number_of_hosts(numbered):
     def batches(rows=np.arange):
         return list(
             pipeline.heldout_batches(
@@ -114,7 +114,7 @@ def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
 
 @pytest.mark.slow
 @both_readers
-def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(records_folder, reader_name, monkeypatch):
+def test_readers_close_at_once_and_leave_no_threads(records_folder, reader_name, monkeypatch):
     """The thread of tf.data's autotuning sleeps up to a minute, and tunes whatever is left to it."""
     from bertjax.data.tensorflow import tf
 
@@ -134,7 +134,7 @@ def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(recor
     assert reader_name == "tf_data" or set(threading.enumerate()) == before
 
 
-def test_what_does_not_fit_together_is_refused(numbered):
+def test_incompatible_batch_settings_are_refused(numbered):
     few = RecordSet(numbered.paths[1:2], numbered.counts[1:2])
     with pytest.raises(UserError, match=r"batch_size = 16: needs at least 16 training records, but there are 5; "):
         numbers(few, 1)
@@ -246,13 +246,13 @@ def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
     assert np.mean([len(set(found)) for found in masked_rows.values()]) > 7
 
 
-def test_another_seed_masks_the_same_text_at_the_same_place_otherwise(tmp_path):
+def test_another_seed_gives_other_masks_of_the_same_text(tmp_path):
     files = write_set(tmp_path / "same", np.repeat(random_rows(1, is_masked=False), 32))
     first, second = (np.concatenate([b["input_ids"] for b in batches_of(files, 4, seed=seed)]) for seed in (0, 1))
     assert (first != second).any(1).mean() > 0.9
 
 
-def test_held_out_masks_are_a_function_of_place_and_seed(unmasked):
+def test_held_out_masks_are_a_function_of_position_and_seed(unmasked):
     def evaluated(batch_size, seed=0):
         batch = heldout(unmasked, batch_size, 90, transforms=[masks(MASKING)], seed=seed)
         assert batch["sequence_weights"].sum() == 90 and not batch["sequence_weights"][90:].any()
@@ -302,7 +302,7 @@ DAMAGES = [
     [*(("plain", *each) for each in DAMAGES), *(("tf_data", *each) for each in DAMAGES[:4])],
     indirect=["reader_name"],
 )
-def test_a_damaged_record_is_named_or_an_empty_row(tmp_path, reader_name, how, lost, layout, is_masked, capfd):
+def test_a_damaged_record_is_an_error_or_an_empty_row(tmp_path, reader_name, how, lost, layout, is_masked, capfd):
     """Record 11 of the second and the third file is damaged. All other rows stay where they were."""
     files = write_set(tmp_path / "records", random_rows(120, is_masked=is_masked), layout)
     whole = batches_of(files, 30)  # two epochs
@@ -332,7 +332,7 @@ def test_a_damaged_record_is_named_or_an_empty_row(tmp_path, reader_name, how, l
 
 
 @both_readers
-def test_files_of_which_nothing_can_be_read_are_refused(tmp_path, reader_name):
+def test_files_without_a_readable_record_are_refused(tmp_path, reader_name):
     files = write_set(tmp_path / "records", random_rows(120), on_corrupt="skip")
     with pytest.raises(UserError, match="none of the records can be read"):
         batches_of(dataclasses.replace(files, layout="compact"), 1)
@@ -348,7 +348,7 @@ def test_files_of_which_nothing_can_be_read_are_refused(tmp_path, reader_name):
     ("positions", 16, "masked_lm_positions", True),
     ("label", 2, "next_sentence_labels", True),
 ])  # fmt: skip
-def test_values_that_no_record_has_are_named(tmp_path, monkeypatch, field, value, name, is_masked):
+def test_out_of_range_values_in_records_are_named(tmp_path, monkeypatch, field, value, name, is_masked):
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 7)
     rows = random_rows(120, is_masked=is_masked)
     rows[field][77] = value

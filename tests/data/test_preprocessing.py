@@ -43,7 +43,7 @@ def blocks_in(config, groups=None):
     return blocks.read_blocks(groups, selection.selection_of(config), collections.Counter())
 
 
-def test_the_same_bytes_for_any_number_of_workers(corpus_file, tmp_path, monkeypatch, capsys):
+def test_any_number_of_workers_writes_identical_bytes(corpus_file, tmp_path, monkeypatch, capsys):
     """In one process, and with two others and many small blocks, so that they really take turns."""
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
     monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # of 330
@@ -58,7 +58,9 @@ def test_the_same_bytes_for_any_number_of_workers(corpus_file, tmp_path, monkeyp
     assert capsys.readouterr().out.count("; a sample of words rarer than ") == 2
 
 
-def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file, records_folder, tmp_path, in_process):
+def test_records_depend_on_the_data_seed_and_not_on_the_training_seed(
+    corpus_file, records_folder, tmp_path, in_process
+):
     config = tiny_config(corpus_file)
     config.seed = 5
     preparation.prepare(config, tmp_path / "training")
@@ -152,7 +154,7 @@ TWENTY, ENDLESS = make_corpus(20), "x" * 1_000_000
     (f"{TWENTY}\n{ENDLESS}", {"tokenizer.path": ""}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
     (TWENTY, {"model.vocab_size": 30522}, r"vocab_size = 30522: .*vocab.txt has 7 tokens"),
 ])  # fmt: skip
-def test_corpora_that_cannot_serve(tmp_path, in_process, text, options, message):
+def test_unusable_corpora_are_refused(tmp_path, in_process, text, options, message):
     (tmp_path / "text.txt").write_text(text)
     config = with_vocabulary(tiny_config(tmp_path / "text.txt"), tmp_path, "the", "one")
     for name, value in options.items():
@@ -190,7 +192,7 @@ class Killed(BaseException):
     """Stops a preparation; nothing catches it."""
 
 
-def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_process):
+def test_preparation_resumes_with_finished_parts_after_a_kill(monkeypatch, tmp_path, in_process):
     """Stopped after every third block or shard: none is made twice, and the bytes are those of an undisturbed run.
 
     What is left of another run, and a shard that is lost or damaged, changes nothing.
@@ -230,7 +232,7 @@ def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_proces
 
 
 @pytest.mark.parametrize("change", ["config", "corpus", "word"])
-def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp_path, in_process, change):
+def test_parts_of_another_recipe_are_not_reused(monkeypatch, tmp_path, in_process, change):
     config = many_blocks(monkeypatch, tmp_path, documents=80)
     if change == "corpus":
         config.tokenizer.path, config.model.vocab_size = "", 150  # the vocabulary is another as well
@@ -264,7 +266,7 @@ def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp
     assert len(made) - remade > 4 and (remade == 1 or change != "word"), "blocks of the same text are kept"
 
 
-def test_bad_documents_are_left_out_and_counted(monkeypatch, tmp_path, in_process, capsys):
+def test_bad_documents_are_skipped_and_counted(monkeypatch, tmp_path, in_process, capsys):
     config = many_blocks(monkeypatch, tmp_path, documents=80)
     preparation.prepare(config, tmp_path / "clean")
     text = (tmp_path / "1.txt").read_text()
@@ -297,7 +299,7 @@ def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_
 
 
 @pytest.mark.parametrize("document", ["blank_line", "file"])
-def test_padding_and_lonely_sentences_are_told(tmp_path, in_process, capsys, document):
+def test_padding_and_documents_of_one_sentence_are_reported(tmp_path, in_process, capsys, document):
     """Paragraphs with blank lines between them, each a sentence."""
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text(re.sub("\n+", "\n\n", make_corpus(2, seed=number)))
@@ -320,7 +322,7 @@ def test_padding_and_lonely_sentences_are_told(tmp_path, in_process, capsys, doc
     assert manifest["corpus"]["train_documents"] < 30 or is_bad
 
 
-def test_sources_are_used_as_often_as_the_mixture_says(monkeypatch, tmp_path, in_process):
+def test_the_mixture_sets_the_share_of_every_source(monkeypatch, tmp_path, in_process):
     config = many_blocks(monkeypatch, tmp_path, documents=400)
     first, second = config.data.corpus
     config.stages, config.data.heldout_fraction = named_stages(short=stage(1, 32, 5)), 0.0
@@ -333,7 +335,7 @@ def test_sources_are_used_as_often_as_the_mixture_says(monkeypatch, tmp_path, in
     assert first not in manifest["sources"] and manifest["corpus"]["train_documents"] == 200
 
 
-def test_a_document_that_is_not_used_is_no_random_next_segment_either(tmp_path, in_process):
+def test_unused_documents_are_not_random_next_segments(tmp_path, in_process):
     (tmp_path / "a.txt").write_text(make_corpus(100))
     (tmp_path / "b.txt").write_text(make_corpus(100, seed=1).replace("The", "Zzz"))
     config = with_vocabulary(tiny_config(), tmp_path, "the", "zzz")
@@ -387,7 +389,7 @@ def test_words_of_the_corpus_are_in_records_or_counted_as_cut(name, monkeypatch,
         assert (f"are in no record of length {length}: " in printed) == (cut > 0.01 * len(used))
 
 
-def test_files_and_documents_add_up(monkeypatch, tmp_path, in_process, capsys):
+def test_counts_of_files_and_documents_add_up(monkeypatch, tmp_path, in_process, capsys):
     config = many_blocks(monkeypatch, tmp_path, documents=80)
     texts, line = tmp_path / "texts", '{"text": "The fox saw a dog near the river ."}\n'
     (texts / "sub").mkdir(parents=True)
@@ -415,7 +417,7 @@ def test_files_and_documents_add_up(monkeypatch, tmp_path, in_process, capsys):
     assert f"{texts} are unknown to the vocabulary, such as " in printed and "'fox'" in printed
 
 
-def test_finished_records_are_not_written_over(corpus_file, records_folder, tmp_path):
+def test_finished_records_are_not_overwritten(corpus_file, records_folder, tmp_path):
     with pytest.raises(UserError, match="already contains finished records"):
         preparation.prepare(tiny_config(corpus_file), records_folder)
     with pytest.raises(UserError, match="workers=0"):
@@ -452,7 +454,7 @@ def test_beam_writes_the_records_of_the_local_run(with_duplicates, tmp_path, in_
 
 
 @pytest.mark.slow
-def test_mistakes_in_a_corpus_of_beam_are_one_line(with_duplicates, tmp_path, in_process):
+def test_beam_reports_mistakes_in_one_line(with_duplicates, tmp_path, in_process):
     with (tmp_path / "2.txt").open("a") as file:
         file.write("\n" + "x" * 200_000)
     with pytest.raises(UserError, match=r"^.*2.txt:\d+: a sentence of 200,000 characters[^\n]*$"):
@@ -474,7 +476,7 @@ def config_of(corpus_file, kind="wordpiece", vocab_size=None):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
-def test_words_are_those_of_the_sentences_that_are_not_held_out(kind, corpus_file, tmp_path, monkeypatch, in_process):
+def test_vocabularies_are_trained_without_held_out_sentences(kind, corpus_file, tmp_path, monkeypatch, in_process):
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
     config, expected, used = config_of(corpus_file, kind), collections.Counter(), 0
     for document in corpus.read_documents([str(corpus_file)]):
@@ -530,7 +532,7 @@ def test_a_full_disk_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sample_takes_bounded_room_and_is_right_on_average():
+def test_a_word_sample_has_bounded_size_and_unbiased_counts():
     shares, truth = [], sum(zipf_words(4, 4000), collections.Counter())
     for trial in range(100):  # other words, hence other hashes
         words = {f"{word}.{trial:02d}": count for word, count in truth.items()}
@@ -545,7 +547,7 @@ def test_a_sample_takes_bounded_room_and_is_right_on_average():
     assert abs(np.mean(shares) - 1) < 4 * np.std(shares) / 100**0.5 < 0.02
 
 
-def test_a_sample_does_not_depend_on_order_and_parts():
+def test_a_word_sample_does_not_depend_on_order_and_parts():
     words = sum(zipf_words(4), collections.Counter())
     items, rng = list(words.items()), np.random.default_rng(0)
     whole = sample_words([words], 10_000)

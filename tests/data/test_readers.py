@@ -46,7 +46,7 @@ def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypat
     assert len(ids) > 300 and set(map(tuple, ids)) <= {*map(tuple, rows["ids"].tolist()), (0,) * LENGTH}
 
 
-def test_examples_are_parsed_in_any_order_of_features_and_with_others():
+def test_examples_are_parsed_with_features_in_any_order_and_extra_features():
     from bertjax.data.tensorflow import tf
 
     def example(ids, *names):
@@ -100,7 +100,7 @@ def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
     assert list(read_range(str(path), 301, 20, buffer)) == written[301:321]
 
 
-def test_torn_examples_are_refused_and_never_read_beyond():
+def test_truncated_examples_are_refused_without_reading_out_of_bounds():
     (record,) = [layouts.empty_record(layouts.Format(LENGTH, PREDICTIONS))]
     form, rng = layouts.Format(LENGTH, PREDICTIONS), np.random.default_rng(0)
     layouts.parse_records([record, record], form)
@@ -117,7 +117,7 @@ def test_torn_examples_are_refused_and_never_read_beyond():
     assert Records([record]).count("input_ids") == LENGTH
 
 
-def test_the_reader_is_plain_where_tensorflow_is_not_installed(monkeypatch):
+def test_the_plain_reader_is_used_without_tensorflow(monkeypatch):
     assert interface.reader().__name__.endswith(".tf_data")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert interface.reader() is plain

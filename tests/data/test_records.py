@@ -50,7 +50,7 @@ def find(folder, length=8, predictions=2, split="train", **options):
     return record_sets.find_records(folder, length, predictions, split, **options)
 
 
-def test_googles_records_are_what_we_read(tmp_path):
+def test_records_of_google_are_read(tmp_path):
     write_google_files(tmp_path)
     found = find(tmp_path)
     assert found.counts == (5, 5, 5)
@@ -93,7 +93,7 @@ def test_damaged_empty_and_missing_files_are_named(tmp_path):
             find(tmp_path)
 
 
-def test_the_number_of_files_is_in_their_names_and_not_in_the_name_of_the_folder(tmp_path, records_folder):
+def test_the_number_of_files_is_read_from_file_names_only(tmp_path, records_folder):
     shutil.copytree(records_folder / "length32", tmp_path / "length32")
     assert find(tmp_path, 32, 5).total > 100
     (tmp_path / "length32" / "train-00003-of-00008.tfrecord").unlink()
@@ -136,7 +136,7 @@ def test_records_without_a_manifest_are_counted_once(tmp_path, counted):
 
 
 @pytest.mark.parametrize("content", ["{", "\x00\xff", "[1, 2]", '{"a": 5}', '{"a": {"bytes": [], "records": 3}}'])
-def test_a_file_of_counts_that_is_damaged_is_written_anew(tmp_path, counted, content):
+def test_a_damaged_file_of_counts_is_rewritten(tmp_path, counted, content):
     write_google_files(tmp_path / "records", files=1)
     (tmp_path / "record_counts.json").write_text(content, "latin-1")
     for _ in range(2):
@@ -146,7 +146,7 @@ def test_a_file_of_counts_that_is_damaged_is_written_anew(tmp_path, counted, con
     assert json.loads((tmp_path / "record_counts.json").read_text()) == expected
 
 
-def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path):
+def test_prepared_records_are_checked_against_the_manifest(records_folder, tmp_path):
     for name, content in (("empty", json.dumps(read_manifest(records_folder))), ("damaged", "{")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(content)
@@ -165,7 +165,7 @@ def copied(records_folder, tmp_path):
     return shutil.copytree(records_folder, tmp_path / "copied")
 
 
-def test_the_manifest_has_size_and_checksum_of_each_file(records_folder):
+def test_the_manifest_stores_sizes_and_checksums_of_files(records_folder):
     for found in read_manifest(records_folder)["sets"].values():
         for path, entry in [*found["train"].items(), *found["heldout"].items()]:
             content = (records_folder / path).read_bytes()
@@ -189,7 +189,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", ["train-00003-of-00008", "heldout-00000-of-00001"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_is_not_what_the_manifest_says_is_named(copied, name, change):
+def test_a_file_that_differs_from_the_manifest_is_named(copied, name, change):
     changed, message = CHANGES[change]
     path = copied / f"length64/{name}.tfrecord"
     path.write_bytes(changed(path.read_bytes()))
@@ -201,7 +201,7 @@ def test_a_file_that_is_not_what_the_manifest_says_is_named(copied, name, change
     assert find(copied, 32, 5, split).total
 
 
-def test_files_that_are_not_what_the_manifest_says_can_be_left_out(copied, capfd):
+def test_files_that_differ_from_the_manifest_can_be_skipped(copied, capfd):
     files = [copied / f"length64/train-0000{i}-of-00008.tfrecord" for i in (2, 5, 6)]
     contents = [path.read_bytes() for path in files]
     for path, content in zip(files, (contents[1], contents[0], contents[2][:-5])):
@@ -233,7 +233,7 @@ def test_manifests_of_other_versions_and_recipes_are_read(copied):
 
 
 @pytest.mark.parametrize("measures", [False, True])
-def test_a_manifest_that_counts_more_records_than_there_are_is_refused(copied, measures):
+def test_a_manifest_with_too_large_counts_is_refused(copied, measures):
     """A reader that believed it would look for them for ever."""
     manifest = read_manifest(copied)
     files = manifest["sets"]["64"]["train"]
@@ -260,7 +260,7 @@ def test_lengths_of_records_without_a_manifest_are_measured_once(tmp_path, monke
     assert find(tmp_path / "records").lengths is None
 
 
-def test_a_damaged_record_hides_no_other_length(tmp_path):
+def test_a_damaged_record_does_not_affect_other_lengths(tmp_path):
     path = tmp_path / "a.tfrecord"
     write_sizes(path, [3, 8, 5, 6, 4])
     whole = path.read_bytes()
@@ -275,7 +275,7 @@ def test_a_damaged_record_hides_no_other_length(tmp_path):
     assert lengths.measure_lengths(*given).tolist() == [3, 8, 5, 6, 4, 1]
 
 
-def test_lengths_are_those_of_the_records_and_are_named_if_they_are_not(copied):
+def test_stored_lengths_equal_the_records_and_damaged_length_files_are_named(copied):
     for length, predictions in ((32, 5), (64, 10)):
         found, form = find(copied, length, predictions), layouts.Format(length, predictions)
         np.testing.assert_array_equal(found.lengths, lengths.measure_lengths(found.paths, found.counts, form, None))

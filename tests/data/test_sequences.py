@@ -48,14 +48,14 @@ def second(pair) -> slice:
     return slice(pair.second_start, pair.second_start + pair.second_size)
 
 
-def test_sentences_without_tokens_and_documents_without_sentences_are_left_out():
+def test_empty_sentences_and_documents_are_skipped():
     tokens = joined([[[1, 2], [], [3]], [[], []], [], [[4, 5, 6]]])
     assert tokens.ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert tokens.starts == [0, 2, 3, 6] and tokens.documents == [0, 2, 3]
     assert joined([]).documents == [0]
 
 
-def test_half_of_the_pairs_are_random_next_from_any_other_document_and_the_others_follow():
+def test_half_of_the_pairs_are_random_next_and_half_are_consecutive():
     docs, labels, others = documents(), [], set()
     for seed, short in itertools.product(range(300), (0.0, 0.5)):
         for pair in pairs(docs, 2, seed, length=128, short_seq_prob=short):
@@ -81,7 +81,7 @@ def used(pair):
     return sorted([*range(10**6)[first(pair)], *range(10**6)[second(pair)]])
 
 
-def test_segments_in_order_cover_their_document_and_half_are_swapped():
+def test_segments_in_order_cover_the_document_and_half_are_swapped():
     docs, labels = documents(), []
     begin, end = (joined(docs).starts[30 * number] for number in (2, 3))  # tokens of document 2
     for seed in range(50):
@@ -108,7 +108,7 @@ def test_a_single_sentence_is_split_at_any_token():
     assert len(at) == 40 and at[0] == 0 and (at[1:] > 20).all()
 
 
-def test_a_single_token_is_left_out():
+def test_a_single_token_is_skipped():
     assert ordered([[[7]]], 0, 0) == []
     assert [len(used(found)) for found in ordered([[[1] * 61, [2]]], 0, 0)] == [61]
 
@@ -122,7 +122,7 @@ def full(docs, seed, length=64, short_seq_prob=0.0, sep=-1):
 
 @pytest.mark.parametrize("length", [8, 64, 1000])
 @pytest.mark.parametrize("short_seq_prob", [0.0, 0.5])
-def test_full_sentences_give_back_the_text_with_documents_separated(length, short_seq_prob):
+def test_full_sentences_reproduce_the_text_with_separators_between_documents(length, short_seq_prob):
     docs = documents()
     for seed in range(10):
         rows = full(docs, seed, length, short_seq_prob)
@@ -195,7 +195,7 @@ def test_rows_are_well_formed(next_sentence, masking):
 
 
 @pytest.mark.parametrize("next_sentence", ["order", "none"])
-def test_some_of_the_documents(next_sentence):
+def test_sequences_can_use_a_selection_of_documents(next_sentence):
     """As when a mixture uses some more often than others."""
     tokens, rows = rows_of(used=[1, 4, 5], next_sentence=next_sentence, masking="dynamic", short_seq_prob=0.0)
     ids = rows["ids"][np.arange(STAGE.length) < rows["size"][:, None]]
@@ -206,7 +206,7 @@ def test_some_of_the_documents(next_sentence):
     assert next_sentence == "order" or (found == expected).all()
 
 
-def test_one_document_gives_rows_unless_a_random_one_is_needed():
+def test_one_document_gives_rows_unless_random_next_needs_another():
     for next_sentence in ("order", "none"):
         assert len(rows_of(documents=1, next_sentence=next_sentence)[1])
         assert not len(rows_of(documents=0, next_sentence=next_sentence)[1])

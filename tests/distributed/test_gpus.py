@@ -16,7 +16,7 @@ def test_gpus_are_named_with_their_number():
     assert accelerator("h200-16", hosts=2).description == "h200-16: 16 GPUs in 2 machines"
 
 
-def test_their_rates_are_those_of_the_data_sheets():
+def test_gpu_rates_equal_the_data_sheets():
     """Float32 TFLOP/s, two a lane and cycle; that of B200 is an eighth of HGX B200's. An A100 has as many lanes for
     integers, which can work at the same time."""
     sheets = {"a100-40": 19.5, "a100-80": 19.5, "h100": 67, "h200": 67, "l4": 30.3, "l40s": 91.6, "b200": 600 / 8}
@@ -26,7 +26,7 @@ def test_their_rates_are_those_of_the_data_sheets():
         assert triton.is_supported(gpu.kind) == (name != "b200")  # docs/limits.md
 
 
-def test_jax_takes_three_quarters_of_the_memory_or_what_it_is_told(monkeypatch):
+def test_jax_takes_three_quarters_of_the_memory_unless_the_environment_sets_another_share(monkeypatch):
     gpu = GPUS["l4"]
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(name, raising=False)
@@ -49,12 +49,12 @@ def test_jax_takes_three_quarters_of_the_memory_or_what_it_is_told(monkeypatch):
     ("h100-8", {"slices": 2}, "--slices=2: GPUs have no slices; set the number of machines with --hosts=M"),
     ("v4-8", {"hosts": 2}, "--hosts=2: only for GPUs"),
 ])  # fmt: skip
-def test_a_mistake_in_a_name_is_said_in_one_line(name, flags, message):
+def test_a_mistake_in_a_gpu_name_is_one_line(name, flags, message):
     with pytest.raises(UserError, match=message):
         accelerator(name, **flags)
 
 
-def test_without_the_plugin_the_line_that_installs_it_is_shown(monkeypatch):
+def test_a_missing_plugin_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"jax\[cuda12\] is not installed: pip install 'bertjax\[aot-cuda\]'"):
         accelerator("h100-8").devices()

@@ -27,7 +27,7 @@ def config_with(**mesh):
     return config
 
 
-def test_minus_one_takes_the_devices_that_are_left():
+def test_minus_one_takes_the_remaining_devices():
     assert make_mesh(config_with()).shape == {"data": 8, "fsdp": 1, "tensor": 1}
     assert make_mesh(config_with(data=2, fsdp=-1, tensor=2)).shape == {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -39,7 +39,7 @@ def test_minus_one_takes_the_devices_that_are_left():
     ({}, dict(batch_size=16, microbatches=4), r"each of the 4 microbatches must be a multiple of the 8 devices"),
     (dict(data=1, tensor=8), {}, r"config.model.num_attention_heads = 2: must be a multiple of the 8 devices"),
 ])  # fmt: skip
-def test_what_does_not_fit_the_devices_is_refused(mesh, fields, message):
+def test_meshes_that_do_not_match_the_devices_are_refused(mesh, fields, message):
     config = config_with(**mesh)
     config.update(fields)
     with pytest.raises(UserError, match=message):
@@ -97,7 +97,7 @@ def test_batches_are_split_by_rows():
     assert local_rows(mesh, 16).tolist() == list(range(16))
 
 
-def test_what_computes_depends_on_the_chip(monkeypatch):
+def test_compute_settings_depend_on_the_chip(monkeypatch):
     def compute(platform, chip, attention="auto", dtype="auto", remat="none", unroll="auto", kernels="auto", heads=12):
         config = config_with()
         config.kernels = kernels
@@ -130,7 +130,7 @@ def test_what_computes_depends_on_the_chip(monkeypatch):
     ("fpu avx512f amx_bf16 amx_tile amx_int8", "bfloat16"),
     ("fpu avx512f avx512_vnni amx_int8", "float32"),
 ])  # fmt: skip
-def test_a_processor_multiplies_the_type_that_its_flags_name(monkeypatch, flags, dtype):
+def test_cpu_dtype_follows_the_cpu_flags(monkeypatch, flags, dtype):
     content = f"processor\t: 0\nmodel name\t: a bf16 avx512_bf16\nflags\t\t: {flags}\nbugs\t\t: amx_bf16\n"
     monkeypatch.setattr("builtins.open", lambda path: io.StringIO(content))
     assert topology.cpu_dtype() == dtype
@@ -143,7 +143,7 @@ def test_peak_flops_are_known_by_kind():
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads /proc, and sets what glibc does")
-def test_on_cpus_the_devices_of_the_mesh_take_all_cores_and_memory_when_it_is_needed():
+def test_cpu_devices_use_all_cores_and_free_memory():
     """In a process of its own, for devices are configured once.
 
     Numbers of pages tell whether memory comes back. Each call of `step` needs 16 MB; the next ones are dispatched

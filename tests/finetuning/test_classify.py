@@ -83,7 +83,7 @@ def indicators(texts):
     return [[name in labels for name in LABELS] for labels in texts]
 
 
-def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned, tmp_path):
+def test_multi_label_training_and_prediction_with_the_threshold_of_the_dev_set(tuned, tmp_path):
     _, workdir, dev = tuned
     source = pretrained.read_pretrained(workdir)
     threshold = source.decided["threshold"]
@@ -123,7 +123,7 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
     ("csv", "|", ["sea| law", "", "law"]),
     ("jsonl", ", ", ["sea, law", " ", "law"]),
 ])  # fmt: skip
-def test_labels_as_people_write_them(tmp_path, suffix, written, cells):
+def test_labels_are_read_in_common_notations(tmp_path, suffix, written, cells):
     for name in ("train", "dev"):
         write_table(tmp_path / f"{name}.{suffix}", [{"text": "ship", "topics": cell} for cell in cells])
     dataset = classify.TASK.load(config_for(tmp_path, multi_label=written), tokenizer())
@@ -134,7 +134,7 @@ def test_labels_as_people_write_them(tmp_path, suffix, written, cells):
     assert dataset.baseline == pytest.approx(2 / 3)  # of both labels for every text: 3 of 6 right, all 3 found
 
 
-def test_rows_and_tokens_of_a_table_add_up(tmp_path):
+def test_summaries_count_rows_and_tokens(tmp_path):
     """Of tagged sentences, questions and sets of vectors as well: all have the same summary."""
     texts = ["ship sail harbour wave ship sail", "ship", "qqq", "\u200b"]
     for name in ("train", "dev"):
@@ -155,7 +155,7 @@ def test_rows_and_tokens_of_a_table_add_up(tmp_path):
     assert len(found.texts) == 3 and found.skipped == {"empty": 1}
 
 
-def test_a_column_for_each_label(tmp_path):
+def test_one_column_per_label(tmp_path):
     rows = [("1", 0, "False", 0), (0, 1, "true", 0), ("1.0", 0, "0", 0)]
     names = ("sea", "a,b", "law", "rare")
     for name in ("train", "dev"):
@@ -186,7 +186,7 @@ def test_a_column_for_each_label(tmp_path):
     ("csv", "", "2", r"train.csv:2: topics is '2', expected 0 or 1"),
     ("csv", "", "", r"topics is empty; remove rows without a label"),
 ])  # fmt: skip
-def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
+def test_invalid_label_lists_are_refused(tmp_path, suffix, written, cell, message):
     law, sea = {"jsonl": (["law"], ["sea"]), "csv": ("['law']", "['sea']")}[suffix] if written == "list" else "01"
     for name in ("train", "dev"):
         rows = [{"text": "ship", "other": "1", "topics": each} for each in (cell, law, sea)]
@@ -204,7 +204,7 @@ def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
     (dict(windows="sum", doc_stride=4), r"config.data.windows = 'sum': choose mean or max of the windows' logits"),
     (dict(windows="max", doc_stride=0), r"config.data.doc_stride = 0: must be at least 1"),
 ])  # fmt: skip
-def test_settings_that_cannot_be(fields, message):
+def test_invalid_settings_are_refused(fields, message):
     with pytest.raises(UserError, match=message):
         validate(config_for("folder", **fields))
 
@@ -223,7 +223,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
             find()
 
 
-def test_tables_of_the_users_own(tmp_path):
+def test_user_tables_are_read(tmp_path):
     config = config_for(tmp_path, text="a", second_text="b", label="same", multi_label="")
     (tmp_path / "train.csv").write_text('a,b,same\n"ship, sail",wave,yes\nrose,judge,no\n')
     (tmp_path / "dev.csv").write_text('a,b,same\nship,"oven\nbread",no\n')
@@ -255,7 +255,7 @@ def labelled(folder, rows, suffix="jsonl", dev=None, **fields):
     return classify.TASK.load(config_for(folder, label="label", multi_label="", **fields), tokenizer())
 
 
-def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
+def test_labels_with_two_spellings_are_merged_or_refused(tmp_path):
     assert labelled(tmp_path, [("ship", "pos"), ("rose", "neg "), ("oven", " pos")]).labels == ("neg", "pos")
     assert labelled(tmp_path, [("ship", 1), ("rose", 0.0), ("oven", 1.0), ("net", "1")]).labels == ("0", "1")
     assert labelled(tmp_path, [("ship", True), ("rose", False)]).labels == ("false", "true")
@@ -284,7 +284,7 @@ def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
     ("  ", r"label is empty"),
     ("nan", r"label is 'nan', which is a missing value"),
 ])  # fmt: skip
-def test_what_is_no_label_is_refused(tmp_path, label, message):
+def test_unknown_labels_are_refused(tmp_path, label, message):
     for suffix in ("jsonl", "csv") if isinstance(label, str) else ("jsonl",):
         (tmp_path / suffix).mkdir()
         with pytest.raises(UserError, match=message):
@@ -292,14 +292,14 @@ def test_what_is_no_label_is_refused(tmp_path, label, message):
 
 
 @pytest.mark.parametrize("label", ["nan", "Infinity", "1_000", "1e39", "1,5", True, "much"])
-def test_what_is_no_number_is_refused(tmp_path, label):
+def test_invalid_numbers_are_refused(tmp_path, label):
     with pytest.raises(UserError, match=r"train.jsonl:2: label is '.*', expected a number"):
         labelled(tmp_path, [("ship", 1), ("rose", label)], is_number=True)
     found = labelled(tmp_path, [("ship", 1), ("rose", " -2.5e-1 ")], is_number=True)
     assert found.train.labels.tolist() == [1, -0.25]
 
 
-def test_dev_texts_of_the_training_data_are_counted(tmp_path):
+def test_dev_texts_that_occur_in_the_training_data_are_counted(tmp_path):
     rows = [("ship", "a"), ("rose", "b"), ("oven", "a")]
     notes = labelled(tmp_path, rows, dev=[("rose", "a"), ("net", "b"), ("ship", "a")]).notes
     assert "2 of 3 dev texts are also in the training data" in notes
@@ -309,7 +309,7 @@ def test_dev_texts_of_the_training_data_are_counted(tmp_path):
 # Weights of the classes.
 
 
-def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
+def test_invalid_class_weights_are_refused(tuned, checkpoint):
     config = config_for(tuned[0], checkpoint)
     config, _ = finetuning_run.resolve(config, None)
     dataset = classify.TASK.load(config, tokenizer())
@@ -341,7 +341,7 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
         validate(config)
 
 
-def test_classes_that_are_not_there_weigh_one():
+def test_absent_classes_have_weight_one():
     ids, types, tags = [np.arange(3)] * 2, [np.zeros(3)] * 2, [np.array([-1, 0, 2]), np.array([0, 0, -1])]
     examples = Examples(ids, types, tags, per_token=True)
     assert CrossEntropy.balanced(examples, 4).tolist() == [4 / (2 * 3), 1, 4 / 2, 1]
@@ -355,7 +355,7 @@ def test_classes_that_are_not_there_weigh_one():
 
 
 @pytest.mark.slow
-def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
+def test_predicted_tables_have_columns_of_predictions(tuned, tmp_path, monkeypatch):
     """In the order of the rows, a part of them at once; the same as that of the texts by themselves."""
     monkeypatch.setattr(predicted_table, "ROWS_AT_ONCE", 7)
     _, workdir, dev = tuned
@@ -385,7 +385,7 @@ def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("again*")), "no half of a table stays"
 
 
-def test_columns_are_the_runs_or_given(tuned):
+def test_text_columns_are_read_from_the_run_or_from_flags(tuned):
     source = pretrained.read_pretrained(tuned[1])
     other = dataclasses.replace(source, settings=type(source.settings)())  # of another format
     names = [predicted_table.text_columns(classify.TASK, *given) for given in ((other, "", ""), (source, "a", "b"))]
@@ -396,7 +396,7 @@ def test_columns_are_the_runs_or_given(tuned):
         predicted_table.text_columns(tasks.get("squad"), other, "", "")
 
 
-def test_rows_that_differ_are_for_json_lines(tmp_path):
+def test_predictions_with_varying_fields_need_json_lines(tmp_path):
     with open(tmp_path / "out.csv", "w") as file:
         writer = tables.TableWriter(tmp_path / "out.csv", file)
         writer.write({"a": 1, "b": None}, "x:1")
@@ -408,7 +408,7 @@ def test_rows_that_differ_are_for_json_lines(tmp_path):
 
 
 @pytest.mark.parametrize("suffix, ends", [("csv", "\r\n"), ("csv", "\r"), ("tsv", "\n"), ("jsonl", "\n")])
-def test_rows_one_by_one_are_those_of_the_whole_table(tmp_path, suffix, ends):
+def test_streamed_rows_equal_the_rows_of_the_whole_table(tmp_path, suffix, ends):
     path, rows = tmp_path / f"table.{suffix}", [{"text": 'a "b', "n": "1"}, {"text": "c", "n": "2"}]
     sign = "\t" if suffix == "tsv" else ","
     lines = [f"text{sign}n", f'"a ""b"{sign}1', "", f"c{sign}2"] if suffix != "jsonl" else map(json.dumps, rows)
@@ -424,7 +424,7 @@ def test_rows_one_by_one_are_those_of_the_whole_table(tmp_path, suffix, ends):
         list(tables.rows_of(path))
 
 
-def test_a_large_table_is_read_in_little_memory(tmp_path):
+def test_a_large_table_is_read_in_constant_memory(tmp_path):
     path = tmp_path / "table.tsv"
     path.write_text("text\tn\n" + 'a "long" text\t1\n' * 20_000)
     tracemalloc.start()
@@ -436,7 +436,7 @@ def test_a_large_table_is_read_in_little_memory(tmp_path):
 # Labelled files, scored without training.
 
 
-def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
+def test_a_labelled_file_is_scored_like_the_dev_set(tuned, tmp_path):
     folder, workdir, dev = tuned
     source = pretrained.read_pretrained(workdir)
     scores = finetuning_run.score(source, classify.TASK.read_labelled(source, folder / "dev.jsonl"))

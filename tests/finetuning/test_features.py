@@ -20,7 +20,7 @@ CONFIG = BertConfig(
 )  # fmt: skip
 
 
-def test_each_row_of_the_table_reads_its_layers():
+def test_feature_layers_follow_the_paper():
     states = np.random.default_rng(0).normal(size=(7, 2, 3, 4)).astype(np.float32)  # the embeddings and six layers
 
     def features(layers, weights, scale=1.0):
@@ -56,7 +56,7 @@ def config_for(folder, checkpoint, layers="last", **fields):
     return config
 
 
-def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp_path, monkeypatch):
+def test_a_sweep_over_feature_layers_trains_only_the_lstm(checkpoint, tmp_path, monkeypatch):
     programs = []
 
     def watched(*arguments, _real=sweep.Program):
@@ -93,7 +93,7 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
     assert pretrained.read_pretrained(tmp_path / "hf").params.keys() == {"bert"}
 
 
-def test_layers_that_are_none_or_not_there(checkpoint, tmp_path):
+def test_invalid_feature_layers_are_refused(checkpoint, tmp_path):
     with pytest.raises(UserError, match=r"config.head.layers = 'first': choose one of embeddings, second_to_last"):
         run(config_for(tmp_path, checkpoint, "first"), tmp_path / "run")
     config = config_for(tmp_path, checkpoint, sweep="paper")

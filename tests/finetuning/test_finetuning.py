@@ -86,7 +86,7 @@ def tuned(checkpoint, tmp_path_factory):
     return folder, folder / "run"
 
 
-def test_a_task_is_learnt_and_scored(tuned):
+def test_fine_tuning_trains_and_scores_a_task(tuned):
     _, workdir = tuned
     lines = read_metrics(workdir)
     scored = [line for line in lines if "eval/accuracy" in line]
@@ -100,7 +100,7 @@ def test_a_task_is_learnt_and_scored(tuned):
     )
 
 
-def test_a_finished_run_says_so(tuned, checkpoint, capsys):
+def test_a_finished_run_is_reported_and_not_trained(tuned, checkpoint, capsys):
     folder, workdir = tuned
     run(config_for(folder, checkpoint, log_every_steps=7, seed=3), workdir)
     said = capsys.readouterr().out
@@ -119,7 +119,7 @@ def test_a_finished_run_says_so(tuned, checkpoint, capsys):
     (dict(labels=np.array([3])), "has 3 as label, which must be from 0 to 2"),
     (dict(labels=[np.array([-1, 0, 5])], per_token=True), "has 5 as label"),
 ])  # fmt: skip
-def test_what_no_table_has_a_row_for_is_named_before_it_is_nan(changes, message):
+def test_out_of_range_indices_are_refused(changes, message):
     model = BertConfig(vocab_size=100, type_vocab_size=1)
     fine = Examples([np.array([2, 5, 3])], [np.array([0, 0, 1])], np.array([2]))
     check_indices(fine, ("a", "b", "c"), model)
@@ -127,7 +127,7 @@ def test_what_no_table_has_a_row_for_is_named_before_it_is_nan(changes, message)
         check_indices(dataclasses.replace(fine, **changes), ("a", "b", "c"), model)
 
 
-def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path, capsys):
+def test_changed_data_is_named_and_refused(tuned, checkpoint, tmp_path, capsys):
     """Labels swapped, as many rows: a finished run says it, a longer one refuses it."""
     shutil.copytree(tuned[0], tmp_path / "moved")
     shutil.copytree(tuned[1], tmp_path / "run")
@@ -142,7 +142,7 @@ def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path,
         run(config, tmp_path / "run")
 
 
-def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
+def test_predictions_of_a_run_equal_predictions_of_the_exported_model(tuned, tmp_path):
     """The same dev predictions from the workdir, and from its export to Hugging Face's format."""
     folder, workdir = tuned
     source, (_, *lines) = pretrained.read_pretrained(workdir), (folder / "SST-2/dev.tsv").read_text().splitlines()
@@ -161,7 +161,7 @@ def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
+def test_predictions_use_the_dtype_of_the_run_or_of_the_flag(tuned):
     ids = tokenizer().encode_ids(["ship sail wave", "bread oven butter knife"])
     examples, logits = Examples(ids, [np.zeros_like(x) for x in ids]), {}
     for dtype in ("", "float32", "bfloat16"):
@@ -172,7 +172,7 @@ def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
     assert 1e-6 < difference < 2e-2
 
 
-def test_a_checkpoint_decides_its_model(tuned, checkpoint):
+def test_the_checkpoint_decides_the_model_config(tuned, checkpoint):
     config = config_for(tuned[0], checkpoint, max_seq_length=128)
     with pytest.raises(UserError, match=r"config.max_seq_length = 128: .* has 64 positions only; set"):
         config, _ = finetuning_run.resolve(config, None)
@@ -182,7 +182,7 @@ def test_a_checkpoint_decides_its_model(tuned, checkpoint):
 
 
 @pytest.mark.slow
-def test_two_hosts_learn_and_score_as_one(checkpoint, tmp_path):
+def test_two_hosts_train_and_score_like_one_host(checkpoint, tmp_path):
     """No example of the dev set is lost or counted twice between them, and a search finds the same best run."""
     write_sst2(tmp_path, train=96)
     run(config_for(tmp_path, checkpoint, epochs=1.0), tmp_path / "alone")
@@ -201,7 +201,7 @@ def test_two_hosts_learn_and_score_as_one(checkpoint, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_output_layer_for_something_else_is_not_taken_over(tuned, tmp_path, capsys):
+def test_a_head_for_other_labels_is_not_loaded(tuned, tmp_path, capsys):
     """Two labels here, two labels there, and yet others."""
     config = config_for(tuned[0], tuned[1])
     config, _ = finetuning_run.resolve(config, None)
@@ -240,7 +240,7 @@ def tokenizer():
     return WordPiece([*SPECIAL_TOKENS, *words], lowercase=True)
 
 
-def test_pairs_are_cut_as_google_cuts_them():
+def test_pairs_are_truncated_like_googles_code():
     pieces, rng = tokenizer(), random.Random(0)
     firsts, seconds = ([rng.choices(range(5, 45), k=rng.randint(1, 30)) for _ in range(200)] for _ in range(2))
     texts = [[" ".join(pieces.pieces[i] for i in ids) for ids in side] for side in (firsts, seconds)]
@@ -263,7 +263,7 @@ def test_pairs_are_cut_as_google_cuts_them():
     ("sst2", "sentence\tlabel\n", r"train.tsv: no example in it"),
     ("stsb", "sentence1\tsentence2\tscore\nship\tsail\tmuch\n", r"train.tsv:2: score is 'much', expected a number"),
 ])  # fmt: skip
-def test_what_is_wrong_in_a_file_is_said_with_its_place(checkpoint, tmp_path, name, rows, message):
+def test_mistakes_in_a_file_are_named_with_the_line(checkpoint, tmp_path, name, rows, message):
     for file in ("train.tsv", "dev.tsv"):
         (tmp_path / file).write_text(rows)
     with pytest.raises(UserError, match=message):
@@ -318,7 +318,7 @@ def write_glue(path):
 
 
 @pytest.mark.parametrize("name", GLUE_AS_READ)
-def test_every_task_of_glue_reads_its_own_files(tmp_path, name):
+def test_every_glue_task_reads_the_distributed_files(tmp_path, name):
     write_glue(tmp_path)
     config, pieces = fine_tuning_config("glue", name=name), tokenizer()
     config.data.path = str(tmp_path)
@@ -339,7 +339,7 @@ def test_every_task_of_glue_reads_its_own_files(tmp_path, name):
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_flops_are_exact_in_this_epoch_and_the_next_and_an_average_later(tuned, checkpoint, packing):
+def test_flops_are_exact_in_two_epochs_and_an_average_later(tuned, checkpoint, packing):
     config = config_for(tuned[0], checkpoint, epochs=40.0)
     config, _ = finetuning_run.resolve(config, None)
     config.packing = packing
@@ -351,7 +351,7 @@ def test_flops_are_exact_in_this_epoch_and_the_next_and_an_average_later(tuned, 
     assert task.flops(3, task.total_steps) == pytest.approx(sum(exact) * 20, rel=0.1) and task.flops(5, 5) == 0
 
 
-def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint, tmp_path):
+def test_a_workdir_refuses_incompatible_configs(tuned, checkpoint, tmp_path):
     """Another command's config, a vocabulary that is too large."""
     folder, workdir = tuned
     other, config = pretraining_config(), config_for(folder, checkpoint)
@@ -373,7 +373,7 @@ def parse(text):
     return sweep.parse_sweep(config)
 
 
-def test_the_papers_search_is_24_runs():
+def test_the_sweep_of_the_paper_has_24_runs():
     runs = parse("paper")
     assert len(runs) == 24 and runs[0] == {"batch_size": 16, "learning_rate": 5e-5, "epochs": 2.0}
     assert len(parse("paper seed=0,1,2")) == 72
@@ -388,13 +388,13 @@ def test_the_papers_search_is_24_runs():
     ("seed", r"'seed' is not understood"),
     ("epochs=two", r"'two': invalid values for epochs"),
 ])  # fmt: skip
-def test_a_search_that_is_not_understood(text, message):
+def test_invalid_sweeps_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         parse(text)
 
 
 @pytest.mark.slow
-def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_path, monkeypatch, with_pictures):
+def test_a_sweep_compiles_once_resumes_and_keeps_the_best_checkpoint(checkpoint, tmp_path, monkeypatch, with_pictures):
     """The first trial learns nothing, and the second one is stopped in its last evaluation."""
     write_sst2(tmp_path, train=192)
     config = config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8,3e-3 epochs=5", max_seq_length=16)
@@ -440,7 +440,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
 
 
 @pytest.mark.slow
-def test_another_search_goes_on_with_the_trials_that_are_there(checkpoint, tmp_path, monkeypatch):
+def test_another_sweep_reuses_finished_trials(checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=48)
     trained, workdir = [], tmp_path / "run"
 
@@ -480,7 +480,7 @@ def scored(score, metric="accuracy"):
     return TrainingResult(None, scores, 1, scores)
 
 
-def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path, monkeypatch):
+def test_failed_trials_restart_and_stay_in_the_table(checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=48)
     seeds = []
 
@@ -497,7 +497,7 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
     assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
 
 
-def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(checkpoint, tmp_path, monkeypatch):
+def test_a_trial_with_a_nan_score_fails_without_ending_the_sweep(checkpoint, tmp_path, monkeypatch):
     """Such as the correlation of predictions that are all the same."""
     scores = Scores({"accuracy": None}, None)
     monkeypatch.setattr(sweep, "run_one", lambda *_, **more: TrainingResult(None, scores, None, None))
@@ -548,7 +548,7 @@ def test_a_table_has_every_score():
     "scores, best",
     [([0.5, 0.7], "runs/b, f1 70.00"), ([0.7, 0.7], "runs/a, f1 70.00"), ([None, -0.1], "runs/b, f1 -10.00")],
 )
-def test_the_trial_that_is_named_has_the_checkpoint(tmp_path, scores, best):
+def test_the_best_trial_keeps_the_checkpoint(tmp_path, scores, best):
     """Also of two that are equal; one that diverged is worse than any."""
     for name, score in zip("ba" if scores[0] == scores[1] else "ab", scores):
         (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
@@ -564,7 +564,7 @@ def test_the_trial_that_is_named_has_the_checkpoint(tmp_path, scores, best):
     ("batch_size=16,12", r"config.batch_size = 12: .* must be a multiple of the 8 devices"),
     ("class_weights=,earth=9", r"'earth' is not a label of the training data"),
 ])  # fmt: skip
-def test_every_run_of_a_search_is_checked_before_the_first(search, message, checkpoint, tmp_path):
+def test_a_sweep_validates_all_trials_before_the_first(search, message, checkpoint, tmp_path):
     write_sst2(tmp_path, train=48)
     with pytest.raises(UserError, match=message):
         launch(config_for(tmp_path, checkpoint, sweep=search), tmp_path / "run")
@@ -602,7 +602,7 @@ class LetterWithoutClass(own_task.Letter):
         return [f"data.letter = {settings.data.letter!r}"]
 
 
-def test_a_task_without_a_transformers_class_adopts_only_from_its_own_runs(checkpoint, monkeypatch):
+def test_a_task_without_a_transformers_class_adopts_only_from_runs_of_the_task(checkpoint, monkeypatch):
     monkeypatch.setitem(tasks.TASKS.registered, "letter", LetterWithoutClass())
     config = own_config(checkpoint)
     assert not finetuning_run.resolve(config, None)[1], "a pre-trained checkpoint has no letter"
@@ -625,7 +625,7 @@ def trained(checkpoint, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(trained, tmp_path):
+def test_a_workdir_is_read_at_the_best_checkpoint_by_default(trained, tmp_path):
     """Fine-tuning's; the latest of pre-training, whose scores at different lengths say nothing."""
     assert max(line.get("eval/accuracy", 0) for line in read_metrics(trained)) > 0.9
     report = (trained / "report.txt").read_text()
@@ -686,7 +686,7 @@ def stop():
     raise KeyboardInterrupt
 
 
-def test_a_broken_entry_point_is_named_and_hurts_nobody_else(monkeypatch):
+def test_a_broken_entry_point_is_named_and_does_not_affect_other_tasks(monkeypatch):
     point = importlib.metadata.EntryPoint("theirs", "no.such.module:TASK", tasks.TASKS.group)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [point])
     with pytest.raises(UserError, match=r"task 'theirs': cannot load no.such.module:TASK, .*ModuleNotFoundError"):
@@ -697,7 +697,7 @@ def test_a_broken_entry_point_is_named_and_hurts_nobody_else(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
+def test_commands_load_a_task_by_entry_point(trained, tmp_path):
     """As an installed package would bring it: predict runs in a process of its own, where nobody registers anything."""
     package = tmp_path / "site/own-1.0.dist-info"
     package.mkdir(parents=True)
@@ -714,7 +714,7 @@ def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_is_overwritten_before_the_run_is_restored(trained, checkpoint, monkeypatch):
+def test_a_failed_restore_overwrites_nothing(trained, checkpoint, monkeypatch):
     def fails(*_):
         raise UserError("torn")
 
@@ -726,6 +726,6 @@ def test_nothing_is_overwritten_before_the_run_is_restored(trained, checkpoint, 
     assert (trained / "config.json").read_text() == before
 
 
-def test_its_search_is_that_of_its_paper(checkpoint):
+def test_an_external_task_defines_the_sweep_of_its_paper(checkpoint):
     config = own_config(checkpoint, sweep="paper")
     assert sweep.parse_sweep(config) == [{"learning_rate": 1e-8}, {"learning_rate": 3e-3}]

@@ -25,7 +25,7 @@ def random_classes(rng, classes):
     return labels, np.where(rng.random(n) < rng.choice([0, 0.5, 1]), labels, predictions)
 
 
-def test_classes_are_scored_as_by_scikit_learn():
+def test_class_scores_equal_scikit_learn():
     import sklearn.metrics  # takes two seconds
 
     rng = np.random.default_rng(0)
@@ -47,7 +47,7 @@ def test_classes_are_scored_as_by_scikit_learn():
         np.testing.assert_allclose(inverse, expected)
 
 
-def test_labels_that_do_not_exclude_each_other_are_scored_as_by_scikit_learn():
+def test_multi_label_scores_equal_scikit_learn():
     import sklearn.metrics  # takes two seconds
 
     rng = np.random.default_rng(0)
@@ -61,7 +61,7 @@ def test_labels_that_do_not_exclude_each_other_are_scored_as_by_scikit_learn():
         metrics.f1_of_labels(labels, predictions[:, :3])
 
 
-def test_no_threshold_of_labels_is_better_than_the_best():
+def test_the_tuned_threshold_is_optimal():
     rng = np.random.default_rng(0)
     for n in range(1, 40):
         labels = rng.random((n, 3)) < rng.choice([0.1, 0.5])
@@ -74,7 +74,7 @@ def test_no_threshold_of_labels_is_better_than_the_best():
     assert metrics.best_threshold([[False, False]], [[0.9, 0.3]]) == pytest.approx(0.6)  # none is right
 
 
-def test_probabilities_are_those_of_scipy():
+def test_probabilities_equal_scipy():
     rng = np.random.default_rng(0)
     for logits in (rng.normal(size=(20, 7)).astype(np.float32), [1000.0, 0.0, -1000.0]):
         np.testing.assert_allclose(metrics.sigmoid(logits), scipy.special.expit(np.asarray(logits, np.float64)))
@@ -82,14 +82,14 @@ def test_probabilities_are_those_of_scipy():
         np.testing.assert_array_equal(metrics.softmax(logits), scipy.special.softmax(logits))
 
 
-def test_matthews_of_many():
+def test_matthews_correlation_of_many_examples_does_not_overflow():
     """200 000 examples, whose fourth power is beyond int64."""
     labels = np.arange(200_000) % 2
     predictions = np.where(np.arange(200_000) % 8 < 2, 1 - labels, labels)
     assert metrics.matthews(labels, predictions) == pytest.approx(0.5)
 
 
-def test_correlations_are_scipys():
+def test_correlations_equal_scipy():
     rng = np.random.default_rng(1)
     for i in range(300):
         n = rng.integers(2, 20)
@@ -109,7 +109,7 @@ def test_undefined_correlations_are_nan(correlation):
 
 
 @pytest.mark.parametrize("score", [metrics.accuracy, metrics.f1, metrics.matthews, metrics.pearson, metrics.spearman])
-def test_nothing_or_uneven_is_refused(score):
+def test_empty_and_uneven_inputs_are_refused(score):
     with pytest.raises(ValueError, match="nothing"):
         score([], [])
     with pytest.raises(ValueError, match=r"\(2,\) and \(1,\)"):
@@ -121,7 +121,7 @@ def test_nothing_or_uneven_is_refused(score):
 TAGS = ["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-a-b", "I-a-b"]
 
 
-def test_entity_scores_are_seqevals():
+def test_entity_scores_equal_seqeval():
     rng = random.Random(1)
     for _ in range(1000):
         gold = [rng.choices(TAGS, k=rng.randrange(1, 8)) for _ in range(rng.randrange(1, 4))]
@@ -136,7 +136,7 @@ def test_entity_scores_are_seqevals():
             assert tuple(found[type_].values()) == pytest.approx(scores)
 
 
-def test_entity_scores_of_nothing_and_other_tags():
+def test_entity_scores_of_empty_inputs_and_invalid_tags():
     nothing = dict(precision=0, recall=0, f1=0)
     assert metrics.entity_scores([["O"], []], [["O"], []]) == nothing
     assert metrics.entity_scores([["B-PER"]], [["O"]]) == metrics.entity_scores([["O"]], [["B-PER"]]) == nothing
@@ -151,7 +151,7 @@ def test_entity_scores_of_nothing_and_other_tags():
             metrics.entity_scores([["O"], ["O"]], predicted)
 
 
-def test_squad_scores_by_hand():
+def test_squad_scores_equal_hand_computed_scores():
     golds = {"1": ["Denver Broncos"], "2": ["Denver", "Colorado"], "3": ["gold"], "4": ["blue"]}
     predictions = {"1": "Denver", "2": "the Colorado", "3": "silver", "another": "question"}
     # F1: 2/3, 1, 0, and 0 for want of a prediction.
@@ -170,7 +170,7 @@ def test_squad_scores_by_hand():
         metrics.squad_scores({}, {"1": "x"})
 
 
-def test_a_threshold_may_keep_no_answer():
+def test_the_null_threshold_may_reject_all_answers():
     threshold, f1, exact = metrics.best_null_threshold({"b": []}, {"b": "guess"}, {"b": -9.0})
     assert threshold < -9 and f1 == exact == 100
     # Questions with equal odds are kept together; a question without a prediction scores 0 at every threshold.
@@ -187,7 +187,7 @@ def official():
     return json.loads(gzip.decompress((pathlib.Path(__file__).parents[1] / "golden/squad.json.gz").read_bytes()))
 
 
-def test_squad_is_that_of_the_official_scripts(official):
+def test_squad_scores_equal_the_official_scripts(official):
     """Also of the questions that were written by hand: articles, punctuation, letters of other scripts."""
     assert len(official["questions"]) > 4000
     for golds, prediction, *expected in official["questions"]:
@@ -196,7 +196,7 @@ def test_squad_is_that_of_the_official_scripts(official):
         assert found == pytest.approx(expected[-len(found) :]), (golds, prediction)
 
 
-def test_the_null_threshold_is_that_of_the_official_script(official):
+def test_the_null_threshold_equals_the_official_script(official):
     """But for the one that keeps no answer, which is 0 there."""
     for golds, predictions, odds, best_exact, best_f1, best_threshold in official["searches"]:
         threshold, f1, exact = metrics.best_null_threshold(golds, predictions, odds)

@@ -54,7 +54,7 @@ def conll_text(count, seed, bio=False, apart=False):
     return "\n".join(lines) + "\n"
 
 
-def test_iob1_and_bio_are_the_same(tmp_path):
+def test_iob1_and_bio_give_equal_tags(tmp_path):
     (tmp_path / "a").write_text(conll_text(200, 0))
     (tmp_path / "b").write_text(conll_text(200, 0, bio=True))
     one, other = conll.read_conll(tmp_path / "a"), conll.read_conll(tmp_path / "b")
@@ -65,7 +65,7 @@ def test_iob1_and_bio_are_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("with_context", [True, False])
-def test_every_word_keeps_its_tag_and_is_seen_once(tmp_path, pieces, with_context):
+def test_every_word_keeps_the_tag_and_is_labelled_once(tmp_path, pieces, with_context):
     (tmp_path / "a").write_text(conll_text(300, 1))
     sentences = conll.read_conll(tmp_path / "a")
     labels = conll.tag_names(sentences)
@@ -90,7 +90,7 @@ def test_documents_do_not_share_a_sequence(tmp_path, pieces):
     assert [int((np.asarray(marks) >= 0).sum()) for marks in examples.labels] == [1, 2]
 
 
-def test_without_documents_every_sentence_stands_by_itself(tmp_path, pieces):
+def test_without_documents_sentences_are_encoded_separately(tmp_path, pieces):
     for name in ("train.txt", "dev.txt"):
         (tmp_path / name).write_text("ship O\n\nsail O\nnet I-LOC\n\nrose O\n")
     config = fine_tuning_config("ner", document_context=True)
@@ -103,14 +103,14 @@ def test_without_documents_every_sentence_stands_by_itself(tmp_path, pieces):
         ner.TASK.load(config, pieces)
 
 
-def test_words_without_pieces_and_words_of_too_many(pieces):
+def test_words_without_tokens_and_words_with_too_many_tokens(pieces):
     sentences = [conll.Sentence(("\u200b", "x" * 60, "ship"), ("O", "O", "O"), 0)]
     examples = word_encoding.encode_word_sequences(sentences, ("O",), pieces, 12, with_context=False)
     assert sum(int((np.asarray(marks) >= 0).sum()) for marks in examples.labels) == 3
     assert max(examples.lengths) <= 12
 
 
-def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
+def test_a_tiny_run_trains_a_tagger(checkpoint, tmp_path):
     (tmp_path / "eng.train").write_text(conll_text(300, 2, apart=True))
     (tmp_path / "eng.testa").write_text(conll_text(60, 3, apart=True))
     config = quick(fine_tuning_config("ner", document_context=True), tmp_path, checkpoint, epochs=8.0)
@@ -145,7 +145,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     ("ship NN LOC\n", r"a:1: the tag is 'LOC', expected O, B-type or I-type"),
     ("\n-DOCSTART- O\n\n", r"a: no sentence in it"),
 ])  # fmt: skip
-def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
+def test_mistakes_in_a_file_are_named(tmp_path, content, message):
     (tmp_path / "a").write_text(content)
     with pytest.raises(UserError, match=message):
         conll.read_conll(tmp_path / "a")
@@ -168,7 +168,7 @@ SPLIT = ["yesterday", "(", "John", ")", "saw", '"', "Mary", '"', "in", "Paris", 
          "\u4eac", "."]  # fmt: skip
 
 
-def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
+def test_tagged_words_of_raw_text_have_character_offsets(checkpoint, monkeypatch):
     """Whatever the model says; a word of characters that no tokenizer reads is none."""
     source = pretrained.read_pretrained(checkpoint)
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -203,7 +203,7 @@ def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
     ("$ 5 : a - b", "$5: a - b"),
     ("我 们 。 Rome ไทย ภาษา", "我们。 Rome ไทยภาษา"),
 ])  # fmt: skip
-def test_words_of_a_table_are_joined_as_in_text(words, text):
+def test_words_of_a_table_are_joined_like_text(words, text):
     joined, places = join_words(words.split())
     assert joined == text and [joined[a:b] for a, b in places] == words.split()
 
@@ -226,7 +226,7 @@ def of_kind(kind, folder):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "unigram", "bytes", "bpe", "modernbert"])
-def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp_path, monkeypatch):
+def test_a_text_is_encoded_whole_and_words_have_one_tag(kind, checkpoint, tmp_path, monkeypatch):
     """A word has the tag of the first token that begins in it, or continues the word before it."""
     pieces, labels = of_kind(kind, tmp_path), tuple("abcdefg")
     source = dataclasses.replace(
@@ -273,7 +273,7 @@ def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp
     assert spaced.tolist() == pieces.framed([*itertools.chain(*pieces.encode_following(words))])
 
 
-def test_a_run_keeps_how_its_words_were_joined(checkpoint):
+def test_a_run_stores_the_separator_of_words(checkpoint):
     config = tag_config("data")
     before = tag_config("data").unlock()
     del before.data.join  # a run of an older version
@@ -304,7 +304,7 @@ def tag_config(folder):
     return config
 
 
-def test_tables_of_the_users_own(tmp_path, pieces):
+def test_user_tables_of_tags_are_read(tmp_path, pieces):
     """The same sentences as a word a row and as a sentence a row; entities, and tags of another kind."""
     (tmp_path / "a").write_text(conll_text(30, 5))
     sentences = conll.read_conll(tmp_path / "a")
@@ -345,7 +345,7 @@ def test_tables_of_the_users_own(tmp_path, pieces):
             tag.TASK.load(tag_config(tmp_path), pieces)
 
 
-def test_one_odd_tag_is_said_and_does_not_change_the_score(tmp_path, pieces):
+def test_an_inconsistent_tag_is_reported_and_does_not_change_the_score(tmp_path, pieces):
     (tmp_path / "dev.csv").write_text("s,w,t\n1,ship,O\n")
     for content, message in (
         ("1,ship,B-LOC\n2,sail,O\n2,rose,b-LOC\n", r"train.csv:4: the tag is 'b-LOC', but other tags are B-type"),

@@ -41,7 +41,7 @@ PIECES = WordPiece([*SPECIAL_TOKENS, *"abcdefghijklmnopqrstuvwxyz"], lowercase=T
 
 
 @pytest.mark.parametrize("stride", [1, 3, 5, 100])
-def test_windows_have_all_of_a_text(stride):
+def test_windows_cover_the_whole_text(stride):
     texts = [" ".join("abcdefghijklmnopqrstuvwxyz"[:length]) for length in (1, 6, 7, 20, 26)]
     ids, types, owners, lost = encoding.encode_windows(PIECES, texts, None, 8, stride)
     short, short_types, _ = encoding.encode_pairs(PIECES, texts[:2], None, 8)
@@ -57,7 +57,7 @@ def test_windows_have_all_of_a_text(stride):
         assert all(each[0] == PIECES.cls_id and each[-1] == PIECES.sep_id for each in ids)
 
 
-def test_all_windows_of_a_pair_have_its_first_text():
+def test_all_windows_of_a_pair_contain_the_first_text():
     ids, types, owners, lost = encoding.encode_windows(
         PIECES, ["a b", "a b c d e f"], ["c d e f g h i j", "x y z"], 9, 2
     )
@@ -68,7 +68,7 @@ def test_all_windows_of_a_pair_have_its_first_text():
     assert types[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1] and types[3].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_logits_are_combined_by_text():
+def test_window_logits_are_combined_by_text():
     logits, owners = [np.array(each, np.float32) for each in ([1, 4], [3, 2], [7, 7])], np.array([0, 0, 1])
     assert np.array_equal(classification.Windows("mean", 1).combined(logits, owners), [[2, 3], [7, 7]])
     assert np.array_equal(classification.Windows("max", 1).combined(logits, owners), [[3, 4], [7, 7]])
@@ -87,7 +87,7 @@ def late(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_what_truncation_loses_is_learnt_in_windows(late, checkpoint, tmp_path):
+def test_windows_train_on_words_beyond_the_truncation(late, checkpoint, tmp_path):
     folder, dev = late
     config = classify_config(folder, checkpoint, multi_label="", windows="mean", doc_stride=12)
     config.update(dict(max_seq_length=16, epochs=4.0, packing=True))
@@ -155,14 +155,14 @@ def untold(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(teacher, untold, checkpoint, tmp_path):
+def test_a_student_reaches_the_teacher_with_random_labels(teacher, untold, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.weight": 1.0, "epochs": 8.0}
     run(config_for(untold, checkpoint, **fields), tmp_path)
     assert pretrained.read_pretrained(tmp_path).scores["accuracy"] > 0.9
 
 
 @pytest.mark.slow
-def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, checkpoint, tmp_path):
+def test_batches_have_the_teacher_logits_of_the_examples(teacher, untold, checkpoint, tmp_path):
     """Padded and packed: those that the teacher gives each text, in the order of the data's labels."""
     config = config_for(untold, checkpoint, **{"distill.teacher": str(teacher), "packing": True})
     config, _ = finetuning_run.resolve(config, None)
@@ -189,7 +189,7 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
 
 
 @pytest.mark.slow
-def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(teacher, untold, checkpoint, tmp_path):
+def test_teacher_logits_are_cached_for_one_teacher(teacher, untold, checkpoint, tmp_path):
     shutil.copytree(teacher, tmp_path / "teacher")
 
     def logits(folder=untold, path=tmp_path / "teacher"):
@@ -206,7 +206,7 @@ def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(
 
 
 @pytest.mark.slow
-def test_a_student_begins_with_every_nth_layer_of_the_teacher(untold, two_layers, tmp_path):
+def test_a_student_starts_from_every_nth_layer_of_the_teacher(untold, two_layers, tmp_path):
     bert = pretrained.read_pretrained(two_layers).params["bert"]
     config = config_for(untold, two_layers, keep_layers=1)
     config, _ = finetuning_run.resolve(config, None)
@@ -265,7 +265,7 @@ def params_of(workdir, step):
 
 
 @pytest.mark.slow
-def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, two_layers, capsys):
+def test_frozen_layers_stay_constant_and_resume_gives_identical_params(folder, two_layers, capsys):
     def config(freeze_layers=1, still="pooler/dense/bias"):
         config = glue_config(folder, two_layers, epochs=1.0, freeze_layers=freeze_layers)
         config.optimizer.layer_decay, config.checkpoint.every_steps = 0.9, 2
@@ -299,7 +299,7 @@ def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, two_layers, c
 
 
 @pytest.mark.slow
-def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoint, capsys):
+def test_early_stopping_ends_a_run_and_a_sweep_for_good(folder, checkpoint, capsys):
     """With a learning rate that changes nothing, the second epoch is no better."""
 
     def config(**fields):
@@ -319,7 +319,7 @@ def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoin
         assert "stopped early, at step 12 of 18" in (folder / f"search/runs/{trial}/report.txt").read_text()
 
 
-def test_without_held_out_text_there_is_no_patience(records_folder, tmp_path):
+def test_early_stopping_needs_held_out_text(records_folder, tmp_path):
     config = tiny_config("text.txt")
     config.eval.patience, config.data.heldout_fraction = 3, 0.0
     with pytest.raises(UserError, match=r"data.heldout_fraction = 0.0: must be above 0, because early stopping"):
@@ -352,7 +352,7 @@ def lora_config(folder, checkpoint, targets="query,value"):
 
 
 @pytest.mark.slow
-def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint, capsys):
+def test_lora_updates_are_trained_resumed_merged_and_used(topics, checkpoint, capsys):
     """Several labels for a text, with weights, packed."""
     folder, dev = topics
     run(lora_config(folder, checkpoint), folder / "lora")
@@ -390,7 +390,7 @@ def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint,
 
 
 @pytest.mark.slow
-def test_devices_change_nothing_of_what_is_learnt(topics, checkpoint, tmp_path):
+def test_params_are_equal_on_any_number_of_devices(topics, checkpoint, tmp_path):
     """Low-rank updates and their dropout, with packed texts whose labels have weights."""
 
     def steps(*sizes):
@@ -419,7 +419,7 @@ def test_devices_change_nothing_of_what_is_learnt(topics, checkpoint, tmp_path):
     ("", 2, r"config.lora.targets = '': name kernels, such as query,value"),
     ("query", -1, r"config.lora.rank = -1: must be at least 0"),
 ])  # fmt: skip
-def test_updates_of_what_is_not_there_are_refused(topics, checkpoint, targets, rank, message):
+def test_lora_on_missing_modules_is_refused(topics, checkpoint, targets, rank, message):
     folder, _ = topics
     config = lora_config(folder, checkpoint, targets)
     config.lora.rank = rank

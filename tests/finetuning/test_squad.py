@@ -46,7 +46,7 @@ def random_questions(count, seed=0):
     return questions
 
 
-def test_every_label_is_the_answer_in_the_text(pieces):
+def test_labels_point_at_the_answer_in_the_text(pieces):
     questions = random_questions(300)
     examples, windows, cut, exact, apart = question_windows.encode_question_windows(
         questions, pieces, SIZES, with_labels=True
@@ -73,7 +73,7 @@ def test_every_label_is_the_answer_in_the_text(pieces):
     )
 
 
-def test_windows_cover_every_token_and_each_is_best_once(pieces):
+def test_windows_cover_every_token_and_one_window_has_maximum_context(pieces):
     for tokens in (1, 5, 16, 17, 40, 100):
         starts = encoding.window_starts(tokens, room=16, stride=7)
         covered = np.zeros(tokens, int)
@@ -88,7 +88,7 @@ def test_windows_cover_every_token_and_each_is_best_once(pieces):
             assert min(position - start, min(start + 16, tokens) - 1 - position) == max(sides)
 
 
-def test_the_best_answer_is_found_again(pieces):
+def test_gold_logits_give_the_gold_answers(pieces):
     """Logits that point at the gold answer give its text; those that point at [CLS] say that there is none."""
     questions = random_questions(40, seed=1)
     examples, windows, *_ = question_windows.encode_question_windows(questions, pieces, SIZES, with_labels=True)
@@ -113,7 +113,7 @@ def test_the_best_answer_is_found_again(pieces):
 
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("kind", [*SIZE, "bytes"])
-def test_an_answer_has_whole_characters_and_no_space_around_it(kind, lowercase):
+def test_answers_have_whole_characters_and_no_surrounding_spaces(kind, lowercase):
     """Tokenizers compose or strip accents, divide ligatures, and drop characters without width."""
     answers = ["cafe\u0301", "E\u0301", "\ufb01n", "ship", "\u1112\u1161\u11ab", "\u338f", "so\u00adft"]
     context = "  the ".join(["", *answers, " and\u200b an onion\u200f \t"])
@@ -135,7 +135,7 @@ def test_an_answer_has_whole_characters_and_no_space_around_it(kind, lowercase):
 
 
 @pytest.mark.parametrize("context", ["", "\u200b", " ".join(["ship"] * 100)])
-def test_where_nothing_can_be_an_answer(pieces, context):
+def test_contexts_without_a_possible_answer_give_an_empty_answer(pieces, context):
     """No token to read; or the likely starts all lie behind the likely ends, as in a run that has learnt nothing."""
     question = Question("q", "ship", context)
     encoded = question_windows.encode_question_windows([question], pieces, WindowSizes(384, 128, 64), with_labels=False)
@@ -145,7 +145,7 @@ def test_where_nothing_can_be_an_answer(pieces, context):
     assert best == [] and json.loads(json.dumps(null, allow_nan=False)) > 1e30
 
 
-def test_an_answer_is_neither_too_long_nor_backwards_nor_in_the_question():
+def test_answers_are_not_too_long_not_reversed_and_not_in_the_question():
     offsets = np.array([[i, i + 1] for i in range(50)])
     window = question_windows.Window(0, 3, 0, offsets, np.ones(50, bool))
     rng = np.random.default_rng(0)
@@ -219,14 +219,14 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     ('{"data": [{"paragraphs": [{"context": "a", "qas": ["q7"]}]}]}', r"Expected `object`, got `str`"),
     (squad_file([Question("q7", "ship?", "a ship")], "1.1").replace("true", "false"), r"q7 has neither an answer"),
 ])  # fmt: skip
-def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
+def test_mistakes_in_a_file_are_named(tmp_path, content, message):
     path = tmp_path / "train-v1.1.json"
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         squad_files.read_squad(path)
 
 
-def test_answers_that_are_not_at_their_place_stop_or_are_left_out(pieces, tmp_path):
+def test_misplaced_answers_are_refused_or_skipped(pieces, tmp_path):
     """All are counted, the first named; the dev set is scored with them."""
     for name, count in (("train", 20), ("dev", 6)):
         questions = random_questions(count, seed=count)

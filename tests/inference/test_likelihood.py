@@ -43,7 +43,7 @@ def texts():
 
 
 @pytest.mark.parametrize("kind", [*SIZE, "bytes"])
-def test_bits_per_byte_hide_the_pieces_of_a_word_with_the_space_before_it(kind):
+def test_whole_words_are_masked_with_the_preceding_space(kind):
     """A space may be a whole piece, also before the first word."""
     made = Bytes() if kind == "bytes" else learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     text = "onion the rheco ship o"
@@ -55,7 +55,7 @@ def test_bits_per_byte_hide_the_pieces_of_a_word_with_the_space_before_it(kind):
 
 
 @pytest.mark.slow
-def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
+def test_a_recurrent_model_reads_long_texts_in_segments(texts):
     """Two parts of 16 tokens, of which the second remembers all of the first, are one of 32; longer texts are read."""
     whole = TransformerXLConfig(**SIZES, memory_length=32)
     model, params = model_of(whole)
@@ -74,7 +74,7 @@ def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_text_has_the_sum_over_its_tokens(texts, causal, monkeypatch):
+def test_the_likelihood_of_a_text_is_the_sum_over_tokens(texts, causal, monkeypatch):
     """Each computed alone, without padding; in portions and batches that are not full."""
     monkeypatch.setattr(likelihood, "TEXTS_AT_ONCE", 7)
     monkeypatch.setattr(likelihood, "MAX_ROWS", 5)
@@ -127,13 +127,13 @@ def test_pairs_of_both_forms_are_read(tmp_path):
     ('{"good": " ", "bad": "b"}', r':1: needs "good" with a sentence'),
     ('{"good": "a", "bad": "b"}\nthe ship', r":2: not a JSON object: 'the ship'"),
 ])  # fmt: skip
-def test_what_is_no_pair_is_named(content, message, tmp_path):
+def test_invalid_pairs_are_named(content, message, tmp_path):
     (tmp_path / "pairs.jsonl").write_text(content)
     with pytest.raises(UserError, match=message):
         likelihood.read_pairs(str(tmp_path / "pairs.jsonl"))
 
 
-def test_models_and_texts_without_likelihoods_are_named():
+def test_models_and_texts_without_likelihoods_are_refused():
     model, params = model_of(CONFIG)
     with pytest.raises(UserError, match="has 52 tokens, more than the model's 40 positions"):
         list(likelihood.log_likelihoods(model, params, PIECES, ["ship " * 50]))
@@ -173,7 +173,7 @@ CONTINUED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTINUED)
-def test_a_cache_changes_nothing(name):
+def test_generation_with_and_without_cache_is_equal(name):
     """For as long as the model has room, after a short prompt or a long one."""
     model, params = model_of(CONTINUED[name])
     text = " ".join(["ship a c the d"] * (7 if name == "pre" else 1))
@@ -182,7 +182,7 @@ def test_a_cache_changes_nothing(name):
     assert found.startswith(text) and found != text
 
 
-def test_a_seed_gives_the_same_text_again_and_another_seed_another_text():
+def test_sampled_text_depends_on_the_seed_only():
     model, params = model_of(CAUSAL)
     texts = [[generate(model, params, PIECES, "a b", 12, Sampling(), seed) for seed in range(3)] for _ in range(2)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 3
@@ -199,13 +199,13 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another_text():
     *((greedy, [1, 0, 0, 0]) for greedy in (Sampling(0.0), Sampling(1e-6), Sampling(top_k=1), Sampling(top_p=1e-6))),
     (Sampling(top_k=3, top_p=0.75), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),  # of the three, which have 90 %
 ])  # fmt: skip
-def test_pieces_come_as_often_as_sampling_says(sampling, allowed):
+def test_sampling_frequencies_equal_the_probabilities(sampling, allowed):
     logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
     chosen = jax.vmap(lambda key: _choose(logits, sampling, key)[0])(jax.random.split(jax.random.key(0), 20_000))
     np.testing.assert_allclose(np.bincount(chosen, minlength=4) / 20_000, allowed, atol=0.015)
 
 
-def test_what_cannot_be_continued_is_refused():
+def test_invalid_generation_is_refused():
     model, params = model_of(CAUSAL)
     with pytest.raises(UserError, match=r"has 41 tokens, but the model has only 40 positions"):
         generate(model, params, PIECES, "a " * 40, 3, Sampling())

@@ -76,14 +76,14 @@ CASES = {  # texts, labels, settings of ours, name and settings of theirs
 
 
 @pytest.mark.parametrize("case, widths", [*((case, ()) for case in CASES), ("symmetric", (8, 16)), ("scored", (8,))])
-def test_losses_are_theirs(case, widths):
+def test_losses_equal_sentence_transformers(case, widths):
     texts, labels, own, name, fields = CASES[case]
     theirs = getattr(losses, name)(Stub(), **fields)
     assert_same(texts, settings(widths, **own), labels, theirs, torch.tensor(labels), widths)
 
 
 @pytest.mark.parametrize("what, widths", [("vectors", (8,)), ("scores", ()), ("scores", (8,)), ("scores of pairs", ())])
-def test_a_teacher_is_learnt_as_theirs(what, widths):
+def test_distillation_losses_equal_sentence_transformers(what, widths):
     texts, cosine = 2 if what == "scores of pairs" else 4, torch.nn.functional.cosine_similarity
     teacher = vectors_of(texts, seed=1)
     said, cosines = our_losses.example_scores(teacher), cosine(*map(torch.tensor, (teacher[:, :1], teacher[:, 1:])), -1)
@@ -97,7 +97,7 @@ def test_a_teacher_is_learnt_as_theirs(what, widths):
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels", "number"])
-def test_the_loss_of_a_teachers_logits_is_torchs(kind):
+def test_the_loss_of_teacher_logits_equals_pytorch(kind):
     F = torch.nn.functional
     rng, heat, weight = np.random.default_rng(0), 3.0, 0.7
     logits, theirs = rng.normal(size=(2, 6, 1 if kind == "number" else 4)).astype(np.float32)

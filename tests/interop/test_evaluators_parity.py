@@ -61,7 +61,7 @@ def sides(pairs):
 
 
 @pytest.mark.parametrize("has_ties", [False, True])
-def test_scored_pairs(has_ties):
+def test_scores_of_scored_pairs_equal_sentence_transformers(has_ties):
     vectors, rng = made(80, has_ties), np.random.default_rng(0)
     pairs, values = rng.integers(80, size=(120, 2)), rng.integers(0, 11, 120) / 2
     scores, decided, metric = ours(TextSet(pairs, values.astype(np.float32)), pairs, vectors, widths=(4,))
@@ -74,7 +74,7 @@ def test_scored_pairs(has_ties):
 
 @pytest.mark.parametrize("has_ties", [False, True])
 @pytest.mark.parametrize("positive", [0.1, 0.5, 0.95])
-def test_labelled_pairs(positive, has_ties):
+def test_scores_of_labelled_pairs_equal_sentence_transformers(positive, has_ties):
     vectors, rng = made(80, has_ties), np.random.default_rng(int(100 * positive))
     pairs, labels = rng.integers(80, size=(120, 2)), (rng.random(120) < positive).astype(np.int32)
     scores, decided, metric = ours(TextSet(pairs, labels), pairs, vectors, widths=(4,))
@@ -89,7 +89,7 @@ def test_labelled_pairs(positive, has_ties):
 @pytest.mark.parametrize("has_ties", [False, True])
 @pytest.mark.parametrize("documents", [7, 300])  # fewer than the ranks that are looked at, and more
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_retrieval(similarity, documents, has_ties):
+def test_retrieval_scores_equal_sentence_transformers(similarity, documents, has_ties):
     queries, rng = 50, np.random.default_rng(documents)
     vectors = made(queries + documents, has_ties)
     relevant = [dict.fromkeys(rng.choice(documents, rng.integers(1, 4), replace=False), 1.0) for _ in range(queries)]
@@ -107,7 +107,7 @@ def test_retrieval(similarity, documents, has_ties):
     assert_same(scores, evaluation.InformationRetrievalEvaluator, given, vectors, names, similarity=similarity)
 
 
-def test_documents_that_are_more_or_less_relevant():
+def test_ndcg_of_graded_relevance_equals_scikit_learn():
     sklearn = pytest.importorskip("sklearn.metrics")
     vectors, rng = made(60, has_ties=False), np.random.default_rng(1)
     grades = rng.integers(0, 4, (20, 40))

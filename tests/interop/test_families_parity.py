@@ -125,7 +125,7 @@ def batch_of(name: str, length: int):
         ("eurobert", 33, dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)),
     ],
 )
-def test_states_logits_attention_and_gradients_are_transformers(name, length, fields, tmp_path):
+def test_states_logits_attention_and_gradients_equal_transformers(name, length, fields, tmp_path):
     theirs, (batch, arguments) = save_theirs(tmp_path, name, "ForMaskedLM", **fields), batch_of(name, length)
     source = pretrained.read_pretrained(tmp_path)
     assert source.config == dataclasses.replace(MODELS[name][2], **fields)
@@ -181,7 +181,7 @@ def classes():
 
 
 @pytest.mark.parametrize("name, head, fields", classes())
-def test_every_class_gives_the_same_and_comes_back_with_every_byte(name, head, fields, tmp_path):
+def test_every_class_gives_equal_outputs_and_round_trips_bit_for_bit(name, head, fields, tmp_path):
     ours, has_labels = BERTS.get(head, head), head.endswith("Classification")
     labels = dict(id2label=dict(enumerate("abc")), label2id=dict(zip("abc", range(3)))) if has_labels else {}
     labels = labels or dict(num_labels=1 if head == "ForMultipleChoice" else 2)
@@ -220,7 +220,7 @@ def test_every_class_gives_the_same_and_comes_back_with_every_byte(name, head, f
     np.testing.assert_allclose(found * real, expected.numpy() * real, atol=1e-4)
 
 
-def test_a_causal_bert_is_their_decoder(tmp_path):
+def test_a_causal_bert_equals_the_decoder_of_transformers(tmp_path):
     save_theirs(tmp_path, "bert", "ForMaskedLM")
     theirs = transformers.BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True, attn_implementation="eager")
     source, ((ids, inside, types), arguments) = pretrained.read_pretrained(tmp_path), batch_of("bert", 32)
@@ -231,7 +231,7 @@ def test_a_causal_bert_is_their_decoder(tmp_path):
     np.testing.assert_allclose(found * inside[..., None], expected * inside[..., None], atol=1e-4)
 
 
-def test_a_discriminator_has_no_place_for_words(tmp_path):
+def test_a_discriminator_has_no_lm_head(tmp_path):
     save_theirs(tmp_path / "theirs", "electra", "ForPreTraining")
     said = conversion.convert(tmp_path / "theirs", tmp_path / "encoder", "huggingface", "ElectraModel")
     assert "left out, for which ElectraModel has no place: replaced_tokens" in said
@@ -258,7 +258,7 @@ def xlnets(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kept", [0, 7])
-def test_both_streams_their_logits_and_gradients_are_transformers(kept, xlnets):
+def test_both_streams_of_xlnet_equal_transformers(kept, xlnets):
     theirs, source, ids, places, mapping = xlnets
     rng = np.random.default_rng(1)
     seen = rng.random((2, LENGTH, LENGTH)) < 0.5
@@ -299,7 +299,7 @@ def test_both_streams_their_logits_and_gradients_are_transformers(kept, xlnets):
         assert np.abs(named[name] - gradient).max() <= 1e-4 * max(np.abs(gradient).max(), 1e-2), name
 
 
-def test_plain_states_attention_and_predictions_that_see_all_else_are_transformers(xlnets):
+def test_plain_xlnet_states_attention_and_predictions_equal_transformers(xlnets):
     theirs, source, ids, places, mapping = xlnets
     inside, places = np.ones((2, LENGTH), np.int32), places.copy()
     inside[1, 9:] = 0

@@ -50,7 +50,7 @@ def matrices(params):
     return found
 
 
-def test_loss_and_gradients_are_pefts(tmp_path):
+def test_loss_and_gradients_equal_peft(tmp_path):
     rng = np.random.default_rng(0)
     model = BertForSequenceClassification(CONFIG, 3, Compute(lora=LORA))
     ids, lengths = rng.integers(5, 128, (4, 10)), np.array([10, 7, 4, 9])
@@ -99,7 +99,7 @@ def test_loss_and_gradients_are_pefts(tmp_path):
     np.testing.assert_allclose(ours[1, :, 0].reshape(16, 16), query.T, atol=1e-6)
 
 
-def test_a_begins_as_pefts_and_b_with_zeros():
+def test_initial_a_equals_peft_and_initial_b_is_zero():
     model = BertForSequenceClassification(CONFIG, 3, Compute(lora=LORA))
     ids = np.ones((1, 4), np.int32)
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), ids, ids, ids)["params"])
@@ -117,7 +117,7 @@ def test_a_begins_as_pefts_and_b_with_zeros():
     ("bert", "BertForSequenceClassification"), ("roberta", "RobertaForSequenceClassification"),
     ("modernbert", "ModernBertForSequenceClassification"), ("bert", "BertForTokenClassification"),
 ])  # fmt: skip
-def test_an_adapter_is_loaded_by_peft_onto_the_model_that_it_began_with(tmp_path, family, architecture):
+def test_peft_loads_an_adapter_onto_the_base_model(tmp_path, family, architecture):
     """The logits are those of the whole model."""
     sizes = dict(vocab_size=128, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32)
     config = families.config_of(ConfigDict({"model": families.model_fields(family, **sizes)}))

@@ -67,7 +67,7 @@ def gpt2(folder):
     return theirs, pieces
 
 
-def test_gpt2_has_their_logits_attention_and_words_and_is_kept_in_a_workdir(tmp_path):
+def test_gpt2_equals_transformers_and_round_trips_through_a_workdir(tmp_path):
     theirs, pieces = gpt2(folder := tmp_path / "gpt2")
     source = pretrained.read_with_tokenizer(folder)
     assert not source.ignored and source.predicts_words
@@ -143,7 +143,7 @@ def test_the_code_of_a_model_card_runs(model, architecture, labels, tmp_path, mo
         assert isinstance(result, str) if architecture else len(result) == 5
 
 
-def test_labels_that_do_not_exclude_each_other_have_their_probabilities(tmp_path):
+def test_multi_label_probabilities_equal_transformers(tmp_path):
     """Those of a pipeline, from a folder of ours and from one of theirs."""
     config = transformers.BertConfig(
         **SIZES, vocab_size=150, initializer_range=0.5, problem_type="multi_label_classification",
@@ -212,7 +212,7 @@ def weighted_loss(kind: str, head: dict, examples: Examples):
         ("spans", {}),
     ],
 )
-def test_fine_tuning_goes_the_same_way_step_by_step(kind, head, tmp_path):
+def test_fine_tuning_equals_pytorch_step_by_step(kind, head, tmp_path):
     """Loss, norm of the gradients, clipping, warm-up, decay of the rate and of the weights: beside torch's own AdamW.
 
     The decay of the weights is so strong here that leaving it out, or applying it elsewhere, cannot hide. Where classes

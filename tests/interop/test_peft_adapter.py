@@ -34,7 +34,7 @@ def made_adapter(folder, tensors=UPDATE, base=GOLDEN, **fields):
     return folder
 
 
-def test_an_adapter_is_added_to_its_base_wherever_that_is(tmp_path):
+def test_an_adapter_is_merged_into_the_base(tmp_path):
     """A path, and a run in a folder beside the adapter: alpha / r * B A is added to the params of the base."""
     conversion.convert(GOLDEN, tmp_path / "run", "bertjax")
     golden = pretrained.read_pretrained(GOLDEN)
@@ -68,7 +68,7 @@ def test_an_adapter_is_added_to_its_base_wherever_that_is(tmp_path):
     ({}, UPDATE | {"base_model.model.scorer.weight": np.ones(3)}, "scorer.weight fits no layer of the base"),
     ({"task_type": "SEQ_CLS"}, UPDATE, "neither the adapter nor its base has the classifier"),
 ])  # fmt: skip
-def test_what_cannot_be_read_is_refused_in_a_line(fields, tensors, message, tmp_path, monkeypatch):
+def test_unsupported_adapters_are_refused_in_one_line(fields, tensors, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message) as error:
         pretrained.read_pretrained(made_adapter(tmp_path / "adapter", tensors, **fields))
@@ -83,7 +83,7 @@ def test_an_adapter_without_weights_is_refused(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_new_pieces", [False, True])
-def test_a_written_adapter_is_read_again(has_new_pieces, tmp_path):
+def test_a_written_adapter_round_trips(has_new_pieces, tmp_path):
     """The params are equal, also of a vocabulary that the base has not, and no local path is written."""
     golden, lora = pretrained.read_pretrained(GOLDEN), Lora(2, 6.0, 0.0, ("query", "output"))
     run, adapter = tmp_path / "run", tmp_path / "adapter"

@@ -57,7 +57,7 @@ SEQ, TOKENS = dict(task_type="SEQ_CLS"), dict(task_type="TOKEN_CLS")
     ("XLNet", XLNET, "LMHeadModel", "ForTokenClassification", 40, TOKENS | dict(target_modules=["layer_1"])),
     ("GPT2", GPT2, "LMHeadModel", "LMHeadModel", 40, dict(target_modules=["c_attn", "c_proj"])),
 ])  # fmt: skip
-def test_an_adapter_has_pefts_numbers(family, sizes, base, kind, rows, settings, tmp_path):
+def test_an_adapter_gives_the_outputs_of_peft(family, sizes, base, kind, rows, settings, tmp_path):
     """The output layer of the adapter replaces the base's. `rows`: pieces of the vocabulary, 40 in the base."""
     config = getattr(transformers, f"{family}Config")(**sizes)
     torch.manual_seed(0)
@@ -97,7 +97,7 @@ def test_an_adapter_has_pefts_numbers(family, sizes, base, kind, rows, settings,
     np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=2e-5)
 
 
-def test_the_fields_are_those_of_peft():
+def test_the_fields_equal_the_fields_of_peft():
     """`check_fields` refuses each field of PEFT that is not in a group."""
     assert json.loads((FOLDER / "peft.json").read_text()) == json.loads(json.dumps(table("peft")))
     groups = [*peft_adapter.READ, *peft_adapter.UNUSED_FIELDS]

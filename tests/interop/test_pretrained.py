@@ -44,7 +44,7 @@ def random_params(config):
     return jax.tree.map(lambda x: jax.numpy.asarray(rng.normal(size=x.shape), x.dtype), nn.meta.unbox(shapes))
 
 
-def test_a_flag_of_a_tokenizer_that_is_not_used_is_refused(golden):
+def test_an_unused_tokenizer_flag_is_refused(golden):
     """Beside a checkpoint whose own tokenizer is used."""
     for section, value in (("lowercase", False), ("kind", "sentencepiece")):
         config = config_for(golden)
@@ -56,7 +56,7 @@ def test_a_flag_of_a_tokenizer_that_is_not_used_is_refused(golden):
 
 
 @pytest.mark.slow
-def test_params_are_put_where_they_belong_on_a_mesh(golden):
+def test_params_are_sharded_like_the_initial_params(golden):
     config = config_for(golden)
     config.mesh.update(data=2, fsdp=2, tensor=2)
     mesh = make_mesh(config)
@@ -66,7 +66,7 @@ def test_params_are_put_where_they_belong_on_a_mesh(golden):
     assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, loaded, params))
 
 
-def test_missing_arrays_stay_fresh_and_strange_ones_are_named(golden, tmp_path, capsys):
+def test_missing_arrays_stay_fresh_and_unknown_arrays_are_named(golden, tmp_path, capsys):
     shutil.copytree(GOLDEN, tmp_path / "bare")
     path = tmp_path / "bare" / "model.safetensors"
     tensors = {n: x for n, x in safetensors.numpy.load_file(path).items() if not n.startswith("cls.")}
@@ -108,7 +108,7 @@ def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, 
         assert (loaded[name] == (fresh if not has_pairs and name in POOLER_AND_HEAD else theirs)[name]).all(), name
 
 
-def test_adopting_takes_what_a_config_cannot_choose(golden):
+def test_adoption_sets_the_fields_of_the_checkpoint(golden):
     config = config_for(golden)
     initialization.adopt(config)
     assert config.model.hidden_act == "gelu"
@@ -119,7 +119,7 @@ def test_adopting_takes_what_a_config_cannot_choose(golden):
     assert own.tokenizer.path == "mine.txt"
 
 
-def test_another_size_is_refused_with_the_flags_that_would_do(golden):
+def test_another_model_size_is_refused_with_the_matching_flags(golden):
     config = config_for(golden)
     config.model.update(hidden_size=64, num_hidden_layers=3)
     with pytest.raises(UserError) as error:
@@ -133,7 +133,7 @@ def test_another_size_is_refused_with_the_flags_that_would_do(golden):
         initialization.adopt(config)
 
 
-def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):
+def test_a_padded_vocabulary_is_read(golden, tmp_path):
     """Some pad theirs: the model has more words than the tokenizer."""
     shutil.copytree(GOLDEN, tmp_path / "padded")
     path = tmp_path / "padded" / "model.safetensors"
@@ -178,7 +178,7 @@ def test_hidden_states_are_the_layers_of_the_paper(golden):
             np.testing.assert_allclose(hidden[choice][row], expected[choice], atol=1e-5, err_msg=choice)
 
 
-def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch):
+def test_features_are_written_in_chunks(golden, tmp_path, monkeypatch):
     model, params, path = BertModel(golden.config), golden.params["bert"], tmp_path / "new/f.npz"
     texts = [*TEXTS, ""] * 9
     monkeypatch.setattr(hidden_states, "PORTION", 100)
@@ -198,7 +198,7 @@ def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch)
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
-def test_weights_in_an_object_store_are_copied_here_while_they_are_read():
+def test_weights_in_an_object_store_are_copied_locally_while_they_are_read():
     class Remote:
         name = huggingface.WEIGHTS
 

@@ -58,7 +58,7 @@ def batch_of(rows=3, length=32):
 
 
 @pytest.mark.parametrize("embeddings", ["shared", "apart", "disentangled"])
-def test_losses_and_gradients_are_transformers(embeddings, tmp_path):
+def test_losses_and_gradients_equal_transformers(embeddings, tmp_path):
     """Those of a step, with the tokens that the generator has drawn."""
     task, (batch, ids) = task_of(embeddings), batch_of()
     shapes, rng = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0))), np.random.default_rng(1)

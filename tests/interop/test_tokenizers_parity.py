@@ -284,7 +284,7 @@ def texts_for(kind: str, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_ids_offsets_and_frames_are_transformers(name, tmp_path):
+def test_ids_offsets_and_special_tokens_equal_transformers(name, tmp_path):
     theirs = FOLDERS[name](tmp_path)
     ours = hf_tokenizer.read_folder_tokenizer(tmp_path)
     texts = texts_for(ours.kind, name)
@@ -342,7 +342,7 @@ SENTENCES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["modernbert", "roberta", "xlm-roberta", "eurobert"])
-def test_words_of_a_text_have_the_tags_of_transformers_pipeline(name, tmp_path):
+def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
     """In a folder of transformers, and in the folder that is converted from it and back."""
     pieces = FOLDERS[name](tmp_path)
     labels = {0: "O", 1: "B-X", 2: "I-X", 3: "B-Y"}
@@ -368,7 +368,7 @@ def test_words_of_a_text_have_the_tags_of_transformers_pipeline(name, tmp_path):
 
 
 @pytest.mark.parametrize("name, mask", [("roberta", "<mask>"), ("eurobert", "<|mask|>")])
-def test_masks_are_filled_as_by_transformers_and_the_folder_comes_back(name, mask, tmp_path):
+def test_filled_masks_equal_transformers_and_the_folder_round_trips(name, mask, tmp_path):
     before = FOLDERS[name](tmp_path)
     save_theirs(tmp_path, name, "ForMaskedLM", vocab_size=len(before))
     for source, target, form in ((".", "ours", "bertjax"), ("ours", "back", "huggingface")):
@@ -403,7 +403,7 @@ def test_positions_are_counted_from_the_padding_of_the_tokenizer(tmp_path):
         tokenizer_of_config(config)
 
 
-def test_more_pieces_come_after_the_special_ones(tmp_path):
+def test_added_tokens_follow_the_special_tokens(tmp_path):
     mask_id = eurobert(tmp_path).mask_token_id
     ours = hf_tokenizer.read_folder_tokenizer(tmp_path)
     larger = extended(ours, {"shiphull": 9, "hullship": 7}, 5)
@@ -428,7 +428,7 @@ def test_more_pieces_come_after_the_special_ones(tmp_path):
         (dict(model_type="unigram"), "lacks <pad>, <cls>, <sep>, <mask>, which XLNet has"),
     ],
 )
-def test_older_files_that_cannot_be_read_are_named(files, message, tmp_path):
+def test_unreadable_legacy_files_are_named(files, message, tmp_path):
     if "model_type" in files:
         name = "sentencepiece.bpe.model" if files["model_type"] == "bpe" else "spiece.model"
         (tmp_path / name).write_bytes(sentencepiece_model(CORPUS, 60, **files))
@@ -441,7 +441,7 @@ def test_older_files_that_cannot_be_read_are_named(files, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_run_reads_older_files_and_keeps_a_tokenizer_json(tmp_path):
+def test_a_run_reads_legacy_files_and_stores_a_tokenizer_json(tmp_path):
     FOLDERS["older xlm-roberta"](tmp_path)
     size = hf_tokenizer.read_folder_tokenizer(tmp_path).vocab_size
     save_theirs(tmp_path, "xlm-roberta", "ForMaskedLM", vocab_size=size)

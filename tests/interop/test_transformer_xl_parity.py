@@ -66,7 +66,7 @@ def states_by_the_paper(params, config, ids, memory):
 
 
 @pytest.mark.parametrize("untie_biases", [False, True])
-def test_states_memory_logits_and_gradients_are_those_of_the_papers_equations(untie_biases):
+def test_states_memory_logits_and_gradients_equal_the_equations_of_the_paper(untie_biases):
     config = dataclasses.replace(TINY, untie_biases=untie_biases)
     rng = np.random.default_rng(0)
     ids, target = rng.integers(0, 50, (2, 4)), rng.normal(size=(2, 4, 12)).astype(np.float32)

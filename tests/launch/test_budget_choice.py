@@ -51,7 +51,7 @@ def test_any_other_budget_is_refused(text):
 @pytest.mark.parametrize("machine", [ONE_CORE, TWO_CORES, H100, POD], ids=["one core", "two cores", "H100", "pod"])
 @pytest.mark.parametrize("text", [BOOK, LIBRARY], ids=["book", "library"])
 @pytest.mark.parametrize("seconds", [60, 1000, 30_000])
-def test_a_choice_suits_machine_text_and_time(recipe, machine, text, seconds):
+def test_the_chosen_size_fits_machine_text_and_time(recipe, machine, text, seconds):
     chosen = choose_sizes(text, machine, seconds, recipe=recipe)
     assert chosen.hidden_size % chosen.heads == 0 and 32 <= chosen.hidden_size // chosen.heads <= 64
     for batch_size, length, steps in zip(chosen.batch_sizes, chosen.lengths, chosen.steps):
@@ -96,7 +96,7 @@ def test_sizes_that_the_user_has_set_are_kept():
     assert all(batch_size % 4 == 0 for batch_size in chosen.batch_sizes) and 200 % chosen.heads == 0
 
 
-def test_lengths_and_pieces_follow_the_text():
+def test_sequence_length_and_vocabulary_size_follow_the_text():
     tweets = Text(3e6, 30_000, (80, 140, 200), words=9000)
     assert choose_sizes(tweets, TWO_CORES, 3600).lengths == (64,)
     assert choose_sizes(BOOK, TWO_CORES, 3600).lengths == (128, 512)
@@ -110,7 +110,7 @@ def test_lengths_and_pieces_follow_the_text():
     assert kind_of_tokenizer("bert", dataclasses.replace(BOOK, latin=0.0, has_spaces=False)) == "bpe"
 
 
-def test_held_out_documents_are_enough_and_not_too_many():
+def test_the_held_out_share_has_limits():
     shares = {text.bytes: choose_sizes(text, TWO_CORES, 600).heldout_fraction for text in (BOOK, LIBRARY)}
     assert shares == {3e6: pytest.approx(200_000 / 3e6, abs=1e-4), 50e9: 0.005}
     for documents in (20, 30, 100):  # of few documents, two are held out nearly always

@@ -44,7 +44,7 @@ def opened(config, total):
     dict(one=stage(1000, 128, 20)), dict(short=stage(900, 128, 20), long=stage(100, 512, 77, batch_size=64)),
     dict(short=stage(0, 128, 20, tokens=32e6)),
 ], ids=["one", "two", "tokens"])  # fmt: skip
-def test_pretraining_takes_its_budget(stages, seconds, tmp_path):
+def test_pretraining_takes_the_budget(stages, seconds, tmp_path):
     config = pretraining_config()
     config.stages = named_stages(**stages)
     config.data.corpus = "text.txt"
@@ -62,7 +62,7 @@ def test_pretraining_takes_its_budget(stages, seconds, tmp_path):
     )
 
 
-def test_a_batch_that_grows_does_so_in_fewer_tokens_or_not_at_all():
+def test_batch_growth_is_scaled_or_removed():
     config = config_of("--config=modern:17m")
     for factor in (1e-2, 1e-6):
         changed = copy.deepcopy(config)
@@ -74,7 +74,7 @@ def test_a_batch_that_grows_does_so_in_fewer_tokens_or_not_at_all():
     assert [each.name for each in stages_of(changed)] == ["pretraining", "context", "decay"]
 
 
-def test_tokens_are_a_budget(tmp_path):
+def test_a_token_budget_sets_the_steps(tmp_path):
     config = pretraining_config()
     given = opened(config, total_steps(config)), tmp_path, budget.parse_budget("655.36M tokens")
     plan.set_fields(config, fields_that_fit(*given, StepTimes(1e7, 1.0, 1.0), 60.0))
@@ -82,7 +82,7 @@ def test_tokens_are_a_budget(tmp_path):
 
 
 @pytest.mark.parametrize("seconds", [2000, 600, 150])
-def test_fine_tuning_has_fewer_epochs_and_never_more(seconds, tmp_path):
+def test_fine_tuning_never_exceeds_the_epochs_of_the_config(seconds, tmp_path):
     config, measured = fine_tuning_config("classify"), StepTimes(steps=900.0, evaluation=10.0, compiling=20.0)
     fields = fields_that_fit(opened(config, 300), tmp_path, budget.parse_budget(f"{seconds}s"), measured, 50.0)
     epochs = fields.get("epochs", config.epochs)
@@ -98,7 +98,7 @@ def test_an_evaluation_takes_a_third_of_the_training_time_of_its_sequences():
     assert steps._evaluation_seconds(run, 100.0) == pytest.approx(100 / 160 * 48 / 3)
 
 
-def test_too_small_a_budget_names_a_larger_one(tmp_path):
+def test_too_small_a_budget_names_a_sufficient_one(tmp_path):
     for config in (pretraining_config(), fine_tuning_config("classify")):
         given = opened(config, 300), tmp_path, budget.parse_budget("1min"), StepTimes(900.0, 10.0, 20.0), 70.0
         with pytest.raises(UserError, match=r"no step is left; set --config.budget=\dmin or more"):
@@ -123,7 +123,7 @@ def test_a_survey_counts_documents_letters_and_words(tmp_path):
     assert pieces.vocab_size < 20_000 and 1 < survey.bytes_per_token(pieces, found.sample) < 12
 
 
-def test_lines_are_documents_if_no_blank_lines_end_any(tmp_path):
+def test_lines_are_documents_without_blank_lines(tmp_path):
     assert (
         surveyed(tmp_path, "\n".join(f"This is line {number} of a text." for number in range(50)))[1].document == "line"
     )
@@ -131,7 +131,7 @@ def test_lines_are_documents_if_no_blank_lines_end_any(tmp_path):
         surveyed(tmp_path, "All of it is one line. " * 500)
 
 
-def test_of_a_huge_file_only_the_beginning_is_read(tmp_path, monkeypatch):
+def test_a_survey_reads_only_the_beginning_of_a_huge_file(tmp_path, monkeypatch):
     monkeypatch.setattr(survey, "MOST_BYTES", 400_000)
     content = make_corpus(300)
     (tmp_path / "text.txt").write_text(content * (1_000_000 // len(content)))
@@ -167,7 +167,7 @@ def test_masked_texts_are_held_out_sentences(tmp_path):
     assert texts == survey.masked_texts(config, found)
 
 
-def test_sizes_are_chosen_again_for_other_flags_until_steps_are_measured(tmp_path):
+def test_sizes_follow_changed_flags_until_steps_are_measured(tmp_path):
     """As after a start that was interrupted while it prepared the text; the same flags keep the numbers."""
     (tmp_path / "text.txt").write_text(make_corpus(100))
 
@@ -200,7 +200,7 @@ def test_sizes_are_chosen_again_for_other_flags_until_steps_are_measured(tmp_pat
             begun(*wrong)
 
 
-def test_fields_of_an_experiment_are_kept_as_those_of_flags(tmp_path):
+def test_fields_of_an_experiment_are_kept_like_flags(tmp_path):
     (tmp_path / "text.txt").write_text(make_corpus(100))
     config = experiments.load("text")
     config.data.corpus, config.batch_size, config.recipe = str(tmp_path / "text.txt"), 12, "bert"
@@ -215,7 +215,7 @@ TINY = (
 
 
 @pytest.mark.usefixtures("in_process", "on_one_device")
-def test_a_plan_is_made_once_and_kept(tmp_path, capsys, monkeypatch):
+def test_a_plan_is_stored_and_reused_on_resume(tmp_path, capsys, monkeypatch):
     """From the text to the report; the same command resumes it, whatever the budget, and a branch has its numbers."""
     monkeypatch.setattr(steps, "MEASURED_SECONDS", 0.01)
     (tmp_path / "text.txt").write_text(make_corpus(100))
@@ -247,7 +247,7 @@ def test_a_plan_is_made_once_and_kept(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_any_run_takes_a_budget_and_keeps_its_steps(tmp_path, capsys, in_process, on_one_device, monkeypatch):  # noqa: F811
+def test_any_run_takes_a_budget_and_keeps_the_steps_on_resume(tmp_path, capsys, in_process, on_one_device, monkeypatch):  # noqa: F811
     """Also without the flag; a run that was started without a budget does not get one."""
     monkeypatch.setattr(steps, "measure_steps", lambda *_: StepTimes(steps=400.0, evaluation=0.0, compiling=0.0))
     (tmp_path / "text.txt").write_text(make_corpus(100))

@@ -21,7 +21,7 @@ def frames():
     return [ROWS, iter(ROWS), pandas.DataFrame(ROWS), datasets.Dataset.from_list(ROWS), polars_frame]
 
 
-def test_each_kind_of_table_gives_the_same_rows(tmp_path):
+def test_all_table_types_give_equal_rows(tmp_path):
     for number, table in enumerate(frames()):
         path = tmp_path / f"{number}.jsonl"
         write_table(table, path)

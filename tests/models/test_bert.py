@@ -60,7 +60,7 @@ def inputs(rows=3, length=16, seed=0):
     [("base", 109_482_240), ("large", 335_141_888), ("tiny", 4_385_920), ("mini", 11_170_560), ("small", 28_763_648),
      ("medium", 41_373_184)],
 )  # fmt: skip
-def test_published_parameter_counts(size, count):
+def test_parameter_counts_equal_published_counts(size, count):
     config = dataclasses.replace(BertConfig(), **model_size(size))
     assert count_parameters(abstract_params(BertModel, config), config) == count
 
@@ -79,7 +79,7 @@ def test_initial_values_are_googles():
             assert (leaf == (1 if name == "scale" else 0)).all()
 
 
-def test_words_of_the_padding_are_never_predicted(tiny):
+def test_padding_of_the_vocabulary_is_never_predicted(tiny):
     model, params = tiny
     words, _ = forward(model, params, *inputs(), np.arange(16)[None].repeat(3, 0))
     probabilities = np.asarray(jax.nn.softmax(words))
@@ -112,7 +112,7 @@ def test_neither_recomputation_nor_unrolling_changes_a_gradient(tiny):
         assert compute.remat != "full" or less_memory < 0.8 * memory
 
 
-def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
+def test_dropout_of_a_row_is_a_function_of_its_key(tiny):
     """And of nothing else: neither of the rows beside it, nor of their number."""
     model, params = tiny
     ids, segments, types = inputs()
@@ -128,7 +128,7 @@ def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
     assert np.abs(apply(rows, keys[::-1]) - together).max() > 1e-2
 
 
-def test_dropout_drops_its_rate_of_the_elements_and_scales_the_rest():
+def test_dropout_drops_the_configured_share_and_scales_the_remaining_elements():
     """Of each row, and of each position. tests/nn/test_dropout.py tests that masks are independent."""
     shape, rate, rows = (64, 20, 60), 0.1, row_keys(jax.random.key(1), jnp.arange(64))
     x = np.full(shape, 3, np.float32)
@@ -140,14 +140,14 @@ def test_dropout_drops_its_rate_of_the_elements_and_scales_the_rest():
     assert (dropout(x, rate, None) == x).all() and (dropout(x, 0.0, rows) == x).all()
 
 
-def test_flops_of_the_pooler_and_of_pairs():
+def test_flops_include_pooler_and_pair_head():
     """The first token of each row is multiplied by a square matrix, and has two logits."""
     pooled = model_flops(TINY, 4, 32, 5) - model_flops(TINY, 4, 32, 5, pooled=0)
     assert pooled == 4 * 2 * (32 * 32 + 32 * 2)
 
 
 @pytest.mark.parametrize("norm, chip", [("LayerNorm", ""), ("LayerNorm", "cpu"), ("RMSNorm", "")])
-def test_a_norm_and_its_gradient_are_flaxs(norm, chip):
+def test_layer_norm_and_its_gradient_equal_flax(norm, chip):
     """Flax derives the gradient from two passes over x; ours is in closed form."""
     config = dataclasses.replace(EuroBertConfig() if norm == "RMSNorm" else TINY, hidden_size=32)
     make = getattr(attention, norm)
@@ -182,7 +182,7 @@ def test_gelu_is_exact_in_the_tails(dtype, absolute, relative):
         np.testing.assert_allclose(ACTIVATIONS["gelu_new"](x), expected, atol=1e-6)
 
 
-def test_a_model_with_one_token_type_takes_pairs_as_of_it(tiny):
+def test_a_model_with_one_token_type_maps_both_segments_to_it(tiny):
     """As transformers does; a look-up outside the table would be NaN."""
     _, params = tiny
     model = BertModel(dataclasses.replace(TINY, type_vocab_size=1))

@@ -17,7 +17,7 @@ TINY = EuroBertConfig(
 )  # fmt: skip
 
 
-def test_matrices_that_are_stacked_are_known_to_optimizers():
+def test_optimizers_split_stacked_matrices():
     """Keys and values of all layers, and both halves of a gate, are matrices of their own; tables are no kernels."""
     axes = nn.get_partition_spec({"params": abstract_params(TINY)})["params"]
     layers = axes["bert"]["encoder"]["layers"]
@@ -27,7 +27,7 @@ def test_matrices_that_are_stacked_are_known_to_optimizers():
     assert axes["masked_lm"]["decoder"]["embedding"] == axes["bert"]["embeddings"]["word"]["embedding"]
 
 
-def test_one_whose_words_are_tied_predicts_them(tmp_path):
+def test_a_model_with_tied_embeddings_predicts_tokens(tmp_path):
     config = dataclasses.replace(TINY, tie_word_embeddings=True)
     params = random_params(BertForMaskedLM(config), config)
     assert {*params} == {"bert"}

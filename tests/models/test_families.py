@@ -62,7 +62,7 @@ def registered():
     del families.FAMILIES.registered["mixer"]
 
 
-def test_every_family_has_the_contract():
+def test_every_family_fulfils_the_contract():
     assert {*families.FAMILIES.names()} == FAMILIES.keys()
     assert {name for name in FAMILIES if isinstance(families.FAMILIES.get(name), HuggingFaceFamily)} == {*WRITTEN}
 
@@ -116,13 +116,13 @@ ENWIK8 = dict(
     ("transformer_xl", {}, 151_106_305),  # 151 and 41 million in tables 1 and 2 of the paper
     ("transformer_xl", ENWIK8, 41_055_436),
 ])  # fmt: skip
-def test_published_sizes(family, fields, count):
+def test_parameter_counts_equal_published_sizes(family, fields, count):
     config = families.FAMILIES.get(family).config_class(**fields)
     assert count_parameters(nn.meta.unbox(abstract_params(config)), config) == count
 
 
 @pytest.mark.parametrize("untie_biases", [False, True])
-def test_params_of_a_transformer_xl_show_the_config_and_their_layers(untie_biases):
+def test_transformer_xl_config_and_layers_are_inferred_from_params(untie_biases):
     config = TransformerXLConfig(**ENWIK8 | dict(untie_biases=untie_biases))
     params = nn.meta.unbox(abstract_params(config))
     inferred = TRANSFORMER_XL.infer_config(params)
@@ -155,7 +155,7 @@ def matrix_products(config, rows, length, words, new_memory=None) -> int:
 
 
 @pytest.mark.parametrize("family", ["bert", *map(slow_case, sorted(FAMILIES.keys() - {"bert"}))])
-def test_flops_are_those_of_the_matrix_products(family):
+def test_flops_equal_the_matrix_products(family):
     """Compares the FLOPs of one more row: Transformer-XL and XLNet project the distances once for all rows.
 
     XLNet's formula leaves out the product with two segment vectors.
@@ -198,7 +198,7 @@ def params_and_loss_after_a_step(config, devices, records):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["modernbert", "eurobert", "xlnet", "transformer_xl", "lstms"])  # not BERT's layers
-def test_packed_rows_on_eight_devices_give_the_step_of_padded_rows_on_one(family, records_folder):
+def test_packed_step_on_eight_devices_equals_padded_step_on_one(family, records_folder):
     """Rows of families that cannot pack stay padded."""
     one = config_for(family, records_folder)
     eight = config_for(family, records_folder, packing=families.FAMILIES.get(family).supports_packing, remat="full")
@@ -221,7 +221,7 @@ GROUPED = dict(hidden_size=128, num_hidden_layers=1, num_key_value_heads=2, head
     ("eurobert", GROUPED, pallas.EMULATED), ("eurobert", GROUPED, triton.EMULATED),
     ("modernbert", dict(global_attn_every_n_layers=2, local_attention=32), pallas.EMULATED),
 ])  # fmt: skip
-def test_kernels_give_the_same_on_any_mesh(family, fields, chip):
+def test_kernels_give_equal_results_on_any_mesh(family, fields, chip):
     """Compares states and gradients of the plain path on one device with the kernels' on eight devices."""
     config = families.FAMILIES.get(family).config_class(**WIDE | fields)
     ids, segments = np.random.default_rng(0).integers(0, 300, (4, 160)), packed(4, 160)
@@ -310,7 +310,7 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize("family", ["roberta", *map(slow_case, sorted(FAMILIES.keys() - {"roberta"}))])
-def test_a_run_is_converted_and_comes_back(family, run_of, tmp_path):
+def test_a_converted_run_round_trips(family, run_of, tmp_path):
     source = pretrained.read_with_tokenizer(run_of(family))
     assert source.predicts_words and source.config.family == family
     conversion.convert(run_of(family), tmp_path / "bertjax", "bertjax")
@@ -331,7 +331,7 @@ def test_a_run_is_converted_and_comes_back(family, run_of, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_each_default_gives_a_result_or_a_line_with_a_remedy(family, run_of, tmp_path):
+def test_unsupported_operations_raise_one_line_with_a_fix(family, run_of, tmp_path):
     model = library.load(run_of(family))
     kernel = np.eye(model.config.hidden_size, 3, dtype=np.float32)
     params = {**model.params, "classifier": {"dense": {"kernel": kernel, "bias": kernel[0]}}}
@@ -373,7 +373,7 @@ def reviews(tmp_path_factory):
 @pytest.mark.parametrize(
     "family", ["electra", "modernbert", "eurobert", "xlnet"]
 )  # BERT: tests/finetuning/test_finetuning.py
-def test_a_classifier_learns_predicts_and_is_converted(family, run_of, reviews, tmp_path):
+def test_a_classifier_is_trained_predicts_and_is_converted(family, run_of, reviews, tmp_path):
     config = fine_tuning_config("glue", name="sst2")
     config.data.path, config.init_checkpoint = str(reviews), str(run_of(family))
     config.update(dict(batch_size=16, max_seq_length=32, epochs=8.0, dtype="float32", unroll="no", log_every_steps=99))
@@ -518,7 +518,7 @@ def test_a_folder_with_an_unsupported_model_is_one_line(family, changed, message
     ("eurobert", {"rope_theta": 250000, ROPE: ..., "head_dim": ...}, {}),  # as the published configs
     ("eurobert", {"classifier_pooling": ..., "clf_pooling": "mean"}, dict(classifier_pooling="mean")),
 ])  # fmt: skip
-def test_every_form_of_a_config_is_read(family, changed, expected, folder_of, tmp_path):
+def test_all_config_versions_are_read(family, changed, expected, folder_of, tmp_path):
     config = pretrained.read_pretrained(with_fields(folder_of(family), changed, tmp_path / "copy")).config
     assert config == model_config(family, **expected)
     assert all(isinstance(getattr(config, name), float) for name in vars(config) if "rope_theta" in name)

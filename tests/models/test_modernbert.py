@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
     (1, 4, None), (65, 16, None), (37, 8, Tile(1, 1)), slow_case(5, 4, None), slow_case(30, 64, None),
     slow_case(64, 8, Tile(2, 2)),
 ])  # fmt: skip
-def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, tile):
+def test_windowed_attention_equals_full_attention_with_a_mask(length, half, tile):
     rng = np.random.default_rng(0)
     qkv, segments = jnp.asarray(rng.normal(size=(4, length, 3, 4, 8)), jnp.float32), packed(4, length + 3)[:, :length]
     weights = rng.normal(size=(4, length, 32)).astype(np.float32)
@@ -84,7 +84,7 @@ def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, 
 # Configs.
 
 
-def test_a_classifier_starts_from_the_words_head(folder, capsys):
+def test_a_classifier_starts_from_the_lm_head(folder, capsys):
     source = pretrained.read_pretrained(folder)
     started = FAMILY.import_params(source.params)
     assert (started["bert"]["pooler"]["dense"]["kernel"] == source.params["masked_lm"]["dense"]["kernel"]).all()
@@ -93,7 +93,7 @@ def test_a_classifier_starts_from_the_words_head(folder, capsys):
     assert capsys.readouterr().out.endswith(" arrays loaded; not used: masked_lm/bias\n")
 
 
-def test_initial_values_are_smaller_where_matrices_put_out():
+def test_initial_values_of_output_matrices_are_smaller():
     """Normal values of 0.02 are cut off at two deviations; output matrices are divided by the root of 2 layers.
     The head of words is an output matrix in transformers as well."""
     config = ModernBertConfig(
@@ -114,7 +114,7 @@ def test_initial_values_are_smaller_where_matrices_put_out():
         assert 1.9 * expected < np.abs(kernel).max() <= 2 * expected, name
 
 
-def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
+def test_fine_tuning_accepts_flags_for_fields_of_the_checkpoints_family(folder):
     def adopted(*flags, checkpoint=folder):
         arguments = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=x", *flags]
         config, _ = from_arguments(arguments)

@@ -60,7 +60,7 @@ def test_the_pooler_of_roberta_reads_states_with_dropout(packed):
 
 
 @pytest.mark.slow
-def test_its_mask_is_not_that_of_the_classifier():
+def test_pooler_and_classifier_dropout_masks_differ():
     config = RobertaConfig(**TINY | dict(hidden_dropout_prob=0.5))
     (_, read), _ = read_by_pooler(RobertaModel(config))
     dense = {"kernel": jnp.eye(64), "bias": jnp.zeros(64)}
@@ -70,7 +70,7 @@ def test_its_mask_is_not_that_of_the_classifier():
 
 
 @pytest.mark.slow
-def test_what_attention_adds_has_no_dropout_in_distilbert():
+def test_distilbert_has_no_dropout_on_attention_outputs():
     """With feed-forward layers of zeros, whose dropout does nothing, only that would be random."""
     segments, x = jnp.ones((2, 8), jnp.int32), jax.random.normal(jax.random.key(0), (2, 8, 64))
     keys = jax.random.split(jax.random.key(2), 2)
@@ -89,7 +89,7 @@ def test_what_attention_adds_has_no_dropout_in_distilbert():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pooled, spans", [(0.5, 0.0), (0.0, 0.5)])
-def test_an_output_layer_has_the_dropout_of_its_kind(pooled, spans):
+def test_head_dropout_depends_on_the_head_type(pooled, spans):
     none = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     rates = dict(pooled_dropout_prob=pooled, spans_dropout_prob=spans)
     config = dataclasses.replace(DistilBertConfig(**TINY), **none, **rates)

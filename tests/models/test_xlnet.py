@@ -30,7 +30,7 @@ def pieces():
 # Texts that end with <cls>.
 
 
-def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
+def test_labels_of_answers_and_tags_point_at_the_words(pieces):
     questions = random_questions(60)
     sizes = question_windows.WindowSizes(max_seq_length=60, doc_stride=20, max_query_length=12)
     examples, windows, *_ = question_windows.encode_question_windows(questions, pieces, sizes, with_labels=True)
@@ -55,7 +55,7 @@ def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
 
 
 @pytest.mark.slow
-def test_words_are_predicted_from_all_others_and_never_from_themselves(pieces):
+def test_tokens_are_predicted_from_all_other_tokens(pieces):
     model = BertForMaskedLM(dataclasses.replace(TINY, max_position_embeddings=32))
     params = random_params(model, TINY)
     ids, _ = pieces.encode("the ship found the anchor")
@@ -91,7 +91,7 @@ def folder(pieces, tmp_path_factory):
     return made
 
 
-def test_the_tokenizer_of_a_folder_is_read_without_its_sentencepiece_model(folder, pieces, tmp_path):
+def test_the_tokenizer_is_read_without_the_sentencepiece_model(folder, pieces, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())

@@ -23,7 +23,7 @@ from tests.nn.reference import arrays, assert_same, attend, largest, packed
         (1, 1536, 2, 64, 700, "float32", 5e-6),  # a window too wide for one piece
     ],
 )
-def test_the_kernels_and_their_gradients_are_those_of_the_definition(rows, length, heads, size, window, dtype, share):
+def test_kernels_and_gradients_equal_the_definition(rows, length, heads, size, window, dtype, share):
     shapes = ((rows, length, 64), (64, 3, heads, size), (3, heads, size), (rows, length, heads * size))
     x, kernel, bias, gradient = arrays(dtype, *shapes)
     segments = packed(rows, length, last=1)
@@ -40,7 +40,7 @@ def test_the_kernels_and_their_gradients_are_those_of_the_definition(rows, lengt
     assert_same(definition, flash, inputs, gradient, share, largest)
 
 
-def test_the_plain_path_computes_what_the_kernels_cannot():
+def test_unsupported_shapes_use_the_plain_path():
     assert can_flash(128, 768, 64) and can_flash(8192, 768, 64) and can_flash(200, 256, 32)
     assert not can_flash(127, 768, 64) and not can_flash(8193, 768, 64)
     lanes_that_are_not_full = ((256, 8), (640, 80), (192, 64))

@@ -44,7 +44,7 @@ DIFFERENT = AllTiles(Tiles(32, 64, 4, 1), Tiles(64, 16, 4, 1), Tiles(16, 32, 4, 
         slow_case(128, 64, {}, "float16", 6e-4),
     ],
 )
-def test_attention_and_its_gradient_are_those_of_the_definition(length, size, options, dtype, bound):
+def test_attention_and_gradient_equal_the_definition(length, size, options, dtype, bound):
     rows, heads, options = 2, 2, {"rate": 0.1, **options}
     inputs, gradients = arrays(dtype, (rows, length, 3, heads, size), (rows, length, heads * size))
     segments, keys = packed(rows, length), keys_of(rows, options["rate"])
@@ -60,7 +60,7 @@ def test_attention_and_its_gradient_are_those_of_the_definition(length, size, op
 
 
 @pytest.mark.slow
-def test_attention_drops_the_elements_that_dropout_drops():
+def test_attention_drops_the_elements_of_the_dropout_mask():
     """With equal scores and an identity for values, the context is the dropout mask of a part of the keys."""
     rows, length, heads, size, rate = 2, 200, 2, 64, 0.1
     keys, segments = keys_of(rows, rate), jnp.ones((rows, length), jnp.int32)
@@ -81,9 +81,7 @@ def test_attention_drops_the_elements_that_dropout_drops():
         slow_case(2, 8, 768, 0.0, True, "bfloat16", 4e-3),
     ],
 )
-def test_the_norm_of_a_sum_and_its_gradient_are_those_of_the_definition(
-    rows, length, hidden, rate, has_biases, dtype, bound
-):
+def test_norm_of_a_sum_and_gradient_equal_the_definition(rows, length, hidden, rate, has_biases, dtype, bound):
     keys, plane, vector = keys_of(rows, rate), (rows, length, hidden), (hidden,)
     x, update, of_norm, of_sum = arrays(dtype, *[plane] * 4)
     update_bias, scale, bias = arrays("float32", *[vector] * 3) if has_biases else (None, jnp.ones(hidden), None)
@@ -116,7 +114,7 @@ def test_the_norm_of_a_sum_and_its_gradient_are_those_of_the_definition(
         slow_case((1, 48, 2, 128), "relu", True, "bfloat16", 4e-3),
     ],
 )
-def test_an_activation_and_its_gradient_are_those_of_the_definition(shape, activation, has_bias, dtype, bound):
+def test_activation_and_gradient_equal_the_definition(shape, activation, has_bias, dtype, bound):
     product, gradient = arrays(dtype, shape, (*shape[:2], shape[-1]))
     (bias,) = arrays("float32", shape[2:]) if has_bias else (None,)
 
@@ -137,7 +135,7 @@ KERNELS += ["gpu_norm_forward", "gpu_norm_backward", "gpu_activation_backward"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family, remat", [("bert", "none"), ("modernbert", "full")])
-def test_a_step_with_kernels_is_the_same_on_any_mesh(family, remat, monkeypatch):
+def test_a_step_with_kernels_is_equal_on_any_mesh(family, remat, monkeypatch):
     """Loss and gradient norm of a step with dropout, of the plain path on one device, and of the kernels on eight."""
     size = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=256)
     if family == "modernbert":
@@ -159,7 +157,7 @@ def test_a_step_with_kernels_is_the_same_on_any_mesh(family, remat, monkeypatch)
 
 
 @pytest.mark.parametrize("size, length, causal, window", [(16, 7, True, None), slow_case(128, 300, False, 64)])
-def test_the_kernels_are_in_the_language_of_a_gpu(size, length, causal, window):
+def test_the_kernels_compile_to_ptx(size, length, causal, window):
     """Emulation takes what the compiler of kernels would not."""
     half = jnp.bfloat16
     keys, vector = keys_of(2, 0.1), jnp.ones(3 * size)
@@ -176,7 +174,7 @@ def test_the_kernels_are_in_the_language_of_a_gpu(size, length, causal, window):
     assert text.count("xla.gpu.triton") == len(KERNELS) and all(name in text for name in KERNELS)
 
 
-def test_what_the_kernels_cannot_do_has_the_plain_path():
+def test_unsupported_shapes_use_the_plain_path():
     half = Compute("bfloat16", "bfloat16", chip=H100)
     assert can_attend_on_gpu(half, 512, 64) and can_norm_on_gpu(half, 512, 1000) and can_activate_on_gpu(half, 512, 384)
     for compute in (Compute(chip=H100), dataclasses.replace(half, chip="Tesla V100"), Compute(chip="cpu")):

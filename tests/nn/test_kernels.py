@@ -57,7 +57,7 @@ def causal(attention):
         slow_case(causal(fused), (2, 1024, 2, 64), RATE, "float32", 5e-6),  # in two chunks
     ],
 )
-def test_attention_and_its_gradients_are_those_of_the_definition(attention, sizes, rate, dtype, share):
+def test_attention_and_gradients_equal_the_definition(attention, sizes, rate, dtype, share):
     rows, length, heads, size = sizes
     shapes = ((rows, length, 64), (64, 3, heads, size), (3, heads, size), (rows, length, heads * size))
     x, kernel, bias, gradient = arrays(dtype, *shapes)
@@ -74,7 +74,7 @@ def test_attention_and_its_gradients_are_those_of_the_definition(attention, size
     assert_same(definition, ours, [x, kernel / 8, bias], gradient, share, largest)
 
 
-def test_fused_attention_drops_what_plain_attention_drops():
+def test_fused_and_plain_attention_have_equal_dropout():
     """With equal scores and an identity for values, the context is the dropout mask of one block of keys."""
     rows, length, heads, size = 2, 256, 2, 64
     segments = jnp.ones((rows, length), jnp.int32)
@@ -110,7 +110,7 @@ def test_tiles_of_attention_fit_in_the_cache(batch, length, heads, tile):
     assert tile_of(batch, length, heads) == tile
 
 
-def test_on_a_cpu_long_attention_takes_the_memory_of_a_tile():
+def test_long_attention_on_a_cpu_takes_the_memory_of_one_tile():
     batch, length, config = 16, 256, BertConfig(hidden_size=64, num_attention_heads=8)
     x, segments = np.zeros((batch, length, 64), np.float32), np.ones((batch, length), np.int32)
     keys = keys_of(batch)
@@ -126,7 +126,7 @@ def test_on_a_cpu_long_attention_takes_the_memory_of_a_tile():
 
 
 @pytest.mark.parametrize("length, dtype, share", [(128, "float32", 5e-6), slow_case(1024, "bfloat16", 2e-2)])
-def test_fused_norm_and_its_gradients_are_those_of_the_definition(length, dtype, share):
+def test_fused_norm_and_gradients_equal_the_definition(length, dtype, share):
     rows, hidden = 4, 256
     x, update, gradient = arrays(dtype, *[(rows, length, hidden)] * 3)
     vectors, keys = arrays("float32", *[(hidden,)] * 3), keys_of(rows)
@@ -142,7 +142,7 @@ def test_fused_norm_and_its_gradients_are_those_of_the_definition(length, dtype,
 
 
 @pytest.mark.slow
-def test_a_training_step_with_kernels_is_the_same_on_any_mesh(monkeypatch):
+def test_a_training_step_with_kernels_is_equal_on_any_mesh(monkeypatch):
     """Loss and gradient norm, with dropout: of the plain path on one device, and of the kernels on eight."""
 
     def step(mesh_sizes, attention, microbatches):
@@ -182,7 +182,7 @@ def test_attention_is_fused_where_the_kernel_can_run():
         ("tpu7x-8", 512, 2),
     ],
 )
-def test_the_kernels_compile_for_every_tpu_that_has_them(name, length, heads):
+def test_the_kernels_compile_for_every_supported_tpu(name, length, heads):
     """With 16 heads as in BERT-large: what a kernel needs on the chip grows with them."""
     device = accelerator(name).devices()[0]
     assert pallas.has_kernels(device.device_kind)

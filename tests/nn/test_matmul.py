@@ -28,7 +28,7 @@ def rounded(x):
 
 @pytest.mark.parametrize("inputs, features", [(8, (3, 2, 16)), (64, (8,)), (8, (8,))])  # wider, narrower, equal
 @pytest.mark.parametrize("outputs_first", [False, True])
-def test_factors_are_rounded_and_sums_are_not(inputs, features, outputs_first):
+def test_factors_are_rounded_to_bfloat16_and_sums_are_float32(inputs, features, outputs_first):
     if outputs_first and len(features) > 1:
         features = (96,)
     x, kernel = normal(0, 4, 16, inputs), normal(1, inputs, *features)
@@ -50,7 +50,7 @@ def test_factors_are_rounded_and_sums_are_not(inputs, features, outputs_first):
 @pytest.mark.parametrize(
     "k, m, n, transpose_a, transpose_b", [(16, 16, 8, False, False), (8, 32, 64, True, False), (32, 64, 4, False, True)]
 )
-def test_matrices_are_multiplied_whatever_is_transposed(k, m, n, transpose_a, transpose_b):
+def test_products_of_transposed_matrices_are_correct(k, m, n, transpose_a, transpose_b):
     a, b = normal(0, 2, 3, m, k), normal(1, 2, 3, k, n)
     given = [jnp.swapaxes(x, -1, -2) if turned else x for x, turned in ((a, transpose_a), (b, transpose_b))]
     for compute, expected in ((ON_CPU, rounded(a) @ rounded(b)), (Compute(), np.asarray(a) @ np.asarray(b))):
@@ -91,7 +91,7 @@ def step():
 
 
 @pytest.mark.slow
-def test_a_step_with_bfloat16_products_is_the_float32_step_up_to_rounding(step):
+def test_a_step_with_bfloat16_products_equals_the_float32_step_up_to_rounding(step):
     both, params = step
     (loss, exact), (rough_loss, rough) = (both[name](params) for name in ("float32", "bfloat16"))
     assert rough_loss != loss

@@ -54,7 +54,7 @@ def draw():
 
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("has_segments", [True, False])
-def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
+def test_relative_attention_equals_the_equations_of_the_papers(draw, is_causal, has_segments):
     query, key, value = draw(ROWS, QUERIES, HEADS, SIZE), *draw(2, ROWS, KEYS, HEADS, SIZE)
     matrix, u, v = draw(HEADS, SIZE, SIZE), *draw(2, HEADS, SIZE)
     segment = (draw(HEADS, SIZE), draw(2, HEADS, SIZE), draw(ROWS, QUERIES, KEYS) > 0) if has_segments else None
@@ -78,7 +78,7 @@ def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
 
 
 @pytest.mark.parametrize("queries, keys", [(1, 1), (6, 33)])
-def test_queries_stand_at_any_places(queries, keys):
+def test_scores_are_shifted_for_queries_at_arbitrary_positions(queries, keys):
     rng, known = np.random.default_rng(keys), distances(keys, keys, is_causal=False).tolist()
     scores = rng.normal(size=(3, queries, 2, len(known))).astype(np.float32)
     places = rng.integers(0, keys, (3, queries))
@@ -90,7 +90,7 @@ def test_queries_stand_at_any_places(queries, keys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("predicts", [False, True])
-def test_memory_is_that_of_scores(predicts):
+def test_memory_use_is_bounded_by_the_scores(predicts):
     """Forwards and backwards. An embedding of each pair of tokens would take 64 times as much as a head's scores."""
     heads, size, found = 2, 64, []
     for length in (128, 256):
@@ -109,7 +109,7 @@ def test_memory_is_that_of_scores(predicts):
     assert max(found) < 16 and found[1] < 1.2 * found[0]
 
 
-def test_dropout_takes_each_rows_own_key(draw):
+def test_dropout_uses_one_key_per_row(draw):
     query, key, value = draw(ROWS, QUERIES, HEADS, SIZE), *draw(2, ROWS, KEYS, HEADS, SIZE)
     keys = jax.random.split(jax.random.key(0), ROWS)
     mask, biases = np.ones((1, 1, QUERIES, KEYS), bool), Biases(*jnp.array(draw(2, HEADS, SIZE)))

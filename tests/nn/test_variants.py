@@ -55,7 +55,7 @@ def changed_at(ids, place: int):
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_causal_model_sees_what_was_before_and_nothing_else(norm):
+def test_a_causal_model_depends_on_earlier_tokens_only(norm):
     run, _ = made(BertModel, dataclasses.replace(TINY, causal=True, norm=norm))
     ids, segments, types = row(0)
     before, pooled = run(ids, segments, types)
@@ -78,7 +78,7 @@ def test_a_causal_model_is_pooled_at_the_last_token_of_each_example():
     np.testing.assert_allclose(pooled[0, :3], alone, atol=2e-5)
 
 
-def test_sinusoids_are_those_of_the_original_transformer():
+def test_sinusoids_equal_the_original_transformer():
     """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i + 1) = cos of the same."""
     size = 6
     found = sinusoids(9, size) * size**0.5
@@ -93,7 +93,7 @@ def test_sinusoids_are_those_of_the_original_transformer():
     "positions, knows_order",
     [("learned", True), ("none", False), slow_case("sinusoidal", True), slow_case("each_layer", True)],
 )
-def test_only_positions_tell_the_order_of_words(positions, knows_order):
+def test_only_positions_encode_word_order(positions, knows_order):
     run, params = made(BertModel, dataclasses.replace(TINY, positions=positions))
     assert ("position" in params["embeddings"]) == (positions == "learned")
     assert ("position" in params["encoder"]["layers"]) == (positions == "each_layer")
@@ -104,7 +104,7 @@ def test_only_positions_tell_the_order_of_words(positions, knows_order):
     assert (np.abs(shuffled - straight[:, order]).max() > 0.1) == knows_order
 
 
-def test_no_output_depends_on_fields_that_fine_tuning_may_change():
+def test_fields_that_fine_tuning_may_change_do_not_change_outputs():
     """Sinusoidal positions do not depend on the range of initial values, either."""
     config = dataclasses.replace(TINY, positions="sinusoidal")
     run, params = made(BertModel, config)
@@ -127,7 +127,7 @@ def test_features_of_a_model_that_ends_with_a_layernorm_are_its_output():
 @pytest.mark.parametrize(
     "module", [BertForTokenClassification, *map(slow_case, [BertForSequenceClassification, BertForQuestionAnswering])]
 )
-def test_a_bilstm_on_top_reads_both_ways_and_no_padding(module):
+def test_a_bilstm_reads_both_directions_and_no_padding(module):
     labels = {} if module is BertForQuestionAnswering else {"labels": 3}
     run, params = made(module, dataclasses.replace(TINY, causal=True), lstm_size=8, **labels)
     assert params["lstm"]["forward_0"]["hi"]["kernel"].shape == (8, 8) and "pooler" not in params["bert"]
@@ -141,7 +141,7 @@ def test_a_bilstm_on_top_reads_both_ways_and_no_padding(module):
     assert (changed != logits).any(-1).all()
 
 
-def test_two_lstms_see_one_side_each():
+def test_the_two_lstms_depend_on_one_direction():
     """In all layers: the first half of a state the words before, the other half the words after, padding never.
 
     Each is pooled where it has read the whole row.
@@ -166,7 +166,7 @@ def test_two_lstms_see_one_side_each():
         assert (other_pooled != pooled).any(-1).tolist() == [is_read] * 2
 
 
-def test_each_lstm_predicts_the_words_that_it_has_not_seen():
+def test_the_lstms_predict_unseen_tokens():
     ids, segments, types = row(0)
     positions = np.array([[0, 5, 10, 1, 6, 11]])  # the words after the first three, and before the others
     run, _ = made(BertForMaskedLM, dataclasses.replace(LSTMS, num_hidden_layers=1), np.zeros((1, 6), int))
@@ -176,19 +176,19 @@ def test_each_lstm_predicts_the_words_that_it_has_not_seen():
         assert differs.tolist() == [*(place <= at for at in (0, 5, 10)), *(place >= at for at in (1, 6, 11))]
 
 
-def test_flops_of_two_lstms():
+def test_flops_of_two_lstms_equal_the_gate_products():
     """Four gates of 16 units a direction, which read 32 numbers in the first layer and 16 in the second."""
     assert model_flops(LSTMS, 3, 7, 0, pooled=0) == 3 * 7 * 2 * 2 * 4 * 16 * ((32 + 16) + (16 + 16))
 
 
-def test_flops_of_a_bilstm():
+def test_flops_of_a_bilstm_equal_the_gate_products():
     """Two directions of four gates, each of an input and a state, 2 FLOPs a multiply-add, per token and layer."""
     model = BertForTokenClassification(TINY, 3, lstm_size=8, lstm_layers=2)
     assert lstm_flops(model, 5, 7) == 5 * 7 * 2 * 2 * 4 * 8 * ((16 + 8) + (2 * 8 + 8))
     assert lstm_flops(BertForTokenClassification(TINY, 3), 5, 7) == 0
 
 
-def test_sizes_have_names_or_numbers():
+def test_model_sizes_are_names_or_numbers():
     assert model_size("12-768-12") == model_size("base") == model_size("gpt2")
     assert model_size("gpt2-xl") == dict(
         num_hidden_layers=48, hidden_size=1600, num_attention_heads=25, intermediate_size=6400

@@ -66,7 +66,7 @@ def by_definition(task, params, batch, settings):
 @pytest.mark.parametrize(
     "packing, settings", [(False, {}), (True, dict(targets=3, target_weight=0.25, layers_until=1.0))]
 )
-def test_losses_and_gradients_while_layers_stop(run, packing, settings):
+def test_losses_and_gradients_while_layers_are_switched_off(run, packing, settings):
     """All in one compiled function: the progress is an input."""
     task, settings = task_for(run / "records", packing=packing, **settings), auxiliary.AuxiliaryLosses(**settings)
     params = params_of(task)
@@ -87,7 +87,7 @@ def test_losses_and_gradients_while_layers_stop(run, packing, settings):
     assert step._cache_size() == 1
 
 
-def test_flops_are_those_of_all_output_layers():
+def test_flops_include_all_auxiliary_heads():
     def flops(objective, **settings):
         config = config_for(packing=False, **settings)
         config.objective = objective
@@ -99,7 +99,7 @@ def test_flops_are_those_of_all_output_layers():
 
 
 @pytest.mark.slow
-def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_path, monkeypatch):
+def test_bits_per_byte_of_a_run_from_scratch(run, corpus_file, tmp_path, monkeypatch):
     source, config = pretrained.read_pretrained(run), configs()["transformer-auxiliary"]
     assert source.predicts_words
     monkeypatch.setattr(adaptation, "WINDOW_BYTES", (20, 30))  # all rows have one length
@@ -130,7 +130,7 @@ def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_p
     ({"objective": "lm"}, "config.objectives.auxiliary: the run trains lm, not auxiliary; remove the field"),
     ({"eval.bits_windows": 3, "data.corpus": None}, "config.data.corpus = None: eval.bits_windows = 3 needs held-out"),
 ])  # fmt: skip
-def test_what_cannot_be_learnt_is_said(fields, message):
+def test_unsupported_configs_are_refused(fields, message):
     config = config_for()
     config.update_from_flattened_dict(fields)
     with pytest.raises(UserError, match=message) as error:

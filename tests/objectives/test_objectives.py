@@ -35,7 +35,7 @@ def registered():
         del OBJECTIVES.registered[name]
 
 
-def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
+def test_the_objective_is_configured_or_follows_from_model_and_data():
     def learnt(**fields):
         config = tiny_config()
         config.update_from_flattened_dict(fields)
@@ -64,7 +64,7 @@ def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
     ("mlm + sop", r"config.data.next_sentence = 'pairs': objective = .* needs order; set order"),
     ("nsp", r"config.eval.fill_masks = .*: models trained on nsp cannot fill masks; set \(\)"),
 ])  # fmt: skip
-def test_what_cannot_be_learnt_is_said(objective, message):
+def test_unsupported_objectives_are_refused(objective, message):
     config = tiny_config("corpus")
     config.objective, config.eval.fill_masks = objective, ("a [MASK]",)
     with pytest.raises(UserError, match=message):
@@ -100,7 +100,7 @@ def params_of(task, deviation=0.1):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 3, 64])
-def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder, monkeypatch, part):
+def test_chunked_logits_give_equal_loss_and_gradient(records_folder, monkeypatch, part):
     task = task_for(records_folder, "mlm")
     batch, params = next(task.batches(0)), params_of(task)
 
@@ -124,7 +124,7 @@ def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder
     ("lm + auxiliary", {}, {"model.causal": True, "model.num_hidden_layers": 2, "data.next_sentence": "none",
                             "data.masking": "dynamic"}),
 ])  # fmt: skip
-def test_eight_devices_and_microbatches_give_the_step_of_one_device(objective, settings, fields, records_folder):
+def test_a_step_on_eight_devices_with_microbatches_equals_one_device(objective, settings, fields, records_folder):
     """With dropout, and with the random numbers of the objectives."""
     config = config_for(records_folder)
     config.optimizer.update(name="sgd", schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.0)
@@ -149,7 +149,7 @@ def assert_as_planned(task, batch):
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_its_numbers_of_the_host_are_those_of_the_row(records_folder, packing):
+def test_host_random_numbers_are_a_function_of_the_row(records_folder, packing):
     """A batch is the same after another start."""
     task = task_for(records_folder, packing=packing)
     batch, (_, _, expected) = next(task.batches(7)), itertools.islice(task.batches(5), 3)
@@ -160,7 +160,7 @@ def test_its_numbers_of_the_host_are_those_of_the_row(records_folder, packing):
     assert ((batch["segments"] > 0) == batch["inside"]).all()
 
 
-def test_masks_do_not_depend_on_what_else_is_added(records_folder):
+def test_masks_do_not_depend_on_other_objectives(records_folder):
     """Nor on the order of the sum; what is added is made of the tokens that the records have."""
     pieces, found = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt"), []
     for objective in ("mlm", "mlm + count", "count + mlm"):
@@ -182,7 +182,7 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
     (type("Undecorated", (own_objective.Count,), dict(__annotations__=dict(rate=float), rate=0.1))(),
      "objective 'twin': its class declares the setting 'rate', but is not a dataclass; decorate the class with"),
 ])  # fmt: skip
-def test_mistakes_in_an_objective_of_a_user_are_named(monkeypatch, twin, message):
+def test_mistakes_in_a_user_objective_are_named(monkeypatch, twin, message):
     monkeypatch.setitem(OBJECTIVES.registered, "twin", twin)
     config = tiny_config("corpus")
     config.objective = "mlm + twin"
@@ -190,7 +190,7 @@ def test_mistakes_in_an_objective_of_a_user_are_named(monkeypatch, twin, message
         validate(config)
 
 
-def test_what_is_added_must_be_declared(records_folder, monkeypatch):
+def test_undeclared_batch_arrays_are_refused(records_folder, monkeypatch):
     class Undeclared(own_objective.Count):
         def batch_spec(self, config, stage):
             return BatchSpec(count=per_sequence(np.float32))

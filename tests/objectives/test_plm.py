@@ -58,7 +58,7 @@ def pieces(records):
 
 
 @pytest.mark.parametrize("has_memory", [False, True])
-def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, has_memory):
+def test_a_prediction_depends_only_on_earlier_tokens_of_the_order(pieces, has_memory):
     """Two sequences share a row. Each token is changed in turn: the predictions that change belong to the same sequence
     and come after the token in the order. All predictions see the filled places of the memory, and no others."""
     rng, first, length = np.random.default_rng(0), 12, 30
@@ -99,7 +99,7 @@ def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, has_mem
             assert ((np.asarray(other) != before).any(-1) == (place >= 7 - filled)).all()
 
 
-def test_records_end_with_cls_which_has_a_type_of_its_own(records, pieces, corpus_file, tmp_path, in_process):
+def test_records_end_with_cls_of_a_separate_token_type(records, pieces, corpus_file, tmp_path, in_process):
     def batches(folder, **given):
         files = find_records(folder, 32, 8, "train", **given)
         return list(heldout_batches(files, 32, 8, batch_size=64, max_sequences=256))

@@ -65,7 +65,7 @@ def keys_of(rows, seed=0):
 
 
 @pytest.mark.slow
-def test_words_are_drawn_from_the_softmax():
+def test_tokens_are_sampled_from_the_softmax():
     logits = np.random.default_rng(0).normal(0, 1.5, (1, 2, 60)).astype(np.float32)
     logits[..., 50:] = np.finfo(np.float32).min  # rows that pad the vocabulary
     rows = 40_000
@@ -96,7 +96,7 @@ def rewritten(task, params, batch, keys):
 
 
 @pytest.mark.slow
-def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
+def test_packed_rows_are_replaced_at_predicted_positions(records_folder):
     config = config_for(records_folder, depth=1)
     config.packing, config.stages = True, named_stages(only=stage(4, 64, 10))
     validate(config)
@@ -116,7 +116,7 @@ def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
 # Configs.
 
 
-def test_sizes_of_generators():
+def test_generator_sizes_follow_the_config():
     def generator(family, embeddings="shared", width=0.5, layers=0.5, **fields):
         config = config_for("unused", family, embeddings=embeddings, width=width, layers=layers)
         config.model.update(fields)
@@ -138,7 +138,7 @@ def test_sizes_of_generators():
     assert sizes(thirds) == (256, 768, 4, 64, 1024, 2)
 
 
-def test_flops_are_those_of_both_models(records_folder):
+def test_flops_include_both_models(records_folder):
     task, alone = task_of(config_for(records_folder)), config_for(records_folder)
     alone.objective = "mlm"
     del alone.unlock()["objectives"]
@@ -152,7 +152,7 @@ def test_flops_are_those_of_both_models(records_folder):
     assert task.flops(0, 1) - alone.flops(0, 1) == expected
 
 
-def test_equal_settings_make_equal_terms():
+def test_equal_settings_give_equal_objectives():
     assert parse_objective(config_for()) == parse_objective(config_for()) != parse_objective(config_for(layers=0.5))
     base = from_arguments(["--config=base", "--config.objectives.generator.width=1/3",
                                       "--config.objective=50*replaced + generator"])[0]  # fmt: skip
@@ -177,7 +177,7 @@ def test_equal_settings_make_equal_terms():
     ({"stages.only.objective": "mlm", "embeddings": "disentangled"}, "the run trains mlm, not generator"),
     (dict(family="roberta"), "model.family = 'roberta' cannot share embeddings with a narrower generator; set apart"),
 ])  # fmt: skip
-def test_what_cannot_be_learnt_is_said(fields, message):
+def test_unsupported_configs_are_refused(fields, message):
     settings = {name: value for name, value in fields.items() if name in ("family", "width", "layers", "embeddings")}
     config = config_for("records", **settings)
     with config.unlocked():
@@ -187,7 +187,7 @@ def test_what_cannot_be_learnt_is_said(fields, message):
     assert "\n" not in str(error.value)
 
 
-def test_two_that_rewrite_are_refused(monkeypatch):
+def test_two_rewriting_objectives_are_refused(monkeypatch):
     class Twin(Objective, JointModel):
         def loss(self, encoded, weights, keys):
             return encoded.joint_loss
@@ -239,7 +239,7 @@ def changed_info(source, folder, change):
 # Stages.
 
 
-def test_disentangled_embeddings_are_learnt_in_all_stages():
+def test_disentangled_embeddings_are_trained_in_all_stages():
     config = config_for(embeddings="disentangled")
     message = r"config.stages.long: the stage trains mlm, not generator; .* objectives.generator.embeddings=shared"
     of_mlm, of_replaced = {"objective": "mlm"}, {"objective": config.objective}
@@ -257,7 +257,7 @@ def test_disentangled_embeddings_are_learnt_in_all_stages():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["50*replaced + generator + mine", "mine + 50*replaced + generator"])
-def test_a_run_that_learnt_something_unknown_as_well_is_read_whole(disentangled, tmp_path, objective):
+def test_a_run_with_an_unknown_objective_is_read_completely(disentangled, tmp_path, objective):
     run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update(objective=objective))
     source = pretrained.read_pretrained(run)
     jax.tree.map(np.testing.assert_array_equal, source.params, pretrained.read_pretrained(disentangled[0]).params)
@@ -272,7 +272,7 @@ def test_a_run_with_other_settings_is_refused(disentangled):
 
 
 @pytest.mark.slow
-def test_both_halves_are_read_and_converted(disentangled, tmp_path):
+def test_generator_and_discriminator_are_read_and_converted(disentangled, tmp_path):
     run, stored = disentangled[0], flattened(disentangled[1])
     source = pretrained.read_pretrained(run)
     assert f"generator/{TABLE}" not in stored
@@ -326,7 +326,7 @@ def begun_with(run, **settings):
     ("disentangled", "disentangled"), ("shared", "apart"), slow_case("disentangled", "apart"),
     slow_case("shared", "shared"), slow_case("shared", "disentangled"), slow_case("apart", "disentangled"),
 ])  # fmt: skip
-def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, capsys):
+def test_both_models_start_from_a_checkpoint(tmp_path, before, after, capsys):
     run, _ = made_run(tmp_path / "run", width=1.0, embeddings=before)
     params, config = begun_with(run, width=1.0, embeddings=after)
     said = capsys.readouterr().out
@@ -348,7 +348,7 @@ def test_embeddings_that_cannot_be_shared_are_refused(tmp_path, before, after, m
         begun_with(run, embeddings=after)
 
 
-def test_other_runs_begin_with_the_model_alone(disentangled, capsys):
+def test_other_runs_start_from_the_discriminator_only(disentangled, capsys):
     """Fine-tuning loads the encoder, whose embeddings have the difference; so do masked words."""
     run, stored = disentangled[0], flattened(disentangled[1])
     summed = stored[TABLE] + stored["generator/difference/word/embedding"]
@@ -366,7 +366,7 @@ def test_other_runs_begin_with_the_model_alone(disentangled, capsys):
     ("bert", "shared", dict(output="plain")), ("bert", "apart", dict(output="plain")),
     ("eurobert", "apart", dict(tie_word_embeddings=True, num_key_value_heads=1)),
 ])  # fmt: skip
-def test_a_plain_output_that_was_never_learnt_predicts_nothing(family, embeddings, fields):
+def test_an_untrained_lm_head_predicts_nothing(family, embeddings, fields):
     config = config_for("unused", family, embeddings=embeddings)
     config.model.update(fields)
     params = shapes_of(task_of(config))
@@ -381,7 +381,7 @@ def test_a_plain_output_that_was_never_learnt_predicts_nothing(family, embedding
     assert source.predicts_words
 
 
-def test_cards_say_what_was_learnt(disentangled, tmp_path):
+def test_model_cards_name_the_objectives(disentangled, tmp_path):
     recipe = {"objective": "50*replaced + generator", "generator.width": "0.5", "generator.embeddings": "disentangled"}
     for part in ("", "generator"):
         conversion.convert(disentangled[0], tmp_path / f"card{part}", "huggingface", "", "mit", part)
@@ -395,7 +395,7 @@ def test_cards_say_what_was_learnt(disentangled, tmp_path):
 # Layers, sizes, meshes.
 
 
-def test_the_difference_belongs_to_the_embeddings():
+def test_the_embedding_difference_belongs_to_the_embeddings():
     config = config_for(embeddings="disentangled")
     task = task_of(config)
     params = shapes_of(task)
@@ -424,7 +424,7 @@ def test_a_mesh_must_divide_the_generator_too(monkeypatch, tmp_path, axes):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
+def test_the_checkpoint_limits_the_width_of_the_generator(disentangled):
     def adapting(width):
         config = config_for(width=width)
         config.model = families.model_fields("bert")
@@ -446,7 +446,7 @@ def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
 
 
 @pytest.mark.slow
-def test_stages_may_leave_replaced_words(records_folder, tmp_path):
+def test_later_stages_may_drop_replaced_token_detection(records_folder, tmp_path):
     """A ModernBERT learns replaced words and pairs, then masked words alone, in embeddings that are shared."""
     config = config_for(records_folder, "modernbert", depth=1, width=0.5)
     config.objective = f"{config.objective} + nsp"
@@ -468,7 +468,7 @@ def test_stages_may_leave_replaced_words(records_folder, tmp_path):
         conversion.convert(tmp_path, tmp_path / "part", "huggingface", part="generator")
 
 
-def test_a_generator_with_embeddings_of_its_own_is_a_modernbert(tmp_path):
+def test_a_generator_with_separate_embeddings_is_exported_as_modernbert(tmp_path):
     run, params = made_run(tmp_path / "run", "unused", "modernbert", embeddings="apart")
     conversion.convert(run, tmp_path / "part", "huggingface", part="generator")
     part = pretrained.read_pretrained(tmp_path / "part")

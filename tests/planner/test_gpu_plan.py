@@ -40,14 +40,14 @@ def test_weights_and_gradients_cross_the_links_once_a_step(data_parallel):
     assert 4 * matrix_count(config) <= total_bytes(summed) < 4.2 * matrix_count(config)
 
 
-def test_the_memory_is_what_was_committed(data_parallel):
+def test_the_memory_equals_the_stored_measurement(data_parallel):
     """Within 5 %, as for TPUs."""
     measured, golden = make_hbm.row(COMPILED_AGAIN, data_parallel[1]), GOLDEN[COMPILED_AGAIN][0]
     for field in ("params_mib", "optimizer_mib", "hbm_used_mib"):
         assert math.isclose(measured[field], golden[field], rel_tol=0.05, abs_tol=1), (field, measured, golden)
 
 
-def test_the_least_time_has_all_of_the_steps_products(data_parallel):
+def test_the_roofline_includes_all_products_of_the_step(data_parallel):
     _, result = data_parallel
     works = result.roofline.works
     flops = sum(work.flops for work in works)  # with those of attention's gradient that are computed again
@@ -65,7 +65,7 @@ def test_the_least_time_has_all_of_the_steps_products(data_parallel):
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_xla_knows_every_gpu(name):
+def test_xla_supports_every_gpu(name):
     target = accelerator(f"{name}-16", hosts=2)
     devices = target.devices()
     assert {device.device_kind for device in devices} == {GPUS[name].kind}
@@ -77,7 +77,7 @@ def test_xla_knows_every_gpu(name):
 
 @pytest.mark.parametrize("program", make_gpu_kernels.PROGRAMS)
 @pytest.mark.parametrize("gpu", make_gpu_kernels.GPUS)
-def test_kernels_stay_in_registers(gpu, program):
+def test_kernels_use_the_stored_numbers_of_registers(gpu, program):
     found = make_gpu_kernels.measure(gpu, make_gpu_kernels.PROGRAMS[program])
     golden = json.loads(make_gpu_kernels.PATH.read_text())[f"{gpu} {program}"]
     assert found.keys() == golden.keys()
@@ -86,7 +86,7 @@ def test_kernels_stay_in_registers(gpu, program):
         assert abs(counts["registers"] - golden[name]) <= 16, (name, counts)  # releases of ptxas differ a little
 
 
-def test_the_command_says_mistakes_in_one_line():
+def test_mistakes_are_one_line():
     done = run("compile", "--config=experiments/base.py", "--topology=h100-4", "--config.mesh.data=3", cwd=ROOT)
     assert done.returncode == 1 and done.stdout == ""
     assert (

@@ -11,13 +11,13 @@ MESH = {"data": 2, "fsdp": 4, "tensor": 2}
 TEXT = (pathlib.Path(__file__).parent / "loops.hlo").read_text()
 
 
-def test_cycles_count_a_loop_as_often_as_it_runs():
+def test_cycles_count_loop_bodies_by_trip_count():
     assert HloModule(TEXT).estimated_cycles() == 1000 + 12 * (100 + 3 * 10)
     found = [(each.operation, each.cycles, each.times) for each in HloModule(TEXT).estimates()]
     assert found == [("layers/mul", 10, 36), ("", 100, 12), ("", 1000, 1)]
 
 
-def test_flops_are_those_of_fused_products_and_bytes_those_of_hbm():
+def test_flops_include_fused_products_and_bytes_count_hbm():
     text = """
 %product (param_0: bf16[32,16], param_1: bf16[16,8]) -> bf16[32,8] {
   %param_0 = bf16[32,16]{1,0:T(8,128)(2,1)} parameter(0)
@@ -37,7 +37,7 @@ ENTRY %main (a: bf16[32,16], b: bf16[16,8]) -> bf16[32,8] {
     assert found.bytes == 2 * (32 * 16 + 32 * 8)  # the others lie on chip
 
 
-def test_transfers_are_counted_once_each_with_axes_and_bytes():
+def test_transfers_are_counted_once_with_axes_and_bytes():
     found = set(HloModule(TEXT).collectives(MESH))
     assert found == {
         # Begun before the loop and carried on in it: one transfer.
@@ -48,7 +48,7 @@ def test_transfers_are_counted_once_each_with_axes_and_bytes():
     }
 
 
-def test_of_a_transfer_that_goes_on_the_result_counts_and_not_its_source():
+def test_an_asynchronous_transfer_counts_the_result_only():
     groups = "replica_groups=[8,2]<=[16]"
     text = f"""
 ENTRY %main (p: f32[8]) -> f32[8] {{
@@ -79,7 +79,7 @@ source_target_pairs={{{{0,2}},{{2,0}}}}
         ("{}", ("data", "fsdp", "tensor")),  # all
     ],
 )
-def test_who_takes_part(groups, axes):
+def test_replica_groups_give_the_mesh_axes(groups, axes):
     text = "ENTRY %main (p: f32[8]) -> f32[8] {\n  %x = f32[8] all-reduce(%p), replica_groups=" + groups + "\n}\n"
     (found,) = HloModule(text).collectives(MESH)
     assert found.axes == axes

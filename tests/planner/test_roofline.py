@@ -29,7 +29,7 @@ def works_of(text: str = TEXT, dropout: float = 0.0) -> dict[tuple[str, str], Wo
     return {(work.category, work.name): work for work in found.works}
 
 
-def test_a_loop_reads_and_writes_a_layers_part_each_time():
+def test_a_loop_reads_and_writes_one_layer_per_iteration():
     works = works_of()
     fusions = works[ELEMENTS, "fusion"]
     assert fusions.calls == 32
@@ -38,7 +38,7 @@ def test_a_loop_reads_and_writes_a_layers_part_each_time():
     assert fusions.seconds == pytest.approx(fusions.bytes / 3352e9)
 
 
-def test_products_take_the_time_of_their_flops_or_of_their_traffic():
+def test_products_take_the_maximum_of_compute_and_traffic_time():
     bfloat16, blas = 16 * 2 * 4096 * 512 * 1024, 2 * 64 * 256 * 128
     product = works_of()[PRODUCTS, "product"]
     assert product.calls == 17 and product.flops == bfloat16 + blas
@@ -47,7 +47,7 @@ def test_products_take_the_time_of_their_flops_or_of_their_traffic():
     assert product.seconds == pytest.approx(16 * each + small)
 
 
-def test_the_optimizer_is_what_lies_outside_of_the_model():
+def test_operations_outside_the_model_count_as_optimizer():
     work = works_of()[OPTIMIZER, "fusion"]
     assert (work.calls, work.bytes) == (1, 8e6)
 
@@ -61,14 +61,14 @@ def test_the_optimizer_is_what_lies_outside_of_the_model():
         ("gpu_attention_keys_causal", 512 * 513 // 2, 4),
     ],
 )
-def test_our_kernels_are_counted_by_what_they_compute(name, pairs, products):
+def test_custom_kernels_are_counted_by_flops(name, pairs, products):
     work = works_of(TEXT.replace("gpu_attention_forward", name))[ATTENTION, name]
     assert work.calls == 1 and work.flops == 2 * products * 64 * 2 * 4 * pairs
     without, dropout = (work_of(name, (2, 512, 3, 4, 64), rate).operations for rate in (0.0, 0.1))
     assert 8 * pairs <= without < dropout
 
 
-def test_a_kernel_reads_what_it_is_given_and_writes_its_share():
+def test_a_kernel_reads_its_inputs_and_writes_its_share():
     projected, context, log_sums = 2 * 2 * 512 * 3 * 4 * 64, 2 * 2 * 512 * 4 * 64, 4 * 2 * 4 * 512
     assert works_of()[ATTENTION, "gpu_attention_forward"].bytes == projected + context + log_sums
     given = "{bf16[2,512,3,4,64]{4,3,2,1,0}, bf16[2,512,3,4,64]{4,3,2,1,0}}, output_to_operand_aliasing={{}: (1, {})}"

@@ -68,7 +68,7 @@ def two_sources(checkpoint, corpus_file, folder):
 
 
 @pytest.mark.slow
-def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
+def test_a_run_reports_changes_of_the_checkpoint(checkpoint, corpus_file, adapted):
     """And begins with the checkpoint's own score: that of the same words, by its own vocabulary."""
     sources = str(corpus_file), str(adapted.parent / "general.txt")
     text = adaptation.read_heldout_text(adapted)
@@ -94,7 +94,7 @@ def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
 
 
 @pytest.mark.slow
-def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
+def test_only_new_tokens_are_trained_at_first(checkpoint, adapted):
     before, table = pretrained.read_pretrained(checkpoint), "bert/embeddings/word/embedding"
     old, size = pretrained.flattened(before.params), before.tokenizer.vocab_size
     first, last = (pretrained.flattened(checkpoints.read_params(adapted, step)) for step in (3, 6))
@@ -112,7 +112,7 @@ def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["repeat", "interpolate"])
-def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp_path):
+def test_initial_outputs_for_old_text_are_unchanged(how, checkpoint, corpus_file, tmp_path):
     config = adapting(checkpoint, corpus_file, **{"adapt.positions_from": how, "eval.bits_windows": 0})
     config, _ = pretraining_run.KIND.resolve(config, None)
     opened = pretraining_run.KIND.open(config, tmp_path, None)
@@ -135,7 +135,7 @@ def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(checkpoint, corpus_file, adapted, tmp_path):
+def test_resume_gives_identical_params(checkpoint, corpus_file, adapted, tmp_path):
     workdir = shutil.copytree(adapted, tmp_path / "run")
     shutil.rmtree(workdir / checkpoints.FOLDER / "6")
     launch(two_sources(checkpoint, corpus_file, adapted.parent), workdir)
@@ -145,7 +145,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(checkpoint, corpus_file, ada
 
 
 @pytest.mark.slow
-def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path):
+def test_stages_may_have_different_objectives(checkpoint, corpus_file, tmp_path):
     """Next words by a model that sees only those before, then masked words, by the same output layer."""
     fields = {"tokenizer.extend": 0, "adapt.new_pieces_first": 0, "adapt.positions": 0, "eval.bits_windows": 0}
     config = adapting(checkpoint, corpus_file, **fields)
@@ -166,7 +166,7 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
 
 
 @pytest.mark.slow
-def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint, corpus_file):
+def test_a_stage_may_change_fields_of_the_checkpoints_family(request, checkpoint, corpus_file):
     """Such as the base of rotary angles; which family it is becomes known with the checkpoint."""
     modern = request.getfixturevalue("pretrained")("modernbert")
     angles = "--config.stages.adapt.model.global_rope_theta=5e5"
@@ -190,7 +190,7 @@ def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint,
         adopted(checkpoint, angles)
 
 
-def test_a_share_of_the_text_is_kept_whatever_the_sizes():
+def test_the_rehearsal_share_is_independent_of_corpus_sizes():
     config = experiments.load("adapt")
     config.data.corpus = "domain,general"
     sizes = {"domain": 100, "general": 5000}

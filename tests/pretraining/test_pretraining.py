@@ -84,7 +84,7 @@ def step_of(task):
     return step_of
 
 
-def test_baselines_of_words_need_no_words_in_the_first_packed_stage(task, params):
+def test_unigram_baselines_work_without_masked_tokens_in_the_first_packed_stage(task, params):
     config = task.config.copy_and_resolve_references().unlock()
     config.packing, config.stages.short.objective = True, "nsp"
     packed = pretraining_task(config.lock(), task.mesh, config.data.records)
@@ -104,7 +104,7 @@ def test_equal_configs_share_compiled_programs(task):
     assert first == second and again.evaluator.eval_step(first) is again.evaluator.eval_step(second)
 
 
-def test_loss_is_the_papers(task, params, step_of):
+def test_the_loss_equals_the_definition_of_the_paper(task, params, step_of):
     """sum(w ce) / (sum(w) + 1e-5) over masked words, plus the mean over pairs, from the model's own logits."""
     batch = next(task.batches(0))
     (loss, metrics), _ = step_of("pairs")(params, batch)
@@ -120,7 +120,7 @@ def test_loss_is_the_papers(task, params, step_of):
     assert metrics["tokens"] == batch["segments"].sum()
 
 
-def test_baselines_are_what_they_say(task, scores, records_folder):
+def test_baselines_equal_their_definitions(task, scores, records_folder):
     assert scores.measured_on.endswith(" sequences of length 64") and scores.score == -scores.scores["mlm_loss"]
     text, scores = format_heldout_scores(task.config, scores), scores.scores
     found = find_records(records_folder, 64, 10, "heldout")
@@ -157,7 +157,7 @@ def test_evaluation_counts_every_held_out_sequence_once(task, params, scores):
 
 
 @pytest.mark.slow
-def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, records_folder, tmp_path):
+def test_sources_have_equal_weights_in_training_and_evaluation(task, params, records_folder, tmp_path):
     sources = [str(tmp_path / name) for name in ("much.txt", "little.txt")]
     for number, source in enumerate(sources):
         pathlib.Path(source).write_text(make_corpus(60, seed=number) if number else make_corpus(60).replace(".", ""))
@@ -209,7 +209,7 @@ def test_masks_are_filled_best_first(task, params, records_folder):
 
 
 @pytest.mark.parametrize("next_sentence", ["pairs", "none"])
-def test_empty_rows_teach_nothing(task, params, step_of, next_sentence):
+def test_empty_rows_do_not_change_loss_and_gradient(task, params, step_of, next_sentence):
     """They stand in for the records of a damaged file: some in a batch, or all."""
     step, whole = step_of(next_sentence), next(task.batches(0))
     halves = {name: (x[:8], np.zeros_like(x[:8])) for name, x in whole.items()}
@@ -246,7 +246,7 @@ THEIRS = {"data.records": "theirs", "tokenizer.path": "theirs/vocab.txt"}
     ({"data.masked_lm_prob": 0.1}, "prob = 0.1: .* prepared with 0.15; set --config.data.masked_lm_prob=0.15, or"),
     ({"data.corpus": "other.txt"}, r"config.data.corpus = \['.*other.txt'\]: the records in"),
 ])  # fmt: skip
-def test_records_that_are_not_the_configs_are_refused(records_folder, tmp_path, fields, message):
+def test_records_of_another_config_are_refused(records_folder, tmp_path, fields, message):
     (tmp_path / "other.txt").write_text("\n".join([*tokenizer.SPECIAL_TOKENS, *"abcdefgh"]))
     shutil.copytree(records_folder, tmp_path / "theirs", ignore=shutil.ignore_patterns("manifest.json"))
     config, paths = tiny_config(records=records_folder), ("other.txt", "theirs", "theirs/vocab.txt")
@@ -256,13 +256,13 @@ def test_records_that_are_not_the_configs_are_refused(records_folder, tmp_path, 
         find_or_prepare(config, tmp_path)
 
 
-def test_records_are_taken_whatever_the_seed_of_the_training(records_folder, corpus_file, tmp_path):
+def test_records_are_reused_with_another_training_seed(records_folder, corpus_file, tmp_path):
     config = tiny_config(corpus_file, records_folder)
     config.seed = 7
     assert find_or_prepare(config, tmp_path)[0] == records_folder
 
 
-def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
+def test_a_changed_corpus_is_reported(tmp_path, capsys):
     """A new run refuses records of before, one that is resumed goes on with them."""
     corpus = tmp_path / "text.txt"
     corpus.write_text(make_corpus(60))
@@ -348,7 +348,7 @@ def test_long_runs_on_chips_with_kernels_unroll_their_layers_if_that_fits():
     assert ways("tpu", "TPU v4", model=dict(family="xlnet")) == [("none", "auto")]  # nor has the family
 
 
-def test_a_program_fits_if_it_leaves_the_devices_memory_in_bounds():
+def test_a_program_fits_within_the_device_memory():
     lowered = jax.jit(lambda x: (x @ x).sum()).lower(jax.ShapeDtypeStruct((512, 512), np.float32))
     assert fits_in_memory(lowered, None) and fits_in_memory(lowered, 1 << 23)
     assert not fits_in_memory(lowered, (1 << 20) - 1)  # less than the argument
@@ -390,7 +390,7 @@ def config_of(records, packing, corpus="", **mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["masked words and pairs", "next words"])
-def test_loss_and_gradient_of_pretraining_are_those_of_padded_sequences(objective, short_records, tmp_path):
+def test_packed_and_padded_pretraining_have_equal_loss_and_gradient(objective, short_records, tmp_path):
     """And so no sequence sees another one, or predicts the first word of the next one in its row."""
     fields, records = {}, short_records
     if objective == "next words":
@@ -438,7 +438,7 @@ def on_one(short_records):
 
 
 @pytest.mark.slow
-def test_a_packed_step_is_the_same_on_any_mesh(short_records, on_one):
+def test_a_packed_step_is_equal_on_any_mesh(short_records, on_one):
     """With its dropout, though the number of rows, of which some are empty, is another one."""
     (rows, expected, others), (its_rows, params, metrics) = on_one, after_a_step(short_records, 3, data=4, fsdp=2)
     assert rows < its_rows
@@ -448,7 +448,7 @@ def test_a_packed_step_is_the_same_on_any_mesh(short_records, on_one):
 
 
 @pytest.mark.parametrize("prob", [0.02, 0.15, 0.5])
-def test_there_is_room_for_the_masked_tokens_of_any_row(prob):
+def test_packed_rows_have_room_for_all_masked_tokens(prob):
     rng = random.Random(0)
     for length in (16, 128, 512):
         config = config_of("", True)
@@ -503,7 +503,7 @@ def fine_tuning(request):
     return head, model, params, examples
 
 
-def test_loss_of_each_task_is_that_of_padded_examples(fine_tuning):
+def test_packed_and_padded_fine_tuning_have_equal_loss(fine_tuning):
     """And so no example sees another one."""
     head, model, params, examples = fine_tuning
 
@@ -518,7 +518,7 @@ def test_loss_of_each_task_is_that_of_padded_examples(fine_tuning):
     assert_close(compute(examples.batch(np.arange(len(examples)), 12)), compute(packed))
 
 
-def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning):
+def test_packed_and_padded_predictions_are_equal(fine_tuning):
     """The packed ones on four devices, the padded ones on one."""
     head, model, params, examples = fine_tuning
 
@@ -533,7 +533,7 @@ def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning):
         assert_close(one, other)
 
 
-def test_what_cannot_be_packed_is_refused():
+def test_unsupported_packing_is_refused():
     config = features.get_config()
     config.packing = True
     with pytest.raises(UserError, match=r"config.packing = True: sequences cannot share a row with a BiLSTM"):

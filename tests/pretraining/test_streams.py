@@ -142,7 +142,7 @@ def rows_of(records, split):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
-def test_records_are_the_text_in_its_order(records, xlnet_records, kind):
+def test_stream_records_are_the_text_in_order(records, xlnet_records, kind):
     """Each document is framed, whether a sequence ends there or not; all are in one segment."""
     folder = records if kind == "bytes" else xlnet_records
     pieces = tokenizer.load_tokenizer(kind, folder / tokenizer.KINDS[kind].filename, True)
@@ -167,7 +167,7 @@ def batches_of(order, start=0, rows=np.arange):
     )
 
 
-def test_a_row_goes_on_where_it_ended(records):
+def test_rows_continue_in_the_next_step(records):
     """Through two epochs, from any step, for any number of hosts."""
     files, ids = find_records(records, LENGTH, 3, "train"), rows_of(records, "train")["input_ids"]
     order = Order(files, ROWS, 0, RowSize(LENGTH, 1), is_stream=True)
@@ -192,7 +192,7 @@ def test_a_row_goes_on_where_it_ended(records):
         np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), x)
 
 
-def test_held_out_text_is_read_once_side_by_side(records):
+def test_held_out_text_is_read_once_in_parallel_rows(records):
     files, ids = find_records(records, LENGTH, 3, "heldout"), rows_of(records, "heldout")["input_ids"]
     given = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
     batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=21, **given))
@@ -219,7 +219,7 @@ def after_three_steps(records, devices=1, change=lambda step, batch: batch, **fi
 
 
 @pytest.mark.slow
-def test_any_mesh_and_number_of_microbatches_gives_the_same(records):
+def test_steps_are_equal_on_any_mesh_and_with_microbatches(records):
     state, losses, _ = after_three_steps(records, 4, **{"mesh.data": 2, "mesh.fsdp": 2, "microbatches": 2})
     expected, expected_losses, filled = after_three_steps(records)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
@@ -236,7 +236,7 @@ def test_any_mesh_and_number_of_microbatches_gives_the_same(records):
 
 
 @pytest.mark.slow
-def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
+def test_the_memory_of_xlnet_has_the_content_stream(xlnet_records):
     """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
     config = xlnet_config(xlnet_records)
     pieces = tokenizer.load_tokenizer("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
@@ -273,7 +273,7 @@ def assert_same(workdir, other, step):
 
 
 @pytest.mark.slow
-def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_path):
+def test_a_sharded_run_of_two_stages_resumes_with_identical_params(straight, records, tmp_path):
     filled = [int(jax.tree.leaves(checkpoint._read_item(straight, i, "memory", None))[0].min()) for i in range(1, 6)]
     assert filled == [LENGTH, MEMORY, LENGTH, MEMORY, MEMORY]
     workdir = shutil.copytree(straight, tmp_path / "run")
@@ -286,7 +286,7 @@ def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_
 
 
 @pytest.mark.slow
-def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys):
+def test_missing_memory_is_recomputed(straight, tmp_path, capsys):
     """By a branch with other rows; a branch with the same rows has the memory of the checkpoint."""
     config = two_stages("").unlock()
     config.branch_from = f"{straight}@3"
@@ -302,7 +302,7 @@ def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
+def test_memory_is_recomputed_as_far_as_it_reaches(records, monkeypatch):
     """What its params make of all steps from the first on, or of so many that the rest cannot be seen."""
     config = stream_config(records, **{"model.hidden_dropout_prob": 0.0, "model.num_hidden_layers": 2}).unlock()
     config.stages = named_stages(first=stage(6, LENGTH, 3), then=stage(3, LENGTH, 3))
@@ -336,7 +336,7 @@ def random_params(task):
 
 
 @pytest.mark.slow
-def test_held_out_text_is_read_with_a_memory_of_its_own(records):
+def test_held_out_text_is_read_with_a_separate_memory(records):
     """A memory that holds all tokens before a row gives the scores of one long row, at distances up to a limit."""
 
     def task_of(**fields):
@@ -364,7 +364,7 @@ def test_held_out_text_is_read_with_a_memory_of_its_own(records):
 
 
 @pytest.mark.slow
-def test_a_left_to_right_model_of_bytes_from_text_to_text(straight, tmp_path):
+def test_a_byte_level_language_model_trains_and_generates(straight, tmp_path):
     (scores,) = [line for line in read_metrics(straight) if "eval/lm_loss" in line]
     assert scores.keys() >= {"eval/unigram_loss", "eval/lm_accuracy", "eval/lm_majority"}
     assert scores["eval/lm_loss"] < 5.4 < np.log(261) and "eval/mlm_loss" not in scores  # of bytes equally likely
@@ -384,7 +384,7 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(straight, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
+def test_a_recurrent_model_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
     _, shown = insight.attention(pretrained.read_with_tokenizer(straight), "the ship")
     assert not np.triu(shown, 1).any() and np.tril(shown, -1).any()  # it sees what comes before, and nothing else
     write_sst2(tmp_path, train=32, dev=16)
@@ -406,7 +406,7 @@ def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
     ({"stages": named_stages(only=stage(6, LENGTH, 3, batch_size=4))}, "config.stages.only.batch_size = 4: must be"),
     ({"model": pretraining_config().model}, "config.data.stream = True: model.family = 'bert' has no recurrent memory"),
 ])  # fmt: skip
-def test_what_cannot_go_on_is_told(fields, message):
+def test_unsupported_stream_configs_are_refused(fields, message):
     config = stream_config().copy_and_resolve_references().unlock()
     for field, value in fields.items():
         section, _, name = field.rpartition(".")

@@ -73,7 +73,7 @@ def test_tokens_and_hours_are_added_up(tmp_path):
     np.testing.assert_allclose(history.hours(steps), [0.01, 0.02, 0.03, 0.04])
 
 
-def test_tokens_are_those_of_the_batch_size_at_the_time(tmp_path):
+def test_tokens_follow_changes_of_the_batch_size(tmp_path):
     run = made_run(tmp_path / "run", [5.0, 4.0, 3.0], batch_size=16)  # resumed with 16 after step 10, with 8 before
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
@@ -83,7 +83,7 @@ def test_tokens_are_those_of_the_batch_size_at_the_time(tmp_path):
     assert read_history(run).tokens(np.array([5, 10, 20, 30])).tolist() == [2000, 4000, 20_000, 36_000]
 
 
-def test_what_is_drawn_is_what_was_logged(tmp_path):
+def test_drawn_curves_equal_logged_metrics(tmp_path):
     histories = [read_history(made_run(tmp_path / name, losses)) for name, losses in (("a", [5.0, 4.0]), ("b", [6.0]))]
     figure = curves.draw_curves(histories)
     shown = [axis for axis in figure.axes if axis.get_title()]
@@ -100,7 +100,7 @@ def test_what_is_drawn_is_what_was_logged(tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
-def test_scores_of_a_vectors_first_numbers_are_one_line(tmp_path):
+def test_scores_of_matryoshka_dimensions_are_one_curve(tmp_path):
     with_widths = {"spearman": 0.8, "spearman_256": 0.8, "spearman_64": 0.7}
     for name, scores in (("some", with_widths), ("none", {"spearman": 0.6})):
         (tmp_path / name).mkdir()
@@ -132,7 +132,7 @@ def test_a_long_curve_is_thinned(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_has_its_pictures_inside(tmp_path):
+def test_the_page_embeds_the_pictures(tmp_path):
     runs = [made_run(tmp_path / "runs-of" / name, [5.0, 4.0]) for name in ("one", "<two>")]
     written = page.write_page(tmp_path / "out", runs).read_text()
     inside = re.findall(r'src="data:image/png;base64,([^"]+)"', written)
@@ -143,7 +143,7 @@ def test_the_page_has_its_pictures_inside(tmp_path):
 
 
 @pytest.mark.usefixtures("figures")
-def test_the_page_of_one_run_has_what_made_it_and_what_it_predicts(tmp_path, monkeypatch):
+def test_the_page_of_one_run_has_config_and_predictions(tmp_path, monkeypatch):
     run, other = (made_run(tmp_path / name, [5.0], batch_size=4) for name in ("run", "other"))
     monkeypatch.setattr(sys, "argv", ["main.py", "--config=small", "--config.data.corpus=<my> text"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
@@ -165,7 +165,7 @@ def test_the_page_of_one_run_has_what_made_it_and_what_it_predicts(tmp_path, mon
 
 
 @pytest.mark.usefixtures("figures")
-def test_checkpoints_are_linked_from_where_the_page_is(tmp_path, monkeypatch):
+def test_checkpoints_are_linked_relative_to_the_page(tmp_path, monkeypatch):
     runs = [made_run(tmp_path / "runs" / name, [5.0, 4.0]) for name in ("a", "b c")]
     checkpoint.write_params(runs[1], {"x": np.ones(3, np.float32)})
     for step, loss in ((20, 4.0), (10, 5.0)):
@@ -183,7 +183,7 @@ def test_checkpoints_are_linked_from_where_the_page_is(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("figures")
-def test_a_search_has_mean_deviation_and_baseline(tmp_path):
+def test_a_sweep_has_mean_deviation_and_baseline(tmp_path):
     for seed, score in ((0, 0.7), (1, 0.8), (2, None)):
         trial = made_run(tmp_path / f"search/runs/seed={seed}", [5.0])
         result = {"scores": {"accuracy": score}, "failed": score is None, "baseline": 0.5, "metric": "accuracy"}
@@ -198,7 +198,7 @@ def legend(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_runs_and_searches_of_one_name_are_told_apart(tmp_path, figures, monkeypatch):
+def test_runs_and_sweeps_with_equal_names_have_distinct_labels(tmp_path, figures, monkeypatch):
     for owner, score in (("mine", 0.5), ("yours", 0.8)):
         made_run(tmp_path / owner / "bert", [5.0])
         made_trial(tmp_path / owner / "sst2/runs/seed=0", score)
@@ -212,7 +212,7 @@ def test_runs_and_searches_of_one_name_are_told_apart(tmp_path, figures, monkeyp
     assert "<h1>bert</h1>" in page.write_page(tmp_path, ["."]).read_text()
 
 
-def test_seeds_have_a_colour_of_their_own_only_when_alone(tmp_path, figures):
+def test_seeds_have_separate_colours_only_in_a_sweep_over_seeds(tmp_path, figures):
     for trial in ("both/runs/epochs=2,seed=0", "both/runs/epochs=2,seed=1", "both/runs/epochs=3,seed=0",
                   "one/runs/seed=0", "one/runs/seed=1"):  # fmt: skip
         made_trial(tmp_path / trial, 0.5)
@@ -282,7 +282,7 @@ def test_neighbours_are_the_closest_embeddings_and_mistakes_are_named():
 
 
 @pytest.mark.usefixtures("figures")
-def test_a_damaged_line_costs_no_more_than_itself(tmp_path):
+def test_a_damaged_line_is_skipped(tmp_path):
     run = made_run(tmp_path / "run", [5.0, 4.0, 3.0])
     lines = (run / "metrics.jsonl").read_text().splitlines()
     lines[2] = json.dumps(json.loads(lines[2]) | {"train/tokens_per_second": None})

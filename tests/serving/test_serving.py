@@ -108,7 +108,7 @@ def metrics_of(url):
         ("attention", {"texts": ["a", "b"]}, 400, "one text, please"),
     ],
 )  # fmt: skip
-def test_mistakes_are_answered_in_a_line(server, path, content, status, said):
+def test_mistakes_are_answered_in_one_line(server, path, content, status, said):
     found, answer = post(f"{server}/{path}", content)
     assert found == status and said in answer["error"] and "\n" not in answer["error"]
 
@@ -136,7 +136,7 @@ def test_a_lone_surrogate_is_read_as_a_replacement_character(server):
 
 
 @pytest.mark.slow
-def test_each_sees_the_attention_of_its_own_text(server):
+def test_concurrent_attention_requests_get_the_attention_of_their_text(server):
     texts = [f"the {'list ' * number}." for number in range(1, 9)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda text: post(f"{server}/attention", {"texts": text}), texts * 3))
@@ -145,7 +145,7 @@ def test_each_sees_the_attention_of_its_own_text(server):
     np.testing.assert_allclose(np.sum(found[0][1]["attention"], axis=-1), 1000, atol=pieces[0])
 
 
-def test_what_was_accepted_is_answered_after_sigterm(checkpoint):
+def test_accepted_requests_are_answered_after_sigterm(checkpoint):
     with serving(checkpoint) as (process, url), concurrent.futures.ThreadPoolExecutor(12) as pool:
         post(f"{url}/fill_mask", {"texts": TEXTS[:1]})
         asked = [pool.submit(post, f"{url}/fill_mask", {"texts": TEXTS * 4}) for _ in range(12)]
@@ -185,7 +185,7 @@ def ended(monkeypatch):
 
 @pytest.mark.parametrize("system", ["posix", "windows"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_after_an_answer(ended, monkeypatch, number, system):
+def test_a_signal_ends_the_server_after_an_answer(ended, monkeypatch, number, system):
     def unknown(*_):
         raise NotImplementedError
 
@@ -198,7 +198,7 @@ def test_a_signal_ends_it_after_an_answer(ended, monkeypatch, number, system):
     assert ended(answer, 60) == (200, "answered")
 
 
-def test_what_takes_longer_than_the_grace_loses_its_connection(ended):
+def test_requests_longer_than_the_grace_period_are_disconnected(ended):
     async def hang(request):
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
@@ -219,7 +219,7 @@ def test_what_takes_longer_than_the_grace_loses_its_connection(ended):
         ("--port={port}", "choose another address or port"),
     ],
 )
-def test_the_command_says_mistakes_in_one_line(flag, said, checkpoint, server, tmp_path):
+def test_the_command_reports_mistakes_in_one_line(flag, said, checkpoint, server, tmp_path):
     flag = flag.format(port=server.rsplit(":", 1)[1])
     done = command("serve", f"--checkpoint={checkpoint}", flag, cwd=tmp_path)
     (line,) = done.stderr.splitlines()
@@ -307,7 +307,7 @@ METHODS = ["classify", "tag", "answer", "predict", "embed"]
 
 
 @pytest.mark.parametrize("method", ["fill_mask", "embed", *map(slow_case, METHODS[:-1])])
-def test_what_a_checkpoint_has_learnt_is_what_the_library_says(learnt, method):
+def test_server_answers_equal_the_library(learnt, method):
     model, url = learnt[method]
     asked, expected = said_of(method, model)
     status, found = post(f"{url}/{method}", asked)
@@ -326,12 +326,12 @@ def test_what_a_checkpoint_has_learnt_is_what_the_library_says(learnt, method):
     assert health == {"status": "ok", "checkpoint": model.path, "methods": methods, "limits": limits}
 
 
-def test_numbers_that_json_does_not_have_are_null():
+def test_non_finite_numbers_are_null_in_json():
     found = {"null_odds": float("inf"), "probabilities": [0.5, float("nan")], "answer": "é"}
     assert json.loads(serving_http.encoded(found)) == {"null_odds": None, "probabilities": [0.5, None], "answer": "é"}
 
 
-def test_what_does_not_fit_in_the_queue_is_refused_and_what_waits_is_answered(learnt, monkeypatch):
+def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monkeypatch):
     began, hold = threading.Event(), threading.Event()
 
     class Echo(serving_http.Method):
@@ -359,7 +359,7 @@ def test_what_does_not_fit_in_the_queue_is_refused_and_what_waits_is_answered(le
         assert waiting.result() == (200, {"results": [*"abcd"]})
 
 
-def test_inputs_of_a_like_length_are_computed_together_and_each_gets_its_own():
+def test_inputs_of_similar_length_are_batched_and_answered_separately():
     seen, hold = [], threading.Event()
 
     def compute(what, inputs):

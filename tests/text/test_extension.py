@@ -44,7 +44,7 @@ def tokenizers() -> dict[str, tokenizer.Tokenizer]:
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe", "unigram"])
-def test_new_pieces_shorten_new_text_and_leave_the_rest_as_it_is(kind, tokenizers, tmp_path):
+def test_new_tokens_shorten_new_text_and_keep_other_tokens(kind, tokenizers, tmp_path):
     old, words = tokenizers[kind], vocabulary_learning.count_words(kind, NEW)
     larger = vocabulary_extension.extended(old, words, PIECES)
     new = larger.pieces[old.vocab_size :]
@@ -74,7 +74,7 @@ def test_new_pieces_shorten_new_text_and_leave_the_rest_as_it_is(kind, tokenizer
         assert theirs.encode(text, add_special_tokens=False).ids == larger.encode(text).ids
 
 
-def test_pieces_are_joined_as_byte_pair_encoding_does(tokenizers):
+def test_merges_equal_byte_pair_encoding(tokenizers):
     """Beside a loop that counts all pairs again after each merge."""
     old, rng = tokenizers["bpe"], random.Random(0)
     words = {"".join(rng.choices("abcdn", k=rng.randint(2, 9))): rng.randint(1, 9) for _ in range(150)}
@@ -105,7 +105,7 @@ def test_pieces_are_joined_as_byte_pair_encoding_does(tokenizers):
     assert cut == [unit for unit, _ in units]
 
 
-def test_what_is_only_a_part_of_others_is_left_out_where_it_can_be(tokenizers):
+def test_tokens_that_occur_only_inside_longer_tokens_are_removed(tokenizers):
     words = {"ibuprofen": 50}
     assert [each.token for each in vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 1)] != [
         "ibuprofen"
@@ -127,7 +127,7 @@ def test_no_word_becomes_unknown():
     assert larger.pieces[-1] != "abc" and all(larger.unk_id not in larger.encode(word).ids for word in words)
 
 
-def test_too_few_words_are_told(tokenizers):
+def test_too_few_words_are_reported(tokenizers):
     with pytest.raises(UserError, match=r"config.tokenizer.extend = 9: this corpus gives 1 new tokens; set it to that"):
         vocabulary_extension.extended(tokenizers["wordpiece"], {"ibuprofen": 50}, 9)
     with pytest.raises(UserError, match="gives 0 new tokens"):

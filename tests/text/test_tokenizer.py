@@ -58,7 +58,7 @@ def learnt(request):
     ("a" * 100 + " " + "a" * 101, "a" + 99 * " ##a" + " [UNK]", "a" + 99 * " ##a" + " [UNK]"),
     ("ÀA Ångström", "À ##A [UNK]", "a ##a [UNK]"),
 ])  # fmt: skip
-def test_wordpiece_follows_googles_rules(text, cased, uncased):
+def test_wordpiece_equals_googles_rules(text, cased, uncased):
     """Cleaning, words, accents, and the longest pieces of a word."""
     words = "un ##aff ##able cafe café na ##ï ##ve ##ive ##s 中 文 a ##a [ ] ' don mask À ##A"
     for lowercase, expected in ((False, cased), (True, uncased)):
@@ -69,7 +69,7 @@ def test_wordpiece_follows_googles_rules(text, cased, uncased):
 
 @pytest.mark.parametrize("remembered", [3, 1_000_000])
 @pytest.mark.parametrize("kind", SIZE)
-def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
+def test_batch_encoding_equals_single_encoding(kind, remembered, monkeypatch):
     """With characters that normalization removes, splits at, or changes; again with the words already known."""
     monkeypatch.setattr("bertjax.text.tokenizers.wordpiece.MAX_KNOWN_WORDS", remembered)
     learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
@@ -87,7 +87,7 @@ def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
 
 
 @pytest.mark.parametrize("text", [*HARD, "a [MASK] b", "  two  spaces "])
-def test_bytes_are_those_of_utf8(text, tmp_path):
+def test_byte_ids_are_utf8_bytes(text, tmp_path):
     """After a space, with which each text begins."""
     pieces = tokenizer.Bytes()
     encoding = pieces.encode(text)
@@ -101,14 +101,14 @@ def test_bytes_are_those_of_utf8(text, tmp_path):
     assert tokenizer.load_tokenizer("bytes", tmp_path / "bytes.txt").fingerprint == pieces.fingerprint
 
 
-def test_words_of_bytes_begin_with_a_space():
+def test_byte_level_words_start_with_a_space():
     pieces = tokenizer.Bytes()
     ids = pieces.encode("one two").ids
     assert pieces.continues_word[ids].tolist() == [False, True, True, True] * 2
     assert not pieces.continues_word[: len(tokenizer.SPECIAL_TOKENS)].any()
 
 
-def test_offsets_point_at_the_characters_of_each_piece(learnt):
+def test_offsets_point_at_the_characters_of_tokens(learnt):
     text = "The  ship, the Whale\tand an apple"
     encoding = learnt.encode(text)
     for i, (start, end) in zip(encoding.ids, encoding.offsets):
@@ -123,7 +123,7 @@ def test_offsets_point_at_the_characters_of_each_piece(learnt):
     assert len(starts) == 3 and all(text[start:].lstrip().split()[0] in text.split() for start in starts)
 
 
-def test_a_learnt_vocabulary_is_the_same_each_time_and_after_its_file(learnt, tmp_path):
+def test_a_trained_vocabulary_is_deterministic_and_round_trips(learnt, tmp_path):
     again = learn(learnt.kind, make_corpus(60).split("\n"), SIZE[learnt.kind])
     assert again.pieces == learnt.pieces and learnt.vocab_size == SIZE[learnt.kind]
     learnt.save(tmp_path)
@@ -134,7 +134,7 @@ def test_a_learnt_vocabulary_is_the_same_each_time_and_after_its_file(learnt, tm
     assert loaded.decode(loaded.encode("the captain found the onion").ids) == "the captain found the onion"
 
 
-def test_special_pieces_never_come_out_of_a_text(learnt):
+def test_special_tokens_are_never_encoded_from_text(learnt):
     special = {learnt.pad_id, learnt.cls_id, learnt.sep_id, learnt.mask_id}
     assert not special & set(learnt.encode("[CLS] the [MASK] ship [SEP] [PAD]").ids)
     masked = learnt.encode_with_masks("the [MASK] saw the [MASK].")
@@ -142,7 +142,7 @@ def test_special_pieces_never_come_out_of_a_text(learnt):
     assert "[MASK]" in learnt.decode(masked)
 
 
-def test_files_that_make_special_pieces_of_text_do_not_here(tmp_path):
+def test_tokenizer_files_cannot_encode_special_tokens_from_text(tmp_path):
     """Pieces of words in a tokenizer.json, added pieces that are not special, and pieces of the user's in a model."""
     vocabulary = [*tokenizer.XLNET, "\u2581", *"ab<>"]
     made = HuggingFaceTokenizer(models.Unigram([(piece, -1.0) for piece in vocabulary], unk_id=1))
@@ -183,7 +183,7 @@ def vocabulary_of(made: HuggingFaceTokenizer, texts, trainer, **options) -> dict
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercase):
+def test_wordpiece_training_from_counts_equals_the_library(lowercase):
     texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
     learnt = learn("wordpiece", texts, 350, lowercase)
     letters = learnt.pieces[5 : next(i for i, piece in enumerate(learnt.pieces) if piece.startswith("##"))]
@@ -201,13 +201,13 @@ def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercas
     assert expected == {piece: i for i, piece in enumerate(learnt.pieces)}
 
 
-def test_learning_from_an_endless_word_ends():
+def test_training_on_an_endless_word_ends():
     texts = ["the ship sails", "x" * 1_000_000]  # takes many minutes where the trainer is given the whole word
     learnt = learn("wordpiece", texts * 2, 31)
     assert max(map(len, learnt.pieces)) <= 102
 
 
-def test_chinese_gets_all_its_letters():
+def test_chinese_vocabularies_have_all_characters():
     letters = [chr(0x4E00 + i) for i in range(2000)]
     texts = ["".join(letters[i : i + 50]) for i in range(0, 2000, 25)]
     learnt = learn("wordpiece", texts * 2, 2004)  # all but the last 0.05 %
@@ -216,13 +216,13 @@ def test_chinese_gets_all_its_letters():
         learn("wordpiece", texts * 2, 1000)
 
 
-def test_sentencepiece_learns_from_long_lines_too():
+def test_sentencepiece_training_accepts_long_lines():
     texts = ["the captain found the onion near the harbour " * 500] * 20
     learnt = learn("sentencepiece", texts, 24)
     assert learnt.decode(learnt.encode("captain onion").ids) == "captain onion"
 
 
-def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
+def test_bpe_training_equals_the_library():
     """Whatever the order of the words, for each of Unicode's texts, which it gives back."""
     texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
     words = vocabulary_learning.count_words("bpe", texts)
@@ -279,7 +279,7 @@ def modernbert(tmp_path):
     return tokenizer.load_tokenizer("bpe", tmp_path / "tokenizer.json")
 
 
-def test_modernberts_added_pieces_are_kept_whole_and_its_special_ones_are_not_read_in_a_text(modernbert):
+def test_modernbert_added_tokens_are_kept_and_special_tokens_are_not_encoded(modernbert):
     def pieces(ids):
         return [modernbert.pieces[i] for i in ids]
 
@@ -294,7 +294,7 @@ def test_modernberts_added_pieces_are_kept_whole_and_its_special_ones_are_not_re
     assert len(one) == 1 and len(long) > 8, "neither padded nor cut"
 
 
-def test_modernberts_words_have_a_space_before_them_but_for_the_first_of_a_text(modernbert):
+def test_modernbert_words_have_a_leading_space_except_the_first(modernbert):
     the, spaced = modernbert.encode("the the").ids
     assert modernbert.pieces[spaced] == "\u0120the" != modernbert.pieces[the]
     assert modernbert.encode_following(["the", " the", ""]) == [[spaced], [spaced], []]
@@ -316,7 +316,7 @@ def test_modernberts_words_have_a_space_before_them_but_for_the_first_of_a_text(
     ({"added_tokens": []}, r"lacks \[PAD\]"),
     ({"post_processor": {"type": "TemplateProcessing", "single": []}}, "is not a tokenizer.json|post_processor"),
 ])  # fmt: skip
-def test_byte_level_tokenizers_that_do_something_else_are_refused(parts, message, tmp_path):
+def test_unsupported_byte_level_tokenizers_are_refused(parts, message, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json(**parts)))
     with pytest.raises(UserError, match=message) as error:
         tokenizer.load_tokenizer("bpe", tmp_path / "tokenizer.json")
@@ -336,7 +336,7 @@ def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
     (["a", "protein", "", ""], [5, 6], ""),
 ])  # fmt: skip
 @pytest.mark.parametrize("first", ["", "\ufeff"])
-def test_a_piece_that_a_vocabulary_has_twice_has_its_last_id(lines, ids, note, first, tmp_path, capsys):
+def test_a_duplicate_token_has_the_last_id(lines, ids, note, first, tmp_path, capsys):
     """As in Google's code and in transformers. A tokenizer.json has the same pieces, also if it has gaps."""
     path = tmp_path / "vocab.txt"
     path.write_text(first + "\n".join([*tokenizer.SPECIAL_TOKENS, *lines]) + "\n")
@@ -368,7 +368,7 @@ def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
 
 
 @pytest.mark.parametrize("kind", SIZE)
-def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kind):
+def test_a_too_small_corpus_is_refused_with_the_possible_vocabulary_size(kind):
     with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ tokens; set it to that or less"):
         learn(kind, make_corpus(20).split("\n"), 9000)
 
@@ -391,14 +391,14 @@ def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kin
     (" \u200b\n", []),
     ("", []),
 ])  # fmt: skip
-def test_words_and_their_places(text, words):
+def test_split_words_returns_words_and_offsets(text, words):
     places = split_words(text)
     assert [text[start:end] for start, end in places] == words
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(places))
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_pieces_of_the_words_are_those_of_the_text(lowercase):
+def test_tokens_of_words_equal_tokens_of_the_text(lowercase):
     """Also of a document with code, tables and marks."""
     letters = [chr(i) for i in range(33, 127)]
     wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *letters, *("##" + x for x in letters)], lowercase)

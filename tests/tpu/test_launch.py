@@ -128,12 +128,12 @@ def test_base_on_a_fresh_v5litepod_16_is_three_commands(cloud):
     (dict(CREATE_FLAGS="--internal-ips --network=n"), ["--internal-ips", "--network=n"], []),
     (dict(SLICES="2"), ["--node-count=2", "--node-prefix=bertjax"], ["--node-id=bertjax"]),
 ])  # fmt: skip
-def test_create_asks_for_what_env_says(cloud, settings, present, absent):
+def test_create_requests_the_settings_of_env(cloud, settings, present, absent):
     call = commands(cloud("create --dry-run", **settings))[0]
     assert set(present) <= set(call) and not set(absent) & set(call)
 
 
-def test_several_slices_run_and_stop_together_and_a_run_goes_on(cloud):
+def test_several_slices_run_and_stop_together_and_resume(cloud):
     cloud.environment["SLICES"] = "2"
     cloud("create", "setup", "run")
     assert len(cloud.homes()) == 4
@@ -181,7 +181,7 @@ def test_a_wrong_setting_is_one_clear_line(cloud, script, settings, words):
     assert cloud.stub.calls == []
 
 
-def test_without_gcloud(cloud):
+def test_missing_gcloud_is_reported(cloud):
     tools = cloud.root.parent / "tools"
     tools.mkdir()
     for name in ("bash", "dirname", "mktemp", "rm"):
@@ -198,13 +198,13 @@ def test_without_gcloud(cloud):
     (dict(queue=["FAILED"], reason=["an internal error"]), 75, ["an internal error", "tpu/delete.sh"]),
     (dict(queue=["PROVISIONING", "SUSPENDED"]), 75, ["preempted", "tpu/delete.sh", "tpu/keep.sh"]),
 ])  # fmt: skip
-def test_create_says_why_there_is_no_tpu(cloud, answers, code, words):
+def test_create_reports_the_reason_of_a_missing_tpu(cloud, answers, code, words):
     cloud.stub.answers = answers
     message = cloud.error("create", code=code)
     assert all(word in message for word in words), message
 
 
-def test_create_waits_on_for_what_exists_and_delete_asks(cloud):
+def test_create_waits_for_existing_requests_and_delete_asks(cloud):
     cloud("create")
     cloud.stub.answers = dict(queue=["WAITING_FOR_RESOURCES", AWAY, AWAY])
     assert "exists already" in (said := cloud("create")) and said.splitlines()[-1].endswith("ACTIVE")
@@ -216,7 +216,7 @@ def test_create_waits_on_for_what_exists_and_delete_asks(cloud):
     assert "does not exist" in cloud("delete --yes")
 
 
-def test_arguments_arrive_as_they_were(cloud):
+def test_arguments_are_passed_unchanged(cloud):
     cloud("create", "setup")
     arguments = ["--config.stages.short.steps=5", '--config.eval.fill_masks=it\'s a [MASK] "of" $HOME  & `x`\\', ""]
     cloud("run", arguments=["--", *arguments])
@@ -248,7 +248,7 @@ RECOVERIES = {
 
 
 @pytest.mark.parametrize("what", [*list(RECOVERIES)[:2], *map(slow_case, list(RECOVERIES)[2:])])
-def test_keep_brings_the_run_back(cloud, what):
+def test_keep_restarts_the_run(cloud, what):
     cloud.stub.answers, deeds = RECOVERIES[what]
     said = cloud("keep --delete-when-done", MAX_RESTARTS="1", arguments=["--", "--config.seed=1"])
     assert cloud.deeds == [*deeds, "delete"] and "done: gs://bucket/runs/base" in said
@@ -256,7 +256,7 @@ def test_keep_brings_the_run_back(cloud, what):
     assert starts and all(word.endswith("--config.seed=1") for word in starts)
 
 
-def test_keep_gives_up_after_some_failures_and_where_there_is_no_quota(cloud):
+def test_keep_gives_up_after_repeated_failures_or_without_quota(cloud):
     cloud.stub.answers = dict(run=9 * ["exit 1"])
     said = cloud("keep", code=1, MAX_RESTARTS="2")
     assert cloud.deeds == [*NEW, "start", "start"]
@@ -267,7 +267,7 @@ def test_keep_gives_up_after_some_failures_and_where_there_is_no_quota(cloud):
     assert "the TPU cannot be created" in cloud("keep", code=1)
 
 
-def test_keep_heeds_stop_and_goes_on_when_started_again(cloud):
+def test_keep_obeys_stop_and_continues_after_a_restart(cloud):
     keep = subprocess.Popen([cloud.root / "tpu/keep.sh"], env=cloud.environment, stdout=subprocess.PIPE, text=True)
     cloud.wait_for("arguments")
     cloud("stop")

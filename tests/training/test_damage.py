@@ -53,7 +53,7 @@ def swap(path, other):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part, damage", enumerate([truncate, flip, delete, swap]))
-def test_no_value_is_believed_that_was_not_saved(saved, tmp_path, part, damage, capsys):
+def test_damaged_values_are_never_restored(saved, tmp_path, part, damage, capsys):
     """Each kind of damage is done to the files with values, and to a fourth of the other files."""
     names = sorted(str(path.relative_to(saved)) for path in (saved / "checkpoints/10").rglob("*") if path.is_file())
     with_values = [name for name in names if "params/d/" in name or "rest/d/" in name]
@@ -81,7 +81,7 @@ def copied(saved, tmp_path):
 
 
 @pytest.mark.parametrize("make", ["empty", "stray", "renamed"])
-def test_a_folder_that_is_no_checkpoint_stops_nobody(copied, make):
+def test_invalid_checkpoint_folders_are_moved_away(copied, make):
     folder = copied / "checkpoints" / str(newest := 10 if make == "empty" else 999_999)
     if make == "renamed":
         (copied / "checkpoints/10").rename(folder)
@@ -92,7 +92,7 @@ def test_a_folder_that_is_no_checkpoint_stops_nobody(copied, make):
     assert (copied / checkpoint.DAMAGED_FOLDER / str(newest)).is_dir()
 
 
-def test_where_none_is_left_the_run_is_not_begun_anew(copied):
+def test_a_run_without_an_intact_checkpoint_does_not_restart(copied):
     for step in checkpoint.steps(copied):
         shutil.rmtree(copied / "checkpoints" / str(step) / "params")
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_where_none_is_left_the_run_is_not_begun_anew(copied):
     assert checkpoint.latest_intact_step(copied.parent / "new") is None
 
 
-def test_damaged_params_are_not_predicted_with(copied):
+def test_damaged_params_are_refused_in_prediction(copied):
     shutil.rmtree(copied / "checkpoints/9/params")
     shutil.copytree(copied / "checkpoints/10/params", copied / "checkpoints/9/params")
     with pytest.raises(UserError, match=r"checkpoints/9/params: damaged"):
@@ -109,7 +109,7 @@ def test_damaged_params_are_not_predicted_with(copied):
     assert checkpoint.steps(copied) == [8, 9, 10]  # who only reads moves nothing
 
 
-def test_a_flipped_letter_of_the_checksums_is_damage(copied):
+def test_a_changed_checksum_is_damage(copied):
     path = copied / "checkpoints/10" / checkpoint.CHECKSUMS_FILE
     content = path.read_bytes()
     for place in range(0, len(content), len(content) // 40):
@@ -121,7 +121,7 @@ def test_a_flipped_letter_of_the_checksums_is_damage(copied):
     assert checkpoint.latest_intact_step(copied) == 10
 
 
-def test_what_cannot_be_read_for_another_reason_is_not_moved_away(copied, monkeypatch):
+def test_checkpoints_with_other_read_errors_are_not_moved(copied, monkeypatch):
 
     def fail(*_, **__):
         raise ValueError("UNAVAILABLE: the storage is down")
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_for_another_reason_is_not_moved_away(copied, monkey
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
-def test_a_checksum_is_the_same_on_any_mesh_and_sees_every_change(dtype):
+def test_checksums_are_equal_on_any_mesh_and_detect_every_change(dtype):
     values = np.random.default_rng(0).integers(0, 200, (16, 24, 3)).astype(dtype)
     expected = checksums.of_numpy(values)
     for shape, spec in (((8, 1), ("a",)), ((2, 4), ("b", "a")), ((1, 1), ())):
@@ -153,7 +153,7 @@ def test_a_checksum_is_the_same_on_any_mesh_and_sees_every_change(dtype):
     assert checksums.of_numpy(swapped.reshape(values.shape)) != expected
 
 
-def test_parts_of_a_large_array_are_added_up(monkeypatch):
+def test_checksums_of_large_arrays_are_computed_in_parts(monkeypatch):
     x = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     whole = checksums.of_numpy(x)
     monkeypatch.setattr(checksums, "PART", 64)

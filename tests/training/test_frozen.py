@@ -26,7 +26,7 @@ TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_si
 @pytest.mark.parametrize("family, layers", [
     ("bert", 2), ("mixer", 2), *map(slow_case, ("electra", "lstms", "modernbert", "eurobert"), (1, 3, 7, 2)),
 ])  # fmt: skip
-def test_a_layer_is_the_first_whose_states_its_params_change(family, layers):
+def test_layer_ids_are_the_first_layer_that_the_params_change(family, layers):
     """Of the states after the embeddings, the first layer, ... those from its own on depend on a layer's params."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(families.FAMILIES.registered, "mixer", own_family.FAMILY)
@@ -139,7 +139,7 @@ def loss_of(arrays, batch):
 @pytest.mark.parametrize(
     "decay, freeze, still, norm", [(0.7, 2, "", 0.5), (1.0, 1, "kernel", 0.5), slow_case(0.7, 0, "", 1e9)]
 )
-def test_three_steps_of_optaxs_adamw_with_an_optimizer_for_each_layer(decay, freeze, still, norm):
+def test_three_steps_equal_optax_adamw_with_one_optimizer_per_layer(decay, freeze, still, norm):
     config = config_for(layer_decay=decay, max_grad_norm=norm)
     config.freeze_layers = freeze
     config.optimizer.groups = param_groups(slow=param_group("classifier/bias", 0.5, weight_decay=0.2))
@@ -177,7 +177,7 @@ def test_three_steps_of_optaxs_adamw_with_an_optimizer_for_each_layer(decay, fre
 
 
 @pytest.mark.slow
-def test_devices_change_nothing_of_it():
+def test_frozen_layers_are_equal_on_several_devices():
     """Even where they split an array along its layers, of which some are frozen."""
     config = config_for(layer_decay=0.7)
     config.freeze_layers, config.mesh.data = 1, 3
@@ -198,7 +198,7 @@ def test_devices_change_nothing_of_it():
     (dict(still="."), "config.optimizer.groups: all params are frozen; set a learning_rate_factor above 0"),
     (dict(still="gamma"), "config.optimizer.groups.still.params = 'gamma': matches no param"),
 ])  # fmt: skip
-def test_what_cannot_be_frozen_is_refused(changes, message):
+def test_unsupported_freezing_is_refused(changes, message):
     config = config_for()
     config.freeze_layers = changes.get("freeze_layers", 0)
     if "still" in changes:

@@ -63,7 +63,7 @@ def straight_run(records_folder, program, tmp_path_factory):
     return workdir, leaves(result.state), result.scores
 
 
-def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, program, straight_run, tmp_path):
+def test_resume_gives_identical_params(records_folder, program, straight_run, tmp_path):
     """A signal stops the run after step 5, in the first stage, and again after step 8, in the second."""
     config = config_for(records_folder)
 
@@ -137,7 +137,7 @@ def on_one_device(records_folder, program):
     return two_steps(records_folder, (1, 1, 1), 1, program)
 
 
-def test_devices_and_microbatches_change_nothing(records_folder, on_one_device):
+def test_steps_are_equal_on_several_devices_and_with_microbatches(records_folder, on_one_device):
     """Nor what dropout draws."""
     assert_same_steps(two_steps(records_folder, (2, 2, 2), 2), on_one_device)
 
@@ -189,7 +189,7 @@ def evaluated_steps(workdir):
     return [line["step"] for line in read_metrics(workdir) if "eval/score" in line]
 
 
-def test_a_resumed_run_drops_the_lines_it_will_write_again(tmp_path):
+def test_a_resumed_run_drops_lines_after_the_checkpoint(tmp_path):
     text = "".join(json.dumps({"step": step, "train/loss": 1.0}) + "\n" for step in (2, 4, 6))
     (tmp_path / "metrics.jsonl").write_text(text + '{"step": 7, "tra')
     writer = MetricsWriter(tmp_path, 4, toy_config())
@@ -200,7 +200,7 @@ def test_a_resumed_run_drops_the_lines_it_will_write_again(tmp_path):
     assert lines[-1]["train/loss"] == 2.0 and lines[-1]["train/other"] is None
 
 
-def test_metrics_are_not_rewritten_where_nothing_is_dropped(tmp_path):
+def test_metrics_are_not_rewritten_without_dropped_lines(tmp_path):
     """A crash while the file is rewritten must not cost the lines of a million steps."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 2, "train/loss": 1.0}\n')
@@ -221,7 +221,7 @@ KEPT = dict(eval=dict(every_steps=2), checkpoint=dict(every_steps=1, keep=2))
     ([1, 5, 4, 3, 6], dict(keep=1), [10]),  # the last evaluation makes others superfluous
     ([1, 5, math.nan, 3, math.inf], dict(keep=2), [4, 9, 10]),  # which are not the best
 ])  # fmt: skip
-def test_the_latest_the_best_and_regular_checkpoints_are_kept(train_toy, tmp_path, scores, kept, steps):
+def test_latest_best_and_regular_checkpoints_are_kept(train_toy, tmp_path, scores, kept, steps):
     result = train_toy(Toy(toy_config(), scores=scores), eval=KEPT["eval"], checkpoint=dict(every_steps=1) | kept)
     best = 4 if 4 in steps else 10
     assert checkpoint.steps(tmp_path) == steps and checkpoint.best_step(tmp_path) == best
@@ -273,7 +273,7 @@ class Scored(Toy):
     ([5, 5, 5, 9, 9], 6, 6, ()),  # as good is not better; of equal ones the last is used
     ([math.nan, math.nan, 1, 2, 3], 4, None, (3,)),
 ])  # fmt: skip
-def test_a_run_ends_when_it_waits_too_long_for_a_better_score(train_toy, tmp_path, scores, stops_at, best, restarts):
+def test_a_run_stops_early_without_a_better_score(train_toy, tmp_path, scores, stops_at, best, restarts):
     """The state is that of a run that was stopped again and again; all scores but the best are deleted."""
 
     def task_of(scores):
@@ -293,13 +293,13 @@ def test_a_run_ends_when_it_waits_too_long_for_a_better_score(train_toy, tmp_pat
         assert all(map(np.array_equal, *(leaves(each.state).values() for each in (result, resumed))))
 
 
-def test_a_longer_patience_goes_on(train_toy):
+def test_a_longer_patience_resumes_a_stopped_run(train_toy):
     train_toy(Toy(toy_config(), scores=[5, 4, 4]), **PATIENT)
     result = train_toy(Toy(toy_config(), scores=[3, 6]), eval=dict(every_steps=2, patience=4))
     assert (int(result.state.step), result.best_step) == (10, 10)
 
 
-def test_a_signal_before_an_evaluation_saves_and_does_not_evaluate(train_toy, tmp_path):
+def test_a_signal_before_an_evaluation_saves_without_evaluating(train_toy, tmp_path):
     straight = tmp_path / "straight"
     train_toy(Toy(toy_config()), workdir=straight)
     task = stopped_run(train_toy, Toy(toy_config()), 5)  # step 5 is to be evaluated
@@ -309,7 +309,7 @@ def test_a_signal_before_an_evaluation_saves_and_does_not_evaluate(train_toy, tm
     assert task.evaluated == [5, 10] and evaluated_steps(tmp_path) == evaluated_steps(straight) == [5, 10]
 
 
-def test_what_a_stopped_run_logs_is_what_it_would_have_logged(train_toy, tmp_path):
+def test_an_interrupted_run_logs_equal_metrics(train_toy, tmp_path):
     """Stopped between two reports, at a step of its own."""
     train_toy(Toy(toy_config()), tmp_path / "straight", log_every_steps=4)
     stopped_run(functools.partial(train_toy, log_every_steps=4), Toy(toy_config()), 6)
@@ -323,7 +323,7 @@ def test_what_a_stopped_run_logs_is_what_it_would_have_logged(train_toy, tmp_pat
     assert [line["step"] for line in logged(tmp_path) if "train/loss" in line] == [4, 5, 8, 10]
 
 
-def test_a_signal_during_an_evaluation_ends_it(train_toy, tmp_path):
+def test_a_signal_ends_an_evaluation(train_toy, tmp_path):
     task = Toy(toy_config())
     evaluate = task.run
 
@@ -340,7 +340,7 @@ def test_a_signal_during_an_evaluation_ends_it(train_toy, tmp_path):
     assert evaluated_steps(tmp_path) == [5, 10] and checkpoint.read_scores(tmp_path, 5) is not None
 
 
-def test_a_run_at_its_last_step_does_not_write_its_evaluation_twice(train_toy, tmp_path):
+def test_a_run_at_the_last_step_does_not_repeat_the_evaluation(train_toy, tmp_path):
     train_toy(Toy(toy_config()))
     task = Toy(toy_config())
     assert train_toy(task).scores.score == 1 and task.evaluated == []
@@ -350,7 +350,7 @@ def test_a_run_at_its_last_step_does_not_write_its_evaluation_twice(train_toy, t
     assert evaluated_steps(tmp_path) == [5, 10] and checkpoint.read_scores(tmp_path, 10) is not None
 
 
-def test_where_nothing_is_held_out_nothing_is_scored(train_toy, tmp_path):
+def test_no_scores_without_held_out_data(train_toy, tmp_path):
     result = train_toy(Toy(toy_config(), scores=None))
     assert result[1:] == (None, None, None) and checkpoint.steps(tmp_path) == [5, 10]
 
@@ -373,7 +373,7 @@ class Poisoned(Toy):
 
 
 @pytest.mark.parametrize("what, message", [("loss", "of step 7 is nan"), ("gradient", "gradient norm (nan|inf)")])
-def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what, message):
+def test_nan_stops_the_run_and_is_not_saved(tmp_path, what, message):
     task = Poisoned(toy_config())
     task.what, task.poisoned = what, range(7, 11)
     with pytest.raises(UserError, match=f"training diverged: .*{message}"):
@@ -381,7 +381,7 @@ def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what, messag
     assert checkpoint.steps(tmp_path) == [5]
 
 
-def test_updates_that_are_not_finite_can_be_left_out(tmp_path, capsys):
+def test_non_finite_updates_can_be_skipped(tmp_path, capsys):
     config = toy_config()
     config.optimizer.skip_nonfinite = 1
     task = Poisoned(config)
@@ -402,13 +402,13 @@ def test_updates_that_are_not_finite_can_be_left_out(tmp_path, capsys):
         train_task(task, config, tmp_path / "twice", task.mesh)
 
 
-def test_the_loop_refuses_a_transfer_that_nobody_asked_for(train_toy, monkeypatch):
+def test_the_loop_refuses_implicit_transfers(train_toy, monkeypatch):
     monkeypatch.setattr("bertjax.distributed.transfers.put_batch", lambda batch, mesh: batch)  # stays NumPy
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train_toy(Toy(toy_config()))
 
 
-def test_a_run_can_start_from_other_params(toy_program, tmp_path):
+def test_a_run_can_start_from_changed_params(toy_program, tmp_path):
     config = toy_config()
     config.optimizer.learning_rate = 1e-20  # nothing moves: what comes out is what went in
     task = Toy(config)
@@ -419,7 +419,7 @@ def test_a_run_can_start_from_other_params(toy_program, tmp_path):
     assert min(float(x.mean()) for x in jax.tree.leaves(result.state.params)) > 0.9
 
 
-def test_a_run_that_is_past_the_configs_steps_is_refused(train_toy):
+def test_a_run_past_the_steps_of_the_config_is_refused(train_toy):
     train_toy(Toy(toy_config()))
     task = Toy(toy_config())
     task.total_steps = 7
@@ -427,14 +427,14 @@ def test_a_run_that_is_past_the_configs_steps_is_refused(train_toy):
         train_toy(task)
 
 
-def test_params_alone_are_not_resumed(train_toy, tmp_path):
+def test_a_checkpoint_without_optimizer_state_is_not_resumed(train_toy, tmp_path):
     """As `convert --format=bertjax` writes them."""
     checkpoint.write_params(tmp_path, {"dense": {"kernel": np.ones((3, 1)), "bias": np.ones(1)}})
     with pytest.raises(UserError, match=r"has no optimizer state, .* --config.init_checkpoint="):
         train_toy(Toy(toy_config()))
 
 
-def test_a_run_of_a_search_ends_with_params_alone(toy_program, tmp_path):
+def test_the_final_checkpoint_of_a_trial_has_params_only(toy_program, tmp_path):
     task = Toy(toy_config())
     arguments = (task, toy_config(), tmp_path, task.mesh, None, toy_program)
     train_task(*arguments, save_final_opt_state=False)
@@ -462,7 +462,7 @@ class Slow(Toy):
         return super().run(params, step, after_batch)
 
 
-def test_the_log_says_where_the_wall_time_goes(train_toy, tmp_path, capsys):
+def test_the_log_has_the_shares_of_wall_time(train_toy, tmp_path, capsys):
     started = time.monotonic()
     train_toy(Slow(toy_config()))
     elapsed = time.monotonic() - started
@@ -529,7 +529,7 @@ def profiled_steps(workdir, name):
 
 
 @pytest.mark.slow
-def test_a_profile_shows_whole_steps_and_no_others_also_after_a_signal(train_toy, tmp_path, capsys):
+def test_a_profile_shows_exactly_the_configured_steps(train_toy, tmp_path, capsys):
     stopped_run(functools.partial(train_toy, profile="4:9"), Toy(toy_config()), 5)
     steps, names = profiled_steps(tmp_path, "steps_4_9")
     assert steps == [4, 5] and any("train_step" in name for name in names)
@@ -538,14 +538,14 @@ def test_a_profile_shows_whole_steps_and_no_others_also_after_a_signal(train_toy
     assert f"profile of steps 6 to 9 in {tmp_path / 'profile'}" in capsys.readouterr().out
 
 
-def test_a_run_that_resumes_behind_its_profile_says_so(train_toy, tmp_path, capsys):
+def test_a_run_resumed_after_the_profiled_steps_reports_the_missing_profile(train_toy, tmp_path, capsys):
     stopped_run(train_toy, Toy(toy_config()), 5)
     train_toy(Toy(toy_config()), profile="2:5")
     assert "config.profile = '2:5': no profile; this process runs steps 6 to 10" in capsys.readouterr().out
     assert not (tmp_path / "profile").exists()
 
 
-def test_the_devices_are_finished_where_a_profile_begins_and_ends(train_toy, monkeypatch):
+def test_the_loop_blocks_at_start_and_end_of_a_profile(train_toy, monkeypatch):
     steps = []
     monkeypatch.setattr("jax.block_until_ready", lambda state: steps.append(int(state.step)))
     train_toy(Toy(toy_config()), profile="2:3")

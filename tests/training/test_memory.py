@@ -64,7 +64,7 @@ def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyTyp
     ({"unroll": "yes"}, {}, "try --config.unroll=no"),
     ({"remat": "full", "microbatches": 2}, {}, "choose a smaller batch_size, or more devices"),
 ])  # fmt: skip
-def test_it_is_named_in_one_line(fields, chosen, remedy, monkeypatch, tmp_path):
+def test_out_of_memory_is_one_line(fields, chosen, remedy, monkeypatch, tmp_path):
     config = tiny_config("unused")
     config.update(fields)
     with pytest.raises(UserError) as raised:
@@ -72,7 +72,7 @@ def test_it_is_named_in_one_line(fields, chosen, remedy, monkeypatch, tmp_path):
     assert str(raised.value).startswith(f"a step of 16 rows runs out of memory (cpu): {remedy}")
 
 
-def test_a_host_asks_only_its_own_devices():
+def test_a_host_reads_memory_of_local_devices_only():
     """Those of others raise."""
 
     def raises():
@@ -89,7 +89,7 @@ def test_a_host_asks_only_its_own_devices():
 
 
 @pytest.mark.slow
-def test_the_setting_that_is_named_fits(monkeypatch, capsys):
+def test_the_suggested_setting_fits(monkeypatch, capsys):
     """Of pre-training, whose steps are known without data."""
     config, tried = tiny_config("unused"), []
 
@@ -113,7 +113,7 @@ def test_the_setting_that_is_named_fits(monkeypatch, capsys):
     assert not tried
 
 
-def test_what_is_suggested_is_accepted():
+def test_suggested_settings_are_valid():
     for unroll in ("auto", "yes", "no"):
         config = tiny_config("unused")
         config.unroll = unroll
@@ -125,7 +125,7 @@ def test_what_is_suggested_is_accepted():
             validate(changed)
 
 
-def test_other_errors_are_left_alone(monkeypatch, tmp_path):
+def test_other_errors_are_raised_unchanged(monkeypatch, tmp_path):
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         run_out(tiny_config("unused"), "INTERNAL: something else", monkeypatch, tmp_path)
 
@@ -133,7 +133,7 @@ def test_other_errors_are_left_alone(monkeypatch, tmp_path):
 @pytest.mark.parametrize("has, remedy", [
     (1, "choose a smaller model or batch_size"), (5_000_000, "set --config.remat=full, or choose a smaller batch_size"),
 ])  # fmt: skip
-def test_a_run_that_cannot_fit_is_refused_before_it_compiles(has, remedy, records_folder, tmp_path, monkeypatch):
+def test_a_too_large_run_is_refused_before_compilation(has, remedy, records_folder, tmp_path, monkeypatch):
     config = tiny_config(records=records_folder)
     config.model.num_hidden_layers, config.batch_size = 8, 512
     monkeypatch.setattr(memory, "host_memory", lambda: has * jax.local_device_count())

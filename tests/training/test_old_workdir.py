@@ -25,7 +25,7 @@ def old(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_ends_where_it_would_have_ended(old, capsys):
+def test_an_old_run_resumes_with_identical_params(old, capsys):
     config = config_of("text.txt")
     # Its flag --config.model.hidden_size left the other sizes as they were; the same command would set them today.
     config.overrides, config.model.intermediate_size = ("model.hidden_size",), 7
@@ -39,14 +39,14 @@ def test_it_ends_where_it_would_have_ended(old, capsys):
             np.testing.assert_allclose(value, expected[name], atol=1e-5, err_msg=name)
 
 
-def test_sizes_that_the_user_sets_must_be_those_of_the_run(old):
+def test_configured_sizes_must_equal_the_sizes_of_the_run(old):
     config = config_of("text.txt")
     config.overrides, config.model.intermediate_size = ("model.hidden_size", "model.intermediate_size"), 7
     with pytest.raises(UserError, match=r"model.intermediate_size"):
         launch(config, "run")
 
 
-def test_it_is_read_and_converted(old):
+def test_an_old_run_is_read_and_converted(old):
     source = pretrained.read_with_tokenizer("run")
     assert source.step == 5 and source.predicts_words and source.dtype == "float32"
     conversion.convert("run", "theirs", "huggingface")

@@ -63,7 +63,7 @@ def google_adam(params, gradients, total, lr=1e-4, warmup=2, correct=False):
 
 @pytest.mark.parametrize("correct", [False, True])
 @pytest.mark.parametrize("size", [0.1, 30.0])  # below the norm that is clipped, and above
-def test_five_steps_of_googles_optimizer(correct, size):
+def test_five_steps_equal_googles_optimizer(correct, size):
     config = pretraining_config().optimizer
     config.update(warmup_steps=2, bias_correction=correct)
     optimizer, schedule = make_optimizer(config, unnamed(PARAMS)), make_schedule(config, 10)
@@ -80,7 +80,7 @@ def test_five_steps_of_googles_optimizer(correct, size):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
 
 
-def test_a_hundred_steps_of_stable_adamw():
+def test_a_hundred_steps_equal_stable_adamw():
     """Written from its formula in NumPy, tensor by tensor: those of a stack are tensors of their own."""
     config = pretraining_config().optimizer
     config.update(name="stable_adamw", schedule="trapezoid", learning_rate=0.02, warmup_steps=10, beta2=0.98)
@@ -131,7 +131,7 @@ def updates_of(optimizer, params, gradient, learning_rate):
     return jax.device_get(update(params, gradient))
 
 
-def test_lamb_steps_by_the_size_of_each_matrix():
+def test_lamb_equals_the_definition_per_matrix():
     """Algorithm 2 of You et al. 2020 on the matrices by themselves, in float64, against ours on the stacked arrays."""
     rng = np.random.default_rng(3)
     params = {
@@ -184,7 +184,7 @@ TRAPEZOID = dict(schedule="trapezoid", decay_proportion=0.2, warmup_steps=0)
     (TRAPEZOID | dict(decay_to=0.5, decay="sqrt"), 110,
      {0: 2.0, 88: 2.0, 89: 2 - (1 / 22) ** 0.5, 99: 2 - 0.5**0.5, 110: 1.0, 200: 1.0}),
 ])  # fmt: skip
-def test_schedules_are_their_formulas(fields, total, rates):
+def test_schedules_equal_their_formulas(fields, total, rates):
     config = pretraining_config().optimizer
     config.update(dict(learning_rate=2.0, warmup_steps=10), **fields)
     schedule = make_schedule(config, total)
@@ -196,7 +196,7 @@ def test_schedules_are_their_formulas(fields, total, rates):
     (BertForPreTraining(TINY), 4),
     (BertForFeatureBasedTagging(TINY, labels=3, layers="weighted_sum_all", lstm_size=8, lstm_layers=2), 3),
 ], ids=["pre-training", "LSTM"])  # fmt: skip
-def test_what_decays(model, inputs):
+def test_weight_decay_excludes_norms_and_biases(model, inputs):
     """Google leaves out what has LayerNorm or bias in its name. Without a gradient nothing but decay moves a param."""
     boxed = abstract_params(model, inputs)
     params = jax.tree.map(lambda x: np.ones(x.shape), nn.meta.unbox(boxed))
@@ -209,7 +209,7 @@ def test_what_decays(model, inputs):
         np.testing.assert_allclose(update, 0 if left_alone.search(name) else -0.5 * 0.01, err_msg=name)
 
 
-def test_groups_have_rates_and_decays_of_their_own():
+def test_groups_have_separate_rates_and_decays():
     config = pretraining_config().optimizer
     config.groups = param_groups(
         still=param_group("^word/", learning_rate_factor=0.0),
@@ -233,7 +233,7 @@ def test_groups_have_rates_and_decays_of_their_own():
     ("adafactor", "min_dim_size_to_factor=2 momentum=0.9", lambda rate: optax.adafactor(
         rate, min_dim_size_to_factor=2, momentum=0.9)),
 ])  # fmt: skip
-def test_optaxs_optimizers_are_optaxs(name, options, made):
+def test_optax_optimizers_equal_optax(name, options, made):
     """With our schedule, decay and clipping; so the rate of each step counts, also in what momentum keeps."""
     config = pretraining_config().optimizer
     config.update(name=name, options=options, warmup_steps=2)
@@ -279,7 +279,7 @@ def matrices_of_modernbert(tree):
 @pytest.mark.parametrize("family, layers, matrices", [
     slow_case("bert", 2, matrices_of_bert), slow_case("modernbert", 8, matrices_of_modernbert),
 ])  # fmt: skip
-def test_muon_takes_the_matrices_of_a_stack_one_by_one(family, layers, matrices):
+def test_muon_orthogonalizes_the_matrices_of_a_stack_separately(family, layers, matrices):
     """As optax's takes a matrix by itself; embeddings and the output layers are Adam's."""
     sizes = dict(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=24)
     boxed = abstract_params(
@@ -311,7 +311,7 @@ def abstract_params(model, inputs=4):
     ("adam", "", 2), ("muon", "", 1), slow_case("adafactor", "min_dim_size_to_factor=8", 0),
     slow_case("stable_adamw", "", 2), slow_case("lion", "", 1), slow_case("sm3", "", 1), slow_case("prodigy", "", 4),
 ])  # fmt: skip
-def test_moments_lie_where_their_own_shapes_say(name, options, count):
+def test_moments_are_sharded_by_shape(name, options, count):
     """Arrays of the state lie like the param on a mesh of eight, if they have its shape."""
     config, model = tiny_config(), BertForMaskedLM(dataclasses.replace(TINY, num_hidden_layers=2))
     config.mesh.update(data=2, fsdp=2, tensor=2)
@@ -347,7 +347,7 @@ def test_moments_lie_where_their_own_shapes_say(name, options, count):
     (dict(groups=param_groups(a=param_group("b", -1.0))), r"groups.a.learning_rate_factor = -1.0: must be at least 0"),
     (dict(groups=param_groups(a=param_group("b", weight_decay=2.0))), r"groups.a.weight_decay = 2.0: must be at least"),
 ])  # fmt: skip
-def test_optimizers_that_cannot_be_are_refused(fields, message):
+def test_invalid_optimizers_are_refused(fields, message):
     config = tiny_config("text.txt")
     for field, value in fields.items():
         config.optimizer[field] = value

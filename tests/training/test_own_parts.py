@@ -50,7 +50,7 @@ def config_for(records, objective="count + mlm"):
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_bit_for_bit_evaluated_and_reported(records_folder, tmp_path):
+def test_a_run_with_user_parts_is_resumed_bit_for_bit_evaluated_and_reported(records_folder, tmp_path):
     """The resumed run writes the same objective in other words."""
     launch(config_for(records_folder), tmp_path / "straight")
     launch_and_stop(Pretraining, config_for(records_folder), tmp_path / "run", step=7)
@@ -88,7 +88,7 @@ def toys(tmp_path_factory):
     return folder, leaves(straight.state), leaves(resumed.state)
 
 
-def test_the_optimizer_makes_the_steps_of_its_formula(toys):
+def test_the_optimizer_equals_its_formula(toys):
     _, straight, resumed = toys
     assert straight.keys() == resumed.keys() and any("trace" in name for name in resumed)
     assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
@@ -107,7 +107,7 @@ def test_the_optimizer_makes_the_steps_of_its_formula(toys):
         np.testing.assert_allclose(straight[f".params['dense']['{name}']"], value, rtol=1e-5)
 
 
-def test_a_sink_gets_every_number_once_and_is_told_what_is_void(toys):
+def test_a_sink_gets_every_number_once_and_the_start_step_of_a_resume(toys):
     folder = toys[0] / "run"
     first, second = (folder / "table.txt").read_text().split("after 7\n")
     assert first.startswith("after 0\n") and first.endswith("closed\n") and second.endswith("closed\n")
@@ -117,7 +117,7 @@ def test_a_sink_gets_every_number_once_and_is_told_what_is_void(toys):
     assert [step for step, name in written if name == "train/loss"] == [2, 4, 5, 6, 8, 10]
 
 
-def test_a_hook_is_called_in_this_order_also_when_a_run_is_stopped_and_resumed(toys):
+def test_hooks_are_called_in_the_documented_order_across_a_resume(toys):
     lines = (toys[0] / "run/journal.txt").read_text().splitlines()
     end, resumed = lines.index("on_end 7 KeyboardInterrupt"), lines[lines.index("on_start 7") :]
     assert lines[:5] == ["on_start 0", "before_step 1", "on_batch 1 16", "on_step 1 1", "before_step 2"]
@@ -129,7 +129,7 @@ def test_a_hook_is_called_in_this_order_also_when_a_run_is_stopped_and_resumed(t
 
 
 @pytest.mark.slow
-def test_tensorboard_leaves_out_what_a_resumed_run_writes_again(tmp_path):
+def test_tensorboard_discards_steps_that_a_resumed_run_repeats(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for start, values in ((0, {2: 1.0, 4: 2.0, 6: 3.0}), (4, {6: 4.0, 8: 5.0})):
@@ -143,6 +143,6 @@ def test_tensorboard_leaves_out_what_a_resumed_run_writes_again(tmp_path):
     assert found == [(2, 1.0), (4, 2.0), (6, 4.0), (8, 5.0)]
 
 
-def test_a_name_of_the_package_cannot_be_registered():
+def test_names_of_the_package_cannot_be_registered():
     with pytest.raises(UserError, match=r"optimizer 'adam' is one of bertjax's own; register yours under another name"):
         optimizers.register("adam", own_parts.momentum)

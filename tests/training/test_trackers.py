@@ -63,7 +63,7 @@ def written(folder, start: int, *numbers: tuple[int, dict], end=True, factory=Ke
     return both[1]
 
 
-def test_a_run_gets_what_metrics_jsonl_has_and_resumed_goes_on(kept, tmp_path):
+def test_a_tracker_gets_all_metrics_and_a_resumed_run_continues(kept, tmp_path):
     config = toy_config(sinks=("jsonl,kept",))
     stopped_run(lambda task: train_task(task, config, tmp_path, task.mesh), Toy(config), 7)
     train_task(task := Toy(config), config, tmp_path, task.mesh)
@@ -73,7 +73,7 @@ def test_a_run_gets_what_metrics_jsonl_has_and_resumed_goes_on(kept, tmp_path):
     assert [each for each in found if not isinstance(each, tuple)] == [KeyboardInterrupt, None]
 
 
-def test_steps_that_are_void_are_not_sent_twice(kept, tmp_path):
+def test_discarded_steps_are_not_sent_twice(kept, tmp_path):
     written(tmp_path, 0, (2, {"a": 1.0}), (4, {"a": 2.0}), (6, {"a": 3.0}), end=False)  # killed
     written(tmp_path, 4, (6, {"a": 3.0}), (6, {"b": 0.5}), (8, {"a": 4.0}))
     assert kept == {"run0": [(2, "a", 1.0), (4, "a", 2.0), (6, "a", 3.0), (6, "b", 0.5), (8, "a", 4.0), None]}
@@ -81,7 +81,7 @@ def test_steps_that_are_void_are_not_sent_twice(kept, tmp_path):
     assert kept["run1"] == [(2, "a", 9.0), None]
 
 
-def test_a_tracker_that_is_named_later_gets_what_was_before(kept, tmp_path):
+def test_a_tracker_added_later_gets_earlier_metrics(kept, tmp_path):
     lines = JsonLines(epath.Path(tmp_path), 0, None)
     for step, value in ((2, 1.0), (4, math.nan), (6, 3.0)):
         lines.write(step, {"a": value})
@@ -90,7 +90,7 @@ def test_a_tracker_that_is_named_later_gets_what_was_before(kept, tmp_path):
     assert (first, second[:2], third, end) == ((2, "a", 1.0), (4, "a"), (6, "a", 3.5), None) and math.isnan(second[2])
 
 
-def test_a_tracker_that_fails_stops_no_run_and_gets_all_later(kept, tmp_path, capsys):
+def test_a_failing_tracker_does_not_stop_the_run_and_gets_all_metrics_later(kept, tmp_path, capsys):
     sink = written(tmp_path, 0, (2, {"a": 1.0}), end=False)
     Kept.down = True
     sink.write(4, {"a": 2.0})
@@ -117,7 +117,7 @@ def test_a_tracker_that_fails_stops_no_run_and_gets_all_later(kept, tmp_path, ca
     assert str(error.value) == f"config.sinks = 'kept': ConnectionError: no route{remedy}"
 
 
-def test_names_of_sinks(monkeypatch):
+def test_names_of_sinks_are_validated(monkeypatch):
     config, _ = from_arguments(
         ["", "--config=quickstart", "--config.sinks=jsonl,tensorboard,mlflow", "--config.sinks=wandb"]
     )
@@ -135,7 +135,7 @@ def test_names_of_sinks(monkeypatch):
 
 
 @pytest.mark.extra_packages
-def test_mlflow_has_one_run_with_every_number_once(tmp_path, monkeypatch):
+def test_mlflow_has_one_run_with_every_metric_once(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
@@ -157,7 +157,7 @@ def test_mlflow_has_one_run_with_every_number_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.extra_packages
-def test_wandb_goes_on_in_one_run_offline(tmp_path, monkeypatch):
+def test_wandb_resumes_one_offline_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     make, workdir = trackers.TRACKERS.get("wandb"), tmp_path / "toy"
