@@ -1,4 +1,4 @@
-"""The command line: one command with subcommands, experiments by name, and what a mistaken --config says."""
+"""The command line: subcommands, experiments by name, and error messages for a mistaken --config."""
 
 import gzip
 import os
@@ -41,7 +41,7 @@ def get_config(kind="plain"):
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """A folder with the experiment mine.py, which becomes the current one."""
+    """Makes a folder with the experiment mine.py, and makes it the current folder."""
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -187,13 +187,13 @@ def test_experiments_are_found_by_name_and_a_file_wins(mine):
 
 
 def command(*arguments, cwd, **environment):
-    """`bertjax` in another process; `environment` has to say where the package is, unless it is installed."""
+    """Runs `bertjax` in another process; `environment` must contain the path of the package unless it is installed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
     return subprocess.run(arguments, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_an_experiment_imports_modules_of_its_folder(tmp_path):
-    """A task of one's own, from any folder; `sys.path` stays as it was."""
+    """The experiment file defines a task. The command runs in any folder and leaves `sys.path` unchanged."""
     (tmp_path / "neighbour.py").write_text("SIZE = 7\n")
     (tmp_path / "own.py").write_text(
         "from __future__ import annotations\nimport dataclasses\nfrom bertjax.config import pretraining_config\n"
@@ -222,7 +222,7 @@ def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch
 
 @pytest.mark.slow
 def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
-    """It is built from what the Dockerfile copies."""
+    """The wheel is built from the files that the Dockerfile copies."""
     source = tmp_path / "source"
     source.mkdir()
     for names in re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M):
@@ -235,7 +235,7 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
     shutil.rmtree(source)
 
-    # An environment that finds what bertjax needs here, and bertjax itself nowhere but in the wheel.
+    # The environment contains the dependencies of bertjax; bertjax itself is only in the wheel.
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     (packages,) = environment.glob("lib/python*/site-packages")
@@ -259,11 +259,11 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "tpu"])
 def test_images_install_the_requirements(device):
-    """Or docker/lock is to be run."""
+    """If this fails, run docker/lock."""
     lock = dict(line.split("==") for line in (ROOT / "docker" / f"{device}.txt").read_text().splitlines())
     image = dict(python_version="3.12", python_full_version="3.12.0", sys_platform="linux", platform_machine="x86_64")
     extras = ["hub", "serve", *([] if device == "cpu" else [device])]
-    required = [Requirement(text) for text in installs.requirements(extras)]  # what is installed here may be older
+    required = [Requirement(text) for text in installs.requirements(extras)]  # installed packages may be older
     wanted = [each for each in required if not each.marker or each.marker.evaluate(image)]
     assert {"aiohttp", "flatbuffers", "tensorflow-cpu"} < {each.name for each in wanted} and len(wanted) > 25
     for each in wanted:
@@ -292,7 +292,7 @@ def test_input_lines_are_read_or_refused(tmp_path):
 @pytest.mark.parametrize("arguments, sizes", [
     (["--config=base", "--config.model.hidden_size=128"], (128, 512, 2)),
     (["--config=modern:base", "--config.model.hidden_size=128"], (128, 192, 2)),
-    (["--config=base", "--config.model.hidden_size=100"], (100, 400, 2)),  # 1.5 heads are none
+    (["--config=base", "--config.model.hidden_size=100"], (100, 400, 2)),  # 1.5 is not a number of heads
     (["--config=base", "--config.model.hidden_size=128", "--config.model.intermediate_size=99"], (128, 99, 2)),
     (["--config=base", "--config.model.num_attention_heads=6"], (768, 3072, 6)),
 ])  # fmt: skip

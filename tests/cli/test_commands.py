@@ -1,4 +1,4 @@
-"""The commands as a stranger uses them: from text to filled masks, and what happens when something is wrong."""
+"""The commands as a new user runs them: from text to filled masks, and error messages for mistakes."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ def base(*arguments):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder in which `main` went from text to a finished run."""
+    """A folder in which `main` trained a run from text to the end."""
     folder = tmp_path_factory.mktemp("stranger")
     (folder / "text.txt").write_text(make_corpus(80))
     result = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder, fresh=True)
@@ -72,7 +72,7 @@ def test_main_trains_from_text_to_filled_masks(trained):
 
 @pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(trained):
-    """Also with other settings, which are named."""
+    """A changed setting is named in the output."""
     folder, result = trained
     arguments = base("--config.data.corpus=text.txt", "--workdir=run", *TINY)
     again = run("main", *arguments, cwd=folder)
@@ -120,7 +120,7 @@ def test_evaluate_counts_minimal_pairs(trained):
 @pytest.mark.skipif(has_accelerator(), reason="there JAX looks for it")
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="pip install -e '.[aot]'")
 def test_a_machine_without_a_tpu_does_not_initialize_one(trained):
-    """Nor does libtpu print its errors before a command's own output."""
+    """libtpu does not print errors before the output of the command."""
     folder, _ = trained
     environment = {name: value for name, value in environment_with().items() if name != "JAX_PLATFORMS"}
     command = [sys.executable, "-m", "bertjax.predict", "--checkpoint=run", "the [MASK] stayed ."]
@@ -143,7 +143,7 @@ def test_main_trains_on_records_of_prepare_and_vocabulary(trained, tmp_path):
     files = [path.relative_to(its) for path in its.rglob("*.tfrecord")]
     assert files and all((ours / f).read_bytes() == (its / f).read_bytes() for f in files)
 
-    # The commands that are proposed are those with which a user would go on.
+    # The commands that are proposed are the next commands of a user.
     kept = base(corpus, *TINY)
     proposed = [[*kept, words, "--output=words/records"], [*kept, words, "--workdir=runs/base"]]
     assert [command[2:] for command in proposals(learnt)] == proposed
@@ -157,7 +157,7 @@ def test_main_trains_on_records_of_prepare_and_vocabulary(trained, tmp_path):
 
 
 def proposals(result):
-    """The words of the commands that a command proposes at its end."""
+    """Returns the words of the commands that a command proposes at the end of its output."""
     _, _, lines = result.stderr.rpartition("next:\n")
     return [shlex.split(line) for line in lines.splitlines()]
 
@@ -176,7 +176,7 @@ def test_ctrl_c_saves_and_the_same_command_resumes(trained, tmp_path):
     errors = process.stderr
     said = re.fullmatch(
         r"stopping: saving step (\d+) first\nstopped at step (\d+); the same .*\n", errors
-    )  # no TensorFlow's
+    )  # no TensorFlow messages
     assert said and int(said[2]) - int(said[1]) in (0, 1), errors
     steps = sorted(int(path.name) for path in (tmp_path / "stopped" / "checkpoints").iterdir())
     assert steps and 3 <= steps[-1] < 1000
@@ -193,11 +193,11 @@ def test_prepare_stops_at_once_and_keeps_finished_parts(number, tmp_path):
         [sys.executable, "-m", "bertjax.prepare", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, cwd=tmp_path, env=environment_with(), start_new_session=True,
     )  # fmt: skip
-    while not list((tmp_path / "out").glob("unfinished/*/[!c]*")):  # beside corpus-...: the workers are at work
+    while not list((tmp_path / "out").glob("unfinished/*/[!c]*")):  # corpus-... means that the workers are running
         assert process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    _, errors = process.communicate(timeout=300)  # closed by all who hold it: no worker is left
+    _, errors = process.communicate(timeout=300)  # the pipe is closed by all processes: no worker is left
     assert process.returncode == 130 and errors in ("interrupted\n", "terminated\n")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"vocab.txt", "unfinished"}
 
@@ -279,7 +279,7 @@ for module in sys.argv[1:]:
 
 @pytest.mark.slow
 def test_help_imports_few_packages(tmp_path):
-    """So that it answers at once."""
+    """Few imports make the help fast."""
     modules = sorted({module for module, _ in COMMANDS.values()})
     command = [sys.executable, "-c", HELPS, *modules]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment_with())
@@ -386,4 +386,4 @@ def test_predict_refuses_invalid_inputs(trained, arguments, message):
     folder, _ = trained
     result = run("predict", *arguments, cwd=folder)
     assert result.returncode != 0 and message in result.stderr and "Traceback" not in result.stderr
-    assert not result.stdout  # nothing is half done
+    assert not result.stdout  # no partial output

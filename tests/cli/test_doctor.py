@@ -1,4 +1,4 @@
-"""bertjax doctor: the report about an installation, also where packages are missing or broken."""
+"""`bertjax doctor`: the report about an installation, including missing or broken packages."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def test_the_command_describes_this_machine(tmp_path):
 
 
 def test_broken_packages_are_reported_and_not_raised(tmp_path):
-    """Without absl, which all other commands need."""
+    """All commands except `doctor` need absl."""
     for name in ("absl", "jax"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is broken')\n")
     environment = environment_with(PYTHONPATH=f"{tmp_path}:{ROOT}")

@@ -1,4 +1,4 @@
-"""Files on storage that fails now and then, or lies full; JSON and paths that anyone may have written."""
+"""Files on storage with transient errors or on a full disk; JSON and paths from untrusted input."""
 
 import errno
 import io
@@ -18,7 +18,9 @@ from tests.conftest import tiny_config
 
 @pytest.fixture
 def faulty(monkeypatch):
-    """(every, number) makes every so manyth opening or renaming of a file fail with that error; counts them."""
+    """Returns `install(every, number)`: every `every`-th opening or renaming of a file fails with error `number`;
+    counts calls.
+    """
     counts = {"calls": 0, "failed": 0}
     monkeypatch.setattr("tenacity.nap.time", types.SimpleNamespace(sleep=lambda seconds: None))
 
@@ -50,7 +52,7 @@ def test_transient_storage_errors_lose_no_data(corpus_file, records_folder, tmp_
 
 
 def failing_reads(monkeypatch, every, number):
-    """Makes every so manyth opening or reading of a file fail with that error; returns the counts."""
+    """Makes every `every`-th opening or reading of a file fail with the error; returns the counts."""
     counts = {"calls": 0, "failed": 0}
     monkeypatch.setattr("tenacity.nap.time", types.SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(files, "READ_BYTES", 64)
@@ -93,7 +95,7 @@ def test_an_unreadable_table_is_retried_a_few_times(tmp_path, monkeypatch):
     assert counts["failed"] == files.ATTEMPTS
 
 
-@pytest.mark.parametrize("before", range(5))  # which of the calls fail
+@pytest.mark.parametrize("before", range(5))  # calls that fail
 def test_no_line_of_metrics_is_lost_or_duplicated(tmp_path, faulty, before):
     counts = faulty(5, errno.EIO)
     counts["calls"] = before

@@ -1,4 +1,4 @@
-"""How a pool of workers ends; that Ctrl-C does not reach them is in `test_preparation`."""
+"""How a pool of workers ends. `test_preparation` tests that workers ignore Ctrl-C."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from bertjax.common.workers import worker_pool
 
 
 def fail_in_pool(before):
-    """Raises an error in a pool's body, after `before(pool)`; returns what comes out, None if nothing does."""
+    """Raises an error in the body of a pool, after `before(pool)`; returns the raised error, or None."""
     found, pools = [], []
 
     def run():
@@ -30,7 +30,7 @@ def fail_in_pool(before):
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(60)
-    if thread.is_alive():  # or this process would not end either
+    if thread.is_alive():  # otherwise this process would not end either
         pools[0]._result_queue._writer.close()
     return next(iter(found), None)
 
@@ -40,7 +40,7 @@ def use(pool):
 
 
 def receive_half(pool):
-    """Waits until a long result has begun to come."""
+    """Waits until the first part of a long result has arrived."""
     pool.submit(bytes, 100_000_000)
 
     def is_reading(frame):
@@ -61,7 +61,7 @@ def test_a_dead_worker_is_one_line():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_another_thread_receives_waits_until_the_workers_have_started(number):
-    """As Python's handlers run in the main thread, whichever receives the signal."""
+    """Python runs signal handlers in the main thread, whichever thread receives the signal."""
     heard, end = [], threading.Event()
     other = threading.Thread(target=end.wait)
     other.start()
@@ -78,7 +78,7 @@ def test_a_signal_that_another_thread_receives_waits_until_the_workers_have_star
 
 
 def test_ctrl_c_in_a_python_callback_is_not_lost():
-    """What a `__del__` raises, Python prints and drops."""
+    """Python prints and drops errors of `__del__`."""
     script = """
 import os, signal, sys, time
 from bertjax.cli.app import run_command
@@ -99,7 +99,7 @@ run_command(main)
 
 
 def test_workers_end_when_their_parent_is_killed():
-    """Otherwise the workers would hold the pipe of the output, and `run` would wait for them."""
+    """Otherwise the workers would keep the output pipe open, and `run` would wait for them."""
     script = """
 import os, signal
 from bertjax.common.workers import worker_pool

@@ -38,7 +38,7 @@ def snapshot(config) -> str:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_config_equals_its_golden_snapshot(experiment, request):
-    """A default that moves shows in review. Refresh with: pytest tests/config/test_config.py --update-golden"""
+    """Review shows changed defaults. Refresh with: pytest tests/config/test_config.py --update-golden"""
     path = GOLDEN / f"{experiment.replace(':', '-').replace('/', '-')}.json"
     if request.config.getoption("--update-golden"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def test_every_experiment_has_a_snapshot():
     ours = {experiment.partition(":")[0] for experiment in EXPERIMENTS}
     assert {path.stem for path in (ROOT / "experiments").glob("*.py")} == {name for name in ours if "/" not in name}
     not_experiments = {"__main__", "bits", "equal_time", "race", "scaled", "suite", "tables"}
-    not_experiments |= {"characters", "successors", "today"}  # tables of equal time: tests/test_ablations.py
+    not_experiments |= {"characters", "successors", "today"}  # tests/test_ablations.py tests the tables of equal time
     ablations = {f"ablations/{path.stem}" for path in (ROOT / "experiments/ablations").glob("*.py")}
     assert ablations - {f"ablations/{name}" for name in not_experiments} == ours & ablations
 
@@ -80,7 +80,7 @@ def test_every_experiment_is_valid_with_a_corpus(experiment):
         config.init_checkpoint = "checkpoint"
     validate(config)
     assert config.is_locked
-    # What is stored in a workdir is the same config.
+    # A workdir stores the same config.
     again = pretraining_config().unlock()
     del again.model
     again.update(json.loads(config.to_json_best_effort()))

@@ -1,4 +1,4 @@
-"""Stages of pre-training: what each changes, from the config to the step, across stops, and in runs that branch off."""
+"""Stages of pre-training: the fields that change, from the config to the step, with resumes and branches."""
 
 import itertools
 
@@ -41,7 +41,7 @@ THREE = dict(
     decay=stage(2, 64, 20, batch_size=4, data=dict(masked_lm_prob=0.1), optimizer=dict(
         learning_rate=5e-4, schedule="trapezoid", decay_proportion=1.0, decay_to=0.1)),
 )  # fmt: skip
-SHORT = dict(  # of the same kinds, which need three programs
+SHORT = dict(  # of the same types, which need three programs
     begin=stage(0, 32, 10, tokens=32.0 * (2 * 4 + 2 * 8), ramp_from=4, ramp_tokens=32.0 * 2 * 4),
     context=stage(2, 32, 10, model=dict(global_rope_theta=1e6)),
     decay=stage(2, 32, 10, batch_size=4, data=dict(masked_lm_prob=0.1), optimizer=dict(learning_rate=5e-4)),
@@ -50,7 +50,7 @@ SHORT = dict(  # of the same kinds, which need three programs
 
 @pytest.fixture(scope="module")
 def records(corpus_file, tmp_path_factory):
-    """Full sentences that are masked when they are read."""
+    """Full sentences with dynamic masks."""
     folder, config = tmp_path_factory.mktemp("stages") / "records", tiny_config(corpus_file)
     config.data.update(masking="dynamic", next_sentence="none", dupe_factor=1)
     with preparing_in_process():
@@ -82,7 +82,7 @@ def leaves(tree):
 
 
 def assert_equal_ends(folder, other, step: int) -> None:
-    """Compares the params of two runs at a step, bit for bit."""
+    """Asserts that the params of two runs at a step are identical."""
     jax.tree.map(np.testing.assert_array_equal, *(checkpoint.read_params(each, step) for each in (folder, other)))
 
 
@@ -143,7 +143,7 @@ def test_ettins_phases_equal_the_published_configs(size, peak, weight_decay, war
 
 
 def test_a_schedule_counts_tokens(records):
-    """Its warm-up of 400 tokens: 128 a step, then 256."""
+    """The warm-up of 400 tokens has steps of 128 tokens, then of 256 tokens."""
     config = modern_config(records)
     rate = schedule_of(config, 11)
     warm, falls = np.array([0, 128, 256, 400, 400, 400]) / 400, 1 - 0.5 * (np.arange(3) / 3) ** 0.5
@@ -153,7 +153,7 @@ def test_a_schedule_counts_tokens(records):
 
 @pytest.mark.slow
 def test_batches_and_steps_have_the_settings_of_their_stage(records):
-    """Sizes and masks of batches, from whatever step on they are read; angles of positions."""
+    """Sizes and masks of batches are equal for any start step; the positions have the rotary angles of the stage."""
     config = modern_config(records)
     task = task_of(config, records)
     batches = list(task.batches(0))
@@ -166,13 +166,13 @@ def test_batches_and_steps_have_the_settings_of_their_stage(records):
     for step in (5, 9):
         again = next(task.batches(step))
         assert all((again[name] == batches[step][name]).all() for name in again)
-    # A step has the angles of its stage.
+    # A step has the rotary angles of its stage.
     other = config.copy_and_resolve_references().unlock()
     other.model.global_rope_theta = 1e6
     plain = task_of(other.lock(), records)
     program = Program(task, config, task.mesh)
     params, batch = program.init(jax.random.key(0)).params, batches[7]
-    # As they begin, heads attend to all alike.
+    # With initial params, heads attend to all positions alike.
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
     (first, _), (second, its) = task.loss_and_config(5), task.loss_and_config(7)
     assert first == task.loss and its.model.global_rope_theta == 1e6
@@ -187,7 +187,7 @@ def test_batches_and_steps_have_the_settings_of_their_stage(records):
 
 
 def test_no_record_is_read_twice_while_the_batch_grows(monkeypatch):
-    """In windows of 4 records a lane, of which there are as many for both batch sizes."""
+    """Records are shuffled in windows of 4 records per lane; both batch sizes have the same number of lanes."""
     monkeypatch.setattr("bertjax.data.loading.order.SHUFFLE_WINDOW", 4)
     files = RecordSet(("a", "b", "c"), (20, 40, 12))
     read, before = [], 0
@@ -202,7 +202,7 @@ def test_no_record_is_read_twice_while_the_batch_grows(monkeypatch):
 
 
 def averaged(records):
-    """A run of all stages that averages its params and saves each step."""
+    """A run of all stages that averages its params and saves every step."""
     config = modern_config(records, SHORT).unlock()
     config.optimizer.average = 0.8
     config.log_every_steps = config.checkpoint.every_steps = 1
@@ -243,7 +243,7 @@ def test_a_checkpoint_is_read_with_averaged_params_and_rotary_angles_of_its_stag
     assert all((a == b).all() for a, b in zip(leaves(source.params), leaves(checkpoint.read_params(straight, 8))))
     scores = task_of(averaged(records), records).evaluator.run(jax.device_put(source.params), 8).scores
     assert scores["mlm_loss"] == pytest.approx(checkpoint.read_scores(straight, 8).scores["mlm_loss"], rel=1e-5)
-    # A checkpoint is read with the angles of its stage. The converted folder has no steps.
+    # A checkpoint is read with the rotary angles of its stage. The converted folder has no steps.
     angles = [pretrained.read_pretrained(f"{straight}@{step}").config.global_rope_theta for step in (6, 8)]
     assert angles == [1e6, 160_000.0]
     conversion.convert(f"{straight}@6", tmp_path / "converted", "bertjax")
@@ -251,19 +251,19 @@ def test_a_checkpoint_is_read_with_averaged_params_and_rotary_angles_of_its_stag
 
 
 def constant(records, steps, **fields):
-    """A run at a constant rate, of so many steps, that saves every fourth."""
+    """A run of `steps` steps at a constant rate that saves every fourth step."""
     config = modern_config(records or "set below", dict(only=stage(steps, 32, 10)), **fields).unlock()
     config.eval.every_steps, config.checkpoint.every_steps, config.checkpoint.keep = 100, 4, 5
     return config
 
 
 def falling(records, steps, parent=None):
-    """The same until step 8; then the rate falls."""
+    """The same schedule until step 8; then the rate falls."""
     config = constant(records, steps)
     config.optimizer.update(schedule="trapezoid", decay_proportion=(steps - 8) / steps, decay="sqrt")
     if parent is not None:
         config.branch_from, config.data.records = f"{parent}@8", ""
-        validate(config)  # which needs no corpus
+        validate(config)  # a branch needs no corpus
     return config.lock()
 
 
@@ -276,7 +276,7 @@ def parent(records, tmp_path_factory, on_one_device):  # noqa: F811
 
 @pytest.mark.slow
 def test_a_branch_gives_the_params_of_an_uninterrupted_run(records, parent, tmp_path, capsys):
-    """Also after the branch was interrupted and resumed."""
+    """The branch is interrupted and resumed."""
     launch(falling(records, 14), tmp_path / "straight")
     line = f"branching off from {parent}, step 8"
     capsys.readouterr()
@@ -285,7 +285,7 @@ def test_a_branch_gives_the_params_of_an_uninterrupted_run(records, parent, tmp_
     launch(falling(records, 14, parent), tmp_path / "branch")
     assert line not in capsys.readouterr().out
     assert_equal_ends(tmp_path / "branch", tmp_path / "straight", 14)
-    assert not (tmp_path / "branch" / "records").exists()  # it reads its parent's
+    assert not (tmp_path / "branch" / "records").exists()  # the branch reads the records of the parent
     assert require_info(tmp_path / "branch").config.branch_from == f"{parent}@8"
     assert checkpoint.steps(parent) == [4, 8, 12]
     with pytest.raises(UserError, match=r"config.branch_from = '': .* holds a run with '.*@8'"):
@@ -325,9 +325,9 @@ def test_z_loss_is_added_in_training_only(records):
         (loss, _), gradient = jax.jit(jax.value_and_grad(task.loss, has_aux=True))(params, batch, keys)
         losses += [float(loss), float(jax.jit(task.loss)(params, batch)[0])]
         gradients.append(np.asarray(gradient["masked_lm"]["bias"]))
-    # At the start all pieces are about as likely.
+    # At the start all tokens have nearly equal probabilities.
     assert losses[2] - losses[0] == pytest.approx(0.5 * np.log(150) ** 2, rel=0.05) and losses[3] == losses[1]
-    # d log(Z)^2 / d bias = 2 log(Z) softmax, which is alike for all pieces
+    # d log(Z)^2 / d bias = 2 log(Z) softmax, which is nearly equal for all tokens.
     difference = (gradients[1] - gradients[0])[:150]
     np.testing.assert_allclose(difference, 2 * 0.5 * np.log(150) / 150, rtol=0.5)
 
@@ -384,12 +384,12 @@ def test_flags_change_a_stage():
             from_arguments(["--config=modern:17m", f"--config.{wrong}=1"])
 
 
-# Sources that are mixed when they are read.
+# Sources that are mixed at reading time.
 
 
 @pytest.fixture(scope="module")
 def two_sources(tmp_path_factory):
-    """Records of two sources that have no word in common but of which we know the words; the first is twice as long."""
+    """Records of two sources without common words. The first source is twice as long as the second."""
     folder = tmp_path_factory.mktemp("sources")
     for name, words, size in (("sea", "ship sail wave", 80), ("land", "tree hill road", 40)):
         rng = np.random.default_rng(len(name))
@@ -425,7 +425,7 @@ def test_a_mixture_changes_between_stages(two_sources):
         words = [set(row) & (sea | land) for row in np.where(batch["segments"] > 0, batch["input_ids"], 0).tolist()]
         found = [len(row & land) > len(row & sea) for row in words]
         shares.append(np.mean(found))
-    assert np.mean(shares[:12]) == pytest.approx(0.5, abs=0.06)  # 40 documents twice, 80 once
+    assert np.mean(shares[:12]) == pytest.approx(0.5, abs=0.06)  # 40 documents twice, 80 documents once
     assert set(shares[12:]) == {1.0}
     assert [task.data[i].records.shares[f"{folder}/sea.txt"] > 0 for i in (0, 1)] == [True, False]
     train = manifest["sets"]["32"]["train"]

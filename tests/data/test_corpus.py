@@ -1,4 +1,4 @@
-"""Documents of a corpus: all formats and places, errors in one line, and text that changes while it is read."""
+"""Documents of a corpus: all formats and storages, errors in one line, and files that change while they are read."""
 
 import collections
 import concurrent.futures
@@ -63,7 +63,7 @@ def test_columns_of_parquet_files_and_of_json_lines(tmp_path):
 
 
 def test_a_parquet_file_is_not_read_whole(tmp_path, monkeypatch):
-    """What comes before a damaged row group is read before the damage is found."""
+    """Row groups before a damaged row group are read before the damage raises an error."""
     path = tmp_path / "a.parquet"
     write_parquet(path, text=[f"{i} " * 500 for i in range(20)])
     place = parquet.read_metadata(path).row_group(7).column(0).dictionary_page_offset
@@ -142,8 +142,8 @@ def test_bad_files_are_named_with_their_line(tmp_path, name, content, message):
 
 @pytest.mark.parametrize("written, read", [
     (r"a\ud800b\udc00", "a\ufffdb\ufffd"),
-    (r"\ud83d\ude00 \ude00\ud83d", "\U0001f600 \ufffd\ufffd"),  # a pair is one character
-    (r"\\ud800 \"\uDBFF", r"\ud800 " + '"\ufffd'),  # a backslash, and letters
+    (r"\ud83d\ude00 \ude00\ud83d", "\U0001f600 \ufffd\ufffd"),  # a surrogate pair is one character
+    (r"\\ud800 \"\uDBFF", r"\ud800 " + '"\ufffd'),  # a backslash and letters
 ])  # fmt: skip
 def test_lone_surrogates_in_json_lines_become_replacement_characters(tmp_path, written, read):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "{written}"}}\n')
@@ -157,14 +157,14 @@ PARTS = [f"Document {i} of {i * i}.\n\n" * 40 for i in range(3)]
 @pytest.mark.parametrize("compression", [c for c in COMPRESS if c])
 @pytest.mark.parametrize("padding", [b"", bytes(8)], ids=["", "padded"])
 def test_compressed_files_of_several_streams_are_read_whole_or_not_at_all(tmp_path, compression, padding):
-    """Wherever a file is cut or continued: it gives all that it has, or one line that says what is wrong."""
+    """A truncated or extended file gives all its text, or raises an error of one line."""
     path = tmp_path / f"a.txt{compression}"
     streams = [COMPRESS[compression](part.encode()) + padding for part in PARTS]
     whole = b"".join(streams)
     path.write_bytes(whole)
     expected = [[line] for line in "".join(PARTS).split("\n\n") if line]
     assert lines_of(path) == expected
-    ends = {len(streams[0]): 40, len(streams[0]) + len(streams[1]): 80}  # where nothing tells that there was more
+    ends = {len(streams[0]): 40, len(streams[0]) + len(streams[1]): 80}  # nothing shows that text is missing
     ends = {end - zeros: documents for end, documents in ends.items() for zeros in range(len(padding) + 1)}
     for cut in range(len(whole) - len(padding)):
         path.write_bytes(whole[:cut])
@@ -268,7 +268,7 @@ def test_invalid_documents_are_skipped_and_valid_documents_are_kept(tmp_path, mo
 
 @pytest.mark.slow
 def test_pydoc_and_docstrings_give_an_english_corpus(monkeypatch):
-    """The topics of pydoc, and docstrings of the standard library."""
+    """The documents are the topics of pydoc and docstrings of the standard library."""
     monkeypatch.setattr(python_docs, "MAX_CHARACTERS_PER_PACKAGE", 100_000)
     monkeypatch.setattr(python_docs, "MAX_CHARACTERS", 150_000)
     documents = python_docs.read_python_docs.__wrapped__()
@@ -388,7 +388,7 @@ def test_missing_files_of_an_object_store_are_named(remote):
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A data set of Hugging Face's library, in a folder."""
+    """A data set of the library `datasets`, in a folder."""
     folder = tmp_path_factory.mktemp("hub") / "set"
     folder.mkdir()
     rows = [{"text": f"line {i}.\nand another.", "body": f"body {i}", "n": i} for i in range(600)]
@@ -440,7 +440,7 @@ def test_the_datasets_library_is_an_optional_extra(monkeypatch):
         corpus_portions(["hf:user/set"])
 
 
-# Selection: documents that are held out, how often the others are used, and cleaning.
+# Selection: held-out documents, repetitions of the other documents, and cleaning.
 
 
 def test_held_out_documents_are_a_random_share_and_independent_of_other_documents():
@@ -452,11 +452,11 @@ def test_held_out_documents_are_a_random_share_and_independent_of_other_document
 
 
 def read(config, work=None):
-    """The lines of the selected documents, and the counts; with the rules about repeats if there is a folder `work`."""
+    """Returns the lines of the selected documents, and the counts; with deduplication if there is a folder `work`."""
     counts, selection = collections.Counter(), selection_of(config)
     groups = corpus.groups([config.data.corpus])
     if work:
-        (work / "hashes").mkdir()  # what a killed run has left
+        (work / "hashes").mkdir()  # a file of a killed run
         (work / "hashes" / "documents-00000000.abc.partial").write_bytes(np.arange(2000, dtype=np.uint64).tobytes())
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             selection = preparation.with_repeats(selection, groups, str(work), pool, 2)
@@ -483,7 +483,7 @@ def test_low_quality_documents_are_skipped_and_text_is_normalized(tmp_path):
 
 
 def test_duplicates_equal_a_brute_force_search(tmp_path, monkeypatch):
-    """In many pieces and ranges; a duplicate does not make its lines boilerplate."""
+    """Deduplication in many pieces and ranges; a duplicate document does not make its lines boilerplate."""
     monkeypatch.setattr(cleaning, "HASHED_CHARACTERS", 200)
     monkeypatch.setattr(cleaning, "RANGE_BYTES", 1000)
     rng = random.Random(0)
@@ -503,7 +503,7 @@ def test_duplicates_equal_a_brute_force_search(tmp_path, monkeypatch):
 
 
 def test_near_duplicates_are_detected_by_jaccard_similarity(tmp_path):
-    """Copies with some words replaced; what is expected follows from their Jaccard similarity, over 300 pairs each."""
+    """Copies with replaced words: the expected rates follow from the Jaccard similarity, over 300 pairs each."""
     rng, width = random.Random(0), cleaning.SHINGLE_WORDS
 
     def shingles(words):

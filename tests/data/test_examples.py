@@ -1,4 +1,4 @@
-"""Batches of tokenized examples: each example as often as it should be, and little padding."""
+"""Batches of tokenized examples: every example with the right frequency, and little padding."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, 
 
 
 def make_examples(count, longest=100, seed=0, **fields):
-    """Example i is made of the id i + 1."""
+    """Makes examples; example i consists of the id i + 1."""
     lengths = np.random.default_rng(seed).integers(3, longest + 1, count)
     ids = [np.full(n, i + 1) for i, n in enumerate(lengths)]
     return Examples(ids, [np.arange(len(x)) % 2 for x in ids], **fields)
@@ -28,14 +28,14 @@ def test_every_epoch_holds_every_example_once(count, batch_size):
         padding = (epoch < 0).sum(1)
         assert set(padding) <= {0, -count % batch_size} and np.count_nonzero(padding) <= 1
         in_place = (np.arange(order.steps_per_epoch) // order.window_steps)[padding > 0]
-        assert (in_place == (order.steps_per_epoch - 1) // order.window_steps).all()  # the epoch's last window
-    if order.steps_per_epoch >= 4:  # other examples meet: not the same batches in another order
+        assert (in_place == (order.steps_per_epoch - 1) // order.window_steps).all()  # the last window of the epoch
+    if order.steps_per_epoch >= 4:  # batches combine other examples, not the same batches in another order
         assert len({frozenset(frozenset(rows) for rows in epoch.tolist()) for epoch in epochs}) == 4
 
 
 @pytest.mark.parametrize("order_of, count", [(TrainingOrder, 301), (TrainingOrder, 19), (PackedOrder, 301)])
 def test_batches_are_a_function_of_step_and_seed_for_any_number_of_hosts(order_of, count):
-    """Nearly three epochs. Of 19 examples, all rows of some hosts are padding, of the same length."""
+    """Reads nearly three epochs. With 19 examples, all rows of some hosts are padding of the same length."""
     examples = make_examples(count, labels=np.arange(count))
 
     def batches(steps, rows=np.arange, seed=1):
@@ -54,7 +54,7 @@ def test_batches_are_a_function_of_step_and_seed_for_any_number_of_hosts(order_o
     assert any(a["labels"].tolist() != b["labels"].tolist() for a, b in zip(straight, batches(range(5), seed=2)))
     if order_of is TrainingOrder:
         order = order_of(examples, 8, 1, longest=128)
-        assert order.rows(10**9).shape == (8,)  # at once
+        assert order.rows(10**9).shape == (8,)  # sampled at once
         for step, batch in enumerate(straight):
             rows = order.rows(step)
             np.testing.assert_array_equal(batch["weights"], rows >= 0)
@@ -68,7 +68,7 @@ def test_batches_have_examples_of_similar_length():
     lengths = np.array([order.length(step) for step in range(4 * order.steps_per_epoch)])
     assert set(lengths) <= set(batching.LENGTHS)
     assert 16 * lengths.sum() < 1.35 * 4 * examples.lengths.sum()
-    # The order is still random: lengths do not rise within a window.
+    # The order stays random: lengths do not rise within a window.
     place = np.arange(len(lengths)) % order.steps_per_epoch % order.window_steps
     assert abs(np.corrcoef(place, lengths)[0, 1]) < 0.2
 
@@ -77,7 +77,7 @@ def test_evaluation_counts_every_example_once():
     examples, seen = make_examples(45, labels=np.arange(45)), []
     for rows, length in batching.evaluation_batches(examples, 8, 128):
         batch = examples.batch(rows, length)
-        for host in range(4):  # the last batch has nothing for some of them
+        for host in range(4):  # some hosts have no examples in the last batch
             own = slice(2 * host, 2 * host + 2)
             for name, part in examples.batch(rows[own], length).items():
                 np.testing.assert_array_equal(part, batch[name][own])
@@ -117,11 +117,11 @@ def test_padded_lengths_are_powers_of_two_up_to_the_maximum():
     assert padded_length(70, 80) == 80 and padded_length(600, 1024) == 1024
 
 
-# Packed.
+# Packed batches.
 
 
 def found_in(batch):
-    """The ids, types and place of each example of a packed batch of `make_examples`."""
+    """Returns the ids, types and position of each example of a packed batch of `make_examples`."""
     for row, slots in enumerate(batch["weights"]):
         for slot in np.flatnonzero(slots):
             inside = batch["segments"][row] == slot + 1
@@ -157,7 +157,7 @@ def test_short_examples_share_rows():
     order = PackedOrder(examples, 32, seed=0, longest=512, multiple=1)
     rows, length = order.shape(0)
     assert rows * length < 1.06 * 32 * examples.lengths.mean()
-    assert length <= 128  # longer rows cost more attention, and gain nothing
+    assert length <= 128  # longer rows cost more attention and save nothing
 
 
 @pytest.mark.parametrize("batch_size, multiple", [(8, 1), (8, 4), (64, 8)])
@@ -191,6 +191,6 @@ def test_packed_batches_have_labels_and_choices():
     ]
     spans = Examples(IDS, TYPES, np.array([[0, 1], [0, 0], [1, 1], [0, 0]])).packed(*order, starts, 3, row)
     assert spans["labels"].tolist() == [[[0, 1], [1, 1], [0, 0]], [[0, 0]] * 3, [[0, 0]] * 3]
-    scored = Examples(IDS, TYPES, [1, 0.5, 2, 3]).packed(*order, starts, 3, row)  # the first could be a class
+    scored = Examples(IDS, TYPES, [1, 0.5, 2, 3]).packed(*order, starts, 3, row)  # the first label could be a class
     assert scored["labels"].dtype == np.float32
     assert [scored["labels"][at].tolist() for at in ((0, 0), (0, 1), (1, 0))] == [1, 2, 0.5]

@@ -1,4 +1,4 @@
-"""Masking by statistics over many seeds: 15 %, 80/10/10, limits, whole words, spans; and rows by themselves."""
+"""Masking by statistics over many seeds: 15 %, 80/10/10, limits, whole words, spans; and independence of rows."""
 
 import dataclasses
 import itertools
@@ -11,12 +11,12 @@ from bertjax.data.loading.masking import TokenMasking
 VOCAB, MASK, CLS, SEP, LENGTH = 1000, 4, 2, 3, 128
 MASKING = TokenMasking(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)
 CONTINUES = np.arange(VOCAB) % 3 == 0
-SINGLE = np.zeros(VOCAB, bool)  # each word is one piece
+SINGLE = np.zeros(VOCAB, bool)  # each word is one token
 TOKENS, WORDS, SPANS = {}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}
 
 
 def masked(seed, length=LENGTH, rows=1, **options):
-    """Rows of random pieces with [CLS] and two [SEP]."""
+    """Makes rows of random tokens with [CLS] and two [SEP]."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(5, VOCAB, size=(rows, length), dtype=np.int32)
     ids[:, 0], ids[:, [length // 2, length - 1]] = CLS, SEP
@@ -26,7 +26,7 @@ def masked(seed, length=LENGTH, rows=1, **options):
 
 
 def selected(ids, masking):
-    """`[rows, length]` booleans."""
+    """Returns the masked positions, booleans `[rows, length]`."""
     chosen = np.zeros(ids.shape, bool)
     for row, count in enumerate(masking.counts):
         chosen[row, masking.positions[row, :count]] = True
@@ -58,7 +58,7 @@ def test_eighty_ten_ten_split_of_masked_tokens(split, words):
     _, _, masking = masked(0, rows=3000, split=split, **words)
     used = np.arange(20) < masking.counts[:, None]
     behind = np.take_along_axis(masking.ids, masking.positions, axis=1)[used]
-    # One in VOCAB random pieces is the label itself. Above four standard deviations of 9,000 spans or more.
+    # One in VOCAB random tokens is the label itself. The tolerance is four standard deviations of 9,000 spans or more.
     tolerance = 0.02 if "spans" in words else 0.008
     assert abs((behind == MASK).mean() - split[0]) < tolerance
     assert abs((behind == masking.labels[used]).mean() - split[2]) < tolerance
@@ -72,7 +72,7 @@ def test_whole_words_are_masked_together(spans):
     np.testing.assert_array_equal(hidden[:, 1:][inside], hidden[:, :-1][inside])
     assert masking.counts.max() <= round(0.15 * LENGTH) and masking.counts.mean() > 0.98 * round(0.15 * LENGTH)
     assert not hidden[special].any()
-    # Long words are as likely as short ones, but for those that no longer fit.
+    # Long words are as likely as short words, except words that no longer fit.
     first = ~CONTINUES[ids] & ~special
     long = first[:, :-1] & inside
     assert 0.75 < hidden[:, :-1][long].mean() / hidden[:, :-1][first[:, :-1] & ~long].mean() < 1.1
@@ -80,7 +80,7 @@ def test_whole_words_are_masked_together(spans):
 
 def test_a_word_over_the_limit_is_skipped():
     ids = np.array([[CLS, 10, 11, 12, 13, 14, 15, 16, 17, SEP]], np.int32)
-    continues = np.isin(np.arange(VOCAB), range(11, 18))  # one word of eight pieces
+    continues = np.isin(np.arange(VOCAB), range(11, 18))  # one word of eight tokens
     for spans in (False, True):
         rules = dataclasses.replace(MASKING, max_predictions_per_seq=3, continues_word=continues, spans=spans)
         draws = rules.draw(np.random.default_rng(0), 1, 10)
@@ -88,7 +88,7 @@ def test_a_word_over_the_limit_is_skipped():
 
 
 def test_span_lengths_follow_spanbert():
-    """Where spans seldom meet: 1 to 10 words, 3.8 on average, each as often as in SpanBERT's figure 2."""
+    """Spans that seldom meet have 1 to 10 words, 3.8 on average, with the frequencies of SpanBERT's figure 2."""
     ids, _, masking = masked(
         0, 8192, rows=200, masked_lm_prob=0.02, max_predictions_per_seq=164, continues_word=SINGLE, spans=True
     )
@@ -107,14 +107,14 @@ def test_tokens_of_a_span_share_one_replacement_kind():
     random_tokens = draws["random_tokens"] % 900 + 50  # without [MASK]
     draws |= dict(span_words=np.full_like(draws["span_words"], 10), random_tokens=random_tokens)
     masking = rules.mask(ids, np.full(1000, LENGTH), draws)
-    whole = masking.positions[:, -1] < LENGTH - 1  # the others met the end of the row
+    whole = masking.positions[:, -1] < LENGTH - 1  # the other spans met the end of the row
     assert whole.mean() > 0.9 and (masking.positions[whole, -1] - masking.positions[whole, 0] == 9).all()
     behind = np.take_along_axis(masking.ids, masking.positions, 1)[whole]
     hidden, kept = (behind == MASK).sum(1), (behind == masking.labels[whole]).sum(1)
     assert np.isin(hidden, [0, 10]).all() and abs((hidden == 10).mean() - 0.5) < 0.06
     assert abs((kept == 10).mean() - 0.1) < 0.04
     replaced = behind[(hidden == 0) & (kept < 5)]
-    assert len(replaced) and (np.array([len(set(row)) for row in replaced.tolist()]) > 6).all()  # pieces of their own
+    assert len(replaced) and (np.array([len(set(row)) for row in replaced.tolist()]) > 6).all()  # separate tokens
 
 
 def test_empty_batches_and_rows_without_text_have_no_masks():

@@ -1,4 +1,4 @@
-"""Packing: what an arrangement promises, and packed batches beside the padded ones they are made of."""
+"""Packing: the properties of an arrangement, and packed batches compared with padded batches."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,9 @@ def rng(seed=0):
 
 
 def assert_arrangement(found, lengths, size, row=ROW):
-    """Each sequence comes once, each step has `size`, and those of a row lie side by side and fit."""
+    """Asserts that every sequence occurs once, every step has `size` sequences, and sequences of a row are adjacent and
+    fit.
+    """
     there = found.order >= 0
     assert sorted(found.order[there]) == list(range(len(lengths)))
     assert found.order.shape == (-(-len(lengths) // size), size) and (there.sum(1) == size).sum() >= len(there) - 1
@@ -34,13 +36,13 @@ def assert_arrangement(found, lengths, size, row=ROW):
 
 
 def like_wikipedia(count, seed=0):
-    """Whole rows, and what ends of documents leave over."""
+    """Full rows and the ends of documents, as in Wikipedia."""
     return np.where(rng(seed).random(count) < 0.4, 512, rng(seed + 1).integers(20, 512, count)).astype(np.uint16)
 
 
 @pytest.mark.parametrize("size", [1, 4, 5, 8, 48, 64])
 def test_every_sequence_is_packed_once_and_steps_have_equal_numbers(size):
-    """Also where the numbers do not work out: rows of three cannot be dealt to steps of four."""
+    """Sizes need not divide evenly: rows of three cannot be dealt to steps of four."""
     repeated = [[512], [170], [64], [1], [171, 341], [512, 1], [512, 300, 30]]
     for lengths in (*map(like_wikipedia, (5, 1003, 4096)), *(np.resize(some, 240) for some in repeated)):
         for row in (ROW, RowSize(512, 4)):
@@ -62,7 +64,7 @@ def test_a_length_that_no_row_can_hold_is_refused(wrong):
 
 
 def test_sequences_are_shuffled_over_all_steps():
-    """Over many seeds: the mean step, of the longest, the shortest, and of whole rows; and who comes with whom."""
+    """Over many seeds: the mean step of the longest, the shortest and full-length sequences; and the neighbours."""
     lengths, seeds = np.concatenate([[511, 1, 512], rng().integers(20, 500, 197)]), 150
     steps, companions = np.empty((seeds, 200), int), set()
     for seed, step in enumerate(steps):
@@ -82,7 +84,7 @@ def packable(request, tmp_path):
 
 
 def measured_set(folder, is_masked=True, count=240, shorter=0, **fields):
-    """Records with their lengths, most of them short."""
+    """Records with their lengths; most records are short."""
     rows = random_rows(count, is_masked=is_masked)
     rows["size"] = np.minimum(rows["size"], rng().integers(6, 17, count))
     rows["first_size"] = np.minimum(rows["first_size"], rows["size"])
@@ -90,7 +92,7 @@ def measured_set(folder, is_masked=True, count=240, shorter=0, **fields):
 
 
 def unpacked(batch, like):
-    """The sequences of a packed batch, padded as those of `like`, in their order."""
+    """Returns the sequences of a packed batch in order, padded like `like`."""
     found = {name: np.zeros_like(x) for name, x in like.items()}
     number = 0
     for row, segments in enumerate(batch["segments"]):
@@ -114,7 +116,7 @@ def unpacked(batch, like):
 
 
 def no_padding(batch):
-    """Without what stands in padding, which a packed batch does not have."""
+    """Removes the values of padding, which a packed batch does not have."""
     inside, used = batch["segments"] > 0, batch["word_weights"] > 0
     tokens = {name: batch[name] * inside for name in ("input_ids", "token_types")}
     return {**batch, **tokens, **{name: batch[name] * used for name in ("word_positions", "word_ids")}}
@@ -138,7 +140,7 @@ def test_packed_and_padded_batches_have_the_same_sequences(packable):
 
 
 def test_packed_batches_are_a_function_of_the_step(packable, monkeypatch):
-    monkeypatch.setattr(order, "SHUFFLE_WINDOW", 3)  # several an epoch, that need not have the same rows
+    monkeypatch.setattr(order, "SHUFFLE_WINDOW", 3)  # several windows per epoch, which need not have the same rows
     monkeypatch.setattr(order, "FIRST_WINDOWS", 0)
     straight = batches_of(packable, 60, multiple=1)
     assert len({len(batch["input_ids"]) for batch in straight}) > 1
@@ -180,7 +182,7 @@ def test_files_of_long_and_of_short_sequences_share_the_groups():
 
 
 def test_the_number_of_rows_is_nearly_constant(monkeypatch):
-    """Each new one is a compilation."""
+    """Each new number of rows is a compilation."""
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 32)
     lengths = rng().integers(8, 512, 40_000).astype(np.uint16)
     made = Order(RecordSet(("a",), (40_000,), lengths=lengths), 24, 0, ROW)

@@ -1,4 +1,4 @@
-"""The batch of a step: a function of (seed, step, records), the same for any number of hosts."""
+"""The batch of a step is a function of (seed, step, records) and independent of the number of hosts."""
 
 import dataclasses
 import importlib
@@ -35,7 +35,7 @@ both_readers = pytest.mark.parametrize("reader_name", ["tf_data", "plain"], indi
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """Files of unequal size whose records are numbered: input_ids[1] of each is its place in the set."""
+    """Writes files of unequal size whose records are numbered: input_ids[1] is the number of the record in the set."""
     folder, counts = tmp_path_factory.mktemp("numbered"), (37, 5, 0, 120, 64, 1, 73)
     paths = [str(folder / f"part-{i:05d}.tfrecord") for i in range(len(counts))]
     ids = np.tile(GOOGLE["input_ids"], (sum(counts), 1))
@@ -53,7 +53,10 @@ def numbers(files, steps, start=0, batch_size=16, seed=0, rows=np.arange):
 
 @pytest.mark.parametrize("window", [order.SHUFFLE_WINDOW, 6])
 def test_any_step_can_be_computed_independently(numbered, monkeypatch, window):
-    """Two epochs of 75 steps: 25 windows of six, one of which runs across the end of an epoch, and nothing is lost."""
+    """Two epochs of 75 steps are 25 windows of six steps.
+
+    One window crosses the end of an epoch, and no record is lost.
+    """
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", window)
     straight = numbers(numbered, 150, batch_size=4)
     for start in (1, 5, 6, 74, 100):
@@ -66,7 +69,7 @@ def test_any_step_can_be_computed_independently(numbered, monkeypatch, window):
 
 @pytest.mark.parametrize("lanes", [16, 4])
 def test_hosts_share_the_same_global_batches(numbered, monkeypatch, lanes):
-    """Also where a host's rows do not lie side by side, or are half a lane's."""
+    """The rows of a host may be non-adjacent, or half the rows of a lane."""
     monkeypatch.setattr(order, "MAX_LANES", lanes)
     together = numbers(numbered, 30, start=7)
     for rows in (range(4), range(12, 16), [0, 1, 6, 7], [3], range(1, 16, 2)):
@@ -83,7 +86,10 @@ def test_a_host_opens_only_a_share_of_the_files():
 
 
 def test_a_late_step_reads_only_the_records_of_its_window(numbered, monkeypatch):
-    """Step 50,000 is in epoch 666 of these 300 records, but a lane reads its window of 75, and perhaps one ahead."""
+    """Step 50,000 is in epoch 666 of these 300 records.
+
+    A lane reads its window of 75 records, and perhaps the next one.
+    """
     taken, spans = [], Order.spans
 
     def spy(*arguments):
@@ -115,7 +121,7 @@ def test_held_out_records_are_read_once_on_any_number_of_hosts(numbered):
 @pytest.mark.slow
 @both_readers
 def test_readers_close_at_once_and_leave_no_threads(records_folder, reader_name, monkeypatch):
-    """The thread of tf.data's autotuning sleeps up to a minute, and tunes whatever is left to it."""
+    """The autotuning thread of tf.data sleeps up to a minute, and tunes the pipelines that still exist."""
     from bertjax.data.tensorflow import tf
 
     before = set(threading.enumerate())
@@ -144,7 +150,7 @@ def test_incompatible_batch_settings_are_refused(numbered):
 
 
 class Pieces(NamedTuple):
-    """What masking needs to know of a tokenizer."""
+    """The attributes of a tokenizer that masking reads."""
 
     vocab_size: int = 1000
     mask_id: int = 3
@@ -203,7 +209,7 @@ def masks(masking):
 
 
 def heldout(files, batch_size=16, max_sequences=120, **settings):
-    """The held-out batches, in one."""
+    """Returns the held-out batches as one batch."""
     settings |= dict(batch_size=batch_size, max_sequences=max_sequences)
     spec = RECORD_ARRAYS if "transforms" in settings else record_arrays(files.masking)
     batches = list(pipeline.heldout_batches(files, spec, LENGTH, PREDICTIONS, **settings))
@@ -280,7 +286,7 @@ def damage(how, path, record):
             del content[place + 20 :]
         case "cut between":
             del content[place:]
-        case "replace":  # by a valid record of something else
+        case "replace":  # by a valid record with other content
             content[place : place + size + 16] = tfrecords({"something": np.zeros((1, 3), int)})
     pathlib.Path(path).write_bytes(content)
 
@@ -290,7 +296,7 @@ DAMAGES = [
     ("cut between", 29, "compact", True),
     ("replace", 1, "google", True),
     ("replace", 1, "compact", True),
-    # tf.data raises the same error as for the first.
+    # tf.data raises the same error as for the first record.
     ("flip the length", 29, "compact", True),
     ("cut", 29, "google", True),
 ]
@@ -303,7 +309,7 @@ DAMAGES = [
     indirect=["reader_name"],
 )
 def test_a_damaged_record_is_an_error_or_an_empty_row(tmp_path, reader_name, how, lost, layout, is_masked, capfd):
-    """Record 11 of the second and the third file is damaged. All other rows stay where they were."""
+    """Record 11 of the second and the third file is damaged. All other rows keep their positions."""
     files = write_set(tmp_path / "records", random_rows(120, is_masked=is_masked), layout)
     whole = batches_of(files, 30)  # two epochs
     for path in files.paths[1:]:
@@ -325,7 +331,7 @@ def test_a_damaged_record_is_an_error_or_an_empty_row(tmp_path, reader_name, how
     expected = [{k: np.where(gone.reshape(-1, *[1] * (x.ndim - 1)), 0, x).astype(x.dtype) for k, x in batch.items()}
                 for gone, batch in zip(is_empty, whole)]  # fmt: skip
     assert_same(found, expected)
-    if reader_name == "plain":  # test_readers compares what both read of any step and rows
+    if reader_name == "plain":  # test_readers compares the batches of both readers at any step
         assert_same(found[19:], batches_of(files, 11, start=19))
         some = [{name: x[:3] for name, x in batch.items()} for batch in found]
         assert_same(some, batches_of(files, 30, rows=lambda _: np.arange(3)))
@@ -343,7 +349,7 @@ def test_files_without_a_readable_record_are_refused(tmp_path, reader_name):
 
 @pytest.mark.parametrize("field, value, name, is_masked", [
     ("ids", 1000, "input_ids", True),
-    ("ids", 1200, "input_ids", False),  # before the masking rules look them up
+    ("ids", 1200, "input_ids", False),  # before the masking rules look up the ids
     ("labels", 1500, "masked_lm_ids", True),
     ("positions", 16, "masked_lm_positions", True),
     ("label", 2, "next_sentence_labels", True),

@@ -1,4 +1,4 @@
-"""Preparation from end to end: the same bytes for any number of workers, nothing lost or leaked; vocabularies."""
+"""Preparation from end to end: deterministic bytes with any number of workers, no lost or leaked text; vocabularies."""
 
 import bz2
 import collections
@@ -44,7 +44,7 @@ def blocks_in(config, groups=None):
 
 
 def test_any_number_of_workers_writes_identical_bytes(corpus_file, tmp_path, monkeypatch, capsys):
-    """In one process, and with two others and many small blocks, so that they really take turns."""
+    """Compares one process with three processes and many small blocks, so that the processes take turns."""
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
     monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # of 330
     config = tiny_config(corpus_file)
@@ -71,7 +71,7 @@ def test_records_depend_on_the_data_seed_and_not_on_the_training_seed(
     for seed in (0, 5):
         config.data.update(seed=seed, heldout_fraction=0.15)
         heldout.append([block.selected for block in blocks_in(config) if block.part == "heldout"])
-        config.data.heldout_fraction = 0.0  # the same documents: what differs are pairs and masks
+        config.data.heldout_fraction = 0.0  # the same documents: pairs and masks differ
         preparation.prepare(config, tmp_path / f"data{seed}")
         rows.append(sorted(map(tuple, everything(tmp_path / f"data{seed}", 32, 5, "train")["input_ids"])))
     assert heldout[0] != heldout[1] and rows[0] != rows[1]
@@ -117,19 +117,19 @@ def test_held_out_text_is_not_in_training(corpus_file, records_folder):
 def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(records_folder):
     batch, manifest = everything(records_folder, 64, 10, "train"), read_manifest(records_folder)
     pieces = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt")
-    # Tokens of the first segments and the actual next ones: each document three times, less what truncation took.
+    # Tokens of first segments and of actual next segments: each document three times, minus the truncated tokens.
     special = np.isin(batch["input_ids"], [pieces.cls_id, pieces.sep_id, pieces.pad_id])
     own = ~special & ((batch["pair_labels"][:, None] == 0) | (batch["token_types"] == 0)) & (batch["segments"] == 1)
     assert 0.8 < own.sum() / (3 * manifest["corpus"]["train_tokens"]) <= 1
     counts = [file["records"] for file in manifest["sets"]["64"]["train"].values()]
     assert len(counts) == 8 and sum(counts) == len(own) and max(counts) < 3 * len(own) / 8
-    # Nothing but the result is left.
+    # Only the result is left.
     assert {path.name for path in records_folder.iterdir()} == {"manifest.json", "vocab.txt", "length32", "length64"}
     assert not list(records_folder.rglob("*.partial"))
 
 
 def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path, in_process):
-    """tokenizer.json knows so itself, whatever the config's default is."""
+    """tokenizer.json stores the casing; the default of the config does not matter."""
     words, rng = "The the Ship ship sailed home .".split(), random.Random(0)
     cased = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *words], lowercase=False)
     (tmp_path / "tokenizer.json").write_text(cased.to_huggingface())
@@ -163,11 +163,11 @@ def test_unusable_corpora_are_refused(tmp_path, in_process, text, options, messa
         preparation.prepare(config, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").rglob("*.tfrecord"))
-    assert config.tokenizer.path or not (tmp_path / "out" / "vocab.txt").exists()  # none is learnt from such text
+    assert config.tokenizer.path or not (tmp_path / "out" / "vocab.txt").exists()  # such text gives no vocabulary
 
 
 def with_vocabulary(config, folder, *words):
-    """Sets a vocabulary of some words, so that none has to be learnt."""
+    """Sets a vocabulary of some words, so that no vocabulary has to be trained."""
     (folder / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_TOKENS, *words]))
     config.tokenizer.path, config.model.vocab_size = str(folder / "vocab.txt"), 5 + len(words)
     return config
@@ -189,13 +189,14 @@ def many_blocks(monkeypatch, folder, documents=160):
 
 
 class Killed(BaseException):
-    """Stops a preparation; nothing catches it."""
+    """Stops a preparation; no code catches it."""
 
 
 def test_preparation_resumes_with_finished_parts_after_a_kill(monkeypatch, tmp_path, in_process):
-    """Stopped after every third block or shard: none is made twice, and the bytes are those of an undisturbed run.
+    """Preparation stops after every third block or shard: no part is made twice, and the bytes equal an undisturbed
+    run.
 
-    What is left of another run, and a shard that is lost or damaged, changes nothing.
+    Files of another run, and a lost or damaged shard, change nothing.
     """
     config, made = many_blocks(monkeypatch, tmp_path), []
     with monkeypatch.context() as patch:
@@ -235,9 +236,9 @@ def test_preparation_resumes_with_finished_parts_after_a_kill(monkeypatch, tmp_p
 def test_parts_of_another_recipe_are_not_reused(monkeypatch, tmp_path, in_process, change):
     config = many_blocks(monkeypatch, tmp_path, documents=80)
     if change == "corpus":
-        config.tokenizer.path, config.model.vocab_size = "", 150  # the vocabulary is another as well
+        config.tokenizer.path, config.model.vocab_size = "", 150  # the vocabulary differs as well
     if change == "word":
-        monkeypatch.setattr(sorting, "READ_TOGETHER", 10**6)  # all blocks are there, and none is merged
+        monkeypatch.setattr(sorting, "READ_TOGETHER", 10**6)  # all blocks exist, and no blocks are merged
     write_rows, written = shards.write_rows, []
 
     def write_some(shard, *arguments):
@@ -245,7 +246,7 @@ def test_parts_of_another_recipe_are_not_reused(monkeypatch, tmp_path, in_proces
         return write_rows(shard, *arguments) if len(written) < 5 else 1 / 0
 
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(shards, "MIN_TRAIN_SHARDS", 16)  # files of which the next run would write none
+        patch.setattr(shards, "MIN_TRAIN_SHARDS", 16)  # files that the next run would not write
         patch.setattr(shards, "write_rows", write_some)
         preparation.prepare(config, tmp_path / "out")
     (tmp_path / "out/length32/train-00000-of-00008.tfrecord.abc.partial").write_bytes(b"half")
@@ -282,7 +283,7 @@ def test_bad_documents_are_skipped_and_counted(monkeypatch, tmp_path, in_process
 
 
 def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_process):
-    """And not each block for each shard."""
+    """Not every block is opened for every shard."""
     opened, open_run = [], sorting.map_sorted_run
     config = many_blocks(monkeypatch, tmp_path, documents=2)
     monkeypatch.setattr(sorting, "map_sorted_run", lambda *arguments: opened.append(arguments) or open_run(*arguments))
@@ -300,7 +301,7 @@ def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_
 
 @pytest.mark.parametrize("document", ["blank_line", "file"])
 def test_padding_and_documents_of_one_sentence_are_reported(tmp_path, in_process, capsys, document):
-    """Paragraphs with blank lines between them, each a sentence."""
+    """Paragraphs of one sentence, separated by blank lines."""
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text(re.sub("\n+", "\n\n", make_corpus(2, seed=number)))
     config, is_bad = tiny_config(tmp_path), document == "blank_line"
@@ -313,7 +314,7 @@ def test_padding_and_documents_of_one_sentence_are_reported(tmp_path, in_process
     hints = "--config.data.next_sentence=none", "no document has two sentences", "most of a sequence of 128 is padding"
     assert [hint in printed for hint in hints] == [is_bad] * 3
     assert printed.count("--config.data.document=file if") == 2 * is_bad
-    config.data.corpus = str(tmp_path / "all.txt")  # as a document it would be the only one
+    config.data.corpus = str(tmp_path / "all.txt")  # the corpus would be a single document
     (tmp_path / "all.txt").write_text("\n\n".join((tmp_path / f"{i}.txt").read_text() for i in range(30)))
     too_few = pytest.raises(UserError, match=r"next_sentence=none one \(a file is a document")
     with contextlib.nullcontext() if is_bad else too_few:
@@ -345,7 +346,7 @@ def test_unused_documents_are_not_random_next_segments(tmp_path, in_process):
     assert manifest["corpus"]["train_documents"] == manifest["sources"][str(tmp_path / "a.txt")]["documents"] == 100
     batch = everything(tmp_path / "out", 64, 10, "train")
     assert (batch["input_ids"] == 5).any() and not (batch["word_ids"] == 6).any()
-    config.data.corpus, config.data.mixture = "", ""  # whoever trains on the records needs no corpus
+    config.data.corpus, config.data.mixture = "", ""  # training on the records needs no corpus
     preparation.check_recipe(config, manifest, tmp_path / "out")
 
 
@@ -362,7 +363,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_words_of_the_corpus_are_in_records_or_counted_as_cut(name, monkeypatch, tmp_path, in_process, capsys):
-    """Each word occurs once, so the words in the records can be compared with the counts."""
+    """Every word occurs once, so the words in the records can be compared with the counts."""
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
     rng, words = random.Random(0), iter([f"w{number}" for number in range(9000)])
     lines = [[" ".join(next(words) for _ in range(rng.choice((1, 5, 20, 70)))) for _ in range(4)] for _ in range(50)]
@@ -440,11 +441,11 @@ def with_duplicates(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_beam_writes_the_records_of_the_local_run(with_duplicates, tmp_path, in_process, monkeypatch, capsys):
-    monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than there are
+    monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than the corpus has
     here = preparation.prepare(with_duplicates, tmp_path / "here")
     assert "; a sample of words rarer than " in capsys.readouterr().out
     assert here["cleaning"]["duplicate_documents"] == 40 and here["cleaning"]["repeated_lines"] > 0
-    left = tmp_path / "beam" / "unfinished" / "beam"  # by a pipeline that was stopped
+    left = tmp_path / "beam" / "unfinished" / "beam"  # files of a stopped pipeline
     left.mkdir(parents=True)
     (left / "words-00000-of-00009").write_text('["nonsense", 1000000]\n')
     (tmp_path / "beam" / "length32").mkdir()
@@ -501,13 +502,15 @@ def test_vocabularies_are_trained_without_held_out_sentences(kind, corpus_file, 
 ])  # fmt: skip
 def test_a_corpus_without_words_is_one_line(kind, message, tmp_path, in_process):
     path = tmp_path / "empty.txt"
-    path.write_text("\u200b\n\n\u200b\u200b\n")  # nothing is left of it
+    path.write_text("\u200b\n\n\u200b\u200b\n")  # no file is left
     with pytest.raises(UserError, match=message):
         vocabulary.learn_vocabulary(config_of(path, kind), workers=1)
 
 
 def zipf_words(count=40, different=20_000) -> list[collections.Counter]:
-    """Blocks of words such as "17": word n has a frequency of about 1 / n."""
+    """Returns blocks of words such as "17": word n has a frequency of about 1
+    n.
+    """
     rng = np.random.default_rng(0)
     return [collections.Counter(map(str, (different ** rng.random(5000)).astype(int).tolist())) for _ in range(count)]
 
@@ -515,7 +518,7 @@ def zipf_words(count=40, different=20_000) -> list[collections.Counter]:
 @pytest.mark.parametrize("room", [10**6, 3000, 1])
 def test_counts_are_exact_in_memory_and_on_disk(tmp_path, room):
     counts, parts = WordCounts(tmp_path, room), zipf_words(10)
-    parts.append(collections.Counter({"\ud800": 2, "a\u2028b\x0c": 1, "\x85": 3}))  # no character; no ends of lines
+    parts.append(collections.Counter({"\ud800": 2, "a\u2028b\x0c": 1, "\x85": 3}))  # not a character; not a line break
     for part in parts:
         counts.add(part)
     found = list(counts.parts())

@@ -1,4 +1,4 @@
-"""The reader without TensorFlow beside that with tf.data; tests/data/test_pipeline.py is run with both."""
+"""The reader without TensorFlow compared with the tf.data reader; tests/data/test_pipeline.py uses both."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_ro
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab_size, is_masked", [(65_536, False), (100, True), (1 << 21, True)])
 def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypatch, vocab_size, is_masked):
-    """In every width of numbers and way of reading, bit for bit; some rows are empty."""
+    """All integer widths and layouts give identical batches; some rows are empty."""
     monkeypatch.setattr(order, "MAX_LANES", 4)
     monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", 8)
     rows, own = random_rows(200, vocab_size, is_masked), np.arange(5, 16)
@@ -74,7 +74,10 @@ def test_examples_are_parsed_with_features_in_any_order_and_extra_features():
 
 @pytest.mark.parametrize("buffer", [1, 13, 900, 1 << 20])
 def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
-    """Records of 0 to 3,000 bytes. What is damaged before a range is not asked for; in it, those before are given."""
+    """Records of 0 to 3,000 bytes.
+
+    Damage before a range is not read; with damage inside a range, earlier records are read.
+    """
     from bertjax.data.tensorflow import tf
 
     path, rng = tmp_path / "a.tfrecord", np.random.default_rng(0)
@@ -107,7 +110,7 @@ def test_truncated_examples_are_refused_without_reading_out_of_bounds():
     for end in range(0, len(record), 7):
         with pytest.raises(InvalidRecord):
             layouts.parse_records([record[:end]], form)
-    for _ in range(300):  # each is refused, or has the right sizes
+    for _ in range(300):  # each example is refused, or has the right sizes
         torn = bytearray(record)
         torn[rng.integers(len(torn))] = rng.integers(256)
         try:

@@ -1,4 +1,4 @@
-"""Records in Google's format: ours read as theirs, theirs read as ours, and what does not fit is refused."""
+"""Records in Google's format: both directions of compatibility, and refused mismatches."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from bertjax.data.records import layouts, lengths, record_sets
 from bertjax.data.records.manifest import read_manifest, write_manifest
 from tests.conftest import heldout_batches
 
-# What create_pretraining_data.py writes for max_seq_length 8 and max_predictions_per_seq 2.
+# The features that create_pretraining_data.py writes for max_seq_length 8 and max_predictions_per_seq 2.
 GOOGLE = {
     "input_ids": [101, 7592, 103, 102, 2088, 102, 0, 0],
     "input_mask": [1, 1, 1, 1, 1, 1, 0, 0],
@@ -26,13 +26,13 @@ FIRST, SECOND, THIRD = (f"tf_examples.tfrecord-{i:05d}" for i in range(3))
 
 
 def google_block(count, **features):
-    """As many records of `GOOGLE`, with other features."""
+    """Returns `count` records of `GOOGLE` with changed features."""
     types = {name: np.float32 if name == "masked_lm_weights" else np.int64 for name in GOOGLE}
     return {name: np.tile(np.array(x, types[name]), (count, 1)) for name, x in GOOGLE.items()} | features
 
 
 def write_google_files(folder, files=3, rows=5):
-    """Files in which input_ids has the number of the file, and the number of the row."""
+    """Writes files in which input_ids has the number of the file, and the number of the row."""
     folder.mkdir(exist_ok=True)
     for i, name in enumerate((FIRST, SECOND, THIRD)[:files]):
         block = google_block(rows)
@@ -41,7 +41,7 @@ def write_google_files(folder, files=3, rows=5):
 
 
 def write_sizes(path, sizes):
-    """Writes records of so many tokens."""
+    """Writes records of these numbers of tokens."""
     mask = (np.arange(8) < np.array(sizes)[:, None]).astype(int)
     record_sets.write_records(path, [google_block(len(sizes), input_mask=mask)])
 
@@ -58,7 +58,7 @@ def test_records_of_google_are_read(tmp_path):
     (batch,) = heldout_batches(found, 8, 2, batch_size=16, max_sequences=99)
     assert batch["input_ids"][:, 1:3].tolist()[:15] == [[i, row] for i in range(3) for row in range(5)]
     assert batch["word_weights"].dtype == np.float32 and batch["input_ids"].dtype == np.int32
-    # The sixteenth row only fills up.
+    # The sixteenth row is padding.
     assert batch["pair_labels"].tolist() == batch["sequence_weights"].tolist() == [1] * 15 + [0]
     assert batch["word_weights"][15].sum() == 0
 
@@ -105,7 +105,7 @@ def test_the_number_of_files_is_read_from_file_names_only(tmp_path, records_fold
 
 @pytest.fixture
 def counted(monkeypatch):
-    """The names of the files whose records were counted."""
+    """Returns the names of the files whose records were counted."""
     names, count = [], record_sets.count_records
     monkeypatch.setattr(record_sets, "count_records", lambda path: names.append(path.rpartition("/")[2]) or count(path))
     return names
@@ -122,14 +122,14 @@ def test_records_without_a_manifest_are_counted_once(tmp_path, counted):
         return find(tmp_path / "records", split=split, cache=tmp_path / "run").counts
 
     assert counts() == (5, 5) and counted == [FIRST, SECOND]
-    assert counts("heldout") == (5,) and counted == ["heldout.tfrecord"]  # added to the same file
+    assert counts("heldout") == (5,) and counted == ["heldout.tfrecord"]  # appended to the same file
     assert counts() == (5, 5) and counts("heldout") == (5,) and not counted
     write_google_files(tmp_path / "other", files=1, rows=7)
     (tmp_path / "other" / FIRST).rename(folder / FIRST)
     assert counts() == (7, 5) and counted == [FIRST]
     assert counts() == (7, 5) and not counted
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["record_counts.json"]
-    for _ in range(2):  # without a file of counts, none is written
+    for _ in range(2):  # without a stored file of counts, no file is written
         counted.clear()
         assert find(tmp_path / "records").counts == (7, 5) and len(counted) == 2
     assert len(list(folder.iterdir())) == 3 and len(list(folder.parent.iterdir())) == 1
@@ -194,7 +194,7 @@ def test_a_file_that_differs_from_the_manifest_is_named(copied, name, change):
     path = copied / f"length64/{name}.tfrecord"
     path.write_bytes(changed(path.read_bytes()))
     split, _, _ = name.partition("-")
-    # Held out is this file alone: where it is skipped, nothing is left.
+    # The held-out split is this file alone: if it is skipped, no record is left.
     for on_corrupt in ("stop", "skip") if split == "heldout" else ("stop",):
         with pytest.raises(UserError, match=rf"{path}: {message}.*; copy or prepare it again"):
             find(copied, 64, 10, split, on_corrupt=on_corrupt)
@@ -225,7 +225,7 @@ def test_manifests_of_other_versions_and_recipes_are_read(copied):
     manifest["sets"]["64"]["train"] = {path: entry["records"] for path, entry in train.items()}
     write_manifest(copied, manifest)
     assert find(copied, 64, 10) == before
-    # Records that are not masked have no number of predictions.
+    # Records without static masks have no number of predictions.
     manifest["recipe"]["masking"], manifest["layout"] = "dynamic", "compact"
     write_manifest(copied, manifest)
     found = find(copied, 64, 7)
@@ -234,7 +234,7 @@ def test_manifests_of_other_versions_and_recipes_are_read(copied):
 
 @pytest.mark.parametrize("measures", [False, True])
 def test_a_manifest_with_too_large_counts_is_refused(copied, measures):
-    """A reader that believed it would look for them for ever."""
+    """A reader that trusted the manifest would search for the missing records without end."""
     manifest = read_manifest(copied)
     files = manifest["sets"]["64"]["train"]
     path, entry = next(iter(files.items()))
@@ -267,11 +267,11 @@ def test_a_damaged_record_does_not_affect_other_lengths(tmp_path):
     record_sets.write_records(path, [google_block(1, input_mask=np.array([[1, 0]]))])  # of another length
     whole += path.read_bytes()
     damaged = bytearray(whole)
-    damaged[len(whole) // 6 + 40] ^= 1  # of the second
+    damaged[len(whole) // 6 + 40] ^= 1  # the count of the second file
     path.write_bytes(damaged)
     given = ((str(path),), (6,), layouts.Format(8, 2), tmp_path / "lengths")
     assert lengths.measure_lengths(*given).tolist() == [3, 1, 5, 6, 4, 1]
-    path.write_bytes(whole)  # what could not be read is not remembered
+    path.write_bytes(whole)  # unreadable lengths are not stored
     assert lengths.measure_lengths(*given).tolist() == [3, 8, 5, 6, 4, 1]
 
 

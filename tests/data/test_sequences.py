@@ -1,4 +1,4 @@
-"""The rules of next-sentence pairs, of segments in order, and of full sentences; and the rows of records."""
+"""The rules of next-sentence pairs, of segments in order and of full sentences; and the rows of records."""
 
 import itertools
 import random
@@ -15,7 +15,7 @@ from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
 
 
 def documents(number=6, sentences=30, seed=0):
-    """Every token tells its document and its place: document * 10,000 + position."""
+    """Every token encodes its document and its position: document * 10,000 + position."""
     sizes = np.random.default_rng(seed).integers(3, 25, (number, sentences))
     starts = np.cumsum(sizes, 1) - sizes + 10_000 * np.arange(number)[:, None]
     return [[[*range(a, a + n)] for a, n in zip(*rows)] for rows in zip(starts.tolist(), sizes.tolist())]
@@ -28,7 +28,7 @@ class Segments(NamedTuple):
 
 
 def joined(docs):
-    """Documents as lists of sentences as lists of tokens -> `Tokens`."""
+    """Converts documents, lists of sentences that are lists of tokens, to `Tokens`."""
     sentences = [sentence for document in docs for sentence in document]
     ids = np.array([token for sentence in sentences for token in sentence])
     return as_tokens(ids, np.array([len(sentence) for sentence in sentences]), [len(document) for document in docs])
@@ -63,7 +63,8 @@ def test_half_of_the_pairs_are_random_next_and_half_are_consecutive():
             first, second = np.array(pair.first), np.array(pair.second)
             assert set(first // 10_000) == {2} and len(set(second // 10_000)) == 1
             assert (np.diff(first) == 1).all() and (np.diff(second) == 1).all()
-            if not short:  # or many segments are a single sentence, which is always followed by a random one
+            # otherwise many segments would be a single sentence, which is always followed by a random segment
+            if not short:
                 labels.append(pair.label)
             if pair.label:
                 others.add(second[0] // 10_000)
@@ -129,7 +130,7 @@ def test_full_sentences_reproduce_the_text_with_separators_between_documents(len
         assert all(0 < len(row) <= length - 2 and row[0] != -1 and row[-1] != -1 for row in rows)
         tokens = [token for row in rows for token in row if token != -1]
         assert tokens == [token for document in docs for sentence in document for token in sentence]
-        for row in rows:  # a separator wherever the document changes, and nowhere else
+        for row in rows:  # a separator at every change of the document, and at no other position
             parts = [part for part, _ in itertools.groupby(token // 10_000 for token in row)]  # -1: a separator
             numbers = range(parts[0], parts[-1] + 1)
             assert parts == [part for number in numbers for part in (-1, number)][1:]
@@ -154,7 +155,7 @@ def test_only_a_sentence_longer_than_the_sequence_is_cut():
     assert full(docs, 0, 10) == [[1, 2], [*range(10, 18)], [*range(18, 26)], [26, 27, 28, 29, 3, -1, 4]]
 
 
-# Rows, from tokens to the values of a record.
+# Rows: from tokens to the values of a record.
 
 
 PIECES = WordPiece([*SPECIAL_TOKENS, *(f"word{i}" for i in range(300))], lowercase=True)
@@ -196,7 +197,7 @@ def test_rows_are_well_formed(next_sentence, masking):
 
 @pytest.mark.parametrize("next_sentence", ["order", "none"])
 def test_sequences_can_use_a_selection_of_documents(next_sentence):
-    """As when a mixture uses some more often than others."""
+    """A mixture uses some documents more often than other documents."""
     tokens, rows = rows_of(used=[1, 4, 5], next_sentence=next_sentence, masking="dynamic", short_seq_prob=0.0)
     ids = rows["ids"][np.arange(STAGE.length) < rows["size"][:, None]]
     found = np.bincount(ids[ids >= 5], minlength=305)

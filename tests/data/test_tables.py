@@ -1,4 +1,4 @@
-"""Tables: TensorFlow Datasets' own features of each task, with made-up examples; files are tested with the tasks."""
+"""Tables: the features of TensorFlow Datasets for each task, with made-up examples. Tests of the tasks read files."""
 
 import csv
 import inspect
@@ -34,12 +34,12 @@ SQUAD2 = [
 
 @pytest.fixture
 def provide(tmp_path):
-    """A context in which every data set of the library has these examples in each of its splits."""
+    """Returns a context in which every data set of the library has these examples in all splits."""
     tf, tfds = pytest.importorskip("tensorflow"), pytest.importorskip("tensorflow_datasets")
 
     def context(examples):
         def as_dataset(builder, split, **options):
-            # The names of the splits are known once the data is there, or from what makes them.
+            # The prepared data, or the functions that make it, define the names of the splits.
             made = inspect.getsource(type(builder)._split_generators)
             if not any(name in made for name in (f'"{split}"', f"'{split}'", f"Split.{split.upper()}")):
                 raise ValueError(f"Unknown split {split!r}")
@@ -197,7 +197,7 @@ def test_a_tsv_with_the_quoting_of_pandas_is_read(tmp_path):
 
 @pytest.mark.parametrize("lines", [
     ['"Great" film\tx', "it's\ty"],
-    ['"Hello there\tx', "nice\ty", 'bye"\tx'],  # from quote to quote there are whole rows
+    ['"Hello there\tx', "nice\ty", 'bye"\tx'],  # whole rows lie between two quotation marks
     ['x\t"Hello', "y\tnice", 'x\tbye"'],
     ['1\t"\tO', "1\tship\tO", '1\t"\tO'],
     ['"Great film"\tx'],
@@ -210,7 +210,7 @@ def test_quotation_marks_of_an_unquoted_tsv_are_text(tmp_path, lines):
 
 
 def test_an_unclosed_quote_does_not_swallow_rows(tmp_path):
-    """Whichever way the quotes are read, one line is odd: it is said, rather than rows lost."""
+    """With either reading of the quotation marks, one line is malformed: an error is raised instead of losing rows."""
     for lines, place in (
         (['"Hello there\tx', "nice\ty", 'bye"\tx', "broken"], 5),
         (['"two\nlines"\tx', '"open\tx', "nice\ty"], 4),

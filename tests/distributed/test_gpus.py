@@ -1,4 +1,4 @@
-"""GPUs to compile for: their names, and the mistakes in them."""
+"""Names of GPUs as compilation targets, and mistakes in the names."""
 
 import pytest
 
@@ -17,8 +17,10 @@ def test_gpus_are_named_with_their_number():
 
 
 def test_gpu_rates_equal_the_data_sheets():
-    """Float32 TFLOP/s, two a lane and cycle; that of B200 is an eighth of HGX B200's. An A100 has as many lanes for
-    integers, which can work at the same time."""
+    """Float32 TFLOP/s are two per lane and cycle; a B200 has an eighth of an HGX B200.
+
+    An A100 has an equal number of integer lanes, which can work at the same time.
+    """
     sheets = {"a100-40": 19.5, "a100-80": 19.5, "h100": 67, "h200": 67, "l4": 30.3, "l40s": 91.6, "b200": 600 / 8}
     for name, gpu in GPUS.items():
         assert gpu.vector_rate / 1e12 == pytest.approx(sheets[name] * 128 / gpu.lanes, rel=0.01), name

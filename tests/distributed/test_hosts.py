@@ -1,4 +1,4 @@
-"""Who takes part in a run, and who is missing. Several processes: tests/test_several_hosts.py."""
+"""Detection of the hosts of a run, and of missing hosts. tests/test_several_hosts.py starts several processes."""
 
 import concurrent.futures
 import socket
@@ -17,7 +17,7 @@ def alone(monkeypatch):
 
 def test_a_single_machine_waits_for_no_hosts(alone, monkeypatch):
     assert hosts.join(timeout=1) == 0
-    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")  # Colab's TPU
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")  # the TPU of Colab
     assert hosts.join(timeout=1) == 0
 
 
@@ -52,7 +52,7 @@ def test_missing_hosts_are_named_on_all_hosts():
 
 
 def test_a_jax_version_without_host_detection_is_an_error(alone, monkeypatch):
-    """What is asked has no public name; guessing that nobody else does would train a pod's hosts one by one."""
+    """The function has no public name; assuming a single host would train the hosts of a pod one by one."""
     monkeypatch.delattr("jax._src.clusters.ClusterEnv.auto_detect_unset_distributed_params")
     with pytest.raises(UserError, match=r"cannot detect the hosts of this run; set JAX_COORDINATOR_ADDRESS"):
         hosts.join(timeout=1)

@@ -1,4 +1,4 @@
-"""Meshes: what fits, what is refused, and that no array is split in a way that the rules forbid."""
+"""Meshes: matching and mismatched device counts, and shardings that follow the rules."""
 
 import io
 import os
@@ -48,7 +48,7 @@ def test_meshes_that_do_not_match_the_devices_are_refused(mesh, fields, message)
 
 @pytest.mark.parametrize("sizes", [dict(data=8), dict(data=2, fsdp=2, tensor=2), dict(data=4, fsdp=2)])
 def test_every_matrix_of_the_state_is_split_over_all_devices(sizes):
-    """Params and both moments at rest; biases and LayerNorm, a thousandth of it, are not."""
+    """Params and both moments are sharded at rest; biases and LayerNorm, a thousandth of the state, are not."""
     config = config_with(**sizes)
     config.model.num_hidden_layers = 2  # which "data" splits
     task = pretraining_task(config, make_mesh(config), None)
@@ -59,21 +59,21 @@ def test_every_matrix_of_the_state_is_split_over_all_devices(sizes):
     }
     layers = [share for name, share in shares.items() if "layers" in name]
     assert len(layers) == 3 * 4 and set(layers) == {8}, shares
-    assert min(shares.values()) >= 8 / sizes.get("tensor", 1)  # which splits neither positions nor the pooler
+    assert min(shares.values()) >= 8 / sizes.get("tensor", 1)  # "tensor" splits neither positions nor the pooler
 
 
 @pytest.mark.parametrize(
     "axes, parts", [((), ("data", None)), (("layers", "embed"), (None, "data"))], ids=["not named", "named"]
 )
 def test_a_matrix_is_split_whether_or_not_its_module_names_the_axes(axes, parts):
-    """A head of a user's own may be a plain `nn.Dense`."""
+    """The head of a user may be a plain `nn.Dense`."""
     mesh = make_mesh(config_with(data=8))
     split = split_over_data(replicated(mesh), PartitionSpec(*axes), (16, 32))
     assert split.spec == PartitionSpec(*parts)
 
 
 def test_devices_of_a_slice_are_neighbours_along_data():
-    """Eight devices that say they are in two slices: what is not data stays within one of them."""
+    """Eight devices in two slices: all axes except data stay within one slice."""
     chip = dict(platform="tpu", device_kind="TPU v5 lite", core_on_chip=0)
     devices = [
         types.SimpleNamespace(id=n, process_index=n // 2, slice_index=n % 2, coords=(n // 2 % 2, n // 4, 0), **chip)
@@ -84,7 +84,7 @@ def test_devices_of_a_slice_are_neighbours_along_data():
     with pytest.raises(UserError, match=r"config.mesh.data = 1: must be a multiple of the 2 slices"):
         _arrange((1, 8, 1), devices)
     for device in devices:
-        device.platform = "gpu"  # whose slices are hosts, which fsdp may connect
+        device.platform = "gpu"  # the slices are hosts, which fsdp may connect
     assert _arrange((1, 8, 1), devices).shape == (1, 8, 1)
 
 
@@ -112,11 +112,11 @@ def test_compute_settings_depend_on_the_chip(monkeypatch):
     assert compute("cpu", "cpu") == Compute("float32", "bfloat16", "none", True, "cpu")
     assert compute("cpu", "cpu", dtype="float32") == Compute("float32", "float32", "none", True, "cpu")
     assert compute("tpu", "TPU v4") == Compute("bfloat16", "bfloat16", "none", False, "TPU v4")
-    assert not compute("cpu", "cpu", remat="full").unroll  # it would save less memory
+    assert not compute("cpu", "cpu", remat="full").unroll  # unrolling would reduce the memory savings
     assert compute("tpu", "TPU v4", unroll="yes").unroll and not compute("cpu", "cpu", unroll="no").unroll
     assert compute("gpu", "NVIDIA H100", dtype="float32").dtype == "float32"
     assert compute("gpu", "NVIDIA H100", kernels="no").chip == compute("tpu", "TPU v4", kernels="no").chip == ""
-    assert compute("cpu", "cpu", kernels="no").chip == "cpu"  # whose tiles are no kernels
+    assert compute("cpu", "cpu", kernels="no").chip == "cpu"  # the tiled path for CPUs uses no kernels
     assert compute("gpu", "NVIDIA H100", attention="fused").chip == "NVIDIA H100"
     for chip, dtype in (("NVIDIA H100", "float32"), ("Tesla T4", "bfloat16")):
         with pytest.raises(UserError, match=f"'fused': {chip} has no kernel for {dtype}; leave it at auto"):
@@ -144,10 +144,10 @@ def test_peak_flops_are_known_by_kind():
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads /proc, and sets what glibc does")
 def test_cpu_devices_use_all_cores_and_free_memory():
-    """In a process of its own, for devices are configured once.
+    """Runs in a separate process, because devices are configured once.
 
-    Numbers of pages tell whether memory comes back. Each call of `step` needs 16 MB; the next ones are dispatched
-    before the first has finished.
+    The numbers of resident pages show whether memory is freed. Each call of `step` needs 16 MB; the next calls are
+    dispatched before the first call has finished.
     """
     program = """
 import pathlib, re, resource
@@ -174,5 +174,5 @@ print(len(jax.devices()), peak() - first, [pages() for _ in range(4)][-1])
     out = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     devices, memory, pages = map(int, out.stdout.split())
     assert devices == 2
-    assert pages < 100  # of 25,600 small ones
+    assert pages < 100  # of 25,600 small arrays
     assert memory < 45 << 10  # KiB; up to 34 MiB were measured, and 62 MiB with asynchronous dispatch

@@ -1,4 +1,4 @@
-"""What goes to the devices ahead of its use, and comes back behind it."""
+"""Transfers of batches to the devices ahead of their use, and of results back to the host."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Training of vectors: microbatches, devices and packing change nothing; several sets, teachers, resume, bad input."""
+"""Training of embeddings: invariance to microbatches, devices and packing; several data sets, teachers, bad input."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ FORMS = {
 
 
 def rows_of(count: int, seed: int) -> list[dict]:
-    """Texts about a topic, of which every fourth query or positive has been before; and pairs, some about the same."""
+    """Texts about a topic; every fourth query or positive is repeated. Also pairs, some of them about one topic."""
     rng, rows = random.Random(seed), []
 
     def text(topic):
@@ -80,11 +80,11 @@ def task_of(config, tmp_path, devices=1):
     return FineTuning(config, make_mesh(config, jax.devices()[:devices]), material.data)
 
 
-# The whole step.
+# The whole training step.
 
 
 def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
-    """The gradient of a batch that is not full, with dropout, and the metrics."""
+    """Returns the gradient of a batch that is not full, with dropout, and the metrics."""
     config.mesh.update(data=data, fsdp=fsdp, tensor=1)
     config.microbatches, config.packing = microbatches, False
     config.optimizer.update(name="sgd", warmup_proportion=0.0, learning_rate=1.0, weight_decay=0.0, max_grad_norm=1e9)
@@ -94,7 +94,7 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
     state = program.init(jax.random.key(0))
     before = jax.device_get(state.params)
     batch = min(itertools.islice(task.batches(0), 3), key=lambda batch: batch["weights"].sum())
-    assert batch["weights"].sum() == 10  # of 16 places
+    assert batch["weights"].sum() == 10  # of 16 rows
     state, metrics = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
     return jax.tree.map(np.subtract, before, jax.device_get(state.params)), jax.device_get(metrics)
 
@@ -111,13 +111,13 @@ def test_microbatches_and_devices_change_neither_loss_nor_gradient(folder, check
 
 
 def packed(examples):
-    """All of them in one packed batch, in which some places have no example."""
+    """Packs all examples into one batch in which some slots have no example."""
     return next(PackedOrder(examples, len(examples), 0, 64, 1).batches(range(1), np.arange))
 
 
 @pytest.fixture(scope="module")
 def encode(folder, checkpoint, tmp_path_factory):
-    """Returns the vectors of a batch of any form; compiled once for each shape."""
+    """Returns the embeddings of a batch of any layout; compiled once per shape."""
     task = task_of(config_for(folder, checkpoint), tmp_path_factory.mktemp("encode"))
     params = nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
     compiled = jax.jit(task.loss.outputs)
@@ -171,9 +171,9 @@ def test_two_embeddings_of_one_sentence_differ_by_dropout(is_packed, encode, fol
 
 
 def test_equal_texts_are_not_negatives():
-    """The loss beside NumPy's, which leaves out candidates one by one."""
+    """Compares the loss with NumPy code that removes candidates one by one."""
     rng = np.random.default_rng(0)
-    words = rng.integers(0, 5, (12, 3))  # of few texts, so that all kinds of duplicates are there
+    words = rng.integers(0, 5, (12, 3))  # few distinct texts, so that all types of duplicates occur
     vectors = rng.normal(size=(5, 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     logits = vectors @ vectors.T / 0.05
@@ -195,11 +195,11 @@ def test_equal_texts_are_not_negatives():
     np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
 
 
-# Several sets.
+# Several data sets.
 
 
 def examples_of(count: int, name: int) -> Examples:
-    """Sequences that say which they are."""
+    """Sequences that contain the name of their data set and their number."""
     ids = [np.array([name, i, *[7] * (i % 5)], np.int32) for i in range(count)]
     return Examples(ids, [np.zeros_like(x) for x in ids])
 
@@ -215,7 +215,7 @@ def test_every_batch_has_one_data_set_and_data_sets_are_used_by_weight(is_packed
     batches = list(order.batches(range(2 * steps), np.arange))
 
     def read(batch):
-        """The set and the number of each example."""
+        """Returns the data set and the number of each example."""
         if not is_packed:
             return [tuple(ids[:2]) for ids in batch["input_ids"][batch["weights"] > 0]]
         rows, numbers = np.nonzero(batch["weights"])
@@ -251,12 +251,12 @@ def test_a_run_on_several_data_sets_improves_the_score(folder, checkpoint, tmp_p
     assert lines[-1]["step"] == 2 * (3 + 6) and scores[-1] > 0.5
 
 
-# A teacher.
+# Distillation.
 
 
 @pytest.fixture(scope="module")
 def teacher(folder, checkpoint, tmp_path_factory):
-    """A workdir with the vectors of the checkpoint, and with prompts."""
+    """A workdir with the params of the checkpoint, and with prompts."""
     workdir = tmp_path_factory.mktemp("teacher")
     config = config_for(folder, checkpoint, **{"data.query_prompt": "ship ", "data.document_prompt": "sail "})
     config, _ = finetuning_run.resolve(config, None)
@@ -274,7 +274,7 @@ def test_examples_have_the_vectors_or_scores_of_the_teacher(what, teacher, folde
     config, _ = finetuning_run.resolve(config, None)
     dataset = finetuning_run.load_inputs(config, tmp_path, None).data
     source, row = pretrained.read_pretrained(teacher), rows_of(42, 42)[3]
-    # `predict` writes the query's prompt before all texts.
+    # `predict` prepends the query prompt to all texts.
     prompted = dataclasses.replace(source, settings=source.settings.copy_and_resolve_references().unlock())
     prompted.settings.data.query_prompt = ""
     texts = ["ship " + row["query"], "sail " + row["positive"], "sail " + row["negative"]]
@@ -286,7 +286,7 @@ def test_examples_have_the_vectors_or_scores_of_the_teacher(what, teacher, folde
         assert len(examples.teacher_logits) == len(examples)
     in_rows = packed(dataset.train)
     assert in_rows["teacher_logits"].shape == (*in_rows["weights"].shape, *expected.shape)
-    # Another form of a set has other prompts: the teacher computes its logits anew.
+    # Another format of a data set has other prompts: the teacher computes its logits again.
     path = tmp_path / distillation.FILE
     key, forms = str(np.load(path)["key"]), dataset.forms
     assert len(distillation._read(path, key, forms)) == sum(map(len, dataset.train_sets))
@@ -373,7 +373,9 @@ def test_a_mistake_in_a_data_set_names_the_data_set(fields, message, folder, che
 
 
 def test_equal_texts_have_equal_numbers(checkpoint):
-    """With the prompt of its side: a query and a document of the same words are other inputs, if prompts differ."""
+    """The prompt is part of the text: with different prompts, equal words of a query and a document are different
+    inputs.
+    """
     tokenizer = pretrained.read_pretrained(checkpoint).tokenizer
     found = datasets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])
     for document, expected in (("", [[0, 1], [1, 0], [0, 2]]), ("rose ", [[0, 1], [2, 3], [0, 4]])):
@@ -381,4 +383,4 @@ def test_equal_texts_have_equal_numbers(checkpoint):
         encoded = datasets.encode_set(found, "pairs", prompts, tokenizer, 16)
         assert encoded.numbers.tolist() == expected and len(encoded.examples) == np.max(expected) + 1
         labels = datasets.training_examples(encoded, found.labels).labels
-        assert labels.tolist() == [[0, 1], [1, 0], [0, 2]]  # what is no negative does not depend on prompts
+        assert labels.tolist() == [[0, 1], [1, 0], [0, 2]]  # the excluded negatives do not depend on prompts

@@ -69,7 +69,7 @@ def corpus(tmp_path):
 
 
 def best(queries, documents, count):
-    """The numbers and scores of the documents with the highest dot products, by comparing all pairs."""
+    """Returns numbers and scores of the documents with the highest dot products, by comparing all pairs."""
     scores = queries @ documents.T
     order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
     return order, np.take_along_axis(scores, order, 1)
@@ -96,7 +96,7 @@ def test_a_later_search_reads_only_the_index_folder(model, corpus, tmp_path, mon
     index = SearchIndex.build(model, corpus, tmp_path / "index")
     names = {path.name for path in (tmp_path / "index").iterdir()}
     assert names == {module.DESCRIPTION, module.DOCUMENTS, module.EMBEDDINGS}
-    monkeypatch.setattr(text_embedding, "write_embeddings", None)  # no embedding of a document is computed again
+    monkeypatch.setattr(text_embedding, "write_embeddings", None)  # no document is encoded again
     assert SearchIndex.build(model, corpus, tmp_path / "index").search(QUERIES) == index.search(QUERIES)
     corpus.unlink()
     (tmp_path / "index").rename(tmp_path / "moved")
@@ -146,7 +146,7 @@ def index(plain, corpus, tmp_path):
 
 
 def test_another_checkpoint_or_corpus_is_refused(plain, model, folder, corpus, index, tmp_path):
-    assert len(SearchIndex.open(plain, index)) == len(TEXTS)  # pooled as the index is
+    assert len(SearchIndex.open(plain, index)) == len(TEXTS)  # pooled like the index
     with pytest.raises(UserError, match=r"index: was built with pool = 'mean', not 'cls'; use 'mean', or name a new"):
         SearchIndex.open(plain, index, "cls")
     SearchIndex.build(model, corpus, tmp_path / "dot")

@@ -1,4 +1,4 @@
-"""Queries, nearest documents and hard negatives; a run of the task embed, and the commands that use its vectors."""
+"""Queries, nearest documents and hard negatives; a run of the task embed, and the commands that use its embeddings."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ QUERIES, DOCUMENTS = 40, 90
 
 @pytest.fixture
 def search():
-    """Queries with one to three relevant documents; the text of each tenth one is a document as well."""
+    """Queries with one to three relevant documents; the text of every tenth query is also a document."""
     rng = np.random.default_rng(0)
     relevant = [dict.fromkeys(rng.choice(80, rng.integers(1, 4), replace=False).tolist(), 1.0) for _ in range(QUERIES)]
     documents = [f"document {i}" for i in range(86)] + [f"query {i}" for i in range(0, QUERIES, 10)]
@@ -92,7 +92,8 @@ def test_negatives_are_sampled_by_seed_from_the_allowed_documents(search, vector
 
 
 def test_the_table_of_negatives_is_valid_training_data(search, vectors, tmp_path):
-    # Documents are near their queries, but for those of the first one: none is far enough below.
+    # Documents are near their queries, except the documents of the first query, which has no candidates below the
+    # margin.
     queries, documents = vectors
     for query in reversed(range(QUERIES)):
         documents[list(search.relevant[query])] = queries[query] if query else -queries[query]
@@ -156,10 +157,10 @@ def small_blocks(monkeypatch):
         monkeypatch.setattr(neighbors, name, size)
 
 
-@pytest.mark.parametrize("k", [1, 20, 1000])  # fewer than a block has, and more than there are
+@pytest.mark.parametrize("k", [1, 20, 1000])  # fewer neighbours than a block has, and more than there are documents
 def test_nearest_neighbours_equal_a_full_comparison_with_stable_ties(k, small_blocks):
     rng = np.random.default_rng(0)
-    # Cosines are multiples of 1/8, and exact: hundreds are equal.
+    # Cosines are exact multiples of 1/8, so that hundreds are equal.
     queries, documents = (rng.choice([-1.0, 1.0], (count, 16)) for count in (301, 517))
     cosines = queries @ documents.T / 16
     order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
@@ -168,7 +169,7 @@ def test_nearest_neighbours_equal_a_full_comparison_with_stable_ties(k, small_bl
     np.testing.assert_array_equal(found.cosines, np.take_along_axis(cosines, order, 1))
 
 
-# BEIR's layout.
+# The layout of BEIR.
 
 
 def write_beir(folder, corpus, queries, **qrels):
@@ -197,7 +198,8 @@ def test_beir_folders_are_read(tmp_path):
     qrels = dict(train=[("q2", "d1", 1)], dev=[("q3", "d2", 2), ("q1", "d10", 0), ("q2", "d1", 1), ("q2", "d2", -1)])
     folder = write_beir(tmp_path / "sea", CORPUS, ASKED, **qrels)
     found = datasets.read_search(flagged(folder), "dev")
-    # Documents in the order of their ids, which are text; equal ones are two. The query without a document is none.
+    # Documents are sorted by their ids as text; documents with equal text stay separate. Queries without documents are
+    # dropped.
     assert found.documents == ["Bread is baked.", "Bread is baked.", "Ships They sail."]
     assert found.queries == ["what sails?", "bread?"] and found.relevant == [{2: 2.0}, {0: 1.0}]
     assert datasets.read_set(flagged(folder), "train").texts == [("bread?", "Bread is baked.")]
@@ -206,11 +208,11 @@ def test_beir_folders_are_read(tmp_path):
 
 
 def test_a_query_does_not_retrieve_its_own_document(tmp_path):
-    """As in BEIR's ArguAna: the document with the id of the query is the query."""
+    """As in BEIR's ArguAna, the document with the id of the query is the query."""
     asked = [{"_id": "d2", "text": "Ships sail."}, {"_id": "q", "text": "bread?"}]
     folder = write_beir(tmp_path, CORPUS, asked, dev=[("d2", "d1", 1), ("q", "d10", 1)])
     vectors, scores = np.eye(5, 4, dtype=np.float32)[[2, 1, 0, 1, 2]], {}  # queries, then d1, d10 and d2
-    vectors[2] += vectors[0] / 2  # the second best of the first query
+    vectors[2] += vectors[0] / 2  # the second-best document of the first query
     for ignore in (False, True):
         source = dataclasses.replace(flagged(folder), ignore_identical_ids=ignore)
         source.validate()
@@ -266,7 +268,7 @@ def sentence(rng, topic):
 
 
 def labelled_pairs(count, seed):
-    """Pairs of texts about one topic, 1, or two, 0."""
+    """Pairs of texts about one topic (label 1) or two topics (label 0)."""
     rng, rows = random.Random(seed), []
     for _ in range(count):
         label = rng.randint(0, 1)
@@ -284,7 +286,7 @@ def config_for(checkpoint, **data):
 
 @pytest.fixture(scope="module")
 def trained(checkpoint, tmp_path_factory):
-    """(folder with labelled pairs, and what is looked for in BEIR's layout, workdir of a finished run on the pairs)."""
+    """(folder with labelled pairs and a BEIR folder, workdir of a finished run on the pairs)."""
     folder = tmp_path_factory.mktemp("vectors")
     write_table(folder / "train.csv", labelled_pairs(160, 0))
     write_table(folder / "dev.csv", labelled_pairs(60, 1))
@@ -309,7 +311,7 @@ def test_a_file_is_evaluated_like_the_dev_set_with_the_tuned_thresholds(trained,
     result = command(*given, f"--data={folder}/dev.csv", cwd=tmp_path)
     again = {"scores": pytest.approx(source.scores), "decided": source.decided}
     assert json.loads(result.stdout) == again, result.stderr
-    # Other columns are named by flags, and the thresholds stay those of the dev set, whatever would be the best here.
+    # Flags name other columns. The thresholds of the dev set stay, even if other thresholds are better for this file.
     rows = labelled_pairs(60, 5)
     cosines = [each["cosine"] for each in embed.TASK.predict(source, [(row["a"], row["b"]) for row in rows])]
     odd = [{"c": row["a"], "d": row["b"], "same": int(cosine > 0.95)} for row, cosine in zip(rows, cosines)]
@@ -357,7 +359,7 @@ def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     validate(config)
     dataset = embed.TASK.load(config, pretrained.read_tokenizer(checkpoint))
     assert dataset.metric == "ndcg@10" and len(dataset.train) == 24
-    for name in ("train.csv", "dev.csv"):  # the next command judges by the dev set beside the training set
+    for name in ("train.csv", "dev.csv"):  # the next command evaluates the dev set of this folder
         write_table(tmp_path / name, [{name: row[name] for name in ("anchor", "positive")} for row in mined])
     again = command("mine", given[1], "--data=train.csv", "--output=again.jsonl", cwd=tmp_path)
     assert "--config.data.dev.path=dev.csv --config.data.dev.texts=anchor,positive --work" in again.stderr, again.stderr

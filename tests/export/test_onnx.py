@@ -1,4 +1,4 @@
-"""ONNX files compute what the library does in ONNX Runtime, at any size; those of 8 bits about that."""
+"""ONNX files give the outputs of the library in ONNX Runtime, at any size; int8 files approximate the outputs."""
 
 import dataclasses
 import importlib.util
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.extra_packages
 
 
 def opened(path):
-    """Returns what a file computes of a batch as `Model.apply` takes it, by the names of its outputs."""
+    """Returns the outputs of a file by name, for a batch in the format of `Model.apply`."""
     session = onnxruntime.InferenceSession(path)
     names = {"input_ids": "input_ids", "attention_mask": "segments", "token_type_ids": "token_types"}
 
@@ -32,7 +32,7 @@ def opened(path):
 
 
 def without_words(model):
-    """As a folder of Hugging Face is, whose class has one output layer."""
+    """Like a Hugging Face folder whose class has one head."""
     params = {name: value for name, value in model.source.params.items() if name != "masked_lm"}
     return bertjax.Model(dataclasses.replace(model.source, params=params))
 
@@ -96,7 +96,7 @@ def test_int8_files_have_a_quarter_of_the_size_and_similar_outputs(tmp_path):
     assert f"model_int8.onnx ({sizes[1] / 1e6:.1f} MB)" in summary and sizes[1] < 0.27 * sizes[0]
     texts = ["a ship left the harbour at dawn", "the court heard the case", "boats sailed in the morning", "oh"]
     vectors = model.embed(texts)
-    # As people who have transformers only would.
+    # As with transformers only.
     tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(texts, padding=True, return_tensors="np")
     for name, most in ((onnx.PROGRAM, 1e-5), (onnx.INT8, 0.06)):
         (found,) = onnxruntime.InferenceSession(tmp_path / "out/onnx" / name).run(None, dict(tokens))

@@ -1,4 +1,4 @@
-"""Exported programs compute what the library does, for any rows, and need nothing of ours."""
+"""Exported programs give the outputs of the library for any rows, and do not need bertjax."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from tests.test_library import made
 
 
 def states_of(family: str, **fields) -> library.Model:
-    """Hidden states of a random model of a family, with the tokenizer of the golden one."""
+    """Hidden states of a random model of a family, with the golden tokenizer."""
     settings = pretraining_config()
     with settings.unlocked():
         size = dict(vocab_size=90, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
@@ -42,7 +42,7 @@ def states_of(family: str, **fields) -> library.Model:
 
 
 def modern() -> library.Model:
-    """Hidden states of a ModernBERT, whose layers are not alike."""
+    """Hidden states of a ModernBERT, whose layers differ."""
     return states_of("modernbert", local_attention=8, max_position_embeddings=24, global_attn_every_n_layers=2)
 
 
@@ -54,7 +54,7 @@ def loaded(folder):
 
 
 def drawn(model, rng) -> dict[str, np.ndarray]:
-    """Rows of any number and length, with padding, and types that no text has."""
+    """Random rows of any number and length, with padding, and with token types that do not occur in texts."""
     shape = rng.integers(1, 6), rng.integers(2, model.config.max_position_embeddings + 1)
     lengths = rng.integers(1, shape[1] + 1, shape[0])
     segments = (np.arange(shape[1]) < lengths[:, None]).astype(np.int32)
@@ -70,7 +70,7 @@ def one_length(monkeypatch):
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """A model that predicts words, and the folder of its programs."""
+    """A model that predicts tokens, and the folder of its programs."""
     model, folder = made("BertForMaskedLM"), tmp_path_factory.mktemp("words") / "out"
     stablehlo.write(folder, model.source)
     return model, folder
@@ -94,11 +94,11 @@ def test_programs_give_the_outputs_of_the_library(words):
 WORDS = [*"the a ship sails saw captain whales left and . , ? ###".split(), "na\u00adïve", "\u200bnear", "wave\x07s"]
 WORDS += ["SHIP", "Étés", "e\u0301é", "a\u0300\u0316", "日本", "שלום", "🙂", "ﬁn", "x" * 120]
 SPACES = [*" \t\n\u00a0\u3000", "  ", "\r\n", ""]
-WITHOUT_PIECES = ["\u200b", "\x07 \x00"]  # though there is something to read
+WITHOUT_PIECES = ["\u200b", "\x07 \x00"]  # although there are inputs
 
 
 def drawn_texts(rng, count: int) -> list[str]:
-    """Texts of the golden tokenizer's words and of others, with odd spaces between them, some of them too long."""
+    """Texts with words of the golden tokenizer and unknown words, with irregular spaces; some texts are too long."""
     texts = []
     for _ in range(count):
         words = rng.choice(WORDS, rng.choice([1, 2, 4, 7, 40]))
@@ -107,14 +107,14 @@ def drawn_texts(rng, count: int) -> list[str]:
 
 
 class Reader:
-    """What somebody without bertjax computes: the folder's tokenizer.json, and its programs."""
+    """Computes without bertjax: with the tokenizer.json of the folder, and the programs of the folder."""
 
     def __init__(self, folder, run, most: int):
         self.run, self.tokenizer = run, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(most)
 
     def __call__(self, texts) -> list[tuple]:
-        """Returns how each text, or pair, was encoded, and its outputs, those of [PAD] left out."""
+        """Returns the encoding of each text or pair, and its outputs without the outputs of [PAD]."""
         encodings = [self.tokenizer.encode(*([text] if isinstance(text, str) else text)) for text in texts]
         longest = max(len(each) for each in encodings)
         for each in encodings:
@@ -139,7 +139,7 @@ def compare_classes(model, read, rng):
 
 
 def compare_tags(model, read, rng):
-    """Of those that are not cut into several rows."""
+    """Compares the tags of texts that fit in one row."""
     texts = [text for text in drawn_texts(rng, 60) if len(model.tokenizer.encode(text).ids) <= 22]
     words = 0
     for said, (encoding, logits) in zip(model.tag(texts), read(texts), strict=True):
@@ -151,7 +151,7 @@ def compare_tags(model, read, rng):
 
 
 def compare_answers(model, read, rng):
-    """Of contexts that fit in one row."""
+    """Compares the answers of contexts that fit in one row."""
     texts = [text for text in drawn_texts(rng, 80) if len(model.tokenizer.encode(text).ids) <= 10]
     pairs = list(zip(texts[::-1], texts))
     assert any(pair[1] in WITHOUT_PIECES for pair in pairs)
@@ -176,7 +176,7 @@ def compare_vectors(model, read, rng):
 
 
 def compare_states(model, read, rng):
-    """As vectors without weights of their own."""
+    """Compares hidden states like embeddings of a model without a head."""
     texts = ["", *drawn_texts(rng, 40)]
     found = [states.mean(0) for _, states in read(texts)]
     np.testing.assert_allclose(found, model.embed(texts, pool="mean", layers="last"), rtol=1e-4, atol=1e-5)
@@ -184,7 +184,7 @@ def compare_states(model, read, rng):
 
 def vectors() -> library.Model:
     settings = experiments.load("embed").unlock()
-    settings.max_seq_length = 20  # less than there are positions
+    settings.max_seq_length = 20  # less than the number of positions
     return made("SentenceTransformer", settings=settings)
 
 
@@ -226,7 +226,7 @@ NOT_REQUIRED = {"bertjax", "etils", "flax", "ml_collections", "optax", "orbax", 
 
 @pytest.mark.slow
 def test_programs_need_only_jax_and_flatbuffers(words, tmp_path):
-    """And are written by what we require: TensorFlow, which brings flatbuffers as well, is not everywhere."""
+    """The export needs only required packages: TensorFlow, which installs flatbuffers as well, is optional."""
     model, folder = words
     ids = np.array([[2, 9, 11, 3]], np.int32)
     script = f"""
@@ -254,7 +254,7 @@ def test_the_current_folder_is_written_if_empty(one_length, tmp_path, monkeypatc
 def test_unsupported_exports_are_refused_in_one_line(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    for write in (stablehlo.write, onnx.write):  # before it converts, and so without ONNX's packages as well
+    for write in (stablehlo.write, onnx.write):  # before it converts, and so without the ONNX packages as well
         with pytest.raises(UserError, match="exists and is not empty"):
             write(tmp_path / "full", made("BertForMaskedLM").source)
     with pytest.raises(UserError, match="several choices"):

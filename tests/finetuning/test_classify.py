@@ -1,4 +1,4 @@
-"""Texts with any number of labels: from tables to predictions, here and in other formats."""
+"""Texts with any number of labels: from tables to predictions, in all checkpoint formats."""
 
 import csv
 import dataclasses
@@ -33,7 +33,7 @@ LABELS = tuple(sorted(TOPICS))
 
 
 def texts_about(count, seed):
-    """(text, the topics that it is about): rarely several, sometimes none."""
+    """Returns (text, topics of the text): rarely several topics, sometimes none."""
     rng, rows = random.Random(seed), []
     for _ in range(count):
         topics = rng.sample(LABELS, rng.choice([0, 1, 1, 1, 2]))
@@ -44,7 +44,7 @@ def texts_about(count, seed):
 
 
 def write_table(path, rows):
-    """Rows of dicts, as .jsonl or as .csv."""
+    """Writes rows of dicts as .jsonl or as .csv."""
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return
@@ -103,7 +103,7 @@ def test_multi_label_training_and_prediction_with_the_threshold_of_the_dev_set(t
     sides = (topics for _, topics in dev), (each["labels"] for each in found)
     assert metrics.f1_of_labels(*map(indicators, sides)) == pytest.approx(source.scores)
 
-    # Our own format keeps the threshold; others take 0.5.
+    # The native format stores the threshold; other formats use 0.5.
     conversion.convert(workdir, tmp_path / "ours", "bertjax")
     assert list(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "ours"), texts)) == found
     line = conversion.convert(workdir, tmp_path / "theirs", "huggingface")
@@ -131,11 +131,12 @@ def test_labels_are_read_in_common_notations(tmp_path, suffix, written, cells):
     assert dataset.train.labels.tolist() == [[1, 1], [0, 0], [1, 0]]
     first, second = dataset.labels
     assert f"3 training examples: 2 {first}, 1 {second}; 1 without a label" in dataset.notes
-    assert dataset.baseline == pytest.approx(2 / 3)  # of both labels for every text: 3 of 6 right, all 3 found
+    # with both labels for every text: 3 of 6 are right, all 3 true labels are predicted
+    assert dataset.baseline == pytest.approx(2 / 3)
 
 
 def test_summaries_count_rows_and_tokens(tmp_path):
-    """Of tagged sentences, questions and sets of vectors as well: all have the same summary."""
+    """Tagged sentences, questions and embedding data have the same summary as classified texts."""
     texts = ["ship sail harbour wave ship sail", "ship", "qqq", "\u200b"]
     for name in ("train", "dev"):
         write_table(tmp_path / f"{name}.jsonl", [{"text": t, "topics": "ab"[i % 2]} for i, t in enumerate(texts)])
@@ -162,7 +163,7 @@ def test_one_column_per_label(tmp_path):
         write_table(tmp_path / f"{name}.csv", [{"text": "ship", **dict(zip(names, row))} for row in rows])
     config = config_for(tmp_path, label=r"sea,law,a\,b,rare", multi_label="")
     dataset = classify.TASK.load(config, tokenizer())
-    assert dataset.labels == ("sea", "law", "a,b", "rare")  # no text has the last one
+    assert dataset.labels == ("sea", "law", "a,b", "rare")  # no text has the last label
     assert dataset.train.labels.tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [1, 0, 0, 0]]
     scores = dataset.dev[0].score(np.array([[3.0, -3.0, -3.0, -9.0]] * 3))
     assert scores["macro_f1"] == pytest.approx((0.8 + 0.5 + 0.5 + 0) / 4)
@@ -209,7 +210,7 @@ def test_invalid_settings_are_refused(fields, message):
         validate(config_for("folder", **fields))
 
 
-# Labels of which each text has one; numbers.
+# Tables with one label per text; numbers.
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
@@ -249,7 +250,7 @@ def test_user_tables_are_read(tmp_path):
 
 
 def labelled(folder, rows, suffix="jsonl", dev=None, **fields):
-    """`classify` of (text, label) in both files."""
+    """Returns the data of `classify` with these (text, label) pairs in both files."""
     for name, content in (("train", rows), ("dev", dev or rows)):
         write_table(folder / f"{name}.{suffix}", [{"text": text, "label": label} for text, label in content])
     return classify.TASK.load(config_for(folder, label="label", multi_label="", **fields), tokenizer())
@@ -347,7 +348,7 @@ def test_absent_classes_have_weight_one():
     assert CrossEntropy.balanced(examples, 4).tolist() == [4 / (2 * 3), 1, 4 / 2, 1]
     examples = Examples(ids, types, np.array([[1, 0, 1], [1, 0, 0]]))
     assert SigmoidCrossEntropy.balanced(examples, 3).tolist() == [1, 1, 1]
-    nothing = {"labels": np.zeros(2, int), "weights": np.ones(2)}  # a batch of a class without weight
+    nothing = {"labels": np.zeros(2, int), "weights": np.ones(2)}  # a batch of a class with weight 0
     assert CrossEntropy((0.0, 1.0)).prediction_weights(nothing).sum() == 0
 
 
@@ -356,7 +357,7 @@ def test_absent_classes_have_weight_one():
 
 @pytest.mark.slow
 def test_predicted_tables_have_columns_of_predictions(tuned, tmp_path, monkeypatch):
-    """In the order of the rows, a part of them at once; the same as that of the texts by themselves."""
+    """Predictions keep the order of the rows, in chunks, and equal the predictions of the texts alone."""
     monkeypatch.setattr(predicted_table, "ROWS_AT_ONCE", 7)
     _, workdir, dev = tuned
     source = pretrained.read_pretrained(workdir)
@@ -376,7 +377,7 @@ def test_predicted_tables_have_columns_of_predictions(tuned, tmp_path, monkeypat
             if suffix == ".jsonl":
                 predicted = row.columns["predicted"]
                 assert predicted["labels"] == one["labels"] and ("cut" in predicted) == (i == 3)
-            else:  # and what is written can be read as labels again
+            else:  # the written cells can be read as labels again
                 assert labels_of(row, "predicted.labels", "list") == one["labels"]
                 chance = float(row.columns["predicted.probabilities.sea"])
                 assert chance == pytest.approx(one["probabilities"]["sea"], abs=1e-5)
@@ -441,7 +442,7 @@ def test_a_labelled_file_is_scored_like_the_dev_set(tuned, tmp_path):
     source = pretrained.read_pretrained(workdir)
     scores = finetuning_run.score(source, classify.TASK.read_labelled(source, folder / "dev.jsonl"))
     assert scores.scores == pytest.approx(source.scores) and scores.decided == source.decided
-    # The threshold stays that of the dev set, whatever would be the best for these texts.
+    # The threshold of the dev set stays, even if another threshold is better for these texts.
     found = list(classify.TASK.predict(source, [(text,) for text, _ in dev]))
     likely = [chance for each in found for chance in each["probabilities"].values() if chance > 0.5]
     odd = [[name for name in LABELS if each["probabilities"][name] > np.median(likely)] for each in found]

@@ -1,4 +1,4 @@
-"""The feature-based approach: which hidden states are used, what is learnt and what is not."""
+"""The feature-based approach: the hidden states that are used, and the params that are trained."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_feature_layers_follow_the_paper():
         "embeddings": states[0],
         "second_to_last": states[5],
         "last": states[6],
-        "weighted_sum_last_four": states[3:].mean(0),  # equal weights to begin with
+        "weighted_sum_last_four": states[3:].mean(0),  # equal initial weights
         "concat_last_four": np.concatenate(states[3:], -1),
         "weighted_sum_all": states[1:].mean(0),
     }
@@ -85,7 +85,7 @@ def test_a_sweep_over_feature_layers_trains_only_the_lstm(checkpoint, tmp_path, 
     found = [result["tags"] for result in features.TASK.predict(source, texts)]
     f1 = metrics.entity_scores([s.tags for s in sentences], found)["f1"]
     assert f1 > 0.8 and f1 == pytest.approx(source.scores["f1"])
-    # No moments of what is not learnt.
+    # The optimizer has no moments of frozen params.
     moments = str(programs[0].state.opt_state)
     assert "'lstm'" in moments and "'bert'" not in moments
     said = conversion.convert(tmp_path / "run", tmp_path / "hf", "huggingface")

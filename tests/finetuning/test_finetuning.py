@@ -1,4 +1,4 @@
-"""Fine-tuning from files to scores, searches over settings, and a task that is defined outside of the package."""
+"""Fine-tuning from files to scores, sweeps over settings, and a task that is defined outside of the package."""
 
 import dataclasses
 import importlib.metadata
@@ -50,7 +50,7 @@ def write_lines(path, *lines: str) -> None:
 
 
 def write_sst2(folder, train=300, dev=45):
-    """Files as SST-2's; positive is what is about the sea."""
+    """Writes files in the format of SST-2; texts about the sea are positive."""
     for name, count, seed in (("train", train, 0), ("dev", dev, 1)):
         rng = random.Random(seed)
         topics = rng.choices(sorted(TOPICS), k=count)
@@ -79,7 +79,7 @@ def run(config, workdir):
 
 @pytest.fixture(scope="module")
 def tuned(checkpoint, tmp_path_factory):
-    """(folder of the data, workdir of a finished run on it)."""
+    """(folder of the data, workdir of a finished run on the data)."""
     folder = tmp_path_factory.mktemp("glue")
     write_sst2(folder)
     run(config_for(folder, checkpoint), folder / "run")
@@ -93,7 +93,7 @@ def test_fine_tuning_trains_and_scores_a_task(tuned):
     assert [line["step"] for line in scored] == [19, 38, 57, 76]  # after every epoch of 19 steps
     assert scored[-1]["eval/accuracy"] > 0.9
     best, last = (100 * score for score in (max(x["eval/accuracy"] for x in scored), scored[-1]["eval/accuracy"]))
-    report = (workdir / "report.txt").read_text()  # of the best step, and of the last where that is another one
+    report = (workdir / "report.txt").read_text()  # the best and the latest checkpoint
     assert (
         report.startswith(f"dev: accuracy {best:.2f}")
         and f"dev: accuracy {last:.2f}\nalways the same answer: " in report
@@ -128,7 +128,7 @@ def test_out_of_range_indices_are_refused(changes, message):
 
 
 def test_changed_data_is_named_and_refused(tuned, checkpoint, tmp_path, capsys):
-    """Labels swapped, as many rows: a finished run says it, a longer one refuses it."""
+    """With swapped labels and equal row counts, a finished run reports the change; a longer run refuses the data."""
     shutil.copytree(tuned[0], tmp_path / "moved")
     shutil.copytree(tuned[1], tmp_path / "run")
     config, train = config_for(tmp_path / "moved", checkpoint), tmp_path / "moved/SST-2/train.tsv"
@@ -143,7 +143,7 @@ def test_changed_data_is_named_and_refused(tuned, checkpoint, tmp_path, capsys):
 
 
 def test_predictions_of_a_run_equal_predictions_of_the_exported_model(tuned, tmp_path):
-    """The same dev predictions from the workdir, and from its export to Hugging Face's format."""
+    """The workdir and its export to Hugging Face's format give equal predictions for the dev set."""
     folder, workdir = tuned
     source, (_, *lines) = pretrained.read_pretrained(workdir), (folder / "SST-2/dev.tsv").read_text().splitlines()
     texts, labels = zip(*(line.split("\t") for line in lines))
@@ -154,7 +154,8 @@ def test_predictions_of_a_run_equal_predictions_of_the_exported_model(tuned, tmp
     guesses = list(classify.TASK.predict(source, texts))
     assert guesses == list(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "hf"), texts))
     right = np.mean([guess["label"] == label for guess, label in zip(guesses, labels)])
-    assert right == max(line.get("eval/accuracy", 0) for line in read_metrics(workdir))  # the best, not the latest
+    # the best checkpoint, not the latest
+    assert right == max(line.get("eval/accuracy", 0) for line in read_metrics(workdir))
     assert all(abs(sum(guess["probabilities"].values()) - 1) < 1e-5 for guess in guesses)
     scores = finetuning_run.score(source, glue.TASK.read_labelled(source, folder / "SST-2/dev.tsv"))
     assert scores.scores == source.scores and finetuning_run.report(scores, "dev.tsv").startswith("dev.tsv: accuracy ")
@@ -183,7 +184,7 @@ def test_the_checkpoint_decides_the_model_config(tuned, checkpoint):
 
 @pytest.mark.slow
 def test_two_hosts_train_and_score_like_one_host(checkpoint, tmp_path):
-    """No example of the dev set is lost or counted twice between them, and a search finds the same best run."""
+    """The hosts neither lose nor repeat examples of the dev set, and a sweep chooses the same best run."""
     write_sst2(tmp_path, train=96)
     run(config_for(tmp_path, checkpoint, epochs=1.0), tmp_path / "alone")
     fields = ["batch_size=16", "max_seq_length=32", "log_every_steps=5", "epochs=1", "dtype=float32",
@@ -193,7 +194,7 @@ def test_two_hosts_train_and_score_like_one_host(checkpoint, tmp_path):
     flags = [experiment, f"--workdir={tmp_path / 'two'}", *(f"--config.{field}" for field in fields)]
     first, second = finish(start(2, *flags))
     assert first[0] == second[0] == 0, (first[2] + second[2])[-3000:]
-    assert is_silent(second[1]), second[1]  # one host speaks
+    assert is_silent(second[1]), second[1]  # one host prints
     results = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("two/runs/*/result.json")}
     best = max(results, key=lambda name: results[name]["scores"]["accuracy"])
     assert len(results) == 2 and (tmp_path / "two/best").read_text() == f"runs/{best}\n"
@@ -202,7 +203,7 @@ def test_two_hosts_train_and_score_like_one_host(checkpoint, tmp_path):
 
 @pytest.mark.slow
 def test_a_head_for_other_labels_is_not_loaded(tuned, tmp_path, capsys):
-    """Two labels here, two labels there, and yet others."""
+    """Both heads have two labels, but different ones."""
     config = config_for(tuned[0], tuned[1])
     config, _ = finetuning_run.resolve(config, None)
     opened = finetuning_run.KIND.open(config, tmp_path, None)
@@ -270,7 +271,7 @@ def test_mistakes_in_a_file_are_named_with_the_line(checkpoint, tmp_path, name, 
         glue.TASK.load(config_for(tmp_path, checkpoint, name), tokenizer())
 
 
-# Folder: the header of its files, if they have one; two training rows; one row of dev, and one of MNLI's other dev set.
+# Folder: the header of its files, or None; two training rows; one row of dev, and one row of MNLI's other dev set.
 GLUE = {
     "CoLA": (None, ["gj04\t1\t\tthe ship", 'gj04\t0\t*\tsail "the'], "gj04\t0\t*\twhale"),
     "SST-2": ("sentence\tlabel", ["ship\t1", 'sail "the\t0'], "whale\t0"),
@@ -288,8 +289,8 @@ GLUE = {
     "WNLI": ("index\tsentence1\tsentence2\tlabel", ['0\t"""ship"""\tsail\t1', "1\tship\tsail\t0"], "0\twhale\tnet\t0"),
 }  # fmt: skip
 ONE, TWO = "[CLS] whale [SEP]", "[CLS] whale [SEP] net [SEP]"
-# Task: names of the labels, the training rows' labels, the first of them as it is read; of each dev set a score, the
-# text and its label.
+# Task: the label names; the labels of the training rows; the first training row as it is read; for each dev set a
+# score, the text and its label.
 GLUE_AS_READ = {
     "cola": ("0 1", [1, 0], "[CLS] [UNK] ship [SEP]", [("matthews", ONE, 0)]),
     "sst2": ("0 1", [1, 0], "[CLS] ship [SEP]", [("accuracy", ONE, 0)]),
@@ -308,7 +309,7 @@ GLUE_AS_READ = {
 
 
 def write_glue(path):
-    """Columns in the order of the distribution, and a quotation mark that quotes nothing."""
+    """Writes columns in the order of the distribution, with a quotation mark that quotes nothing."""
     for folder, (header, train, dev, *others) in GLUE.items():
         (path / folder).mkdir()
         files = {"train": train, "dev": [dev], "dev_matched": [dev], "dev_mismatched": others}
@@ -352,7 +353,7 @@ def test_flops_are_exact_in_two_epochs_and_an_average_later(tuned, checkpoint, p
 
 
 def test_a_workdir_refuses_incompatible_configs(tuned, checkpoint, tmp_path):
-    """Another command's config, a vocabulary that is too large."""
+    """The config of another task, and a vocabulary that is too large, are refused."""
     folder, workdir = tuned
     other, config = pretraining_config(), config_for(folder, checkpoint)
     other.data.corpus, other.init_checkpoint = str(folder / "test.tsv"), str(checkpoint)
@@ -364,7 +365,8 @@ def test_a_workdir_refuses_incompatible_configs(tuned, checkpoint, tmp_path):
         launch(config, tmp_path / "other")
 
 
-# The search over hyperparameters: every run once, compiled once, the best kept, failures shown.
+# The sweep over hyperparameters: every trial runs once, with one compilation; the best trial is kept; failures are
+# shown.
 
 
 def parse(text):
@@ -379,7 +381,7 @@ def test_the_sweep_of_the_paper_has_24_runs():
     assert len(parse("paper seed=0,1,2")) == 72
     assert parse("seed=1,2") == [{"seed": 1}, {"seed": 2}]
     assert len({sweep.trial_name(settings) for settings in parse("paper seed=20240101,20240102,20240101")}) == 48
-    # Any field of the optimizer can be searched.
+    # Any field of the optimizer can be swept.
     assert parse("weight_decay=0,0.1 bias_correction=False")[1] == {"bias_correction": False, "weight_decay": 0.1}
 
 
@@ -395,7 +397,7 @@ def test_invalid_sweeps_are_refused(text, message):
 
 @pytest.mark.slow
 def test_a_sweep_compiles_once_resumes_and_keeps_the_best_checkpoint(checkpoint, tmp_path, monkeypatch, with_pictures):
-    """The first trial learns nothing, and the second one is stopped in its last evaluation."""
+    """The first trial has a zero learning rate; a signal stops the second trial in its last evaluation."""
     write_sst2(tmp_path, train=192)
     config = config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8,3e-3 epochs=5", max_seq_length=16)
     config.checkpoint.every_steps = 20
@@ -419,7 +421,7 @@ def test_a_sweep_compiles_once_resumes_and_keeps_the_best_checkpoint(checkpoint,
         with pytest.raises(KeyboardInterrupt):
             launch(config, tmp_path / "run")
     (program,) = programs
-    assert program.train_step._cache_size() == 1  # of two runs
+    assert program.train_step._cache_size() == 1  # of two trials
     worse, best = (tmp_path / f"run/runs/learning_rate={rate},epochs=5" for rate in ("1e-08", "0.003"))
     assert checkpoints.steps(best)[-1] == 60 and not (best / sweep.TRIAL_RESULT).exists()
     launch(config, tmp_path / "run", draw=page.draw)
@@ -433,7 +435,7 @@ def test_a_sweep_compiles_once_resumes_and_keeps_the_best_checkpoint(checkpoint,
     assert said.startswith("| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |\n")
     assert f"| 0.003 | 5 | {100 * score:.2f} | {100 * score:.2f} |  | 1 | 0 |" in said
     assert f"best: runs/{best.name}, accuracy" in said
-    source = pretrained.read_pretrained(tmp_path / "run")  # the folder of the search stands for its best run
+    source = pretrained.read_pretrained(tmp_path / "run")  # the folder of the sweep is read as its best run
     assert source.labels == ("0", "1") and source.path == f"{best}@60"
     drawn = (tmp_path / "run" / page.HTML_REPORT).read_text()  # with a row for each setting
     assert all(f"<td>run/{folder.name}</td>" in drawn for folder in (worse, best)) and "<td>accuracy " in drawn
@@ -458,7 +460,7 @@ def test_another_sweep_reuses_finished_trials(checkpoint, tmp_path, monkeypatch)
     monkeypatch.setattr(sweep, "run_one", run)
     assert search("seed=0,1") == ["seed=1"] and trained == ["seed=0", "seed=1"]
     assert search("seed=2,0,1") == ["seed=2"] and trained[2:] == ["seed=2"]
-    # A narrower search, of trials that are not the best of all, changes nothing of that.
+    # A narrower sweep without the best trial does not change the best trial.
     assert search("epochs=5 seed=0") == ["seed=2"] and trained[3:] == ["epochs=5,seed=0"]
     assert (workdir / "best").read_text() == "runs/seed=2\n"
     with pytest.raises(UserError, match=r"seed=0: trained with other settings, max_seq_length = 24 \(was 32\); choose"):
@@ -493,12 +495,12 @@ def test_failed_trials_restart_and_stay_in_the_table(checkpoint, tmp_path, monke
     monkeypatch.setattr(sweep, "run_one", run)
     config = config_for(tmp_path, checkpoint, sweep="seed=5,2005,6", restarts=3)
     launch(config, tmp_path / "run")
-    assert seeds == [5, 1005, 3005, 2005, 6, 1006, 2006]  # 2005 was to come anyway
+    assert seeds == [5, 1005, 3005, 2005, 6, 1006, 2006]  # 2005 was planned anyway
     assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
 
 
 def test_a_trial_with_a_nan_score_fails_without_ending_the_sweep(checkpoint, tmp_path, monkeypatch):
-    """Such as the correlation of predictions that are all the same."""
+    """For example, the correlation of constant predictions is NaN."""
     scores = Scores({"accuracy": None}, None)
     monkeypatch.setattr(sweep, "run_one", lambda *_, **more: TrainingResult(None, scores, None, None))
     write_sst2(tmp_path, train=48)
@@ -515,7 +517,7 @@ def test_a_trial_with_a_nan_score_fails_without_ending_the_sweep(checkpoint, tmp
 def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, programs, checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=48)
     config = config_for(tmp_path, checkpoint)
-    if "temperature" in search:  # vectors of texts, whose loss has fields
+    if "temperature" in search:  # embeddings, whose loss has fields
         config = experiments.load("embed")
         config.data.update(path=f"{tmp_path}/SST-2", form="scored", texts="sentence,sentence", label="label")
         config.init_checkpoint, config.max_seq_length = str(checkpoint), 32
@@ -540,7 +542,7 @@ def test_a_table_has_every_score():
     columns = "mean | best | standard deviation"
     assert head == f"| f1, {columns} | accuracy, {columns} | runs | failed |"
     assert row == "| 60.00 | 70.00 | 14.14 | 75.00 | 90.00 | 21.21 | 2 | 0 |"
-    *_, row = rows(("spearman",), True, {"spearman": None}, {"spearman": 0.5})  # None counts as nothing
+    *_, row = rows(("spearman",), True, {"spearman": None}, {"spearman": 0.5})  # None counts as zero
     assert row == "| 25.00 | 50.00 | 35.36 | 2 | 2 |"
 
 
@@ -549,7 +551,7 @@ def test_a_table_has_every_score():
     [([0.5, 0.7], "runs/b, f1 70.00"), ([0.7, 0.7], "runs/a, f1 70.00"), ([None, -0.1], "runs/b, f1 -10.00")],
 )
 def test_the_best_trial_keeps_the_checkpoint(tmp_path, scores, best):
-    """Also of two that are equal; one that diverged is worse than any."""
+    """Of two equal trials, the first keeps the checkpoint; a diverged trial is worse than any other."""
     for name, score in zip("ba" if scores[0] == scores[1] else "ab", scores):
         (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
         (tmp_path / "runs" / name / sweep.TRIAL_RESULT).write_text(
@@ -593,7 +595,7 @@ def own_config(checkpoint, **fields):
 
 
 class LetterWithoutClass(own_task.Letter):
-    """A task without a class of transformers, which adopts the letter of an earlier run."""
+    """A task without a transformers class, which adopts the letter of an earlier run."""
 
     architecture = ""
 
@@ -626,7 +628,10 @@ def trained(checkpoint, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_workdir_is_read_at_the_best_checkpoint_by_default(trained, tmp_path):
-    """Fine-tuning's; the latest of pre-training, whose scores at different lengths say nothing."""
+    """Fine-tuning runs are read at the best checkpoint.
+
+    Pre-training runs are read at the latest one, because scores at different lengths are not comparable.
+    """
     assert max(line.get("eval/accuracy", 0) for line in read_metrics(trained)) > 0.9
     report = (trained / "report.txt").read_text()
     assert "accuracy" in report and "margin 0.25" in report
@@ -644,7 +649,7 @@ def test_a_workdir_is_read_at_the_best_checkpoint_by_default(trained, tmp_path):
     )
     assert (chosen["dense"]["kernel"] != other["dense"]["kernel"]).any()
     info = workdirs.require_info(tmp_path / "run")
-    workdirs.write_info(tmp_path / "run", dataclasses.replace(info, architecture=""), None)  # as of pre-training
+    workdirs.write_info(tmp_path / "run", dataclasses.replace(info, architecture=""), None)  # like a pre-training run
     assert pretrained.find(tmp_path / "run").step == steps[-1]
     with pytest.raises(
         UserError, match=rf"run@9: the run has no checkpoint of this step; choose one of the steps {first}, "
@@ -660,7 +665,7 @@ def test_a_workdir_is_read_at_the_best_checkpoint_by_default(trained, tmp_path):
 
 @pytest.mark.slow
 def test_more_epochs_extend_a_finished_run(trained, checkpoint, tmp_path, capsys, monkeypatch):
-    """Even if it is stopped in its last evaluation, when the report of the shorter run is still there."""
+    """The longer run is stopped in its last evaluation, while the report of the shorter run still exists."""
     shutil.copytree(trained, tmp_path / "run")
 
     def extend() -> str:
@@ -698,7 +703,7 @@ def test_a_broken_entry_point_is_named_and_does_not_affect_other_tasks(monkeypat
 
 @pytest.mark.slow
 def test_commands_load_a_task_by_entry_point(trained, tmp_path):
-    """As an installed package would bring it: predict runs in a process of its own, where nobody registers anything."""
+    """An installed package defines the entry point: predict runs in a separate process without registrations."""
     package = tmp_path / "site/own-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")

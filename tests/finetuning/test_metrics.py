@@ -1,4 +1,6 @@
-"""The tasks' scores against scikit-learn, SciPy, seqeval, SQuAD's own scripts, brute force, and worked out by hand."""
+"""The scores of the tasks compared with scikit-learn, SciPy, seqeval, SQuAD's scripts, brute force, and hand
+computation.
+"""
 
 import gzip
 import json
@@ -14,12 +16,12 @@ from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
 from bertjax.finetuning import metrics
 
-# Warnings of the others, about what is undefined.
+# Warnings of the other libraries about undefined scores.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def random_classes(rng, classes):
-    """Labels and predictions, often alike, often without some of the classes."""
+    """Random labels and predictions, often equal, often without some classes."""
     n = rng.integers(1, 30)
     labels, predictions = (rng.choice(classes[: rng.integers(1, len(classes) + 1)], n) for _ in range(2))
     return labels, np.where(rng.random(n) < rng.choice([0, 0.5, 1]), labels, predictions)
@@ -71,7 +73,7 @@ def test_the_tuned_threshold_is_optimal():
         assert metrics.f1_of_labels(labels, chances > threshold)["micro_f1"] == pytest.approx(max(scores.values()))
         assert threshold not in chances.ravel()
     assert metrics.best_threshold([[True, False]], [[0.9, 0.05]]) == pytest.approx(0.475)
-    assert metrics.best_threshold([[False, False]], [[0.9, 0.3]]) == pytest.approx(0.6)  # none is right
+    assert metrics.best_threshold([[False, False]], [[0.9, 0.3]]) == pytest.approx(0.6)  # no label is right
 
 
 def test_probabilities_equal_scipy():
@@ -83,7 +85,7 @@ def test_probabilities_equal_scipy():
 
 
 def test_matthews_correlation_of_many_examples_does_not_overflow():
-    """200 000 examples, whose fourth power is beyond int64."""
+    """200,000 examples, whose fourth power exceeds int64."""
     labels = np.arange(200_000) % 2
     predictions = np.where(np.arange(200_000) % 8 < 2, 1 - labels, labels)
     assert metrics.matthews(labels, predictions) == pytest.approx(0.5)
@@ -154,7 +156,7 @@ def test_entity_scores_of_empty_inputs_and_invalid_tags():
 def test_squad_scores_equal_hand_computed_scores():
     golds = {"1": ["Denver Broncos"], "2": ["Denver", "Colorado"], "3": ["gold"], "4": ["blue"]}
     predictions = {"1": "Denver", "2": "the Colorado", "3": "silver", "another": "question"}
-    # F1: 2/3, 1, 0, and 0 for want of a prediction.
+    # F1: 2/3, 1, 0, and 0 because a prediction is missing.
     assert metrics.squad_scores(golds, predictions) == pytest.approx(dict(exact_match=25, f1=125 / 3))
     golds |= {"5": [], "6": [], "7": [], "8": []}
     predictions |= {"5": "", "6": "a guess", "7": "The"}
@@ -183,12 +185,12 @@ def test_the_null_threshold_may_reject_all_answers():
 
 @pytest.fixture(scope="module")
 def official():
-    """What SQuAD's own scripts say: see tests/golden/make_squad.py."""
+    """Reads the scores of SQuAD's official scripts, see tests/golden/make_squad.py."""
     return json.loads(gzip.decompress((pathlib.Path(__file__).parents[1] / "golden/squad.json.gz").read_bytes()))
 
 
 def test_squad_scores_equal_the_official_scripts(official):
-    """Also of the questions that were written by hand: articles, punctuation, letters of other scripts."""
+    """The questions include hand-written ones: articles, punctuation, letters of other scripts."""
     assert len(official["questions"]) > 4000
     for golds, prediction, *expected in official["questions"]:
         versions = ("v1.1", "v2.0") if golds else ("v2.0",)
@@ -197,7 +199,7 @@ def test_squad_scores_equal_the_official_scripts(official):
 
 
 def test_the_null_threshold_equals_the_official_script(official):
-    """But for the one that keeps no answer, which is 0 there."""
+    """Except the threshold that rejects all answers, which is 0 in the script."""
     for golds, predictions, odds, best_exact, best_f1, best_threshold in official["searches"]:
         threshold, f1, exact = metrics.best_null_threshold(golds, predictions, odds)
         assert (f1, exact) == pytest.approx((best_f1, best_exact))

@@ -35,9 +35,9 @@ def pieces():
 
 
 def conll_text(count, seed, bio=False, apart=False):
-    """Sentences in which the sea is a place and the court an organisation, as IOB1; a document of ten each.
+    """Sentences in IOB1, in which sea words are places and court words organisations; ten sentences per document.
 
-    `apart`: no two entities are neighbours.
+    `apart`: no two entities are adjacent.
     """
     rng, lines = random.Random(seed), []
     for number in range(count):
@@ -75,7 +75,7 @@ def test_every_word_keeps_the_tag_and_is_labelled_once(tmp_path, pieces, with_co
     read = word_encoding.read_tags(sentences, labels, examples, logits)
     assert read == [list(s.tags) for s in sentences]
     assert metrics.entity_scores([s.tags for s in sentences], read)["f1"] == 1
-    # The labelled pieces, put in a row, are the words' first pieces.
+    # The labelled tokens in order are the first tokens of the words.
     firsts = [pieces.encode(word).ids[0] for s in sentences for word in s.words]
     marked = [i for ids, marks in zip(examples.input_ids, examples.labels) for i in ids[np.asarray(marks) >= 0]]
     assert marked == firsts
@@ -131,7 +131,8 @@ def test_a_tiny_run_trains_a_tagger(checkpoint, tmp_path):
     assert sum(sample["label"] == sample["prediction"] for sample in samples) >= 7
     assert any(sample["label"].startswith(("LOC: ", "ORG: ")) for sample in samples)
     found = [result["tags"] for result in ner.TASK.predict(source, [(" ".join(s.words),) for s in sentences])]
-    assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9  # without the neighbours' context
+    # without context from neighbouring sentences
+    assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9
 
 
 @pytest.mark.parametrize("content, message", [
@@ -169,7 +170,7 @@ SPLIT = ["yesterday", "(", "John", ")", "saw", '"', "Mary", '"', "in", "Paris", 
 
 
 def test_tagged_words_of_raw_text_have_character_offsets(checkpoint, monkeypatch):
-    """Whatever the model says; a word of characters that no tokenizer reads is none."""
+    """Offsets do not depend on the model; a word of characters that no tokenizer reads is not a word."""
     source = pretrained.read_pretrained(checkpoint)
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     head = {"classifier": {"dense": {"bias": np.zeros(5)}}}
@@ -227,7 +228,7 @@ def of_kind(kind, folder):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "unigram", "bytes", "bpe", "modernbert"])
 def test_a_text_is_encoded_whole_and_words_have_one_tag(kind, checkpoint, tmp_path, monkeypatch):
-    """A word has the tag of the first token that begins in it, or continues the word before it."""
+    """A word has the tag of the first token that begins in the word, or continues the previous word."""
     pieces, labels = of_kind(kind, tmp_path), tuple("abcdefg")
     source = dataclasses.replace(
         pretrained.read_pretrained(checkpoint), tokenizer=pieces, labels=labels, settings=ml_collections.ConfigDict(),
@@ -258,14 +259,14 @@ def test_a_text_is_encoded_whole_and_words_have_one_tag(kind, checkpoint, tmp_pa
             before = next((begins[i] for i in range(start, end) if i in begins), before)
             assert label == before
 
-    # A sentence of a table is encoded as its text, also in windows; words of runs before this field are spaced.
+    # A sentence of a table is encoded as its text, also in windows. Runs of older versions join words with spaces.
     words = "London saw Paris , the whale ( a ship ) .".split()
     sentence = conll.Sentence(tuple(words), tuple("abcdefgabcd"), 0)
     for length in (1000, 7):
         examples = word_encoding.encode_word_sequences([sentence], labels, pieces, length, with_context=True)
         logits = [np.eye(7)[np.maximum(marks, 0)] for marks in examples.labels]
         inside = [ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids]
-        if kind != "bytes" or length > 7:  # whose words are cut there
+        if kind != "bytes" or length > 7:  # words are split at this character
             assert [*itertools.chain(*inside)] == pieces.encode(join_words(words)[0]).ids
             tags = word_encoding.read_tags([sentence], labels, examples, logits)[0]
             assert [a == b for a, b in zip(tags, sentence.tags)].count(False) == len(words) - len(examples.words)
@@ -305,7 +306,7 @@ def tag_config(folder):
 
 
 def test_user_tables_of_tags_are_read(tmp_path, pieces):
-    """The same sentences as a word a row and as a sentence a row; entities, and tags of another kind."""
+    """Tables with one word per row and with one sentence per row give equal sentences; entities, and other tags."""
     (tmp_path / "a").write_text(conll_text(30, 5))
     sentences = conll.read_conll(tmp_path / "a")
     for name in ("train", "dev"):

@@ -1,4 +1,4 @@
-"""Options of fine-tuning: windows of long texts, a teacher, frozen layers, low-rank updates, an early stop."""
+"""Options of fine-tuning: windows of long texts, distillation, frozen layers, LoRA, early stopping."""
 
 import dataclasses
 import itertools
@@ -76,7 +76,7 @@ def test_window_logits_are_combined_by_text():
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory):
-    """Texts whose last words alone say what they are about."""
+    """Texts whose topic follows from the last words alone."""
     folder, rng = tmp_path_factory.mktemp("late"), random.Random(0)
     for name, count in (("train", 240), ("dev", 60)):
         topics = rng.choices(sorted(TOPICS), k=count)
@@ -95,13 +95,13 @@ def test_windows_train_on_words_beyond_the_truncation(late, checkpoint, tmp_path
     source = pretrained.read_pretrained(tmp_path)
     accuracy = source.scores["accuracy"]
     cut, _, _ = encoding.encode_pairs(source.tokenizer, [row["text"] for row in dev], None, 16)
-    assert accuracy > 0.9 and len({tuple(ids) for ids in cut}) == 1  # truncated, all texts are the same
+    assert accuracy > 0.9 and len({tuple(ids) for ids in cut}) == 1  # truncated texts are all equal
     found = list(classify.TASK.predict(source, [(row["text"],) for row in dev]))
     right = [each["label"] == row["topics"] for each, row in zip(found, dev)]
     assert len(found) == len(dev) and np.mean(right) == pytest.approx(accuracy) and "cut" not in found[0]
 
 
-# A teacher.
+# Distillation.
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +119,7 @@ def two_layers(checkpoint, built_once):
 
 
 def rows_of(count, seed, labels=LABELS):
-    """Texts about one topic each, with its label, or with one at random."""
+    """Texts about one topic each, labelled with the topic or with a random topic."""
     rng = random.Random(seed)
     topics = rng.choices(sorted(TOPICS), k=count)
     texts = [" ".join(rng.choices(TOPICS[topic], k=4)) for topic in topics]
@@ -150,7 +150,7 @@ def teacher(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def untold(tmp_path_factory):
-    """Training texts whose labels are random, and a dev set whose labels are right."""
+    """Training texts with random labels, and a dev set with correct labels."""
     return data(tmp_path_factory.mktemp("untold"), rows_of(200, 2, list(LABELS)), rows_of(40, 3))
 
 
@@ -163,7 +163,7 @@ def test_a_student_reaches_the_teacher_with_random_labels(teacher, untold, check
 
 @pytest.mark.slow
 def test_batches_have_the_teacher_logits_of_the_examples(teacher, untold, checkpoint, tmp_path):
-    """Padded and packed: those that the teacher gives each text, in the order of the data's labels."""
+    """Padded and packed batches have the teacher logits of each text, in the label order of the data."""
     config = config_for(untold, checkpoint, **{"distill.teacher": str(teacher), "packing": True})
     config, _ = finetuning_run.resolve(config, None)
     dataset = finetuning_run.load_inputs(config, tmp_path, None).data
@@ -184,7 +184,7 @@ def test_batches_have_the_teacher_logits_of_the_examples(teacher, untold, checkp
     assert len(rows) == 16
     with pytest.raises(UserError, match=r"config.distill.teacher = .*: this task has no classes, numbers or tags"):
         distillation._teacher_targets(config, dataclasses.replace(dataset, head=heads.SpanHead()), None)
-    # Another order of the labels: that of the data counts.
+    # The teacher has another label order: logits follow the label order of the data.
     assert distillation._order(source, dataset.head, LABELS[::-1], "") == [3, 2, 1, 0]
 
 
@@ -216,7 +216,7 @@ def test_a_student_starts_from_every_nth_layer_of_the_teacher(untold, two_layers
     assert len(kept) == 1 and np.array_equal(kept[0], bert["encoder"]["layers"]["output"]["kernel"][1])
     search = config_for(untold, two_layers, keep_layers=1, sweep="seed=0")
     search, _ = finetuning_run.resolve(search, None)
-    search, _ = finetuning_run.resolve(search, None)  # of the search, and of its trial
+    search, _ = finetuning_run.resolve(search, None)  # the report of the sweep, and the report of its trial
     assert search.model.num_hidden_layers == 1
     arrays = {"bert/encoder/layers/output/bias": np.arange(12), "bert/embeddings/norm/bias": np.arange(3)}
     for layers, kept in ((6, [1, 3, 5, 7, 9, 11]), (4, [2, 5, 8, 11]), (5, [1, 3, 6, 8, 11]), (12, list(range(12)))):
@@ -250,7 +250,7 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
         run(config, tmp_path / "run")
 
 
-# Frozen layers, an early stop.
+# Frozen layers, early stopping.
 
 
 @pytest.fixture(scope="module")
@@ -293,14 +293,14 @@ def test_frozen_layers_stay_constant_and_resume_gives_identical_params(folder, t
 
     trained = sum(x.size // (2 if "layers" in name else 1) for name, x in straight.items() if name not in still)
     every = sum(x.size for x in straight.values())
-    sizes = [2 * 4 * count + 4 for count in (trained, every)]  # two moments, and Adam's count of steps
+    sizes = [2 * 4 * count + 4 for count in (trained, every)]  # two moments, and the step count of Adam
     counts = f"trains {trained:,} of {every:,} params"
     assert f"{counts}; the optimizer's state has {sizes[0]:,} bytes, not {sizes[1]:,}\n" in said
 
 
 @pytest.mark.slow
 def test_early_stopping_ends_a_run_and_a_sweep_for_good(folder, checkpoint, capsys):
-    """With a learning rate that changes nothing, the second epoch is no better."""
+    """With a negligible learning rate, the second epoch has an equal score."""
 
     def config(**fields):
         config = glue_config(folder, checkpoint, **fields)
@@ -325,7 +325,7 @@ def test_early_stopping_needs_held_out_text(records_folder, tmp_path):
     with pytest.raises(UserError, match=r"data.heldout_fraction = 0.0: must be above 0, because early stopping"):
         validate(config)
     shutil.copytree(records_folder, tmp_path / "records")
-    (tmp_path / "records/manifest.json").unlink()  # without one, names tell what is held out
+    (tmp_path / "records/manifest.json").unlink()  # without a manifest, file names define the held-out records
     for path in (tmp_path / "records").glob("*/heldout*"):
         path.unlink()
     config = tiny_config(records=tmp_path / "records")
@@ -353,7 +353,7 @@ def lora_config(folder, checkpoint, targets="query,value"):
 
 @pytest.mark.slow
 def test_lora_updates_are_trained_resumed_merged_and_used(topics, checkpoint, capsys):
-    """Several labels for a text, with weights, packed."""
+    """Multi-label data with class weights, packed."""
     folder, dev = topics
     run(lora_config(folder, checkpoint), folder / "lora")
     said = capsys.readouterr().out
@@ -391,7 +391,7 @@ def test_lora_updates_are_trained_resumed_merged_and_used(topics, checkpoint, ca
 
 @pytest.mark.slow
 def test_params_are_equal_on_any_number_of_devices(topics, checkpoint, tmp_path):
-    """Low-rank updates and their dropout, with packed texts whose labels have weights."""
+    """LoRA with dropout, and packed texts with class weights."""
 
     def steps(*sizes):
         config = lora_config(topics[0], checkpoint, "all-linear")

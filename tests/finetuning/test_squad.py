@@ -1,4 +1,4 @@
-"""Answers in paragraphs: windows, labels, the n best, and a tiny run to its predictions file."""
+"""Answers in paragraphs: windows, labels, the n best answers, and a tiny run to its predictions file."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def pieces():
 
 
 def random_questions(count, seed=0):
-    """Answers anywhere in paragraphs of known and unknown words."""
+    """Random answers in paragraphs of known and unknown words."""
     rng, questions = random.Random(seed), []
     for number in range(count):
         words = [rng.choice([*WORDS, "Sails,", "x1", "Émile"]) for _ in range(rng.randint(1, 60))]
@@ -61,7 +61,7 @@ def test_labels_point_at_the_answer_in_the_text(pieces):
             offsets = window.offsets[[first - window.first, last - window.first]]
             assert question.context[offsets[0, 0] : offsets[1, 1]] == question.answers[0]
             found.add(window.question)
-    # What no window holds as a whole is longer than a step of the windows.
+    # An answer that no window contains is longer than the stride of the windows.
     missing = [q for i, q in enumerate(questions) if i not in found]
     assert len(missing) == apart < 30 and exact == 300
     assert all(len(pieces.encode(q.answers[0]).ids) > 24 - 3 - 5 - 7 for q in missing)
@@ -89,7 +89,7 @@ def test_windows_cover_every_token_and_one_window_has_maximum_context(pieces):
 
 
 def test_gold_logits_give_the_gold_answers(pieces):
-    """Logits that point at the gold answer give its text; those that point at [CLS] say that there is none."""
+    """Logits of the gold answer give its text; logits of [CLS] give no answer."""
     questions = random_questions(40, seed=1)
     examples, windows, *_ = question_windows.encode_question_windows(questions, pieces, SIZES, with_labels=True)
     logits = []
@@ -114,7 +114,7 @@ def test_gold_logits_give_the_gold_answers(pieces):
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("kind", [*SIZE, "bytes"])
 def test_answers_have_whole_characters_and_no_surrounding_spaces(kind, lowercase):
-    """Tokenizers compose or strip accents, divide ligatures, and drop characters without width."""
+    """Tokenizers compose or strip accents, split ligatures, and drop zero-width characters."""
     answers = ["cafe\u0301", "E\u0301", "\ufb01n", "ship", "\u1112\u1161\u11ab", "\u338f", "so\u00adft"]
     context = "  the ".join(["", *answers, " and\u200b an onion\u200f \t"])
     made = (
@@ -136,7 +136,7 @@ def test_answers_have_whole_characters_and_no_surrounding_spaces(kind, lowercase
 
 @pytest.mark.parametrize("context", ["", "\u200b", " ".join(["ship"] * 100)])
 def test_contexts_without_a_possible_answer_give_an_empty_answer(pieces, context):
-    """No token to read; or the likely starts all lie behind the likely ends, as in a run that has learnt nothing."""
+    """No token to read, or all likely starts lie behind all likely ends, as in an untrained model."""
     question = Question("q", "ship", context)
     encoded = question_windows.encode_question_windows([question], pieces, WindowSizes(384, 128, 64), with_labels=False)
     (ids,) = encoded.examples.input_ids
@@ -166,7 +166,7 @@ def squad_file(questions, version):
 def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     for name, count in (("train", 40), ("dev", 20)):
         questions = random_questions(count, seed=count)
-        questions[0] = dataclasses.replace(questions[0], text=" ".join(WORDS[:39]) + " " + WORDS[1])  # a long one
+        questions[0] = dataclasses.replace(questions[0], text=" ".join(WORDS[:39]) + " " + WORDS[1])  # a long question
         questions = [Question(q.name, q.text, q.context) if i % 3 == 0 else q for i, q in enumerate(questions)]
         (tmp_path / f"{name}-v2.0.json").write_text(squad_file(questions, "v2.0"))
     config = fine_tuning_config("squad", version="v2.0", doc_stride=16, max_query_length=36)
@@ -183,11 +183,11 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     assert "null_threshold" in (tmp_path / "run/report.txt").read_text()
     source = pretrained.read_pretrained(tmp_path / "run")
     assert source.architecture == "BertForQuestionAnswering"
-    # The tuned threshold is that of the checkpoint, and decides.
+    # The threshold of the checkpoint decides about empty answers.
     assert source.decided == {"null_threshold": scores["eval/null_threshold"]}
     texts = [(q.text, q.context) for q in questions]
     found = list(squad.TASK.predict(dataclasses.replace(source, decided={}), texts))
-    # Prediction encodes as evaluation did, the long question as well.
+    # Prediction encodes questions like evaluation, including the long question.
     for question, answer in zip(questions, found):
         first = best[question.name][0]
         assert question.context[answer["start"] : answer["end"]] == answer["answer"]
@@ -200,7 +200,7 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
         assert answer["answer"] == ("" if before["null_odds"] > middle else before["answer"])
     content, note = squad.TASK.submission(source, str(tmp_path / "dev-v2.0.json"))
     assert json.loads(content) == predictions and note.startswith("20 answers")
-    # Scored again without training, the dev set has the same scores; the threshold is not tuned again.
+    # Scoring without training gives the stored scores of the dev set; the threshold is not tuned again.
     again = finetuning_run.score(source, squad.TASK.read_labelled(source, str(tmp_path / "dev-v2.0.json")))
     assert again.scores == pytest.approx({name: scores[f"eval/{name}"] for name in again.scores})
     silent = dataclasses.replace(source, decided={"null_threshold": -1e9})
@@ -227,7 +227,7 @@ def test_mistakes_in_a_file_are_named(tmp_path, content, message):
 
 
 def test_misplaced_answers_are_refused_or_skipped(pieces, tmp_path):
-    """All are counted, the first named; the dev set is scored with them."""
+    """All misplaced answers are counted, and the first one is named. The dev set is scored including them."""
     for name, count in (("train", 20), ("dev", 6)):
         questions = random_questions(count, seed=count)
         questions[2::3] = [dataclasses.replace(q, starts=(q.starts[0] + 1,)) for q in questions[2::3]]

@@ -1,4 +1,4 @@
-"""A choice among endings: a tiny run learns which, and says it again from its export."""
+"""Multiple choice: a tiny run is trained, and its export gives equal choices."""
 
 import random
 
@@ -15,7 +15,10 @@ from tests.finetuning.test_finetuning import quick, run
 
 
 def write(path, count, seed, label=None):
-    """Returns the rows. The right ending is of the sentence's topic, the others are of another."""
+    """Writes and returns the rows.
+
+    The right ending has the topic of the sentence, the other endings have another topic.
+    """
     rng, rows = random.Random(seed), []
     for _ in range(count):
         topic, other = rng.sample(sorted(TOPICS), 2)

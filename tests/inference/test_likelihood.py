@@ -1,4 +1,4 @@
-"""Likelihoods of texts against a loop over their tokens, minimal pairs, and continuing a text."""
+"""Likelihoods of texts compared with a loop over their tokens; minimal pairs; text generation."""
 
 import dataclasses
 import json
@@ -37,14 +37,14 @@ def model_of(config):
 
 @pytest.fixture(scope="module")
 def texts():
-    """Of three lengths only, since each is compiled for."""
+    """Texts of only three lengths, because each length is compiled."""
     rng = np.random.default_rng(0)
     return ["", "the", *(" ".join(rng.choice(WORDS, rng.choice([2, 6, 20]))) for _ in range(16))]
 
 
 @pytest.mark.parametrize("kind", [*SIZE, "bytes"])
 def test_whole_words_are_masked_with_the_preceding_space(kind):
-    """A space may be a whole piece, also before the first word."""
+    """A space may be a whole token, also before the first word."""
     made = Bytes() if kind == "bytes" else learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     text = "onion the rheco ship o"
     for number, word in enumerate(text.split()):
@@ -56,7 +56,7 @@ def test_whole_words_are_masked_with_the_preceding_space(kind):
 
 @pytest.mark.slow
 def test_a_recurrent_model_reads_long_texts_in_segments(texts):
-    """Two parts of 16 tokens, of which the second remembers all of the first, are one of 32; longer texts are read."""
+    """Two segments of 16 tokens with a full memory equal one segment of 32 tokens; longer texts are accepted."""
     whole = TransformerXLConfig(**SIZES, memory_length=32)
     model, params = model_of(whole)
     parts = BertForMaskedLM(dataclasses.replace(whole, memory_length=16, max_position_embeddings=16))
@@ -75,7 +75,7 @@ def test_a_recurrent_model_reads_long_texts_in_segments(texts):
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_likelihood_of_a_text_is_the_sum_over_tokens(texts, causal, monkeypatch):
-    """Each computed alone, without padding; in portions and batches that are not full."""
+    """Each text is computed alone, without padding, and in chunks and batches that are not full."""
     monkeypatch.setattr(likelihood, "TEXTS_AT_ONCE", 7)
     monkeypatch.setattr(likelihood, "MAX_ROWS", 5)
     model, params = model_of(dataclasses.replace(CONFIG, causal=causal))
@@ -93,7 +93,7 @@ def test_the_likelihood_of_a_text_is_the_sum_over_tokens(texts, causal, monkeypa
         places, rows = np.arange(1, len(ids) - 1), np.tile(ids, (len(ids) - 2, 1))
         for row, place in zip(rows, places):
             if causal:
-                row[place:] = PIECES.pad_id  # nothing after it may matter
+                row[place:] = PIECES.pad_id  # later tokens must not matter
             else:
                 row[place] = PIECES.mask_id
         expected = np.asarray(log_softmax(rows, places[:, None] - causal))[np.arange(len(places)), ids[places]]
@@ -144,11 +144,11 @@ def test_models_and_texts_without_likelihoods_are_refused():
         generate(neighbours, {}, PIECES, "ship", 5, Sampling())
 
 
-# Continuing a text: with a cache as without one, from the pieces that sampling allows.
+# Generation with a cache equals generation without a cache, from the tokens that sampling allows.
 
 
 def without_cache(model, params, text, tokens):
-    """The most likely piece after the whole text, again and again."""
+    """Appends the most likely token after the whole text, repeatedly."""
     ids, room, run = [PIECES.cls_id, *PIECES.encode(text).ids], CAUSAL.max_position_embeddings, jax.jit(model.apply)
     for _ in range(min(tokens, room - len(ids))):
         row = np.pad(ids, (0, room - len(ids)))[None]
@@ -174,7 +174,7 @@ CONTINUED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTINUED)
 def test_generation_with_and_without_cache_is_equal(name):
-    """For as long as the model has room, after a short prompt or a long one."""
+    """Generates until the model has no position left, after a short prompt and a long prompt."""
     model, params = model_of(CONTINUED[name])
     text = " ".join(["ship a c the d"] * (7 if name == "pre" else 1))
     found = generate(model, params, PIECES, text, 100, Sampling(temperature=0.0))
@@ -193,11 +193,11 @@ def test_sampled_text_depends_on_the_seed_only():
 @pytest.mark.parametrize("sampling, allowed", [
     (Sampling(), [0.4, 0.3, 0.2, 0.1]),
     (Sampling(top_k=2), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),
-    (Sampling(top_p=0.65), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),  # the fewest that have 65 % or more
+    (Sampling(top_p=0.65), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),  # the smallest set with 65 % or more
     (Sampling(top_p=0.75), [0.4 / 0.9, 0.3 / 0.9, 0.2 / 0.9, 0]),
     (Sampling(temperature=0.5), np.array([16, 9, 4, 1]) / 30),
     *((greedy, [1, 0, 0, 0]) for greedy in (Sampling(0.0), Sampling(1e-6), Sampling(top_k=1), Sampling(top_p=1e-6))),
-    (Sampling(top_k=3, top_p=0.75), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),  # of the three, which have 90 %
+    (Sampling(top_k=3, top_p=0.75), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),  # of the three tokens, which have 90 %
 ])  # fmt: skip
 def test_sampling_frequencies_equal_the_probabilities(sampling, allowed):
     logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))

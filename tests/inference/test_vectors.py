@@ -1,4 +1,4 @@
-"""`extract` of vectors: every format, a portion at a time, and what goes on after it was interrupted."""
+"""`extract` with embeddings: every format, chunks, and resuming after an interruption."""
 
 import dataclasses
 import os
@@ -42,7 +42,7 @@ def compiled(source):
 
 @pytest.fixture
 def make(compiled, monkeypatch):
-    """Vectors in portions of eight texts."""
+    """Embeddings in chunks of eight texts."""
     monkeypatch.setattr(text_embedding, "PORTION_TEXTS", 8)
     return compiled
 
@@ -98,7 +98,7 @@ def test_ids_are_written_with_the_vectors(make, tmp_path, monkeypatch):
 
 
 def interrupted(path, make, after: int) -> None:
-    """Writes until `after` texts have been read."""
+    """Writes until `after` texts have been read, then is interrupted."""
 
     def given():
         yield from TEXTS[:after]
@@ -109,7 +109,7 @@ def interrupted(path, make, after: int) -> None:
 
 
 def portions_of(make, monkeypatch) -> list[int]:
-    """Returns a list that will have the sizes of what is computed."""
+    """Returns a list that receives the sizes of the computed chunks."""
     sizes, encode = [], make.encode
     monkeypatch.setitem(make.__dict__, "encode", lambda texts: [sizes.append(len(texts)), encode(texts)][1])
     return sizes
@@ -130,7 +130,7 @@ TEARS = {
 def test_extraction_resumes_after_finished_chunks(make, torn, tmp_path, monkeypatch, capsys):
     whole, path = tmp_path / "whole.npy", tmp_path / "v.npy"
     text_embedding.write_embeddings(whole, make, TEXTS)
-    interrupted(path, make, 19)  # of a third portion, which is not computed
+    interrupted(path, make, 19)  # in a third chunk, which is not computed
     assert not path.exists()
     tear, kept = TEARS[torn]
     tear(path.with_name("v.npy.partial"), path.with_name("v.npy.partial.jsonl"))
@@ -142,7 +142,7 @@ def test_extraction_resumes_after_finished_chunks(make, torn, tmp_path, monkeypa
 
 
 def changed(source):
-    """Another number in one place."""
+    """Changes one number."""
     params = jax.tree.map(np.array, source.params)
     params["bert"]["embeddings"]["norm"]["bias"][3] += 1e-3
     return dataclasses.replace(source, params=params)

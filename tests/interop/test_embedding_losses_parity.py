@@ -1,6 +1,6 @@
-"""Losses of vectors beside sentence-transformers', and distillation beside PyTorch: values and gradients.
+"""Embedding losses compared with sentence-transformers, and distillation with PyTorch: values and gradients.
 
-`test_sentence_transformers.py` compares the vectors of the encoder.
+`test_sentence_transformers.py` compares the embeddings of the encoder.
 """
 
 import types
@@ -21,7 +21,7 @@ EXAMPLES, WIDTH, SCALE = 6, 32, 25.0
 
 
 class Stub(torch.nn.Module):
-    """A model of sentence-transformers that returns the vectors that it is given."""
+    """A model of sentence-transformers that returns its input vectors."""
 
     def forward(self, features):
         return features
@@ -35,7 +35,7 @@ def vectors_of(texts: int, seed: int = 0) -> np.ndarray:
 
 
 def assert_same(texts: int, loss, labels, theirs, their_labels, widths=(), teacher=None):
-    """Compares a loss, the mean over a batch, and its gradient; `teacher`: vectors or scores to learn."""
+    """Compares a loss, the mean over a batch, and its gradient; `teacher`: vectors or scores of the teacher."""
     vectors = vectors_of(texts)
     batch = {"weights": np.ones(EXAMPLES, np.float32), "labels": labels}
 
@@ -66,7 +66,7 @@ def numbers(texts: int):
 SCORES = np.array([0.5, 3, 3, 0, 5, 1.5], np.float32)
 LABELS = np.array([1, 0, 1, 1, 0, 0])
 SYMMETRIC = dict(directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction")
-CASES = {  # texts, labels, settings of ours, name and settings of theirs
+CASES = {  # texts, labels, bertjax settings, sentence-transformers' name and settings
     "pairs": (2, numbers(2), {}, "MultipleNegativesRankingLoss", dict(scale=SCALE)),
     "negatives": (4, numbers(4), {}, "MultipleNegativesRankingLoss", dict(scale=SCALE)),
     "symmetric": (3, numbers(3), dict(symmetric=True), "MultipleNegativesRankingLoss", dict(scale=SCALE) | SYMMETRIC),

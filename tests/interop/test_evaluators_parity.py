@@ -1,4 +1,4 @@
-"""How vectors are judged beside sentence-transformers' evaluators: the same vectors, also with many equal cosines."""
+"""Evaluation of embeddings compared with the evaluators of sentence-transformers, with many tied cosines."""
 
 import types
 
@@ -38,7 +38,7 @@ class Stub:
 
 def made(count: int, has_ties: bool, width: int = 16) -> np.ndarray:
     rng = np.random.default_rng(count)
-    if has_ties:  # the lengths are 4, or 2: all cosines are exact
+    if has_ties:  # the norms are 4 or 2: all cosines are exact
         return rng.choice([-1, 1], (count, width)).astype(np.float32)
     return rng.normal(size=(count, width)).astype(np.float32)
 
@@ -49,7 +49,7 @@ def ours(found, numbers, vectors, widths=(), similarity="cosine"):
 
 
 def assert_same(scores, evaluator, given, vectors, names, tolerance=1e-9, similarity="cosine"):
-    """Compares scores, also of the first four numbers of each vector, if `names` have their suffix."""
+    """Compares scores, and also scores of the first four dimensions if `names` have the suffix."""
     for name, theirs in names.items():
         width = 4 if name.endswith("_4") else None
         expected = evaluator(*given, truncate_dim=width)(Stub(vectors, similarity))
@@ -87,7 +87,7 @@ def test_scores_of_labelled_pairs_equal_sentence_transformers(positive, has_ties
 
 
 @pytest.mark.parametrize("has_ties", [False, True])
-@pytest.mark.parametrize("documents", [7, 300])  # fewer than the ranks that are looked at, and more
+@pytest.mark.parametrize("documents", [7, 300])  # fewer queries than the evaluated ranks, and more
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_retrieval_scores_equal_sentence_transformers(similarity, documents, has_ties):
     queries, rng = 50, np.random.default_rng(documents)
@@ -96,7 +96,8 @@ def test_retrieval_scores_equal_sentence_transformers(similarity, documents, has
     search = Search(range(queries), range(documents), relevant)
     scores, decided, metric = ours(search, np.arange(queries + documents), vectors, (4,), similarity)
     assert not decided and metric == "ndcg@10"
-    # sentence-transformers sorts documents with equal scores by their ids; zeros keep the order of the numbers.
+    # sentence-transformers sorts documents with equal scores by their ids; zero-padded ids keep the order of the
+    # numbers.
     name = "{:04}".format
     given = (
         {str(i): str(i) for i in range(queries)},

@@ -1,4 +1,4 @@
-"""Each family beside transformers' classes with the same weights: states, logits, gradients, every class, and back."""
+"""Every family compared with transformers at equal weights: states, logits, gradients, all classes, and round trips."""
 
 import dataclasses
 import functools
@@ -39,12 +39,12 @@ SIZES = dict(vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_
 POSITIONED = SIZES | dict(max_position_embeddings=64)
 WITH_OFFSET = POSITIONED | dict(position_offset=2)
 OF_ROBERTA = SIZES | dict(max_position_embeddings=66, type_vocab_size=1, layer_norm_eps=1e-5)
-# Layers that come first, as groups, and as the rest.
+# The first layers, layer groups, and the remaining layers.
 LAYERS = dict(num_hidden_layers=6, local_attention=16, attention_dropout=0.2)
 KINDS = ["full_attention", "sliding_attention"] * 3
 SPECIAL = dict(pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3)
 ROPE = dict(rope_type="default", rope_theta=250_000.0)
-# How the names of transformers' classes begin, the fields of their config, and our config of the same model.
+# The prefix of the transformers classes, the fields of their config, and the bertjax config of the same model.
 MODELS = {
     "bert": ("Bert", POSITIONED, BertConfig(**POSITIONED, hidden_act="gelu")),
     "roberta": ("Roberta", OF_ROBERTA, RobertaConfig(**WITH_OFFSET)),
@@ -70,7 +70,7 @@ MODELS = {
         "XLNet", dict(vocab_size=150, d_model=32, n_layer=2, n_head=4, d_inner=48, mem_len=None), XlnetConfig(**SIZES),
     ),
 }  # fmt: skip
-# Our model of a class of BERT with a fine-tuned output layer.
+# The bertjax model of a BERT class with a fine-tuned head.
 HEADS = {
     "ForPreTraining": BertForPreTraining,
     "ForSequenceClassification": functools.partial(BertForSequenceClassification, labels=3),
@@ -78,14 +78,14 @@ HEADS = {
     "ForQuestionAnswering": BertForQuestionAnswering,
     "ForMultipleChoice": functools.partial(BertForSequenceClassification, labels=1),
 }
-# The names of a RoBERTa's tensors that transformers may know by another name.
+# The names of RoBERTa tensors that transformers may rename.
 TIED = {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"}
-# The names of XLNet's classes, where BERT's have others.
+# The XLNet classes whose names differ from BERT's classes.
 BERTS = {"LMHeadModel": "ForMaskedLM", "ForQuestionAnsweringSimple": "ForQuestionAnswering"}
 
 
 def save_theirs(folder, name: str, head: str, **fields):
-    """Makes a model of transformers whose params are neither 0 nor 1, and saves it."""
+    """Saves a transformers model whose params are neither 0 nor 1."""
     prefix, own, _ = MODELS[name]
     torch.manual_seed(0)
     model = getattr(transformers, f"{prefix}{head}")(getattr(transformers, f"{prefix}Config")(**own | fields)).eval()
@@ -93,14 +93,14 @@ def save_theirs(folder, name: str, head: str, **fields):
         for param in model.parameters():
             param.add_(0.1 * torch.randn_like(param))
     model.save_pretrained(folder)
-    model.set_attn_implementation("eager")  # the only one that returns its attention
+    model.set_attn_implementation("eager")  # the only implementation that returns attention
     return model
 
 
 def batch_of(name: str, length: int):
-    """Returns (ids, which are tokens, token types) `[2, length]`, and the arguments of transformers' model."""
+    """Returns (ids, attention mask, token types) `[2, length]`, and the arguments of the transformers model."""
     rng, places = np.random.default_rng(0), np.arange(length)
-    # Transformers' XLNet pools the last place of a row, whether or not a token is there.
+    # The XLNet of transformers pools the last position of a row, even if it is padding.
     sizes = np.array([[length], [length if name == "xlnet" else max(1, length * 2 // 3)]])
     inside = (places < sizes).astype(np.int32)
     padding = 1 if "robert" in name or name == "camembert" else 0
@@ -162,7 +162,7 @@ def test_states_logits_attention_and_gradients_equal_transformers(name, length, 
 
 
 def classes():
-    """Yields names of models, how the names of their classes end, and fields of a config."""
+    """Yields model names, suffixes of the class names, and fields of a config."""
     four = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
     for name, heads in {
         "bert": ("Model", "ForMaskedLM", "ForNextSentencePrediction", "ForPreTraining", *four),
@@ -239,7 +239,7 @@ def test_a_discriminator_has_no_lm_head(tmp_path):
         conversion.convert(tmp_path / "theirs", tmp_path / "words", "huggingface", "ElectraForMaskedLM")
 
 
-# XLNet reads two streams.
+# The two streams of XLNet.
 
 TYPES = np.repeat([[0] * 5 + [1] * 6 + [2]], 2, axis=0).astype(np.int32)  # A, B, [CLS]
 LENGTH, WORDS = 12, 150
@@ -247,7 +247,7 @@ LENGTH, WORDS = 12, 150
 
 @pytest.fixture(scope="module")
 def xlnets(tmp_path_factory):
-    """(transformers' model, ours, ids `[2, length]`, places of predictions, the one-hot rows of the places)."""
+    """(transformers model, our checkpoint, ids `[2, length]`, predicted positions, one-hot rows of positions)."""
     folder = tmp_path_factory.mktemp("xlnet")
     theirs, source = save_theirs(folder, "xlnet", "LMHeadModel"), pretrained.read_pretrained(folder)
     assert source.config == MODELS["xlnet"][2] and source.predicts_words and not source.ignored
@@ -262,8 +262,9 @@ def test_both_streams_of_xlnet_equal_transformers(kept, xlnets):
     theirs, source, ids, places, mapping = xlnets
     rng = np.random.default_rng(1)
     seen = rng.random((2, LENGTH, LENGTH)) < 0.5
-    seen[:, :, 0] = True  # nothing would remain of a row that sees nothing
-    hidden = ~seen | (mapping.any(1)[:, :, None] & np.eye(LENGTH, dtype=bool))  # a prediction does not see itself
+    seen[:, :, 0] = True  # a row that attends to no position would give NaN
+    # a prediction does not see its own token
+    hidden = ~seen | (mapping.any(1)[:, :, None] & np.eye(LENGTH, dtype=bool))
     memory = rng.normal(size=(2, 2, kept, 32)).astype(np.float32) if kept else None
     remembered = RecurrentMemory(jnp.moveaxis(memory, 0, 1), jnp.full([2], kept)) if kept else None
     mems = [torch.tensor(each).transpose(0, 1) for each in memory] if kept else None
@@ -288,7 +289,8 @@ def test_both_streams_of_xlnet_equal_transformers(kept, xlnets):
     for stream, states in enumerate(streams[:2]):
         for ours, hidden in zip(states, expected.hidden_states[stream::2], strict=True):
             np.testing.assert_allclose(ours, hidden.detach(), atol=1e-4)
-    for ours, theirs_kept in zip(streams[0][:-1], expected.mems, strict=True):  # theirs has the memory before, too
+    # transformers returns the earlier memory, too
+    for ours, theirs_kept in zip(streams[0][:-1], expected.mems, strict=True):
         np.testing.assert_allclose(ours, theirs_kept[kept:].transpose(0, 1), atol=1e-4)
     np.testing.assert_allclose(logits, expected.logits.detach(), atol=1e-4)
     theirs.zero_grad()
@@ -314,9 +316,9 @@ def test_plain_xlnet_states_attention_and_predictions_equal_transformers(xlnets)
     found = attention(source.config, source.params["bert"], ids[:1], inside[:1], TYPES[:1])
     np.testing.assert_allclose(found, [x[0].detach() for x in expected.attentions], atol=1e-4)
 
-    places[1] = [3, 5, 5]  # the last one fills up the row
+    places[1] = [3, 5, 5]  # the last prediction fills up the row
     mapping = (places[:, :, None] == np.arange(LENGTH)).astype(np.float32)
-    hidden = np.repeat(mapping.any(1)[:, None], LENGTH, axis=1).astype(np.float32)  # from all, whoever they are
+    hidden = np.repeat(mapping.any(1)[:, None], LENGTH, axis=1).astype(np.float32)  # any token may attend
     expected = theirs(**given, perm_mask=torch.tensor(hidden), target_mapping=torch.tensor(mapping)).logits
     predict = jax.jit(BertForMaskedLM(source.config).apply)
     logits = predict({"params": source.params}, ids, inside, TYPES, places)[..., :WORDS]

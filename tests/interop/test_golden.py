@@ -1,4 +1,4 @@
-"""The model and its readers against tests/golden/bert, which transformers wrote: see tests/golden/make_bert.py."""
+"""The model and the readers compared with tests/golden/bert of transformers, see tests/golden/make_bert.py."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def golden():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy that may be damaged."""
+    """A copy that a test may damage."""
     return pathlib.Path(shutil.copytree(GOLDEN, tmp_path / "bert"))
 
 
@@ -57,7 +57,7 @@ def only(params, *parts):
 
 
 def same(a: dict, b: dict) -> bool:
-    """Whether arrays of the same names have the same bytes."""
+    """Returns whether arrays with equal names have equal bytes."""
     a, b = pretrained.flattened(a), pretrained.flattened(b)
     return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
 
@@ -127,7 +127,7 @@ def test_a_model_without_pooler_round_trips_as_masked_lm(golden, tmp_path, to):
 
 
 ALL = ("pooler", "masked_lm", "next_sentence")
-VARIANTS = {  # how names of tensors differ, which are not there, and the parts that remain
+VARIANTS = {  # renamed tensors, missing tensors, and the remaining parts
     "no prefix": ({r"^bert\.": ""}, None, ALL),
     "PyTorch's wrapper": ({"^": "module."}, None, ALL),
     "two wrappers": ({"^": "_orig_mod.module."}, None, ALL),
@@ -211,7 +211,7 @@ def test_googles_checkpoints_are_read_without_optimizer_and_with_tanh_gelu(golde
 
 
 CONFIG, VOCABULARY = "config.json", "vocab.txt"
-DAMAGES = {  # a file; its new content, fields or name, or None without it; and what is said
+DAMAGES = {  # a file; its new content, fields or name, or None without the file; the message
     "cut off": (huggingface.WEIGHTS, (GOLDEN / huggingface.WEIGHTS).read_bytes()[:50_000], "damaged or truncated"),
     "no weights": (huggingface.WEIGHTS, None, "no model.safetensors and no pytorch_model.bin, whole"),
     "TensorFlow 2": (huggingface.WEIGHTS, "tf_model.h5", "tf_model.h5: weights of TensorFlow 2, which are not"),
@@ -261,7 +261,7 @@ def test_damaged_checkpoints_are_refused(name, folder):
     ],
 )
 def test_the_exported_class_keeps_most_params(golden, tmp_path, parts, stated, chosen, left_out):
-    """Google's run_squad keeps its pooler; bert-base-uncased calls itself a BertForMaskedLM, but is more."""
+    """Google's run_squad keeps the pooler; bert-base-uncased declares BertForMaskedLM, but has more params."""
     rows = 1 if stated == "BertForMultipleChoice" else 2
     head = {"dense": {"kernel": np.ones((32, rows), np.float32), "bias": np.zeros(rows, np.float32)}}
     params = only(golden.params | {"classifier": head, "spans": head}, *parts)
@@ -312,7 +312,7 @@ def test_settings_of_a_byte_level_tokenizer_must_agree_with_the_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": False}))
     assert pretrained.read_tokenizer(tmp_path).kind == "bpe"
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))  # its class has no prefix by default
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))  # the class has no prefix by default
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json() | {"pre_tokenizer": WITH_PREFIX}))
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(
@@ -350,7 +350,7 @@ def test_a_pickle_needs_a_torch_version_with_safe_loading(folder, monkeypatch):
 SETTINGS, JSON = "tokenizer_config.json", "tokenizer.json"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 WHOLE = "all of tokenizer.json"
-FOREIGN = {  # files beside a tokenizer, and the reason why the tokenizer is refused
+FOREIGN = {  # files of a tokenizer, and the reason why the tokenizer is refused
     "class in config.json": ({"config.json": {"tokenizer_class": "BertJapaneseTokenizer"}}, "BertJapaneseTok.* is not"),
     "truncation": ({SETTINGS: {"truncation_side": "left"}}, "truncation_side 'left' is not supported"),
     "code": ({SETTINGS: {"auto_map": {"AutoTokenizer": ["mine.Mine", None]}}}, "auto_map .* is not supported"),
@@ -427,7 +427,7 @@ def test_equivalent_tokenizer_settings_are_accepted(golden, folder, name):
 
 
 def test_a_cased_vocabulary_needs_an_explicit_setting(golden, folder):
-    """transformers lower-cases text unless it is told not to."""
+    """transformers lower-cases text by default."""
     (folder / SETTINGS).unlink()
     assert pretrained.read_tokenizer(folder).lowercase
     (folder / "vocab.txt").write_text("\n".join(golden.tokenizer.pieces).replace("ship", "Ship") + "\n")
@@ -457,7 +457,7 @@ def test_a_variable_of_tensorflow_2_is_named(golden, tmp_path):
 
 
 def test_the_padding_id_is_the_id_of_the_tokenizer(golden, tmp_path):
-    """transformers does not train the embedding that config.json calls padding."""
+    """transformers does not train the embedding of the padding id in config.json."""
     pieces = [golden.tokenizer.pieces[i] for i in (1, 0, *range(2, golden.tokenizer.vocab_size))]
     huggingface.write(tmp_path, golden.config, golden.params, WordPiece(pieces, lowercase=True))
     assert json.loads((tmp_path / "config.json").read_text())["pad_token_id"] == 1 == pieces.index("[PAD]")
@@ -477,7 +477,7 @@ def test_mismatched_labels_are_refused_when_needed(golden, tmp_path):
 
 
 def test_nan_outputs_raise_an_error_in_prediction(golden):
-    """Whatever predicts: classes, words."""
+    """Classes and tokens are predicted."""
     head = {"dense": {"kernel": np.full((32, 3), np.nan, np.float32), "bias": np.zeros(3, np.float32)}}
     source = dataclasses.replace(golden, params=golden.params | {"classifier": head})
     for predict, texts in ((classify.TASK.predict, [("ship",)]), (ner.TASK.predict, [("ship sails",)])):

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, here one of our own, which answers huggingface_hub as the real one does."""
+"""Models of the Hugging Face hub, from a fake server that answers huggingface_hub like the real hub."""
 
 import hashlib
 import http.server
@@ -37,7 +37,7 @@ REPOSITORIES = {
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Says of each repository that branch main and tag v1 are `COMMIT`."""
+    """A server on which branch main and tag v1 of every repository are `COMMIT`."""
 
     def do_GET(self):
         path, asked = urllib.parse.unquote(self.path.partition("?")[0]), self.server.asked
@@ -140,7 +140,7 @@ def test_hub_names_are_accepted_in_place_of_paths(monkeypatch):
 
 
 class Api:
-    """What huggingface_hub would be asked."""
+    """Records the requests to huggingface_hub."""
 
     asked: ClassVar[list] = []
 

@@ -1,4 +1,4 @@
-"""Low-rank updates beside PEFT's, from the same weights: logits, loss, and the gradients of A and B."""
+"""LoRA compared with PEFT at equal weights: logits, loss, and the gradients of A and B."""
 
 import functools
 
@@ -27,7 +27,7 @@ CONFIG = BertConfig(
     max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
 )  # fmt: skip
 LORA = Lora(3, 12.0, 0.0, ("query", "value", "attention/output", "intermediate", "output"))
-# Our module in a layer, and its part -> PEFT's.
+# The bertjax module in a layer and its part -> the PEFT module.
 MODULES = {
     (("attention", "query_key_value"), 0): "attention.self.query",
     (("attention", "query_key_value"), 1): "attention.self.value",
@@ -38,7 +38,7 @@ MODULES = {
 
 
 def matrices(params):
-    """Returns {(layer, PEFT's module, "A" or "B"): matrix as PyTorch has it} of a tree of ours."""
+    """Converts a bertjax tree to {(layer, PEFT module, "A" or "B"): matrix in PyTorch's layout}."""
     found, flat = {}, flatten_dict(params)
     for (module, part), name in MODULES.items():
         a, b = (flat["bert", "encoder", "layers", *module, f"lora_{each}"] for each in "ab")
@@ -118,7 +118,7 @@ def test_initial_a_equals_peft_and_initial_b_is_zero():
     ("modernbert", "ModernBertForSequenceClassification"), ("bert", "BertForTokenClassification"),
 ])  # fmt: skip
 def test_peft_loads_an_adapter_onto_the_base_model(tmp_path, family, architecture):
-    """The logits are those of the whole model."""
+    """The logits equal the logits of the merged model."""
     sizes = dict(vocab_size=128, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32)
     config = families.config_of(ConfigDict({"model": families.model_fields(family, **sizes)}))
     lora = Lora(2, 6.0, 0.1, ("query", "value", "output"))
@@ -128,7 +128,7 @@ def test_peft_loads_an_adapter_onto_the_base_model(tmp_path, family, architectur
     params = jax.tree.map(lambda x: np.float32(rng.normal(0, 0.2, x.shape)), nn.meta.unbox(shapes["params"]))
     updates = low_rank.updates_of(params, lora)
     whole, before = low_rank.merge_updates(params, updates), low_rank.merge_updates(params, {})
-    before["classifier"] = jax.tree.map(np.zeros_like, before["classifier"])  # its own head is not used
+    before["classifier"] = jax.tree.map(np.zeros_like, before["classifier"])  # the head of the base is not used
     names, given = ("a", "b", "c"), dict(settings=ConfigDict({"lora": {"dropout": 0.1}}), updates=updates)
     source = Pretrained("", "bertjax", config, whole, None, [], architecture, names, **given)
     for name, each in (("before", before), ("whole", whole)):

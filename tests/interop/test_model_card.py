@@ -17,7 +17,7 @@ from tests.interop.test_golden import GOLDEN
 
 
 def made_run(folder, config, scores, architecture="", labels=None, step=0):
-    """A run whose weights are those of tests/golden/bert."""
+    """A run with the weights of tests/golden/bert."""
     golden = pretrained.read_pretrained(GOLDEN)
     config = config.unlock()
     config.model.update(dataclasses.asdict(golden.config))
@@ -71,7 +71,7 @@ def test_the_card_states_the_steps_made(tmp_path, step, short, long):
 
 
 def test_the_card_describes_the_corpus_from_the_manifest(records_folder, tmp_path):
-    """As far as their manifest does; a damaged manifest is an error."""
+    """The manifest describes the corpus; a damaged manifest is an error."""
     config, records = pretraining_config(), tmp_path / "records"
     config.data.records = str(records)
     records.mkdir()

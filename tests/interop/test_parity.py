@@ -1,4 +1,4 @@
-"""What is done with models beside the same in PyTorch: GPT-2, fine-tuning, likelihoods, the code of a model card."""
+"""Model uses compared with PyTorch: GPT-2, fine-tuning, likelihoods, the code of a model card."""
 
 import dataclasses
 
@@ -48,7 +48,7 @@ PIECES = WordPiece([*SPECIAL_TOKENS, *LETTERS, *("##" + x for x in LETTERS)], lo
 
 
 def gpt2(folder):
-    """Writes a random GPT-2 with a vocabulary of its kind; returns transformers' model and tokenizer."""
+    """Writes a random GPT-2 with a byte-level vocabulary; returns the transformers model and tokenizer."""
     learnt = tokenizers.ByteLevelBPETokenizer()
     learnt.train_from_iterator([make_corpus(20)], 350, special_tokens=["<|endoftext|>"], show_progress=False)
     folder.mkdir()
@@ -144,7 +144,7 @@ def test_the_code_of_a_model_card_runs(model, architecture, labels, tmp_path, mo
 
 
 def test_multi_label_probabilities_equal_transformers(tmp_path):
-    """Those of a pipeline, from a folder of ours and from one of theirs."""
+    """Compares with a transformers pipeline, from a bertjax folder and from a transformers folder."""
     config = transformers.BertConfig(
         **SIZES, vocab_size=150, initializer_range=0.5, problem_type="multi_label_classification",
         id2label={0: "toxic", 1: "insult", 2: "threat"},
@@ -165,7 +165,7 @@ def test_multi_label_probabilities_equal_transformers(tmp_path):
 
 
 def random_examples(kind: str) -> Examples:
-    """48 examples of 9 to 16 tokens; where there are spans all of 16, since transformers learns from padding there."""
+    """48 examples of 9 to 16 tokens; 16 tokens for spans, because transformers computes losses on padding there."""
     rng = np.random.default_rng(0)
     lengths = np.full(48, 16) if kind == "spans" else rng.integers(9, 17, 48)
     ids = [rng.integers(1, TINY.vocab_size, n).astype(np.int32) for n in lengths]
@@ -190,7 +190,7 @@ def their_targets(kind: str, batch: dict) -> dict:
 
 
 def weighted_loss(kind: str, head: dict, examples: Examples):
-    """Returns torch's loss of logits and targets with the classes' weights that a `config.head` says."""
+    """Returns torch's loss of logits and targets, with the class weights of `config.head`."""
     labels = np.concatenate(examples.labels) if kind == "tagging" else np.array(examples.labels)
     if kind == "multi_label":
         loss = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor((1 - labels).sum(0) / labels.sum(0)))
@@ -213,10 +213,10 @@ def weighted_loss(kind: str, head: dict, examples: Examples):
     ],
 )
 def test_fine_tuning_equals_pytorch_step_by_step(kind, head, tmp_path):
-    """Loss, norm of the gradients, clipping, warm-up, decay of the rate and of the weights: beside torch's own AdamW.
+    """Compares loss, gradient norm, clipping, warm-up, rate decay and weight decay with torch's AdamW.
 
-    The decay of the weights is so strong here that leaving it out, or applying it elsewhere, cannot hide. Where classes
-    have weights, batches have parts whose classes weigh differently.
+    The weight decay is so strong that a missing or misplaced decay is visible. With class weights, microbatches have
+    different total weights.
     """
     config = fine_tuning_config("classify")
     config.update(dict(batch_size=8, epochs=2.0, max_seq_length=16, microbatches=4 if head else 1))
@@ -258,16 +258,16 @@ def test_fine_tuning_equals_pytorch_step_by_step(kind, head, tmp_path):
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        assert norm > 0.05  # what is not clipped would not show
-        closeness = 0.1 if step == 0 else 1  # the weights are still the same
+        assert norm > 0.05  # without clipping, a wrong norm would not show
+        closeness = 0.1 if step == 0 else 1  # the weights are still equal
         np.testing.assert_allclose(metrics["loss"], loss.item(), rtol=2e-4 * closeness, err_msg=f"step {step}")
         np.testing.assert_allclose(metrics["grad_norm"], norm.item(), rtol=2e-3 * closeness, err_msg=f"step {step}")
-        if kind in ("classification", "tagging") and step == 0:  # it does not weigh the classes
+        if kind in ("classification", "tagging") and step == 0:  # transformers does not weight the classes
             right = out.logits.argmax(-1).numpy() == batch["labels"]
             expected = (right * batch["weights"]).sum() / batch["weights"].sum()
             np.testing.assert_allclose(metrics["accuracy"], expected, rtol=1e-5)
         for group in optimizer.param_groups:
-            # The warm-up over the first tenth of the steps, then straight to 0 (optimization.create_optimizer).
+            # The warm-up over the first tenth of the steps, then a linear decay to 0 (optimization.create_optimizer).
             group["lr"] = 1e-3 * (step if step < 1 else 12 - step) / (1 if step < 1 else 12)
         optimizer.step()
     assert step == 11
@@ -277,5 +277,6 @@ def test_fine_tuning_equals_pytorch_step_by_step(kind, head, tmp_path):
         place = huggingface_name(name)
         ours = torch.tensor(x.T if is_transposed(name) else x)
         moved, off = (theirs[place] - first[place]).norm(), (theirs[place] - ours).norm()
-        # The little besides is for what the softmax ignores, whose gradients are rounding errors: the keys' bias, say.
+        # The absolute tolerance covers params that the softmax ignores, such as the bias of keys: their gradients are
+        # rounding errors.
         assert off < 0.01 * moved + 1e-4, (name, off.item(), moved.item())

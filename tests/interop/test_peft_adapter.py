@@ -1,4 +1,4 @@
-"""Adapters of PEFT that are read, refused and written, without PEFT: test_peft_parity.py has PEFT's numbers."""
+"""PEFT adapters that are read, refused and written, without PEFT: test_peft_parity.py compares with PEFT."""
 
 import dataclasses
 import json
@@ -35,7 +35,9 @@ def made_adapter(folder, tensors=UPDATE, base=GOLDEN, **fields):
 
 
 def test_an_adapter_is_merged_into_the_base(tmp_path):
-    """A path, and a run in a folder beside the adapter: alpha / r * B A is added to the params of the base."""
+    """The base is a path, or a run in a folder beside the adapter. The params of the base get alpha
+    r * B A added.
+    """
     conversion.convert(GOLDEN, tmp_path / "run", "bertjax")
     golden = pretrained.read_pretrained(GOLDEN)
     for base in (GOLDEN, "run"):
@@ -84,7 +86,7 @@ def test_an_adapter_without_weights_is_refused(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("has_new_pieces", [False, True])
 def test_a_written_adapter_round_trips(has_new_pieces, tmp_path):
-    """The params are equal, also of a vocabulary that the base has not, and no local path is written."""
+    """The params are equal, also with added tokens that the base lacks; no local path is written."""
     golden, lora = pretrained.read_pretrained(GOLDEN), Lora(2, 6.0, 0.0, ("query", "output"))
     run, adapter = tmp_path / "run", tmp_path / "adapter"
     huggingface.write(tmp_path / "base", golden.config, golden.params, golden.tokenizer)

@@ -1,4 +1,4 @@
-"""Adapters that PEFT writes give PEFT's numbers here, in every family; and the table of its fields is that of PEFT."""
+"""Adapters written by PEFT give the outputs of PEFT in every family; the table of fields equals PEFT's fields."""
 
 import json
 
@@ -58,7 +58,10 @@ SEQ, TOKENS = dict(task_type="SEQ_CLS"), dict(task_type="TOKEN_CLS")
     ("GPT2", GPT2, "LMHeadModel", "LMHeadModel", 40, dict(target_modules=["c_attn", "c_proj"])),
 ])  # fmt: skip
 def test_an_adapter_gives_the_outputs_of_peft(family, sizes, base, kind, rows, settings, tmp_path):
-    """The output layer of the adapter replaces the base's. `rows`: pieces of the vocabulary, 40 in the base."""
+    """The head of the adapter replaces the head of the base.
+
+    `rows`: vocabulary size of the adapter; the base has 40 tokens.
+    """
     config = getattr(transformers, f"{family}Config")(**sizes)
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}{base}")(config)

@@ -1,4 +1,4 @@
-"""Folders whose weights are in PyTorch's format: read as safetensors are, and refused in one line if they are more."""
+"""Folders with weights in PyTorch's format are read like safetensors; files with code are refused in one line."""
 
 import os
 import pickle

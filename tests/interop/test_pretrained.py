@@ -1,4 +1,4 @@
-"""Starting from a checkpoint, and using one, whatever its format."""
+"""Starting from a checkpoint, and using a checkpoint, in any format."""
 
 import dataclasses
 import shutil
@@ -38,14 +38,14 @@ def config_for(golden, path=GOLDEN):
 
 
 def random_params(config):
-    """Random params of the model that a run with this config trains."""
+    """Returns random params of the model that a run with this config trains."""
     shapes = jax.eval_shape(pretraining_task(config, one_device_mesh(config), None).init_params, jax.random.key(0))
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: jax.numpy.asarray(rng.normal(size=x.shape), x.dtype), nn.meta.unbox(shapes))
 
 
 def test_an_unused_tokenizer_flag_is_refused(golden):
-    """Beside a checkpoint whose own tokenizer is used."""
+    """The tokenizer of the checkpoint is used."""
     for section, value in (("lowercase", False), ("kind", "sentencepiece")):
         config = config_for(golden)
         config.tokenizer[section] = value
@@ -134,7 +134,7 @@ def test_another_model_size_is_refused_with_the_matching_flags(golden):
 
 
 def test_a_padded_vocabulary_is_read(golden, tmp_path):
-    """Some pad theirs: the model has more words than the tokenizer."""
+    """Some checkpoints pad the vocabulary: the model has more embeddings than the tokenizer has tokens."""
     shutil.copytree(GOLDEN, tmp_path / "padded")
     path = tmp_path / "padded" / "model.safetensors"
     tensors = safetensors.numpy.load_file(path)
@@ -155,7 +155,7 @@ TEXTS = ["the captain saw a whale .", "storm", "the ship " * 30, "left and staye
 
 @pytest.mark.slow
 def test_hidden_states_are_the_layers_of_the_paper(golden):
-    """The expected states are those of each text by itself."""
+    """The expected states are computed from single texts."""
     model, tokenizer = BertModel(dataclasses.replace(golden.config, num_hidden_layers=5)), golden.tokenizer
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *3 * [np.ones((1, 24), np.int32)])["params"])
     encode = jax.jit(lambda *x: model.apply({"params": params}, *x, every_layer=True, method="encode")[:, 0])

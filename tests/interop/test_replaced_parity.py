@@ -1,4 +1,6 @@
-"""Replaced words beside transformers' ElectraForPreTraining and ElectraForMaskedLM: both halves of a run, converted."""
+"""Replaced token detection compared with transformers' ElectraForPreTraining and ElectraForMaskedLM, converted from a
+run.
+"""
 
 import flax.linen as nn
 import jax
@@ -23,7 +25,7 @@ SIZES = dict(
     vocab_size=150, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
     max_position_embeddings=64, embedding_size=32,
 )  # fmt: skip
-TABLES = "electra.embeddings."  # how the names of what is shared begin
+TABLES = "electra.embeddings."  # the prefixes of shared params
 
 
 def task_of(embeddings: str):
@@ -59,7 +61,7 @@ def batch_of(rows=3, length=32):
 
 @pytest.mark.parametrize("embeddings", ["shared", "apart", "disentangled"])
 def test_losses_and_gradients_equal_transformers(embeddings, tmp_path):
-    """Those of a step, with the tokens that the generator has drawn."""
+    """Compares losses and gradients of a step, at equal tokens drawn from the generator."""
     task, (batch, ids) = task_of(embeddings), batch_of()
     shapes, rng = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0))), np.random.default_rng(1)
     params = jax.tree_util.tree_map_with_path(lambda path, x: random_like(rng, path, x), shapes)

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: the same vectors as there, in both directions, and what begins with one."""
+"""Folders of sentence-transformers: equal embeddings in both directions, and runs that start from a folder."""
 
 import dataclasses
 import importlib.util
@@ -64,7 +64,7 @@ PROMPTS = dict(query_prompt="the judge: ", document_prompt="a court ")
 
 
 def made_run(folder, family: str, **settings):
-    """A run with vectors whose params are neither 0 nor 1; a text of more than 24 tokens is cut."""
+    """An embedding run whose params are neither 0 nor 1; texts are cut at 24 tokens."""
     words = vocabulary_learning.count_words(kind := "bpe" if family == "roberta" else "wordpiece", LINES)
     pieces = vocabulary_learning.learn_new_vocabulary(kind, words, 330 if kind == "bpe" else 150)
     more = dict(vocab_size=pieces.vocab_size) | (ONLY.get(family, {}))
@@ -85,7 +85,7 @@ def made_run(folder, family: str, **settings):
 
 @pytest.fixture(scope="module", params=HEADS)
 def converted(request, tmp_path_factory):
-    """(workdir of a run, what `convert` makes of it)."""
+    """(workdir of a run, the folder of `convert`)."""
     folder = tmp_path_factory.mktemp(request.param)
     run = made_run(folder / "run", request.param)
     said = conversion.convert(run, folder / "theirs", "sentence-transformers", license_name="mit")
@@ -180,7 +180,7 @@ def test_folders_of_sentence_transformers_are_read(of_bert, tmp_path):
     assert source.head == dict(pooling="last", dense=7, dense_act="tanh", normalize=True)
     np.testing.assert_allclose(vectors_by(tmp_path / "theirs"), theirs.encode(TEXTS), atol=1e-5)
     assert source.settings.data.to_dict() == dict(query_prompt="the ship ", document_prompt="the ship ")
-    # A default that is the prompt of queries is none of documents.
+    # A default prompt for queries is not applied to documents.
     prompts = {"query": "the ship ", "document": ""}
     edit(tmp_path / "theirs/config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
     expected = library(tmp_path / "theirs").encode_document(TEXTS)
@@ -198,7 +198,7 @@ def modules(*kinds: str, pooling="1_Pooling") -> str:
     return json.dumps([{"path": paths.get(kind, pooling), "type": kind} for kind in kinds])
 
 
-FAULTS = {  # a file, its new content or fields of it or None without it, and what is said
+FAULTS = {  # a file; its new content, fields, or None without the file; the message
     "max": (POOLING, dict(pooling_mode="max"), "pooling 'max' is not supported"),
     "two": (POOLING, dict(pooling_mode=["cls", "mean"]), r"pooling 'cls\+mean' is not supported; supported: mean, cls"),
     "flag": (POOLING, dict(pooling_mode_max_tokens=True), r"pooling 'mean\+max' is not supported"),
@@ -248,7 +248,7 @@ def test_an_unsupported_folder_is_refused_in_one_line(of_bert, fault, tmp_path):
 
 
 def test_fields_equal_the_fields_of_sentence_transformers():
-    """A field that a new version adds is read, or stays refused; `READ` names no field that is gone."""
+    """A new field of a new version is read, or stays refused; `READ` has no field that was removed."""
     table = json.loads(json.dumps(make_library_fields.table("sentence_transformers")))
     assert json.loads((make_library_fields.FOLDER / "sentence_transformers.json").read_text()) == table
     for kind, fields in interop.READ.items():
@@ -288,7 +288,7 @@ def test_settings_of_a_folder_are_used_and_kept(of_bert, tmp_path, capsys):
     assert config.head.truncate_dim == 5
 
 
-PAIRS = [("the ship", "x"), ("x", "the ship"), (LINES[2], " ".join(LINES[:2]))]  # a CrossEncoder cuts the last one
+PAIRS = [("the ship", "x"), ("x", "the ship"), (LINES[2], " ".join(LINES[:2]))]  # a CrossEncoder cuts the last text
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 CLASSIFIERS = {  # labels, problem_type, version of CrossEncoder that wrote the folder or 0, its activation
     "plain": (1, None, 0, None),
@@ -333,7 +333,7 @@ def test_a_cross_encoder_is_a_classifier(of_bert, name, tmp_path):
 
     found = bertjax.load(folder, dtype="float32").classify(PAIRS)
     if labels == 1:
-        is_plain = problem_type == "regression" and not version  # a number, and not the sigmoid of one
+        is_plain = problem_type == "regression" and not version  # a number without a sigmoid
         expected = np.ravel(by_pipeline(folder)) if is_plain else by_library(folder)
         np.testing.assert_allclose([each["score"] for each in found], expected, atol=1e-5)
     else:
@@ -351,7 +351,7 @@ def test_a_cross_encoder_is_a_classifier(of_bert, name, tmp_path):
 
 
 def test_pooled_states_equal_sentence_transformers(of_bert, tmp_path):
-    """Without a choice of layers: mean pooling of the last one."""
+    """Without a choice of layers, embeddings are mean pooling of the last layer."""
     shutil.copytree(of_bert, tmp_path / "encoder")
     (tmp_path / "encoder" / MODULES).unlink()
     found = bertjax.load(tmp_path / "encoder", dtype="float32").embed(TEXTS[:2], pool="mean")
@@ -359,7 +359,9 @@ def test_pooled_states_equal_sentence_transformers(of_bert, tmp_path):
 
 
 def test_lower_casing_of_the_folder_must_match_the_tokenizer(of_bert, tmp_path):
-    """A tokenizer that keeps capitals cannot be told not to; one that keeps none has been."""
+    """The casing of a tokenizer.json cannot be overridden; do_lower_case is accepted if the tokenizer lower-cases
+    already.
+    """
     shutil.copytree(of_bert, tmp_path / "folder")
     edit(tmp_path / "folder/sentence_bert_config.json", do_lower_case=True)
     np.testing.assert_array_equal(vectors_by(tmp_path / "folder"), vectors_by(of_bert))
@@ -370,7 +372,7 @@ def test_lower_casing_of_the_folder_must_match_the_tokenizer(of_bert, tmp_path):
 
 
 def test_folder_variants_are_read(of_bert, tmp_path):
-    """The encoder may have a folder of its own, and its length be that of the tokenizer; some have no prompts."""
+    """The encoder may have a separate folder, and the length of the tokenizer; some folders have no prompts."""
     folder = tmp_path / "folder"
     shutil.copytree(of_bert, folder / "0_Transformer")
     for name in ("1_Pooling", "2_Dense", "3_Normalize", "modules.json"):
@@ -442,7 +444,7 @@ def test_fine_tuning_adopts_folder_settings_unless_the_config_sets_them(of_bert,
 
 
 def test_a_run_from_a_folder_resumes_and_is_converted(of_bert, data, tmp_path):
-    """With low-rank updates and fewer layers, and after `init_checkpoint` is gone."""
+    """With LoRA and fewer layers, and after `init_checkpoint` was deleted."""
     source = tmp_path / "source"
     shutil.copytree(of_bert, source)
     for epochs in (1.0, 2.0):
@@ -460,7 +462,7 @@ def test_a_run_from_a_folder_resumes_and_is_converted(of_bert, data, tmp_path):
 
 
 def test_a_sweep_overrides_the_settings_of_a_folder(of_bert, data, tmp_path, monkeypatch):
-    """A setting that is the default is no reason to take the folder's."""
+    """A swept field is not read from the folder, even if its value is the default."""
 
     def run_one(kind, trial, *_, **more):
         trial, _ = kind.resolve(trial, None)

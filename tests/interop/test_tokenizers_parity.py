@@ -1,4 +1,4 @@
-"""Tokenizers of all kinds of folders beside transformers': ids, offsets, special pieces, what surrounds texts."""
+"""Tokenizers of all folder types compared with transformers: ids, offsets, special tokens, templates."""
 
 import dataclasses
 import functools
@@ -69,7 +69,7 @@ def write_settings(folder, kind: str, **settings) -> None:
 
 
 def written(folder, ours, family: str = "bert"):
-    """Writes a folder with a tokenizer of ours."""
+    """Writes a folder with a bertjax tokenizer."""
     config, ids = dataclasses.replace(MODELS[family][2], vocab_size=ours.vocab_size), np.zeros((1, 8), np.int32)
     shapes = jax.eval_shape(BertForMaskedLM(config).init, jax.random.key(0), *[ids] * 4)["params"]
     params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), nn.meta.unbox(shapes))
@@ -114,7 +114,7 @@ def learnt(folder, kind: str, size: int, family: str = "bert", **more):
 
 
 def prefixed_bpe(folder):
-    """A byte-level BPE that reads a space before each text, as GPT-2's may."""
+    """A byte-level BPE with add_prefix_space, as GPT-2 allows."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
@@ -165,7 +165,7 @@ def older_gpt2(folder):
 
 
 def xlm_r(folder):
-    """Pieces of a SentencePiece model in the order of XLM-R, normalized as by that model."""
+    """The tokens of a SentencePiece model in the order of XLM-R, with the normalization of the model."""
     words = vocabulary_learning.count_words("sentencepiece", [*HARD, *CORPUS])
     ours = vocabulary_learning.learn_new_vocabulary("sentencepiece", words, 120)
     scores = json.loads(ours.to_huggingface())["model"]["vocab"]
@@ -184,7 +184,7 @@ def sentencepiece_model(lines, vocab_size: int, **settings) -> bytes:
 
 
 def of_fairseq(folder, name: str, file: str, **stated):
-    """A model as fairseq learnt them: <unk>, <s> and </s> come first."""
+    """A SentencePiece model in fairseq's order: <unk>, <s> and </s> come first."""
     model = sentencepiece_model([*HARD, *CORPUS], 220, character_coverage=0.99)
     (folder / "sentencepiece.bpe.model").write_bytes(model)
     (folder / file).write_text(json.dumps(stated))
@@ -192,7 +192,7 @@ def of_fairseq(folder, name: str, file: str, **stated):
 
 
 def xlnet(folder, lowercase: bool, is_written: bool):
-    """A SentencePiece model with the special pieces of XLNet's, in their order."""
+    """A SentencePiece model with the special tokens of XLNet, in their order."""
     control = ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
     (folder / "spiece.model").write_bytes(sentencepiece_model([*HARD * 5, *CORPUS], 400, control_symbols=control))
     settings = dict(tokenizer_class="XLNetTokenizer", do_lower_case=lowercase)
@@ -204,7 +204,7 @@ def xlnet(folder, lowercase: bool, is_written: bool):
     return theirs
 
 
-# How Llama 3's tokenizer, which EuroBERT's is made of, divides a text.
+# The pre-tokenization of Llama 3, on which the tokenizer of EuroBERT is based.
 WORDS = "|".join([
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
     r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
@@ -212,7 +212,7 @@ WORDS = "|".join([
 
 
 def eurobert(folder):
-    """A byte-level BPE of EuroBERT's form: no piece ends a text."""
+    """A byte-level BPE in the format of EuroBERT, without an end token."""
     made = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     split = pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
     bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -267,7 +267,7 @@ FOLDERS = {
 
 @pytest.fixture(autouse=True)
 def any_protobuf(monkeypatch):
-    """The module of the sentencepiece package that transformers reads a model with wants the newest protobuf."""
+    """The protobuf module that transformers uses for sentencepiece models requires the newest protobuf."""
     monkeypatch.setattr(runtime_version, "ValidateProtobufRuntimeVersion", lambda *_: None)
 
 
@@ -275,11 +275,11 @@ def texts_for(kind: str, name: str) -> list[str]:
     rng = np.random.default_rng(0)
     texts = [*HARD, *PROBE, *("".join(map(chr, rng.integers(32, 0x2FFF, 40))) for _ in range(200))]
     if kind == "sentencepiece":
-        # The tokenizers library applies a model's normalization character by character, sentencepiece to the whole.
+        # The tokenizers library normalizes character by character, sentencepiece normalizes the whole text.
         texts = [text for text in (*PROBE, *CORPUS) if text != HALF_WIDTH]
     if kind == "unigram":
-        texts = [text.replace("<s>", "") for text in texts]  # transformers reads it as a piece
-        texts = [text for text in texts if "aaaa" not in text]  # equally good pieces of it are found in any order
+        texts = [text.replace("<s>", "") for text in texts]  # transformers reads it as a token
+        texts = [text for text in texts if "aaaa" not in text]  # the order of equally good segmentations is not defined
     return texts
 
 
@@ -297,25 +297,26 @@ def test_ids_offsets_and_special_tokens_equal_transformers(name, tmp_path):
         assert flat.tolist() == list(itertools.chain(*expected.input_ids))
         assert sizes.tolist() == list(map(len, expected.input_ids))
     if ours.kind == "wordpiece" or name == "modernbert":
-        for text, each, offsets in zip(texts, encoded, expected.offset_mapping):  # ours are without spaces before words
+        # bertjax tokenizers have no spaces before words
+        for text, each, offsets in zip(texts, encoded, expected.offset_mapping):
             begun = [start + len(text[start:end]) - len(text[start:end].lstrip(" ")) for start, end in offsets]
             assert each.offsets == [(start, end) for start, (_, end) in zip(begun, offsets)]
     special = {f"{part}_id": getattr(theirs, f"{part}_token_id") for part in NAMES}
     assert all(getattr(ours, part) == number for part, number in special.items() if number is not None)
     assert ours.vocab_size == len(theirs)
     names = " ".join({*SPECIAL_TOKENS, *XLNET, *ROBERTAS, *map(str, theirs.all_special_tokens)})
-    for text in (names, names.replace(" ", "x"), "a\ud800 \udfffb"):  # names of special pieces are text
+    for text in (names, names.replace(" ", "x"), "a\ud800 \udfffb"):  # names of special tokens are text
         assert not {ours.pad_id, ours.cls_id, ours.sep_id, ours.mask_id} & {*ours.encode(text).ids}
         ids, sizes = ours.encode_flat([text, "a"])
         assert ours.encode_ids([text])[0] == ours.encode(text).ids and [*sizes][1:] == [*ours.encode_flat(["a"])[1]]
-    assert ours.encode(text) == ours.encode("a\ufffd \ufffdb")  # in place of lone surrogates
+    assert ours.encode(text) == ours.encode("a\ufffd \ufffdb")  # replaces lone surrogates
     ours.save(tmp_path / "saved")
     file = tmp_path / "saved" / tokenizer.KINDS[ours.kind].filename
     assert tokenizer.load_tokenizer(ours.kind, file, ours.lowercase).fingerprint == ours.fingerprint
     if "[MASK]" in ours.pieces:
         for masked in ("the [MASK] saw un[MASK] [MASK]. a", "[MASK] "):
             assert ours.encode_with_masks(masked) == theirs(masked, add_special_tokens=False).input_ids
-    if name in ("prefixed bpe", "older gpt2"):  # nothing surrounds a text there
+    if name in ("prefixed bpe", "older gpt2"):  # the template of this tokenizer is empty
         return
     pairs = [(a, b) for a, b in zip(texts, texts[::-1]) if a and b]
     longest = int(np.median([len(theirs(a, b, split_special_tokens=True).input_ids) for a, b in pairs]))
@@ -343,7 +344,7 @@ SENTENCES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["modernbert", "roberta", "xlm-roberta", "eurobert"])
 def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
-    """In a folder of transformers, and in the folder that is converted from it and back."""
+    """Compares a transformers folder, and the folder after a conversion round trip."""
     pieces = FOLDERS[name](tmp_path)
     labels = {0: "O", 1: "B-X", 2: "I-X", 3: "B-Y"}
     ids = dict(id2label=labels, label2id={label: i for i, label in labels.items()}, max_position_embeddings=300)

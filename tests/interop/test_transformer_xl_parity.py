@@ -1,5 +1,6 @@
-"""Transformer-XL beside the equations of its paper, in PyTorch, a query and a key at a time: states, memory, logits,
-gradients."""
+"""Transformer-XL compared with the equations of its paper in PyTorch, one query and one key at a time: states, memory,
+logits, gradients.
+"""
 
 import dataclasses
 import functools
@@ -29,8 +30,10 @@ def layer_norm(x, params, epsilon):
 
 
 def states_by_the_paper(params, config, ids, memory):
-    """The equations of section 3.3: what each layer reads, and the last states. `memory` has an array for each layer,
-    `[rows, memory, hidden]`."""
+    """Computes the equations of section 3.3: the inputs of all layers, and the final states.
+
+    `memory` has an array `[rows, memory, hidden]` for each layer.
+    """
     hidden, size = config.hidden_size, config.head_size
     layers, tied = params["encoder"]["layers"], params["encoder"].get("biases")
     norm = functools.partial(layer_norm, epsilon=config.layer_norm_eps)
@@ -92,7 +95,8 @@ def test_states_memory_logits_and_gradients_equal_the_equations_of_the_paper(unt
 
     np.testing.assert_allclose(hidden, expected.detach(), atol=1e-4)
     np.testing.assert_allclose(logits, said.detach(), atol=1e-4)
-    kept = np.concatenate([own[:, :, 4:], np.stack([x.detach() for x in read], 1)], axis=2)  # one old, four new
+    # one old token, four new tokens
+    kept = np.concatenate([own[:, :, 4:], np.stack([x.detach() for x in read], 1)], axis=2)
     np.testing.assert_allclose(memory.states, kept, atol=1e-4)
     for (path, found), x in zip(jax.tree_util.tree_leaves_with_path(grads), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(found, x.grad, atol=2e-3, rtol=1e-4, err_msg=str(path))

@@ -1,4 +1,4 @@
-"""The plan of a run: the text that it is made from, steps that take the budget, and the same numbers on resume."""
+"""The plan of a run: the survey of the text, steps that take the budget, and equal numbers on resume."""
 
 import copy
 import json
@@ -53,7 +53,7 @@ def test_pretraining_takes_the_budget(stages, seconds, tmp_path):
     plan.set_fields(config, fields)
     validate(config)
     of_steps = measured.steps * total_steps(config) / total
-    # The loop evaluates every so many steps, and at the end.
+    # The loop evaluates at regular intervals, and at the end.
     evaluations = math.ceil(total_steps(config) / config.eval.every_steps)
     used = elapsed + of_steps + evaluations * measured.evaluation + 0.7 * measured.compiling + steps.END_SECONDS
     assert 0.93 * seconds <= used <= seconds
@@ -119,7 +119,7 @@ def test_a_survey_counts_documents_letters_and_words(tmp_path):
     assert found.text.documents == 80 and found.files == 1 and found.is_whole and found.document == "blank_line"
     assert set(found.scripts) == {"CYRILLIC", "LATIN"} and found.text.latin == pytest.approx(found.scripts["LATIN"])
     assert found.text.bytes == pytest.approx((tmp_path / "text.txt").stat().st_size, rel=0.05)
-    pieces = survey.learn_from_survey("bpe", False, 20_000, found)  # more than there are
+    pieces = survey.learn_from_survey("bpe", False, 20_000, found)  # more than the text has
     assert pieces.vocab_size < 20_000 and 1 < survey.bytes_per_token(pieces, found.sample) < 12
 
 
@@ -136,7 +136,7 @@ def test_a_survey_reads_only_the_beginning_of_a_huge_file(tmp_path, monkeypatch)
     content = make_corpus(300)
     (tmp_path / "text.txt").write_text(content * (1_000_000 // len(content)))
     with (tmp_path / "text.txt").open("ab") as file:
-        file.truncate(50 * 10**9)  # sparse: takes no space
+        file.truncate(50 * 10**9)  # a sparse file takes no space
     config = config_of("--config=text", f"--config.data.corpus={tmp_path / 'text.txt'}")
     found = survey.survey(config)
     assert not found.is_whole and found.text.bytes == pytest.approx(50e9, rel=0.05)
@@ -168,7 +168,7 @@ def test_masked_texts_are_held_out_sentences(tmp_path):
 
 
 def test_sizes_follow_changed_flags_until_steps_are_measured(tmp_path):
-    """As after a start that was interrupted while it prepared the text; the same flags keep the numbers."""
+    """The start was interrupted during the preparation of the text; equal flags keep the numbers."""
     (tmp_path / "text.txt").write_text(make_corpus(100))
 
     def begun(*arguments):
@@ -216,7 +216,9 @@ TINY = (
 
 @pytest.mark.usefixtures("in_process", "on_one_device")
 def test_a_plan_is_stored_and_reused_on_resume(tmp_path, capsys, monkeypatch):
-    """From the text to the report; the same command resumes it, whatever the budget, and a branch has its numbers."""
+    """From the text to the report; the same command resumes the run with any budget, and a branch has the numbers of
+    the run.
+    """
     monkeypatch.setattr(steps, "MEASURED_SECONDS", 0.01)
     (tmp_path / "text.txt").write_text(make_corpus(100))
     arguments = [*TINY, f"--config.data.corpus={tmp_path / 'text.txt'}"]
@@ -248,7 +250,7 @@ def test_a_plan_is_stored_and_reused_on_resume(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_any_run_takes_a_budget_and_keeps_the_steps_on_resume(tmp_path, capsys, in_process, on_one_device, monkeypatch):  # noqa: F811
-    """Also without the flag; a run that was started without a budget does not get one."""
+    """The run resumes without the flag as well; a run that was started without a budget does not get a budget."""
     monkeypatch.setattr(steps, "measure_steps", lambda *_: StepTimes(steps=400.0, evaluation=0.0, compiling=0.0))
     (tmp_path / "text.txt").write_text(make_corpus(100))
     config = tiny_config(tmp_path / "text.txt")  # ten steps

@@ -58,7 +58,7 @@ def test_other_rows_do_not_replace_the_data_of_a_run(tmp_path):
     use_tables(config, ROWS, tmp_path)
     before = path.read_bytes()
     (tmp_path / "config.json").write_text("{}")
-    use_tables(config, iter(ROWS), tmp_path)  # the same rows, as of a run that resumes
+    use_tables(config, iter(ROWS), tmp_path)  # equal rows, as in a resumed run
     for data, message in ((ROWS[:1], "has a run on other rows of train"), ([], "the table train has no rows")):
         with pytest.raises(UserError, match=message):
             use_tables(config, data, tmp_path)
