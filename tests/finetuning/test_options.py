@@ -216,7 +216,7 @@ def test_a_student_starts_from_every_nth_layer_of_the_teacher(untold, two_layers
     assert len(kept) == 1 and np.array_equal(kept[0], bert["encoder"]["layers"]["output"]["kernel"][1])
     search = config_for(untold, two_layers, keep_layers=1, sweep="seed=0")
     search, _ = finetuning_run.resolve(search, None)
-    search, _ = finetuning_run.resolve(search, None)  # the report of the sweep, and the report of its trial
+    search, _ = finetuning_run.resolve(search, None)  # the sweep resolves the config, then its trial does
     assert search.model.num_hidden_layers == 1
     arrays = {"bert/encoder/layers/output/bias": np.arange(12), "bert/embeddings/norm/bias": np.arange(3)}
     for layers, kept in ((6, [1, 3, 5, 7, 9, 11]), (4, [2, 5, 8, 11]), (5, [1, 3, 6, 8, 11]), (12, list(range(12)))):

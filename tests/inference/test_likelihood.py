@@ -197,7 +197,7 @@ def test_sampled_text_depends_on_the_seed_only():
     (Sampling(top_p=0.75), [0.4 / 0.9, 0.3 / 0.9, 0.2 / 0.9, 0]),
     (Sampling(temperature=0.5), np.array([16, 9, 4, 1]) / 30),
     *((greedy, [1, 0, 0, 0]) for greedy in (Sampling(0.0), Sampling(1e-6), Sampling(top_k=1), Sampling(top_p=1e-6))),
-    (Sampling(top_k=3, top_p=0.75), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),  # of the three tokens, which have 90 %
+    (Sampling(top_k=3, top_p=0.75), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),  # top_p applies to the three tokens, which have 90 %
 ])  # fmt: skip
 def test_sampling_frequencies_equal_the_probabilities(sampling, allowed):
     logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))

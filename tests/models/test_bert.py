@@ -1,4 +1,4 @@
-"""The model: published sizes, what may see what, the heads, initial values, FLOPs."""
+"""The model: published sizes, attention masks, heads, initial values, FLOPs."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ def compiled(model):
 
 
 def forward(model, params, *inputs):
-    """`model.apply`, compiled: operation by operation it takes seconds. The same program serves all tests."""
+    """Runs `model.apply`, compiled: without compilation it takes seconds. All tests use the same program."""
     return compiled(model)(params, *inputs)
 
 
@@ -74,7 +74,7 @@ def test_initial_values_are_googles():
         if name in ("kernel", "embedding"):
             assert abs(leaf).max() <= 0.04  # cut off at two standard deviations of 0.02 ...
             if leaf.size > 10_000:
-                assert abs(leaf.std() / (0.02 * 0.8796) - 1) < 0.05  # ... which leaves 88 % of it
+                assert abs(leaf.std() / (0.02 * 0.8796) - 1) < 0.05  # ... which leaves 88 % of the standard deviation
         else:
             assert (leaf == (1 if name == "scale" else 0)).all()
 
@@ -93,7 +93,7 @@ def test_neither_recomputation_nor_unrolling_changes_a_gradient(tiny):
     batch, keys = (*inputs(), np.array([[2], [3], [4]])), row_keys(jax.random.key(3), jnp.arange(3))
 
     def gradient_of(compute):
-        """Returns the gradient with dropout, the text of the program, and the bytes of memory that it takes."""
+        """Returns the gradient with dropout, the text of the program, and the bytes of its memory."""
 
         def loss(params):
             words, pairs = BertForPreTraining(TINY, compute).apply({"params": params}, *batch, keys)
@@ -113,7 +113,7 @@ def test_neither_recomputation_nor_unrolling_changes_a_gradient(tiny):
 
 
 def test_dropout_of_a_row_is_a_function_of_its_key(tiny):
-    """And of nothing else: neither of the rows beside it, nor of their number."""
+    """The dropout mask depends neither on the neighbouring rows nor on the number of rows."""
     model, params = tiny
     ids, segments, types = inputs()
     keys = jax.random.split(jax.random.key(0), len(ids))
@@ -129,7 +129,7 @@ def test_dropout_of_a_row_is_a_function_of_its_key(tiny):
 
 
 def test_dropout_drops_the_configured_share_and_scales_the_remaining_elements():
-    """Of each row, and of each position. tests/nn/test_dropout.py tests that masks are independent."""
+    """Checks the rate for every row and every position. tests/nn/test_dropout.py tests that masks are independent."""
     shape, rate, rows = (64, 20, 60), 0.1, row_keys(jax.random.key(1), jnp.arange(64))
     x = np.full(shape, 3, np.float32)
     dropped = np.asarray(dropout(x, rate, fold_in(fold_in(rows, 1), 2)))
@@ -148,14 +148,14 @@ def test_flops_include_pooler_and_pair_head():
 
 @pytest.mark.parametrize("norm, chip", [("LayerNorm", ""), ("LayerNorm", "cpu"), ("RMSNorm", "")])
 def test_layer_norm_and_its_gradient_equal_flax(norm, chip):
-    """Flax derives the gradient from two passes over x; ours is in closed form."""
+    """Flax derives the gradient from two passes over x; bertjax computes it in closed form."""
     config = dataclasses.replace(EuroBertConfig() if norm == "RMSNorm" else TINY, hidden_size=32)
     make = getattr(attention, norm)
     epsilon = config.rms_norm_eps if norm == "RMSNorm" else config.layer_norm_eps
     theirs = getattr(nn, norm)(epsilon=epsilon, use_fast_variance=False)
     rng = np.random.default_rng(5)
     x, grad = rng.normal(3, 2, (2, 4, 32)).astype(np.float32), rng.normal(size=(2, 4, 32)).astype(np.float32)
-    x[0, 0] *= 1e-3  # in bfloat16, its square would be lost beside epsilon
+    x[0, 0] *= 1e-3  # in bfloat16, epsilon would hide its square
     names = ("scale", "bias") if norm == "LayerNorm" else ("scale",)
     params = {name: rng.normal(size=32).astype(np.float32) for name in names}
 
@@ -183,7 +183,7 @@ def test_gelu_is_exact_in_the_tails(dtype, absolute, relative):
 
 
 def test_a_model_with_one_token_type_maps_both_segments_to_it(tiny):
-    """As transformers does; a look-up outside the table would be NaN."""
+    """transformers does the same; a look-up outside of the table would be NaN."""
     _, params = tiny
     model = BertModel(dataclasses.replace(TINY, type_vocab_size=1))
     embeddings = params["bert"]["embeddings"]

@@ -1,4 +1,4 @@
-"""EuroBERT: its stacked matrices, and tied embeddings. `test_families.py` compares its kernels."""
+"""EuroBERT: stacked matrices and tied embeddings. `test_families.py` compares its kernels."""
 
 import dataclasses
 
@@ -18,7 +18,9 @@ TINY = EuroBertConfig(
 
 
 def test_optimizers_split_stacked_matrices():
-    """Keys and values of all layers, and both halves of a gate, are matrices of their own; tables are no kernels."""
+    """Keys and values of all layers, and both halves of a gate, are separate matrices; embedding tables are not
+    kernels.
+    """
     axes = nn.get_partition_spec({"params": abstract_params(TINY)})["params"]
     layers = axes["bert"]["encoder"]["layers"]
     found = {name: stacked_axes(layers["attention"][name]["kernel"]) for name in ("query", "key_value", "output")}

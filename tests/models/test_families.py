@@ -104,13 +104,13 @@ ENWIK8 = dict(
     ("electra", {}, 13_546_682),
     ("electra", dict(embedding_size=768), 33_740_602),  # the generator of the base size
     ("eurobert", dict(tie_word_embeddings=True), 211_766_016),
-    ("eurobert", {}, 211_766_016 + 128_256 * 768),  # with an output layer of its own
+    ("eurobert", {}, 211_766_016 + 128_256 * 768),  # with a separate LM head
     ("eurobert", dict(hidden_size=1152, num_hidden_layers=26, num_attention_heads=18, num_key_value_heads=6,
                       intermediate_size=4096, tie_word_embeddings=True), 607_874_688),
     ("eurobert", dict(hidden_size=2304, num_hidden_layers=32, num_attention_heads=18, num_key_value_heads=6,
                       head_dim=128, intermediate_size=6144, tie_word_embeddings=True), 2_107_590_912),
     ("xlnet", dict(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072),
-     116_718_336 + 32_000),  # the encoder, and the bias of the output layer
+     116_718_336 + 32_000),  # the encoder, and the bias of the LM head
     ("xlnet", dict(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
      360_268_800 + 32_000),
     ("transformer_xl", {}, 151_106_305),  # 151 and 41 million in tables 1 and 2 of the paper
@@ -156,9 +156,10 @@ def matrix_products(config, rows, length, words, new_memory=None) -> int:
 
 @pytest.mark.parametrize("family", ["bert", *map(slow_case, sorted(FAMILIES.keys() - {"bert"}))])
 def test_flops_equal_the_matrix_products(family):
-    """Compares the FLOPs of one more row: Transformer-XL and XLNet project the distances once for all rows.
+    """Compares the FLOPs of one additional row, because Transformer-XL and XLNet project the distances once for all
+    rows.
 
-    XLNet's formula leaves out the product with two segment vectors.
+    The formula of XLNet omits the product with two segment vectors.
     """
     own = dict(global_attn_every_n_layers=1) if family == "modernbert" else {}  # within windows, blocks have padding
     config, length, words = model_config(family, max_position_embeddings=24, **own), 24, 6
@@ -197,9 +198,10 @@ def params_and_loss_after_a_step(config, devices, records):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["modernbert", "eurobert", "xlnet", "transformer_xl", "lstms"])  # not BERT's layers
+# other layers than BERT
+@pytest.mark.parametrize("family", ["modernbert", "eurobert", "xlnet", "transformer_xl", "lstms"])
 def test_packed_step_on_eight_devices_equals_padded_step_on_one(family, records_folder):
-    """Rows of families that cannot pack stay padded."""
+    """Rows of families without packing stay padded."""
     one = config_for(family, records_folder)
     eight = config_for(family, records_folder, packing=families.FAMILIES.get(family).supports_packing, remat="full")
     eight.mesh.update(data=2, fsdp=2, tensor=2)
@@ -301,7 +303,7 @@ def run_of(tmp_path_factory):
 
 
 def assert_equal(found, expected):
-    """Compares two checkpoints with their tokenizers."""
+    """Asserts that two checkpoints and their tokenizers are equal."""
     jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
     assert found.labels == expected.labels
     for text in ("the ship", "An anchor near the harbour."):
@@ -319,7 +321,7 @@ def test_a_converted_run_round_trips(family, run_of, tmp_path):
     if family in WRITTEN:
         conversion.convert(run_of(family), tmp_path / "huggingface", "huggingface")
         assert_equal(theirs := pretrained.read_with_tokenizer(tmp_path / "huggingface"), source)
-        lost = dict(max_position_embeddings=512) if family == "xlnet" else {}  # XLNet has no table of positions
+        lost = dict(max_position_embeddings=512) if family == "xlnet" else {}  # XLNet has no position embeddings
         assert theirs.config == dataclasses.replace(source.config, **lost) and theirs.predicts_words
     else:
         with pytest.raises(UserError, match=f"a model with model.family = '{family}' has no place in --format=hugg"):
@@ -338,7 +340,7 @@ def test_unsupported_operations_raise_one_line_with_a_fix(family, run_of, tmp_pa
     changes = dict(params=params, labels=("O", "B-X", "I-X"), architecture="BertForTokenClassification")
     tagger = library.Model(dataclasses.replace(model.source, **changes))
     assert model.embed("the ship", pool="mean").shape == (1, model.config.hidden_size)
-    if family != "modernbert":  # whose taggers have one more layer
+    if family != "modernbert":  # taggers of ModernBERT have one more layer
         assert len(tagger.tag("the ship saw")[0]["tags"]) == 3
     uses = [functools.partial(conversion.convert, run_of(family), tmp_path / to, to) for to in pretrained.FORMATS]
     uses += [lambda: model.embed("the ship"), lambda: model.fill_mask("the [MASK]"), lambda: model.generate("the", 1)]
@@ -358,7 +360,7 @@ def test_unsupported_operations_raise_one_line_with_a_fix(family, run_of, tmp_pa
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
-    """Returns a folder with the files of SST-2, whose labels follow from the topics."""
+    """Returns a folder with files in the format of SST-2, whose labels follow from the topics."""
     folder = tmp_path_factory.mktemp("reviews") / "SST-2"
     folder.mkdir()
     for name, count in (("train", 96), ("dev", 16)):
@@ -401,7 +403,7 @@ def test_a_classifier_is_trained_predicts_and_is_converted(family, run_of, revie
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """Returns a function from the name of a family to a folder with random params, as transformers writes it."""
+    """Returns a function from the name of a family to a folder with random params, written by transformers."""
 
     @functools.cache
     def make(family):
@@ -413,7 +415,7 @@ def folder_of(tmp_path_factory):
 
 
 def with_fields(folder, changed: dict, copy):
-    """Copies the folder, with other fields in config.json; a field of `...` is left out."""
+    """Copies the folder with changed fields in config.json; a field of `...` is removed."""
     copy.mkdir()
     for path in folder.iterdir():
         (copy / path.name).symlink_to(path)
@@ -515,7 +517,7 @@ def test_a_folder_with_an_unsupported_model_is_one_line(family, changed, message
     ("eurobert", {"rope_theta": ..., ROPE: {"rope_type": "default", "rope_theta": 9}}, dict(rope_theta=9.0)),
     ("eurobert", {"rope_scaling": {"rope_theta": 5.0}}, dict(rope_theta=5.0)),
     ("eurobert", {"auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "bos_token": "x"}, {}),
-    ("eurobert", {"rope_theta": 250000, ROPE: ..., "head_dim": ...}, {}),  # as the published configs
+    ("eurobert", {"rope_theta": 250000, ROPE: ..., "head_dim": ...}, {}),  # like the published configs
     ("eurobert", {"classifier_pooling": ..., "clf_pooling": "mean"}, dict(classifier_pooling="mean")),
 ])  # fmt: skip
 def test_all_config_versions_are_read(family, changed, expected, folder_of, tmp_path):

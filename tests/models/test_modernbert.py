@@ -27,7 +27,7 @@ TINY = ModernBertConfig(
 
 
 def random_params(model, config, seed=0):
-    """Returns params of which none is 0 or 1, so that a test sees each one that is left out or mixed up."""
+    """Returns params without 0 and 1, so that a missing or swapped param changes the outputs."""
     ids, rng = jnp.zeros((1, 8), jnp.int32), np.random.default_rng(seed)
     extra = (ids,) if isinstance(model, BertForMaskedLM) else ()
     shapes = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(seed), ids, ids, ids, *extra)["params"])
@@ -94,8 +94,10 @@ def test_a_classifier_starts_from_the_lm_head(folder, capsys):
 
 
 def test_initial_values_of_output_matrices_are_smaller():
-    """Normal values of 0.02 are cut off at two deviations; output matrices are divided by the root of 2 layers.
-    The head of words is an output matrix in transformers as well."""
+    """Normal values of 0.02 are cut off at two standard deviations; output matrices are divided by the root of 2
+    layers.
+    transformers treats the dense layer of the LM head as an output matrix as well.
+    """
     config = ModernBertConfig(
         vocab_size=512, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=192
     )
@@ -109,7 +111,7 @@ def test_initial_values_of_output_matrices_are_smaller():
     assert len(kernels) == 1 + 4 * 2 + 1
     for name, kernel in kernels.items():
         expected = 0.02 / 2 if name.endswith(("output/kernel", "masked_lm/dense/kernel")) else 0.02
-        # 0.8796 is the deviation of the values that are not cut off.
+        # 0.8796 is the standard deviation after the cut-off.
         assert kernel.std() == pytest.approx(0.8796 * expected, rel=0.03), name
         assert 1.9 * expected < np.abs(kernel).max() <= 2 * expected, name
 
@@ -137,5 +139,5 @@ def test_fine_tuning_accepts_flags_for_fields_of_the_checkpoints_family(folder):
         with pytest.raises(UserError, match=message) as error:
             adopted(f"--config.model.{flag}")
         assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"config.model has no field 'classifier_pooling'"):  # its family is known
+    with pytest.raises(UserError, match=r"config.model has no field 'classifier_pooling'"):  # the family is configured
         from_arguments(["--config=base", "--config.model.classifier_pooling=mean"])

@@ -30,7 +30,7 @@ KEYS = row_keys(jax.random.key(7), jnp.arange(len(IDS)))
 
 
 def read_by_pooler(model, packed=False):
-    """Returns the states of first tokens, and the states that the pooler reads, with dropout and without."""
+    """Yields the states of first tokens, and the inputs of the pooler, with dropout and without."""
     ones, firsts = np.ones_like(IDS), None
     params = random_params(BertForSequenceClassification(model.config, 2), model.config)["bert"]
     params["pooler"]["dense"] = {"kernel": 0.1 * np.eye(64, dtype=np.float32), "bias": np.zeros(64)}
@@ -41,7 +41,7 @@ def read_by_pooler(model, packed=False):
     def apply(params):
         return [model.apply({"params": params}, IDS, ones, ones * 0, None, keys, firsts) for keys in (KEYS, None)]
 
-    for hidden, pooled in jax.device_get(apply(params)):  # tanh(0.1 x) can be undone
+    for hidden, pooled in jax.device_get(apply(params)):  # inverts tanh(0.1 x)
         yield (hidden[:, [0, 3]] if packed else hidden[:, 0]), np.arctanh(pooled) / 0.1
 
 
@@ -53,7 +53,7 @@ def test_the_pooler_of_roberta_reads_states_with_dropout(packed):
     np.testing.assert_allclose(read[is_kept], hidden[is_kept] / 0.75, rtol=1e-3, atol=1e-4)
     assert abs(is_kept.mean() - 0.75) < 0.02
     rows = is_kept.reshape(-1, 64)
-    assert len(np.unique(rows, axis=0)) == len(rows)  # each text has a mask of its own
+    assert len(np.unique(rows, axis=0)) == len(rows)  # every text has a separate mask
     np.testing.assert_allclose(read_without, hidden_without, rtol=1e-3, atol=1e-4)
     (hidden, read), _ = read_by_pooler(BertModel(BertConfig(**TINY)))  # has no such dropout
     np.testing.assert_allclose(read, hidden, rtol=1e-3, atol=1e-4)
@@ -71,7 +71,7 @@ def test_pooler_and_classifier_dropout_masks_differ():
 
 @pytest.mark.slow
 def test_distilbert_has_no_dropout_on_attention_outputs():
-    """With feed-forward layers of zeros, whose dropout does nothing, only that would be random."""
+    """Feed-forward layers of zeros ignore their dropout, so only dropout on attention outputs would be random."""
     segments, x = jnp.ones((2, 8), jnp.int32), jax.random.normal(jax.random.key(0), (2, 8, 64))
     keys = jax.random.split(jax.random.key(2), 2)
     for config, is_random in ((DistilBertConfig(**TINY), False), (BertConfig(**TINY), True)):

@@ -1,4 +1,4 @@
-"""XLNet: texts that end with <cls>, and words that are predicted from all others."""
+"""XLNet: texts that end with <cls>, and tokens that are predicted from all other tokens."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def test_labels_of_answers_and_tags_point_at_the_words(pieces):
     null = np.zeros((len(windows[0].offsets) + windows[0].first + 2, 2))
     null[windows[0].none] = 3.0
     ((_, odds),) = question_windows.answers(questions[:1], windows[:1], [null]).values()
-    assert odds == 6.0  # those of "no answer", at <cls>
+    assert odds == 6.0  # the labels of "no answer", at <cls>
 
     sentences = [conll.Sentence(("ship", "saw"), ("B-SHIP", "O"), 0)]
     tagged = word_encoding.encode_word_sequences(sentences, ["O", "B-SHIP"], pieces, 32, with_context=False)
@@ -95,7 +95,7 @@ def test_the_tokenizer_is_read_without_the_sentencepiece_model(folder, pieces, t
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert settings["padding_side"] == "left"  # or transformers would pool padding
+    assert settings["padding_side"] == "left"  # otherwise transformers would pool padding
     again = hf_tokenizer.read_folder_tokenizer(tmp_path)
     assert again.kind == "unigram" and again.special_ids == pieces.special_ids
     for text in ("the ship", "An anchor near the harbour."):

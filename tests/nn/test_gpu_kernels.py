@@ -1,7 +1,7 @@
-"""The GPU kernels, emulated on a CPU, beside their definitions.
+"""The GPU kernels, emulated on a CPU, compared with their definitions.
 
-On a GPU, without the settings of the other tests, the same tests run on its kernels:
-  pytest --noconftest -n 0 -m '' tests/nn/test_gpu_kernels.py -k "definition or drops"
+On a GPU, without the settings of the other tests, the same tests run the compiled kernels:
+pytest --noconftest -n 0 -m '' tests/nn/test_gpu_kernels.py -k "definition or drops"
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ DIFFERENT = AllTiles(Tiles(32, 64, 4, 1), Tiles(64, 16, 4, 1), Tiles(16, 32, 4, 
         slow_case(7, 32, dict(rate=0.0), "float32", 1e-6),  # padded to 16
         slow_case(200, 64, dict(causal=True), "float32", 1e-6),  # padded to 256
         (200, 16, dict(causal=True, window=30), "float32", 1e-6),
-        slow_case(300, 16, dict(rate=0.0, window=64), "float32", 1e-6),  # some pieces are outside the window
+        slow_case(300, 16, dict(rate=0.0, window=64), "float32", 1e-6),  # some blocks are outside of the window
         slow_case(128, 128, {}, "float32", 1e-6),
         slow_case(256, 16, dict(tiles=DIFFERENT), "float32", 1e-6),
         slow_case(90, 16, dict(tiles=AllTiles(*[Tiles(32, 64, 4, 1)] * 3)), "float32", 1e-6),  # padded to 128
@@ -61,7 +61,7 @@ def test_attention_and_gradient_equal_the_definition(length, size, options, dtyp
 
 @pytest.mark.slow
 def test_attention_drops_the_elements_of_the_dropout_mask():
-    """With equal scores and an identity for values, the context is the dropout mask of a part of the keys."""
+    """With equal scores and an identity matrix as values, the output is the dropout mask of a part of the keys."""
     rows, length, heads, size, rate = 2, 200, 2, 64, 0.1
     keys, segments = keys_of(rows, rate), jnp.ones((rows, length), jnp.int32)
     expected = dropout(jnp.ones((rows, heads, length, length)), rate, keys) > 0
@@ -136,7 +136,7 @@ KERNELS += ["gpu_norm_forward", "gpu_norm_backward", "gpu_activation_backward"]
 @pytest.mark.slow
 @pytest.mark.parametrize("family, remat", [("bert", "none"), ("modernbert", "full")])
 def test_a_step_with_kernels_is_equal_on_any_mesh(family, remat, monkeypatch):
-    """Loss and gradient norm of a step with dropout, of the plain path on one device, and of the kernels on eight."""
+    """Compares loss and gradient norm of a step with dropout: plain path on one device, kernels on eight devices."""
     size = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=256)
     if family == "modernbert":
         size.update(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=8)
@@ -158,7 +158,7 @@ def test_a_step_with_kernels_is_equal_on_any_mesh(family, remat, monkeypatch):
 
 @pytest.mark.parametrize("size, length, causal, window", [(16, 7, True, None), slow_case(128, 300, False, 64)])
 def test_the_kernels_compile_to_ptx(size, length, causal, window):
-    """Emulation takes what the compiler of kernels would not."""
+    """The emulation accepts programs that the kernel compiler refuses."""
     half = jnp.bfloat16
     keys, vector = keys_of(2, 0.1), jnp.ones(3 * size)
 

@@ -1,4 +1,4 @@
-"""Attention beside its definition; the TPU kernels emulated on a CPU, and compiled ahead for every TPU with kernels."""
+"""Attention compared with its definition; the TPU kernels emulated on a CPU, and compiled for all supported TPUs."""
 
 import functools
 
@@ -75,7 +75,7 @@ def test_attention_and_gradients_equal_the_definition(attention, sizes, rate, dt
 
 
 def test_fused_and_plain_attention_have_equal_dropout():
-    """With equal scores and an identity for values, the context is the dropout mask of one block of keys."""
+    """With equal scores and an identity matrix as values, the output is the dropout mask of one block of keys."""
     rows, length, heads, size = 2, 256, 2, 64
     segments = jnp.ones((rows, length), jnp.int32)
 
@@ -98,12 +98,12 @@ def test_fused_and_plain_attention_have_equal_dropout():
 @pytest.mark.parametrize(
     "batch, length, heads, tile",
     [
-        (32, 64, 12, None),  # short
-        (2, 128, 2, None),  # few
+        (32, 64, 12, None),  # short rows
+        (2, 128, 2, None),  # few rows
         (32, 128, 12, (4, 12)),
         (34, 128, 12, (2, 12)),  # 4 rows would fit, but do not divide 34
         (7, 384, 12, (1, 4)),  # 5 heads would fit, but do not divide 12
-        (2, 2048, 12, (1, 1)),  # not even one fits
+        (2, 2048, 12, (1, 1)),  # not a single row fits
     ],
 )
 def test_tiles_of_attention_fit_in_the_cache(batch, length, heads, tile):
@@ -143,7 +143,7 @@ def test_fused_norm_and_gradients_equal_the_definition(length, dtype, share):
 
 @pytest.mark.slow
 def test_a_training_step_with_kernels_is_equal_on_any_mesh(monkeypatch):
-    """Loss and gradient norm, with dropout: of the plain path on one device, and of the kernels on eight."""
+    """Compares loss and gradient norm with dropout: plain path on one device, kernels on eight devices."""
 
     def step(mesh_sizes, attention, microbatches):
         config = pretraining_config()
@@ -165,10 +165,11 @@ def test_attention_is_fused_where_the_kernel_can_run():
     assert not any(fuses(config, Compute(chip=chip), 512) for chip in ("TPU v3", "NVIDIA H100 80GB HBM3"))
     assert not fuses(BertConfig(attention="xla"), Compute(chip="TPU v4"), 512)
     assert fuses(BertConfig(attention="fused"), Compute(), 512)
-    assert not fuses(BertConfig(hidden_size=640, num_attention_heads=8), Compute(chip="TPU v4"), 512)  # heads of 80
+    # 80 dimensions per head
+    assert not fuses(BertConfig(hidden_size=640, num_attention_heads=8), Compute(chip="TPU v4"), 512)
     mesh = jax.make_mesh((4,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh), nn.logical_axis_rules((("heads", "tensor"),)):
-        assert not fuses(config, Compute(chip="TPU v4"), 512)  # three heads a device do not fill lanes
+        assert not fuses(config, Compute(chip="TPU v4"), 512)  # three heads per device do not fill lanes
 
 
 @pytest.mark.slow
@@ -183,7 +184,7 @@ def test_attention_is_fused_where_the_kernel_can_run():
     ],
 )
 def test_the_kernels_compile_for_every_supported_tpu(name, length, heads):
-    """With 16 heads as in BERT-large: what a kernel needs on the chip grows with them."""
+    """With 16 heads as in BERT-large: on-chip memory grows with the number of heads."""
     device = accelerator(name).devices()[0]
     assert pallas.has_kernels(device.device_kind)
 

@@ -1,4 +1,4 @@
-"""Products of bfloat16 factors on a CPU: their values, their gradients, and that the compiler takes its fast path."""
+"""Products of bfloat16 factors on a CPU: their values, their gradients, and the fast path of the compiler."""
 
 import functools
 import re
@@ -22,7 +22,7 @@ def normal(seed: int, *shape: int) -> jax.Array:
 
 
 def rounded(x):
-    """What a factor is worth in bfloat16, in float32."""
+    """Rounds an array to bfloat16; returns float32."""
     return np.float32(jnp.asarray(x).astype("bfloat16"))
 
 
@@ -66,7 +66,7 @@ SMALL = BertConfig(
 
 @pytest.fixture(scope="module")
 def step():
-    """The loss's gradient of a small model by type of product: (compiled, of random params)."""
+    """Returns, by product type, the loss gradient of a small model: (compiled, with random params)."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1, 500, (16, 128))
     segments, types = np.ones_like(ids), (np.arange(128) > 60) * np.ones_like(ids)
@@ -113,5 +113,5 @@ def test_every_product_of_a_step_takes_the_fast_path(step):
         if large and types[first] != "bf16" and "next_sentence" not in line:
             slow.append(line)
     fast = re.findall(r"kind=kCustom.*__ynn_fusion", text)
-    # Of a layer: three of each of four kernels, and seven of attention.
+    # One layer has three products for each of its four kernels, and seven products in attention.
     assert not slow and len(fast) >= 3 * 4 + 7, (slow, len(fast))

@@ -1,4 +1,4 @@
-"""Attention with relative positions, against the papers' sums, a number at a time."""
+"""Attention with relative positions compared with the sums of the papers, one number at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,16 @@ KEYS = MEMORY + QUERIES
 
 
 def sinusoid(distance: int) -> np.ndarray:
-    """Section 3.3 takes Vaswani et al.'s, of the distance."""
+    """Section 3.3 uses the sinusoids of Vaswani et al., as a function of the distance."""
     found = [np.sin(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)]
     return np.array(found + [np.cos(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)])
 
 
 def by_hand(query, key, value, matrix, u, v, sees, segment=None):
-    """What each query sees. `matrix` `[heads, size, size]` projects sinusoids; places of `sees(i, j)` count memory."""
+    """Computes attention query by query.
+
+    `matrix` `[heads, size, size]` projects sinusoids; positions of `sees(i, j)` include the memory.
+    """
     seen = np.zeros(query.shape)
     for row in range(ROWS):
         for head in range(HEADS):
@@ -60,7 +63,7 @@ def test_relative_attention_equals_the_equations_of_the_papers(draw, is_causal, 
     segment = (draw(HEADS, SIZE), draw(2, HEADS, SIZE), draw(ROWS, QUERIES, KEYS) > 0) if has_segments else None
 
     def sees(i, j):
-        return j > 0 and (j <= i if is_causal else True)  # and the first place of memory is empty
+        return j > 0 and (j <= i if is_causal else True)  # and the first position of the memory is empty
 
     expected = by_hand(query, key, value, matrix, u, v, sees, segment)
     embedded = distance_embeddings(distances(QUERIES, KEYS, is_causal), SIZE)
@@ -91,7 +94,10 @@ def test_scores_are_shifted_for_queries_at_arbitrary_positions(queries, keys):
 @pytest.mark.slow
 @pytest.mark.parametrize("predicts", [False, True])
 def test_memory_use_is_bounded_by_the_scores(predicts):
-    """Forwards and backwards. An embedding of each pair of tokens would take 64 times as much as a head's scores."""
+    """Forward and backward pass.
+
+    An embedding for each pair of tokens would take 64 times as much as the scores of a head.
+    """
     heads, size, found = 2, 64, []
     for length in (128, 256):
         arrays = {name: jnp.zeros((1, length, heads, size)) for name in ("query", "keys", "values")}

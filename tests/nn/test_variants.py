@@ -1,4 +1,4 @@
-"""What BERT chose otherwise than others: causal attention, positions, where LayerNorm is, a BiLSTM on top."""
+"""Variants of BERT: causal attention, positions, the position of LayerNorm, a BiLSTM on top."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ LSTMS = dataclasses.replace(TINY, num_hidden_layers=2, hidden_size=32, family="l
 
 
 def made(module, config, *more_inputs, **fields):
-    """Returns a compiled model with random params, none of which is 0 or 1, and the params."""
+    """Returns a compiled model with random params without 0 and 1, and the params."""
     model, ids = module(config, **fields), np.zeros((1, 8), np.int32)
     params = random_params(model, ids, ids, ids, *more_inputs, deviation=0.3)
     apply = jax.jit(model.apply, static_argnames=("method", "every_layer"))
@@ -40,7 +40,7 @@ def made(module, config, *more_inputs, **fields):
 
 
 def row(seed, length=12, width=12):
-    """Returns a text: ids, segments and token types, with padding up to a width."""
+    """Returns a text: ids, segments and token types, padded to a width."""
     ids = np.random.default_rng(seed).integers(5, 60, length)
     return (
         np.pad(ids, (0, width - length))[None],
@@ -50,7 +50,7 @@ def row(seed, length=12, width=12):
 
 
 def changed_at(ids, place: int):
-    """Returns ids with another word at a place."""
+    """Returns ids with another token at one position."""
     return np.where(np.arange(ids.shape[1]) == place, (ids + 1) % 60, ids)
 
 
@@ -62,7 +62,7 @@ def test_a_causal_model_depends_on_earlier_tokens_only(norm):
     for place in (0, 5, 11):
         after, other = run(changed_at(ids, place), segments, types)
         np.testing.assert_array_equal((after != before).any(-1)[0], np.arange(12) >= place)
-        assert (other != pooled).any()  # the last token has seen all of it
+        assert (other != pooled).any()  # the last token depends on all tokens
 
 
 def test_a_causal_model_is_pooled_at_the_last_token_of_each_example():
@@ -105,7 +105,7 @@ def test_only_positions_encode_word_order(positions, knows_order):
 
 
 def test_fields_that_fine_tuning_may_change_do_not_change_outputs():
-    """Sinusoidal positions do not depend on the range of initial values, either."""
+    """Sinusoidal positions do not depend on initializer_range either."""
     config = dataclasses.replace(TINY, positions="sinusoidal")
     run, params = made(BertModel, config)
     names = (name for name in fields_with_roles(config, "") if name.endswith(("prob", "range")))
@@ -137,19 +137,21 @@ def test_a_bilstm_reads_both_directions_and_no_padding(module):
     padded = run(*wider)
     padded = padded if module is BertForSequenceClassification else padded[:, :12]
     np.testing.assert_allclose(padded, logits, atol=1e-5)
-    changed = run(changed_at(ids, 11), segments, types)  # the first token of a causal model sees it in the BiLSTM alone
+    # the first token of a causal model depends on the changed token through the BiLSTM only
+    changed = run(changed_at(ids, 11), segments, types)
     assert (changed != logits).any(-1).all()
 
 
 def test_the_two_lstms_depend_on_one_direction():
-    """In all layers: the first half of a state the words before, the other half the words after, padding never.
+    """In all layers, the first half of a state depends on earlier tokens, the second half on later tokens, never on
+    padding.
 
-    Each is pooled where it has read the whole row.
+    Each half is pooled at the end of its direction.
     """
     model, (ids, segments, types) = ElmoModel(LSTMS), row(0, width=16)
     params = random_params(model, ids, segments, types, deviation=0.3)
     assert "layers" not in params["encoder"] and params["encoder"]["backward_1"]["hi"]["kernel"].shape == (16, 16)
-    params["pooler"]["dense"]["kernel"], variables = np.eye(32), {"params": params}  # it shows what it reads
+    params["pooler"]["dense"]["kernel"], variables = np.eye(32), {"params": params}  # the output shows the inputs
 
     @jax.jit
     def run(ids):
@@ -168,7 +170,8 @@ def test_the_two_lstms_depend_on_one_direction():
 
 def test_the_lstms_predict_unseen_tokens():
     ids, segments, types = row(0)
-    positions = np.array([[0, 5, 10, 1, 6, 11]])  # the words after the first three, and before the others
+    # the tokens after the first three tokens, and before the remaining ones
+    positions = np.array([[0, 5, 10, 1, 6, 11]])
     run, _ = made(BertForMaskedLM, dataclasses.replace(LSTMS, num_hidden_layers=1), np.zeros((1, 6), int))
     before = run(ids, segments, types, positions)
     for place in range(12):
@@ -177,12 +180,12 @@ def test_the_lstms_predict_unseen_tokens():
 
 
 def test_flops_of_two_lstms_equal_the_gate_products():
-    """Four gates of 16 units a direction, which read 32 numbers in the first layer and 16 in the second."""
+    """Four gates of 16 units per direction, with 32 inputs in the first layer and 16 inputs in the second layer."""
     assert model_flops(LSTMS, 3, 7, 0, pooled=0) == 3 * 7 * 2 * 2 * 4 * 16 * ((32 + 16) + (16 + 16))
 
 
 def test_flops_of_a_bilstm_equal_the_gate_products():
-    """Two directions of four gates, each of an input and a state, 2 FLOPs a multiply-add, per token and layer."""
+    """Two directions of four gates with an input and a state, 2 FLOPs per multiply-add, per token and layer."""
     model = BertForTokenClassification(TINY, 3, lstm_size=8, lstm_layers=2)
     assert lstm_flops(model, 5, 7) == 5 * 7 * 2 * 2 * 4 * 8 * ((16 + 8) + (2 * 8 + 8))
     assert lstm_flops(BertForTokenClassification(TINY, 3), 5, 7) == 0

@@ -1,4 +1,4 @@
-"""Auxiliary losses: what they are by definition, when layers stop, and bits per byte of a run."""
+"""Auxiliary losses: their definition, the end of the loss of a layer, and bits per byte of a run."""
 
 import jax
 import numpy as np
@@ -40,14 +40,14 @@ def task_for(records=None, **fields):
 
 
 def by_definition(task, params, batch, settings):
-    """The mean over next characters of each layer's auxiliary losses, sequence by sequence: `[LAYERS]`."""
+    """Computes the mean auxiliary loss of each layer over next characters, sequence by sequence: `[LAYERS]`."""
     read = (batch.get(name) for name in ("input_ids", "segments", "token_types", "positions"))
     encode = jax.jit(lambda *given: task.loss.model.bind({"params": params}).bert.encode(*given, every_layer=True))
     states, params = jax.device_get((encode(*read), params))
     totals, count = np.zeros(LAYERS), 0
     for row, segments in enumerate(batch["segments"]):
         for segment in range(1, segments.max() + 1):
-            places = np.flatnonzero(segments == segment)[:-1]  # without the last [SEP]
+            places = np.flatnonzero(segments == segment)[:-1]  # without the final [SEP]
             count += len(places) - 1
             for layer in range(1, LAYERS + 1):
                 name, number, first = (
@@ -67,7 +67,7 @@ def by_definition(task, params, batch, settings):
     "packing, settings", [(False, {}), (True, dict(targets=3, target_weight=0.25, layers_until=1.0))]
 )
 def test_losses_and_gradients_while_layers_are_switched_off(run, packing, settings):
-    """All in one compiled function: the progress is an input."""
+    """One compiled function serves all values: the progress is an input."""
     task, settings = task_for(run / "records", packing=packing, **settings), auxiliary.AuxiliaryLosses(**settings)
     params = params_of(task)
     batch = next(task.batches(5))

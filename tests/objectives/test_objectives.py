@@ -1,4 +1,4 @@
-"""Objectives: what ours add to a batch, how they are summed, and one from outside of the package."""
+"""Objectives: the arrays that they add to a batch, their weighted sum, and a user-defined objective."""
 
 import copy
 import itertools
@@ -46,7 +46,7 @@ def test_the_objective_is_configured_or_follows_from_model_and_data():
     assert learnt(**{"data.next_sentence": "none"}) == {"mlm": 1}
     assert learnt(**{"data.next_sentence": "none", "model.causal": True}) == {"lm": 1}
     assert learnt(**{"data.next_sentence": "none", "model.family": "lstms"}) == {"bilm": 1}
-    assert learnt(objective="mlm") == {"mlm": 1}  # and nothing about the pairs of the records
+    assert learnt(objective="mlm") == {"mlm": 1}  # no objective for the pairs of the records
     assert learnt(objective=".5*count+mlm + 3 * nsp ") == {"count": 0.5, "mlm": 1, "nsp": 3}
 
 
@@ -88,7 +88,7 @@ def task_for(records, *given, **fields):
 
 
 def params_of(task, deviation=0.1):
-    """Returns random params, none of which is 0."""
+    """Returns random params without 0."""
     rng = np.random.default_rng(0)
 
     def value(path, x):
@@ -139,18 +139,18 @@ def test_a_step_on_eight_devices_with_microbatches_equals_one_device(objective, 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), params, expected)
 
 
-# One from outside.
+# A user-defined objective.
 
 
 def assert_as_planned(task, batch):
-    """Compares the shapes and types of a batch with what the planner is told."""
+    """Compares the shapes and types of a batch with the shapes and types for the planner."""
     told = task.data[0].abstract_batch()
     assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
 
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_host_random_numbers_are_a_function_of_the_row(records_folder, packing):
-    """A batch is the same after another start."""
+    """A batch is equal after another start."""
     task = task_for(records_folder, packing=packing)
     batch, (_, _, expected) = next(task.batches(7)), itertools.islice(task.batches(5), 3)
     assert_as_planned(task, batch)
@@ -161,7 +161,7 @@ def test_host_random_numbers_are_a_function_of_the_row(records_folder, packing):
 
 
 def test_masks_do_not_depend_on_other_objectives(records_folder):
-    """Nor on the order of the sum; what is added is made of the tokens that the records have."""
+    """Masks do not depend on the order of the sum; the objectives read the unmasked tokens of the records."""
     pieces, found = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt"), []
     for objective in ("mlm", "mlm + count", "count + mlm"):
         config = config_for(records_folder, objective, **{"data.masking": "dynamic"})

@@ -1,4 +1,4 @@
-"""Permuted words: what a prediction sees, the records that they are drawn from, packing, and mistakes."""
+"""Permutation language modelling: visible tokens of a prediction, records, packing, and mistakes."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ from tests.conftest import heldout_batches, preparing_in_process, tiny_config
 from tests.models.test_modernbert import random_params
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
-PIECES = 83  # the corpus gives as many
+PIECES = 83  # equal to the vocabulary size that the corpus gives
 SIZES = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
 TINY = XlnetConfig(vocab_size=PIECES, max_position_embeddings=64, **SIZES)
 
@@ -59,8 +59,9 @@ def pieces(records):
 
 @pytest.mark.parametrize("has_memory", [False, True])
 def test_a_prediction_depends_only_on_earlier_tokens_of_the_order(pieces, has_memory):
-    """Two sequences share a row. Each token is changed in turn: the predictions that change belong to the same sequence
-    and come after the token in the order. All predictions see the filled places of the memory, and no others."""
+    """Two sequences share a row. Each token is changed in turn: the changed predictions belong to the same sequence and
+    come after the token in the order. All predictions see the filled positions of the memory, and no other positions.
+    """
     rng, first, length = np.random.default_rng(0), 12, 30
     ids = rng.integers(5, PIECES, (2, length))
     ids[0, 10:12], ids[1, 16:18] = [pieces.sep_id, pieces.cls_id], [pieces.sep_id, pieces.cls_id]

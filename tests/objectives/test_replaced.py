@@ -1,4 +1,4 @@
-"""Replaced words: drawing and reading words, configs, checkpoints that are read and begun with, layers, meshes."""
+"""Replaced token detection: sampling, configs, reading checkpoints and starting from checkpoints, layers, meshes."""
 
 import functools
 import json
@@ -61,7 +61,7 @@ def keys_of(rows, seed=0):
     return jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(jnp.arange(rows))
 
 
-# What is drawn.
+# Sampled tokens.
 
 
 @pytest.mark.slow
@@ -77,14 +77,14 @@ def test_tokens_are_sampled_from_the_softmax():
         chi_square = ((counts[:50] - rows * expected[place][:50]) ** 2 / (rows * expected[place][:50])).sum()
         assert chi_square < 95  # 49 degrees of freedom: 1 in 10,000
     both = np.histogram2d(*found.T, bins=[range(61), range(61)])[0] / rows
-    assert np.abs(both - np.outer(*expected)).max() < 0.005  # places are independent
+    assert np.abs(both - np.outer(*expected)).max() < 0.005  # positions are independent
     assert (found == np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))).all()
     parts = [sample_tokens(jnp.broadcast_to(logits[:, i : i + 1], (9, 1, 60)), keys_of(9), 60 * i) for i in range(2)]
     assert (np.concatenate(parts, 1) == found[:9]).all()
 
 
 def rewritten(task, params, batch, keys):
-    """Returns the batch that the encoder reads, and the generator's loss."""
+    """Returns the input batch of the encoder, and the loss of the generator."""
     objective = task.loss.terms[1].objective
 
     def rewrite(model, batch, keys):
@@ -228,7 +228,7 @@ def disentangled(tmp_path_factory):
 
 
 def changed_info(source, folder, change):
-    """A copy of a run whose config.json says something else."""
+    """Copies a run with changed fields in config.json."""
     shutil.copytree(source, folder)
     content = json.loads((folder / "config.json").read_text())
     change(content)
@@ -314,7 +314,7 @@ def test_damaged_settings_are_one_line(disentangled, tmp_path, name, value):
 
 
 def begun_with(run, **settings):
-    """The params that a run begins with, from those of another; what is left fresh is 0."""
+    """Returns the initial params of a run that starts from other params; fresh params are 0."""
     config = config_for(**settings)
     config.init_checkpoint = str(run)
     validate(config)
@@ -349,7 +349,7 @@ def test_embeddings_that_cannot_be_shared_are_refused(tmp_path, before, after, m
 
 
 def test_other_runs_start_from_the_discriminator_only(disentangled, capsys):
-    """Fine-tuning loads the encoder, whose embeddings have the difference; so do masked words."""
+    """Fine-tuning loads the encoder, whose embeddings include the difference; so does masked language modelling."""
     run, stored = disentangled[0], flattened(disentangled[1])
     summed = stored[TABLE] + stored["generator/difference/word/embedding"]
     config = config_for()
@@ -400,7 +400,7 @@ def test_the_embedding_difference_belongs_to_the_embeddings():
     task = task_of(config)
     params = shapes_of(task)
     factors = flatten_dict(frozen.layer_factors(task, 0.5, params, params, {}))
-    assert factors["bert", "embeddings", "word", "embedding"] == 0.25  # two layers below the output
+    assert factors["bert", "embeddings", "word", "embedding"] == 0.25  # two layers below the head
     assert all(x == 0.25 for path, x in factors.items() if path[:2] == ("generator", "difference"))
     assert all(x == 1 for path, x in factors.items() if path[:2] in (("generator", "bert"), ("generator", "masked_lm")))
     config.freeze_layers = 1
@@ -437,7 +437,7 @@ def test_the_checkpoint_limits_the_width_of_the_generator(disentangled):
     with pytest.raises(UserError, match=r"would have model.num_attention_heads = 0.25, which must be a whole number"):
         adapting(1 / 8)
     config = adapting(0.5)
-    config.objective = "lm"  # for a checkpoint that sees earlier tokens only
+    config.objective = "lm"  # the objective of a checkpoint with causal attention
     config.data.update(next_sentence="none", masking="dynamic")
     del config.unlock()["objectives"]
     validate(config)
@@ -447,7 +447,7 @@ def test_the_checkpoint_limits_the_width_of_the_generator(disentangled):
 
 @pytest.mark.slow
 def test_later_stages_may_drop_replaced_token_detection(records_folder, tmp_path):
-    """A ModernBERT learns replaced words and pairs, then masked words alone, in embeddings that are shared."""
+    """A ModernBERT trains on replaced tokens and pairs, then on masked tokens alone, with shared embeddings."""
     config = config_for(records_folder, "modernbert", depth=1, width=0.5)
     config.objective = f"{config.objective} + nsp"
     config.stages = named_stages(short=stage(3, 32, 5), long=stage(2, 64, 10, objective="mlm"))

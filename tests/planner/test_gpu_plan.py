@@ -1,4 +1,4 @@
-"""The shipped programs and our kernels, compiled for GPUs by XLA. No GPU is needed."""
+"""The shipped configs and the bertjax kernels, compiled for GPUs by XLA. No GPU is needed."""
 
 import json
 import math
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu_aot
 
 @pytest.fixture(scope="module")
 def data_parallel():
-    """The first stage of a stored measurement, on a machine of 8."""
+    """The first stage of a stored measurement, on a machine of 8 GPUs."""
     config = make_hbm.load(COMPILED_AGAIN)
     (result,) = plan(config, make_hbm.target(COMPILED_AGAIN), [0])
     return config, result
@@ -35,13 +35,13 @@ def test_weights_and_gradients_cross_the_links_once_a_step(data_parallel):
     gathered = [c for c in result.collectives if c.kind == "all-gather"]
     summed = [c for c in result.collectives if c.kind in ("reduce-scatter", "all-reduce")]
     assert {c.count for c in gathered} == {1} and [c.count for c in summed if c.kind == "reduce-scatter"] == [1]
-    # In bfloat16, but for the heads' matrices; gradients in float32, with some scores.
+    # In bfloat16, except the matrices of the heads; gradients in float32, with some scores.
     assert 2 * matrix_count(config) <= sum(c.bytes for c in gathered) < 2.1 * matrix_count(config)
     assert 4 * matrix_count(config) <= total_bytes(summed) < 4.2 * matrix_count(config)
 
 
 def test_the_memory_equals_the_stored_measurement(data_parallel):
-    """Within 5 %, as for TPUs."""
+    """The tolerance is 5 %, as for TPUs."""
     measured, golden = make_hbm.row(COMPILED_AGAIN, data_parallel[1]), GOLDEN[COMPILED_AGAIN][0]
     for field in ("params_mib", "optimizer_mib", "hbm_used_mib"):
         assert math.isclose(measured[field], golden[field], rel_tol=0.05, abs_tol=1), (field, measured, golden)
@@ -50,7 +50,7 @@ def test_the_memory_equals_the_stored_measurement(data_parallel):
 def test_the_roofline_includes_all_products_of_the_step(data_parallel):
     _, result = data_parallel
     works = result.roofline.works
-    flops = sum(work.flops for work in works)  # with those of attention's gradient that are computed again
+    flops = sum(work.flops for work in works)  # includes attention products that the backward pass computes again
     assert 0.9 * result.flops_per_step / 8 < flops < 1.6 * result.flops_per_step / 8
     ours = {work.name: work.calls for work in works if work.name.startswith("gpu_attention")}
     assert ours == dict.fromkeys(["gpu_attention_forward", "gpu_attention_keys", "gpu_attention_queries"], 2)

@@ -1,4 +1,4 @@
-"""Reading compiled text: loops, transfers, and the notations for who takes part."""
+"""Parsing of compiled text: loops, transfers, and the notations of replica groups."""
 
 import pathlib
 
@@ -34,13 +34,13 @@ ENTRY %main (a: bf16[32,16], b: bf16[16,8]) -> bf16[32,8] {
 """
     [found] = HloModule(text).estimates()
     assert found.flops == 2 * 32 * 16 * 8
-    assert found.bytes == 2 * (32 * 16 + 32 * 8)  # the others lie on chip
+    assert found.bytes == 2 * (32 * 16 + 32 * 8)  # the other arrays are on chip
 
 
 def test_transfers_are_counted_once_with_axes_and_bytes():
     found = set(HloModule(TEXT).collectives(MESH))
     assert found == {
-        # Begun before the loop and carried on in it: one transfer.
+        # A transfer that starts before the loop and continues in the loop counts as one transfer.
         Collective("all-gather", ("fsdp",), "bf16", 32 * 8 * 2, 1, False),
         Collective("all-reduce", ("tensor",), "f32", 12 * (16 + 4) * 4, 12, True),
         Collective("reduce-scatter", ("data",), "f32", 2 * 10 * 4, 1, False),

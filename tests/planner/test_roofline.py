@@ -1,4 +1,4 @@
-"""The least time of a step, of a program as XLA writes it for a GPU, shortened."""
+"""The minimum time of a step, from a shortened XLA program for a GPU."""
 
 import pathlib
 import re
@@ -12,13 +12,13 @@ from bertjax.nn.kernels.gpu_attention import work_of
 from bertjax.planner.hlo import Collective, HloModule
 from bertjax.planner.roofline import ATTENTION, COLLECTIVES, ELEMENTS, OPTIMIZER, PRODUCTS, Work, roofline
 
-# Sixteen layers; each takes its weights out of an array of all of them, and puts its output into one.
+# Sixteen layers; each layer slices its weights from an array of all layers, and writes its output into another array.
 TEXT = (pathlib.Path(__file__).parent / "layers.hlo").read_text()
 MIB = 1 << 20
 
 
 def mesh_of(hosts: int, **sizes):
-    """Devices of two machines, as far as the roofline looks at them."""
+    """Devices of two machines, with the attributes that the roofline reads."""
     count = int(np.prod(list(sizes.values())))
     devices = [types.SimpleNamespace(process_index=number // (count // hosts)) for number in range(count)]
     return types.SimpleNamespace(devices=np.array(devices).reshape(*sizes.values()), axis_names=tuple(sizes))
@@ -33,8 +33,8 @@ def test_a_loop_reads_and_writes_one_layer_per_iteration():
     works = works_of()
     fusions = works[ELEMENTS, "fusion"]
     assert fusions.calls == 32
-    # The slice is read and written; the product's result is read, and written into the array of all.
-    assert fusions.bytes == 16 * (2 * MIB + 2 * 8 * MIB + 2 * 4)  # and the index, twice
+    # The slice is read and written; the result of the product is read, and written into the array of all layers.
+    assert fusions.bytes == 16 * (2 * MIB + 2 * 8 * MIB + 2 * 4)  # the index is read twice
     assert fusions.seconds == pytest.approx(fusions.bytes / 3352e9)
 
 
@@ -42,7 +42,7 @@ def test_products_take_the_maximum_of_compute_and_traffic_time():
     bfloat16, blas = 16 * 2 * 4096 * 512 * 1024, 2 * 64 * 256 * 128
     product = works_of()[PRODUCTS, "product"]
     assert product.calls == 17 and product.flops == bfloat16 + blas
-    small = 4 * (64 * 256 + 256 * 128 + 64 * 128) / 3352e9  # bound by memory, workspace aside
+    small = 4 * (64 * 256 + 256 * 128 + 64 * 128) / 3352e9  # bound by memory, without the workspace
     each = max(bfloat16 / 16 / 989e12, (4 + 1 + 8) * MIB / 3352e9)
     assert product.seconds == pytest.approx(16 * each + small)
 
@@ -81,7 +81,7 @@ def test_a_kernel_reads_its_inputs_and_writes_its_share():
 
 
 def test_collectives_take_the_time_of_links_and_of_the_network():
-    """8 GB, gathered by ring: each GPU receives what it does not have."""
+    """8 GB, gathered by ring: each GPU receives the parts that it lacks."""
 
     def seconds(kind: str, axes: tuple[str, ...], mesh, hosts: int = 1) -> float:
         row = Collective(kind, axes, "f32", 8 * 10**9, 1, False)
@@ -92,10 +92,10 @@ def test_collectives_take_the_time_of_links_and_of_the_network():
     assert seconds("all-gather", ("data", "fsdp"), one) == pytest.approx(7 / 8 * 8e9 / 450e9)
     assert seconds("all-reduce", ("fsdp",), one) == pytest.approx(2 * 3 / 4 * 8e9 / 450e9)
     assert seconds("all-gather", ("data",), two, 2) == pytest.approx(4e9 / 50e9)  # one GPU of each machine
-    # Four of each: an adapter carries a quarter of the other half.
+    # Four GPUs of each machine: a network adapter carries a quarter of the other half.
     assert seconds("all-gather", ("data", "fsdp"), two, 2) == pytest.approx(max(6e9 / 450e9, 1e9 / 50e9))
     assert seconds("reduce-scatter", ("fsdp",), two, 2) == pytest.approx(6e9 / 450e9)  # within a machine
-    # Each GPU has 8 GB, of which it keeps an eighth; half comes from the other machine, to each GPU something else.
+    # Each GPU has 8 GB and keeps an eighth; half comes from the other machine, with distinct parts for each GPU.
     assert seconds("all-to-all", ("data", "fsdp"), one) == pytest.approx(7 / 8 * 8e9 / 450e9)
     assert seconds("all-to-all", ("data", "fsdp"), two, 2) == pytest.approx(4e9 / 50e9)
     assert seconds("collective-permute", ("fsdp",), one) == pytest.approx(8e9 / 450e9)

@@ -1,4 +1,4 @@
-"""Adapting a checkpoint: more pieces and positions, which change nothing at first; rehearsal; what is reported."""
+"""Adapting a checkpoint: new tokens and positions without initial changes; rehearsal; the report."""
 
 import dataclasses
 import shutil
@@ -51,7 +51,7 @@ def short_windows():
 
 @pytest.fixture(scope="module")
 def adapted(checkpoint, corpus_file, tmp_path_factory):
-    """The workdir of a run on the text of a domain and on general text."""
+    """The workdir of a run on domain text and on general text."""
     folder = tmp_path_factory.mktemp("adapted")
     (folder / "general.txt").write_text(make_corpus(40, seed=5))
     with pytest.MonkeyPatch.context() as patch:
@@ -69,7 +69,9 @@ def two_sources(checkpoint, corpus_file, folder):
 
 @pytest.mark.slow
 def test_a_run_reports_changes_of_the_checkpoint(checkpoint, corpus_file, adapted):
-    """And begins with the checkpoint's own score: that of the same words, by its own vocabulary."""
+    """The run starts with the score of the checkpoint: the bits per byte of the same words with the checkpoint's
+    vocabulary.
+    """
     sources = str(corpus_file), str(adapted.parent / "general.txt")
     text = adaptation.read_heldout_text(adapted)
     assert text.windows.keys() == text.before.keys() == set(sources)
@@ -128,7 +130,7 @@ def test_initial_outputs_for_old_text_are_unchanged(how, checkpoint, corpus_file
     if how == "repeat":
         np.testing.assert_allclose(ours[..., :size], theirs[..., :size], atol=1e-5)
     positions, old = (each["bert"]["embeddings"]["position"]["embedding"] for each in (new, before.params))
-    if how == "interpolate":  # stretched: both ends stay, and a straight line stays one
+    if how == "interpolate":  # stretched: both ends stay, and linear tables stay linear
         places = np.arange(96) * 63 / 95
         expected = [np.interp(places, np.arange(64), column) for column in old.T]
         np.testing.assert_allclose(positions.T, expected, atol=1e-6)
@@ -146,7 +148,7 @@ def test_resume_gives_identical_params(checkpoint, corpus_file, adapted, tmp_pat
 
 @pytest.mark.slow
 def test_stages_may_have_different_objectives(checkpoint, corpus_file, tmp_path):
-    """Next words by a model that sees only those before, then masked words, by the same output layer."""
+    """A causal stage predicts next tokens, then a stage predicts masked tokens with the same head."""
     fields = {"tokenizer.extend": 0, "adapt.new_pieces_first": 0, "adapt.positions": 0, "eval.bits_windows": 0}
     config = adapting(checkpoint, corpus_file, **fields)
     first = stage(3, 16, 3, objective="lm", model=dict(causal=True))
@@ -167,7 +169,7 @@ def test_stages_may_have_different_objectives(checkpoint, corpus_file, tmp_path)
 
 @pytest.mark.slow
 def test_a_stage_may_change_fields_of_the_checkpoints_family(request, checkpoint, corpus_file):
-    """Such as the base of rotary angles; which family it is becomes known with the checkpoint."""
+    """For example, the base of rotary angles. The family is read from the checkpoint."""
     modern = request.getfixturevalue("pretrained")("modernbert")
     angles = "--config.stages.adapt.model.global_rope_theta=5e5"
     dropout = "--config.model.attention_output_dropout_prob=0.25"

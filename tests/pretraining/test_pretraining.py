@@ -66,7 +66,7 @@ def scores(task, params):
 
 
 def task_with(task, **fields):
-    """Returns a task on the same records with other fields, a dot of whose names is here two underscores."""
+    """Returns a task on the same records with changed fields; two underscores in a name stand for a dot."""
     config = task.config.copy_and_resolve_references()
     config.update_from_flattened_dict({name.replace("__", "."): value for name, value in fields.items()})
     return pretraining_task(config, task.mesh, config.data.records)
@@ -95,7 +95,7 @@ def test_unigram_baselines_work_without_masked_tokens_in_the_first_packed_stage(
 
 
 def test_equal_configs_share_compiled_programs(task):
-    """A loss that compares by identity would compile again without an error."""
+    """A loss that is compared by identity would compile again without an error."""
     again = task_with(task)
     assert again.loss == task.loss and hash(again.loss) == hash(task.loss) and again.loss is not task.loss
     other = task_with(task, objective="mlm + 0.5*nsp")
@@ -105,7 +105,9 @@ def test_equal_configs_share_compiled_programs(task):
 
 
 def test_the_loss_equals_the_definition_of_the_paper(task, params, step_of):
-    """sum(w ce) / (sum(w) + 1e-5) over masked words, plus the mean over pairs, from the model's own logits."""
+    """sum(w ce)
+    (sum(w) + 1e-5) over masked tokens, plus the mean over pairs, computed from the logits of the model.
+    """
     batch = next(task.batches(0))
     (loss, metrics), _ = step_of("pairs")(params, batch)
     names = ("input_ids", "segments", "token_types", "word_positions")
@@ -139,18 +141,18 @@ def test_baselines_equal_their_definitions(task, scores, records_folder):
     np.testing.assert_allclose(scores["unigram_loss"], unigram, rtol=2e-3)
     np.testing.assert_allclose(scores["mlm_majority"], (words == counts.argmax()).mean(), rtol=1e-5)
     np.testing.assert_allclose(scores["nsp_majority"], max(labels.mean(), 1 - labels.mean()), rtol=1e-5)
-    # An untrained model knows nothing: it is near log(150) and below no baseline.
+    # An untrained model has a loss near log(150) and below no baseline.
     assert abs(scores["mlm_loss"] - np.log(150)) < 0.3
     assert "unigram baseline" in text
 
 
 def test_evaluation_counts_every_held_out_sequence_once(task, params, scores):
-    """Whatever the batch size: the rows that fill up the last batch weigh nothing."""
+    """Scores do not depend on the batch size: rows that pad the last batch have weight 0."""
     other = task_with(task, batch_size=7)
     assert other.evaluator.batch_size == 7 and task.evaluator.batch_size == 16
     other.evaluator._statistics = task.evaluator._statistics
     assert other.evaluator.run(params, step=10).scores == pytest.approx(scores.scores, rel=1e-5)
-    # One more sequence changes the scores: every one counts.
+    # One more sequence changes the scores, so every sequence counts.
     other.config.eval.max_sequences -= 1
     fewer = other.evaluator.run(params, step=10).scores["mlm_loss"]
     assert fewer != pytest.approx(scores.scores["mlm_loss"], rel=1e-6)
@@ -198,7 +200,7 @@ def test_masks_are_filled_best_first(task, params, records_folder):
         assert all(word in pieces.pieces for word, _ in mask)
     everything = next(fill_mask.fill_masks(model, params, pieces, ["[MASK]"], top_k=10_000))
     assert abs(sum(p for _, p in everything.masks[0]) - 1) < 1e-4
-    # Padding to a power of two changes nothing: the same text, alone and beside a longer one.
+    # Padding to a power of two changes nothing: a text alone and in a batch with a longer text gives equal results.
     ids = np.array([[pieces.cls_id, pieces.mask_id, pieces.sep_id]])
     exact = jax.jit(model.apply)({"params": params}, ids, np.ones_like(ids), np.zeros_like(ids), np.array([[1]]))
     np.testing.assert_allclose(everything.masks[0][0][1], jax.nn.softmax(exact).max(), rtol=1e-4)
@@ -210,7 +212,7 @@ def test_masks_are_filled_best_first(task, params, records_folder):
 
 @pytest.mark.parametrize("next_sentence", ["pairs", "none"])
 def test_empty_rows_do_not_change_loss_and_gradient(task, params, step_of, next_sentence):
-    """They stand in for the records of a damaged file: some in a batch, or all."""
+    """Empty rows replace the records of a damaged file: some rows of a batch, or all rows."""
     step, whole = step_of(next_sentence), next(task.batches(0))
     halves = {name: (x[:8], np.zeros_like(x[:8])) for name, x in whole.items()}
     (loss, _), gradients = step(params, {name: np.concatenate(half) for name, half in halves.items()})
@@ -263,7 +265,7 @@ def test_records_are_reused_with_another_training_seed(records_folder, corpus_fi
 
 
 def test_a_changed_corpus_is_reported(tmp_path, capsys):
-    """A new run refuses records of before, one that is resumed goes on with them."""
+    """A new run refuses records of an old corpus; a resumed run continues with its records."""
     corpus = tmp_path / "text.txt"
     corpus.write_text(make_corpus(60))
     config = tiny_config(corpus)
@@ -287,7 +289,7 @@ def test_a_changed_corpus_is_reported(tmp_path, capsys):
     config.data.records = str(folder)
     assert find_or_prepare(config, tmp_path)[0] == folder
 
-    # Other records in the place of a run's: refused.
+    # Other records in place of the records of a run are refused.
     corpus.write_text(make_corpus(61))
     config.data.records = ""
     shutil.rmtree(folder)
@@ -295,14 +297,14 @@ def test_a_changed_corpus_is_reported(tmp_path, capsys):
         now = pretraining_run.KIND.open(ResolvedConfig.copy_of(config), tmp_path, info).info
     with pytest.raises(UserError, match=r"holds a run on other data \(records changed\)"):
         raise_if_fatal("RUN", [d for d in differences(info, now) if d.field == "fingerprints"])
-    # Another objective on the same data: refused.
+    # Another objective on the same data is refused.
     config.data.next_sentence, identity = "order", pretraining_run.KIND.identity(config)
     with pytest.raises(UserError, match=r"config.data.next_sentence = 'order': RUN holds a run with 'pairs'; choose"):
         raise_if_fatal("RUN", differences(info, dataclasses.replace(info, config=config), identity))
 
 
 def test_remat_auto_takes_the_first_policy_that_fits(task, monkeypatch):
-    """Of those that are tried, the largest stage is lowered."""
+    """Only the largest stage is compiled in the trial."""
     way, tried, fitting = task_with(task, remat="auto"), [], {}
     config = way.config
 
@@ -324,8 +326,10 @@ def test_remat_auto_takes_the_first_policy_that_fits(task, monkeypatch):
     monkeypatch.setattr(compute_choice, "Program", stubbed)
     assert chosen("cpu") == "none" and not tried
     assert chosen(none=False, dots=True) == "dots" and tried == [("none", (16, 64)), ("dots", (16, 64))]
-    assert chosen(none=False, dots=False) == "full" and len(tried) == 4  # nothing is left to try after the last
-    monkeypatch.setattr(compute_choice.hosts, "as_on_first", lambda fits: False)  # whatever this host finds
+    assert chosen(none=False, dots=False) == "full" and len(tried) == 4  # the last policy needs no trial
+    monkeypatch.setattr(
+        compute_choice.hosts, "as_on_first", lambda fits: False
+    )  # the first host decides, not this host
     assert chosen(none=True, dots=True) == "full"
     assert config.remat == "auto"
 
@@ -345,7 +349,7 @@ def test_long_runs_on_chips_with_kernels_unroll_their_layers_if_that_fits():
     assert ways("tpu", "TPU v4", steps=5_000) == [("none", "auto")]
     assert ways("tpu", "TPU v4", steps=1000) == ways("gpu", "Tesla V100") == ways("cpu", "cpu") == [("none", "auto")]
     assert ways("tpu", "TPU v3", remat="auto") == [("full", "auto")]  # has no kernels
-    assert ways("tpu", "TPU v4", model=dict(family="xlnet")) == [("none", "auto")]  # nor has the family
+    assert ways("tpu", "TPU v4", model=dict(family="xlnet")) == [("none", "auto")]  # the family has no kernels
 
 
 def test_a_program_fits_within_the_device_memory():
@@ -354,7 +358,7 @@ def test_a_program_fits_within_the_device_memory():
     assert not fits_in_memory(lowered, (1 << 20) - 1)  # less than the argument
 
 
-# Packed sequences beside the same ones padded: losses, gradients, and what they do not see of each other.
+# Packed sequences compared with padded sequences: losses, gradients, and independence of sequences in a row.
 
 
 BERT = BertConfig(
@@ -369,7 +373,7 @@ def assert_close(one, other, tolerance=1e-5):
 
 @pytest.fixture(scope="module")
 def short_records(tmp_path_factory):
-    """Of documents so short that few pairs are as long as they may be."""
+    """Documents so short that few pairs have the maximum length."""
     folder, rng = tmp_path_factory.mktemp("short"), random.Random(0)
     words = [word for topic in TOPICS.values() for word in topic]
     lines = (f"A {rng.choice(words)}." for _ in range(800))
@@ -391,7 +395,7 @@ def config_of(records, packing, corpus="", **mesh):
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["masked words and pairs", "next words"])
 def test_packed_and_padded_pretraining_have_equal_loss_and_gradient(objective, short_records, tmp_path):
-    """And so no sequence sees another one, or predicts the first word of the next one in its row."""
+    """No sequence sees another sequence, or predicts the first token of the next sequence in its row."""
     fields, records = {}, short_records
     if objective == "next words":
         fields, records = {"data.masking": "dynamic", "data.next_sentence": "none"}, tmp_path
@@ -410,7 +414,7 @@ def test_packed_and_padded_pretraining_have_equal_loss_and_gradient(objective, s
         assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
         step = jax.value_and_grad(lambda p, b, task=task: task.loss(p, task.loss.normalize(b)), has_aux=True)
         found.append((len(batch["input_ids"]), *jax.jit(step)(params, batch)))
-        if fields:  # all words but [CLS]; the last [SEP] of a sequence predicts nothing
+        if fields:  # all tokens except [CLS]; the last [SEP] of a sequence predicts nothing
             assert batch["word_weights"].sum() == (batch["segments"] > 0).sum() - 2 * batch["sequence_weights"].sum()
     (rows, (loss, metrics), gradient), (fewer, (packed_loss, packed_metrics), packed_gradient) = found
     assert fewer < 16 == rows and packed_metrics.pop("padding") < metrics.pop("padding") / 2
@@ -418,7 +422,7 @@ def test_packed_and_padded_pretraining_have_equal_loss_and_gradient(objective, s
 
 
 def after_a_step(records, microbatches=1, **mesh):
-    """Returns how many rows 48 packed sequences have, and the params and metrics after a step with much dropout."""
+    """Returns the number of rows of 48 packed sequences, and the params and metrics after a step with much dropout."""
     config = config_of(records, True, **mesh)
     config.batch_size, config.microbatches = 48, microbatches
     config.model.update(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
@@ -439,7 +443,7 @@ def on_one(short_records):
 
 @pytest.mark.slow
 def test_a_packed_step_is_equal_on_any_mesh(short_records, on_one):
-    """With its dropout, though the number of rows, of which some are empty, is another one."""
+    """Dropout is equal too, although the number of rows, including empty rows, differs."""
     (rows, expected, others), (its_rows, params, metrics) = on_one, after_a_step(short_records, 3, data=4, fsdp=2)
     assert rows < its_rows
     assert_close(metrics["loss"], others["loss"])
@@ -504,7 +508,7 @@ def fine_tuning(request):
 
 
 def test_packed_and_padded_fine_tuning_have_equal_loss(fine_tuning):
-    """And so no example sees another one."""
+    """So no example depends on another example."""
     head, model, params, examples = fine_tuning
 
     @jax.jit
@@ -519,7 +523,7 @@ def test_packed_and_padded_fine_tuning_have_equal_loss(fine_tuning):
 
 
 def test_packed_and_padded_predictions_are_equal(fine_tuning):
-    """The packed ones on four devices, the padded ones on one."""
+    """Packed examples run on four devices, padded examples on one."""
     head, model, params, examples = fine_tuning
 
     def predicted(devices, packs):

@@ -1,4 +1,4 @@
-"""The list of runs, and the page that is drawn again while a run goes on."""
+"""The list of runs, and the page that is drawn again during a run."""
 
 import json
 import re

@@ -58,7 +58,7 @@ def made_trial(folder, score):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures of the pages that are written, which are not rendered."""
+    """Collects the figures of the written pages, without rendering them."""
     draw, drawn = curves.draw_curves, []
     monkeypatch.setattr(curves, "draw_curves", lambda histories: drawn.append(draw(histories)) or drawn[-1])
     monkeypatch.setattr(page, "_png", lambda *_: b"")
@@ -74,7 +74,8 @@ def test_tokens_and_hours_are_added_up(tmp_path):
 
 
 def test_tokens_follow_changes_of_the_batch_size(tmp_path):
-    run = made_run(tmp_path / "run", [5.0, 4.0, 3.0], batch_size=16)  # resumed with 16 after step 10, with 8 before
+    # resumed with batch size 16 after step 10, with 8 before
+    run = made_run(tmp_path / "run", [5.0, 4.0, 3.0], batch_size=16)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         if "train/mlm_loss" in line:
@@ -114,11 +115,11 @@ def test_scores_of_matryoshka_dimensions_are_one_curve(tmp_path):
     (line,) = by_width[0].lines
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([64, 256], [0.7, 0.8])
     steps = [axis.get_title() for axis in figure.axes if axis.get_xlabel() == "steps"]
-    assert steps == ["spearman, dev set"]  # those by width have no curves over the steps
+    assert steps == ["spearman, dev set"]  # scores by dimension have no curves over the steps
     figure = curves.draw_curves(
         [read_history(folder) for folder in (made_run(tmp_path / "words", [5.0]), tmp_path / "none")]
     )
-    assert legend(figure) == ["words", "none"]  # runs of different kinds
+    assert legend(figure) == ["words", "none"]  # runs of different types
     assert {axis.get_title() for axis in figure.axes} >= {"loss of words", "spearman, dev set"}
 
 

@@ -1,4 +1,4 @@
-"""The server: answers as the library, refuses in a line, loses nothing, and leaves when it is told to."""
+"""The server: answers like the library, errors in one line, no lost requests, and a clean end on signals."""
 
 import asyncio
 import concurrent.futures
@@ -36,7 +36,7 @@ TEXTS = [f"the [MASK] {'of a list ' * (number % 4)}{'[MASK] ' * (number % 2)}." 
 
 
 def post(url, content, timeout=60):
-    """Returns status and answer."""
+    """Returns the status and the JSON of the response."""
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data), timeout=timeout) as answer:
@@ -55,7 +55,7 @@ def checkpoint(tmp_path_factory):
 
 @contextlib.contextmanager
 def serving(checkpoint, *flags):
-    """The process of a server, and its address."""
+    """Runs the process of a server; yields its address."""
     process = start("serve", f"--checkpoint={checkpoint}", "--port=0", *flags, cwd=checkpoint.parent)
     try:
         deadline = time.monotonic() + 60
@@ -150,7 +150,7 @@ def test_accepted_requests_are_answered_after_sigterm(checkpoint):
         post(f"{url}/fill_mask", {"texts": TEXTS[:1]})
         asked = [pool.submit(post, f"{url}/fill_mask", {"texts": TEXTS * 4}) for _ in range(12)]
         deadline = time.monotonic() + 60
-        while not any(each.done() for each in asked):  # in the middle: some are answered, others wait
+        while not any(each.done() for each in asked):  # in the middle: some requests are answered, other requests wait
             assert time.monotonic() < deadline
             time.sleep(0.005)
         process.send_signal(signal.SIGTERM)
@@ -163,7 +163,7 @@ def test_accepted_requests_are_answered_after_sigterm(checkpoint):
 
 @pytest.fixture
 def ended(monkeypatch):
-    """Runs a server of one path in this process until its handler has sent a signal; returns what a client got."""
+    """Runs a server of one path in this process until its handler has sent a signal; returns the response."""
     numbers, said = (signal.SIGINT, signal.SIGTERM), queue.Queue()
     before = [signal.getsignal(number) for number in numbers]
     monkeypatch.setattr(serving_http, "print", lambda line, **_: said.put(line), raising=False)
@@ -177,7 +177,8 @@ def ended(monkeypatch):
             return asked.result()
 
     for number in numbers:
-        signal.signal(number, lambda *_: asyncio.get_running_loop().stop())  # an error, unless the server hears it
+        # an error unless the server handles the signal
+        signal.signal(number, lambda *_: asyncio.get_running_loop().stop())
     yield run
     for number, handler in zip(numbers, before):
         signal.signal(number, handler)
@@ -226,7 +227,7 @@ def test_the_command_reports_mistakes_in_one_line(flag, said, checkpoint, server
     assert done.returncode == 1 and line.startswith("error: ") and said in line
 
 
-# Checkpoints that have learnt something else, each behind a server in this process.
+# Checkpoints with other heads, each with a server in this process.
 
 QUESTION, CONTEXT = "the ship saw .", "a captain left the whale"
 LIMITS = serving_http.Limits(texts=4, waiting=4)
@@ -234,7 +235,7 @@ LIMITS = serving_http.Limits(texts=4, waiting=4)
 
 @contextlib.contextmanager
 def serving_here(server):
-    """The address of a server in a thread."""
+    """Runs a server in a thread; yields its address."""
     loop, runner = asyncio.new_event_loop(), web.AppRunner(server.app(), handler_cancellation=True)
 
     async def begin():
@@ -258,7 +259,7 @@ def serving_here(server):
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
-    """Of each method, a tiny checkpoint that has learnt it and the address of its server."""
+    """For each method, a tiny checkpoint with the head of the method, and the address of its server."""
     folder, found = tmp_path_factory.mktemp("learnt"), {}
     heads = {
         "classify": ("BertForSequenceClassification", "classifier", 3, ("sea", "court", "none")),
@@ -283,18 +284,18 @@ def learnt(tmp_path_factory):
 
 
 def said_of(method, model):
-    """What is asked of a method, and what the library says."""
+    """Returns the request of a method, and the result of the library."""
     texts = [QUESTION, CONTEXT, "the captain saw the ship ."]
     if method == "fill_mask":
         filled = [(each.text, each.masks) for each in model.fill_mask(TEXTS[:4], top_k=3)]
         masks = [[[dict(word=word, probability=p) for word, p in mask] for mask in masks] for _, masks in filled]
         return {"texts": TEXTS[:4], "top_k": 3}, [dict(text=text, masks=x) for (text, _), x in zip(filled, masks)]
     if method == "classify":
-        pair = (QUESTION, CONTEXT)  # of which the library takes no list with texts
+        pair = (QUESTION, CONTEXT)  # the library has no lists of texts for this method
         return {"texts": [texts[0], pair, texts[1]]}, [model.classify([each])[0] for each in (texts[0], pair, texts[1])]
     if method == "tag":
         return {"texts": texts}, model.tag(texts)
-    if method == "predict":  # of a task without a method that the server has
+    if method == "predict":  # a task without a method of the server
         choices = [(QUESTION, *texts[:2]), (CONTEXT, *texts)]
         return {"texts": choices}, [model.predict([choice])[0] for choice in choices]
     if method == "answer":
@@ -370,7 +371,7 @@ def test_inputs_of_similar_length_are_batched_and_answered_separately():
         return [f"{what} {each}" for each in inputs]
 
     batches = Batches(compute, most=4, waiting=12)
-    first = batches.submit("a", ["now"], [3])  # keeps it busy
+    first = batches.submit("a", ["now"], [3])  # keeps the server busy
     time.sleep(0.1)
     wanted = batches.submit("a", ["x" * 200, "y", "z" * 199, "w"], [200, 1, 199, 1])
     others = [batches.submit("a", [each], [len(each)]) for each in ("v", "bad", "u")]
@@ -392,6 +393,6 @@ def test_inputs_of_similar_length_are_batched_and_answered_separately():
     assert batches.count == 0 and not batches._thread.is_alive()
     sizes = [len(inputs) for _, inputs in seen]
     assert all(size & (size - 1) == 0 and size <= 4 for size in sizes)
-    assert ("a", ["z" * 199, "x" * 200]) in seen  # apart from the short ones
+    assert ("a", ["z" * 199, "x" * 200]) in seen  # separate from the short inputs
     with pytest.raises(Full):
         batches.submit("a", ["late"], [4])

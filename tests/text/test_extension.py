@@ -1,4 +1,4 @@
-"""Pieces that a vocabulary lacks: learnt as by the definition, for all kinds of tokenizer that can have more."""
+"""New tokens of a vocabulary: trained as in the definition, for all extensible tokenizer types."""
 
 import collections
 import itertools
@@ -24,7 +24,7 @@ PIECES = 8
 
 
 def unigram(learnt: tokenizer.SentencePiece) -> tokenizer.Unigram:
-    """The same pieces as a tokenizer.json of XLM-R has them."""
+    """Returns the same tokens in the tokenizer.json format of XLM-R."""
     scores = json.loads(learnt.to_huggingface())["model"]["vocab"]
     special = {learnt.pieces[i] for i in learnt.special_ids}
     pieces = [("<pad>", 0.0), ("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
@@ -60,11 +60,11 @@ def test_new_tokens_shorten_new_text_and_keep_other_tokens(kind, tokenizers, tmp
     assert unchanged > 3
     tokens = [sum(len(each.encode(text).ids) for text in NEW) for each in (larger, old)]
     assert tokens[0] < 0.8 * tokens[1]
-    # A new piece is spelt by those that it is made of.
+    # A new token is the concatenation of its subtokens.
     for piece in new:
         parts = [old.pieces[i] for i in old.parts(piece)]
         assert "".join(part.removeprefix("##") for part in parts) == piece.removeprefix("##") and len(parts) > 1
-    # The order of the words does not matter, and what is written is read back, by others as well.
+    # The order of the words does not matter. Saved files are read back, also by other libraries.
     shuffled = sorted(words.items(), key=lambda item: hash(item[0]))
     assert vocabulary_extension.extended(old, dict(shuffled), PIECES).fingerprint == larger.fingerprint
     larger.save(tmp_path)
@@ -75,7 +75,7 @@ def test_new_tokens_shorten_new_text_and_keep_other_tokens(kind, tokenizers, tmp
 
 
 def test_merges_equal_byte_pair_encoding(tokenizers):
-    """Beside a loop that counts all pairs again after each merge."""
+    """Compares with a loop that counts all pairs again after each merge."""
     old, rng = tokenizers["bpe"], random.Random(0)
     words = {"".join(rng.choices("abcdn", k=rng.randint(2, 9))): rng.randint(1, 9) for _ in range(150)}
     units = [(unit, words[word]) for word in words for unit in old.units(word)]
@@ -99,7 +99,7 @@ def test_merges_equal_byte_pair_encoding(tokenizers):
             merged.append((found, count))
         units = merged
     assert [tuple(each) for each in vocabulary_extension.learn_joined(old, words, 40)] == expected
-    # And the tokenizer that has them cuts the words so.
+    # The extended tokenizer splits the words in the same way.
     larger = old.extended(vocabulary_extension.learn_joined(old, words, 40))
     cut = [[larger.pieces[i] for i in larger.encode(word).ids] for word in words]
     assert cut == [unit for unit, _ in units]
@@ -119,7 +119,7 @@ def test_tokens_that_occur_only_inside_longer_tokens_are_removed(tokenizers):
 
 
 def test_no_word_becomes_unknown():
-    """WordPiece takes the longest beginning, even if the rest then has no pieces."""
+    """WordPiece takes the longest prefix, even if the remaining characters have no token."""
     old = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *"ab", "##b", "##c", "##e", "##cd", "ab"], lowercase=True)
     words = {"abc": 9, "abcd": 5, "abe": 3}
     assert [each.token for each in vocabulary_extension.learn_joined(old, words, 1)] == ["abc"]

@@ -1,4 +1,4 @@
-"""All kinds of tokenizer beside the libraries that they wrap and beside Google's rules; words of raw text."""
+"""All tokenizer types compared with the wrapped libraries and with Google's rules; words of raw text."""
 
 import io
 import itertools
@@ -18,7 +18,7 @@ from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.words import split_words
 from tests.conftest import make_corpus
 
-SIZE = {"wordpiece": 120, "sentencepiece": 80, "bpe": 350}  # pieces that the made-up corpus can give
+SIZE = {"wordpiece": 120, "sentencepiece": 80, "bpe": 350}  # vocabulary size that the made-up corpus allows
 
 HARD = [
     "UNaffable Café RÉSUMÉ naïve",
@@ -43,7 +43,7 @@ def learn(kind: str, texts: list[str], size: int, lowercase: bool = True) -> tok
 
 @pytest.fixture(scope="module", params=SIZE)
 def learnt(request):
-    """A vocabulary of each kind, learnt from the made-up corpus."""
+    """A vocabulary of each type, trained on the made-up corpus."""
     learnt = learn(request.param, make_corpus(60).split("\n"), SIZE[request.param])
     learnt.kind = request.param
     return learnt
@@ -59,7 +59,7 @@ def learnt(request):
     ("ÀA Ångström", "À ##A [UNK]", "a ##a [UNK]"),
 ])  # fmt: skip
 def test_wordpiece_equals_googles_rules(text, cased, uncased):
-    """Cleaning, words, accents, and the longest pieces of a word."""
+    """Cleaning, words, accents, and the longest tokens of a word."""
     words = "un ##aff ##able cafe café na ##ï ##ve ##ive ##s 中 文 a ##a [ ] ' don mask À ##A"
     for lowercase, expected in ((False, cased), (True, uncased)):
         wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *words.split()], lowercase)
@@ -70,7 +70,7 @@ def test_wordpiece_equals_googles_rules(text, cased, uncased):
 @pytest.mark.parametrize("remembered", [3, 1_000_000])
 @pytest.mark.parametrize("kind", SIZE)
 def test_batch_encoding_equals_single_encoding(kind, remembered, monkeypatch):
-    """With characters that normalization removes, splits at, or changes; again with the words already known."""
+    """Texts have characters that normalization removes, splits or changes; the second encoding uses cached words."""
     monkeypatch.setattr("bertjax.text.tokenizers.wordpiece.MAX_KNOWN_WORDS", remembered)
     learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     rng = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def test_batch_encoding_equals_single_encoding(kind, remembered, monkeypatch):
 
 @pytest.mark.parametrize("text", [*HARD, "a [MASK] b", "  two  spaces "])
 def test_byte_ids_are_utf8_bytes(text, tmp_path):
-    """After a space, with which each text begins."""
+    """Each text begins with a space."""
     pieces = tokenizer.Bytes()
     encoding = pieces.encode(text)
     whole = (" " * (not text.startswith(" ")) + text) if text else ""
@@ -117,7 +117,7 @@ def test_offsets_point_at_the_characters_of_tokens(learnt):
             assert text[start:end].strip().lower() == piece
     covered = "".join(text[a:b] for a, b in encoding.offsets)
     assert covered.replace(" ", "").replace("\t", "") == text.replace(" ", "").replace("\t", "")
-    # Every piece that continues nothing begins a word.
+    # Every token without a continuation mark begins a word.
     encoding = learnt.encode(text := "shipwreck captains ovens")
     starts = np.array(encoding.offsets)[~learnt.continues_word[encoding.ids]][:, 0]
     assert len(starts) == 3 and all(text[start:].lstrip().split()[0] in text.split() for start in starts)
@@ -143,7 +143,9 @@ def test_special_tokens_are_never_encoded_from_text(learnt):
 
 
 def test_tokenizer_files_cannot_encode_special_tokens_from_text(tmp_path):
-    """Pieces of words in a tokenizer.json, added pieces that are not special, and pieces of the user's in a model."""
+    """Special tokens as non-special tokens of a tokenizer.json, as non-special added tokens, and as user-defined tokens
+    of a model.
+    """
     vocabulary = [*tokenizer.XLNET, "\u2581", *"ab<>"]
     made = HuggingFaceTokenizer(models.Unigram([(piece, -1.0) for piece in vocabulary], unk_id=1))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -152,7 +154,7 @@ def test_tokenizer_files_cannot_encode_special_tokens_from_text(tmp_path):
     content = modernbert_json()
     for token in content["added_tokens"]:
         token["special"] = False
-    content["model"]["ignore_merges"] = True  # "[SEP]" is a piece of the model if no step divides it
+    content["model"]["ignore_merges"] = True  # "[SEP]" is a token of the model if no step divides it
     content["pre_tokenizer"]["use_regex"] = False
     (tmp_path / "bpe.json").write_text(json.dumps(content))
     user_defined = dict(
@@ -177,7 +179,7 @@ def test_tokenizer_files_cannot_encode_special_tokens_from_text(tmp_path):
 
 
 def vocabulary_of(made: HuggingFaceTokenizer, texts, trainer, **options) -> dict[str, int]:
-    """The pieces that the library learns."""
+    """Returns the vocabulary that the library trains."""
     made.train_from_iterator(texts, trainer(min_frequency=2, show_progress=False, **options))
     return made.get_vocab()
 
@@ -191,7 +193,7 @@ def test_wordpiece_training_from_counts_equals_the_library(lowercase):
     reference = HuggingFaceTokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
     reference.normalizer = normalizers.BertNormalizer(strip_accents=lowercase, lowercase=lowercase)
     reference.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    halves = [re.sub(r"\S{100}", r"\g<0> ", text) for text in texts]  # of words that are too long
+    halves = [re.sub(r"\S{100}", r"\g<0> ", text) for text in texts]  # splits words that are too long
     special = [*tokenizer.SPECIAL_TOKENS, *letters, *inside]
     expected = vocabulary_of(
         reference, halves, trainers.WordPieceTrainer, vocab_size=350, special_tokens=special,
@@ -202,7 +204,7 @@ def test_wordpiece_training_from_counts_equals_the_library(lowercase):
 
 
 def test_training_on_an_endless_word_ends():
-    texts = ["the ship sails", "x" * 1_000_000]  # takes many minutes where the trainer is given the whole word
+    texts = ["the ship sails", "x" * 1_000_000]  # takes many minutes if the trainer gets the whole word
     learnt = learn("wordpiece", texts * 2, 31)
     assert max(map(len, learnt.pieces)) <= 102
 
@@ -210,7 +212,7 @@ def test_training_on_an_endless_word_ends():
 def test_chinese_vocabularies_have_all_characters():
     letters = [chr(0x4E00 + i) for i in range(2000)]
     texts = ["".join(letters[i : i + 50]) for i in range(0, 2000, 25)]
-    learnt = learn("wordpiece", texts * 2, 2004)  # all but the last 0.05 %
+    learnt = learn("wordpiece", texts * 2, 2004)  # all except the last 0.05 %
     assert len(set(letters) & set(learnt.pieces)) == 1999
     with pytest.raises(UserError, match=r"gives 2004 tokens; set it to that or more: its single characters alone need"):
         learn("wordpiece", texts * 2, 1000)
@@ -223,7 +225,7 @@ def test_sentencepiece_training_accepts_long_lines():
 
 
 def test_bpe_training_equals_the_library():
-    """Whatever the order of the words, for each of Unicode's texts, which it gives back."""
+    """The order of the words does not matter; the vocabulary encodes and decodes any Unicode text."""
     texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
     words = vocabulary_learning.count_words("bpe", texts)
     learnt = vocabulary_learning.learn_new_vocabulary("bpe", dict(reversed(list(words.items()))), 400, lowercase=False)
@@ -247,8 +249,9 @@ def test_bpe_training_equals_the_library():
 
 
 def modernbert_json(**parts) -> dict:
-    """A tokenizer.json whose parts are ModernBERT's: NFC, no space before a text, and added pieces, which it numbers
-    before and after those of the model; with a length to which texts are cut, which is not ours to take from it."""
+    """A tokenizer.json with the components of ModernBERT: NFC, no space before a text, and added tokens with ids before
+    and after the ids of the model. It has a truncation length, which bertjax ignores.
+    """
     made = HuggingFaceTokenizer(models.BPE())
     made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -337,7 +340,7 @@ def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
 ])  # fmt: skip
 @pytest.mark.parametrize("first", ["", "\ufeff"])
 def test_a_duplicate_token_has_the_last_id(lines, ids, note, first, tmp_path, capsys):
-    """As in Google's code and in transformers. A tokenizer.json has the same pieces, also if it has gaps."""
+    """Google's code and transformers do the same. A tokenizer.json has equal tokens, even with gaps in the ids."""
     path = tmp_path / "vocab.txt"
     path.write_text(first + "\n".join([*tokenizer.SPECIAL_TOKENS, *lines]) + "\n")
     found = tokenizer.load_tokenizer("wordpiece", path)
@@ -373,7 +376,7 @@ def test_a_too_small_corpus_is_refused_with_the_possible_vocabulary_size(kind):
         learn(kind, make_corpus(20).split("\n"), 9000)
 
 
-# The words of raw text, in which WordPiece looks for pieces.
+# The words of raw text that WordPiece divides into tokens.
 
 
 @pytest.mark.parametrize("text, words", [
@@ -385,7 +388,7 @@ def test_a_too_small_corpus_is_refused_with_the_possible_vocabulary_size(kind):
     ("a\tb\u00a0c\u3000d\r\ne", ["a", "b", "c", "d", "e"]),
     ("東京 タワー 한국어 ไทย", ["東", "京", "タワー", "한국어", "ไทย"]),
     ("\U0001f600\U0001f600 x", ["\U0001f600\U0001f600", "x"]),  # characters of two UTF-16 units, no punctuation
-    ("in\u200bside \u200b end\x00", ["in\u200bside", "end"]),  # what the normalizer removes is no word
+    ("in\u200bside \u200b end\x00", ["in\u200bside", "end"]),  # characters that the normalizer removes are not a word
     ("[SEP] x", ["[", "SEP", "]", "x"]),
     ("$5+5=10", ["$", "5", "+", "5", "=", "10"]),
     (" \u200b\n", []),
@@ -399,7 +402,7 @@ def test_split_words_returns_words_and_offsets(text, words):
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_tokens_of_words_equal_tokens_of_the_text(lowercase):
-    """Also of a document with code, tables and marks."""
+    """The documents include code, tables and marks."""
     letters = [chr(i) for i in range(33, 127)]
     wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *letters, *("##" + x for x in letters)], lowercase)
     texts = (pathlib.Path(__file__).parents[2] / "docs/text.md").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The launch scripts, against a gcloud that fakes the cloud; what goes to the workers is run for real, by bash."""
+"""The launch scripts with a fake gcloud; bash runs the commands for the workers."""
 
 import os
 import pathlib
@@ -38,7 +38,7 @@ class Cloud:
         self.homes = self.stub.homes
 
     def __call__(self, *scripts: str, arguments=(), code: int = 0, stdin: str = "", **settings: str) -> str:
-        """Runs scripts with `arguments`, and returns the last one's output."""
+        """Runs scripts with `arguments`, and returns the output of the last script."""
         streams = dict(input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for script in scripts:
             name, *flags = script.split()
@@ -48,13 +48,13 @@ class Cloud:
         return done.stdout
 
     def error(self, script: str, code: int = 1, **settings: str) -> str:
-        """The one line in which a script says what is wrong."""
+        """Returns the single error line of a script."""
         (line,) = (x for x in self(script, code=code, **settings).splitlines() if x.startswith("error"))
         return line
 
     @property
     def deeds(self) -> list[str]:
-        """What was asked of gcloud that changes something, in few words."""
+        """Returns the requests to gcloud that change something, in few words."""
         deeds = []
         for call in (call for call in self.stub.calls if call[0] != "storage"):
             command = next((x for x in call if x.startswith("--command=")), "")
@@ -75,13 +75,13 @@ def cloud(tmp_path):
     cloud = Cloud(tmp_path)
     yield cloud
     if cloud.homes():
-        cloud("delete --yes")  # ends what still runs on the fake workers
+        cloud("delete --yes")  # ends remaining processes of the fake workers
     cloud.stub.shutdown()
     cloud.stub.server_close()
 
 
 def commands(printed: str) -> list[list[str]]:
-    """The words of the calls of gcloud that a dry run prints."""
+    """Returns the words of the gcloud calls that a dry run prints."""
     return [shlex.split(line)[1:] for line in printed.splitlines() if line.startswith("gcloud")]
 
 
@@ -141,7 +141,7 @@ def test_several_slices_run_and_stop_together_and_resume(cloud):
     before = len(cloud.deeds)
     assert "tpu/watch.sh" in cloud.error("run") and "a run is active" in cloud.error("setup")
     assert len(cloud.deeds) == before
-    # Nor does a worker itself start a second run.
+    # A worker does not start a second run either.
     home = cloud.homes()[0]
     second = ["bash", home / "bertjax/code/tpu/worker.sh", "start"]
     second = subprocess.run(second, capture_output=True, text=True, cwd=home)
@@ -150,7 +150,7 @@ def test_several_slices_run_and_stop_together_and_resume(cloud):
     assert {(home / "bertjax/run.exit").read_text() for home in cloud.homes()} == {"130\n"}
     assert (home / "bertjax/run.log").read_text().endswith("step 1 of train\nsaved\n")
     assert "run: stopped" in (said := cloud("watch --once")) and said.endswith("saved\n")
-    cloud("stop", "run")  # there is nothing to stop
+    cloud("stop", "run")  # no run to stop
     assert "run: running" in cloud("watch --once")
 
 
@@ -208,7 +208,7 @@ def test_create_waits_for_existing_requests_and_delete_asks(cloud):
     cloud("create")
     cloud.stub.answers = dict(queue=["WAITING_FOR_RESOURCES", AWAY, AWAY])
     assert "exists already" in (said := cloud("create")) and said.splitlines()[-1].endswith("ACTIVE")
-    assert "tpu/setup.sh" in cloud("run", code=1)  # which comes before
+    assert "tpu/setup.sh" in cloud("run", code=1)  # setup is checked before run
     before = cloud.deeds
     assert "not deleted" in cloud("delete", code=1, stdin="n\n") and cloud.deeds == before
     cloud("delete", stdin="y\n")
@@ -221,19 +221,20 @@ def test_arguments_are_passed_unchanged(cloud):
     arguments = ["--config.stages.short.steps=5", '--config.eval.fill_masks=it\'s a [MASK] "of" $HOME  & `x`\\', ""]
     cloud("run", arguments=["--", *arguments])
     assert (cloud.homes()[1] / "arguments").read_text().splitlines()[5:] == arguments
-    # What a dry run prints, a shell reads back.
+    # A shell parses the printed dry run.
     call = commands(cloud("run", arguments=["--dry-run", "--", *arguments]))[-1]
     (command,) = (x.removeprefix("--command=") for x in call if x.startswith("--command="))
     assert shlex.split(command)[-3:] == arguments
 
 
 RECOVERIES = {
-    # A request of before is waited for; it runs, and is preempted first as a queued resource, then as a node.
+    # The scripts wait for the earlier request. The run starts, and is preempted first as a queued resource, then as a
+    # node.
     "preempted twice": (
         dict(queue=["CREATING", "ACTIVE", "ACTIVE", "SUSPENDING", "SUSPENDED"], node=["READY", "READY", "PREEMPTED"],
              run=["train", "train", "exit 0"]),
         [*NEW, "delete", *NEW, "delete", *NEW]),
-    # The worker's ssh fails at three looks in a row; the looks of setup and run stand between.
+    # ssh to the worker fails at three consecutive checks; checks of setup and run are in between.
     "a worker is lost": (dict(status=[*4 * [None], LOST, LOST, LOST], run=["train", "exit 0"]), [*NEW, "end", *LAUNCH]),
     "a worker stays lost": (
         dict(status=[*4 * [None], *4 * [LOST]], end=[LOST], run=["train", "exit 0"]), [*NEW, "end", "delete", *NEW]),

@@ -1,4 +1,4 @@
-"""Checkpoints that are not what was saved: whatever happens to a file, a run goes on from values that were saved."""
+"""Damaged checkpoints: after any damage to a file, a run resumes from values that were saved."""
 
 import random
 import shutil
@@ -45,7 +45,7 @@ def delete(path, other):
 
 
 def swap(path, other):
-    """With the file of another step; those with values have names of their own."""
+    """Swaps the file with the file of another step; files with values have unique names."""
     if not other.exists():
         other = max(filter(lambda file: file.is_file(), other.parent.iterdir()), key=lambda file: file.stat().st_size)
     shutil.copy(other, path)
@@ -54,7 +54,7 @@ def swap(path, other):
 @pytest.mark.slow
 @pytest.mark.parametrize("part, damage", enumerate([truncate, flip, delete, swap]))
 def test_damaged_values_are_never_restored(saved, tmp_path, part, damage, capsys):
-    """Each kind of damage is done to the files with values, and to a fourth of the other files."""
+    """Each type of damage is applied to all files with values, and to a fourth of the other files."""
     names = sorted(str(path.relative_to(saved)) for path in (saved / "checkpoints/10").rglob("*") if path.is_file())
     with_values = [name for name in names if "params/d/" in name or "rest/d/" in name]
     others = [name for name in names if name not in with_values and (saved / name).stat().st_size]
@@ -106,7 +106,7 @@ def test_damaged_params_are_refused_in_prediction(copied):
     shutil.copytree(copied / "checkpoints/10/params", copied / "checkpoints/9/params")
     with pytest.raises(UserError, match=r"checkpoints/9/params: damaged"):
         checkpoint.read_params(copied, 9)
-    assert checkpoint.steps(copied) == [8, 9, 10]  # who only reads moves nothing
+    assert checkpoint.steps(copied) == [8, 9, 10]  # readers move nothing
 
 
 def test_a_changed_checksum_is_damage(copied):
@@ -117,7 +117,7 @@ def test_a_changed_checksum_is_damage(copied):
         assert checkpoint._describe_damage(copied, 10) or content[place : place + 1].isspace(), place
     path.write_bytes(content)
     assert not checkpoint._describe_damage(copied, 10)
-    shutil.rmtree(copied / "checkpoints/10/checksums")  # as before there were checksums
+    shutil.rmtree(copied / "checkpoints/10/checksums")  # like checkpoints without checksums
     assert checkpoint.latest_intact_step(copied) == 10
 
 

@@ -1,4 +1,4 @@
-"""What is frozen, and the rates of layers: beside optax's AdamW, and against what a param can change."""
+"""Frozen params and layer-wise rates, compared with optax's AdamW, and with the layers that a param changes."""
 
 import flax.linen as nn
 import jax
@@ -27,7 +27,7 @@ TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_si
     ("bert", 2), ("mixer", 2), *map(slow_case, ("electra", "lstms", "modernbert", "eurobert"), (1, 3, 7, 2)),
 ])  # fmt: skip
 def test_layer_ids_are_the_first_layer_that_the_params_change(family, layers):
-    """Of the states after the embeddings, the first layer, ... those from its own on depend on a layer's params."""
+    """States are the embeddings and the outputs of all layers. States from a layer's index on depend on its params."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(families.FAMILIES.registered, "mixer", own_family.FAMILY)
         own = dict(num_key_value_heads=1, head_dim=4) if family == "eurobert" else {}
@@ -44,7 +44,7 @@ def test_layer_ids_are_the_first_layer_that_the_params_change(family, layers):
             return model.apply({"params": unflatten_dict(params)}, *given, every_layer=True, method="encode")
 
         def first_change(path, row):
-            """The first of the states that another value of a param, or of one of its layers, changes; if any."""
+            """Returns the first state that changes with a param, or with one of its layers; None without a change."""
             other = params[path].copy()
             other[row] *= 0.5
             changed = np.abs(states(params | {path: other}) - before).max((1, 2, 3)) > 1e-5
@@ -64,7 +64,7 @@ def test_layer_ids_are_the_first_layer_that_the_params_change(family, layers):
 
 
 class Layered(Toy):
-    """Three layers of x + tanh(x W + b), which are stacked, after a product with an embedding; and an output layer."""
+    """Three stacked layers of x + tanh(x W + b), after a product with an embedding; and a head."""
 
     layers, hidden = 3, 4
 
@@ -119,7 +119,7 @@ def train(task, steps, program=None):
 
 
 def split(params) -> dict[tuple[str, int], np.ndarray]:
-    """Returns the arrays of a tree by name and layer; the layer of the output layer is 4."""
+    """Returns the arrays of a tree by name and layer; the layer of the head is 4."""
     dense = params["bert"]["encoder"]["layers"]["dense"]
     found = {("embedding", 0): params["bert"]["embeddings"]["word"]["embedding"]}
     found |= {(name, 1 + layer): dense[name][layer] for name in dense for layer in range(3)}
@@ -127,7 +127,7 @@ def split(params) -> dict[tuple[str, int], np.ndarray]:
 
 
 def loss_of(arrays, batch):
-    """The loss of `Layered` with arrays that are split."""
+    """Computes the loss of `Layered` from arrays by layer."""
     x = batch["x"] @ arrays["embedding", 0]
     for layer in (1, 2, 3):
         x = x + jnp.tanh(x @ arrays["kernel", layer] + arrays["bias", layer])
@@ -178,7 +178,7 @@ def test_three_steps_equal_optax_adamw_with_one_optimizer_per_layer(decay, freez
 
 @pytest.mark.slow
 def test_frozen_layers_are_equal_on_several_devices():
-    """Even where they split an array along its layers, of which some are frozen."""
+    """Devices may split an array along its layers, some of which are frozen."""
     config = config_for(layer_decay=0.7)
     config.freeze_layers, config.mesh.data = 1, 3
     config.batch_size = 12
@@ -186,7 +186,7 @@ def test_frozen_layers_are_equal_on_several_devices():
     config = config.copy_and_resolve_references()
     config.mesh.data = 1
     one = Layered(config)
-    one.hidden = task.hidden = 5  # 3 layers of 5 x 5: only the layers can be shared by three devices
+    one.hidden = task.hidden = 5  # 3 layers of 5 x 5: three devices can split only the layers
     (program, _, (*_, several)), (_, _, (*_, alone)) = train(task, 3), train(one, 3)
     kernel = program.layout.state.params["bert"]["encoder"]["layers"]["dense"]["kernel"]
     assert kernel.spec[0] == "data"

@@ -1,4 +1,4 @@
-"""The lines about the steps of a run, with a clock that the tests set."""
+"""Log lines about the steps of a run, with a clock that the tests set."""
 
 import itertools
 import types
@@ -18,7 +18,7 @@ def clock(monkeypatch):
 
 
 def lines_of(clock, capsys, seconds_per_step, total, minutes, **more):
-    """Returns (second, line) of a run that begins after 100 s of compiling, which are no training."""
+    """Returns (second, line) of a run that begins after 100 s of compilation, which do not count as training."""
     clock.seconds, said = 100.0, []
     shown = Progress(total, 0, flops=lambda start, stop: stop - start, **more)
     shown.start(0.0)

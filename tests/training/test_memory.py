@@ -1,4 +1,4 @@
-"""A step that does not fit ends in one line, with a setting to try."""
+"""An out-of-memory error ends in one line, with a setting to try."""
 
 import copy
 import types
@@ -26,14 +26,14 @@ EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 42949672
 
 
 def running(config, chosen):
-    """A task that computes as its run has chosen."""
+    """Returns a task with these compute settings."""
     computing = copy.deepcopy(config)
     computing.update(chosen)
     return types.SimpleNamespace(loss_and_config=lambda step: (None, computing))
 
 
 def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyType({})):
-    """A run whose training ends with an error of JAX, after it has chosen how to compute."""
+    """A run whose training raises an error of JAX, after the compute settings were chosen."""
 
     def train(*_, **__):
         raise jax.errors.JaxRuntimeError(message)
@@ -73,7 +73,7 @@ def test_out_of_memory_is_one_line(fields, chosen, remedy, monkeypatch, tmp_path
 
 
 def test_a_host_reads_memory_of_local_devices_only():
-    """Those of others raise."""
+    """Memory statistics of remote devices raise an error."""
 
     def raises():
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: MemoryStats is only supported for addressable devices")
@@ -84,18 +84,18 @@ def test_a_host_reads_memory_of_local_devices_only():
     assert memory_limit(mesh) == 3 << 30
     with pytest.raises(UserError, match=r"runs out of memory \(TPU v4, 3\.0 GiB for JAX\): try"):
         config = tiny_config("unused")
-        config.packing = True  # how many rows it takes, the data says
+        config.packing = True  # the number of rows depends on the data
         raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), config, running(config, {}), mesh, None)
 
 
 @pytest.mark.slow
 def test_the_suggested_setting_fits(monkeypatch, capsys):
-    """Of pre-training, whose steps are known without data."""
+    """For pre-training, whose steps do not depend on data."""
     config, tried = tiny_config("unused"), []
 
     def fits(lowered, limit):
         tried.append(lowered)
-        return limit == 1 << 30 and len(tried) > 2  # dots does not in the second stage
+        return limit == 1 << 30 and len(tried) > 2  # dots does not fit in the second stage
 
     monkeypatch.setattr(memory, "memory_limit", lambda mesh: 1 << 30)
     monkeypatch.setattr(memory, "fits_in_memory", lambda lowered, limit: fits(lowered, limit) or len(tried) == 1)
@@ -106,7 +106,7 @@ def test_the_suggested_setting_fits(monkeypatch, capsys):
     assert capsys.readouterr().out.count("compiling it with --config.remat=") == 2
 
     tried.clear()
-    config = glue.get_config("mrpc")  # only its data describes it
+    config = glue.get_config("mrpc")  # the shapes depend on the data
     given = config, running(config, {"remat": "none"}), make_mesh(config), finetuning_run.KIND.planning
     with pytest.raises(UserError, match=r": try --config\.remat=dots$"):
         raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)

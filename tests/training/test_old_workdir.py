@@ -1,4 +1,4 @@
-"""A run that an earlier version began is gone on with, predicted with and converted."""
+"""A run of an earlier version is resumed, used for predictions, and converted."""
 
 import tarfile
 
@@ -16,7 +16,7 @@ from tests.golden.make_workdir import config_of
 
 @pytest.fixture
 def old(tmp_path, monkeypatch):
-    """The folder of the run, in which its text is as well."""
+    """The folder of the run, which also has the text."""
     with tarfile.open(FOLDER / "golden/workdir.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     (tmp_path / "text.txt").write_text(make_corpus(30))
@@ -27,7 +27,7 @@ def old(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_an_old_run_resumes_with_identical_params(old, capsys):
     config = config_of("text.txt")
-    # Its flag --config.model.hidden_size left the other sizes as they were; the same command would set them today.
+    # In the old version, --config.model.hidden_size left the other sizes unchanged; today the same command sets them.
     config.overrides, config.model.intermediate_size = ("model.hidden_size",), 7
     launch(config, "run")
     assert "training in run, from step 5" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A family, an objective, an optimizer, a schedule, a sink and a hook from outside of the package, in the same runs."""
+"""A user-defined family, objective, optimizer, schedule, sink and hook in the same runs."""
 
 import jax
 import numpy as np
@@ -51,14 +51,14 @@ def config_for(records, objective="count + mlm"):
 
 @pytest.mark.slow
 def test_a_run_with_user_parts_is_resumed_bit_for_bit_evaluated_and_reported(records_folder, tmp_path):
-    """The resumed run writes the same objective in other words."""
+    """The resumed run writes the same objective in another notation."""
     launch(config_for(records_folder), tmp_path / "straight")
     launch_and_stop(Pretraining, config_for(records_folder), tmp_path / "run", step=7)
     launch(config_for(records_folder, "1*count+mlm"), tmp_path / "run")
     source, straight = (pretrained.read_with_tokenizer(tmp_path / name) for name in ("run", "straight"))
     jax.tree.map(np.testing.assert_array_equal, source.params, straight.params)
     assert source.predicts_words and source.config.mixing_act == "relu" and "counter" in source.params
-    for objective in ("mlm + count", "mlm"):  # the same sum in another order has another best checkpoint
+    for objective in ("mlm + count", "mlm"):  # the sum in another order has another best checkpoint
         with pytest.raises(UserError, match=r"config.objective = .*'count \+ mlm'"):
             launch(config_for(records_folder, objective), tmp_path / "run")
     with pytest.raises(UserError, match=r"a model with model.family = 'mixer' has no attention"):
@@ -79,7 +79,7 @@ def test_a_run_with_user_parts_is_resumed_bit_for_bit_evaluated_and_reported(rec
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory):
-    """The folder with a straight run and with a run that was stopped at step 7 and resumed; both final states."""
+    """The folder with an uninterrupted run and with a run that was stopped at step 7 and resumed; both final states."""
     folder, config = tmp_path_factory.mktemp("toys"), own_parts.used_in(toy_config())
     straight = train_task(task := Toy(config), config, folder / "straight", task.mesh)
     stopped_run(lambda task: train_task(task, config, folder / "run", task.mesh), Toy(config), 7)

@@ -1,4 +1,4 @@
-"""Sinks that go on in one run of a tracker: MLflow with its files, W&B offline, and one that can fail."""
+"""Sinks that continue one run of a tracker: MLflow with local files, W&B offline, and a tracker with failures."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ from tests.training.toy import Toy, toy_config
 
 
 class Kept(RemoteTracker):
-    """A tracker that keeps what it gets, in this process; `down`: it cannot be reached."""
+    """A tracker that stores its metrics in this process; `down`: it is unreachable."""
 
     name = package = "kept"
     down = False
@@ -44,7 +44,7 @@ class Kept(RemoteTracker):
 
 @pytest.fixture
 def kept(monkeypatch):
-    """Registers the tracker; returns what it has, by run."""
+    """Registers the tracker; returns its metrics by run."""
     monkeypatch.setitem(trackers.TRACKERS.registered, "kept", Kept)
     monkeypatch.setattr(Kept, "runs", {}, raising=False)
     monkeypatch.setattr(Kept, "down", False)
@@ -52,7 +52,9 @@ def kept(monkeypatch):
 
 
 def written(folder, start: int, *numbers: tuple[int, dict], end=True, factory=Kept) -> RemoteTracker:
-    """What a process writes that begins after a step, beside metrics.jsonl, as runs do."""
+    """Writes the metrics of a process that starts after step `start`, to the tracker and to metrics.jsonl; returns the
+    tracker.
+    """
     folder = epath.Path(folder)
     both = [JsonLines(folder, start, None), factory(folder, start, toy_config())]
     for step, metrics in numbers:
@@ -164,6 +166,7 @@ def test_wandb_resumes_one_offline_run(tmp_path, monkeypatch):
     written(workdir, 0, (2, {"train/loss": 3.0}), (4, {"train/loss": 2.0}), factory=make)
     written(workdir, 2, (4, {"train/loss": 2.0}), (6, {"train/loss": 1.0}), factory=make)
     run = json.loads((workdir / "wandb.json").read_text())
-    # Two folders with one run: by their files, since a folder of the same second has a number after the run's name.
+    # Two folders have one run: the test reads their files, because folders of the same second have a number after the
+    # run name.
     assert [each.stem for each in (workdir / "wandb").glob("offline-run-*/*.wandb")] == [f"run-{run['run']}"] * 2
     assert (run["step"], run["names"]) == (6, ["train/loss"])

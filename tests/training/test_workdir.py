@@ -1,4 +1,4 @@
-"""What a workdir says about its run, and what two runs in it must share."""
+"""The stored info about a run, and the fields that two runs in a workdir must share."""
 
 import json
 
@@ -28,7 +28,7 @@ def test_run_info_round_trips(tmp_path):
 
 
 def test_the_tokenizer_of_the_run_is_loaded(tmp_path):
-    """Also where the config, which names none, says something else than the infos that were trained on."""
+    """The tokenizer of the run is loaded even if the config, which has no tokenizer path, has another setting."""
     cased, config = pieces("Paris", "paris", lowercase=False), tiny_config("text.txt")
     assert config.tokenizer.lowercase
     workdir.write_info(tmp_path, RunInfo(config), cased)
@@ -39,7 +39,7 @@ def test_differences_have_field_and_both_values(tmp_path):
     before, config = RunInfo(tiny_config("text.txt")), tiny_config("text.txt")
     config.seed, config.optimizer.learning_rate, config.log_every_steps = 7, 0.5, 1
     config.stages.long.steps, config.mesh.data, config.model.hidden_dropout_prob = 9, 2, 0.2
-    config.remat, config.model.attention = "full", "xla"  # change rounding only
+    config.remat, config.model.attention = "full", "xla"  # affects rounding only
     found = workdir.differences(before, RunInfo(config))
     assert {str(difference) for difference in found} == {
         "seed = 7 (was 0)",
@@ -52,7 +52,7 @@ def test_differences_have_field_and_both_values(tmp_path):
 
 
 def test_fields_that_cannot_change_within_a_workdir_are_refused():
-    """The language, because it is named as what says which task it is."""
+    """The language cannot change because it is a field of `identity`."""
     for field, before, value in (
         ("model.num_hidden_layers", 1, 3), ("optimizer.name", "adam", "lamb"), ("data.language", "en", "de"),
     ):  # fmt: skip
@@ -92,7 +92,7 @@ def test_later_formats_are_refused_and_earlier_formats_are_read(tmp_path):
     workdir.write_info(tmp_path, RunInfo(tiny_config("text.txt")), None)
     content, info = json.loads(path.read_text()), workdir.read_info(tmp_path)
     assert content["format"] == 1 and "format" not in info.config
-    path.write_text(json.dumps({"format": 2, "models": []}))  # nothing of it is known
+    path.write_text(json.dumps({"format": 2, "models": []}))  # a run without this information
     with pytest.raises(UserError) as error:
         workdir.read_info(tmp_path)
     assert (

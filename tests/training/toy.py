@@ -1,4 +1,4 @@
-"""A task for tests of the loop, which compiles in a moment: a line through points."""
+"""A task for tests of the loop that compiles in a moment: a line through points."""
 
 import math
 
@@ -12,14 +12,17 @@ from tests.conftest import one_device_mesh, tiny_config
 
 
 def toy_config(**fields):
-    """Of ten steps; logs every second one, evaluates and saves every fifth."""
+    """Ten steps; logs every second step, evaluates and saves every fifth step."""
     config = tiny_config("unused")
     config.update(fields)
     return config
 
 
 class Toy:
-    """`scores`: of one evaluation after the other, by which checkpoints are compared; None: nothing is held out."""
+    """Fits a line.
+
+    `scores`: the scores of consecutive evaluations, which rank the checkpoints; None: no held-out data.
+    """
 
     total_steps, carry = 10, None
 
