@@ -1,4 +1,4 @@
-"""The configs of the ablations, and bits per byte, which compares models with other vocabularies."""
+"""The configs of the ablations, and bits per byte, which compares models with different vocabularies."""
 
 import re
 
@@ -34,7 +34,7 @@ def test_every_row_is_a_valid_config_that_differs_from_the_others(module, scale)
 
 
 class _Pieces:
-    """A tokenizer with pieces of some letters, which begin with the space before a word or leave it out."""
+    """A tokenizer with tokens of some letters, with or without the space before a word."""
 
     pad_id, unk_id, cls_id, sep_id, mask_id = range(5)
     begin, end, framed = (cls_id,), (sep_id,), WordPiece.framed
@@ -79,7 +79,7 @@ def test_windows_have_whole_words_and_a_share_of_them_is_hidden():
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_bits_per_byte_of_a_uniform_model(causal):
-    """Each word is a piece, all 40 pieces are equally likely, and a left-to-right model names them all."""
+    """Every word is a token, all 40 tokens are equally likely, and a left-to-right model predicts all of them."""
     pieces = [*SPECIAL_TOKENS, *(f"word{chr(97 + i)}" for i in range(26)), *"abcdefghi"]
     words = WordPiece(pieces, lowercase=False)
     config = BertConfig(**model_size("1-32-2"), vocab_size=40, max_position_embeddings=32, causal=causal)

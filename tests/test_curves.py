@@ -1,6 +1,6 @@
-"""The loss, the gradient norm and the learning rate of tiny runs over 60 steps are those of the golden files.
+"""Loss, gradient norm and learning rate of tiny runs over 60 steps equal the golden files.
 
-After an intended change, `python -m tests.golden.make_curves` writes the files anew and draws old beside new.
+After an intended change, `python -m tests.golden.make_curves` rewrites the files and draws old and new curves.
 """
 
 import numpy as np

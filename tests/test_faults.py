@@ -1,4 +1,4 @@
-"""Faults as they come: signals, full disks, killed processes."""
+"""Faults in operation: signals, full disks, killed processes."""
 
 import re
 import resource
@@ -70,7 +70,7 @@ def test_a_second_run_in_a_workdir_is_refused(records_folder, tmp_path):
     wait_until(lambda: "step 5/" in other.stdout, other)
     other.send_signal(signal.SIGKILL)
     other.wait(100)
-    with lock.held(tmp_path / "run", "--workdir"):  # the killed process leaves nothing that is in the way
+    with lock.held(tmp_path / "run", "--workdir"):  # the killed process leaves no lock
         pass
 
 

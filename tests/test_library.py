@@ -1,4 +1,4 @@
-"""bertjax as a library: what `import bertjax` has, and what its models say, computed another way."""
+"""bertjax as a library: the names of `import bertjax`, and the outputs of models, compared with other computations."""
 
 import dataclasses
 import importlib.util
@@ -26,7 +26,7 @@ TAGS = ("O", "B-X", "I-X")
 
 
 def made(architecture: str, layer: str = "", width: int = 0, causal: bool = False, **known) -> bertjax.Model:
-    """A model of tests/golden/bert with a random output layer of this width."""
+    """A model of tests/golden/bert with a random head of this width."""
     golden = pretrained.read_pretrained(GOLDEN)
     rng, params = np.random.default_rng(0), dict(golden.params)
     if layer:
@@ -56,9 +56,9 @@ def test_all_public_names_are_in_the_reference():
     page, members = (ROOT / "docs/site/python.md").read_text(), dict(inspect.getmembers(bertjax.Model))
     assert {"fill_mask", "apply", "tokenizer"} < members.keys()
     for name, member in members.items():
-        assert name.startswith("_") or member.__doc__, name  # or the reference leaves the member out
+        assert name.startswith("_") or member.__doc__, name  # otherwise the reference omits the member
     for name in bertjax.__all__:
-        # A module with the name of a function is what mkdocstrings would show.
+        # mkdocstrings would show a module with the name of a function instead of the function.
         path = f"bertjax.library.{name}" if importlib.util.find_spec(f"bertjax.{name}") else f"bertjax.{name}"
         assert getattr(bertjax, name).__doc__ and f"\n::: {path}\n" in page, path
 

@@ -1,6 +1,6 @@
-"""The commands of the pages: those of the tutorials are run, in order and made small, and all others read.
+"""The commands of the pages: tests run the tutorials in order with small models, and parse all other commands.
 
-And the errors that docs/faq.md explains are the ones that its commands end with.
+The errors in docs/faq.md equal the errors of the commands.
 """
 
 import ast
@@ -29,12 +29,12 @@ from tests.reader import Reader, write_inputs
 TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
 FAQ = ROOT / "docs" / "faq.md"
 SAID = [block for block in blocks_of(FAQ) if "said by" in block.notes]
-IN_CODE = [block for block in blocks_of(FAQ) if "in" in block.notes]  # what takes other hardware, or a run
+IN_CODE = [block for block in blocks_of(FAQ) if "in" in block.notes]  # needs other hardware, or a run
 
 
 @pytest.fixture(scope="module")
 def reference():
-    """docs/site/reference.py, which knows the flags of each command."""
+    """Imports docs/site/reference.py, which has the flags of each command."""
     spec = importlib.util.spec_from_file_location("reference", SITE / "reference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -43,7 +43,7 @@ def reference():
 
 @pytest.fixture(autouse=True)
 def forgetting(monkeypatch):
-    """What the files of a page register is gone after the test."""
+    """Removes the registrations of the files of a page after the test."""
     kinds = (
         families.FAMILIES,
         OBJECTIVES,
@@ -59,7 +59,7 @@ def forgetting(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_of_the_pages_exists(page, reference, tmp_path, monkeypatch):
-    """With flags that it has, and a config that is valid but for data that is not here."""
+    """Commands have existing flags, and a valid config except for missing data."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
@@ -92,7 +92,7 @@ def test_the_example_of_a_command_has_the_required_flags(name, reference):
 
 
 def _given(flags, arguments):
-    """Returns the names of the flags that are given; parses their values, and those of the config."""
+    """Returns the names of the flags in the arguments; parses the values of the flags and of the config."""
     known = {flag.name: flag for flag in flags}
     if "config" in known:
         config, arguments = from_arguments(arguments)
@@ -154,7 +154,7 @@ def test_the_reference_has_all_fields_and_defaults(config, heading, reference):
 
 
 def test_the_reference_has_the_comments_of_the_code(reference):
-    """Above a field, beside it, or above the section that it is in."""
+    """The comment is above a field, at the end of its line, or above the section of the field."""
     common = {field.name: field.comment for field in reference.config_fields()["All runs"]}
     assert common["seed"] == "for initial weights, order of examples, dropout"
     assert common["remat"].startswith(

@@ -21,7 +21,7 @@ def main():
     config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=24, **sizes, **dropout)
     model = transformers.BertForPreTraining(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # none of them 0 or 1, or it could be left out unseen
+        for parameter in model.parameters():  # no param is 0 or 1, so that a test notices a missing param
             parameter.add_(0.05 * torch.randn_like(parameter))
     model.set_attn_implementation("eager")
     model.save_pretrained(FOLDER)

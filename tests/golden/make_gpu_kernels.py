@@ -21,12 +21,12 @@ sys.path.insert(0, str(ROOT))
 PATH = ROOT / "tests/golden/gpu_kernels.json"
 GPUS = ("a100-40", "l4", "h100")  # sm_80, sm_89, sm_90
 ROWS, LENGTH = 2, 512
-# Tests compile without these, users with them.
+# Tests compile without these optimizations, users compile with them.
 OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 
 
 def bert(chip: str):
-    """BERT-large's: heads of 64 with dropout, the norm of a sum, GELU."""
+    """The kernels of BERT-large: heads of 64 with dropout, the norm of a sum, GELU."""
     from bertjax.nn.kernels.gpu_activation import gpu_activate
     from bertjax.nn.kernels.gpu_attention import gpu_attention
     from bertjax.nn.kernels.gpu_norm import gpu_add_norm
@@ -41,7 +41,7 @@ def bert(chip: str):
 
 
 def gpt(chip: str):
-    """GPT-2's: earlier tokens only, a norm before what is summed, the other GELU."""
+    """The kernels of GPT-2: causal attention, a norm before the sum, tanh-GELU."""
     from bertjax.nn.kernels.gpu_activation import gpu_activate
     from bertjax.nn.kernels.gpu_attention import gpu_attention
     from bertjax.nn.kernels.gpu_norm import gpu_sum_and_norm
@@ -56,7 +56,9 @@ def gpt(chip: str):
 
 
 def modern(chip: str):
-    """ModernBERT's, for long rows: heads of 64 with a window and without, a norm without bias, a gated GELU."""
+    """The kernels of ModernBERT for long rows: heads of 64 with and without a window, a norm without bias, a gated
+    GELU.
+    """
     from bertjax.nn.kernels.gpu_activation import gpu_activate
     from bertjax.nn.kernels.gpu_attention import gpu_attention
     from bertjax.nn.kernels.gpu_norm import gpu_sum_and_norm
@@ -72,7 +74,7 @@ def modern(chip: str):
 
 
 def wide(chip: str):
-    """The widest: heads of 128 with a window, with dropout, and for earlier tokens, norms of 2,048, a gated SiLU."""
+    """The widest kernels: heads of 128 with a window, dropout and causal attention; norms of 2,048; a gated SiLU."""
     from bertjax.nn.kernels.gpu_activation import gpu_activate
     from bertjax.nn.kernels.gpu_attention import gpu_attention
     from bertjax.nn.kernels.gpu_norm import WIDEST, gpu_add_norm, gpu_norm
@@ -113,7 +115,7 @@ def measure(gpu: str, program) -> dict[str, dict[str, int]]:
 
 
 def assemble(ptx: str) -> list[tuple[str, dict[str, int]]]:
-    """Returns what ptxas says of each kernel of a text."""
+    """Returns the statistics of ptxas for each kernel of a text."""
     (package,) = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations
     architecture = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
     command = [f"{package}/bin/ptxas", f"-arch={architecture}", "-v", "-o", "/dev/null", "/dev/stdin"]
