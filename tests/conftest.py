@@ -278,8 +278,8 @@ def pretrained(corpus_file, built_once):
     def build(name, folder):
         config = configs()[name]
         config.data.corpus = str(corpus_file)
-        for each in config.stages.values():
-            each.steps = 10 // len(config.stages)
+        for stage_fields in config.stages.values():
+            stage_fields.steps = 10 // len(config.stages)
         with preparing_in_process():
             launch(config, folder)
 

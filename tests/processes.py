@@ -190,9 +190,9 @@ def _become(module: str, arguments: list[str], cwd: str, environment: dict[str, 
     sys.argv = [module, *arguments]
     sys.path[:] = [cwd, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[1:]]
     for name, value in jax.config.values.items():  # JAX read them from the environment of the forking process
-        given = environment.get(name.upper())
-        if given is not None and isinstance(value, str | float | int | None):
-            jax.config.update(name, given if value is None else type(value)(given))
+        content = environment.get(name.upper())
+        if content is not None and isinstance(value, str | float | int | None):
+            jax.config.update(name, content if value is None else type(value)(content))
     return f"bertjax.{module}"
 
 

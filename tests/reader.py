@@ -110,9 +110,9 @@ def _needs(words: list[str]) -> Iterator[str]:
     made = _makes(words)
     for word in words:
         path = pathlib.PurePath(word.rsplit("=", 1)[-1].partition("@")[0])
-        for each in map(str, (path, *path.parents)):
-            if each in MAKERS and each not in made:
-                yield each
+        for folder_or_file in map(str, (path, *path.parents)):
+            if folder_or_file in MAKERS and folder_or_file not in made:
+                yield folder_or_file
 
 
 def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
@@ -143,8 +143,8 @@ def _small_model(config, folder: pathlib.Path) -> dict[str, int]:
     if config.adapt.model:
         return {}
     if config.init_checkpoint:
-        theirs = json.loads((folder / config.init_checkpoint / "config.json").read_text())
-        return {name: value for name, value in theirs.items() if name in config.model and isinstance(value, int)}
+        model_json = json.loads((folder / config.init_checkpoint / "config.json").read_text())
+        return {name: value for name, value in model_json.items() if name in config.model and isinstance(value, int)}
     pieces = PIECES.get(config.tokenizer.kind, config.model.vocab_size)
     return SIZES | dict(vocab_size=pieces, embedding_size=32, memory_length=32)
 
@@ -242,13 +242,13 @@ def read_by_others() -> set[str]:
 
 def writers() -> dict[str, list[tuple[list[str], list[str]]]]:
     """Returns the commands of the how-to pages, with their added flags, by the path that each command writes."""
-    found = collections.defaultdict(list)
+    commands_by_path = collections.defaultdict(list)
     for page in HOW_TO:
         for _, commands in _to_do(page):
             for words, tiny in commands:
                 for path in _makes(words):
-                    found[path].append((words, tiny))
-    return found
+                    commands_by_path[path].append((words, tiny))
+    return commands_by_path
 
 
 MAKERS = {path: commands[0] for path, commands in writers().items()}

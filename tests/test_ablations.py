@@ -26,7 +26,7 @@ def test_every_row_is_a_valid_config_that_differs_from_the_others(module, scale)
         validate(config, with_data=False)
         has_dropout = any(config.model[name] for name in dropout_fields(config.model))
         assert has_dropout == (module is today and config in configs[:2])
-        assert sum(each.steps for each in stages_of(config)) == 3000
+        assert sum(stage.steps for stage in stages_of(config)) == 3000
     assert len({config.to_json_best_effort() for config in configs}) == len(configs)
     sizes = ("num_attention_heads", "vocab_size", "hidden_size", "num_hidden_layers")
     assert module is today or all(len({config.model[name] for config in configs}) == 1 for name in sizes)
@@ -43,8 +43,8 @@ class _Pieces:
         self.pattern = re.compile(rf"\s?\S{{1,{letters}}}" if takes_space else rf"\S{{1,{letters}}}")
 
     def encode(self, text: str):
-        found = list(self.pattern.finditer(text))
-        return Encoding([9 + len(each[0].strip()) for each in found], [each.span() for each in found])
+        matches = list(self.pattern.finditer(text))
+        return Encoding([9 + len(match[0].strip()) for match in matches], [match.span() for match in matches])
 
 
 @pytest.mark.parametrize("letters, takes_space", [(1, False), (2, True), (5, False)])
@@ -53,13 +53,13 @@ def test_hidden_words_do_not_depend_on_the_tokenizer(letters, takes_space, lengt
     text = "the cat saw an old house ."
     hidden = [False, True, False, False, True, True, False]
     pieces = _Pieces(letters, takes_space)
-    found = [
+    windows = [
         row
         for part in bits_per_byte.halved(text, hidden, pieces, length)
         for row in bits_per_byte.masked(*part, pieces)
     ]
-    assert sum(piece - 9 for _, _, pieces in found for piece in pieces) == len("cat" + "old" + "house")
-    for ids, positions, pieces in found:
+    assert sum(piece - 9 for _, _, pieces in windows for piece in pieces) == len("cat" + "old" + "house")
+    for ids, positions, pieces in windows:
         assert [place for place, piece in enumerate(ids) if piece == 4] == positions and len(pieces) == len(positions)
         assert (len(ids) <= length or ids.count(4) == len(ids) - 2) and (ids[0], ids[-1]) == (2, 3)
 
@@ -88,9 +88,9 @@ def test_bits_per_byte_of_a_uniform_model(causal):
     shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids, ids)["params"])
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     hidden = bits_per_byte.hidden_words(texts, bits_command.may_hide)
-    found = bits_per_byte.bits_per_byte(model, params, words, texts, hidden, 20)
+    result = bits_per_byte.bits_per_byte(model, params, words, texts, hidden, 20)
     size = 6 * 12 * 14 - 14 if causal else 5 * sum(map(sum, hidden))
-    assert found["words"] == (12 * 14 if causal else sum(map(sum, hidden))) and found["bytes"] == size > 50
-    assert found["bits_per_byte"] == pytest.approx(found["words"] * np.log2(40) / size)
+    assert result["words"] == (12 * 14 if causal else sum(map(sum, hidden))) and result["bytes"] == size > 50
+    assert result["bits_per_byte"] == pytest.approx(result["words"] * np.log2(40) / size)
     with pytest.raises(UserError, match="0 windows of text have no word that could be hidden"):
         bits_per_byte.bits_per_byte(model, params, words, [], [], 20)

@@ -25,7 +25,7 @@ def test_a_run_has_its_golden_curves(name, tmp_path, on_one_device):  # noqa: F8
 
 
 def test_every_family_and_every_objective_has_a_curve():
-    ours = {name for name in families.FAMILIES.names() if name not in families.FAMILIES.registered}
-    assert {config.model.family for config in CONFIGS.values()} == ours
+    package_families = {name for name in families.FAMILIES.names() if name not in families.FAMILIES.registered}
+    assert {config.model.family for config in CONFIGS.values()} == package_families
     learned = {term.name for config in CONFIGS.values() for term in terms_of_stages(config)}
     assert learned == {name for name in OBJECTIVES.names() if name not in OBJECTIVES.registered}

@@ -97,13 +97,13 @@ def named(tmp_path, monkeypatch):
 def test_examples_of_the_library_run(named, in_process, monkeypatch, capsys):
     """The examples run in order; the runs that they read were trained before."""
     launched, names, page = [], {}, (ROOT / "docs" / "library.md").read_text()
-    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, draw, hooks: launched.append(given))
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda *arguments, draw, hooks: launched.append(arguments))
     for example in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(compile(example, "docs/library.md", "exec"), names)
     (tuned, folder), (trained, _) = launched
     assert (tuned.task, tuned.data.label, folder) == ("classify", "stars", "runs/reviews")
     assert trained.data.records == "records" and names["config"].data.records == ""
-    said = capsys.readouterr().out
-    assert said.startswith("the man went to the [MASK] to buy a [MASK] of milk [[(")
-    assert "\nepoch = 3: config has no field 'epoch'; did you mean epochs? " in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("the man went to the [MASK] to buy a [MASK] of milk [[(")
+    assert "\nepoch = 3: config has no field 'epoch'; did you mean epochs? " in printed
     assert names["logits"].shape == (2, 3) and names["states"].shape == (2, names["batch"].shape[1], 16)

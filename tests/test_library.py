@@ -44,8 +44,8 @@ def test_importing_bertjax_imports_no_dependencies():
         "bertjax.UserError; print(*sys.modules); bertjax.load; from bertjax import prepare; print(*sys.modules)\n"
         "assert callable(prepare) and bertjax.prepare is prepare"
     )
-    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    first, second, third = map(set, map(str.split, found.stdout.splitlines()))
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, second, third = map(set, map(str.split, result.stdout.splitlines()))
     assert not {"absl", "ml_collections", "numpy", "jax"} & first and "jax" not in second
     assert "jax" in third and "tensorflow" not in third
     with pytest.raises(AttributeError, match="module 'bertjax' has no attribute 'laod'"):
@@ -75,10 +75,10 @@ def test_classify_equals_apply_and_gradients_exist():
         return logits.var(), logits
 
     (_, logits), gradient = jax.jit(jax.value_and_grad(spread, has_aux=True))(model.params)
-    found = model.classify([tuple(TEXTS), (TEXTS[0], TEXTS[0])])
-    for each, row in zip(found, jax.nn.softmax(logits)):
-        np.testing.assert_allclose([each["probabilities"][name] for name in model.source.labels], row, rtol=1e-5)
-        assert each["label"] == model.source.labels[int(row.argmax())]
+    predictions = model.classify([tuple(TEXTS), (TEXTS[0], TEXTS[0])])
+    for prediction, row in zip(predictions, jax.nn.softmax(logits)):
+        np.testing.assert_allclose([prediction["probabilities"][name] for name in model.source.labels], row, rtol=1e-5)
+        assert prediction["label"] == model.source.labels[int(row.argmax())]
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradient["bert"]["pooler"]))
     assert model.classify([]) == []
     with pytest.raises(UserError, match=r"'ship \|\|\| sail': has 2 parts, but the first text has 1; pass texts with"):
@@ -88,8 +88,8 @@ def test_classify_equals_apply_and_gradients_exist():
 @pytest.mark.slow
 def test_a_causal_model_continues_a_text_with_the_most_likely_tokens():
     model = made("BertForMaskedLM", causal=True)
-    given = BertForMaskedLM(model.config), model.params, model.tokenizer, "the ship", 3
-    assert model.generate("the ship", 3, temperature=0.0) == [generate(*given, Sampling(temperature=0.0))]
+    arguments = BertForMaskedLM(model.config), model.params, model.tokenizer, "the ship", 3
+    assert model.generate("the ship", 3, temperature=0.0) == [generate(*arguments, Sampling(temperature=0.0))]
     with pytest.raises(
         UserError, match="made: was not trained for fill_mask; the available methods are generate, embed, encode"
     ):
@@ -98,8 +98,8 @@ def test_a_causal_model_continues_a_text_with_the_most_likely_tokens():
 
 def test_a_lone_surrogate_becomes_a_replacement_character():
     model = made("BertForTokenClassification", "classifier", 3, labels=TAGS)
-    found, expected = model.tag(["the \udc00 ship", "the \ufffd ship"])
-    assert found == expected and found["offsets"] == [[0, 3], [6, 10]]
+    tags, expected = model.tag(["the \udc00 ship", "the \ufffd ship"])
+    assert tags == expected and tags["offsets"] == [[0, 3], [6, 10]]
 
 
 @pytest.mark.parametrize("use, message", [
@@ -154,9 +154,9 @@ def test_a_saved_model_gives_equal_embeddings(tmp_path):
 @pytest.fixture
 def launched(monkeypatch):
     """(config, workdir) of each run that would be launched."""
-    found = []
-    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, began, draw, hooks: found.append(given))
-    return found
+    runs = []
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda *arguments, began, draw, hooks: runs.append(arguments))
+    return runs
 
 
 def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
@@ -164,18 +164,18 @@ def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
         "from bertjax.config import pretraining_config\ndef get_config(size='1'):\n    config = pretraining_config()\n"
         "    config.data.corpus = 'pydoc'\n    config.seed = int(size)\n    return config\n"
     )
-    own = experiments.load("quickstart")
-    before = own.to_dict()
+    config = experiments.load("quickstart")
+    before = config.to_dict()
     changes = {"stages.short.steps": 7, "model.num_hidden_layers": 3, "sinks": ("tensorboard",)}
     assert bertjax.train("quickstart", overrides=changes).name == "quickstart"
     assert str(bertjax.train(tmp_path / "mine.py", tmp_path / "run")) == str(tmp_path / "run")
     bertjax.train(f"{tmp_path}/mine.py:5")
-    bertjax.train(own, "runs/own", changes)
+    bertjax.train(config, "runs/own", changes)
     (named, folder), (of_file, _), (with_size, its_folder), (of_object, _) = launched
     assert str(folder) == "runs/quickstart" and str(its_folder) == "runs/mine-5"
-    assert (of_file.seed, with_size.seed, of_object.seed) == (1, 5, own.seed)
+    assert (of_file.seed, with_size.seed, of_object.seed) == (1, 5, config.seed)
     assert named == of_object and (named.stages.short.steps, named.model.num_hidden_layers) == (7, 3)
-    assert own.to_dict() == before and of_object.is_locked
+    assert config.to_dict() == before and of_object.is_locked
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -48,8 +48,9 @@ def test_a_door_has_a_docstring_and_names_and_no_logic(door):
     assert ast.get_docstring(ast.parse(text)) and len(text.splitlines()) <= 60
     if door.parent != PACKAGE:  # bertjax/__init__.py imports its names when they are used
         assert all(
-            isinstance(each, ast.ImportFrom) or (isinstance(each, ast.Assign) and each.targets[0].id == "__all__")
-            for each in ast.parse(text).body[1:]
+            isinstance(statement, ast.ImportFrom)
+            or (isinstance(statement, ast.Assign) and statement.targets[0].id == "__all__")
+            for statement in ast.parse(text).body[1:]
         )
 
 

@@ -74,7 +74,7 @@ def wait_for_line(start: str, processes: list[Process]) -> None:
 
     def is_there():
         lines = processes[0].stdout.splitlines()
-        return any(line.startswith(start) for line in lines) or any(each.poll() is not None for each in processes)
+        return any(line.startswith(start) for line in lines) or any(process.poll() is not None for process in processes)
 
     wait_until(is_there, processes, start)
 
@@ -95,17 +95,17 @@ def params_of(workdir) -> dict[str, np.ndarray]:
 
 
 def assert_same_run(workdir, alone):
-    ours, theirs = read_metrics(workdir), read_metrics(alone)
-    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
-    for a, b in zip(ours, theirs):
+    actual, expected = read_metrics(workdir), read_metrics(alone)
+    assert [line["step"] for line in actual] == [line["step"] for line in expected]
+    for a, b in zip(actual, expected):
         assert a.keys() == b.keys()
         for name in a:
             if "per_second" not in name and not name.startswith(("wall", "goodput")):
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6, err_msg=f"{name} of {a['step']}")
-    ours, theirs = params_of(workdir), params_of(alone)
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_allclose(ours[name], theirs[name], atol=2e-4, err_msg=name)
+    actual, expected = params_of(workdir), params_of(alone)
+    assert actual.keys() == expected.keys()
+    for name in actual:
+        np.testing.assert_allclose(actual[name], expected[name], atol=2e-4, err_msg=name)
 
 
 @pytest.mark.slow
@@ -162,7 +162,9 @@ def test_all_hosts_wait_for_the_first_host_and_get_its_value():
     flags = "--xla_cpu_collective_call_terminate_timeout_seconds=2 --xla_cpu_collective_timeout_seconds=2"
     fields = dict(JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", XLA_FLAGS=flags)
     environments = [environment_with(**fields, JAX_PROCESS_ID=number) for number in "01"]
-    hosts = [Popen([sys.executable, "-c", program], env=each, stdout=PIPE, text=True) for each in environments]
+    hosts = [
+        Popen([sys.executable, "-c", program], env=environment, stdout=PIPE, text=True) for environment in environments
+    ]
     first, second = (host.communicate(timeout=120)[0].split()[-3:] for host in hosts)
     assert (first[0], second[0]) == ("0", "1") and first[1] < second[1] and first[2] == second[2] == "0.1"
 

@@ -71,11 +71,11 @@ def test_every_command_of_the_pages_exists(page, reference, tmp_path, monkeypatc
         if block.language == "python":
             compile(block.text, page, "exec")
         for words in block.commands():
-            if found := module_of(words):
-                arguments, _ = split_redirection(found[1])
-                _, flags = reference.flags_of(found[0])
-                given = _given(flags, arguments)
-                assert {flag.name for flag in flags if reference.is_required(flag)} <= given, words
+            if command := module_of(words):
+                arguments, _ = split_redirection(command[1])
+                _, flags = reference.flags_of(command[0])
+                names = _given(flags, arguments)
+                assert {flag.name for flag in flags if reference.is_required(flag)} <= names, words
             elif words[:2] == ["python", "-m"]:
                 path = ROOT / words[2].replace(".", "/")
                 assert path.is_dir() or path.with_suffix(".py").exists() or words[2] == "venv", words
@@ -97,14 +97,14 @@ def _given(flags, arguments):
     if "config" in known:
         config, arguments = from_arguments(arguments)
         validate(config, with_data=False)
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    given = [argument[2:].partition("=") for argument in own if argument.startswith("--")]
-    for name, _, value in given:
+    before_separator = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    flag_values = [argument[2:].partition("=") for argument in before_separator if argument.startswith("--")]
+    for name, _, value in flag_values:
         assert name in known, name
         known[name].parser.parse(value or known[name].default)
-    names = {name for name, _, _ in given}
+    names = {name for name, _, _ in flag_values}
     absent = [flag.name for flag in flags if getattr(flag, "is_positional", False) and flag.name not in names]
-    positional = [argument for argument in own if not argument.startswith("--")]
+    positional = [argument for argument in before_separator if not argument.startswith("--")]
     return names | {name for name, _ in zip(absent, positional)}
 
 
@@ -138,19 +138,19 @@ def test_errors_that_no_command_reproduces_are_in_the_code(block):
 )
 def test_the_reference_has_all_fields_and_defaults(config, heading, reference):
     pages = reference.config_fields()
-    found = {field.name: field for field in (*pages["All runs"], *pages[heading])}
+    documented = {field.name: field for field in (*pages["All runs"], *pages[heading])}
 
     def check(section, prefix):
         for name, value in section.items():
-            field = found.pop(f"{prefix}{name}")
+            field = documented.pop(f"{prefix}{name}")
             if field.default is None:  # a section
                 check(value, f"{prefix}{name}.")
             elif "placeholder" not in field.default:
                 assert ast.literal_eval(field.default) == value, field
 
     check({name: value for name, value in config.items() if name not in ("task", "model", "stages")}, "")
-    found.pop("stages", None)
-    assert not found
+    documented.pop("stages", None)
+    assert not documented
 
 
 def test_the_reference_has_the_comments_of_the_code(reference):

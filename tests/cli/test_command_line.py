@@ -209,8 +209,8 @@ def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch
     listed, version = (command(sys.executable, "-c", program, *more, cwd=ROOT) for more in ([], ["--version"]))
     assert [line.split()[0] for line in listed.stdout.splitlines() if line[:2] == "  "] == list(commands.COMMANDS)
     assert version.stdout == f"bertjax {__version__}\n"
-    for each in (listed, version):
-        assert not {"absl", "ml_collections", "numpy", "jax", "tensorflow"} & set(each.stderr.split())
+    for result in (listed, version):
+        assert not {"absl", "ml_collections", "numpy", "jax", "tensorflow"} & set(result.stderr.split())
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
     monkeypatch.setattr(sys, "argv", ["bertjax", "trian"])
@@ -264,10 +264,12 @@ def test_images_install_the_requirements(device):
     image = dict(python_version="3.12", python_full_version="3.12.0", sys_platform="linux", platform_machine="x86_64")
     extras = ["hub", "serve", *([] if device == "cpu" else [device])]
     required = [Requirement(text) for text in installs.requirements(extras)]  # installed packages may be older
-    wanted = [each for each in required if not each.marker or each.marker.evaluate(image)]
-    assert {"aiohttp", "flatbuffers", "tensorflow-cpu"} < {each.name for each in wanted} and len(wanted) > 25
-    for each in wanted:
-        assert lock[canonicalize_name(each.name)] in each.specifier, each
+    wanted = [requirement for requirement in required if not requirement.marker or requirement.marker.evaluate(image)]
+    assert {"aiohttp", "flatbuffers", "tensorflow-cpu"} < {requirement.name for requirement in wanted} and len(
+        wanted
+    ) > 25
+    for requirement in wanted:
+        assert lock[canonicalize_name(requirement.name)] in requirement.specifier, requirement
     parts = {name for name in lock if name.startswith("jax-cuda12") or name == "libtpu"}
     assert parts == {"cpu": set(), "cuda": {"jax-cuda12-plugin", "jax-cuda12-pjrt"}, "tpu": {"libtpu"}}[device]
 

@@ -139,9 +139,9 @@ def test_main_trains_on_records_of_prepare_and_vocabulary(trained, tmp_path):
     arguments = base(corpus, words, "--output=out", "--workers=1", *TINY)
     prepared = run("prepare", *arguments, cwd=tmp_path, fresh=True)
     assert prepared.returncode == 0 and prepared.stdout.endswith("written to out\n"), prepared.stderr
-    ours, its = tmp_path / "out", folder / "run" / "records"
-    files = [path.relative_to(its) for path in its.rglob("*.tfrecord")]
-    assert files and all((ours / f).read_bytes() == (its / f).read_bytes() for f in files)
+    output, run_records = tmp_path / "out", folder / "run" / "records"
+    files = [path.relative_to(run_records) for path in run_records.rglob("*.tfrecord")]
+    assert files and all((output / f).read_bytes() == (run_records / f).read_bytes() for f in files)
 
     # The commands that are proposed are the next commands of a user.
     kept = base(corpus, *TINY)
@@ -174,10 +174,10 @@ def test_ctrl_c_saves_and_the_same_command_resumes(trained, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130, process.describe()
     errors = process.stderr
-    said = re.fullmatch(
+    printed = re.fullmatch(
         r"stopping: saving step (\d+) first\nstopped at step (\d+); the same .*\n", errors
     )  # no TensorFlow messages
-    assert said and int(said[2]) - int(said[1]) in (0, 1), errors
+    assert printed and int(printed[2]) - int(printed[1]) in (0, 1), errors
     steps = sorted(int(path.name) for path in (tmp_path / "stopped" / "checkpoints").iterdir())
     assert steps and 3 <= steps[-1] < 1000
 
@@ -236,8 +236,8 @@ def test_report_describes_a_run(trained, tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "Attention, head by head" in page and "Nearest word embeddings" in page and page.count("<img") == 2
     assert "Thin lines: training" in page
-    own = (folder / "run/report.html").read_text()
-    assert "Attention, head by head" not in own and '<a href="checkpoints/10">run@10</a>' in own
+    run_report = (folder / "run/report.html").read_text()
+    assert "Attention, head by head" not in run_report and '<a href="checkpoints/10">run@10</a>' in run_report
 
 
 @pytest.mark.parametrize(

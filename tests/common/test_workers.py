@@ -16,7 +16,7 @@ from bertjax.common.workers import worker_pool
 
 def fail_in_pool(before):
     """Raises an error in the body of a pool, after `before(pool)`; returns the raised error, or None."""
-    found, pools = [], []
+    raised, pools = [], []
 
     def run():
         try:
@@ -25,14 +25,14 @@ def fail_in_pool(before):
                 before(pool)
                 raise UserError("the error")
         except BaseException as error:
-            found.append(error)
+            raised.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(60)
     if thread.is_alive():  # otherwise this process would not end either
         pools[0]._result_queue._writer.close()
-    return next(iter(found), None)
+    return next(iter(raised), None)
 
 
 def use(pool):

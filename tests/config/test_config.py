@@ -47,12 +47,14 @@ def test_every_config_equals_its_golden_snapshot(experiment, request):
 
 
 def test_every_experiment_has_a_snapshot():
-    ours = {experiment.partition(":")[0] for experiment in EXPERIMENTS}
-    assert {path.stem for path in (ROOT / "experiments").glob("*.py")} == {name for name in ours if "/" not in name}
+    experiment_names = {experiment.partition(":")[0] for experiment in EXPERIMENTS}
+    assert {path.stem for path in (ROOT / "experiments").glob("*.py")} == {
+        name for name in experiment_names if "/" not in name
+    }
     not_experiments = {"__main__", "bits", "equal_time", "race", "scaled", "suite", "tables"}
     not_experiments |= {"characters", "successors", "today"}  # tests/test_ablations.py tests the tables of equal time
     ablations = {f"ablations/{path.stem}" for path in (ROOT / "experiments/ablations").glob("*.py")}
-    assert ablations - {f"ablations/{name}" for name in not_experiments} == ours & ablations
+    assert ablations - {f"ablations/{name}" for name in not_experiments} == experiment_names & ablations
 
 
 @pytest.mark.parametrize("experiment", FINE_TUNING)

@@ -83,7 +83,7 @@ def leaves(tree):
 
 def assert_equal_ends(folder, other, step: int) -> None:
     """Asserts that the params of two runs at a step are identical."""
-    jax.tree.map(np.testing.assert_array_equal, *(checkpoint.read_params(each, step) for each in (folder, other)))
+    jax.tree.map(np.testing.assert_array_equal, *(checkpoint.read_params(workdir, step) for workdir in (folder, other)))
 
 
 def test_stages_of_bert_are_ordered_by_length():
@@ -99,8 +99,8 @@ def test_stages_of_bert_are_ordered_by_length():
 
 def test_steps_follow_from_tokens_and_growing_batches(records):
     config = modern_config(records)
-    found = stages_of(config)
-    assert [(s.name, s.steps, s.batch_size, s.first_step, s.sequences_before, s.grows) for s in found] == [
+    planned = stages_of(config)
+    assert [(s.name, s.steps, s.batch_size, s.first_step, s.sequences_before, s.grows) for s in planned] == [
         ("begin", 2, 4, 0, 0, True), ("begin", 2, 8, 2, 8, True), ("begin", 2, 12, 4, 24, False),
         ("context", 3, 8, 6, 0, False), ("decay", 2, 4, 9, 24, False),
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def test_steps_follow_from_tokens_and_growing_batches(records):
     stages = dict(a=stage(2, 32, 10, batch_size=16), b=stage(2, 64, 20, batch_size=4, microbatches=1))
     assert task_of(modern_config(records, stages), records).largest_stage_index() == 0
     assert task_of(config, records).largest_stage_index() == 3
-    assert [steps_for(found, tokens) for tokens in (1, 128, 129, 256, 257, 512, 10**9)] == [1, 1, 2, 2, 3, 3, 11]
+    assert [steps_for(planned, tokens) for tokens in (1, 128, 129, 256, 257, 512, 10**9)] == [1, 1, 2, 2, 3, 3, 11]
 
 
 @pytest.mark.parametrize("size, peak, weight_decay, warmup, ramp, share", [
@@ -121,24 +121,24 @@ def test_steps_follow_from_tokens_and_growing_batches(records):
 ])  # fmt: skip
 def test_ettins_phases_equal_the_published_configs(size, peak, weight_decay, warmup, ramp, share):
     config = experiments.load(f"modern:{size}")
-    found = stages_of(config)
-    tokens = {name: sum(s.steps * s.tokens_per_step for s in found if s.name == name) for name in config.stages}
+    stages = stages_of(config)
+    tokens = {name: sum(s.steps * s.tokens_per_step for s in stages if s.name == name) for name in config.stages}
     assert tokens == pytest.approx(dict(pretraining=1.7e12, context=250e9 * share, decay=50e9 * share), rel=1e-3)
-    growing = [s for s in found if s.grows]
+    growing = [s for s in stages if s.grows]
     assert sum(s.steps * s.tokens_per_step for s in growing) == pytest.approx(ramp, rel=5e-3)
     assert len({s.steps for s in growing}) == 1 and growing[0].batch_size < growing[-1].batch_size < 4608
-    rate, warm = schedule_of(config, total_steps(config)), steps_for(found, warmup)
-    first, second, last = (next(s for s in found if s.name == name) for name in ("pretraining", "context", "decay"))
+    rate, warm = schedule_of(config, total_steps(config)), steps_for(stages, warmup)
+    first, second, last = (next(s for s in stages if s.name == name) for name in ("pretraining", "context", "decay"))
     for step, part in (
-        (steps_for(found, warmup / 2), 0.5), (warm + 1, 1), (second.first_step, 1), (last.first_step - 1, 0.5),
+        (steps_for(stages, warmup / 2), 0.5), (warm + 1, 1), (second.first_step, 1), (last.first_step - 1, 0.5),
         (second.first_step + second.steps // 4, 0.75), (last.first_step, 0.5), (last.first_step + last.steps, 0.02),
     ):  # fmt: skip
         assert float(rate(step)) == pytest.approx(part * peak, rel=0.01)
     assert (first.length, second.length, last.length) == (1024, 7999, 7999)
-    models = [config_in(config, each).model for each in (first, second, last)]
+    models = [config_in(config, phase).model for phase in (first, second, last)]
     assert [model.global_rope_theta for model in models] == [10_000, 160_000, 160_000]
     assert [model.local_rope_theta for model in models] == [10_000, 10_000, 160_000]
-    assert [config_in(config, each).data.masked_lm_prob for each in (first, second, last)] == [0.3, 0.3, 0.15]
+    assert [config_in(config, phase).data.masked_lm_prob for phase in (first, second, last)] == [0.3, 0.3, 0.15]
     assert config.optimizer.weight_decay == weight_decay
 
 
@@ -174,10 +174,10 @@ def test_batches_and_steps_have_the_settings_of_their_stage(records):
     params, batch = program.init(jax.random.key(0)).params, batches[7]
     # With initial params, heads attend to all positions alike.
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
-    (first, _), (second, its) = task.loss_and_config(5), task.loss_and_config(7)
-    assert first == task.loss and its.model.global_rope_theta == 1e6
+    (first, _), (second, second_config) = task.loss_and_config(5), task.loss_and_config(7)
+    assert first == task.loss and second_config.model.global_rope_theta == 1e6
     losses = [
-        float(jax.jit(lambda *given, loss=loss: loss(*given))(params, loss.normalize(batch))[0])
+        float(jax.jit(lambda *arrays, loss=loss: loss(*arrays))(params, loss.normalize(batch))[0])
         for loss in (first, second, plain.loss)
     ]
     assert losses[1] == losses[2] != losses[0]
@@ -423,8 +423,8 @@ def test_a_mixture_changes_between_stages(two_sources):
     shares = []
     for batch in task.batches(0):
         words = [set(row) & (sea | land) for row in np.where(batch["segments"] > 0, batch["input_ids"], 0).tolist()]
-        found = [len(row & land) > len(row & sea) for row in words]
-        shares.append(np.mean(found))
+        is_land = [len(row & land) > len(row & sea) for row in words]
+        shares.append(np.mean(is_land))
     assert np.mean(shares[:12]) == pytest.approx(0.5, abs=0.06)  # 40 documents twice, 80 documents once
     assert set(shares[12:]) == {1.0}
     assert [task.data[i].records.shares[f"{folder}/sea.txt"] > 0 for i in (0, 1)] == [True, False]
@@ -435,12 +435,12 @@ def test_a_mixture_changes_between_stages(two_sources):
 def test_copies_of_files_approximate_mixture_weights():
     files = RecordSet(("a", "b", "c"), (4, 4, 4), sources=("x", "x", "y"), lengths=np.arange(12))
     for weights in ({"x": 1, "y": 2}, {"x": 1, "y": 0.37}, {"x": 2.6, "y": 1}, {"x": 0, "y": 1}):
-        found = mix_sources(files, weights)
-        counts = {name: sum(n for n, its in zip(found.counts, found.sources) if its == name) for name in "xy"}
+        mixed = mix_sources(files, weights)
+        counts = {name: sum(n for n, source in zip(mixed.counts, mixed.sources) if source == name) for name in "xy"}
         assert counts["y"] * weights["x"] == pytest.approx(counts["x"] * weights["y"] / 2, rel=0.02), counts
-        begins = np.cumsum([0, *found.counts])
-        for path, first, last in zip(found.paths, begins, begins[1:]):
-            assert found.lengths[first:last].tolist() == list(range(4 * "abc".index(path), 4 * "abc".index(path) + 4))
+        begins = np.cumsum([0, *mixed.counts])
+        for path, first, last in zip(mixed.paths, begins, begins[1:]):
+            assert mixed.lengths[first:last].tolist() == list(range(4 * "abc".index(path), 4 * "abc".index(path) + 4))
     spread = mix_sources(files, {"x": 1, "y": 2}).sources
     assert spread in (("x", "y", "x", "y"), ("y", "x", "y", "x"))
 

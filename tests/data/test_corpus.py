@@ -99,8 +99,8 @@ def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
     (tmp_path / "sub.txt/link").symlink_to("../elsewhere.md")
     names = ["a.txt", "b.txt", "elsewhere.md/d.txt", "sub.txt/c.txt", "sub.txt/link/d.txt"]
     for pattern, expected in (("", names), ("/", names), ("/**/*.txt", names), ("/[ab].txt", names[:2])):
-        found = list_files(f"{tmp_path}{pattern}").files
-        assert [os.path.relpath(file.path, tmp_path) for file in found] == expected, pattern
+        paths = list_files(f"{tmp_path}{pattern}").files
+        assert [os.path.relpath(file.path, tmp_path) for file in paths] == expected, pattern
     mixed = [d.lines for d in read_documents([f"{tmp_path}/sub.txt", f"{tmp_path}/a.txt"])]
     assert mixed == [["Text of sub.txt/c.txt."], ["Text of elsewhere.md/d.txt."], ["Text of a.txt."]]
     (tmp_path / "sub.txt/none.txt").symlink_to("nowhere")
@@ -240,9 +240,9 @@ def test_sentences_are_split_or_left_as_lines_and_an_endless_sentence_is_a_fault
 def test_the_config_decides_where_documents_of_a_text_file_end(tmp_path, document, expected, begin):
     (tmp_path / "a.txt").write_text("\na\nb\n\n  \nc\n\n\nd\ne")
     (tmp_path / "b.txt").write_text("of its own\n")
-    found = list(read_documents([str(tmp_path)], ReadOptions(document=document)))
-    assert [d.lines for d in found] == [*expected, ["of its own"]]
-    assert [d.source for d in found] == [*(f"{tmp_path}/a.txt:{line}" for line in begin), f"{tmp_path}/b.txt:1"]
+    documents = list(read_documents([str(tmp_path)], ReadOptions(document=document)))
+    assert [d.lines for d in documents] == [*expected, ["of its own"]]
+    assert [d.source for d in documents] == [*(f"{tmp_path}/a.txt:{line}" for line in begin), f"{tmp_path}/b.txt:1"]
 
 
 def test_invalid_documents_are_skipped_and_valid_documents_are_kept(tmp_path, monkeypatch):
@@ -258,8 +258,8 @@ def test_invalid_documents_are_skipped_and_valid_documents_are_kept(tmp_path, mo
         def on_bad(self, fault, remedy=""):
             faults.append(fault)
 
-    found = read_documents([str(tmp_path)], Collecting())
-    assert [d.lines for d in found] == [["one"], ["three"], ["four"], ["five"], ["six"], ["seven"]]
+    documents = read_documents([str(tmp_path)], Collecting())
+    assert [d.lines for d in documents] == [["one"], ["three"], ["four"], ["five"], ["six"], ["seven"]]
     assert [fault.partition(": ")[0].rpartition("/")[2] for fault in faults] == [
         "a.txt:4", "a.txt:9", "b.txt:1", "b.txt:5", *(f"c.jsonl:{i}" for i in (2, 3, 4, 5, 6, 8))
     ]  # fmt: skip
@@ -473,13 +473,13 @@ def config_of(tmp_path, documents, **cleaning_rules):
 def test_low_quality_documents_are_skipped_and_text_is_normalized(tmp_path):
     short, long, hindi, symbols = ["one"], ["one two", "three four"], ["नमस्ते दुनिया कैसे हो"], ["== | $$ a"]
     decomposed, composed = ["cafe\u0301", "caf\u00e9"], ["caf\u00e9", "caf\u00e9"]
-    for rules, given, expected, change in (
+    for rules, lines, expected, change in (
         (dict(min_words=4), [short, long, hindi, symbols], [long, hindi, symbols], "short_documents"),
         (dict(max_symbols=0.3), [short, long, hindi, symbols], [short, long, hindi], "documents_of_symbols"),
         (dict(nfc=True), [short, decomposed], [short, composed], "normalized_lines"),
     ):
-        found, counts = read(config_of(tmp_path, given, **rules))
-        assert (found, counts[change]) == (expected, 1)
+        kept, counts = read(config_of(tmp_path, lines, **rules))
+        assert (kept, counts[change]) == (expected, 1)
 
 
 def test_duplicates_equal_a_brute_force_search(tmp_path, monkeypatch):
@@ -491,15 +491,15 @@ def test_duplicates_equal_a_brute_force_search(tmp_path, monkeypatch):
     documents += [["only here", f"and {i}"] for i in (1, 1, 1, 1, 2)] + documents[:50]
     rng.shuffle(documents)
     config = config_of(tmp_path, documents, duplicate_documents=True, max_line_documents=4)
-    found, counts = read(config, tmp_path)
+    lines_kept, counts = read(config, tmp_path)
 
     unique = [lines for i, lines in enumerate(documents) if lines not in documents[:i]]
     having = collections.Counter(line for lines in unique for line in set(lines))
     kept = [[line for line in lines if having[line] <= 4] for lines in unique]
-    assert found == [lines for lines in kept if lines]
+    assert lines_kept == [lines for lines in kept if lines]
     assert counts["duplicate_documents"] == len(documents) - len(unique) > 50
     assert counts["repeated_lines"] == sum(map(len, unique)) - sum(map(len, kept)) > 50
-    assert ["only here", "and 1"] in found
+    assert ["only here", "and 1"] in lines_kept
 
 
 def test_near_duplicates_are_detected_by_jaccard_similarity(tmp_path):
@@ -519,9 +519,9 @@ def test_near_duplicates_are_detected_by_jaccard_similarity(tmp_path):
             documents += [[" ".join(words)], [" ".join(copy)]]
             shared = len(shingles(words) & shingles(copy)) / len(shingles(words) | shingles(copy))
             expected += 1 - (1 - shared**cleaning.BAND_HASHES) ** cleaning.BANDS
-        found, counts = read(config_of(tmp_path, documents, near_duplicates=True), tmp_path)
+        kept, counts = read(config_of(tmp_path, documents, near_duplicates=True), tmp_path)
         assert abs(counts["near_duplicates"] - expected) < 4 * max(1, expected * (1 - expected / 300)) ** 0.5
-        assert all(lines in found for lines in documents[::2])
+        assert all(lines in kept for lines in documents[::2])
         (tmp_path / "repeats.npz").unlink()
 
 

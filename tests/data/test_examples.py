@@ -78,9 +78,9 @@ def test_evaluation_counts_every_example_once():
     for rows, length in batching.evaluation_batches(examples, 8, 128):
         batch = examples.batch(rows, length)
         for host in range(4):  # some hosts have no examples in the last batch
-            own = slice(2 * host, 2 * host + 2)
-            for name, part in examples.batch(rows[own], length).items():
-                np.testing.assert_array_equal(part, batch[name][own])
+            host_rows = slice(2 * host, 2 * host + 2)
+            for name, part in examples.batch(rows[host_rows], length).items():
+                np.testing.assert_array_equal(part, batch[name][host_rows])
         real = batch["weights"] > 0
         assert batch["input_ids"].shape == (8, length) and not batch["segments"][~real].any()
         np.testing.assert_array_equal(batch["labels"][real], rows[real])
@@ -142,9 +142,9 @@ def test_every_epoch_packs_every_example_once(count, batch_size):
         steps = range(first, first + order.steps_per_epoch)
         for step, batch in zip(steps, order.batches(steps, np.arange), strict=True):
             assert batch["input_ids"].shape == order.shape(step) and order.shape(step)[0] % 2 == 0
-            found = list(found_in(batch))
-            seen.append([ids[0] - 1 for _, _, ids in found])
-            for row, slot, ids in found:
+            packed_examples = list(found_in(batch))
+            seen.append([ids[0] - 1 for _, _, ids in packed_examples])
+            for row, slot, ids in packed_examples:
                 assert set(ids) == {batch["labels"][row, slot] + 1} and len(ids) == examples.lengths[ids[0] - 1]
         assert sorted(itertools.chain.from_iterable(seen)) == list(range(count))
         assert sum(len(step) != batch_size for step in seen) <= 1
@@ -163,10 +163,10 @@ def test_short_examples_share_rows():
 @pytest.mark.parametrize("batch_size, multiple", [(8, 1), (8, 4), (64, 8)])
 def test_packed_evaluation_counts_every_example_once(batch_size, multiple):
     examples, seen, shapes = make_examples(45, labels=np.arange(45)), [], set()
-    for found, *places in batching.packed_evaluation(examples, batch_size, 128, multiple):
-        batch = examples.packed(found, *places)
-        assert [ids[0] - 1 for _, _, ids in found_in(batch)] == found.tolist()
-        seen += found.tolist()
+    for packed_batch, *places in batching.packed_evaluation(examples, batch_size, 128, multiple):
+        batch = examples.packed(packed_batch, *places)
+        assert [ids[0] - 1 for _, _, ids in found_in(batch)] == packed_batch.tolist()
+        seen += packed_batch.tolist()
         shapes.add(batch["input_ids"].shape)
     assert sorted(seen) == list(range(45)) and len(shapes) == 1 and shapes.pop()[0] % multiple == 0
     assert not list(batching.packed_evaluation(Examples([], []), batch_size, 128, multiple))

@@ -82,7 +82,7 @@ def figures(batch: dict[str, np.ndarray]) -> dict[str, float]:
     continues = np.array([piece.startswith("##") for piece in pieces])[ids]
     follows = continues[:, 1:] & (ids[:, :-1] != separator) & (np.arange(1, LENGTH) > 1)
 
-    found = {
+    statistics = {
         "records": len(rows),
         "random next": is_random.mean(),
         "tokens a row": sizes.mean(),
@@ -109,12 +109,12 @@ def figures(batch: dict[str, np.ndarray]) -> dict[str, float]:
         ("masked tokens a row", masked, range(1, PREDICTIONS + 2)),
     ):
         counts, _ = np.histogram(values, list(edges))
-        found |= {f"{name} from {edge}": count / len(rows) for edge, count in zip(edges, counts)}
+        statistics |= {f"{name} from {edge}": count / len(rows) for edge, count in zip(edges, counts)}
 
     text = ids.astype("<u4").tobytes().decode("utf-32-le")  # ids as characters
     sentences = re.findall(f"{chr(first)}[^{chr(separator)}{chr(last)}]*{chr(last)}", text)
-    found |= {"whole sentences": len(sentences), "distinct whole sentences": len(set(sentences))}
-    return {name: float(value) for name, value in found.items()}
+    statistics |= {"whole sentences": len(sentences), "distinct whole sentences": len(set(sentences))}
+    return {name: float(value) for name, value in statistics.items()}
 
 
 def summarize(runs: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -142,9 +142,9 @@ def test_prepared_records_have_the_statistics_of_googles_records(masks, tmp_path
         preparation.prepare(config, tmp_path / f"{seed}")
         runs.append(figures(read(tmp_path / f"{seed}")))
 
-    theirs, differing = golden[masks], []
+    golden_figures, differing = golden[masks], []
     for name, (mean, deviation) in summarize(runs).items():
-        their_mean, their_deviation = theirs[name]
+        their_mean, their_deviation = golden_figures[name]
         error = math.hypot(deviation / SEEDS**0.5, their_deviation / golden["seeds"] ** 0.5)
         if abs(mean - their_mean) > MAX_ERRORS * error:
             differing.append(f"{name}: {mean:.5g}, theirs {their_mean:.5g}, standard error {error:.2g}")

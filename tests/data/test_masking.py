@@ -47,9 +47,9 @@ def test_padding_is_never_masked_and_not_counted(limit):
     ids = np.full((300, LENGTH), 7, np.int32)
     ids[:, 0] = CLS
     sizes, rules = np.arange(300) % (LENGTH - 1) + 2, dataclasses.replace(MASKING, max_predictions_per_seq=limit)
-    found = rules.mask(ids, sizes, rules.draw(np.random.default_rng(0), 300, LENGTH))
-    assert (found.counts == np.clip(np.rint(0.15 * sizes), 1, limit)).all()
-    assert (found.positions < sizes[:, None]).all() and found.positions.shape == (300, limit)
+    masked_rows = rules.mask(ids, sizes, rules.draw(np.random.default_rng(0), 300, LENGTH))
+    assert (masked_rows.counts == np.clip(np.rint(0.15 * sizes), 1, limit)).all()
+    assert (masked_rows.positions < sizes[:, None]).all() and masked_rows.positions.shape == (300, limit)
 
 
 @pytest.mark.parametrize("split", [(0.8, 0.1, 0.1), (1.0, 0.0, 0.0), (0.5, 0.2, 0.3), (0.0, 1.0, 0.0)])

@@ -18,20 +18,26 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def assert_arrangement(found, lengths, size, row=ROW):
+def assert_arrangement(arrangement, lengths, size, row=ROW):
     """Asserts that every sequence occurs once, every step has `size` sequences, and sequences of a row are adjacent and
     fit.
     """
-    there = found.order >= 0
-    assert sorted(found.order[there]) == list(range(len(lengths)))
-    assert found.order.shape == (-(-len(lengths) // size), size) and (there.sum(1) == size).sum() >= len(there) - 1
+    there = arrangement.order >= 0
+    assert sorted(arrangement.order[there]) == list(range(len(lengths)))
+    assert (
+        arrangement.order.shape == (-(-len(lengths) // size), size) and (there.sum(1) == size).sum() >= len(there) - 1
+    )
     for step, is_there in enumerate(there):
-        rows, starts = found.rows[step][is_there], found.starts[step][is_there]
-        own = lengths[found.order[step][is_there]].astype(int)
-        assert (np.diff(rows) >= 0).all() and set(rows) == set(range(rows.max() + 1)) and rows.max() < found.row_count
+        rows, starts = arrangement.rows[step][is_there], arrangement.starts[step][is_there]
+        row_lengths = lengths[arrangement.order[step][is_there]].astype(int)
+        assert (
+            (np.diff(rows) >= 0).all()
+            and set(rows) == set(range(rows.max() + 1))
+            and rows.max() < arrangement.row_count
+        )
         for number in set(rows):
-            ends = np.cumsum(own[rows == number])
-            assert (starts[rows == number] == ends - own[rows == number]).all()
+            ends = np.cumsum(row_lengths[rows == number])
+            assert (starts[rows == number] == ends - row_lengths[rows == number]).all()
             assert ends[-1] <= row.tokens and len(ends) <= row.sequences
 
 
@@ -51,10 +57,10 @@ def test_every_sequence_is_packed_once_and_steps_have_equal_numbers(size):
 
 def test_rows_are_full():
     lengths = like_wikipedia(64 * 1024)
-    found = arrange(lengths, 64, ROW, rng())
+    arrangement = arrange(lengths, 64, ROW, rng())
     needed = lengths.sum(dtype=int) / 512 / 1024
-    assert needed < found.row_count < needed + 1.2  # the last row of a step need not be full
-    assert (found.rows.max(1) + 1).mean() < needed / 0.99
+    assert needed < arrangement.row_count < needed + 1.2  # the last row of a step need not be full
+    assert (arrangement.rows.max(1) + 1).mean() < needed / 0.99
 
 
 @pytest.mark.parametrize("wrong", [0, 513])
@@ -93,7 +99,7 @@ def measured_set(folder, is_masked=True, count=240, shorter=0, **fields):
 
 def unpacked(batch, like):
     """Returns the sequences of a packed batch in order, padded like `like`."""
-    found = {name: np.zeros_like(x) for name, x in like.items()}
+    padded = {name: np.zeros_like(x) for name, x in like.items()}
     number = 0
     for row, segments in enumerate(batch["segments"]):
         for slot in range(segments.max()):
@@ -101,18 +107,18 @@ def unpacked(batch, like):
             start, size = batch["first_tokens"][row, slot], mask.sum()
             assert mask[start : start + size].all() and (batch["positions"][row, mask] == np.arange(size)).all()
             used = (batch["word_weights"][row] > 0) & mask[batch["word_positions"][row]]
-            for name, values in found.items():
+            for name, values in padded.items():
                 if name in ("pair_labels", "sequence_weights"):
                     values[number] = batch[name][row, slot]
                 else:
-                    own = batch[name][row, used if name.startswith("word") else mask]
+                    packed_values = batch[name][row, used if name.startswith("word") else mask]
                     shift = {"word_positions": start, "segments": slot}.get(name, 0)
-                    values[number, : len(own)] = own - np.array(shift, own.dtype)
+                    values[number, : len(packed_values)] = packed_values - np.array(shift, packed_values.dtype)
             number += 1
         assert not batch["sequence_weights"][row, segments.max() :].any()
         assert not any(batch[name][row, segments == 0].any() for name in ("input_ids", "positions"))
     assert number == len(like["segments"])
-    return found
+    return padded
 
 
 def no_padding(batch):
@@ -167,7 +173,7 @@ def test_a_host_reads_only_the_groups_of_its_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", 4)
     made = Order(measured_set(tmp_path), 16, 0, RowSize(LENGTH, 8, 8))
     lanes = [made.lanes_of(group) for group in range(4)]
-    assert made.groups == 4 and sorted(lane for own in lanes for lane in own) == list(range(16))
+    assert made.groups == 4 and sorted(lane for host_lanes in lanes for lane in host_lanes) == list(range(16))
     assert [*map(len, lanes)] == [4] * 4
     assert [made.groups_of(np.arange(host * 3, host * 3 + 3), 12).tolist() for host in range(4)] == [[0], [1], [2], [3]]
     assert made.groups_of(np.arange(3, 9), 12).tolist() == [1, 2]
@@ -186,8 +192,8 @@ def test_the_number_of_rows_is_nearly_constant(monkeypatch):
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 32)
     lengths = rng().integers(8, 512, 40_000).astype(np.uint16)
     made = Order(RecordSet(("a",), (40_000,), lengths=lengths), 24, 0, ROW)
-    own = {made.arrangement(0, window).row_count for window in range(40)}
-    assert len(own) > 1 and len({made.rows(window * made.steps, 1) for window in range(40)}) <= 2
+    row_counts = {made.arrangement(0, window).row_count for window in range(40)}
+    assert len(row_counts) > 1 and len({made.rows(window * made.steps, 1) for window in range(40)}) <= 2
 
 
 def test_skipped_records_leave_gaps(tmp_path):

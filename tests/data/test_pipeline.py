@@ -81,8 +81,8 @@ def test_a_host_opens_only_a_share_of_the_files():
     spans = [Order(files, 16, 0, RowSize(8, 8)).spans(lane, 0) for lane in range(16)]
     opened = [{path for path, _, _ in itertools.islice(lane, 20)} for lane in spans]  # five epochs of four files
     for hosts in (1, 2, 4, 8):
-        own = [set.union(*opened[host * 16 // hosts : (host + 1) * 16 // hosts]) for host in range(hosts)]
-        assert all(len(mine) == 64 // hosts for mine in own) and len(set.union(*own)) == 64
+        host_files = [set.union(*opened[host * 16 // hosts : (host + 1) * 16 // hosts]) for host in range(hosts)]
+        assert all(len(mine) == 64 // hosts for mine in host_files) and len(set.union(*host_files)) == 64
 
 
 def test_a_late_step_reads_only_the_records_of_its_window(numbered, monkeypatch):
@@ -129,7 +129,7 @@ def test_readers_close_at_once_and_leave_no_threads(records_folder, reader_name,
     monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", lambda self: made.append(self) or make(self))
     files, row = record_sets.find_records(records_folder, 32, 5, "train"), RowSize(32, 8, 40)
     with_lengths, without = Order(files, 16, 0, row), Order(dataclasses.replace(files, lengths=None), 16, 0, row)
-    readers = [pipeline.train_batches(each, RECORD_ARRAYS, 5) for each in (with_lengths, without)]
+    readers = [pipeline.train_batches(records, RECORD_ARRAYS, 5) for records in (with_lengths, without)]
     readers.append(pipeline.packed_batches(with_lengths, RECORD_ARRAYS.packed(), 5, multiple=1))
     readers.append(pipeline.heldout_batches(files, RECORD_ARRAYS, 32, 5, batch_size=16, max_sequences=16))
     for reader in readers:
@@ -216,9 +216,9 @@ def heldout(files, batch_size=16, max_sequences=120, **settings):
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
-def assert_same(batches, others):
-    assert len(batches) == len(others)
-    for batch, other in zip(batches, others):
+def assert_same(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected):
         assert batch.keys() == other.keys()
         for name in batch:
             assert batch[name].dtype == other[name].dtype and (batch[name] == other[name]).all(), name
@@ -235,8 +235,10 @@ def test_dynamic_masks_are_a_function_of_seed_step_and_row(unmasked, words):
     straight = batches_of(unmasked, 30, transforms=transforms)
     assert_same(straight[17:], batches_of(unmasked, 13, start=17, transforms=transforms))
     for rows in ([0, 1, 2], [5], [1, 3, 6]):
-        own = batches_of(unmasked, 13, start=17, rows=lambda _, rows=rows: np.array(rows), transforms=transforms)
-        assert_same([{name: x[rows] for name, x in batch.items()} for batch in straight[17:]], own)
+        host_batches = batches_of(
+            unmasked, 13, start=17, rows=lambda _, rows=rows: np.array(rows), transforms=transforms
+        )
+        assert_same([{name: x[rows] for name, x in batch.items()} for batch in straight[17:]], host_batches)
 
 
 def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
@@ -248,8 +250,8 @@ def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
         for restored, masked in zip(ids, batch["input_ids"]):
             masked_rows.setdefault(tuple(restored), []).append(tuple(masked))
     assert masked_rows.keys() == {tuple(ids) for ids in random_rows(96, is_masked=False)["ids"]}
-    assert {len(found) for found in masked_rows.values()} == {8}
-    assert np.mean([len(set(found)) for found in masked_rows.values()]) > 7
+    assert {len(masks_of_row) for masks_of_row in masked_rows.values()} == {8}
+    assert np.mean([len(set(masks_of_row)) for masks_of_row in masked_rows.values()]) > 7
 
 
 def test_another_seed_gives_other_masks_of_the_same_text(tmp_path):
@@ -319,21 +321,21 @@ def test_a_damaged_record_is_an_error_or_an_empty_row(tmp_path, reader_name, how
             read(files)
     files = dataclasses.replace(files, on_corrupt="skip")
     capfd.readouterr()
-    found = batches_of(files, 30)
+    batches = batches_of(files, 30)
     printed = capfd.readouterr().out
     for name in ("1", "2"):
         assert printed.count(f"{name}.tfrecord: record 11 ") == 1
     assert printed.count(f"skipping {lost} of its 40 records") == 2
     weights = heldout(files)["sequence_weights"][:120]
     assert np.flatnonzero(weights == 0).tolist() == [*range(51, 51 + lost), *range(91, 91 + lost)]
-    is_empty = np.array([batch["sequence_weights"] == 0 for batch in found])
+    is_empty = np.array([batch["sequence_weights"] == 0 for batch in batches])
     assert is_empty.sum() == 2 * 2 * lost
     expected = [{k: np.where(gone.reshape(-1, *[1] * (x.ndim - 1)), 0, x).astype(x.dtype) for k, x in batch.items()}
                 for gone, batch in zip(is_empty, whole)]  # fmt: skip
-    assert_same(found, expected)
+    assert_same(batches, expected)
     if reader_name == "plain":  # test_readers compares the batches of both readers at any step
-        assert_same(found[19:], batches_of(files, 11, start=19))
-        some = [{name: x[:3] for name, x in batch.items()} for batch in found]
+        assert_same(batches[19:], batches_of(files, 11, start=19))
+        some = [{name: x[:3] for name, x in batch.items()} for batch in batches]
         assert_same(some, batches_of(files, 30, rows=lambda _: np.arange(3)))
 
 

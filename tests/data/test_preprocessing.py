@@ -32,10 +32,10 @@ def digest(folder):
 
 
 def everything(folder, length, predictions, split):
-    found = record_sets.find_records(folder, length, predictions, split)
-    batches = list(heldout_batches(found, length, predictions, batch_size=64, max_sequences=10**9))
+    record_set = record_sets.find_records(folder, length, predictions, split)
+    batches = list(heldout_batches(record_set, length, predictions, batch_size=64, max_sequences=10**9))
     batch = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
-    return {name: x[: found.total] for name, x in batch.items()}
+    return {name: x[: record_set.total] for name, x in batch.items()}
 
 
 def blocks_in(config, groups=None):
@@ -119,10 +119,10 @@ def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(record
     pieces = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt")
     # Tokens of first segments and of actual next segments: each document three times, minus the truncated tokens.
     special = np.isin(batch["input_ids"], [pieces.cls_id, pieces.sep_id, pieces.pad_id])
-    own = ~special & ((batch["pair_labels"][:, None] == 0) | (batch["token_types"] == 0)) & (batch["segments"] == 1)
-    assert 0.8 < own.sum() / (3 * manifest["corpus"]["train_tokens"]) <= 1
+    is_kept = ~special & ((batch["pair_labels"][:, None] == 0) | (batch["token_types"] == 0)) & (batch["segments"] == 1)
+    assert 0.8 < is_kept.sum() / (3 * manifest["corpus"]["train_tokens"]) <= 1
     counts = [file["records"] for file in manifest["sets"]["64"]["train"].values()]
-    assert len(counts) == 8 and sum(counts) == len(own) and max(counts) < 3 * len(own) / 8
+    assert len(counts) == 8 and sum(counts) == len(is_kept) and max(counts) < 3 * len(is_kept) / 8
     # Only the result is left.
     assert {path.name for path in records_folder.iterdir()} == {"manifest.json", "vocab.txt", "length32", "length64"}
     assert not list(records_folder.rglob("*.partial"))
@@ -224,7 +224,7 @@ def test_preparation_resumes_with_finished_parts_after_a_kill(monkeypatch, tmp_p
                 preparation.prepare(config, tmp_path / "out")
             if caught.type is ZeroDivisionError:
                 break
-    assert 20 < len(made) == len({str(each)[:80] for each in made})
+    assert 20 < len(made) == len({str(part)[:80] for part in made})
     (tmp_path / "out/length32/train-00003-of-00008.tfrecord").unlink()
     (tmp_path / "out/length64/train-00003-of-00008.tfrecord").write_bytes(b"cut")
     (tmp_path / "out/vocab.txt").write_text("another")
@@ -278,8 +278,8 @@ def test_bad_documents_are_skipped_and_counted(monkeypatch, tmp_path, in_process
     printed = capsys.readouterr().out
     assert manifest["cleaning"] == {"bad_documents": 2}
     assert "2 documents left out: not text" in printed and printed.count(f"left out: {tmp_path}") == 2
-    clean, found = digest(tmp_path / "clean"), digest(tmp_path / "out")
-    assert clean.pop("manifest.json") != found.pop("manifest.json") and clean == found
+    clean, damaged = digest(tmp_path / "clean"), digest(tmp_path / "out")
+    assert clean.pop("manifest.json") != damaged.pop("manifest.json") and clean == damaged
 
 
 def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_process):
@@ -521,9 +521,9 @@ def test_counts_are_exact_in_memory_and_on_disk(tmp_path, room):
     parts.append(collections.Counter({"\ud800": 2, "a\u2028b\x0c": 1, "\x85": 3}))  # not a character; not a line break
     for part in parts:
         counts.add(part)
-    found = list(counts.parts())
-    assert sum(map(len, found)) == len(set().union(*found))  # each word once
-    assert sum(map(collections.Counter, found), collections.Counter()) == sum(parts, collections.Counter())
+    merged_counts = list(counts.parts())
+    assert sum(map(len, merged_counts)) == len(set().union(*merged_counts))  # each word once
+    assert sum(map(collections.Counter, merged_counts), collections.Counter()) == sum(parts, collections.Counter())
     assert any(tmp_path.iterdir()) == (room < 10**6)
 
 
@@ -539,13 +539,13 @@ def test_a_word_sample_has_bounded_size_and_unbiased_counts():
     shares, truth = [], sum(zipf_words(4, 4000), collections.Counter())
     for trial in range(100):  # other words, hence other hashes
         words = {f"{word}.{trial:02d}": count for word, count in truth.items()}
-        found = sample_words([words], 4700)
-        assert sum(map(len, found.words)) <= 4700 < sum(map(len, words)) / 4
-        assert found.threshold >= 8 and found.total == 20_000
-        rare = {word for word in words if words[word] < found.threshold}
-        assert all(found.words[word] == words[word] for word in words.keys() - rare)
-        taken = [found.words.get(word, 0) for word in rare]
-        assert set(taken) == {0, found.threshold}
+        sample = sample_words([words], 4700)
+        assert sum(map(len, sample.words)) <= 4700 < sum(map(len, words)) / 4
+        assert sample.threshold >= 8 and sample.total == 20_000
+        rare = {word for word in words if words[word] < sample.threshold}
+        assert all(sample.words[word] == words[word] for word in words.keys() - rare)
+        taken = [sample.words.get(word, 0) for word in rare]
+        assert set(taken) == {0, sample.threshold}
         shares.append(sum(taken) / sum(words[word] for word in rare))
     assert abs(np.mean(shares) - 1) < 4 * np.std(shares) / 100**0.5 < 0.02
 

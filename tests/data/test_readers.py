@@ -22,17 +22,17 @@ def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypat
     """All integer widths and layouts give identical batches; some rows are empty."""
     monkeypatch.setattr(order, "MAX_LANES", 4)
     monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", 8)
-    rows, own = random_rows(200, vocab_size, is_masked), np.arange(5, 16)
+    rows, places = random_rows(200, vocab_size, is_masked), np.arange(5, 16)
 
     def batches(reader, layout):
         files = write_set(tmp_path / f"{reader.__name__}-{layout}", rows, layout, vocab_size=vocab_size)
         form = layouts.Format(LENGTH, PREDICTIONS, layout, files.masking, vocab_size)
         parts, lost = [(path, 2, 50, 3) for path in files.paths], {files.paths[1]: (range(3, 9),)}
         measured = dataclasses.replace(files, lengths=rows["size"].astype(np.uint16))
-        shuffled, packed = (Order(each, 16, 0, RowSize(LENGTH, 8)) for each in (files, measured))
+        shuffled, packed = (Order(record_set, 16, 0, RowSize(LENGTH, 8)) for record_set in (files, measured))
         for source in (
-            reader.training_source(shuffled, form, own, shuffled.groups_of(own, 16), 7, lost),
-            reader.training_source(packed, form, own, packed.groups_of(own, 16), 7, lost),
+            reader.training_source(shuffled, form, places, shuffled.groups_of(places, 16), 7, lost),
+            reader.training_source(packed, form, places, packed.groups_of(places, 16), 7, lost),
             reader.heldout_source(parts, form, 150, 2, 16),
             reader.heldout_stream_source(parts, form, 100, 8, 1),
         ):
@@ -64,9 +64,9 @@ def test_examples_are_parsed_with_features_in_any_order_and_extra_features():
     ids = [[1, 2, 300, 70_000], [5, 0, 0, 0], [9, 1 << 30, 3, 1], [-1, 2, 3, 4]]
     records = [example(ids[0]), example(ids[1], "of_others" * 20, *names), example(ids[2]), example(ids[3], *names)]
     form = layouts.Format(4, 1, masking="dynamic")
-    found = layouts.parse_records(records, form)
-    assert found["input_ids"].tolist() == ids and found["input_ids"].dtype == np.int32
-    assert found["pair_labels"].tolist() == [1] * 4
+    parsed = layouts.parse_records(records, form)
+    assert parsed["input_ids"].tolist() == ids and parsed["input_ids"].dtype == np.int32
+    assert parsed["pair_labels"].tolist() == [1] * 4
     for torn, length in ((records, 5), ([*records, b"no example"], 4)):
         with pytest.raises(InvalidRecord):
             layouts.parse_records(torn, layouts.Format(length, 1, masking="dynamic"))

@@ -52,10 +52,10 @@ def find(folder, length=8, predictions=2, split="train", **options):
 
 def test_records_of_google_are_read(tmp_path):
     write_google_files(tmp_path)
-    found = find(tmp_path)
-    assert found.counts == (5, 5, 5)
+    record_set = find(tmp_path)
+    assert record_set.counts == (5, 5, 5)
     assert find(tmp_path, split="heldout") is None
-    (batch,) = heldout_batches(found, 8, 2, batch_size=16, max_sequences=99)
+    (batch,) = heldout_batches(record_set, 8, 2, batch_size=16, max_sequences=99)
     assert batch["input_ids"][:, 1:3].tolist()[:15] == [[i, row] for i in range(3) for row in range(5)]
     assert batch["word_weights"].dtype == np.float32 and batch["input_ids"].dtype == np.int32
     # The sixteenth row is padding.
@@ -166,8 +166,8 @@ def copied(records_folder, tmp_path):
 
 
 def test_the_manifest_stores_sizes_and_checksums_of_files(records_folder):
-    for found in read_manifest(records_folder)["sets"].values():
-        for path, entry in [*found["train"].items(), *found["heldout"].items()]:
+    for stored_set in read_manifest(records_folder)["sets"].values():
+        for path, entry in [*stored_set["train"].items(), *stored_set["heldout"].items()]:
             content = (records_folder / path).read_bytes()
             assert entry == {
                 "records": record_sets.count_records(str(records_folder / path)),
@@ -208,13 +208,13 @@ def test_files_that_differ_from_the_manifest_can_be_skipped(copied, capfd):
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"train-00002-of-00008.tfrecord: .*\(and 2 more files are damaged\)"):
         find(copied, 64, 10)
-    found = find(copied, 64, 10, on_corrupt="skip")
+    record_set = find(copied, 64, 10, on_corrupt="skip")
     assert find(copied, 64, 10, "heldout").skipped == {}
-    assert found.skipped == {str(p): (range(found.counts[i]),) for i, p in zip((2, 5, 6), files)}
+    assert record_set.skipped == {str(p): (range(record_set.counts[i]),) for i, p in zip((2, 5, 6), files)}
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 3 and all(str(p) in line and "; skipping its" in line for p, line in zip(files, lines))
-    batches = heldout_batches(found, 64, 10, batch_size=found.total, max_sequences=found.total)
-    is_lost = np.repeat([i in (2, 5, 6) for i in range(8)], found.counts)
+    batches = heldout_batches(record_set, 64, 10, batch_size=record_set.total, max_sequences=record_set.total)
+    is_lost = np.repeat([i in (2, 5, 6) for i in range(8)], record_set.counts)
     assert ((next(batches)["sequence_weights"] == 0) == is_lost).all()
 
 
@@ -228,8 +228,8 @@ def test_manifests_of_other_versions_and_recipes_are_read(copied):
     # Records without static masks have no number of predictions.
     manifest["recipe"]["masking"], manifest["layout"] = "dynamic", "compact"
     write_manifest(copied, manifest)
-    found = find(copied, 64, 7)
-    assert (found.masking, found.layout, found.vocab_size) == ("dynamic", "compact", 150)
+    record_set = find(copied, 64, 7)
+    assert (record_set.masking, record_set.layout, record_set.vocab_size) == ("dynamic", "compact", 150)
 
 
 @pytest.mark.parametrize("measures", [False, True])
@@ -255,8 +255,8 @@ def test_lengths_of_records_without_a_manifest_are_measured_once(tmp_path, monke
     measured, measure = [], lengths._measure
     monkeypatch.setattr(lengths, "_measure", lambda path, *rest: measured.append(path) or measure(path, *rest))
     for _ in range(2):
-        found = find(tmp_path / "records", cache=tmp_path / "run", measures=True)
-        assert found.lengths.tolist() == [3, 8, 5, 6, 4] and len(measured) == 2
+        record_set = find(tmp_path / "records", cache=tmp_path / "run", measures=True)
+        assert record_set.lengths.tolist() == [3, 8, 5, 6, 4] and len(measured) == 2
     assert find(tmp_path / "records").lengths is None
 
 
@@ -269,16 +269,18 @@ def test_a_damaged_record_does_not_affect_other_lengths(tmp_path):
     damaged = bytearray(whole)
     damaged[len(whole) // 6 + 40] ^= 1  # the count of the second file
     path.write_bytes(damaged)
-    given = ((str(path),), (6,), layouts.Format(8, 2), tmp_path / "lengths")
-    assert lengths.measure_lengths(*given).tolist() == [3, 1, 5, 6, 4, 1]
+    arguments = ((str(path),), (6,), layouts.Format(8, 2), tmp_path / "lengths")
+    assert lengths.measure_lengths(*arguments).tolist() == [3, 1, 5, 6, 4, 1]
     path.write_bytes(whole)  # unreadable lengths are not stored
-    assert lengths.measure_lengths(*given).tolist() == [3, 8, 5, 6, 4, 1]
+    assert lengths.measure_lengths(*arguments).tolist() == [3, 8, 5, 6, 4, 1]
 
 
 def test_stored_lengths_equal_the_records_and_damaged_length_files_are_named(copied):
     for length, predictions in ((32, 5), (64, 10)):
-        found, form = find(copied, length, predictions), layouts.Format(length, predictions)
-        np.testing.assert_array_equal(found.lengths, lengths.measure_lengths(found.paths, found.counts, form, None))
+        record_set, form = find(copied, length, predictions), layouts.Format(length, predictions)
+        np.testing.assert_array_equal(
+            record_set.lengths, lengths.measure_lengths(record_set.paths, record_set.counts, form, None)
+        )
     path = copied / "length32/train-00003-of-00008.lengths"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=rf"{path.name}: differs from the manifest"):

@@ -56,7 +56,7 @@ def test_empty_sentences_and_documents_are_skipped():
 
 
 def test_half_of_the_pairs_are_random_next_and_half_are_consecutive():
-    docs, labels, others = documents(), [], set()
+    docs, labels, random_documents = documents(), [], set()
     for seed, short in itertools.product(range(300), (0.0, 0.5)):
         for pair in pairs(docs, 2, seed, length=128, short_seq_prob=short):
             assert pair.first and pair.second and len(pair.first) + len(pair.second) <= 125
@@ -67,11 +67,11 @@ def test_half_of_the_pairs_are_random_next_and_half_are_consecutive():
             if not short:
                 labels.append(pair.label)
             if pair.label:
-                others.add(second[0] // 10_000)
+                random_documents.add(second[0] // 10_000)
             else:
                 assert second[0] // 10_000 == 2 and second[0] > first[-1]
     assert abs(np.mean(labels) - 0.5) < 0.05
-    assert others == {0, 1, 3, 4, 5}
+    assert random_documents == {0, 1, 3, 4, 5}
 
 
 def ordered(docs, index, seed, length=64, short_seq_prob=0.0):
@@ -86,14 +86,14 @@ def test_segments_in_order_cover_the_document_and_half_are_swapped():
     docs, labels = documents(), []
     begin, end = (joined(docs).starts[30 * number] for number in (2, 3))  # tokens of document 2
     for seed in range(50):
-        whole = [place for found in ordered(docs, 2, seed, length=100_000) for place in used(found)]
+        whole = [place for segments in ordered(docs, 2, seed, length=100_000) for place in used(segments)]
         assert whole == list(range(begin, end))
-        found = ordered(docs, 2, seed)
-        for pair in found:
+        segments = ordered(docs, 2, seed)
+        for pair in segments:
             before, after = (second, first) if pair.label else (first, second)
             assert pair.first_size and pair.second_size and before(pair).stop == after(pair).start
             labels.append(pair.label)
-        rows = [[begin - 1], *map(used, found), [end]]
+        rows = [[begin - 1], *map(used, segments), [end]]
         for row, following in itertools.pairwise(rows):
             assert row == list(range(row[0], row[-1] + 1))
             lost = following[0] - row[-1] - 1
@@ -104,21 +104,21 @@ def test_segments_in_order_cover_the_document_and_half_are_swapped():
 
 def test_a_single_sentence_is_split_at_any_token():
     splits = [ordered([[[*range(40)]]], 0, seed)[0] for seed in range(2000)]
-    assert all(used(found) == list(range(40)) for found in splits)
-    at = np.bincount([max(found.first_start, found.second_start) for found in splits], minlength=40)
+    assert all(used(pair) == list(range(40)) for pair in splits)
+    at = np.bincount([max(pair.first_start, pair.second_start) for pair in splits], minlength=40)
     assert len(at) == 40 and at[0] == 0 and (at[1:] > 20).all()
 
 
 def test_a_single_token_is_skipped():
     assert ordered([[[7]]], 0, 0) == []
-    assert [len(used(found)) for found in ordered([[[1] * 61, [2]]], 0, 0)] == [61]
+    assert [len(used(pair)) for pair in ordered([[[1] * 61, [2]]], 0, 0)] == [61]
 
 
 def full(docs, seed, length=64, short_seq_prob=0.0, sep=-1):
     tokens = separated(joined(docs), sep)
-    found = list(make_full_sentences(tokens, random.Random(seed), length=length, short_seq_prob=short_seq_prob))
-    assert not any(f.second_size or f.label for f in found)
-    return [tokens.ids[f.first_start : f.first_start + f.first_size].tolist() for f in found]
+    sequences = list(make_full_sentences(tokens, random.Random(seed), length=length, short_seq_prob=short_seq_prob))
+    assert not any(f.second_size or f.label for f in sequences)
+    return [tokens.ids[f.first_start : f.first_start + f.first_size].tolist() for f in sequences]
 
 
 @pytest.mark.parametrize("length", [8, 64, 1000])
@@ -200,11 +200,11 @@ def test_sequences_can_use_a_selection_of_documents(next_sentence):
     """A mixture uses some documents more often than other documents."""
     tokens, rows = rows_of(used=[1, 4, 5], next_sentence=next_sentence, masking="dynamic", short_seq_prob=0.0)
     ids = rows["ids"][np.arange(STAGE.length) < rows["size"][:, None]]
-    found = np.bincount(ids[ids >= 5], minlength=305)
-    given = [tokens.ids[tokens.starts[20 * i] : tokens.starts[20 * i + 20]] for i in (1, 4, 5)]
-    expected = np.bincount(np.concatenate(given), minlength=305)
-    assert (found <= expected).all() and found.sum() > 0.8 * expected.sum()
-    assert next_sentence == "order" or (found == expected).all()
+    counts = np.bincount(ids[ids >= 5], minlength=305)
+    selected = [tokens.ids[tokens.starts[20 * i] : tokens.starts[20 * i + 20]] for i in (1, 4, 5)]
+    expected = np.bincount(np.concatenate(selected), minlength=305)
+    assert (counts <= expected).all() and counts.sum() > 0.8 * expected.sum()
+    assert next_sentence == "order" or (counts == expected).all()
 
 
 def test_one_document_gives_rows_unless_random_next_needs_another():

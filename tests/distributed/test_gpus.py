@@ -10,8 +10,8 @@ from bertjax.nn.kernels import triton
 
 def test_gpus_are_named_with_their_number():
     for name, chips, hosts in (("h100-8", 8, 1), ("a100-40-4", 4, 1), ("a100-40", 1, 1), ("h200-16", 16, 2)):
-        found = accelerator(name, hosts=hosts)
-        assert (found.platform, found.chips, found.hosts) == ("gpu", chips, hosts), name
+        target = accelerator(name, hosts=hosts)
+        assert (target.platform, target.chips, target.hosts) == ("gpu", chips, hosts), name
     assert accelerator("a100-40-8").generation is GPUS["a100-40"]
     assert accelerator("h200-16", hosts=2).description == "h200-16: 16 GPUs in 2 machines"
 

@@ -103,9 +103,9 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
 def test_microbatches_and_devices_change_neither_loss_nor_gradient(folder, checkpoint, tmp_path):
     fields = {"loss.symmetric": True, "loss.widths": "8"}
     expected, metrics = gradient_of(config_for(folder, checkpoint, **fields), tmp_path)
-    found, again = gradient_of(config_for(folder, checkpoint, **fields), tmp_path, 2, 2, 2)
+    result, again = gradient_of(config_for(folder, checkpoint, **fields), tmp_path, 2, 2, 2)
     assert metrics["loss"] > 1 and metrics["grad_norm"] > 0.1
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), expected, found)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), expected, result)
     for name in ("loss", "accuracy", "grad_norm"):
         np.testing.assert_allclose(again[name], metrics[name], rtol=1e-4, err_msg=name)
 
@@ -145,17 +145,17 @@ def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
 
     def loss(vectors, batch, groups):
         parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), (vectors, task.loss.normalize(batch)))
-        return jax.vmap(lambda *given: task.loss.loss_of_outputs(*given)[0], axis_name=GROUPS)(*parts).sum()
+        return jax.vmap(lambda *arrays: task.loss.loss_of_outputs(*arrays)[0], axis_name=GROUPS)(*parts).sum()
 
-    found = []
+    results = []
     for batch, groups in batches:
         vectors, there = encode(batch), batch["weights"] > 0
         value, gradient = jax.jit(jax.value_and_grad(loss), static_argnums=2)(vectors, batch, groups)
         order = np.argsort(np.asarray(vectors)[there][..., 0].sum(1))
-        found.append((value, *(np.asarray(x)[there][order] for x in (vectors, gradient))))
+        results.append((value, *(np.asarray(x)[there][order] for x in (vectors, gradient))))
         assert not np.asarray(gradient)[~there].any()
-    for other in found[1:]:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found[0], other)
+    for other in results[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), results[0], other)
 
 
 @pytest.mark.slow
@@ -178,21 +178,24 @@ def test_equal_texts_are_not_negatives():
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     logits = vectors @ vectors.T / 0.05
 
-    def cross_entropy(own, right, others):
-        return np.log(np.exp([logits[own, other] for other in (right, *others)]).sum()) - logits[own, right]
+    def cross_entropy(text_number, right, candidates):
+        return (
+            np.log(np.exp([logits[text_number, other] for other in (right, *candidates)]).sum())
+            - logits[text_number, right]
+        )
 
     expected, masked = [], 0
     for i, (query, positive, _) in enumerate(words):
-        others = [words[j, 1] for j in range(12) if j != i and words[j, 0] != query] + list(words[:, 2])
+        candidates = [words[j, 1] for j in range(12) if j != i and words[j, 0] != query] + list(words[:, 2])
         queries = [words[j, 0] for j in range(12) if j != i and words[j, 1] != positive]
-        kept = [[text for text in found if text not in (query, positive)] for found in (others, queries)]
+        kept = [[text for text in texts if text not in (query, positive)] for texts in (candidates, queries)]
         masked += 3 * 12 - 2 - sum(map(len, kept))
         expected.append((cross_entropy(query, positive, kept[0]) + cross_entropy(positive, query, kept[1])) / 2)
     batch = {"weights": np.ones(12, np.float32), "labels": words}
     loss = losses.InBatchNegatives(temperature=0.05, symmetric=True)
-    found, _ = jax.jit(jax.vmap(lambda v: loss(v, batch), axis_name=GROUPS))(vectors[words][None])
+    losses_of_batch, _ = jax.jit(jax.vmap(lambda v: loss(v, batch), axis_name=GROUPS))(vectors[words][None])
     assert masked > 100
-    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(losses_of_batch[0], expected, rtol=1e-4, atol=1e-5)
 
 
 # Several data sets.
@@ -221,19 +224,19 @@ def test_every_batch_has_one_data_set_and_data_sets_are_used_by_weight(is_packed
         rows, numbers = np.nonzero(batch["weights"])
         return [tuple(batch["input_ids"][r, (s := batch["first_tokens"][r, n]) : s + 2]) for r, n in zip(rows, numbers)]
 
-    found = [read(batch) for batch in batches]
-    assert all(len({name for name, _ in each}) == 1 for each in found)
+    contents = [read(batch) for batch in batches]
+    assert all(len({name for name, _ in each}) == 1 for each in contents)
     for epoch in range(2):
-        used = list(itertools.chain(*found[epoch * steps : (epoch + 1) * steps]))
+        used = list(itertools.chain(*contents[epoch * steps : (epoch + 1) * steps]))
         counts = {name: [used.count((name, i)) for i in range(count)] for name, count in enumerate(sizes, 1)}
         assert set(counts[1]) == {1} and set(counts[2]) == {2} and sum(counts[3]) == 32
-    of_third = [each for each in itertools.chain(*found) if each[0] == 3]
+    of_third = [each for each in itertools.chain(*contents) if each[0] == 3]
     assert len(set(of_third)) == len(of_third) == 64  # half in each epoch
-    names = [each[0][0] for each in found]
+    names = [each[0][0] for each in contents]
     assert names[:steps] != names[steps:] and names != sorted(names)
     for start in (7, 20):
         again = itertools.islice(order.batches(range(start, 2 * steps), np.arange), 3)
-        assert [read(batch) for batch in again] == found[start : start + 3]
+        assert [read(batch) for batch in again] == contents[start : start + 3]
 
 
 def mixed(folder, checkpoint, **fields):
@@ -278,7 +281,9 @@ def test_examples_have_the_vectors_or_scores_of_the_teacher(what, teacher, folde
     prompted = dataclasses.replace(source, settings=source.settings.copy_and_resolve_references().unlock())
     prompted.settings.data.query_prompt = ""
     texts = ["ship " + row["query"], "sail " + row["positive"], "sail " + row["negative"]]
-    vectors = np.array([each["vector"] for each in tasks.get("embed").predict(prompted, [(text,) for text in texts])])
+    vectors = np.array(
+        [prediction["vector"] for prediction in tasks.get("embed").predict(prompted, [(text,) for text in texts])]
+    )
     cosines = vectors[1:] @ vectors[0]
     expected = vectors if what == "vectors" else cosines[:1] - cosines[1:]
     np.testing.assert_allclose(dataset.train.teacher_logits[3], expected, atol=1e-5)
@@ -297,13 +302,15 @@ def test_examples_have_the_vectors_or_scores_of_the_teacher(what, teacher, folde
 
 def test_the_distillation_loss_is_the_distance_of_vectors_or_scores():
     rng = np.random.default_rng(0)
-    ours, theirs = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, 6, 3, 8)))
-    cosines = [(x[:, :1] * x[:, 1:]).sum(-1) for x in (ours, theirs)]
+    student, teacher = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, 6, 3, 8)))
+    cosines = [(x[:, :1] * x[:, 1:]).sum(-1) for x in (student, teacher)]
     scores = [x[:, :1] - x[:, 1:] for x in cosines]
     loss = losses.of_settings(embed.get_config().loss, ())
-    np.testing.assert_allclose(loss.divergence(2 * ours, theirs, 1.0), 1 - (ours * theirs).sum(-1).mean(-1), atol=1e-6)
+    np.testing.assert_allclose(
+        loss.divergence(2 * student, teacher, 1.0), 1 - (student * teacher).sum(-1).mean(-1), atol=1e-6
+    )
     expected = np.square(scores[0] - scores[1]).mean(-1)
-    np.testing.assert_allclose(loss.divergence(ours, scores[1], 1.0), expected, atol=1e-6)
+    np.testing.assert_allclose(loss.divergence(student, scores[1], 1.0), expected, atol=1e-6)
 
 
 # Mistakes.
@@ -344,11 +351,11 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
     write_table(tmp_path / "dev.jsonl", rows)
     named = dict(folder=tmp_path, checkpoint=checkpoint, teacher=teacher)
     fields = {name: x.format(**named) if isinstance(x, str) else x for name, x in fields.items()}
-    with pytest.raises(UserError, match=message) as found:
+    with pytest.raises(UserError, match=message) as error:
         config = config_for(tmp_path, checkpoint, **fields)
         validate(config)
         task_of(config, tmp_path)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("fields, message", [
@@ -364,8 +371,8 @@ def test_a_mistake_in_a_data_set_names_the_data_set(fields, message, folder, che
     config = config_for(folder, checkpoint).unlock()
     write_table(tmp_path / "one.csv", rows_of(1, 0))
     if isinstance(fields, dict):
-        given = dict(path=str(folder), texts="query,positive") | fields
-        fields = embed.text_set(**given | {"path": given["path"].format(empty=tmp_path)})
+        source_fields = dict(path=str(folder), texts="query,positive") | fields
+        fields = embed.text_set(**source_fields | {"path": source_fields["path"].format(empty=tmp_path)})
     config.data.sets.more = fields
     with pytest.raises(UserError, match="config.data.sets.more" + message if message[0] in ". " else message):
         validate(config)
@@ -377,10 +384,10 @@ def test_equal_texts_have_equal_numbers(checkpoint):
     inputs.
     """
     tokenizer = pretrained.read_pretrained(checkpoint).tokenizer
-    found = datasets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])
+    text_set = datasets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])
     for document, expected in (("", [[0, 1], [1, 0], [0, 2]]), ("rose ", [[0, 1], [2, 3], [0, 4]])):
         prompts = {datasets.QUERY: "", datasets.DOCUMENT: document}
-        encoded = datasets.encode_set(found, "pairs", prompts, tokenizer, 16)
+        encoded = datasets.encode_set(text_set, "pairs", prompts, tokenizer, 16)
         assert encoded.numbers.tolist() == expected and len(encoded.examples) == np.max(expected) + 1
-        labels = datasets.training_examples(encoded, found.labels).labels
+        labels = datasets.training_examples(encoded, text_set.labels).labels
         assert labels.tolist() == [[0, 1], [1, 0], [0, 2]]  # the excluded negatives do not depend on prompts

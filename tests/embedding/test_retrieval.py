@@ -58,22 +58,28 @@ def test_negatives_are_the_nearest_allowed_documents(choice, search, vectors):
     cosines = metrics.l2_normalize(vectors[0]) @ metrics.l2_normalize(vectors[1]).T
     expected, candidates, dropped, inverted = [], 0, 0, 0
     for query in range(QUERIES):
-        own = cosines[query, list(search.relevant[query])].min()
-        others = [
+        lowest_relevant = cosines[query, list(search.relevant[query])].min()
+        ranked = [
             number for number in np.argsort(-cosines[query]).tolist()
             if number not in search.relevant[query] and search.documents[number] != search.queries[query]
         ][choice.first - 1 : choice.last]  # fmt: skip
-        limit = own - choice.margin * abs(own) if choice.is_share else own - choice.margin
-        left = [i for i in others if choice.least <= cosines[query, i] <= min(limit, choice.most)]
-        candidates, dropped = candidates + len(others), dropped + len(others) - len(left)
+        limit = (
+            lowest_relevant - choice.margin * abs(lowest_relevant)
+            if choice.is_share
+            else lowest_relevant - choice.margin
+        )
+        left = [i for i in ranked if choice.least <= cosines[query, i] <= min(limit, choice.most)]
+        candidates, dropped = candidates + len(ranked), dropped + len(ranked) - len(left)
         if len(left) >= choice.negatives:
             expected.append((query, left[: choice.negatives]))
-            inverted += cosines[query, left[0]] > own
+            inverted += cosines[query, left[0]] > lowest_relevant
     assert mined.inverted == inverted and (inverted > 0) == (choice.margin <= 0)
     assert mined.rows == expected and 0 < len(expected)
     assert mined.candidates == candidates and mined.dropped.total() == dropped
     assert (dropped > 0) == (choice not in CHOICES[:2])
-    near, far = zip(*[(cosines[q, list(search.relevant[q])].mean(), cosines[q, found].mean()) for q, found in expected])
+    near, far = zip(
+        *[(cosines[q, list(search.relevant[q])].mean(), cosines[q, negatives].mean()) for q, negatives in expected]
+    )
     assert mined.cosines == pytest.approx((np.mean(near), np.mean(far)), abs=1e-5)
 
 
@@ -82,12 +88,12 @@ def test_negatives_are_sampled_by_seed_from_the_allowed_documents(search, vector
         return dict(mining.mine_negatives(search, *vectors, Choice(2, first=2, last=11, seed=seed)).rows)
 
     may_be = dict(mining.mine_negatives(search, *vectors, Choice(10, first=2, last=11)).rows)
-    found = [drawn(seed) for seed in range(40)]
-    assert found[3] == drawn(3) and found[3] != found[4]
+    samples = [drawn(seed) for seed in range(40)]
+    assert samples[3] == drawn(3) and samples[3] != samples[4]
     for query, all_of_it in may_be.items():
-        seen = {number for each in found for number in each[query]}
+        seen = {number for sample in samples for number in sample[query]}
         assert seen == set(all_of_it)
-        places = [[all_of_it.index(number) for number in each[query]] for each in found]
+        places = [[all_of_it.index(number) for number in sample[query]] for sample in samples]
         assert all(first < second for first, second in places)
 
 
@@ -108,8 +114,8 @@ def test_the_table_of_negatives_is_valid_training_data(search, vectors, tmp_path
             for query in rows for relevant in search.relevant[query]
         ]  # fmt: skip
         assert datasets.read_set(source, "train").texts == expected
-        said = f"2 negatives for {len(rows)} of {QUERIES} queries: {len(expected)} rows in {tmp_path / name}"
-        assert lines[0] == said
+        summary = f"2 negatives for {len(rows)} of {QUERIES} queries: {len(expected)} rows in {tmp_path / name}"
+        assert lines[0] == summary
         assert "candidates have ranks from 1 to 20;" in lines[1] and "nearer than the margin allows" in lines[1]
         assert lines[2] == f"{QUERIES - len(rows)} queries were dropped: they have fewer than 2 negatives"
         assert 0 not in rows and len(rows) < QUERIES and len(lines) == 4
@@ -126,8 +132,8 @@ def test_the_table_of_negatives_is_valid_training_data(search, vectors, tmp_path
 def test_mining_warns_of_probable_mistakes(search, vectors, tmp_path):
     def lines(choice):
         mined = mining.mine_negatives(search, *vectors, choice)
-        found = list(mining.write_negatives(tmp_path / "mined.csv", search, mined, choice))
-        return len(mined.rows), [line for line in found if line.startswith("warning: ")]
+        printed = list(mining.write_negatives(tmp_path / "mined.csv", search, mined, choice))
+        return len(mined.rows), [line for line in printed if line.startswith("warning: ")]
 
     for choice, why in (
         (Choice(last=500, margin=1.1), "dropped candidates were nearer than the margin allows; lower"),
@@ -143,9 +149,9 @@ def test_mining_warns_of_probable_mistakes(search, vectors, tmp_path):
 
 def test_merged_retrieval_sets_have_no_duplicate_texts():
     twice = retrieval.Search(["a", "a", "b"], ["x", "y", "x", "z"], [{0: 1.0}, {1: 2.0}, {2: 1.0}])
-    found = retrieval.with_documents(twice, ["z", "more", "more", "y"])
-    assert set(found.texts) == {("a", "x"), ("a", "y"), ("b", "x")} and len(found.texts) == 3
-    assert sorted(found.documents) == ["more", "x", "y", "z"] and list(found.queries) == ["a", "b"]
+    merged = retrieval.with_documents(twice, ["z", "more", "more", "y"])
+    assert set(merged.texts) == {("a", "x"), ("a", "y"), ("b", "x")} and len(merged.texts) == 3
+    assert sorted(merged.documents) == ["more", "x", "y", "z"] and list(merged.queries) == ["a", "b"]
 
 
 # Exact nearest neighbours in blocks.
@@ -164,9 +170,9 @@ def test_nearest_neighbours_equal_a_full_comparison_with_stable_ties(k, small_bl
     queries, documents = (rng.choice([-1.0, 1.0], (count, 16)) for count in (301, 517))
     cosines = queries @ documents.T / 16
     order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
-    found = neighbors.nearest(queries, documents, k)
-    assert (found.numbers == order).all()
-    np.testing.assert_array_equal(found.cosines, np.take_along_axis(cosines, order, 1))
+    nearest = neighbors.nearest(queries, documents, k)
+    assert (nearest.numbers == order).all()
+    np.testing.assert_array_equal(nearest.cosines, np.take_along_axis(cosines, order, 1))
 
 
 # The layout of BEIR.
@@ -197,14 +203,14 @@ def flagged(folder):
 def test_beir_folders_are_read(tmp_path):
     qrels = dict(train=[("q2", "d1", 1)], dev=[("q3", "d2", 2), ("q1", "d10", 0), ("q2", "d1", 1), ("q2", "d2", -1)])
     folder = write_beir(tmp_path / "sea", CORPUS, ASKED, **qrels)
-    found = datasets.read_search(flagged(folder), "dev")
+    retrieval_set = datasets.read_search(flagged(folder), "dev")
     # Documents are sorted by their ids as text; documents with equal text stay separate. Queries without documents are
     # dropped.
-    assert found.documents == ["Bread is baked.", "Bread is baked.", "Ships They sail."]
-    assert found.queries == ["what sails?", "bread?"] and found.relevant == [{2: 2.0}, {0: 1.0}]
+    assert retrieval_set.documents == ["Bread is baked.", "Bread is baked.", "Ships They sail."]
+    assert retrieval_set.queries == ["what sails?", "bread?"] and retrieval_set.relevant == [{2: 2.0}, {0: 1.0}]
     assert datasets.read_set(flagged(folder), "train").texts == [("bread?", "Bread is baked.")]
-    assert datasets.read_search(flagged(folder / "qrels/dev.tsv"), "train") == found
-    assert found.identical == [-1, -1] and "id of a document" not in found.describe("dev")
+    assert datasets.read_search(flagged(folder / "qrels/dev.tsv"), "train") == retrieval_set
+    assert retrieval_set.identical == [-1, -1] and "id of a document" not in retrieval_set.describe("dev")
 
 
 def test_a_query_does_not_retrieve_its_own_document(tmp_path):
@@ -216,12 +222,12 @@ def test_a_query_does_not_retrieve_its_own_document(tmp_path):
     for ignore in (False, True):
         source = dataclasses.replace(flagged(folder), ignore_identical_ids=ignore)
         source.validate()
-        found = datasets.read_search(source, "dev")
+        retrieval_set = datasets.read_search(source, "dev")
         encoded = datasets.EncodedTexts(Examples([], []), np.arange(5))
-        scores[ignore] = evaluators.make_split(found, encoded).score(vectors)["recall@1"]
-        assert "; 1 of 2 queries have the id of a document" in found.describe("dev")
+        scores[ignore] = evaluators.make_split(retrieval_set, encoded).score(vectors)["recall@1"]
+        assert "; 1 of 2 queries have the id of a document" in retrieval_set.describe("dev")
     assert scores == {False: 0.5, True: 1.0}
-    mined = mining.mine_negatives(retrieval.with_documents(found), vectors[:2], vectors[[2, 3, 4]], Choice(2))
+    mined = mining.mine_negatives(retrieval.with_documents(retrieval_set), vectors[:2], vectors[[2, 3, 4]], Choice(2))
     assert [query for query, _ in mined.rows] == [1]  # the first query has one document left
     with pytest.raises(UserError, match=r"^--ignore_identical_ids=True: is for form=search"):
         datasets.FlagSource("", "x", **datasets.PAIRS, ignore_identical_ids=True).validate()
@@ -307,21 +313,23 @@ def test_a_file_is_evaluated_like_the_dev_set_with_the_tuned_thresholds(trained,
     source = pretrained.read_pretrained(workdir)
     assert source.scores.keys() == {"average_precision", "accuracy", "f1", "average_precision_8"}
     assert source.decided.keys() == {"accuracy_threshold", "f1_threshold"} and source.scores["accuracy"] > 0.6
-    given = ("evaluate", f"--checkpoint={workdir}", "--json", "--dtype=float32")
-    result = command(*given, f"--data={folder}/dev.csv", cwd=tmp_path)
+    arguments = ("evaluate", f"--checkpoint={workdir}", "--json", "--dtype=float32")
+    result = command(*arguments, f"--data={folder}/dev.csv", cwd=tmp_path)
     again = {"scores": pytest.approx(source.scores), "decided": source.decided}
     assert json.loads(result.stdout) == again, result.stderr
     # Flags name other columns. The thresholds of the dev set stay, even if other thresholds are better for this file.
     rows = labelled_pairs(60, 5)
-    cosines = [each["cosine"] for each in embed.TASK.predict(source, [(row["a"], row["b"]) for row in rows])]
+    cosines = [
+        prediction["cosine"] for prediction in embed.TASK.predict(source, [(row["a"], row["b"]) for row in rows])
+    ]
     odd = [{"c": row["a"], "d": row["b"], "same": int(cosine > 0.95)} for row, cosine in zip(rows, cosines)]
     write_table(tmp_path / "odd.csv", odd)
-    result = command(*given, "--data=odd.csv", "--texts=c,d", "--label=same", "--widths=", cwd=tmp_path)
-    found = json.loads(result.stdout)
+    result = command(*arguments, "--data=odd.csv", "--texts=c,d", "--label=same", "--widths=", cwd=tmp_path)
+    scores = json.loads(result.stdout)
     predicted = np.array(cosines) >= source.decided["accuracy_threshold"]
-    assert found["scores"].keys() == {"average_precision", "accuracy", "f1"} and found["decided"] == source.decided
-    assert found["scores"]["average_precision"] == pytest.approx(1)
-    assert found["scores"]["accuracy"] == metrics.accuracy([row["same"] for row in odd], predicted) < 1
+    assert scores["scores"].keys() == {"average_precision", "accuracy", "f1"} and scores["decided"] == source.decided
+    assert scores["scores"]["average_precision"] == pytest.approx(1)
+    assert scores["scores"]["accuracy"] == metrics.accuracy([row["same"] for row in odd], predicted) < 1
 
 
 @pytest.mark.slow
@@ -336,16 +344,16 @@ def test_retrieval_is_evaluated_with_both_prompts(trained, tmp_path):
     queries = PromptedEmbedder(source, "ask : ")(search.queries)[0]
     documents = PromptedEmbedder(source, "tell : ")(search.documents)[0]
     order = np.argsort(-(queries @ documents.T), axis=1, kind="stable")
-    found = [[number in relevant for number in row[:10].tolist()] for row, relevant in zip(order, search.relevant)]
-    assert scores["recall@10"] == pytest.approx(np.sum(found) / 24) and scores["recall@10"] < 1
-    assert scores["recall@1"] == pytest.approx(np.sum(found, 0)[0] / 24)
+    hits = [[number in relevant for number in row[:10].tolist()] for row, relevant in zip(order, search.relevant)]
+    assert scores["recall@10"] == pytest.approx(np.sum(hits) / 24) and scores["recall@10"] < 1
+    assert scores["recall@1"] == pytest.approx(np.sum(hits, 0)[0] / 24)
 
 
 def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     folder, workdir = trained
     (tmp_path / "more.txt").write_text("the whale\nthe soup\n")
-    given = ("mine", f"--checkpoint={workdir}", f"--data={folder}/beir", "--form=search", "--output=mined.jsonl")
-    result = command(*given, "--corpus=more.txt", "--negatives=2", "--first=2", "--last=8", cwd=tmp_path)
+    arguments = ("mine", f"--checkpoint={workdir}", f"--data={folder}/beir", "--form=search", "--output=mined.jsonl")
+    result = command(*arguments, "--corpus=more.txt", "--negatives=2", "--first=2", "--last=8", cwd=tmp_path)
     assert "computing the embeddings of 12 queries and " in result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "2 negatives for 12 of 12 queries: 24 rows in mined.jsonl", result.stderr
@@ -361,7 +369,7 @@ def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     assert dataset.metric == "ndcg@10" and len(dataset.train) == 24
     for name in ("train.csv", "dev.csv"):  # the next command evaluates the dev set of this folder
         write_table(tmp_path / name, [{name: row[name] for name in ("anchor", "positive")} for row in mined])
-    again = command("mine", given[1], "--data=train.csv", "--output=again.jsonl", cwd=tmp_path)
+    again = command("mine", arguments[1], "--data=train.csv", "--output=again.jsonl", cwd=tmp_path)
     assert "--config.data.dev.path=dev.csv --config.data.dev.texts=anchor,positive --work" in again.stderr, again.stderr
     assert "12 dev queries for 40 documents: 52 texts" in dataset.notes
 
@@ -375,8 +383,8 @@ def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     (["--data=nowhere"], "--data=nowhere: no such file or folder"),
 ])  # fmt: skip
 def test_invalid_mining_is_refused_in_one_line(arguments, message, tmp_path):
-    given = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")
-    result = command("mine", *given, *arguments, cwd=tmp_path)
+    required = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")
+    result = command("mine", *required, *arguments, cwd=tmp_path)
     assert result.returncode == 1 and result.stderr == f"error: {message}\n"
 
 

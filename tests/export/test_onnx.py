@@ -25,8 +25,8 @@ def opened(path):
     names = {"input_ids": "input_ids", "attention_mask": "segments", "token_type_ids": "token_types"}
 
     def run(batch: dict) -> dict[str, np.ndarray]:
-        given = {each.name: batch[names[each.name]].astype(np.int64) for each in session.get_inputs()}
-        return dict(zip([each.name for each in session.get_outputs()], session.run(None, given), strict=True))
+        inputs = {node.name: batch[names[node.name]].astype(np.int64) for node in session.get_inputs()}
+        return dict(zip([node.name for node in session.get_outputs()], session.run(None, inputs), strict=True))
 
     return run
 
@@ -51,18 +51,18 @@ MODELS = {
 def test_an_onnx_file_gives_the_outputs_of_the_library(kind, tmp_path):
     make, name, architecture = MODELS[kind]
     model, rng = make(), np.random.default_rng(0)
-    said = onnx.write(tmp_path / "out", model.source)
+    printed = onnx.write(tmp_path / "out", model.source)
     config = tmp_path / "out/config.json"
-    assert config.exists() and "left out: config.json" not in said
+    assert config.exists() and "left out: config.json" not in printed
     if architecture:
         assert json.loads(config.read_text())["architectures"] == [architecture]
     run = opened(tmp_path / "out/onnx/model.onnx")
     for _ in range(3):
         batch = drawn(model, rng)
-        expected, found = np.asarray(model.apply(model.params, **batch)), run(batch)
+        expected, outputs = np.asarray(model.apply(model.params, **batch)), run(batch)
         real = batch["segments"] > 0
-        assert list(found) == [name]
-        np.testing.assert_allclose(found[name][real], expected[real], rtol=1e-4, atol=1e-5)
+        assert list(outputs) == [name]
+        np.testing.assert_allclose(outputs[name][real], expected[real], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind, architecture", [
@@ -77,11 +77,11 @@ def test_an_onnx_file_gives_the_predictions_of_predict(kind, architecture, tmp_p
     run = opened(tmp_path / "out/onnx/model.onnx")
 
     def outputs(**batch):
-        found = run(batch)
+        logits = run(batch)
         if kind == "answers":
-            return np.stack([found["start_logits"], found["end_logits"]], axis=-1)
-        (found,) = found.values()
-        return found
+            return np.stack([logits["start_logits"], logits["end_logits"]], axis=-1)
+        (logits,) = logits.values()
+        return logits
 
     compare(model, Reader(tmp_path / "out", outputs, model.source.max_seq_length), np.random.default_rng(1))
 
@@ -99,8 +99,8 @@ def test_int8_files_have_a_quarter_of_the_size_and_similar_outputs(tmp_path):
     # As with transformers only.
     tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(texts, padding=True, return_tensors="np")
     for name, most in ((onnx.PROGRAM, 1e-5), (onnx.INT8, 0.06)):
-        (found,) = onnxruntime.InferenceSession(tmp_path / "out/onnx" / name).run(None, dict(tokens))
-        np.testing.assert_allclose((found * vectors).sum(-1), 1, atol=most)
+        (logits,) = onnxruntime.InferenceSession(tmp_path / "out/onnx" / name).run(None, dict(tokens))
+        np.testing.assert_allclose((logits * vectors).sum(-1), 1, atol=most)
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").hidden_size == 384
 
 
@@ -112,8 +112,8 @@ def test_large_params_are_stored_in_a_separate_file(tmp_path, monkeypatch):
     batch = drawn(model, np.random.default_rng(0))
     expected, real = np.asarray(model.apply(model.params, **batch)), batch["segments"] > 0
     for name, most in ((onnx.PROGRAM, 1e-4), (onnx.INT8, 0.5)):
-        (found,) = opened(tmp_path / "out/onnx" / name)(batch).values()
-        np.testing.assert_allclose(found[real], expected[real], atol=most)
+        (logits,) = opened(tmp_path / "out/onnx" / name)(batch).values()
+        np.testing.assert_allclose(logits[real], expected[real], atol=most)
 
 
 def test_models_without_a_program_for_all_lengths_are_refused(tmp_path):
@@ -130,4 +130,4 @@ def test_an_interrupted_export_leaves_no_files(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     with pytest.raises(ZeroDivisionError):
         onnx.write(tmp_path / "out", made("BertForMaskedLM").source, has_int8=True)
-    assert not list((tmp_path / "out").iterdir()) and [each.name for each in tmp_path.iterdir()] == ["out"]
+    assert not list((tmp_path / "out").iterdir()) and [path.name for path in tmp_path.iterdir()] == ["out"]

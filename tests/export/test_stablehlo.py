@@ -116,25 +116,25 @@ class Reader:
     def __call__(self, texts) -> list[tuple]:
         """Returns the encoding of each text or pair, and its outputs without the outputs of [PAD]."""
         encodings = [self.tokenizer.encode(*([text] if isinstance(text, str) else text)) for text in texts]
-        longest = max(len(each) for each in encodings)
-        for each in encodings:
-            each.pad(longest)
-        rows = zip(*((each.ids, each.attention_mask, each.type_ids) for each in encodings))
+        longest = max(len(item) for item in encodings)
+        for item in encodings:
+            item.pad(longest)
+        rows = zip(*((item.ids, item.attention_mask, item.type_ids) for item in encodings))
         names = ("input_ids", "segments", "token_types")
         outputs = self.run(**{name: np.array(row, np.int32) for name, row in zip(names, rows)})
         if outputs.ndim == 3:
-            outputs = [each[: sum(encoding.attention_mask)] for each, encoding in zip(outputs, encodings)]
+            outputs = [item[: sum(encoding.attention_mask)] for item, encoding in zip(outputs, encodings)]
         return list(zip(encodings, outputs))
 
 
 def compare_classes(model, read, rng):
     texts = drawn_texts(rng, 40)
     short = [text for text in texts if len(model.tokenizer.encode(text).ids) < 10]
-    for given in (texts, list(zip(short, short[::-1]))):
-        found = model.classify(given)
-        assert 0 < sum("cut" in each for each in found) < len(found) or given is not texts
-        for said, (_, logits) in zip(found, read(given), strict=True):
-            expected = [said["probabilities"][label] for label in model.source.labels]
+    for inputs in (texts, list(zip(short, short[::-1]))):
+        predictions = model.classify(inputs)
+        assert 0 < sum("cut" in answer for answer in predictions) < len(predictions) or inputs is not texts
+        for prediction, (_, logits) in zip(predictions, read(inputs), strict=True):
+            expected = [prediction["probabilities"][label] for label in model.source.labels]
             np.testing.assert_allclose(jax.nn.softmax(logits), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -142,10 +142,10 @@ def compare_tags(model, read, rng):
     """Compares the tags of texts that fit in one row."""
     texts = [text for text in drawn_texts(rng, 60) if len(model.tokenizer.encode(text).ids) <= 22]
     words = 0
-    for said, (encoding, logits) in zip(model.tag(texts), read(texts), strict=True):
+    for prediction, (encoding, logits) in zip(model.tag(texts), read(texts), strict=True):
         first = {start: place for place, (start, end) in reversed(list(enumerate(encoding.offsets))) if end > start}
-        tags = [model.source.labels[int(logits[first[start]].argmax())] for start, _ in said["offsets"]]
-        assert said["tags"] == tags
+        tags = [model.source.labels[int(logits[first[start]].argmax())] for start, _ in prediction["offsets"]]
+        assert prediction["tags"] == tags
         words += len(tags)
     assert words > 40
 
@@ -155,31 +155,38 @@ def compare_answers(model, read, rng):
     texts = [text for text in drawn_texts(rng, 80) if len(model.tokenizer.encode(text).ids) <= 10]
     pairs = list(zip(texts[::-1], texts))
     assert any(pair[1] in WITHOUT_PIECES for pair in pairs)
-    for (_, context), said, (encoding, logits) in zip(pairs, model.predict(pairs), read(pairs), strict=True):
+    for (_, context), prediction, (encoding, logits) in zip(pairs, model.predict(pairs), read(pairs), strict=True):
         start, end = logits.T
-        own = [place for place, of in enumerate(encoding.sequence_ids) if of == 1]
-        scores = {(i, j): start[i] + end[j] for i in own for j in own if i <= j}
+        context_tokens = [place for place, of in enumerate(encoding.sequence_ids) if of == 1]
+        scores = {(i, j): start[i] + end[j] for i in context_tokens for j in context_tokens if i <= j}
         if not scores:
-            assert said["answer"] == "" and said["null_odds"] is None
+            assert prediction["answer"] == "" and prediction["null_odds"] is None
             continue
         i, j = max(scores, key=scores.get)
-        assert (said["start"], said["end"]) == whole_characters(context, encoding.offsets[i][0], encoding.offsets[j][1])
-        assert said["answer"] == context[said["start"] : said["end"]] and 0 < said["probability"] <= 1
-        np.testing.assert_allclose(said["null_odds"], start[0] + end[0] - scores[i, j], rtol=1e-4, atol=1e-5)
+        assert (prediction["start"], prediction["end"]) == whole_characters(
+            context, encoding.offsets[i][0], encoding.offsets[j][1]
+        )
+        assert (
+            prediction["answer"] == context[prediction["start"] : prediction["end"]]
+            and 0 < prediction["probability"] <= 1
+        )
+        np.testing.assert_allclose(prediction["null_odds"], start[0] + end[0] - scores[i, j], rtol=1e-4, atol=1e-5)
 
 
 def compare_vectors(model, read, rng):
     texts = drawn_texts(rng, 40)
-    found = np.stack([vector for _, vector in read(texts)])
-    np.testing.assert_allclose(found, [each["vector"] for each in model.predict(texts)], rtol=1e-4, atol=1e-5)
+    vectors = np.stack([vector for _, vector in read(texts)])
+    np.testing.assert_allclose(
+        vectors, [prediction["vector"] for prediction in model.predict(texts)], rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(read([""])[0][1], model.embed("")[0], rtol=1e-4, atol=1e-5)
 
 
 def compare_states(model, read, rng):
     """Compares hidden states like embeddings of a model without a head."""
     texts = ["", *drawn_texts(rng, 40)]
-    found = [states.mean(0) for _, states in read(texts)]
-    np.testing.assert_allclose(found, model.embed(texts, pool="mean", layers="last"), rtol=1e-4, atol=1e-5)
+    vectors = [states.mean(0) for _, states in read(texts)]
+    np.testing.assert_allclose(vectors, model.embed(texts, pool="mean", layers="last"), rtol=1e-4, atol=1e-5)
 
 
 def vectors() -> library.Model:
@@ -217,8 +224,8 @@ def test_prompts_are_reported_as_missing_from_onnx(prompt, left_out, tmp_path, m
     monkeypatch.setattr(onnx, "_save", lambda folder, *_: [onnx.PROGRAM])
     model = vectors()
     model.source.settings.data.query_prompt = prompt
-    said = onnx.write(tmp_path / "out", model.source)
-    assert said.endswith(f"to sentence_embedding; model.onnx in {tmp_path / 'out/onnx'}{left_out}")
+    printed = onnx.write(tmp_path / "out", model.source)
+    assert printed.endswith(f"to sentence_embedding; model.onnx in {tmp_path / 'out/onnx'}{left_out}")
 
 
 NOT_REQUIRED = {"bertjax", "etils", "flax", "ml_collections", "optax", "orbax", "tensorflow", "tokenizers", "zstandard"}
@@ -248,7 +255,7 @@ def test_the_current_folder_is_written_if_empty(one_length, tmp_path, monkeypatc
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     stablehlo.write(".", made("BertForMaskedLM").source)
-    assert (tmp_path / "here/load.py").exists() and [each.name for each in tmp_path.iterdir()] == ["here"]
+    assert (tmp_path / "here/load.py").exists() and [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
 def test_unsupported_exports_are_refused_in_one_line(tmp_path):

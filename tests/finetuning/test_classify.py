@@ -91,27 +91,27 @@ def test_multi_label_training_and_prediction_with_the_threshold_of_the_dev_set(t
     assert f"threshold {threshold:.2f}" in (workdir / "report.txt").read_text()
     assert any(line.get("eval/threshold") == threshold for line in read_metrics(workdir))
     texts = [(text,) for text, _ in dev]
-    found = list(classify.TASK.predict(source, texts))
+    predictions = list(classify.TASK.predict(source, texts))
     for sample, number in zip(read_samples(workdir), range(0, 60, 6), strict=True):
         assert (sample["text"], sample["label"]) == (dev[number][0], ", ".join(dev[number][1]) or "none")
-        assert sample["prediction"] == (", ".join(found[number]["labels"]) or "none")
-    for each in found:
-        assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > threshold]
-    middle = float(np.median([each["probabilities"]["sea"] for each in found]))
-    for each in classify.TASK.predict(dataclasses.replace(source, decided={"threshold": middle}), texts):
-        assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > middle]
-    sides = (topics for _, topics in dev), (each["labels"] for each in found)
+        assert sample["prediction"] == (", ".join(predictions[number]["labels"]) or "none")
+    for prediction in predictions:
+        assert prediction["labels"] == [name for name in LABELS if prediction["probabilities"][name] > threshold]
+    middle = float(np.median([prediction["probabilities"]["sea"] for prediction in predictions]))
+    for prediction in classify.TASK.predict(dataclasses.replace(source, decided={"threshold": middle}), texts):
+        assert prediction["labels"] == [name for name in LABELS if prediction["probabilities"][name] > middle]
+    sides = (topics for _, topics in dev), (prediction["labels"] for prediction in predictions)
     assert metrics.f1_of_labels(*map(indicators, sides)) == pytest.approx(source.scores)
 
     # The native format stores the threshold; other formats use 0.5.
     conversion.convert(workdir, tmp_path / "ours", "bertjax")
-    assert list(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "ours"), texts)) == found
+    assert list(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "ours"), texts)) == predictions
     line = conversion.convert(workdir, tmp_path / "theirs", "huggingface")
     assert f"has no place: threshold = {threshold:.4g}" in line
     fields = json.loads((tmp_path / "theirs/config.json").read_text())
     assert fields["problem_type"] == "multi_label_classification" and tuple(fields["id2label"].values()) == LABELS
     assert huggingface.read_head(tmp_path / "theirs/config.json")[2] == "multi_label_classification"
-    for one, other in zip(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "theirs"), texts), found):
+    for one, other in zip(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "theirs"), texts), predictions):
         assert one["probabilities"] == other["probabilities"]
         assert one["labels"] == [name for name in LABELS if one["probabilities"][name] > 0.5]
 
@@ -152,8 +152,8 @@ def test_summaries_count_rows_and_tokens(tmp_path):
     assert not any("truncated" in note for note in classify.TASK.load(config, tokenizer()).notes)
     (tmp_path / "train.txt").write_text("\n".join(["", *texts[:3]]))
     sentences = datasets.PAIRS | dict(path=f"{tmp_path}/train.txt", form="sentences")
-    found = datasets.read_set(datasets.FlagSource("", **sentences))
-    assert len(found.texts) == 3 and found.skipped == {"empty": 1}
+    text_set = datasets.read_set(datasets.FlagSource("", **sentences))
+    assert len(text_set.texts) == 3 and text_set.skipped == {"empty": 1}
 
 
 def test_one_column_per_label(tmp_path):
@@ -190,7 +190,7 @@ def test_one_column_per_label(tmp_path):
 def test_invalid_label_lists_are_refused(tmp_path, suffix, written, cell, message):
     law, sea = {"jsonl": (["law"], ["sea"]), "csv": ("['law']", "['sea']")}[suffix] if written == "list" else "01"
     for name in ("train", "dev"):
-        rows = [{"text": "ship", "other": "1", "topics": each} for each in (cell, law, sea)]
+        rows = [{"text": "ship", "other": "1", "topics": topics} for topics in (cell, law, sea)]
         write_table(tmp_path / f"{name}.{suffix}", rows)
     data = dict(multi_label=written) if written else dict(multi_label="", label="topics,other")
     with pytest.raises(UserError, match=message):
@@ -296,8 +296,8 @@ def test_unknown_labels_are_refused(tmp_path, label, message):
 def test_invalid_numbers_are_refused(tmp_path, label):
     with pytest.raises(UserError, match=r"train.jsonl:2: label is '.*', expected a number"):
         labelled(tmp_path, [("ship", 1), ("rose", label)], is_number=True)
-    found = labelled(tmp_path, [("ship", 1), ("rose", " -2.5e-1 ")], is_number=True)
-    assert found.train.labels.tolist() == [1, -0.25]
+    dataset = labelled(tmp_path, [("ship", 1), ("rose", " -2.5e-1 ")], is_number=True)
+    assert dataset.train.labels.tolist() == [1, -0.25]
 
 
 def test_dev_texts_that_occur_in_the_training_data_are_counted(tmp_path):
@@ -320,8 +320,10 @@ def test_invalid_class_weights_are_refused(tuned, checkpoint):
         return FineTuning(config, one_device_mesh(config), dataset)
 
     assert task_of(class_weights="sea=2").loss.label_loss.weights == (1, 1, 1, 2)
-    given = np.array(dataset.train.labels)
-    assert task_of(class_weights="balanced").loss.label_loss.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
+    labels = np.array(dataset.train.labels)
+    assert task_of(class_weights="balanced").loss.label_loss.weights == pytest.approx(
+        (1 - labels).sum(0) / labels.sum(0)
+    )
     for text, message in (
         ("earth=2", r" = 'earth=2': 'earth' is not a label of the training data; choose from court,"),
         ("sea", r" = 'sea': write LABEL=WEIGHT,\.\.\., with weights of at least 0"),
@@ -369,11 +371,11 @@ def test_predicted_tables_have_columns_of_predictions(tuned, tmp_path, monkeypat
     assert predicted_table.text_columns(classify.TASK, source, "", "") == ("text",)  # the column of the run
     for source_suffix, suffix in ((".csv", ".tsv"), (".jsonl", ".csv"), (".csv", ".jsonl")):
         output = tmp_path / f"out{suffix}"
-        said = predicted_table.write_predictions(output, source, tmp_path / f"texts{source_suffix}")
-        assert said == f"60 predictions in {output}, 1 of them of texts truncated to 32 tokens"
-        found, _ = tables.read_table(output)
-        assert [str(row.columns["id"]) for row in found] == [str(row["id"]) for row in rows]
-        for i, (row, one) in enumerate(zip(found, expected)):
+        printed = predicted_table.write_predictions(output, source, tmp_path / f"texts{source_suffix}")
+        assert printed == f"60 predictions in {output}, 1 of them of texts truncated to 32 tokens"
+        rows_read, _ = tables.read_table(output)
+        assert [str(row.columns["id"]) for row in rows_read] == [str(row["id"]) for row in rows]
+        for i, (row, one) in enumerate(zip(rows_read, expected)):
             if suffix == ".jsonl":
                 predicted = row.columns["predicted"]
                 assert predicted["labels"] == one["labels"] and ("cut" in predicted) == (i == 3)
@@ -389,7 +391,9 @@ def test_predicted_tables_have_columns_of_predictions(tuned, tmp_path, monkeypat
 def test_text_columns_are_read_from_the_run_or_from_flags(tuned):
     source = pretrained.read_pretrained(tuned[1])
     other = dataclasses.replace(source, settings=type(source.settings)())  # of another format
-    names = [predicted_table.text_columns(classify.TASK, *given) for given in ((other, "", ""), (source, "a", "b"))]
+    names = [
+        predicted_table.text_columns(classify.TASK, *arguments) for arguments in ((other, "", ""), (source, "a", "b"))
+    ]
     assert names == [("text",), ("a", "b")]
     with pytest.raises(UserError, match=r"--second_text=b: name the column of the first text as well"):
         predicted_table.text_columns(classify.TASK, source, "", "b")
@@ -443,11 +447,13 @@ def test_a_labelled_file_is_scored_like_the_dev_set(tuned, tmp_path):
     scores = finetuning_run.score(source, classify.TASK.read_labelled(source, folder / "dev.jsonl"))
     assert scores.scores == pytest.approx(source.scores) and scores.decided == source.decided
     # The threshold of the dev set stays, even if another threshold is better for these texts.
-    found = list(classify.TASK.predict(source, [(text,) for text, _ in dev]))
-    likely = [chance for each in found for chance in each["probabilities"].values() if chance > 0.5]
-    odd = [[name for name in LABELS if each["probabilities"][name] > np.median(likely)] for each in found]
+    predictions = list(classify.TASK.predict(source, [(text,) for text, _ in dev]))
+    likely = [chance for prediction in predictions for chance in prediction["probabilities"].values() if chance > 0.5]
+    odd = [
+        [name for name in LABELS if prediction["probabilities"][name] > np.median(likely)] for prediction in predictions
+    ]
     write_table(tmp_path / "odd.jsonl", [{"text": text, "topics": topics} for (text, _), topics in zip(dev, odd)])
-    expected = metrics.f1_of_labels(indicators(odd), indicators(each["labels"] for each in found))
+    expected = metrics.f1_of_labels(indicators(odd), indicators(prediction["labels"] for prediction in predictions))
     scores = finetuning_run.score(source, classify.TASK.read_labelled(source, tmp_path / "odd.jsonl"))
     assert scores.scores == pytest.approx(expected) and scores.scores["micro_f1"] < 0.9
     for rows, message in (

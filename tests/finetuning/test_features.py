@@ -38,10 +38,10 @@ def test_feature_layers_follow_the_paper():
     }
     assert expected.keys() == set(TABLE_7)
     for layers, wanted in expected.items():
-        found = features(layers, np.zeros(4 if "four" in layers else 6))
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6, err_msg=layers)
-    found = features("weighted_sum_last_four", np.log([1.0, 1, 1, 5]), scale=16.0)
-    np.testing.assert_allclose(found, 2 * states[3:6].sum(0) + 10 * states[6], rtol=1e-5, atol=1e-5)
+        mixed = features(layers, np.zeros(4 if "four" in layers else 6))
+        np.testing.assert_allclose(mixed, wanted, rtol=1e-5, atol=1e-6, err_msg=layers)
+    mixed = features("weighted_sum_last_four", np.log([1.0, 1, 1, 5]), scale=16.0)
+    np.testing.assert_allclose(mixed, 2 * states[3:6].sum(0) + 10 * states[6], rtol=1e-5, atol=1e-5)
 
 
 def config_for(folder, checkpoint, layers="last", **fields):
@@ -68,8 +68,8 @@ def test_a_sweep_over_feature_layers_trains_only_the_lstm(checkpoint, tmp_path, 
     run(config, tmp_path / "run")
     lines = (tmp_path / "run/sweep.md").read_text().splitlines()
     assert lines[0].startswith("| layers | f1, mean | best |")
-    found = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:] if line.startswith("|")]
-    assert found == ["weighted_sum_all"]
+    values = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:] if line.startswith("|")]
+    assert values == ["weighted_sum_all"]
 
     source, origin = pretrained.read_pretrained(tmp_path / "run"), pretrained.read_pretrained(checkpoint)
     after = pretrained.flattened(source.params["bert"])
@@ -82,14 +82,14 @@ def test_a_sweep_over_feature_layers_trains_only_the_lstm(checkpoint, tmp_path, 
 
     sentences = conll.read_conll(tmp_path / "eng.testa")
     texts = [(" ".join(s.words),) for s in sentences]
-    found = [result["tags"] for result in features.TASK.predict(source, texts)]
-    f1 = metrics.entity_scores([s.tags for s in sentences], found)["f1"]
+    values = [result["tags"] for result in features.TASK.predict(source, texts)]
+    f1 = metrics.entity_scores([s.tags for s in sentences], values)["f1"]
     assert f1 > 0.8 and f1 == pytest.approx(source.scores["f1"])
     # The optimizer has no moments of frozen params.
     moments = str(programs[0].state.opt_state)
     assert "'lstm'" in moments and "'bert'" not in moments
-    said = conversion.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
-    assert "left out, for which BertModel has no place: classifier, " in said and "lstm" in said
+    printed = conversion.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
+    assert "left out, for which BertModel has no place: classifier, " in printed and "lstm" in printed
     assert pretrained.read_pretrained(tmp_path / "hf").params.keys() == {"bert"}
 
 

@@ -103,8 +103,10 @@ def test_fine_tuning_trains_and_scores_a_task(tuned):
 def test_a_finished_run_is_reported_and_not_trained(tuned, checkpoint, capsys):
     folder, workdir = tuned
     run(config_for(folder, checkpoint, log_every_steps=7, seed=3), workdir)
-    said = capsys.readouterr().out
-    assert said.startswith(f"already finished: 76 steps, in {workdir}\ndev: accuracy") and "seed = 3 (was 0)" in said
+    printed = capsys.readouterr().out
+    assert (
+        printed.startswith(f"already finished: 76 steps, in {workdir}\ndev: accuracy") and "seed = 3 (was 0)" in printed
+    )
     with pytest.raises(
         UserError, match=r"the checkpoint is at step 76, past the last step of the config, 38; choose another --workdir"
     ):
@@ -208,8 +210,10 @@ def test_a_head_for_other_labels_is_not_loaded(tuned, tmp_path, capsys):
     config, _ = finetuning_run.resolve(config, None)
     opened = finetuning_run.KIND.open(config, tmp_path, None)
     opened.initial_params(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0))))
-    said = capsys.readouterr().out
-    assert "left fresh: classifier/dense/bias, classifier/dense/kernel; not used: classifier/dense/bias, classi" in said
+    printed = capsys.readouterr().out
+    assert (
+        "left fresh: classifier/dense/bias, classifier/dense/kernel; not used: classifier/dense/bias, classi" in printed
+    )
 
 
 def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
@@ -217,11 +221,11 @@ def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
     (tmp_path / "texts.txt").write_bytes(b"\xef\xbb\xbfrose spade\r\n\r\nanchor whale net\r\n")  # as on Windows
     result = command("predict", f"--checkpoint={workdir}", "--input=texts.txt", "ship sail", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    found = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [(line["text"], line["label"]) for line in found] == [
+    predictions = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["text"], line["label"]) for line in predictions] == [
         ("ship sail", "1"), ("rose spade", "0"), ("anchor whale net", "1")
     ]  # fmt: skip
-    assert all(line["probabilities"][line["label"]] > 0.5 for line in found)
+    assert all(line["probabilities"][line["label"]] > 0.5 for line in predictions)
 
     (tmp_path / "test.tsv").write_text("index\tsentence\n7\tship sail\n9\trose spade\n")
     result = command("submit", f"--checkpoint={workdir}", "--input=test.tsv", "--output=SST-2.tsv", cwd=tmp_path)
@@ -310,9 +314,9 @@ GLUE_AS_READ = {
 
 def write_glue(path):
     """Writes columns in the order of the distribution, with a quotation mark that quotes nothing."""
-    for folder, (header, train, dev, *others) in GLUE.items():
+    for folder, (header, train, dev, *other_rows) in GLUE.items():
         (path / folder).mkdir()
-        files = {"train": train, "dev": [dev], "dev_matched": [dev], "dev_mismatched": others}
+        files = {"train": train, "dev": [dev], "dev_matched": [dev], "dev_mismatched": other_rows}
         for file, rows in files.items():
             write_lines(path / folder / f"{file}.tsv", *([header] if header else []), *rows)
     write_lines(path / "MNLI/diagnostic-full.tsv", "Premise\tHypothesis\tLabel", "storm\twave\tcontradiction")
@@ -409,12 +413,12 @@ def test_a_sweep_compiles_once_resumes_and_keeps_the_best_checkpoint(checkpoint,
         starts.append(start_step)
         return batches(self, start_step)
 
-    def stopped(self, *given):
+    def stopped(self, *arguments):
         if len(starts) == 2:
             raise KeyboardInterrupt
-        return evaluate(self, *given)
+        return evaluate(self, *arguments)
 
-    monkeypatch.setattr(sweep, "Program", lambda *given: programs.append(program_class(*given)) or programs[-1])
+    monkeypatch.setattr(sweep, "Program", lambda *arguments: programs.append(program_class(*arguments)) or programs[-1])
     monkeypatch.setattr(FineTuning, "batches", watched)
     with monkeypatch.context() as patch:
         patch.setattr(FineTuningEvaluator, "run", stopped)
@@ -431,10 +435,12 @@ def test_a_sweep_compiles_once_resumes_and_keeps_the_best_checkpoint(checkpoint,
     score = results[1]["scores"]["accuracy"]
     assert [result["failed"] for result in results] == [True, False] and score > 0.8
     assert checkpoints.steps(best) and not checkpoints.steps(worse)
-    said = (tmp_path / "run" / sweep.SUMMARY).read_text()
-    assert said.startswith("| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |\n")
-    assert f"| 0.003 | 5 | {100 * score:.2f} | {100 * score:.2f} |  | 1 | 0 |" in said
-    assert f"best: runs/{best.name}, accuracy" in said
+    summary = (tmp_path / "run" / sweep.SUMMARY).read_text()
+    assert summary.startswith(
+        "| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |\n"
+    )
+    assert f"| 0.003 | 5 | {100 * score:.2f} | {100 * score:.2f} |  | 1 | 0 |" in summary
+    assert f"best: runs/{best.name}, accuracy" in summary
     source = pretrained.read_pretrained(tmp_path / "run")  # the folder of the sweep is read as its best run
     assert source.labels == ("0", "1") and source.path == f"{best}@60"
     drawn = (tmp_path / "run" / page.HTML_REPORT).read_text()  # with a row for each setting
@@ -535,7 +541,9 @@ def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, progr
 
 def test_a_table_has_every_score():
     def rows(names, failed, *scores):
-        table = sweep.format_results([sweep.Result({"seed": 0}, each, failed) for each in scores], names)
+        table = sweep.format_results(
+            [sweep.Result({"seed": 0}, scores_of_run, failed) for scores_of_run in scores], names
+        )
         return table.splitlines()
 
     head, _, row = rows(("f1", "accuracy"), False, {"f1": 0.5, "accuracy": 0.9}, {"f1": 0.7, "accuracy": 0.6})
@@ -678,8 +686,8 @@ def test_more_epochs_extend_a_finished_run(trained, checkpoint, tmp_path, capsys
         patch.setattr(FineTuningEvaluator, "run", lambda *_: os.kill(os.getpid(), signal.SIGINT) or stop())
         with pytest.raises(KeyboardInterrupt):
             extend()
-    said = capsys.readouterr().out
-    assert "resuming with changed settings: epochs = 7.0 (was 6.0)" in said and "from step 48" in said
+    printed = capsys.readouterr().out
+    assert "resuming with changed settings: epochs = 7.0 (was 6.0)" in printed and "from step 48" in printed
     assert checkpoints.steps(tmp_path / "run")[-1] == 56
     assert "already finished" not in extend()
     assert checkpoints.read_scores(tmp_path / "run", 56) is not None
@@ -712,7 +720,7 @@ def test_commands_load_a_task_by_entry_point(trained, tmp_path):
     result = command("predict", f"--checkpoint={trained}", SEA, "wave net oven", cwd=tmp_path, PYTHONPATH=path)
     assert result.returncode == 0, result.stderr
     expected = [{"text": SEA, "label": "with"}, {"text": "wave net oven", "label": "without"}]
-    expected = [each | {"letter": "s", "margin": 0.25} for each in expected]
+    expected = [prediction | {"letter": "s", "margin": 0.25} for prediction in expected]
     assert [json.loads(line) for line in result.stdout.splitlines()] == expected
     result = command("predict", f"--checkpoint={trained}", SEA, cwd=tmp_path)  # without the package
     assert result.returncode == 1 and "error: config.task = 'letter': choose one of" in result.stderr

@@ -43,8 +43,8 @@ def test_class_scores_equal_scikit_learn():
     for n in range(1, 30):  # a hundred cases in one call, as the classes of a multi-label problem
         labels, predictions = rng.random((2, n, 100)) < rng.choice([0, 0.1, 0.5, 1], (2, 1, 100))
         expected = sklearn.metrics.f1_score(labels, predictions, average=None, zero_division=0)
-        ours = [metrics.f1(labels[:, i], predictions[:, i]) for i in range(100)]
-        np.testing.assert_allclose(ours, expected)
+        scores = [metrics.f1(labels[:, i], predictions[:, i]) for i in range(100)]
+        np.testing.assert_allclose(scores, expected)
         inverse = [metrics.f1(1 - labels[:, i], 1 - predictions[:, i], positive=0) for i in range(100)]
         np.testing.assert_allclose(inverse, expected)
 
@@ -55,10 +55,10 @@ def test_multi_label_scores_equal_scikit_learn():
     rng = np.random.default_rng(0)
     for n in range(1, 60):
         labels, predictions = rng.random((2, n, 7)) < rng.choice([0, 0.1, 0.5], (2, 1, 7))
-        ours = metrics.f1_of_labels(labels, predictions)
+        scores = metrics.f1_of_labels(labels, predictions)
         for average in ("micro", "macro"):
             expected = sklearn.metrics.f1_score(labels, predictions, average=average, zero_division=0)
-            assert ours[f"{average}_f1"] == pytest.approx(expected)
+            assert scores[f"{average}_f1"] == pytest.approx(expected)
     with pytest.raises(ValueError, match="labels and"):
         metrics.f1_of_labels(labels, predictions[:, :3])
 
@@ -98,9 +98,12 @@ def test_correlations_equal_scipy():
         labels, scores = rng.integers(0, 5, n) / 5, rng.normal(size=n) * 10.0 ** rng.integers(-3, 4)
         if i % 2:
             scores = np.round(scores).astype(np.float32)
-        for ours, theirs in ((metrics.pearson, scipy.stats.pearsonr), (metrics.spearman, scipy.stats.spearmanr)):
-            expected = theirs(labels, scores.astype(np.float64)).statistic
-            assert ours(labels, scores) == pytest.approx(expected, abs=1e-9, nan_ok=True)
+        for correlation, reference in (
+            (metrics.pearson, scipy.stats.pearsonr),
+            (metrics.spearman, scipy.stats.spearmanr),
+        ):
+            expected = reference(labels, scores.astype(np.float64)).statistic
+            assert correlation(labels, scores) == pytest.approx(expected, abs=1e-9, nan_ok=True)
 
 
 @pytest.mark.parametrize("correlation", [metrics.pearson, metrics.spearman])
@@ -132,10 +135,10 @@ def test_entity_scores_equal_seqeval():
         by_type = precision_recall_fscore_support(gold, predicted, average=None, zero_division=0)[:3]
         assert tuple(metrics.entity_scores(gold, predicted).values()) == pytest.approx(micro)
         types = sorted({tag[2:] for tags in gold + predicted for tag in tags} - {""})
-        found = metrics.entity_scores_by_type(gold, predicted)
-        assert list(found) == types
+        scores_by_type = metrics.entity_scores_by_type(gold, predicted)
+        assert list(scores_by_type) == types
         for type_, scores in zip(types, zip(*by_type)):
-            assert tuple(found[type_].values()) == pytest.approx(scores)
+            assert tuple(scores_by_type[type_].values()) == pytest.approx(scores)
 
 
 def test_entity_scores_of_empty_inputs_and_invalid_tags():
@@ -194,8 +197,8 @@ def test_squad_scores_equal_the_official_scripts(official):
     assert len(official["questions"]) > 4000
     for golds, prediction, *expected in official["questions"]:
         versions = ("v1.1", "v2.0") if golds else ("v2.0",)
-        found = [score(golds, prediction, v) for v in versions for score in (metrics.exact_match, metrics.token_f1)]
-        assert found == pytest.approx(expected[-len(found) :]), (golds, prediction)
+        scores = [score(golds, prediction, v) for v in versions for score in (metrics.exact_match, metrics.token_f1)]
+        assert scores == pytest.approx(expected[-len(scores) :]), (golds, prediction)
 
 
 def test_the_null_threshold_equals_the_official_script(official):

@@ -130,9 +130,9 @@ def test_a_tiny_run_trains_a_tagger(checkpoint, tmp_path):
     assert [sample["text"] for sample in samples] == [" ".join(s.words) for s in sentences[::6]]
     assert sum(sample["label"] == sample["prediction"] for sample in samples) >= 7
     assert any(sample["label"].startswith(("LOC: ", "ORG: ")) for sample in samples)
-    found = [result["tags"] for result in ner.TASK.predict(source, [(" ".join(s.words),) for s in sentences])]
+    tags = [result["tags"] for result in ner.TASK.predict(source, [(" ".join(s.words),) for s in sentences])]
     # without context from neighbouring sentences
-    assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9
+    assert metrics.entity_scores([s.tags for s in sentences], tags)["f1"] > 0.9
 
 
 @pytest.mark.parametrize("content, message", [
@@ -187,15 +187,15 @@ def test_tagged_words_of_raw_text_have_character_offsets(checkpoint, monkeypatch
         return scores
 
     monkeypatch.setattr(tagging.predictor, "predict", predict)
-    found, nothing = ner.TASK.predict(source, [(RAW + " \u200b",), ("\u200b",)])
-    assert found["words"] == SPLIT == [RAW[start:end] for start, end in found["offsets"]]
-    assert [(e["type"], e["text"]) for e in found["entities"]] == [
+    tagged, nothing = ner.TASK.predict(source, [(RAW + " \u200b",), ("\u200b",)])
+    assert tagged["words"] == SPLIT == [RAW[start:end] for start, end in tagged["offsets"]]
+    assert [(e["type"], e["text"]) for e in tagged["entities"]] == [
         ("PER", "John"), ("PER", "Mary"), ("LOC", "Paris"), ("LOC", "Rome"), ("LOC", "Berlin"), ("LOC", "\u5317\u4eac")
     ]  # fmt: skip
-    assert all(RAW[e["start"] : e["end"]] == e["text"] for e in found["entities"])
+    assert all(RAW[e["start"] : e["end"]] == e["text"] for e in tagged["entities"])
     assert nothing == {"words": [], "tags": [], "offsets": [], "entities": []}
-    found, _ = ner.TASK.predict(dataclasses.replace(source, labels=("N", "V", "A", "P", "X")), [(RAW,), ("\u200b",)])
-    assert "entities" not in found
+    tagged, _ = ner.TASK.predict(dataclasses.replace(source, labels=("N", "V", "A", "P", "X")), [(RAW,), ("\u200b",)])
+    assert "entities" not in tagged
 
 
 @pytest.mark.parametrize("words, text", [
@@ -217,13 +217,13 @@ def of_kind(kind, folder):
         return tokenizer.Bytes()
     learnt = "sentencepiece" if kind == "unigram" else kind
     lines = [*make_corpus(40).split("\n"), *HARD]
-    found = vocabulary_learning.learn_new_vocabulary(
+    learned = vocabulary_learning.learn_new_vocabulary(
         learnt, vocabulary_learning.count_words(learnt, lines), 420 if kind == "bpe" else 130
     )
     if kind == "unigram":
-        (folder / "tokenizer.json").write_text(found.to_huggingface())
+        (folder / "tokenizer.json").write_text(learned.to_huggingface())
         return tokenizer.load_tokenizer("unigram", folder / "tokenizer.json")
-    return found
+    return learned
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "unigram", "bytes", "bpe", "modernbert"])
@@ -236,17 +236,17 @@ def test_a_text_is_encoded_whole_and_words_have_one_tag(kind, checkpoint, tmp_pa
     )  # fmt: skip
     source.settings.max_seq_length = 1000
     texts = [*HARD[:5], *HARD[6:9], 'London,(Paris)."U.S." x-ray', " \n\n a\r\nb   c\u200b ", "ไทย e\u0301\ufe0f <s>"]
-    given = []
+    encoded_ids = []
 
     def predict(output_layer, source, examples):
-        given.extend(ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids)
+        encoded_ids.extend(ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids)
         return [np.eye(7)[np.arange(len(ids)) % 7] for ids in examples.input_ids]
 
     monkeypatch.setattr(tagging.predictor, "predict", predict)
-    found = list(ner.TASK.predict(source, [(text,) for text in texts]))
+    predictions = list(ner.TASK.predict(source, [(text,) for text in texts]))
     encoded = [pieces.encode(text) for text in texts]
-    assert given == [each.ids for each in encoded]
-    for text, result, (ids, offsets) in zip(texts, found, encoded):
+    assert encoded_ids == [encoding.ids for encoding in encoded]
+    for text, result, (ids, offsets) in zip(texts, predictions, encoded):
         begins = {}
         for place, (i, (start, end)) in enumerate(zip(ids, offsets), len(pieces.begin)):
             blank = len(text[start:end]) - len(text[start:end].lstrip())
@@ -279,7 +279,7 @@ def test_a_run_stores_the_separator_of_words(checkpoint):
     before = tag_config("data").unlock()
     del before.data.join  # a run of an older version
     assert (config.data.join, join_of(before), join_of(ml_collections.ConfigDict())) == ("text", "spaces", "text")
-    infos = [RunInfo(each) for each in (before, config)]
+    infos = [RunInfo(run_config) for run_config in (before, config)]
     assert [d.field for d in differences(*infos, tag.TASK.identity) if d.is_fatal] == ["data.join"]
     chosen = tag_config("data").unlock()
     chosen.overrides = ("data.join",)

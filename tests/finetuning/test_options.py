@@ -50,18 +50,18 @@ def test_windows_cover_the_whole_text(stride):
         np.testing.assert_array_equal(ids[which], short[which])
         np.testing.assert_array_equal(types[which], short_types[which])
     for number, text in enumerate(texts):
-        own = [each[1:-1].tolist() for each, owner in zip(ids, owners) if owner == number]
-        assert {i for window in own for i in window} == set(PIECES.encode(text).ids)
-        steps = np.diff([window[0] for window in own])
-        assert (steps == min(stride, 6)).all() and all(len(window) <= 6 for window in own)
-        assert all(each[0] == PIECES.cls_id and each[-1] == PIECES.sep_id for each in ids)
+        windows = [ids_of_window[1:-1].tolist() for ids_of_window, owner in zip(ids, owners) if owner == number]
+        assert {i for window in windows for i in window} == set(PIECES.encode(text).ids)
+        steps = np.diff([window[0] for window in windows])
+        assert (steps == min(stride, 6)).all() and all(len(window) <= 6 for window in windows)
+        assert all(ids_of_window[0] == PIECES.cls_id and ids_of_window[-1] == PIECES.sep_id for ids_of_window in ids)
 
 
 def test_all_windows_of_a_pair_contain_the_first_text():
     ids, types, owners, lost = encoding.encode_windows(
         PIECES, ["a b", "a b c d e f"], ["c d e f g h i j", "x y z"], 9, 2
     )
-    decoded = [PIECES.decode(each) for each in ids]
+    decoded = [PIECES.decode(ids_of_window) for ids_of_window in ids]
     expected = [*(f"[CLS] a b [SEP] {window} [SEP]" for window in ("c d e f", "e f g h", "g h i j"))]
     assert decoded == [*expected, "[CLS] a b c [SEP] x y z [SEP]"]
     assert lost == [0, 3] and owners.tolist() == [0, 0, 0, 1]
@@ -69,7 +69,7 @@ def test_all_windows_of_a_pair_contain_the_first_text():
 
 
 def test_window_logits_are_combined_by_text():
-    logits, owners = [np.array(each, np.float32) for each in ([1, 4], [3, 2], [7, 7])], np.array([0, 0, 1])
+    logits, owners = [np.array(row, np.float32) for row in ([1, 4], [3, 2], [7, 7])], np.array([0, 0, 1])
     assert np.array_equal(classification.Windows("mean", 1).combined(logits, owners), [[2, 3], [7, 7]])
     assert np.array_equal(classification.Windows("max", 1).combined(logits, owners), [[3, 4], [7, 7]])
 
@@ -96,9 +96,9 @@ def test_windows_train_on_words_beyond_the_truncation(late, checkpoint, tmp_path
     accuracy = source.scores["accuracy"]
     cut, _, _ = encoding.encode_pairs(source.tokenizer, [row["text"] for row in dev], None, 16)
     assert accuracy > 0.9 and len({tuple(ids) for ids in cut}) == 1  # truncated texts are all equal
-    found = list(classify.TASK.predict(source, [(row["text"],) for row in dev]))
-    right = [each["label"] == row["topics"] for each, row in zip(found, dev)]
-    assert len(found) == len(dev) and np.mean(right) == pytest.approx(accuracy) and "cut" not in found[0]
+    predictions = list(classify.TASK.predict(source, [(row["text"],) for row in dev]))
+    right = [prediction["label"] == row["topics"] for prediction, row in zip(predictions, dev)]
+    assert len(predictions) == len(dev) and np.mean(right) == pytest.approx(accuracy) and "cut" not in predictions[0]
 
 
 # Distillation.
@@ -123,8 +123,8 @@ def rows_of(count, seed, labels=LABELS):
     rng = random.Random(seed)
     topics = rng.choices(sorted(TOPICS), k=count)
     texts = [" ".join(rng.choices(TOPICS[topic], k=4)) for topic in topics]
-    given = topics if labels is LABELS else rng.choices(labels, k=count)
-    return [{"text": text, "label": label} for text, label in zip(texts, given)]
+    row_labels = topics if labels is LABELS else rng.choices(labels, k=count)
+    return [{"text": text, "label": label} for text, label in zip(texts, row_labels)]
 
 
 def config_for(folder, checkpoint, **fields):
@@ -171,12 +171,12 @@ def test_batches_have_the_teacher_logits_of_the_examples(teacher, untold, checkp
     assert len(logits) == len(train) == 200
     source, rows = pretrained.read_pretrained(teacher), rows_of(200, 2, list(LABELS))[:8]
     predicted = classify.TASK.predict(source, [(row["text"],) for row in rows])
-    expected = [[each["probabilities"][label] for label in LABELS] for each in predicted]
-    np.testing.assert_allclose([metrics.softmax(each) for each in logits[:8]], expected, rtol=1e-4, atol=1e-6)
+    expected = [[item["probabilities"][label] for label in LABELS] for item in predicted]
+    np.testing.assert_allclose([metrics.softmax(item) for item in logits[:8]], expected, rtol=1e-4, atol=1e-6)
     padded = train.batch(np.array([5, 0, -1]), 16)["teacher_logits"]
     np.testing.assert_array_equal(padded, [logits[5], logits[0], np.zeros(len(LABELS))])
     batch = next(FineTuning(config, one_device_mesh(config), dataset).batches(0))
-    known = {tuple(ids): each for ids, each in zip(train.input_ids, logits)}
+    known = {tuple(ids): item for ids, item in zip(train.input_ids, logits)}
     rows, numbers = np.nonzero(batch["weights"])
     for row, number in zip(rows, numbers):
         ids = batch["input_ids"][row][batch["segments"][row] == number + 1]
@@ -220,9 +220,9 @@ def test_a_student_starts_from_every_nth_layer_of_the_teacher(untold, two_layers
     assert search.model.num_hidden_layers == 1
     arrays = {"bert/encoder/layers/output/bias": np.arange(12), "bert/embeddings/norm/bias": np.arange(3)}
     for layers, kept in ((6, [1, 3, 5, 7, 9, 11]), (4, [2, 5, 8, 11]), (5, [1, 3, 6, 8, 11]), (12, list(range(12)))):
-        found = resizing.with_layers(arrays, BertConfig(), layers)
-        assert found["bert/encoder/layers/output/bias"].tolist() == kept
-        assert found["bert/embeddings/norm/bias"].tolist() == [0, 1, 2]
+        arrays_kept = resizing.with_layers(arrays, BertConfig(), layers)
+        assert arrays_kept["bert/encoder/layers/output/bias"].tolist() == kept
+        assert arrays_kept["bert/embeddings/norm/bias"].tolist() == [0, 1, 2]
     with pytest.raises(UserError, match=r"layers of model.family = 'modernbert' are not alike"):
         resizing.with_layers({"bert/encoder/first/output/kernel": np.zeros(3)}, ModernBertConfig(), 2)
 
@@ -273,7 +273,7 @@ def test_frozen_layers_stay_constant_and_resume_gives_identical_params(folder, t
         return config
 
     run(config(), folder / "straight")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     launch_and_stop(FineTuning, config(), folder / "stopped", step=3)
     for changed, field in ((config(0), "freeze_layers = 0"), (config(1, "masked"), "groups.still.params = 'masked'")):
         with pytest.raises(UserError, match=f"{field}: .* holds a run with"):
@@ -295,7 +295,7 @@ def test_frozen_layers_stay_constant_and_resume_gives_identical_params(folder, t
     every = sum(x.size for x in straight.values())
     sizes = [2 * 4 * count + 4 for count in (trained, every)]  # two moments, and the step count of Adam
     counts = f"trains {trained:,} of {every:,} params"
-    assert f"{counts}; the optimizer's state has {sizes[0]:,} bytes, not {sizes[1]:,}\n" in said
+    assert f"{counts}; the optimizer's state has {sizes[0]:,} bytes, not {sizes[1]:,}\n" in printed
 
 
 @pytest.mark.slow
@@ -356,7 +356,7 @@ def test_lora_updates_are_trained_resumed_merged_and_used(topics, checkpoint, ca
     """Multi-label data with class weights, packed."""
     folder, dev = topics
     run(lora_config(folder, checkpoint), folder / "lora")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     launch_and_stop(FineTuning, lora_config(folder, checkpoint), folder / "lora-stopped", step=13)
     for changes in (dict(rank=2), dict(alpha=1.0), dict(targets="query")):
         other = lora_config(folder, checkpoint)
@@ -377,12 +377,12 @@ def test_lora_updates_are_trained_resumed_merged_and_used(topics, checkpoint, ca
     }  # fmt: skip
     assert all(np.abs(x).min() > 0 for x in updates.values())
     trained = sum(x.size for name, x in straight.items() if name in {*moved, *updates} or "classifier" in name)
-    assert f"trains {trained:,} of " in said and f"state has {8 * trained + 4:,} bytes" in said
+    assert f"trains {trained:,} of " in printed and f"state has {8 * trained + 4:,} bytes" in printed
 
     source = pretrained.read_pretrained(folder / "lora")
-    found = flatten_dict(source.params, sep="/")
-    assert found.keys() == straight.keys() - updates.keys()
-    change = found[f"{layer}/kernel"] - before[f"{layer}/kernel"]
+    arrays = flatten_dict(source.params, sep="/")
+    assert arrays.keys() == straight.keys() - updates.keys()
+    change = arrays[f"{layer}/kernel"] - before[f"{layer}/kernel"]
     assert np.linalg.matrix_rank(change[0, :, 2].reshape(32, 32), tol=1e-5) == 3 and (change[:, :, 1] == 0).all()
     found_labels = [each["labels"] for each in classify.TASK.predict(source, [(text,) for text, _ in dev])]
     sides = [[[name in each for name in LABELS] for each in side] for side in ([x for _, x in dev], found_labels)]
@@ -403,8 +403,8 @@ def test_params_are_equal_on_any_number_of_devices(topics, checkpoint, tmp_path)
         hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), task.mesh)
         state, losses = program.init(jax.random.key(0)), []
         for batch in itertools.islice(task.batches(0), 4):
-            state, found = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
-            losses.append(float(found["loss"]))
+            state, metrics = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
+            losses.append(float(metrics["loss"]))
         return flatten_dict(jax.device_get(state.params), sep="/"), losses
 
     (several, losses), (one, expected) = steps(2, 2, 2), steps(1, 1, 1)

@@ -52,7 +52,7 @@ def test_labels_point_at_the_answer_in_the_text(pieces):
         questions, pieces, SIZES, with_labels=True
     )
     assert cut == sum(len(pieces.encode(q.text).ids) > 5 for q in questions) > 0
-    found = set()
+    labelled = set()
     for ids, (first, last), window in zip(examples.input_ids, examples.labels, windows):
         question = questions[window.question]
         assert len(ids) <= 24 and len(ids) == window.first + len(window.offsets) + 1
@@ -60,9 +60,9 @@ def test_labels_point_at_the_answer_in_the_text(pieces):
         if first:
             offsets = window.offsets[[first - window.first, last - window.first]]
             assert question.context[offsets[0, 0] : offsets[1, 1]] == question.answers[0]
-            found.add(window.question)
+            labelled.add(window.question)
     # An answer that no window contains is longer than the stride of the windows.
-    missing = [q for i, q in enumerate(questions) if i not in found]
+    missing = [q for i, q in enumerate(questions) if i not in labelled]
     assert len(missing) == apart < 30 and exact == 300
     assert all(len(pieces.encode(q.answers[0]).ids) > 24 - 3 - 5 - 7 for q in missing)
     inside = Question("q", "ship?", "the anchor ship", ("nchor",), (5,))
@@ -98,14 +98,14 @@ def test_gold_logits_give_the_gold_answers(pieces):
         if first and window.is_best[first - window.first]:
             scores[first, 0] = scores[last, 1] = 9
         logits.append(scores)
-    found = question_windows.answers(questions, windows, logits)
-    texts = {name: best[0]["text"] for name, (best, _) in found.items()}
+    predictions = question_windows.answers(questions, windows, logits)
+    texts = {name: best[0]["text"] for name, (best, _) in predictions.items()}
     scores = metrics.squad_scores({q.name: q.answers for q in questions}, texts)
     assert scores["exact_match"] > 90
-    for best, _ in found.values():
+    for best, _ in predictions.values():
         assert len(best) <= 20 and abs(sum(answer["probability"] for answer in best) - 1) < 1e-6
         assert [a["score"] for a in best] == sorted((a["score"] for a in best), reverse=True)
-    first = found["q0"]
+    first = predictions["q0"]
     for scores in logits:
         scores[0] = 20
     assert question_windows.answers(questions, windows, logits)["q0"][1] == pytest.approx(first[1] + 40)
@@ -127,8 +127,8 @@ def test_answers_have_whole_characters_and_no_surrounding_spaces(kind, lowercase
     logits = [np.zeros((len(ids), 2)) for ids in encoded.examples.input_ids]
     for scores, (first, last) in zip(logits, encoded.examples.labels):
         scores[first, 0] = scores[last, 1] = 9
-    found = question_windows.answers(asked, encoded.windows, logits)
-    for text, (best, _) in found.items():
+    predictions = question_windows.answers(asked, encoded.windows, logits)
+    for text, (best, _) in predictions.items():
         assert best[0]["text"] == text and context[best[0]["start"] : best[0]["end"]] == text
         assert all(answer["text"] == answer["text"].strip() != "" for answer in best)
     assert encoded.exact == len(answers)
@@ -186,17 +186,17 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     # The threshold of the checkpoint decides about empty answers.
     assert source.decided == {"null_threshold": scores["eval/null_threshold"]}
     texts = [(q.text, q.context) for q in questions]
-    found = list(squad.TASK.predict(dataclasses.replace(source, decided={}), texts))
+    answers_found = list(squad.TASK.predict(dataclasses.replace(source, decided={}), texts))
     # Prediction encodes questions like evaluation, including the long question.
-    for question, answer in zip(questions, found):
+    for question, answer in zip(questions, answers_found):
         first = best[question.name][0]
         assert question.context[answer["start"] : answer["end"]] == answer["answer"]
         assert (answer["start"], answer["end"]) == (first["start"], first["end"])
         assert answer["probability"] == pytest.approx(first["probability"], rel=1e-4)
         assert answer["null_odds"] == pytest.approx(odds[question.name], abs=1e-4)
-    middle = float(np.median([answer["null_odds"] for answer in found]))
+    middle = float(np.median([answer["null_odds"] for answer in answers_found]))
     decided = dataclasses.replace(source, decided={"null_threshold": middle})
-    for before, answer in zip(found, squad.TASK.predict(decided, texts)):
+    for before, answer in zip(answers_found, squad.TASK.predict(decided, texts)):
         assert answer["answer"] == ("" if before["null_odds"] > middle else before["answer"])
     content, note = squad.TASK.submission(source, str(tmp_path / "dev-v2.0.json"))
     assert json.loads(content) == predictions and note.startswith("20 answers")
@@ -234,9 +234,9 @@ def test_misplaced_answers_are_refused_or_skipped(pieces, tmp_path):
         (tmp_path / f"{name}-v1.1.json").write_text(squad_file(questions, "1.1"))
     config = load("squad:v1.1")
     config.data.path, config.max_seq_length = str(tmp_path), 64
-    said = r"6 training questions have an answer that is not at its answer_start: q2, q5, q8, q11, q14 and 1 more \("
+    message = r"6 training questions have an answer that is not at its answer_start: q2, q5, q8, q11, q14 and 1 more \("
     with pytest.raises(
-        UserError, match=said + r"there, '.*' is not at character \d+\); mend them, or .*on_bad_answer=skip"
+        UserError, match=message + r"there, '.*' is not at character \d+\); mend them, or .*on_bad_answer=skip"
     ):
         squad.TASK.load(config, pieces)
     config.data.on_bad_answer = "skip"
@@ -245,9 +245,12 @@ def test_misplaced_answers_are_refused_or_skipped(pieces, tmp_path):
     assert dataset.notes[1].startswith("2 dev questions") and dataset.notes[1].endswith("q2, q5; scored all the same")
     assert dataset.notes[2].startswith("14 training questions, 14 with an answer")
     (split,) = dataset.dev
-    found = split.read([np.zeros((len(ids), 2)) for ids in split.examples.input_ids])
-    assert len(found.texts) == 6
-    assert split.decide(found) == {} and split.score(found).keys() == {"f1", "exact_match"}  # no threshold in v1.1
+    predictions = split.read([np.zeros((len(ids), 2)) for ids in split.examples.input_ids])
+    assert len(predictions.texts) == 6
+    assert split.decide(predictions) == {} and split.score(predictions).keys() == {
+        "f1",
+        "exact_match",
+    }  # no threshold in v1.1
     config.data.on_bad_answer = "ignore"
     with pytest.raises(UserError, match=r"config.data.on_bad_answer = 'ignore': choose one of stop, skip"):
         squad.TASK.validate(config)

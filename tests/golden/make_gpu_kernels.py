@@ -110,8 +110,8 @@ def measure(gpu: str, program) -> dict[str, dict[str, int]]:
         options = {**target.compiler_options, **OPTIMIZED, "xla_dump_to": folder}
         jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*shapes).compile(compiler_options=options)
         texts = [path.read_text() for path in sorted(pathlib.Path(folder).glob("*.ptx"))]
-    ours = (text for text in texts if ".entry gpu_" in text)
-    return {name: counts for text in ours for name, counts in assemble(text)}
+    kernel_texts = (text for text in texts if ".entry gpu_" in text)
+    return {name: counts for text in kernel_texts for name, counts in assemble(text)}
 
 
 def assemble(ptx: str) -> list[tuple[str, dict[str, int]]]:
@@ -119,9 +119,11 @@ def assemble(ptx: str) -> list[tuple[str, dict[str, int]]]:
     (package,) = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations
     architecture = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
     command = [f"{package}/bin/ptxas", f"-arch={architecture}", "-v", "-o", "/dev/null", "/dev/stdin"]
-    said = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
-    found = re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", said, re.DOTALL)
-    return [(name, {"registers": int(registers), "spilt": int(spilt)}) for name, spilt, registers in found]
+    report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+    statistics = re.findall(
+        r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", report, re.DOTALL
+    )
+    return [(name, {"registers": int(registers), "spilt": int(spilt)}) for name, spilt, registers in statistics]
 
 
 PROGRAMS = {"bert": bert, "gpt": gpt, "modern": modern, "wide": wide}
@@ -130,10 +132,11 @@ PROGRAMS = {"bert": bert, "gpt": gpt, "modern": modern, "wide": wide}
 def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
-    found = {f"{gpu} {name}": measure(gpu, program) for gpu in GPUS for name, program in PROGRAMS.items()}
-    assert not [counts for kernels in found.values() for counts in kernels.values() if counts["spilt"]], found
+    registers = {f"{gpu} {name}": measure(gpu, program) for gpu in GPUS for name, program in PROGRAMS.items()}
+    assert not [counts for kernels in registers.values() for counts in kernels.values() if counts["spilt"]], registers
     rows = (
-        f' "{name}": {json.dumps({k: c["registers"] for k, c in kernels.items()})}' for name, kernels in found.items()
+        f' "{name}": {json.dumps({k: c["registers"] for k, c in kernels.items()})}'
+        for name, kernels in registers.items()
     )
     PATH.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 

@@ -48,7 +48,7 @@ def main(v1, v2) -> None:
         """Returns exact match and F1 by the script 1.1, which requires an answer, and by 2.0."""
         data, predictions = as_data({"1": golds}), {"1": prediction}
         first = [x / 100 for x in v1.evaluate(data, predictions).values()] if golds else [None, None]
-        return [*first, *(found["1"] for found in v2.get_raw_scores(data, predictions))]
+        return [*first, *(scores["1"] for scores in v2.get_raw_scores(data, predictions))]
 
     rng = random.Random(3)
     before = json.loads(gzip.decompress(PATH.read_bytes()))

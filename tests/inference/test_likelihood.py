@@ -60,8 +60,10 @@ def test_a_recurrent_model_reads_long_texts_in_segments(texts):
     whole = TransformerXLConfig(**SIZES, memory_length=32)
     model, params = model_of(whole)
     parts = BertForMaskedLM(dataclasses.replace(whole, memory_length=16, max_position_embeddings=16))
-    found, expected = (list(likelihood.log_likelihoods(each, params, PIECES, texts)) for each in (parts, model))
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    likelihoods, expected = (
+        list(likelihood.log_likelihoods(scorer, params, PIECES, texts)) for scorer in (parts, model)
+    )
+    np.testing.assert_allclose(likelihoods, expected, rtol=1e-4)
     assert sum(len(text.split()) > 16 for text in texts) > 3
     longer = " ".join(texts[2:12])
     hidden = [[False] * len(longer.split(" "))]
@@ -86,9 +88,9 @@ def test_the_likelihood_of_a_text_is_the_sum_over_tokens(texts, causal, monkeypa
         logits = model.apply({"params": params}, ids, one, one - one, places)[:, 0, : PIECES.vocab_size]
         return jax.nn.log_softmax(logits)
 
-    found = list(likelihood.log_likelihoods(model, params, PIECES, texts))
-    assert found[0] == 0 and len(found) == len(texts)
-    for text, ours in list(zip(texts, found))[1:12]:
+    likelihoods = list(likelihood.log_likelihoods(model, params, PIECES, texts))
+    assert likelihoods[0] == 0 and len(likelihoods) == len(texts)
+    for text, likelihood_of_text in list(zip(texts, likelihoods))[1:12]:
         ids = np.array([PIECES.cls_id, *PIECES.encode(text).ids, PIECES.sep_id], np.int32)
         places, rows = np.arange(1, len(ids) - 1), np.tile(ids, (len(ids) - 2, 1))
         for row, place in zip(rows, places):
@@ -97,7 +99,7 @@ def test_the_likelihood_of_a_text_is_the_sum_over_tokens(texts, causal, monkeypa
             else:
                 row[place] = PIECES.mask_id
         expected = np.asarray(log_softmax(rows, places[:, None] - causal))[np.arange(len(places)), ids[places]]
-        assert ours == pytest.approx(expected.sum(), rel=1e-4)
+        assert likelihood_of_text == pytest.approx(expected.sum(), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -108,16 +110,16 @@ def test_pairs_are_compared_and_counted(texts):
     pairs.append(likelihood.Pair("the ship", "the ship", "same", "p"))
     *is_right, of_same = likelihood.compare(model, params, PIECES, pairs)
     assert is_right == [a > b for a, b in zip(sums[:5], sums[5:])] and not of_same
-    found = likelihood.shares(pairs, [*is_right, of_same], "paradigm")
-    assert found == {"y": (np.mean(is_right[::2]), 3), "x": (np.mean(is_right[1::2]), 2), "same": (0, 1)}
+    shares = likelihood.shares(pairs, [*is_right, of_same], "paradigm")
+    assert shares == {"y": (np.mean(is_right[::2]), 3), "x": (np.mean(is_right[1::2]), 2), "same": (0, 1)}
 
 
 def test_pairs_of_both_forms_are_read(tmp_path):
     lines = [{"good": f"a{i}", "bad": "b", "paradigm": "x", "phenomenon": "p"} for i in range(3)]
     lines += [{"sentence_good": "c", "sentence_bad": "d", "UID": "y", "linguistics_term": "q", "pairID": 3}]
     (tmp_path / "pairs.jsonl.xz").write_bytes(lzma.compress("\n\n".join(map(json.dumps, lines)).encode()))
-    found = likelihood.read_pairs(str(tmp_path / "pairs.jsonl.xz"), most=2)
-    assert found == [("a0", "b", "x", "p"), ("a1", "b", "x", "p"), ("c", "d", "y", "q")]
+    read = likelihood.read_pairs(str(tmp_path / "pairs.jsonl.xz"), most=2)
+    assert read == [("a0", "b", "x", "p"), ("a1", "b", "x", "p"), ("c", "d", "y", "q")]
     assert len(likelihood.read_pairs(str(tmp_path / "pairs.jsonl.xz"))) == 4
 
 
@@ -177,9 +179,9 @@ def test_generation_with_and_without_cache_is_equal(name):
     """Generates until the model has no position left, after a short prompt and a long prompt."""
     model, params = model_of(CONTINUED[name])
     text = " ".join(["ship a c the d"] * (7 if name == "pre" else 1))
-    found = generate(model, params, PIECES, text, 100, Sampling(temperature=0.0))
-    assert found == without_cache(model, params, text, 100)
-    assert found.startswith(text) and found != text
+    generated = generate(model, params, PIECES, text, 100, Sampling(temperature=0.0))
+    assert generated == without_cache(model, params, text, 100)
+    assert generated.startswith(text) and generated != text
 
 
 def test_sampled_text_depends_on_the_seed_only():

@@ -49,11 +49,11 @@ def make(compiled, monkeypatch):
 
 @pytest.mark.parametrize("pool", ["mean", slow_case("cls"), "last"])
 def test_vectors_are_pooled_hidden_states(source, pool):
-    found, cut = PooledStatesEmbedder(source, "sum_all", pool)(TEXTS)
+    vectors, cut = PooledStatesEmbedder(source, "sum_all", pool)(TEXTS)
     model, params = BertModel(source.config), source.params["bert"]
     states = compute_hidden_states(model, params, source.tokenizer, TEXTS, "sum_all")
     pooled = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1]}[pool]
-    np.testing.assert_allclose(found, list(map(pooled, states)), atol=1e-5)
+    np.testing.assert_allclose(vectors, list(map(pooled, states)), atol=1e-5)
     assert cut[-1] and not cut[-2]
 
 
@@ -70,8 +70,8 @@ def contents(path):
         table = pyarrow.parquet.read_table(path)
         assert table.column_names[-1] == "vector"
         return np.array(table["vector"].to_pylist(), np.float32)
-    found = np.load(path)
-    return found["vectors"] if path.suffix == ".npz" else found
+    array = np.load(path)
+    return array["vectors"] if path.suffix == ".npz" else array
 
 
 @pytest.mark.slow
@@ -79,9 +79,9 @@ def contents(path):
 def test_all_formats_store_equal_vectors(make, suffix, tmp_path):
     path = tmp_path / f"new/v{suffix}"
     assert text_embedding.write_embeddings(path, make, iter(TEXTS), size=9) == ((40, 32), 1)
-    found = contents(path)
-    assert found.dtype == np.float32 and list(path.parent.iterdir()) == [path]
-    np.testing.assert_allclose(found, make(TEXTS)[0], atol=1e-5)
+    stored = contents(path)
+    assert stored.dtype == np.float32 and list(path.parent.iterdir()) == [path]
+    np.testing.assert_allclose(stored, make(TEXTS)[0], atol=1e-5)
 
 
 def test_ids_are_written_with_the_vectors(make, tmp_path, monkeypatch):

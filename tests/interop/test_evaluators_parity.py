@@ -25,8 +25,8 @@ class Stub:
         self.vectors, self.similarity_fn_name = vectors, similarity_fn_name
 
     def encode(self, texts, convert_to_tensor=False, truncate_dim=None, **_):
-        found = self.vectors[[int(text) for text in texts], :truncate_dim]
-        return torch.tensor(found) if convert_to_tensor else found
+        rows = self.vectors[[int(text) for text in texts], :truncate_dim]
+        return torch.tensor(rows) if convert_to_tensor else rows
 
     encode_query = encode_document = encode
 
@@ -43,17 +43,17 @@ def made(count: int, has_ties: bool, width: int = 16) -> np.ndarray:
     return rng.normal(size=(count, width)).astype(np.float32)
 
 
-def ours(found, numbers, vectors, widths=(), similarity="cosine"):
-    split = make_split(found, EncodedTexts(Examples([], []), numbers), widths, similarity=similarity)
+def ours(data, numbers, vectors, widths=(), similarity="cosine"):
+    split = make_split(data, EncodedTexts(Examples([], []), numbers), widths, similarity=similarity)
     return split.score(vectors), split.decide(vectors), split.metric
 
 
-def assert_same(scores, evaluator, given, vectors, names, tolerance=1e-9, similarity="cosine"):
+def assert_same(scores, evaluator, inputs, vectors, names, tolerance=1e-9, similarity="cosine"):
     """Compares scores, and also scores of the first four dimensions if `names` have the suffix."""
-    for name, theirs in names.items():
+    for name, their_name in names.items():
         width = 4 if name.endswith("_4") else None
-        expected = evaluator(*given, truncate_dim=width)(Stub(vectors, similarity))
-        assert scores[name] == pytest.approx(expected[f"{similarity}_{theirs}"], abs=tolerance), name
+        expected = evaluator(*inputs, truncate_dim=width)(Stub(vectors, similarity))
+        assert scores[name] == pytest.approx(expected[f"{similarity}_{their_name}"], abs=tolerance), name
 
 
 def sides(pairs):
@@ -66,10 +66,10 @@ def test_scores_of_scored_pairs_equal_sentence_transformers(has_ties):
     pairs, values = rng.integers(80, size=(120, 2)), rng.integers(0, 11, 120) / 2
     scores, decided, metric = ours(TextSet(pairs, values.astype(np.float32)), pairs, vectors, widths=(4,))
     assert not decided and metric == "spearman" and scores.keys() == {"spearman", "pearson", "spearman_4"}
-    given, evaluator = (*sides(pairs), values.tolist()), evaluation.EmbeddingSimilarityEvaluator
+    inputs, evaluator = (*sides(pairs), values.tolist()), evaluation.EmbeddingSimilarityEvaluator
     for width, name in ((None, "spearman"), (None, "pearson"), (4, "spearman_4")):
-        theirs = evaluator(*given, truncate_dim=width)(Stub(vectors))
-        assert scores[name] == pytest.approx(theirs[f"{name.removesuffix('_4')}_cosine"], abs=1e-6)
+        expected = evaluator(*inputs, truncate_dim=width)(Stub(vectors))
+        assert scores[name] == pytest.approx(expected[f"{name.removesuffix('_4')}_cosine"], abs=1e-6)
 
 
 @pytest.mark.parametrize("has_ties", [False, True])
@@ -79,11 +79,11 @@ def test_scores_of_labelled_pairs_equal_sentence_transformers(positive, has_ties
     pairs, labels = rng.integers(80, size=(120, 2)), (rng.random(120) < positive).astype(np.int32)
     scores, decided, metric = ours(TextSet(pairs, labels), pairs, vectors, widths=(4,))
     assert metric == "average_precision"
-    given, evaluator = (*sides(pairs), labels.tolist()), evaluation.BinaryClassificationEvaluator
+    inputs, evaluator = (*sides(pairs), labels.tolist()), evaluation.BinaryClassificationEvaluator
     names = {"average_precision": "ap", "average_precision_4": "ap", "accuracy": "accuracy", "f1": "f1"}
-    assert_same(scores, evaluator, given, vectors, names)
+    assert_same(scores, evaluator, inputs, vectors, names)
     names = {f"{name}_threshold": f"{name}_threshold" for name in ("accuracy", "f1")}
-    assert_same(decided, evaluator, given, vectors, names, tolerance=1e-6)
+    assert_same(decided, evaluator, inputs, vectors, names, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("has_ties", [False, True])
@@ -99,13 +99,16 @@ def test_retrieval_scores_equal_sentence_transformers(similarity, documents, has
     # sentence-transformers sorts documents with equal scores by their ids; zero-padded ids keep the order of the
     # numbers.
     name = "{:04}".format
-    given = (
+    inputs = (
         {str(i): str(i) for i in range(queries)},
         {name(i): str(queries + i) for i in range(documents)},
-        {str(i): {name(document) for document in found} for i, found in enumerate(relevant)},
+        {str(i): {name(document) for document in documents_of_query} for i, documents_of_query in enumerate(relevant)},
     )
-    names = {each: each.removesuffix("_4") for each in ("ndcg@10", "ndcg@10_4", "mrr@10", "recall@1", "recall@10")}
-    assert_same(scores, evaluation.InformationRetrievalEvaluator, given, vectors, names, similarity=similarity)
+    names = {
+        metric_name: metric_name.removesuffix("_4")
+        for metric_name in ("ndcg@10", "ndcg@10_4", "mrr@10", "recall@1", "recall@10")
+    }
+    assert_same(scores, evaluation.InformationRetrievalEvaluator, inputs, vectors, names, similarity=similarity)
 
 
 def test_ndcg_of_graded_relevance_equals_scikit_learn():

@@ -102,9 +102,9 @@ def test_loss_and_gradients_equal_transformers(golden):
 
 @pytest.mark.parametrize("to", [slow_case(to) if to == "tf1" else to for to in pretrained.FORMATS])
 def test_round_trips_are_bit_exact(golden, tmp_path, to):
-    said = conversion.convert(GOLDEN, tmp_path / to, to)
+    printed = conversion.convert(GOLDEN, tmp_path / to, to)
     again = pretrained.read_pretrained(tmp_path / to)
-    assert said.startswith(f"huggingface -> {to}: ") and again.format == to
+    assert printed.startswith(f"huggingface -> {to}: ") and again.format == to
     assert same(again.params, golden.params) and again.config == golden.config
     assert again.tokenizer.fingerprint == golden.tokenizer.fingerprint
     conversion.convert(tmp_path / to, tmp_path / "back", "huggingface")
@@ -394,17 +394,17 @@ FOREIGN = {  # files of a tokenizer, and the reason why the tokenizer is refused
 @pytest.mark.parametrize("name", FOREIGN)
 def test_unsupported_tokenizer_settings_are_refused(golden, folder, name):
     written, message = FOREIGN[name]
-    ours = json.loads(golden.tokenizer.to_huggingface())
+    tokenizer_json = json.loads(golden.tokenizer.to_huggingface())
     if name == "another vocabulary":
-        ours["model"]["vocab"] = {piece: i for i, piece in enumerate(golden.tokenizer.pieces[:5])}
+        tokenizer_json["model"]["vocab"] = {piece: i for i, piece in enumerate(golden.tokenizer.pieces[:5])}
         written = {JSON: {}}
     for file, content in written.items():
         if file == WHOLE:
             parts = {"normalizer": {"type": "BertNormalizer"}, "pre_tokenizer": {"type": "BertPreTokenizer"}}
             (folder / JSON).write_text(json.dumps(parts | content))
         elif file == JSON:
-            model = {"model": ours["model"] | content.get("model", {})}
-            (folder / JSON).write_text(json.dumps(ours | content | model))
+            model = {"model": tokenizer_json["model"] | content.get("model", {})}
+            (folder / JSON).write_text(json.dumps(tokenizer_json | content | model))
         else:
             known = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
             (folder / file).write_text(json.dumps(known | content))

@@ -168,9 +168,9 @@ def asked(monkeypatch):
 def test_a_run_is_pushed_with_a_model_card(asked, tmp_path):
     config = pretraining_config()
     config.init_checkpoint = "hub:org/bert@v1"
-    own = made_run(tmp_path / "run", config, {"mlm_loss": 2.5})
-    said = conversion.convert(own, tmp_path / "out", "huggingface", push="me/mine", is_private=True)
-    assert said.endswith("; pushed to https://huggingface.co/me/mine")
+    run = made_run(tmp_path / "run", config, {"mlm_loss": 2.5})
+    printed = conversion.convert(run, tmp_path / "out", "huggingface", push="me/mine", is_private=True)
+    assert printed.endswith("; pushed to https://huggingface.co/me/mine")
     files = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     create = ("create", "me/mine", {"private": True, "exist_ok": True})
     assert asked == [("whoami",), create, ("upload", "me/mine", files)]

@@ -133,9 +133,9 @@ def test_other_formats_and_checkpoints_of_unknown_origin_have_no_card(tmp_path):
 def test_the_card_of_an_encoder_has_no_scores_of_removed_heads(tmp_path):
     config = fine_tuning_config("glue", name="mrpc")
     run = made_run(tmp_path / "run", config, {"f1": 0.9}, "BertForMaskedLM", ("no", "yes"))
-    said = conversion.convert(run, tmp_path / "out", "huggingface", "BertModel")
+    printed = conversion.convert(run, tmp_path / "out", "huggingface", "BertModel")
     metadata, rows, text = read_card(tmp_path / "out")
-    assert metadata["pipeline_tag"] == "feature-extraction" and "f1" not in rows and "masked_lm" not in said
+    assert metadata["pipeline_tag"] == "feature-extraction" and "f1" not in rows and "masked_lm" not in printed
     assert "the encoder of a model that was trained for the task `glue`" in text
     written = safetensors.numpy.load_file(tmp_path / "out/model.safetensors")
     assert f"with {sum(x.size for x in written.values()):,} parameters" in text

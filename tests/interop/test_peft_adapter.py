@@ -107,8 +107,8 @@ def test_a_written_adapter_round_trips(has_new_pieces, tmp_path):
     settings.init_checkpoint = str(tmp_path / "base")
     checkpoint.write_params(run, unflatten_dict(params))
     write_info(run, RunInfo(settings.lock(), "BertForSequenceClassification", ("a", "b", "c")), tokenizer)
-    said = conversion.convert(run, adapter, "peft")
-    assert "base_model_name_or_path is 'base'" in said and "left out: labels a, b, c" in said
+    printed = conversion.convert(run, adapter, "peft")
+    assert "base_model_name_or_path is 'base'" in printed and "left out: labels a, b, c" in printed
     with pytest.raises(UserError, match=r"--push=me/mine: .* has no name on the hub; push the base first"):
         conversion._write_adapter(tmp_path / "other", pretrained.read_pretrained(run), "me/mine", "")
     assert not any(str(tmp_path) in path.read_text() for path in adapter.glob("*.json"))

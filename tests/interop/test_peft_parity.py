@@ -80,22 +80,22 @@ def test_an_adapter_gives_the_outputs_of_peft(family, sizes, base, kind, rows, s
     model.save_pretrained(tmp_path / "adapter")
     ids = torch.tensor(IDS[:, None] if "Choice" in kind else IDS)
     with torch.no_grad():
-        found = model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    names = [name for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in found]
-    expected = np.stack([found[name].numpy() for name in names], -1).squeeze(-1 if len(names) == 1 else ())
+        outputs = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    names = [name for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in outputs]
+    expected = np.stack([outputs[name].numpy() for name in names], -1).squeeze(-1 if len(names) == 1 else ())
 
-    source, given = pretrained.read_pretrained(tmp_path / "adapter"), (IDS, np.ones_like(IDS), np.zeros_like(IDS))
+    source, inputs = pretrained.read_pretrained(tmp_path / "adapter"), (IDS, np.ones_like(IDS), np.zeros_like(IDS))
     arguments, params = (source.config, Compute()), {"params": source.params}
     if "classifier" in source.params:
         cls = BertForTokenClassification if "Token" in kind else BertForSequenceClassification
-        logits = cls(source.config, len(source.params["classifier"]["dense"]["bias"])).apply(params, *given)
+        logits = cls(source.config, len(source.params["classifier"]["dense"]["bias"])).apply(params, *inputs)
     elif "spans" in source.params:
-        logits = BertForQuestionAnswering(*arguments).apply(params, *given)
+        logits = BertForQuestionAnswering(*arguments).apply(params, *inputs)
     elif kind != "Model":
-        logits = BertForMaskedLM(*arguments).apply(params, *given, np.tile(np.arange(7), (2, 1)))[..., :rows]
+        logits = BertForMaskedLM(*arguments).apply(params, *inputs, np.tile(np.arange(7), (2, 1)))[..., :rows]
     else:
         encoder = families.family_of(source.config).build(*arguments)
-        logits = encoder.apply({"params": source.params["bert"]}, *given, method="encode")
+        logits = encoder.apply({"params": source.params["bert"]}, *inputs, method="encode")
     assert source.config.vocab_size == rows and source.ignored == []
     np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=2e-5)
 

@@ -40,9 +40,9 @@ def test_complete_files_are_read_and_converted(folder, state, is_zip, tmp_path):
 def test_other_dtypes_become_float32(folder, state, dtype):
     rounded = {name: torch.nn.Parameter(tensor.to(getattr(torch, dtype))) for name, tensor in state.items()}
     torch.save(rounded, folder / "pytorch_model.bin")
-    found = pretrained.read_pretrained(folder).params["bert"]["embeddings"]["position"]["embedding"]
+    table = pretrained.read_pretrained(folder).params["bert"]["embeddings"]["position"]["embedding"]
     expected = rounded["bert.embeddings.position_embeddings.weight"].detach().float().numpy()
-    assert found.dtype == np.float32 and (found == expected).all()
+    assert table.dtype == np.float32 and (table == expected).all()
 
 
 def test_safetensors_are_preferred_to_pickles(folder):

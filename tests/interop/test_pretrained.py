@@ -73,9 +73,9 @@ def test_missing_arrays_stay_fresh_and_unknown_arrays_are_named(golden, tmp_path
     safetensors.numpy.save_file(tensors | {"adapter.bias": np.ones(2, np.float32)}, path)
     params = random_params(config_for(golden))
     loaded = initialization.initialize(params, tmp_path / "bare")
-    said = capsys.readouterr().out
-    assert "19 of 26 arrays loaded; left fresh: masked_lm/bias, masked_lm/dense/bias" in said
-    assert said.rstrip().endswith("not used: adapter.bias")
+    printed = capsys.readouterr().out
+    assert "19 of 26 arrays loaded; left fresh: masked_lm/bias, masked_lm/dense/bias" in printed
+    assert printed.rstrip().endswith("not used: adapter.bias")
     assert same(loaded, params | {"bert": golden.params["bert"]})
 
 
@@ -102,10 +102,12 @@ def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, 
     params = random_params(config)
     loaded = pretrained.flattened(initialization.initialize(params, path))
     assert capsys.readouterr().out == f"started from {path} (huggingface): {said}\n"
-    fresh, theirs = pretrained.flattened(params), pretrained.flattened(golden.params)
+    fresh, golden_arrays = pretrained.flattened(params), pretrained.flattened(golden.params)
     assert loaded.keys() == fresh.keys()
     for name in loaded:
-        assert (loaded[name] == (fresh if not has_pairs and name in POOLER_AND_HEAD else theirs)[name]).all(), name
+        assert (loaded[name] == (fresh if not has_pairs and name in POOLER_AND_HEAD else golden_arrays)[name]).all(), (
+            name
+        )
 
 
 def test_adoption_sets_the_fields_of_the_checkpoint(golden):
@@ -113,10 +115,10 @@ def test_adoption_sets_the_fields_of_the_checkpoint(golden):
     initialization.adopt(config)
     assert config.model.hidden_act == "gelu"
     assert config.tokenizer.path == str(GOLDEN / "vocab.txt") and config.tokenizer.lowercase
-    own = config_for(golden)
-    own.tokenizer.path = "mine.txt"
-    initialization.adopt(own)
-    assert own.tokenizer.path == "mine.txt"
+    config_with_tokenizer = config_for(golden)
+    config_with_tokenizer.tokenizer.path = "mine.txt"
+    initialization.adopt(config_with_tokenizer)
+    assert config_with_tokenizer.tokenizer.path == "mine.txt"
 
 
 def test_another_model_size_is_refused_with_the_matching_flags(golden):
@@ -182,19 +184,19 @@ def test_features_are_written_in_chunks(golden, tmp_path, monkeypatch):
     model, params, path = BertModel(golden.config), golden.params["bert"], tmp_path / "new/f.npz"
     texts = [*TEXTS, ""] * 9
     monkeypatch.setattr(hidden_states, "PORTION", 100)
-    given = (model, params, golden.tokenizer)
-    written = hidden_states.write_hidden_states(path, *given, lambda: iter(texts), "last")
-    expected = [states for text in [*TEXTS, ""] for states in compute_hidden_states(*given, [text], "last")] * 9
+    arguments = (model, params, golden.tokenizer)
+    written = hidden_states.write_hidden_states(path, *arguments, lambda: iter(texts), "last")
+    expected = [states for text in [*TEXTS, ""] for states in compute_hidden_states(*arguments, [text], "last")] * 9
     assert written == ((sum(map(len, expected)), golden.config.hidden_size), 45, 9)
     with np.load(path) as arrays:
         parts = np.split(arrays["hidden"], arrays["offsets"][1:-1])
         assert arrays.keys() == {"hidden", "offsets"} and arrays["offsets"][-1] == len(arrays["hidden"])
-    for found, wanted in zip(parts, expected, strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    for part, wanted in zip(parts, expected, strict=True):
+        np.testing.assert_allclose(part, wanted, atol=1e-5)
 
     before, calls = path.read_bytes(), iter([texts, texts[:-1]])
     with pytest.raises(UserError, match="--input: has changed while it was read"):
-        hidden_states.write_hidden_states(path, *given, lambda: next(calls), "last")
+        hidden_states.write_hidden_states(path, *arguments, lambda: next(calls), "last")
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 

@@ -88,8 +88,8 @@ def converted(request, tmp_path_factory):
     """(workdir of a run, the folder of `convert`)."""
     folder = tmp_path_factory.mktemp(request.param)
     run = made_run(folder / "run", request.param)
-    said = conversion.convert(run, folder / "theirs", "sentence-transformers", license_name="mit")
-    assert said.startswith("bertjax -> sentence-transformers") and "left out" not in said
+    printed = conversion.convert(run, folder / "theirs", "sentence-transformers", license_name="mit")
+    assert printed.startswith("bertjax -> sentence-transformers") and "left out" not in printed
     return run, folder / "theirs"
 
 
@@ -99,22 +99,24 @@ def library(folder):
 
 def vectors_by(folder, prompt=None):
     source = dataclasses.replace(pretrained.read_pretrained(folder), dtype="float32")
-    found, cut = PromptedEmbedder(source, prompt)(TEXTS)
+    vectors, cut = PromptedEmbedder(source, prompt)(TEXTS)
     assert cut[-1] and not cut[1]
-    return found
+    return vectors
 
 
 def test_vectors_equal_sentence_transformers(converted):
     run, folder = converted
-    theirs, found = library(folder), vectors_by(folder)
-    np.testing.assert_allclose(found, theirs.encode(TEXTS), atol=1e-5)  # prompted as queries
-    np.testing.assert_allclose(found, theirs.encode_query(TEXTS), atol=1e-5)
-    np.testing.assert_allclose(vectors_by(run, "document"), theirs.encode_document(TEXTS), atol=1e-5)
-    np.testing.assert_allclose(vectors_by(folder, "a "), theirs.encode(TEXTS, prompt="a "), atol=1e-5)
-    np.testing.assert_array_equal(found, vectors_by(run))
-    cut = theirs.encode(TEXTS, truncate_dim=5, normalize_embeddings=pretrained.read_pretrained(run).head["normalize"])
+    their_model, vectors = library(folder), vectors_by(folder)
+    np.testing.assert_allclose(vectors, their_model.encode(TEXTS), atol=1e-5)  # prompted as queries
+    np.testing.assert_allclose(vectors, their_model.encode_query(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(vectors_by(run, "document"), their_model.encode_document(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(vectors_by(folder, "a "), their_model.encode(TEXTS, prompt="a "), atol=1e-5)
+    np.testing.assert_array_equal(vectors, vectors_by(run))
+    cut = their_model.encode(
+        TEXTS, truncate_dim=5, normalize_embeddings=pretrained.read_pretrained(run).head["normalize"]
+    )
     np.testing.assert_allclose(
-        PromptedEmbedder(pretrained.read_pretrained(folder), width=5).finish(found), cut, atol=1e-5
+        PromptedEmbedder(pretrained.read_pretrained(folder), width=5).finish(vectors), cut, atol=1e-5
     )
 
 
@@ -138,9 +140,9 @@ def test_a_folder_round_trips_bit_for_bit(converted, tmp_path):
 
 def test_the_encoder_subfolder_is_a_transformers_folder(converted, tmp_path):
     run, _ = converted
-    said = conversion.convert(run, tmp_path / "encoder", "huggingface")
-    assert "how embeddings are computed (" in said and "which --format=sentence-transformers keeps" in said
-    assert ("projection" in said) == bool(pretrained.read_pretrained(run).head["dense"])
+    printed = conversion.convert(run, tmp_path / "encoder", "huggingface")
+    assert "how embeddings are computed (" in printed and "which --format=sentence-transformers keeps" in printed
+    assert ("projection" in printed) == bool(pretrained.read_pretrained(run).head["dense"])
     _, info = transformers.AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert not info["unexpected_keys"] and all("pooler" in name for name in info["missing_keys"])
     assert pretrained.read_pretrained(tmp_path / "encoder").architecture != embed.ARCHITECTURE
@@ -176,9 +178,9 @@ def test_folders_of_sentence_transformers_are_read(of_bert, tmp_path):
     made.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
     types = [module["type"] for module in json.loads((tmp_path / "theirs/modules.json").read_text())]
     assert all(".modules." in name for name in types)  # the names of version 6
-    theirs, source = library(tmp_path / "theirs"), pretrained.read_pretrained(tmp_path / "theirs")
+    their_model, source = library(tmp_path / "theirs"), pretrained.read_pretrained(tmp_path / "theirs")
     assert source.head == dict(pooling="last", dense=7, dense_act="tanh", normalize=True)
-    np.testing.assert_allclose(vectors_by(tmp_path / "theirs"), theirs.encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(vectors_by(tmp_path / "theirs"), their_model.encode(TEXTS), atol=1e-5)
     assert source.settings.data.to_dict() == dict(query_prompt="the ship ", document_prompt="the ship ")
     # A default prompt for queries is not applied to documents.
     prompts = {"query": "the ship ", "document": ""}
@@ -265,21 +267,21 @@ def test_settings_of_a_folder_are_used_and_kept(of_bert, tmp_path, capsys):
     (folder / "9_Dropout").mkdir()
     (folder / "9_Dropout/config.json").write_text('{"dropout": 0.5}')
     (folder / MODULES).write_text(json.dumps(entries))
-    theirs, model = library(folder), bertjax.load(folder, dtype="float32")
+    their_model, model = library(folder), bertjax.load(folder, dtype="float32")
     assert "ignored fields, which sentence_transformers does not read either: banana" in capsys.readouterr().err
     for prompt in (None, "query", "document", "web.s"):
-        expected = theirs.encode(TEXTS, prompt_name=prompt)
+        expected = their_model.encode(TEXTS, prompt_name=prompt)
         np.testing.assert_allclose(model.embed(TEXTS, prompt=prompt), expected, atol=1e-5)
-    first, second = theirs.encode_query(TEXTS[:2]), theirs.encode_document(TEXTS[2:4])
-    found = [pair["dot"] for pair in model.predict(list(zip(TEXTS[:2], TEXTS[2:4])))]
-    np.testing.assert_allclose(found, theirs.similarity_pairwise(first, second), atol=1e-5)
+    first, second = their_model.encode_query(TEXTS[:2]), their_model.encode_document(TEXTS[2:4])
+    scores = [pair["dot"] for pair in model.predict(list(zip(TEXTS[:2], TEXTS[2:4])))]
+    np.testing.assert_allclose(scores, their_model.similarity_pairwise(first, second), atol=1e-5)
     conversion.convert(folder, tmp_path / "ours", "bertjax")
-    said = conversion.convert(tmp_path / "ours", tmp_path / "back", "sentence-transformers")
-    assert "Dropout, which changes no embedding" in said
+    printed = conversion.convert(tmp_path / "ours", tmp_path / "back", "sentence-transformers")
+    assert "Dropout, which changes no embedding" in printed
     again = library(tmp_path / "back")
     for name in ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "max_seq_length"):
-        assert getattr(again, name) == getattr(theirs, name), name
-    np.testing.assert_allclose(again.encode(TEXTS), theirs.encode(TEXTS), atol=1e-6)
+        assert getattr(again, name) == getattr(their_model, name), name
+    np.testing.assert_allclose(again.encode(TEXTS), their_model.encode(TEXTS), atol=1e-6)
     with pytest.raises(UserError, match="similarity_fn_name 'dot' is not supported in training"):
         embed.TASK.adopt(config_from(folder, "x"), model.source.settings)
     edit(folder / SETTINGS, similarity_fn_name="cosine")
@@ -354,8 +356,8 @@ def test_pooled_states_equal_sentence_transformers(of_bert, tmp_path):
     """Without a choice of layers, embeddings are mean pooling of the last layer."""
     shutil.copytree(of_bert, tmp_path / "encoder")
     (tmp_path / "encoder" / MODULES).unlink()
-    found = bertjax.load(tmp_path / "encoder", dtype="float32").embed(TEXTS[:2], pool="mean")
-    np.testing.assert_allclose(found, library(tmp_path / "encoder").encode(TEXTS[:2]), atol=1e-5)
+    embeddings = bertjax.load(tmp_path / "encoder", dtype="float32").embed(TEXTS[:2], pool="mean")
+    np.testing.assert_allclose(embeddings, library(tmp_path / "encoder").encode(TEXTS[:2]), atol=1e-5)
 
 
 def test_lower_casing_of_the_folder_must_match_the_tokenizer(of_bert, tmp_path):
@@ -428,8 +430,8 @@ def test_fine_tuning_adopts_folder_settings_unless_the_config_sets_them(of_bert,
     assert decision.startswith(f"from {of_bert}: {fields}")
     assert (config.max_seq_length, config.head.dense, config.data.document_prompt) == (24, 12, "a court ")
     assert "19 of 19 arrays loaded" in capsys.readouterr().out
-    theirs = pretrained.read_pretrained(of_bert).params["projection"]
-    assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(params["projection"]), theirs))
+    projection = pretrained.read_pretrained(of_bert).params["projection"]
+    assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(params["projection"]), projection))
 
     config = config_from(of_bert, data, max_seq_length=16)
     config.head.update(pooling="cls", dense=8)
@@ -456,9 +458,9 @@ def test_a_run_from_a_folder_resumes_and_is_converted(of_bert, data, tmp_path):
     run = pretrained.read_pretrained(tmp_path / "run@latest")
     assert run.step == 4 and run.head["dense"] == 12 and run.settings.data.query_prompt == "the judge: "
     conversion.convert(tmp_path / "run@latest", tmp_path / "theirs", "sentence-transformers")
-    found = vectors_by(tmp_path / "run@latest")
-    np.testing.assert_allclose(found, library(tmp_path / "theirs").encode(TEXTS), atol=1e-5)
-    assert np.abs(found - vectors_by(of_bert)).max() > 1e-3
+    vectors = vectors_by(tmp_path / "run@latest")
+    np.testing.assert_allclose(vectors, library(tmp_path / "theirs").encode(TEXTS), atol=1e-5)
+    assert np.abs(vectors - vectors_by(of_bert)).max() > 1e-3
 
 
 def test_a_sweep_overrides_the_settings_of_a_folder(of_bert, data, tmp_path, monkeypatch):
@@ -490,8 +492,8 @@ def test_published_weights_and_tokenizer_equal_the_libraries():
     texts = [*TEXTS, "Café, naïve, 中文 and 😀!", "word " * 150, *lines[:3000:500]]
     assert source.config.hidden_act == "gelu" and source.max_seq_length == 256
     np.testing.assert_allclose(PromptedEmbedder(source)(texts)[0], library(folder).encode(texts), atol=1e-5)
-    theirs = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
-    expected = theirs(lines[:3000] + HARD, return_offsets_mapping=True, split_special_tokens=True)
-    found = [source.tokenizer.encode(line) for line in lines[:3000] + HARD]
-    assert [source.tokenizer.framed(each.ids) for each in found] == expected.input_ids
-    assert [each.offsets for each in found] == [offsets[1:-1] for offsets in expected.offset_mapping]
+    their_tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
+    expected = their_tokenizer(lines[:3000] + HARD, return_offsets_mapping=True, split_special_tokens=True)
+    encodings = [source.tokenizer.encode(line) for line in lines[:3000] + HARD]
+    assert [source.tokenizer.framed(each.ids) for each in encodings] == expected.input_ids
+    assert [each.offsets for each in encodings] == [offsets[1:-1] for offsets in expected.offset_mapping]

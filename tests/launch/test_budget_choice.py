@@ -74,8 +74,8 @@ def test_more_time_or_speed_gives_no_smaller_model():
 
     by_time = [params(TWO_CORES, seconds) for seconds in (60, 600, 6000, 60_000, 600_000)]
     by_speed = [params(machine, 3600) for machine in (ONE_CORE, TWO_CORES, H100, POD)]
-    for found in (by_time, by_speed):
-        assert found == sorted(found) and found[-1] > 10 * found[0]
+    for choices in (by_time, by_speed):
+        assert choices == sorted(choices) and choices[-1] > 10 * choices[0]
     assert params(H100, 3600, BOOK) < params(H100, 3600)  # a small text does not justify a large model
     small = dataclasses.replace(H100, memory=1e9)
     assert params(small, 36_000) < params(H100, 36_000)

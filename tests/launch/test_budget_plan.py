@@ -71,13 +71,13 @@ def test_batch_growth_is_scaled_or_removed():
         validate(changed)
         first, *_, last = stages_of(changed)
         assert first.grows == (factor == 1e-2) and last.steps >= 1
-    assert [each.name for each in stages_of(changed)] == ["pretraining", "context", "decay"]
+    assert [stage_of_plan.name for stage_of_plan in stages_of(changed)] == ["pretraining", "context", "decay"]
 
 
 def test_a_token_budget_sets_the_steps(tmp_path):
     config = pretraining_config()
-    given = opened(config, total_steps(config)), tmp_path, budget.parse_budget("655.36M tokens")
-    plan.set_fields(config, fields_that_fit(*given, StepTimes(1e7, 1.0, 1.0), 60.0))
+    arguments = opened(config, total_steps(config)), tmp_path, budget.parse_budget("655.36M tokens")
+    plan.set_fields(config, fields_that_fit(*arguments, StepTimes(1e7, 1.0, 1.0), 60.0))
     assert sum(part.steps * part.tokens_per_step for part in stages_of(config)) == pytest.approx(655.36e6, rel=0.01)
 
 
@@ -100,27 +100,33 @@ def test_an_evaluation_takes_a_third_of_the_training_time_of_its_sequences():
 
 def test_too_small_a_budget_names_a_sufficient_one(tmp_path):
     for config in (pretraining_config(), fine_tuning_config("classify")):
-        given = opened(config, 300), tmp_path, budget.parse_budget("1min"), StepTimes(900.0, 10.0, 20.0), 70.0
+        arguments = opened(config, 300), tmp_path, budget.parse_budget("1min"), StepTimes(900.0, 10.0, 20.0), 70.0
         with pytest.raises(UserError, match=r"no step is left; set --config.budget=\dmin or more"):
-            fields_that_fit(*given)
+            fields_that_fit(*arguments)
 
 
 def test_steps_that_the_user_has_set_are_kept(tmp_path):
     config = config_of("--config=quickstart", "--config.stages.short.steps=77", "--config.budget=1h")
-    given = opened(config, total_steps(config)), tmp_path, budget.parse_budget("1h"), StepTimes(500.0, 4.0, 20.0), 60.0
-    assert fields_that_fit(*given) == {}
+    arguments = (
+        opened(config, total_steps(config)),
+        tmp_path,
+        budget.parse_budget("1h"),
+        StepTimes(500.0, 4.0, 20.0),
+        60.0,
+    )
+    assert fields_that_fit(*arguments) == {}
 
 
 def test_a_survey_counts_documents_letters_and_words(tmp_path):
     russian = "".join(chr(letter) for letter in range(0x430, 0x450))
     words = ["".join(random.Random(seed).choices(russian, k=6)) for seed in range(50)]
     documents = [" ".join(random.Random(seed).choices(words, k=30)) + "." for seed in range(40)]
-    _, found = surveyed(tmp_path, "\n\n".join(documents + make_corpus(40).split("\n\n")))
-    assert found.text.documents == 80 and found.files == 1 and found.is_whole and found.document == "blank_line"
-    assert set(found.scripts) == {"CYRILLIC", "LATIN"} and found.text.latin == pytest.approx(found.scripts["LATIN"])
-    assert found.text.bytes == pytest.approx((tmp_path / "text.txt").stat().st_size, rel=0.05)
-    pieces = survey.learn_from_survey("bpe", False, 20_000, found)  # more than the text has
-    assert pieces.vocab_size < 20_000 and 1 < survey.bytes_per_token(pieces, found.sample) < 12
+    _, totals = surveyed(tmp_path, "\n\n".join(documents + make_corpus(40).split("\n\n")))
+    assert totals.text.documents == 80 and totals.files == 1 and totals.is_whole and totals.document == "blank_line"
+    assert set(totals.scripts) == {"CYRILLIC", "LATIN"} and totals.text.latin == pytest.approx(totals.scripts["LATIN"])
+    assert totals.text.bytes == pytest.approx((tmp_path / "text.txt").stat().st_size, rel=0.05)
+    pieces = survey.learn_from_survey("bpe", False, 20_000, totals)  # more than the text has
+    assert pieces.vocab_size < 20_000 and 1 < survey.bytes_per_token(pieces, totals.sample) < 12
 
 
 def test_lines_are_documents_without_blank_lines(tmp_path):
@@ -138,8 +144,8 @@ def test_a_survey_reads_only_the_beginning_of_a_huge_file(tmp_path, monkeypatch)
     with (tmp_path / "text.txt").open("ab") as file:
         file.truncate(50 * 10**9)  # a sparse file takes no space
     config = config_of("--config=text", f"--config.data.corpus={tmp_path / 'text.txt'}")
-    found = survey.survey(config)
-    assert not found.is_whole and found.text.bytes == pytest.approx(50e9, rel=0.05)
+    totals = survey.survey(config)
+    assert not totals.is_whole and totals.text.bytes == pytest.approx(50e9, rel=0.05)
     with pytest.raises(UserError, match=r"preparing [45]\d\.\d GB of text takes about .*--config.budget=\d+h, or name"):
         plan._with_sizes(config, began=time.monotonic())
     (tmp_path / "nothing.txt").touch()
@@ -158,13 +164,13 @@ def test_text_in_another_field_is_named(tmp_path):
 
 
 def test_masked_texts_are_held_out_sentences(tmp_path):
-    config, found = surveyed(tmp_path, make_corpus(200), heldout_fraction=0.1)
-    texts = survey.masked_texts(config, found)
+    config, totals = surveyed(tmp_path, make_corpus(200), heldout_fraction=0.1)
+    texts = survey.masked_texts(config, totals)
     assert len(texts) == 3 and all(text.count("[MASK]") == 1 for text in texts)
-    heldout = "\n".join(line for each in heldout_documents(config, config.data.corpus) for line in each.lines)
+    heldout = "\n".join(line for document in heldout_documents(config, config.data.corpus) for line in document.lines)
     assert all(set(text.split()) - {"[MASK]"} <= set(heldout.split()) for text in texts)
     assert all(text.split("[MASK]")[0] in heldout for text in texts)
-    assert texts == survey.masked_texts(config, found)
+    assert texts == survey.masked_texts(config, totals)
 
 
 def test_sizes_follow_changed_flags_until_steps_are_measured(tmp_path):

@@ -152,7 +152,7 @@ def test_layer_norm_and_its_gradient_equal_flax(norm, chip):
     config = dataclasses.replace(EuroBertConfig() if norm == "RMSNorm" else TINY, hidden_size=32)
     make = getattr(attention, norm)
     epsilon = config.rms_norm_eps if norm == "RMSNorm" else config.layer_norm_eps
-    theirs = getattr(nn, norm)(epsilon=epsilon, use_fast_variance=False)
+    flax_norm = getattr(nn, norm)(epsilon=epsilon, use_fast_variance=False)
     rng = np.random.default_rng(5)
     x, grad = rng.normal(3, 2, (2, 4, 32)).astype(np.float32), rng.normal(size=(2, 4, 32)).astype(np.float32)
     x[0, 0] *= 1e-3  # in bfloat16, epsilon would hide its square
@@ -164,9 +164,9 @@ def test_layer_norm_and_its_gradient_equal_flax(norm, chip):
         out, back = jax.vjp(lambda params, x: module.apply({"params": params}, x), params, x)
         return out, back(grad.astype(x.dtype))
 
-    expected = result(theirs, x)
-    ours = result(make(config, Compute(chip=chip)), x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6, rtol=1e-4), ours, expected)
+    expected = result(flax_norm, x)
+    outputs = result(make(config, Compute(chip=chip)), x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6, rtol=1e-4), outputs, expected)
     out, (_, gradient) = result(make(config, Compute("bfloat16", "bfloat16", chip=chip)), jnp.bfloat16(x))
     assert out.dtype == gradient.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.float32(out), expected[0], atol=0.05)

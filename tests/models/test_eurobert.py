@@ -23,8 +23,10 @@ def test_optimizers_split_stacked_matrices():
     """
     axes = nn.get_partition_spec({"params": abstract_params(TINY)})["params"]
     layers = axes["bert"]["encoder"]["layers"]
-    found = {name: stacked_axes(layers["attention"][name]["kernel"]) for name in ("query", "key_value", "output")}
-    assert found == {"query": [0], "key_value": [0, 2], "output": [0]}
+    axes_of_kernels = {
+        name: stacked_axes(layers["attention"][name]["kernel"]) for name in ("query", "key_value", "output")
+    }
+    assert axes_of_kernels == {"query": [0], "key_value": [0, 2], "output": [0]}
     assert stacked_axes(layers["input"]["kernel"]) == [0, 2] and stacked_axes(layers["output"]["kernel"]) == [0]
     assert axes["masked_lm"]["decoder"]["embedding"] == axes["bert"]["embeddings"]["word"]["embedding"]
 

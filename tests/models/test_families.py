@@ -161,17 +161,19 @@ def test_flops_equal_the_matrix_products(family):
 
     The formula of XLNet omits the product with two segment vectors.
     """
-    own = dict(global_attn_every_n_layers=1) if family == "modernbert" else {}  # within windows, blocks have padding
-    config, length, words = model_config(family, max_position_embeddings=24, **own), 24, 6
+    family_fields = (
+        dict(global_attn_every_n_layers=1) if family == "modernbert" else {}
+    )  # within windows, blocks have padding
+    config, length, words = model_config(family, max_position_embeddings=24, **family_fields), 24, 6
     expected = model_flops(config, 1, length, words, pooled=0)
     if isinstance(families.FAMILIES.get(family), TwoStreamAttention):
         expected += families.FAMILIES.get(family).query_flops(config, length, words)
     traced = matrix_products(config, 2, length, words) - matrix_products(config, 1, length, words)
     assert expected <= traced < 1.005 * expected and (traced == expected or family == "xlnet")
     if family == "transformer_xl":
-        own = families.FAMILIES.get(family)
-        two, one = (matrix_products(config, rows, length, words, own.new_memory) for rows in (2, 1))
-        assert two - one == expected + own.memory_flops(config, length)
+        family_fields = families.FAMILIES.get(family)
+        two, one = (matrix_products(config, rows, length, words, family_fields.new_memory) for rows in (2, 1))
+        assert two - one == expected + family_fields.memory_flops(config, length)
 
 
 # Training.
@@ -302,13 +304,13 @@ def run_of(tmp_path_factory):
     return make
 
 
-def assert_equal(found, expected):
+def assert_equal(actual, expected):
     """Asserts that two checkpoints and their tokenizers are equal."""
-    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
-    assert found.labels == expected.labels
+    jax.tree.map(np.testing.assert_array_equal, actual.params, expected.params)
+    assert actual.labels == expected.labels
     for text in ("the ship", "An anchor near the harbour."):
-        (ids,), (others,) = found.tokenizer.encode_ids([text]), expected.tokenizer.encode_ids([text])
-        assert found.tokenizer.framed(ids, ids) == expected.tokenizer.framed(others, others)
+        (ids,), (expected_ids,) = actual.tokenizer.encode_ids([text]), expected.tokenizer.encode_ids([text])
+        assert actual.tokenizer.framed(ids, ids) == expected.tokenizer.framed(expected_ids, expected_ids)
 
 
 @pytest.mark.parametrize("family", ["roberta", *map(slow_case, sorted(FAMILIES.keys() - {"roberta"}))])
@@ -316,13 +318,13 @@ def test_a_converted_run_round_trips(family, run_of, tmp_path):
     source = pretrained.read_with_tokenizer(run_of(family))
     assert source.predicts_words and source.config.family == family
     conversion.convert(run_of(family), tmp_path / "bertjax", "bertjax")
-    assert_equal(ours := pretrained.read_with_tokenizer(tmp_path / "bertjax"), source)
-    assert ours.config == source.config
+    assert_equal(from_bertjax := pretrained.read_with_tokenizer(tmp_path / "bertjax"), source)
+    assert from_bertjax.config == source.config
     if family in WRITTEN:
         conversion.convert(run_of(family), tmp_path / "huggingface", "huggingface")
-        assert_equal(theirs := pretrained.read_with_tokenizer(tmp_path / "huggingface"), source)
+        assert_equal(from_huggingface := pretrained.read_with_tokenizer(tmp_path / "huggingface"), source)
         lost = dict(max_position_embeddings=512) if family == "xlnet" else {}  # XLNet has no position embeddings
-        assert theirs.config == dataclasses.replace(source.config, **lost) and theirs.predicts_words
+        assert from_huggingface.config == dataclasses.replace(source.config, **lost) and from_huggingface.predicts_words
     else:
         with pytest.raises(UserError, match=f"a model with model.family = '{family}' has no place in --format=hugg"):
             conversion.convert(run_of(family), tmp_path / "huggingface", "huggingface")
@@ -386,7 +388,7 @@ def test_a_classifier_is_trained_predicts_and_is_converted(family, run_of, revie
     tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
     texts = [(" ".join(TOPICS[topic][:5]),) for topic in LABELS]
     predictions = list(tasks.get("glue").predict(tuned, texts))
-    assert [each["label"] for each in predictions] == [*LABELS.values()]
+    assert [prediction["label"] for prediction in predictions] == [*LABELS.values()]
     to = "huggingface" if family in WRITTEN else "bertjax"
     assert "left out" not in conversion.convert(tmp_path / "tuned", tmp_path / "converted", to)
     assert_equal(converted := pretrained.read_with_tokenizer(tmp_path / "converted"), tuned)

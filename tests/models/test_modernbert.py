@@ -75,8 +75,8 @@ def test_windowed_attention_equals_full_attention_with_a_mask(length, half, tile
 
         return [jax.value_and_grad(loss_of(attend))(qkv) for attend in attentions]
 
-    (expected, expected_gradient), *others = losses_and_gradients(qkv)
-    for loss, gradient in others:
+    (expected, expected_gradient), *tile_results = losses_and_gradients(qkv)
+    for loss, gradient in tile_results:
         np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
 
@@ -125,9 +125,13 @@ def test_fine_tuning_accepts_flags_for_fields_of_the_checkpoints_family(folder):
         validate(config)
         return config.model
 
-    found = adopted("--config.model.classifier_pooling=mean", "--config.model.classifier_dropout=0.2")
-    assert found.classifier_pooling == "mean" and found.classifier_dropout == 0.2 and found.family == "modernbert"
-    assert found.global_rope_theta == TINY.global_rope_theta and adopted().classifier_pooling == "cls"
+    adopted_config = adopted("--config.model.classifier_pooling=mean", "--config.model.classifier_dropout=0.2")
+    assert (
+        adopted_config.classifier_pooling == "mean"
+        and adopted_config.classifier_dropout == 0.2
+        and adopted_config.family == "modernbert"
+    )
+    assert adopted_config.global_rope_theta == TINY.global_rope_theta and adopted().classifier_pooling == "cls"
     for flag, message in (
         ("rms_norm_eps=1e-6", "rms_norm_eps = 1e-06: there has model.family = 'modernbert', whose models have no such"),
         ("global_rope_theta=7.0", "config.model.global_rope_theta = 7.0: there has 160000.0; leave it out"),

@@ -82,7 +82,9 @@ def test_distilbert_has_no_dropout_on_attention_outputs():
 
         @jax.jit
         def states(params, encoder=encoder):
-            return [encoder.apply({"params": params}, x, segments, each) for each in (keys, None)]
+            return [
+                encoder.apply({"params": params}, x, segments, row_keys_or_none) for row_keys_or_none in (keys, None)
+            ]
 
         assert np.allclose(*states(params), atol=1e-5) != is_random
 
@@ -103,6 +105,6 @@ def test_head_dropout_depends_on_the_head_type(pooled, spans):
 
         @jax.jit
         def logits(params, model=model):
-            return [model.apply(params, ids, ids, ids, each) for each in (keys, None)]
+            return [model.apply(params, ids, ids, ids, row_keys_or_none) for row_keys_or_none in (keys, None)]
 
         assert np.array_equal(*logits(params)) != is_random

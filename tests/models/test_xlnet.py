@@ -34,15 +34,15 @@ def test_labels_of_answers_and_tags_point_at_the_words(pieces):
     questions = random_questions(60)
     sizes = question_windows.WindowSizes(max_seq_length=60, doc_stride=20, max_query_length=12)
     examples, windows, *_ = question_windows.encode_question_windows(questions, pieces, sizes, with_labels=True)
-    found = 0
+    window_number = 0
     for ids, types, (first, last), window in zip(examples.input_ids, examples.token_types, examples.labels, windows):
         assert ids[-1] == pieces.cls_id and window.none == len(ids) - 1 and types[-1] == 2
         assert types[window.first - 1 :].tolist() == [0, *[1] * (len(ids) - window.first - 1), 2]
         if first != window.none:
             offsets = window.offsets[[first - window.first, last - window.first]]
-            question, found = questions[window.question], found + 1
+            question, window_number = questions[window.question], window_number + 1
             assert question.answers[0] in question.context[offsets[0, 0] : offsets[1, 1]]
-    assert found > 30
+    assert window_number > 30
     null = np.zeros((len(windows[0].offsets) + windows[0].first + 2, 2))
     null[windows[0].none] = 3.0
     ((_, odds),) = question_windows.answers(questions[:1], windows[:1], [null]).values()
@@ -99,5 +99,5 @@ def test_the_tokenizer_is_read_without_the_sentencepiece_model(folder, pieces, t
     again = hf_tokenizer.read_folder_tokenizer(tmp_path)
     assert again.kind == "unigram" and again.special_ids == pieces.special_ids
     for text in ("the ship", "An anchor near the harbour."):
-        (ids,), (others,) = again.encode_ids([text]), pieces.encode_ids([text])
-        assert again.framed(ids, ids) == pieces.framed(others, others)
+        (ids,), (expected_ids,) = again.encode_ids([text]), pieces.encode_ids([text])
+        assert again.framed(ids, ids) == pieces.framed(expected_ids, expected_ids)

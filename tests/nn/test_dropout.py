@@ -22,9 +22,9 @@ def test_masks_of_neighbouring_rows_layers_sites_and_steps_are_independent():
         rows = row_keys(key, jnp.arange(8))
         keys += [fold_in(rows, 0), fold_in(rows, 5)]  # the embeddings, the LM head
         keys += [fold_in(fold_in(rows, layer), site) for layer in range(1, 5) for site in range(3)]
-    found = correlations(jnp.concatenate(keys))
-    assert len(found) == 336 * 335 / 2
-    assert 0.97 < np.sqrt(np.mean(found**2)) < 1.03 and np.abs(found).max() < 5.5
+    errors = correlations(jnp.concatenate(keys))
+    assert len(errors) == 336 * 335 / 2
+    assert 0.97 < np.sqrt(np.mean(errors**2)) < 1.03 and np.abs(errors).max() < 5.5
 
 
 def test_masks_are_independent_along_a_row():
@@ -33,5 +33,5 @@ def test_masks_are_independent_along_a_row():
     masks = np.asarray(dropout(jnp.ones((64, 1 << 16)), 0.1, keys) == 0) - 0.1
     for distance in (1, 2, 3, 4, 8, 16, 32, 63, 64, 65, 128, 256, 512, 513, 1024, 4096):
         products = masks[:, distance:] * masks[:, :-distance]
-        found = products.sum(1) / (0.09 * np.sqrt(products.shape[1]))  # in standard errors
-        assert np.sqrt(np.mean(found**2)) < 1.35, (distance, found)
+        errors = products.sum(1) / (0.09 * np.sqrt(products.shape[1]))  # in standard errors
+        assert np.sqrt(np.mean(errors**2)) < 1.35, (distance, errors)

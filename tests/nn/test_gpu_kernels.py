@@ -166,7 +166,7 @@ def test_the_kernels_compile_to_ptx(size, length, causal, window):
         context = gpu_attention(x, packed(2, length), keys, 0.1, chip=H100, causal=causal, window=window)
         norm = gpu_add_norm(update, update, vector, vector, vector, keys, 0.1, 1e-5, H100)
         inner = gpu_activate(product, None, "gelu", H100)
-        return sum(each.astype(jnp.float32).sum() for each in (context, norm, inner))
+        return sum(array.astype(jnp.float32).sum() for array in (context, norm, inner))
 
     shapes = (2, length, 3, 2, size), (2, 20, 3 * size), (2, 16, 2, 128)
     lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays(half, *shapes)).lower(lowering_platforms=("cuda",))

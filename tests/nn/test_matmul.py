@@ -33,8 +33,8 @@ def test_factors_are_rounded_to_bfloat16_and_sums_are_float32(inputs, features, 
         features = (96,)
     x, kernel = normal(0, 4, 16, inputs), normal(1, inputs, *features)
     grad = normal(2, 4, 16, *features)
-    given = jnp.moveaxis(kernel, 0, -1) if outputs_first else kernel
-    product, pull_back = jax.vjp(lambda x, w: project(x, w, ON_CPU, outputs_first), x, given)
+    stored_kernel = jnp.moveaxis(kernel, 0, -1) if outputs_first else kernel
+    product, pull_back = jax.vjp(lambda x, w: project(x, w, ON_CPU, outputs_first), x, stored_kernel)
     of_x, of_kernel = pull_back(grad)
     assert {product.dtype, of_x.dtype, of_kernel.dtype} == {jnp.dtype("float32")}
     axes = list(range(2, grad.ndim))
@@ -52,9 +52,9 @@ def test_factors_are_rounded_to_bfloat16_and_sums_are_float32(inputs, features, 
 )
 def test_products_of_transposed_matrices_are_correct(k, m, n, transpose_a, transpose_b):
     a, b = normal(0, 2, 3, m, k), normal(1, 2, 3, k, n)
-    given = [jnp.swapaxes(x, -1, -2) if turned else x for x, turned in ((a, transpose_a), (b, transpose_b))]
+    arguments = [jnp.swapaxes(x, -1, -2) if turned else x for x, turned in ((a, transpose_a), (b, transpose_b))]
     for compute, expected in ((ON_CPU, rounded(a) @ rounded(b)), (Compute(), np.asarray(a) @ np.asarray(b))):
-        product = multiply(*given, compute=compute, transpose_a=transpose_a, transpose_b=transpose_b)
+        product = multiply(*arguments, compute=compute, transpose_a=transpose_a, transpose_b=transpose_b)
         np.testing.assert_allclose(product, expected, atol=1e-4)
 
 
@@ -97,9 +97,9 @@ def test_a_step_with_bfloat16_products_equals_the_float32_step_up_to_rounding(st
     assert rough_loss != loss
     np.testing.assert_allclose(rough_loss, loss, rtol=2e-3)
     for path, expected in jax.tree_util.tree_leaves_with_path(exact):
-        found = functools.reduce(lambda tree, key: tree[key.key], path, rough)
-        assert found.dtype == jnp.float32
-        error = np.linalg.norm(found - expected) / (np.linalg.norm(expected) + 1e-6)
+        actual = functools.reduce(lambda tree, key: tree[key.key], path, rough)
+        assert actual.dtype == jnp.float32
+        error = np.linalg.norm(actual - expected) / (np.linalg.norm(expected) + 1e-6)
         assert error < 3e-2, (jax.tree_util.keystr(path), error)
 
 

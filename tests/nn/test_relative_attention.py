@@ -23,8 +23,8 @@ KEYS = MEMORY + QUERIES
 
 def sinusoid(distance: int) -> np.ndarray:
     """Section 3.3 uses the sinusoids of Vaswani et al., as a function of the distance."""
-    found = [np.sin(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)]
-    return np.array(found + [np.cos(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)])
+    sines = [np.sin(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)]
+    return np.array(sines + [np.cos(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)])
 
 
 def by_hand(query, key, value, matrix, u, v, sees, segment=None):
@@ -72,8 +72,8 @@ def test_relative_attention_equals_the_equations_of_the_papers(draw, is_causal, 
     read, biases = Read(key, value, jnp.array(positions)), Biases(u, v)
     inputs = (jnp.array(query), jax.tree.map(jnp.array, read), biases, mask)
     term = SegmentTerm(*map(jnp.array, segment)) if has_segments else None
-    found = jax.jit(lambda *inputs: attend_relative(*inputs, 0.0, Compute(), segments=term))(*inputs)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    actual = jax.jit(lambda *inputs: attend_relative(*inputs, 0.0, Compute(), segments=term))(*inputs)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
     if not has_segments:
         shown = probabilities(*inputs)
         np.testing.assert_allclose(jnp.einsum("bhqk,bkhd->bqhd", shown, value), expected, atol=1e-5)
@@ -98,7 +98,7 @@ def test_memory_use_is_bounded_by_the_scores(predicts):
 
     An embedding for each pair of tokens would take 64 times as much as the scores of a head.
     """
-    heads, size, found = 2, 64, []
+    heads, size, shares = 2, 64, []
     for length in (128, 256):
         arrays = {name: jnp.zeros((1, length, heads, size)) for name in ("query", "keys", "values")}
         positions = jnp.zeros((2 * length, heads, size))
@@ -111,8 +111,8 @@ def test_memory_use_is_bounded_by_the_scores(predicts):
             return attend_relative(arrays["query"], read, biases, mask, 0.0, Compute(), places=places).sum()
 
         program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(arrays, positions).compile()
-        found.append(program.memory_analysis().temp_size_in_bytes / (4 * heads * length * length))
-    assert max(found) < 16 and found[1] < 1.2 * found[0]
+        shares.append(program.memory_analysis().temp_size_in_bytes / (4 * heads * length * length))
+    assert max(shares) < 16 and shares[1] < 1.2 * shares[0]
 
 
 def test_dropout_uses_one_key_per_row(draw):

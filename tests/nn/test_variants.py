@@ -81,12 +81,12 @@ def test_a_causal_model_is_pooled_at_the_last_token_of_each_example():
 def test_sinusoids_equal_the_original_transformer():
     """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i + 1) = cos of the same."""
     size = 6
-    found = sinusoids(9, size) * size**0.5
+    table = sinusoids(9, size) * size**0.5
     for position in range(9):
         for i in range(size // 2):
             angle = position / 10_000 ** (2 * i / size)
-            np.testing.assert_allclose(found[position, 2 * i], math.sin(angle), atol=1e-6)
-            np.testing.assert_allclose(found[position, 2 * i + 1], math.cos(angle), atol=1e-6)
+            np.testing.assert_allclose(table[position, 2 * i], math.sin(angle), atol=1e-6)
+            np.testing.assert_allclose(table[position, 2 * i + 1], math.cos(angle), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def task_for(records=None, **fields):
 def by_definition(task, params, batch, settings):
     """Computes the mean auxiliary loss of each layer over next characters, sequence by sequence: `[LAYERS]`."""
     read = (batch.get(name) for name in ("input_ids", "segments", "token_types", "positions"))
-    encode = jax.jit(lambda *given: task.loss.model.bind({"params": params}).bert.encode(*given, every_layer=True))
+    encode = jax.jit(lambda *inputs: task.loss.model.bind({"params": params}).bert.encode(*inputs, every_layer=True))
     states, params = jax.device_get((encode(*read), params))
     totals, count = np.zeros(LAYERS), 0
     for row, segments in enumerate(batch["segments"]):
@@ -54,7 +54,7 @@ def by_definition(task, params, batch, settings):
                     (auxiliary.LAST, 0, 2) if layer == LAYERS else (auxiliary.INTERMEDIATE, layer - 1, 1)
                 )
                 for target, ahead in enumerate(range(first, settings.targets + 1)):
-                    kernel, bias = (params[name]["layers"][each][number, target] for each in ("kernel", "bias"))
+                    kernel, bias = (params[name]["layers"][part][number, target] for part in ("kernel", "bias"))
                     logits = (states[layer, row, places[:-ahead]] @ kernel.T + bias)[:, :261]
                     words = batch["input_ids"][row, places[ahead:]]
                     losses = np.log(np.exp(logits).sum(1)) - np.take_along_axis(logits, words[:, None], 1)[:, 0]
@@ -74,12 +74,12 @@ def test_losses_and_gradients_while_layers_are_switched_off(run, packing, settin
     assert (batch["progress"] == np.float32(5 / STEPS)).all()
     assert_as_planned(task, batch)
     step = jax.jit(jax.value_and_grad(lambda p, b: task.loss(p, task.loss.normalize(b)), has_aux=True))
-    each = by_definition(task, params, batch, settings)
+    layer_losses = by_definition(task, params, batch, settings)
     for progress in (0.0, 0.16, 0.17, 0.34, 0.9):
-        given = batch | {"progress": np.full_like(batch["progress"], progress)}
-        (loss, metrics), gradient = step(params, given)
+        batch_at_progress = batch | {"progress": np.full_like(batch["progress"], progress)}
+        (loss, metrics), gradient = step(params, batch_at_progress)
         learns = np.array([progress < settings.layers_until * layer / LAYERS for layer in range(1, LAYERS)])
-        np.testing.assert_allclose(metrics["auxiliary_loss"], each @ [*learns, True], rtol=1e-5)
+        np.testing.assert_allclose(metrics["auxiliary_loss"], layer_losses @ [*learns, True], rtol=1e-5)
         np.testing.assert_allclose(loss, metrics["lm_loss"] + metrics["auxiliary_loss"], rtol=1e-6)
         kernels = gradient[auxiliary.INTERMEDIATE]["layers"]["kernel"]
         assert (np.abs(kernels).max((1, 2, 3)) > 0).tolist() == learns.tolist()

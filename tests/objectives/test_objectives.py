@@ -81,8 +81,8 @@ def config_for(records="unused", objective="count + mlm", **fields):
     return config
 
 
-def task_for(records, *given, **fields):
-    config = config_for(records, *given, **fields)
+def task_for(records, *arguments, **fields):
+    config = config_for(records, *arguments, **fields)
     pieces = tokenizer.load_tokenizer("wordpiece", records / "vocab.txt")
     return pretraining_task(config, one_device_mesh(config), records, tokenizer=pieces)
 
@@ -113,8 +113,8 @@ def test_chunked_logits_give_equal_loss_and_gradient(records_folder, monkeypatch
     monkeypatch.setattr(words, "CHUNK_BYTES", part * 16 * 4 * 256)  # 16 rows of 256 words
     in_parts = traced()
     assert "16,5,256" not in str(in_parts.jaxpr).replace(" ", "") or part >= 5
-    found, expected = (each.lower().compile()(params) for each in (in_parts, expected))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)
+    actual, expected = (program.lower().compile()(params) for program in (in_parts, expected))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), actual, expected)
 
 
 @pytest.mark.slow
@@ -144,8 +144,8 @@ def test_a_step_on_eight_devices_with_microbatches_equals_one_device(objective, 
 
 def assert_as_planned(task, batch):
     """Compares the shapes and types of a batch with the shapes and types for the planner."""
-    told = task.data[0].abstract_batch()
-    assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+    planned = task.data[0].abstract_batch()
+    assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in planned.items()}
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -162,16 +162,16 @@ def test_host_random_numbers_are_a_function_of_the_row(records_folder, packing):
 
 def test_masks_do_not_depend_on_other_objectives(records_folder):
     """Masks do not depend on the order of the sum; the objectives read the unmasked tokens of the records."""
-    pieces, found = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt"), []
+    pieces, masked_ids = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt"), []
     for objective in ("mlm", "mlm + count", "count + mlm"):
         config = config_for(records_folder, objective, **{"data.masking": "dynamic"})
         batch = {"input_ids": np.arange(5, 69)[None].repeat(4, 0).astype(np.int32), "segments": np.ones((4, 64), int)}
         transforms = transforms_of(config, stages_of(config)[-1], pieces)
-        found.append(apply_transforms(batch, transforms, np.arange(4), 256, [0, 0, 2]))
-    assert (found[0]["input_ids"] == pieces.mask_id).any()
-    for other in found[1:]:
-        assert all((other[name] == found[0][name]).all() for name in found[0])
-        assert all((other[name] == found[2][name]).all() for name in found[2])
+        masked_ids.append(apply_transforms(batch, transforms, np.arange(4), 256, [0, 0, 2]))
+    assert (masked_ids[0]["input_ids"] == pieces.mask_id).any()
+    for other in masked_ids[1:]:
+        assert all((other[name] == masked_ids[0][name]).all() for name in masked_ids[0])
+        assert all((other[name] == masked_ids[2][name]).all() for name in masked_ids[2])
         assert (other["chosen_id"] != pieces.mask_id).all()
 
 

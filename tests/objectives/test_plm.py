@@ -101,8 +101,8 @@ def test_a_prediction_depends_only_on_earlier_tokens_of_the_order(pieces, has_me
 
 
 def test_records_end_with_cls_of_a_separate_token_type(records, pieces, corpus_file, tmp_path, in_process):
-    def batches(folder, **given):
-        files = find_records(folder, 32, 8, "train", **given)
+    def batches(folder, **options):
+        files = find_records(folder, 32, 8, "train", **options)
         return list(heldout_batches(files, 32, 8, batch_size=64, max_sequences=256))
 
     assert pieces.special_ids == tuple(map(pieces.pieces.index, XLNET))
@@ -116,8 +116,8 @@ def test_records_end_with_cls_of_a_separate_token_type(records, pieces, corpus_f
     config = config_for(corpus_file)
     config.tokenizer.path, config.data.layout = str(records / "tokenizer.model"), "compact"
     prepare(config, tmp_path / "compact")
-    for ours, theirs in zip(batches(tmp_path / "compact", token_types=3), google, strict=True):
-        assert all((ours[name] == theirs[name]).all() for name in theirs)
+    for our_batch, google_batch in zip(batches(tmp_path / "compact", token_types=3), google, strict=True):
+        assert all((our_batch[name] == google_batch[name]).all() for name in google_batch)
     with pytest.raises(UserError, match="has 2 in segment_ids, which must be from 0 to 1"):
         batches(records)
 

@@ -69,18 +69,18 @@ def test_tokens_are_sampled_from_the_softmax():
     logits = np.random.default_rng(0).normal(0, 1.5, (1, 2, 60)).astype(np.float32)
     logits[..., 50:] = np.finfo(np.float32).min  # rows that pad the vocabulary
     rows = 40_000
-    found = np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))
+    sampled = np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))
     expected = np.asarray(jax.nn.softmax(logits))[0]
     for place in range(2):
-        counts = np.bincount(found[:, place], minlength=60)
+        counts = np.bincount(sampled[:, place], minlength=60)
         assert not counts[50:].any()
         chi_square = ((counts[:50] - rows * expected[place][:50]) ** 2 / (rows * expected[place][:50])).sum()
         assert chi_square < 95  # 49 degrees of freedom: 1 in 10,000
-    both = np.histogram2d(*found.T, bins=[range(61), range(61)])[0] / rows
+    both = np.histogram2d(*sampled.T, bins=[range(61), range(61)])[0] / rows
     assert np.abs(both - np.outer(*expected)).max() < 0.005  # positions are independent
-    assert (found == np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))).all()
+    assert (sampled == np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))).all()
     parts = [sample_tokens(jnp.broadcast_to(logits[:, i : i + 1], (9, 1, 60)), keys_of(9), 60 * i) for i in range(2)]
-    assert (np.concatenate(parts, 1) == found[:9]).all()
+    assert (np.concatenate(parts, 1) == sampled[:9]).all()
 
 
 def rewritten(task, params, batch, keys):
@@ -88,8 +88,8 @@ def rewritten(task, params, batch, keys):
     objective = task.loss.terms[1].objective
 
     def rewrite(model, batch, keys):
-        given = EncodedBatch(batch, model.bert, {"generator": model.generator}, None, None)
-        encoded = objective.rewrite(given, batch["word_weights"], keys)
+        encoded_batch = EncodedBatch(batch, model.bert, {"generator": model.generator}, None, None)
+        encoded = objective.rewrite(encoded_batch, batch["word_weights"], keys)
         return {name: encoded.batch[name] for name in ("input_ids", "original_ids")}, encoded.joint_loss[0]
 
     return task.loss.model.apply({"params": params}, batch, keys, method=rewrite)
@@ -105,8 +105,8 @@ def test_packed_rows_are_replaced_at_predicted_positions(records_folder):
     assert_as_planned(task, batch)
     assert batch["segments"].max() > 1
     params, batch = params_of(task), {name: x for name, x in batch.items() if name != "dropout_rows"}
-    found, _ = jax.jit(lambda batch: rewritten(task, params, batch, keys_of(len(batch["input_ids"]))))(batch)
-    changed = {(row, place) for row, place in np.argwhere(found["input_ids"] != batch["input_ids"])}
+    rewritten_batch, _ = jax.jit(lambda batch: rewritten(task, params, batch, keys_of(len(batch["input_ids"]))))(batch)
+    changed = {(row, place) for row, place in np.argwhere(rewritten_batch["input_ids"] != batch["input_ids"])}
     used = np.argwhere(batch["word_weights"] > 0)
     assert changed and changed <= {(row, batch["word_positions"][row, place]) for row, place in used}
     weights = task.loss.terms[0].objective.weights(batch)
@@ -143,12 +143,12 @@ def test_flops_include_both_models(records_folder):
     alone.objective = "mlm"
     del alone.unlock()["objectives"]
     alone = pretraining_task(alone, task.mesh, records_folder)
-    own = task.loss.terms[1].objective.models(task.loss.model.config)["generator"]
+    generator_model = task.loss.terms[1].objective.models(task.loss.model.config)["generator"]
     head, of_words = (
         2 * 32 * (32 * 32 + 32),
         alone.loss.terms[0].objective.flops(alone.loss.model.config, RowSize(32, 1, 5)),
     )
-    expected = 3 * (model_flops(own, 16, 32, 5, pooled=0) + 16 * (head - of_words))
+    expected = 3 * (model_flops(generator_model, 16, 32, 5, pooled=0) + 16 * (head - of_words))
     assert task.flops(0, 1) - alone.flops(0, 1) == expected
 
 
@@ -209,9 +209,9 @@ def shapes_of(task):
     return nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
 
 
-def made_run(folder, *given, step=4, scores=(), **settings):
+def made_run(folder, *arguments, step=4, scores=(), **settings):
     """Makes a run with random params; returns its folder and the params."""
-    config = config_for(*given, **settings)
+    config = config_for(*arguments, **settings)
     validate(config)
     params = params_of(task_of(config), deviation=1.0)
     checkpoint.write_params(folder, params)
@@ -283,8 +283,8 @@ def test_generator_and_discriminator_are_read_and_converted(disentangled, tmp_pa
 
     conversion.convert(run, tmp_path / "ours", "bertjax")
     jax.tree.map(np.testing.assert_array_equal, pretrained.read_pretrained(tmp_path / "ours").params, source.params)
-    said = conversion.convert(run, tmp_path / "encoder", "huggingface")
-    assert "left out, for which BertModel has no place: generator, replaced_tokens" in said
+    printed = conversion.convert(run, tmp_path / "encoder", "huggingface")
+    assert "left out, for which BertModel has no place: generator, replaced_tokens" in printed
     np.testing.assert_array_equal(
         flattened(pretrained.read_pretrained(tmp_path / "encoder").params)[TABLE][:150], summed[:150]
     )
@@ -329,13 +329,16 @@ def begun_with(run, **settings):
 def test_both_models_start_from_a_checkpoint(tmp_path, before, after, capsys):
     run, _ = made_run(tmp_path / "run", width=1.0, embeddings=before)
     params, config = begun_with(run, width=1.0, embeddings=after)
-    said = capsys.readouterr().out
-    assert "left fresh" not in said and "not used" not in said
+    printed = capsys.readouterr().out
+    assert "left fresh" not in printed and "not used" not in printed
     (term,) = (term for term in parse_objective(config) if term.name == "generator")
-    found, expected = flattened(term.objective.export_params(params)), flattened(pretrained.read_pretrained(run).params)
-    assert found.keys() == expected.keys()
+    arrays, expected = (
+        flattened(term.objective.export_params(params)),
+        flattened(pretrained.read_pretrained(run).params),
+    )
+    assert arrays.keys() == expected.keys()
     for name, x in expected.items():
-        np.testing.assert_allclose(found[name], x, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(arrays[name], x, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("before, after, message", [
@@ -357,8 +360,8 @@ def test_other_runs_start_from_the_discriminator_only(disentangled, capsys):
     del config.unlock()["objectives"]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes_of(task_of(config)))
     for encoder_only in (True, False):
-        found = flattened(initialization.initialize(zeros, run, encoder_only=encoder_only))
-        np.testing.assert_array_equal(found[TABLE], summed)
+        arrays = flattened(initialization.initialize(zeros, run, encoder_only=encoder_only))
+        np.testing.assert_array_equal(arrays[TABLE], summed)
         assert "masked_lm" in capsys.readouterr().out.partition("left fresh: ")[2].partition(";")[0]
 
 
@@ -404,10 +407,10 @@ def test_the_embedding_difference_belongs_to_the_embeddings():
     assert all(x == 0.25 for path, x in factors.items() if path[:2] == ("generator", "difference"))
     assert all(x == 1 for path, x in factors.items() if path[:2] in (("generator", "bert"), ("generator", "masked_lm")))
     config.freeze_layers = 1
-    found = frozen.find_frozen(task, config, params)
-    whole = {path[:3] for path, rows in found.items() if rows is None}
+    is_frozen = frozen.find_frozen(task, config, params)
+    whole = {path[:3] for path, rows in is_frozen.items() if rows is None}
     assert {path[:2] for path in whole} == {("bert", "embeddings"), ("generator", "difference")}
-    assert {path[:2] for path in found} - {path[:2] for path in whole} == {("bert", "encoder")}
+    assert {path[:2] for path in is_frozen} - {path[:2] for path in whole} == {("bert", "encoder")}
 
 
 @pytest.mark.parametrize("axes", [dict(data=1, tensor=-1), dict(data=-1, tensor=4), dict(data=1, fsdp=-1)])
@@ -417,8 +420,8 @@ def test_a_mesh_must_divide_the_generator_too(monkeypatch, tmp_path, axes):
     config.mesh.update(axes)
     monkeypatch.setattr(pretraining_run, "make_mesh", lambda config: make_mesh(config, jax.devices()[:4]))
     validate(config)
-    what, axis = ("num_attention_heads = 1", "tensor") if "tensor" in axes else ("hidden_size = 6", "fsdp")
-    message = f"objectives.generator: the generator has {what}: must be a multiple of the 4 devices along mesh.{axis},"
+    field, axis = ("num_attention_heads = 1", "tensor") if "tensor" in axes else ("hidden_size = 6", "fsdp")
+    message = f"objectives.generator: the generator has {field}: must be a multiple of the 4 devices along mesh.{axis},"
     with pytest.raises(UserError, match=message):
         launch(config, tmp_path)
 
@@ -473,5 +476,5 @@ def test_a_generator_with_separate_embeddings_is_exported_as_modernbert(tmp_path
     conversion.convert(run, tmp_path / "part", "huggingface", part="generator")
     part = pretrained.read_pretrained(tmp_path / "part")
     assert (part.config.family, part.config.hidden_size, part.predicts_words) == ("modernbert", 16, True)
-    own = params["generator"]["bert"]["embeddings"]["word"]["embedding"]
-    np.testing.assert_array_equal(part.params["bert"]["embeddings"]["word"]["embedding"][:150], own[:150])
+    table = params["generator"]["bert"]["embeddings"]["word"]["embedding"]
+    np.testing.assert_array_equal(part.params["bert"]["embeddings"]["word"]["embedding"][:150], table[:150])

@@ -52,8 +52,8 @@ def test_the_roofline_includes_all_products_of_the_step(data_parallel):
     works = result.roofline.works
     flops = sum(work.flops for work in works)  # includes attention products that the backward pass computes again
     assert 0.9 * result.flops_per_step / 8 < flops < 1.6 * result.flops_per_step / 8
-    ours = {work.name: work.calls for work in works if work.name.startswith("gpu_attention")}
-    assert ours == dict.fromkeys(["gpu_attention_forward", "gpu_attention_keys", "gpu_attention_queries"], 2)
+    kernel_calls = {work.name: work.calls for work in works if work.name.startswith("gpu_attention")}
+    assert kernel_calls == dict.fromkeys(["gpu_attention_forward", "gpu_attention_keys", "gpu_attention_queries"], 2)
     shares = result.roofline.by_category()
     assert shares.keys() >= {PRODUCTS, ATTENTION, COLLECTIVES}
     assert 0 < result.estimated_mfu < 1
@@ -78,10 +78,10 @@ def test_xla_supports_every_gpu(name):
 @pytest.mark.parametrize("program", make_gpu_kernels.PROGRAMS)
 @pytest.mark.parametrize("gpu", make_gpu_kernels.GPUS)
 def test_kernels_use_the_stored_numbers_of_registers(gpu, program):
-    found = make_gpu_kernels.measure(gpu, make_gpu_kernels.PROGRAMS[program])
+    measured = make_gpu_kernels.measure(gpu, make_gpu_kernels.PROGRAMS[program])
     golden = json.loads(make_gpu_kernels.PATH.read_text())[f"{gpu} {program}"]
-    assert found.keys() == golden.keys()
-    for name, counts in found.items():
+    assert measured.keys() == golden.keys()
+    for name, counts in measured.items():
         assert counts["spilt"] == 0, name
         assert abs(counts["registers"] - golden[name]) <= 16, (name, counts)  # releases of ptxas differ a little
 

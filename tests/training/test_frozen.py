@@ -30,18 +30,18 @@ def test_layer_ids_are_the_first_layer_that_the_params_change(family, layers):
     """States are the embeddings and the outputs of all layers. States from a layer's index on depend on its params."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(families.FAMILIES.registered, "mixer", own_family.FAMILY)
-        own = dict(num_key_value_heads=1, head_dim=4) if family == "eurobert" else {}
-        config = ConfigDict({"model": families.model_fields(family, **TINY, **own, num_hidden_layers=layers)})
+        family_fields = dict(num_key_value_heads=1, head_dim=4) if family == "eurobert" else {}
+        config = ConfigDict({"model": families.model_fields(family, **TINY, **family_fields, num_hidden_layers=layers)})
         config = families.config_of(config)
         model = families.family_of(config).build(config, Compute())
         ids = jnp.arange(1, 7)[None]
-        given, rng = (ids, jnp.ones_like(ids), jnp.zeros_like(ids)), np.random.default_rng(0)
-        shapes = flatten_dict(nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), *given)["params"]))
+        inputs, rng = (ids, jnp.ones_like(ids), jnp.zeros_like(ids)), np.random.default_rng(0)
+        shapes = flatten_dict(nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]))
         params = {path: np.float32(rng.normal(size=x.shape)) for path, x in shapes.items()}
 
         @jax.jit
         def states(params):
-            return model.apply({"params": unflatten_dict(params)}, *given, every_layer=True, method="encode")
+            return model.apply({"params": unflatten_dict(params)}, *inputs, every_layer=True, method="encode")
 
         def first_change(path, row):
             """Returns the first state that changes with a param, or with one of its layers; None without a change."""
@@ -111,19 +111,19 @@ def train(task, steps, program=None):
     program = program or Program(task, task.config, task.mesh)
     hyperparameters = put_hyperparameters(0, schedule_of(task.config, task.total_steps), task.mesh)
     state = program.init(jax.random.key(1))
-    found = [jax.device_get(state.params)]
+    history = [jax.device_get(state.params)]
     for batch in [batch for batch, _ in zip(task.batches(0), range(steps))]:
         state, _ = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
-        found.append(jax.device_get(state.params))
-    return program, state, found
+        history.append(jax.device_get(state.params))
+    return program, state, history
 
 
 def split(params) -> dict[tuple[str, int], np.ndarray]:
     """Returns the arrays of a tree by name and layer; the layer of the head is 4."""
     dense = params["bert"]["encoder"]["layers"]["dense"]
-    found = {("embedding", 0): params["bert"]["embeddings"]["word"]["embedding"]}
-    found |= {(name, 1 + layer): dense[name][layer] for name in dense for layer in range(3)}
-    return found | {(f"classifier {name}", 4): x for name, x in params["classifier"].items()}
+    arrays = {("embedding", 0): params["bert"]["embeddings"]["word"]["embedding"]}
+    arrays |= {(name, 1 + layer): dense[name][layer] for name in dense for layer in range(3)}
+    return arrays | {(f"classifier {name}", 4): x for name, x in params["classifier"].items()}
 
 
 def loss_of(arrays, batch):
@@ -146,7 +146,7 @@ def test_three_steps_equal_optax_adamw_with_one_optimizer_per_layer(decay, freez
     if still:
         config.optimizer.groups = param_groups(**config.optimizer.groups, still=param_group(f"layers.*{still}", 0.0))
     task = Layered(config)
-    _, state, (params, *ours) = train(task, 3)
+    _, state, (params, *history) = train(task, 3)
 
     def optimizer_of(name, layer):
         if (freeze and layer <= freeze) or name == still:
@@ -155,22 +155,22 @@ def test_three_steps_equal_optax_adamw_with_one_optimizer_per_layer(decay, freez
         return optax.adamw(rate, weight_decay={"classifier bias": 0.2, "bias": 0.0}.get(name, 0.05))
 
     expected = split(params)
-    trained = {each: optimizer for each in expected if (optimizer := optimizer_of(*each))}
-    states = {each: optimizer.init(expected[each]) for each, optimizer in trained.items()}
+    trained = {key: optimizer for key in expected if (optimizer := optimizer_of(*key))}
+    states = {key: optimizer.init(expected[key]) for key, optimizer in trained.items()}
 
     @jax.jit
     def step(arrays, states, batch):
         gradient = jax.grad(loss_of)(arrays, batch)
-        size = jnp.maximum(1, optax.global_norm([gradient[each] for each in trained]) / norm)
-        for each, optimizer in trained.items():
-            update, states[each] = optimizer.update(gradient[each] / size, states[each], arrays[each])
-            arrays[each] = arrays[each] + update
+        size = jnp.maximum(1, optax.global_norm([gradient[key] for key in trained]) / norm)
+        for key, optimizer in trained.items():
+            update, states[key] = optimizer.update(gradient[key] / size, states[key], arrays[key])
+            arrays[key] = arrays[key] + update
         return arrays, states
 
-    for batch, found in zip(task.batches(0), ours):
+    for batch, actual in zip(task.batches(0), history):
         expected, states = step(expected, states, batch)
-        for each, x in split(found).items():
-            np.testing.assert_allclose(x, expected[each], atol=1e-6 if each in trained else 0, err_msg=str(each))
+        for key, x in split(actual).items():
+            np.testing.assert_allclose(x, expected[key], atol=1e-6 if key in trained else 0, err_msg=str(key))
     moments = {x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim}
     assert ((3, 4, 4) in moments) == (not freeze and not still) and ((1, 4, 4) in moments) == (freeze == 2)
     assert ((3, 4) in moments) == (not freeze) and ((2, 4) in moments) == (freeze == 1)

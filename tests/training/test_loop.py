@@ -142,11 +142,11 @@ def test_steps_are_equal_on_several_devices_and_with_microbatches(records_folder
     assert_same_steps(two_steps(records_folder, (2, 2, 2), 2), on_one_device)
 
 
-def assert_same_steps(found, expected):
+def assert_same_steps(actual, expected):
     """Compares two results of `two_steps`."""
-    for values, others, tolerance in zip(found[::-1], expected[::-1], (dict(rtol=2e-5), dict(atol=3e-5))):
+    for values, expected_values, tolerance in zip(actual[::-1], expected[::-1], (dict(rtol=2e-5), dict(atol=3e-5))):
         for name in values:
-            np.testing.assert_allclose(values[name], others[name], err_msg=name, **tolerance)
+            np.testing.assert_allclose(values[name], expected_values[name], err_msg=name, **tolerance)
 
 
 @pytest.mark.slow
@@ -261,10 +261,10 @@ class Scored(Toy):
     """Has the scores of the evaluations of steps 2, 4, ..., independent of the order of calls."""
 
     def run(self, params, step, after_batch=lambda: None):
-        given, self.scores = self.scores, iter([self.scores[step // 2 - 1]])
-        found = super().run(params, step, after_batch)
-        self.scores = given
-        return found
+        remaining_scores, self.scores = self.scores, iter([self.scores[step // 2 - 1]])
+        evaluation = super().run(params, step, after_batch)
+        self.scores = remaining_scores
+        return evaluation
 
 
 @pytest.mark.slow
@@ -290,7 +290,7 @@ def test_a_run_stops_early_without_a_better_score(train_toy, tmp_path, scores, s
         task = task_of(scores)
         resumed = train_toy(task, **PATIENT)
         assert (resumed.best_step == best and task.evaluated in ([stops_at], [])) or not restarts
-        assert all(map(np.array_equal, *(leaves(each.state).values() for each in (result, resumed))))
+        assert all(map(np.array_equal, *(leaves(result_of_run.state).values() for result_of_run in (result, resumed))))
 
 
 def test_a_longer_patience_resumes_a_stopped_run(train_toy):

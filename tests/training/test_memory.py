@@ -99,17 +99,17 @@ def test_the_suggested_setting_fits(monkeypatch, capsys):
 
     monkeypatch.setattr(memory, "memory_limit", lambda mesh: 1 << 30)
     monkeypatch.setattr(memory, "fits_in_memory", lambda lowered, limit: fits(lowered, limit) or len(tried) == 1)
-    given = config, running(config, {"remat": "none"}), make_mesh(config), pretraining_run.KIND.planning
+    arguments = config, running(config, {"remat": "none"}), make_mesh(config), pretraining_run.KIND.planning
     with pytest.raises(UserError, match=r"1\.0 GiB for JAX\): it fits with --config\.remat=full$"):
-        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)
+        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *arguments)
     assert len(tried) == 4  # both stages, twice
     assert capsys.readouterr().out.count("compiling it with --config.remat=") == 2
 
     tried.clear()
     config = glue.get_config("mrpc")  # the shapes depend on the data
-    given = config, running(config, {"remat": "none"}), make_mesh(config), finetuning_run.KIND.planning
+    arguments = config, running(config, {"remat": "none"}), make_mesh(config), finetuning_run.KIND.planning
     with pytest.raises(UserError, match=r": try --config\.remat=dots$"):
-        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)
+        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *arguments)
     assert not tried
 
 

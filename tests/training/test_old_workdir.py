@@ -32,10 +32,10 @@ def test_an_old_run_resumes_with_identical_params(old, capsys):
     launch(config, "run")
     assert "training in run, from step 5" in capsys.readouterr().out
     assert checkpoint.steps("run") == [5, 8]
-    found = flax.traverse_util.flatten_dict(checkpoint.read_params("run", 8), sep="/")
+    params = flax.traverse_util.flatten_dict(checkpoint.read_params("run", 8), sep="/")
     with np.load("end.npz") as expected:
-        assert found.keys() == set(expected.files)
-        for name, value in found.items():
+        assert params.keys() == set(expected.files)
+        for name, value in params.items():
             np.testing.assert_allclose(value, expected[name], atol=1e-5, err_msg=name)
 
 
@@ -51,6 +51,8 @@ def test_an_old_run_is_read_and_converted(old):
     assert source.step == 5 and source.predicts_words and source.dtype == "float32"
     conversion.convert("run", "theirs", "huggingface")
     again = pretrained.read_pretrained("theirs")
-    flat = (flax.traverse_util.flatten_dict(each.params, sep="/") for each in (source, again))
-    for (name, ours), (other, theirs) in zip(*(sorted(each.items()) for each in flat), strict=True):
-        assert name == other and np.array_equal(ours, theirs), name
+    flat = (flax.traverse_util.flatten_dict(checkpoint_read.params, sep="/") for checkpoint_read in (source, again))
+    for (name, expected), (other, actual) in zip(
+        *(sorted(checkpoint_read.items()) for checkpoint_read in flat), strict=True
+    ):
+        assert name == other and np.array_equal(expected, actual), name

@@ -89,8 +89,8 @@ def test_a_hundred_steps_equal_stable_adamw():
     params = {"layers": {"kernel": rng.normal(size=(3, 4, 5))}, "norm": {"scale": rng.normal(size=6)}}
     axes = {"layers": {"kernel": PartitionSpec("layers", "embed", "mlp")}, "norm": {"scale": PartitionSpec("embed")}}
     optimizer, schedule = make_optimizer(config, axes), make_schedule(config, 100)
-    ours = jax.tree.map(jnp.float32, params)
-    state, step_of = optimizer.init(ours), jax.jit(optimizer.update)
+    params_of_bertjax = jax.tree.map(jnp.float32, params)
+    state, step_of = optimizer.init(params_of_bertjax), jax.jit(optimizer.update)
 
     tensors = {("kernel", i): params["layers"]["kernel"][i].copy() for i in range(3)} | {
         "scale": params["norm"]["scale"].copy()
@@ -102,8 +102,8 @@ def test_a_hundred_steps_equal_stable_adamw():
         size = np.exp(rng.normal(0, 2, 3))  # occasionally a gradient is far larger
         kernel, scale = size[:, None, None] * rng.normal(size=(3, 4, 5)), rng.normal(size=6)
         updates, state = step_of({"layers": {"kernel": jnp.float32(kernel)}, "norm": {"scale": jnp.float32(scale)}},
-                                 state, ours, learning_rate=schedule(step))  # fmt: skip
-        ours = jax.tree.map(jnp.add, ours, updates)
+                                 state, params_of_bertjax, learning_rate=schedule(step))  # fmt: skip
+        params_of_bertjax = jax.tree.map(jnp.add, params_of_bertjax, updates)
 
         rate = 0.02 * (min(step / 10, 1)) * (1 - 0.9 * np.sqrt(max(0, step - 50) / 50))
         for name, g in ({("kernel", i): kernel[i] for i in range(3)} | {"scale": scale}).items():
@@ -115,9 +115,9 @@ def test_a_hundred_steps_equal_stable_adamw():
             decay = 0.003 * rate / 0.02 * tensors[name] if name != "scale" else 0
             tensors[name] = tensors[name] - rate / excess * mean / (np.sqrt(square) + 1e-6) - decay
     assert 20 < divided < 300
-    np.testing.assert_allclose(ours["norm"]["scale"], tensors["scale"], rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(params_of_bertjax["norm"]["scale"], tensors["scale"], rtol=2e-4, atol=2e-5)
     for i in range(3):
-        np.testing.assert_allclose(ours["layers"]["kernel"][i], tensors["kernel", i], rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(params_of_bertjax["layers"]["kernel"][i], tensors["kernel", i], rtol=2e-4, atol=2e-5)
 
 
 def updates_of(optimizer, params, gradient, learning_rate):
@@ -238,11 +238,11 @@ def test_optax_optimizers_equal_optax(name, options, made):
     config = pretraining_config().optimizer
     config.update(name=name, options=options, warmup_steps=2)
     optimizers.validate(config)
-    ours, rate = make_optimizer(config, unnamed(PARAMS)), make_schedule(config, 10)
-    theirs = made(rate)
+    optimizer, rate = make_optimizer(config, unnamed(PARAMS)), make_schedule(config, 10)
+    optax_optimizer = made(rate)
     params = expected = jax.tree.map(jnp.float32, PARAMS)
-    state, their_state, rng = ours.init(params), theirs.init(params), np.random.default_rng(0)
-    our_step, their_step = jax.jit(ours.update), jax.jit(theirs.update)
+    state, their_state, rng = optimizer.init(params), optax_optimizer.init(params), np.random.default_rng(0)
+    our_step, their_step = jax.jit(optimizer.update), jax.jit(optax_optimizer.update)
     for step in range(4):
         gradient = jax.tree.map(lambda x: jnp.float32(0.1 * rng.normal(size=x.shape)), params)
         update, state = our_step(gradient, state, params, learning_rate=rate(step))
@@ -272,7 +272,7 @@ def matrices_of_modernbert(tree):
     layers += [jax.tree.map(lambda x: x[1], encoder["groups"]["layer_2"])]
     for layer in layers:
         yield from (layer["input"]["kernel"][:, half] for half in range(2))
-        yield from (layer["attention"]["query_key_value"]["kernel"][:, each].reshape(16, 16) for each in range(3))
+        yield from (layer["attention"]["query_key_value"]["kernel"][:, part].reshape(16, 16) for part in range(3))
         yield layer["output"]["kernel"]
 
 
@@ -295,8 +295,8 @@ def test_muon_orthogonalizes_the_matrices_of_a_stack_separately(family, layers, 
     updates = updates_of(make_optimizer(config, nn.get_partition_spec(boxed)), params, gradient, 1.0)
     muon = optax.contrib.muon(1.0)
     single = jax.jit(lambda x: muon.update(x, muon.init(x), jnp.zeros_like(x))[0])
-    for ours, one in zip(matrices(updates), matrices(gradient), strict=True):
-        np.testing.assert_allclose(ours, single(one), atol=1e-4)
+    for our_update, one in zip(matrices(updates), matrices(gradient), strict=True):
+        np.testing.assert_allclose(our_update, single(one), atol=1e-4)
     for path in (("bert", "embeddings", "word", "embedding"), ("masked_lm", "dense", "kernel")):
         update = functools.reduce(lambda tree, name: tree[name], path, updates)
         assert np.std(np.abs(update)) < 0.01  # the first step of Adam has a constant size

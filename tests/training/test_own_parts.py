@@ -139,8 +139,8 @@ def test_tensorboard_discards_steps_that_a_resumed_run_repeats(tmp_path):
         sink.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
-    assert found == [(2, 1.0), (4, 2.0), (6, 4.0), (8, 5.0)]
+    points = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert points == [(2, 1.0), (4, 2.0), (6, 4.0), (8, 5.0)]
 
 
 def test_names_of_the_package_cannot_be_registered():

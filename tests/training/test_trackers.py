@@ -70,9 +70,9 @@ def test_a_tracker_gets_all_metrics_and_a_resumed_run_continues(kept, tmp_path):
     stopped_run(lambda task: train_task(task, config, tmp_path, task.mesh), Toy(config), 7)
     train_task(task := Toy(config), config, tmp_path, task.mesh)
     lines = [(line["step"], name, x) for line in read_metrics(tmp_path) for name, x in line.items() if name != "step"]
-    found = kept["run0"]
-    assert len(kept) == 1 and [each for each in found if isinstance(each, tuple)] == lines
-    assert [each for each in found if not isinstance(each, tuple)] == [KeyboardInterrupt, None]
+    received = kept["run0"]
+    assert len(kept) == 1 and [item for item in received if isinstance(item, tuple)] == lines
+    assert [item for item in received if not isinstance(item, tuple)] == [KeyboardInterrupt, None]
 
 
 def test_discarded_steps_are_not_sent_twice(kept, tmp_path):
@@ -98,8 +98,8 @@ def test_a_failing_tracker_does_not_stop_the_run_and_gets_all_metrics_later(kept
     sink.write(4, {"a": 2.0})
     sink.write(4, {"b": 2.5})
     sink.flush()
-    said = "kept: ConnectionError: no route; training continues; metrics are sent again at each checkpoint\n"
-    assert capsys.readouterr().out == said and kept == {"run0": [(2, "a", 1.0)]}
+    message = "kept: ConnectionError: no route; training continues; metrics are sent again at each checkpoint\n"
+    assert capsys.readouterr().out == message and kept == {"run0": [(2, "a", 1.0)]}
     assert json.loads((tmp_path / "kept.json").read_text()) == {"run": "run0", "step": 2, "names": ["a"]}
     Kept.down = False
     sink.write(6, {"a": 3.0})
@@ -112,7 +112,7 @@ def test_a_failing_tracker_does_not_stop_the_run_and_gets_all_metrics_later(kept
     later = (
         "kept: ConnectionError: no route; the missing metrics are in metrics.jsonl, and are sent when the run resumes\n"
     )
-    assert capsys.readouterr().out == said + later
+    assert capsys.readouterr().out == message + later
     remedy = f"; to start a new run instead of run0, delete {tmp_path}/kept.json"
     with pytest.raises(UserError) as error:
         written(tmp_path, 2)
@@ -149,7 +149,7 @@ def test_mlflow_has_one_run_with_every_metric_once(tmp_path, monkeypatch):
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("toys").experiment_id])
     history = client.get_metric_history(run.info.run_id, "train/loss")
-    assert [each.step for each in history] == [2, 4, 6] and [history[0].value, history[2].value] == [3.0, 1.0]
+    assert [point.step for point in history] == [2, 4, 6] and [history[0].value, history[2].value] == [3.0, 1.0]
     assert run.data.metrics["eval/ndcg_10"] == 0.5 and (run.info.run_name, run.info.status) == ("toy", "FINISHED")
     assert run.data.params["batch_size"] == "16" and run.data.params["model.hidden_act"] == "gelu_new"
 
@@ -168,5 +168,5 @@ def test_wandb_resumes_one_offline_run(tmp_path, monkeypatch):
     run = json.loads((workdir / "wandb.json").read_text())
     # Two folders have one run: the test reads their files, because folders of the same second have a number after the
     # run name.
-    assert [each.stem for each in (workdir / "wandb").glob("offline-run-*/*.wandb")] == [f"run-{run['run']}"] * 2
+    assert [path.stem for path in (workdir / "wandb").glob("offline-run-*/*.wandb")] == [f"run-{run['run']}"] * 2
     assert (run["step"], run["names"]) == (6, ["train/loss"])

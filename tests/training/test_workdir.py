@@ -40,15 +40,15 @@ def test_differences_have_field_and_both_values(tmp_path):
     config.seed, config.optimizer.learning_rate, config.log_every_steps = 7, 0.5, 1
     config.stages.long.steps, config.mesh.data, config.model.hidden_dropout_prob = 9, 2, 0.2
     config.remat, config.model.attention = "full", "xla"  # affects rounding only
-    found = workdir.differences(before, RunInfo(config))
-    assert {str(difference) for difference in found} == {
+    differences = workdir.differences(before, RunInfo(config))
+    assert {str(difference) for difference in differences} == {
         "seed = 7 (was 0)",
         "stages.long.steps = 9 (was 4)",
         "optimizer.learning_rate = 0.5 (was 0.003)",
         "model.hidden_dropout_prob = 0.2 (was 0.1)",
     }
-    assert not any(difference.is_fatal for difference in found)
-    workdir.raise_if_fatal(tmp_path, found)
+    assert not any(difference.is_fatal for difference in differences)
+    workdir.raise_if_fatal(tmp_path, differences)
 
 
 def test_fields_that_cannot_change_within_a_workdir_are_refused():
@@ -58,10 +58,12 @@ def test_fields_that_cannot_change_within_a_workdir_are_refused():
     ):  # fmt: skip
         config = tiny_config("text.txt")
         config.update_from_flattened_dict({field: value})
-        found = workdir.differences(RunInfo(tiny_config("text.txt")), RunInfo(config), identity=("data.language",))
+        differences = workdir.differences(
+            RunInfo(tiny_config("text.txt")), RunInfo(config), identity=("data.language",)
+        )
         message = f"config.{field} = {value!r}: RUN holds a run with {before!r}; choose another"
         with pytest.raises(UserError, match=message):
-            workdir.raise_if_fatal("RUN", found)
+            workdir.raise_if_fatal("RUN", differences)
 
 
 def test_labels_and_vocabulary_are_compared_if_both_runs_have_them():
@@ -136,4 +138,4 @@ def test_an_old_run_without_new_fields_equals_the_defaults(tmp_path):
     assert workdir.differences(before, RunInfo(config)) == []
     other = fine_tuning_config("ner")
     other.head.lstm_size = 64
-    assert [each.field for each in workdir.differences(before, RunInfo(other))] == ["head.lstm_size"]
+    assert [difference.field for difference in workdir.differences(before, RunInfo(other))] == ["head.lstm_size"]

@@ -42,10 +42,10 @@ class Toy:
         return None
 
     def batches(self, start_step):
-        own = local_rows(self.mesh, self.config.batch_size)
+        rows_of_host = local_rows(self.mesh, self.config.batch_size)
         for step in range(start_step, self.total_steps):
             x = np.random.default_rng(step).normal(size=(self.config.batch_size, 3)).astype(np.float32)
-            yield {"x": x[own], "y": x.sum(1)[own], "weights": np.ones(len(own), np.float32)}
+            yield {"x": x[rows_of_host], "y": x.sum(1)[rows_of_host], "weights": np.ones(len(rows_of_host), np.float32)}
 
     def loss_and_config(self, step):
         return self, self.config
