@@ -172,7 +172,7 @@ def test_experiments_are_found_by_name_and_a_file_wins(mine):
     (mine / "base").write_text(MINE)
     assert parse("--config=base:own")[0].kind == "own"
     (mine / "quick").mkdir()
-    assert parse("--config=experiments/glue.py:rte")[0] == config, "where there is no folder experiments"
+    assert parse("--config=experiments/glue.py:rte")[0] == config, "no folder experiments"
     (mine / "experiments").mkdir()
     (mine / "experiments/glue.py").write_text(MINE)
     assert parse("--config=experiments/glue.py:own")[0].kind == "own"

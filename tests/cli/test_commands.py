@@ -117,7 +117,7 @@ def test_evaluate_counts_minimal_pairs(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(has_accelerator(), reason="there JAX looks for it")
+@pytest.mark.skipif(has_accelerator(), reason="JAX initializes the accelerator of this machine")
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="pip install -e '.[aot]'")
 def test_a_machine_without_a_tpu_does_not_initialize_one(trained):
     """libtpu does not print errors before the output of the command."""

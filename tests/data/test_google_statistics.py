@@ -127,7 +127,7 @@ def summarize(runs: list[dict[str, float]]) -> dict[str, list[float]]:
 @pytest.mark.parametrize("masks", ["tokens", "whole words"])
 def test_prepared_records_have_the_statistics_of_googles_records(masks, tmp_path, in_process):
     golden = json.loads(GOLDEN.read_text())
-    assert golden["fingerprint"] == fingerprint(), "the text is not theirs: run tests/golden/make_google_records.py"
+    assert golden["fingerprint"] == fingerprint(), "the text has changed: run tests/golden/make_google_records.py"
     (tmp_path / "text.txt").write_text(make_text())
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in make_vocabulary()))
     config = pretraining_config()

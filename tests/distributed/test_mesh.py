@@ -142,7 +142,7 @@ def test_peak_flops_are_known_by_kind():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads /proc, and sets what glibc does")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads /proc, and sets options of glibc")
 def test_cpu_devices_use_all_cores_and_free_memory():
     """Runs in a separate process, because devices are configured once.
 

@@ -385,7 +385,7 @@ def test_predicted_tables_have_columns_of_predictions(tuned, tmp_path, monkeypat
                 assert chance == pytest.approx(one["probabilities"]["sea"], abs=1e-5)
     with pytest.raises(UserError, match=r"out.tsv:2: there is a column 'predicted.labels' already"):
         predicted_table.write_predictions(tmp_path / "again.csv", source, tmp_path / "out.tsv")
-    assert not list(tmp_path.glob("again*")), "no half of a table stays"
+    assert not list(tmp_path.glob("again*")), "a partial table stays"
 
 
 def test_text_columns_are_read_from_the_run_or_from_flags(tuned):

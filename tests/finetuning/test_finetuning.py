@@ -135,7 +135,7 @@ def test_changed_data_is_named_and_refused(tuned, checkpoint, tmp_path, capsys):
     shutil.copytree(tuned[1], tmp_path / "run")
     config, train = config_for(tmp_path / "moved", checkpoint), tmp_path / "moved/SST-2/train.tsv"
     run(config, tmp_path / "run")
-    assert "no longer" not in capsys.readouterr().out, "a folder may be moved"
+    assert "no longer" not in capsys.readouterr().out, "a moved folder is accepted"
     train.write_text(train.read_text().translate({ord("0"): "1", ord("1"): "0"}))
     run(config, tmp_path / "run")
     assert "the data has changed since this run: SST-2/train.tsv has changed" in capsys.readouterr().out

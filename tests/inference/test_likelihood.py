@@ -189,7 +189,7 @@ def test_sampled_text_depends_on_the_seed_only():
     texts = [[generate(model, params, PIECES, "a b", 12, Sampling(), seed) for seed in range(3)] for _ in range(2)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 3
     random_tokens = generate(model, params, PIECES, "a b", 12, Sampling(temperature=100.0), seed=1)
-    assert len(set(random_tokens.split())) > 4, "each place has a key of its own"
+    assert len(set(random_tokens.split())) > 4, "every position has a separate key"
 
 
 @pytest.mark.parametrize("sampling, allowed", [

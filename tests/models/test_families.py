@@ -171,9 +171,9 @@ def test_flops_equal_the_matrix_products(family):
     traced = matrix_products(config, 2, length, words) - matrix_products(config, 1, length, words)
     assert expected <= traced < 1.005 * expected and (traced == expected or family == "xlnet")
     if family == "transformer_xl":
-        family_fields = families.FAMILIES.get(family)
-        two, one = (matrix_products(config, rows, length, words, family_fields.new_memory) for rows in (2, 1))
-        assert two - one == expected + family_fields.memory_flops(config, length)
+        definition = families.FAMILIES.get(family)
+        two, one = (matrix_products(config, rows, length, words, definition.new_memory) for rows in (2, 1))
+        assert two - one == expected + definition.memory_flops(config, length)
 
 
 # Training.

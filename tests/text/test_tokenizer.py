@@ -294,7 +294,7 @@ def test_modernbert_added_tokens_are_kept_and_special_tokens_are_not_encoded(mod
     assert not {*modernbert.special_ids, modernbert.pieces.index("<|endoftext|>")} & {*ids}
     assert modernbert.decode(ids) == "[CLS] [SEP] <|endoftext|> [PAD][MASK]"
     one, long = modernbert.encode_ids(["a", "a" * 9 + "b" * 9])
-    assert len(one) == 1 and len(long) > 8, "neither padded nor cut"
+    assert len(one) == 1 and len(long) > 8, "encodings are neither padded nor truncated"
 
 
 def test_modernbert_words_have_a_leading_space_except_the_first(modernbert):

@@ -330,7 +330,7 @@ def test_a_signal_ends_an_evaluation(train_toy, tmp_path):
     def interrupted(params, step, after_batch):
         os.kill(os.getpid(), signal.SIGTERM)
         evaluate(params, step, after_batch)
-        raise AssertionError("the evaluation went on")
+        raise AssertionError("the evaluation continued")
 
     task.run = interrupted
     with pytest.raises(KeyboardInterrupt, match="stopped at step 5, during evaluation"):
