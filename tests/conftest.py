@@ -61,8 +61,8 @@ BEGAN = float(os.environ.setdefault("BERTJAX_TESTS_BEGAN", str(time.time())))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="write the golden snapshots anew")
-    parser.addoption("--write-durations", action="store_true", help=f"write {DURATIONS.name} anew")
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden snapshots")
+    parser.addoption("--write-durations", action="store_true", help=f"rewrite {DURATIONS.name}")
     parser.addoption(
         "--minutes",
         type=float,
@@ -204,7 +204,7 @@ def built_once(tmp_path_factory):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(f"{folder}.lock"):
             if not folder.exists():
-                shutil.rmtree(unfinished, ignore_errors=True)  # of a build that failed
+                shutil.rmtree(unfinished, ignore_errors=True)  # a previous build failed
                 unfinished.mkdir(parents=True)
                 build(unfinished)
                 unfinished.rename(folder)

@@ -1,7 +1,7 @@
 """Tiny pre-training runs that cover every family and every objective, and the curves of their 60 steps.
 
 `tests/golden/curves/NAME.json` stores the curves of a run. `tests/test_curves.py` compares them;
-`tests/golden/make_curves.py` writes the files anew.
+`tests/golden/make_curves.py` rewrites the files.
 """
 
 import json

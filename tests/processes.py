@@ -1,8 +1,8 @@
-"""The package's commands in processes of their own.
+"""The commands of the package in separate processes.
 
 `run` and `start` fork the processes off one process that has imported JAX already: a start costs milliseconds instead
 of seconds. A fork runs `python -m bertjax.MODULE` with its own flags, environment, folder and signals. It reads records
-without TensorFlow. `fresh=True` starts Python anew, as users do.
+without TensorFlow. `fresh=True` starts a new Python process, which takes seconds.
 """
 
 import atexit
