@@ -20,7 +20,7 @@ from experiments.ablations import characters, scaled, successors, today
 
 @pytest.mark.parametrize("scale", scaled.SCALES)
 @pytest.mark.parametrize("module", [today, successors, characters])
-def test_every_row_is_a_valid_config_that_differs_from_the_others(module, scale):
+def test_all_rows_are_distinct_valid_configs(module, scale):
     configs = [module.get_config(f"{scale}/{name}/3000") for name in module.TABLE.rows]
     for config in configs:
         validate(config, with_data=False)
@@ -64,7 +64,7 @@ def test_hidden_words_do_not_depend_on_the_tokenizer(letters, takes_space, lengt
         assert (len(ids) <= length or ids.count(4) == len(ids) - 2) and (ids[0], ids[-1]) == (2, 3)
 
 
-def test_windows_have_whole_words_and_a_share_of_them_is_hidden():
+def test_windows_have_whole_words_and_a_share_is_masked():
     lines = ["word naïve " * 40, "short", "x" * 200 + " and more words " * 8]
     texts = bits_per_byte.windows(lines, 100, 48, 96)
     assert all(48 <= len(text.encode()) + 1 <= 96 for text in texts) and texts

@@ -16,7 +16,7 @@ CONFIGS = curves.configs()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_run_has_its_golden_curves(name, tmp_path, on_one_device):  # noqa: F811
+def test_curves_equal_the_golden_curves(name, tmp_path, on_one_device):  # noqa: F811
     trained, golden = curves.train(CONFIGS[name], tmp_path), curves.read(name)
     assert trained.keys() == golden.keys()
     for label, values in golden.items():

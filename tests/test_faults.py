@@ -33,7 +33,7 @@ def wait_until(condition, process):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line_and_costs_no_checkpoint(records_folder, tmp_path):
+def test_a_full_disk_prints_one_line_and_loses_no_checkpoint(records_folder, tmp_path):
     process = train(records_folder, tmp_path)
     wait_until(lambda: (tmp_path / "run/checkpoints/5").exists(), process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, 2000))

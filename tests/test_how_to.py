@@ -33,6 +33,6 @@ def test_every_command_of_a_page_runs(page, reader, monkeypatch):
     assert reader.follow(page) > 0
 
 
-def test_two_commands_do_not_write_to_one_place():
+def test_commands_write_to_distinct_paths():
     for path, commands in writers().items():
         assert len({tuple(words) for words, _ in commands}) == 1, path

@@ -300,7 +300,7 @@ def test_help_imports_few_packages(tmp_path):
         (base("--config.mesh.data=7", "--config.data.corpus=x"), "does not multiply to the 1 devices"),
     ],
 )
-def test_mistakes_get_one_clear_line(arguments, message, tmp_path):
+def test_mistakes_print_one_clear_line(arguments, message, tmp_path):
     (tmp_path / "one.txt").write_text("One document of one line.\n")
     result = run("main", *arguments, cwd=tmp_path)
     assert result.returncode != 0 and message in result.stderr
@@ -353,7 +353,7 @@ def test_missing_flags_are_named_with_an_example_of_the_command(tmp_path):
         (["data.corpus=one.txt", "model.vocab_size=30522"], "config.model.vocab_size = 30522: this corpus gives"),
     ],
 )  # fmt: skip
-def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, monkeypatch, in_process, on_one_device):  # noqa: F811
+def test_wrong_data_print_one_clear_line(settings, message, trained, tmp_path, monkeypatch, in_process, on_one_device):  # noqa: F811
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "one.txt").write_text("One document of one line.\n")
     monkeypatch.chdir(tmp_path)

@@ -107,7 +107,7 @@ def test_no_line_of_metrics_is_lost_or_duplicated(tmp_path, faulty, before):
 
 
 @pytest.mark.parametrize("number, tries", [(errno.EIO, files.ATTEMPTS), (errno.ENOSPC, 1)])
-def test_permanent_errors_are_one_line_with_the_file(tmp_path, faulty, number, tries):
+def test_permanent_errors_raise_one_line_with_the_file(tmp_path, faulty, number, tries):
     counts = faulty(1, number)
     with pytest.raises(UserError, match=r"/a.txt: cannot be written \(the storage fails\)$"):
         files.write_whole(tmp_path / "a.txt", "content")
@@ -122,7 +122,7 @@ def test_file_names_cannot_leave_the_folder(tmp_path, name):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"a": NaN}', '{"a": "\\ud800"}', "\xff"])
-def test_json_of_a_wrong_type_is_one_line(tmp_path, content):
+def test_json_of_a_wrong_type_raises_one_line(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UserError, match=r"^\S+/a.json: damaged, or not what belongs there \(.*\); copy it again$"):
         files.read_json(tmp_path / "a.json", dict[str, int])

@@ -55,7 +55,7 @@ def test_an_error_in_the_body_is_raised_and_the_workers_end(before):
     assert str(fail_in_pool(before)) == "the error"
 
 
-def test_a_dead_worker_is_one_line():
+def test_a_dead_worker_raises_one_line():
     assert "a worker process died" in str(fail_in_pool(lambda pool: pool.submit(os._exit, 1).result()))
 
 

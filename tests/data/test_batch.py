@@ -42,7 +42,7 @@ def test_shapes_and_types_follow_from_the_axis():
     assert {name: x.shape for name, x in SPEC.padding_rows(1, ROW).items()}["rank"] == (1,)
 
 
-def test_rows_and_packed_places_without_values_hold_the_padding():
+def test_rows_and_packed_positions_without_values_are_padding():
     batch = SPEC.padding_rows(3, ROW)
     batch["segments"][:, :2], batch["input_ids"][:, :2] = 1, np.arange(6).reshape(3, 2) + 5
     batch["rank"][:], batch["score"][:] = [7, 8, 9], 0.5

@@ -417,7 +417,7 @@ def test_hugging_face_data_sets_are_streamed_in_file_order(hub):
     ("-none", r"data.corpus: 'hf:.*-none' cannot be loaded \(Couldn't find any data file"),
     (":a:b:c", r"write hf:NAME\[#CONFIGURATION\]\[:SPLIT\[:COLUMN\]\]"),
 ])  # fmt: skip
-def test_an_error_of_a_hugging_face_data_set_is_one_line(hub, rest, message):
+def test_an_error_of_a_hugging_face_data_set_raises_one_line(hub, rest, message):
     with pytest.raises(UserError, match=message) as caught:
         lines_of(f"hf:{hub}{rest}", text_column="title")
     assert "\n" not in str(caught.value)

@@ -500,7 +500,7 @@ def test_vocabularies_are_trained_without_held_out_sentences(kind, corpus_file, 
     ("wordpiece", "data.corpus: there are no words to learn a vocabulary from"),
     ("sentencepiece", "SentencePiece could not learn from this corpus"),
 ])  # fmt: skip
-def test_a_corpus_without_words_is_one_line(kind, message, tmp_path, in_process):
+def test_a_corpus_without_words_raises_one_line(kind, message, tmp_path, in_process):
     path = tmp_path / "empty.txt"
     path.write_text("\u200b\n\n\u200b\u200b\n")  # no file is left
     with pytest.raises(UserError, match=message):
@@ -527,7 +527,7 @@ def test_counts_are_exact_in_memory_and_on_disk(tmp_path, room):
     assert any(tmp_path.iterdir()) == (room < 10**6)
 
 
-def test_a_full_disk_is_one_line(tmp_path):
+def test_a_full_disk_raises_one_line(tmp_path):
     for number in range(PARTS):
         (tmp_path / f"words-{number:02d}").symlink_to("/dev/full")
     with pytest.raises(UserError, match=rf"^{tmp_path}: cannot be written \(No space left on device\)$"):

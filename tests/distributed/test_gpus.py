@@ -51,7 +51,7 @@ def test_jax_takes_three_quarters_of_the_memory_unless_the_environment_sets_anot
     ("h100-8", {"slices": 2}, "--slices=2: GPUs have no slices; set the number of machines with --hosts=M"),
     ("v4-8", {"hosts": 2}, "--hosts=2: only for GPUs"),
 ])  # fmt: skip
-def test_a_mistake_in_a_gpu_name_is_one_line(name, flags, message):
+def test_a_mistake_in_a_gpu_name_raises_one_line(name, flags, message):
     with pytest.raises(UserError, match=message):
         accelerator(name, **flags)
 

@@ -65,7 +65,7 @@ def test_every_matrix_of_the_state_is_split_over_all_devices(sizes):
 @pytest.mark.parametrize(
     "axes, parts", [((), ("data", None)), (("layers", "embed"), (None, "data"))], ids=["not named", "named"]
 )
-def test_a_matrix_is_split_whether_or_not_its_module_names_the_axes(axes, parts):
+def test_matrices_are_split_with_or_without_logical_axis_names(axes, parts):
     """The head of a user may be a plain `nn.Dense`."""
     mesh = make_mesh(config_with(data=8))
     split = split_over_data(replicated(mesh), PartitionSpec(*axes), (16, 32))

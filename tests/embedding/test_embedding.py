@@ -345,7 +345,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
     (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have the same score by any teacher; set distill.what=v"),
     (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: applies to logits, .*; leave it out"),
 ])  # fmt: skip
-def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
+def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint, tmp_path):
     rows = [row | {"empty": "", "constant": 3} for row in rows_of(20, 0)]
     write_table(tmp_path / "train.jsonl", rows)
     write_table(tmp_path / "dev.jsonl", rows)

@@ -240,7 +240,7 @@ def test_a_student_starts_from_every_nth_layer_of_the_teacher(untold, two_layers
     ({"data.is_number": True, "data.label": "number"}, r"has other labels: 4 rows; the data has one number"),
     ({"data.label": "other"}, r"has other labels: court, garden, kitchen, sea; the data has a, b"),
 ])  # fmt: skip
-def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
+def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint, tmp_path):
     rows = rows_of(20, 4)
     rows = [row | {"number": i, "other": "ab"[i % 2], "topics": [row["label"]]} for i, row in enumerate(rows)]
     fields = {"distill.teacher": str(teacher)} | fields

@@ -63,7 +63,7 @@ def test_the_card_of_a_pretrained_model(tmp_path):
     [(905_000, "900,000", "5,000 of 100,000"), (40_000, "40,000 of 900,000", "0 of 100,000"),
      (1_000_000, "900,000", "100,000")],
 )  # fmt: skip
-def test_the_card_states_the_steps_made(tmp_path, step, short, long):
+def test_the_card_states_the_number_of_completed_steps(tmp_path, step, short, long):
     run = made_run(tmp_path / "run", pretraining_config(), {}, step=step)
     conversion.convert(f"{run}@{step}", tmp_path / "out", "huggingface")
     _, rows, _ = read_card(tmp_path / "out")

@@ -91,7 +91,7 @@ def test_unsupported_content_is_named(folder, state, change, message):
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
-def test_a_damaged_file_is_one_line(folder, state, is_zip):
+def test_a_damaged_file_raises_one_line(folder, state, is_zip):
     path = folder / "pytorch_model.bin"
     torch.save(state, path, _use_new_zipfile_serialization=is_zip)
     whole = path.read_bytes()

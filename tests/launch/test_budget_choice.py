@@ -81,7 +81,7 @@ def test_more_time_or_speed_gives_no_smaller_model():
     assert params(small, 36_000) < params(H100, 36_000)
 
 
-def test_a_budget_of_tokens_is_used_whatever_the_speed():
+def test_a_token_budget_is_independent_of_the_speed():
     for machine in (ONE_CORE, H100):
         assert tokens_of(choose_sizes(LIBRARY, machine, math.inf, tokens=2e8)) == pytest.approx(2e8, rel=0.02)
 

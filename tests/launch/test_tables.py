@@ -75,7 +75,7 @@ def test_other_rows_do_not_replace_the_data_of_a_run(tmp_path):
     ("classify", [{"text": {1}}], r"data\[0\] = .*; use text, numbers and lists"),
     ("base", {"train": ROWS, "dev": ROWS}, "pre-training holds out documents itself"),
 ])  # fmt: skip
-def test_mistakes_give_one_line(config, data, message, tmp_path):
+def test_mistakes_raise_errors_of_one_line(config, data, message, tmp_path):
     with pytest.raises(UserError, match=message):
         use_tables(experiments.load(config), data, tmp_path)
     assert not list(tmp_path.glob("data/*.jsonl"))

@@ -274,7 +274,7 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("bert", "model.family", "modernbert",
      "config.model.family = 'modernbert': config.model must have the fields of this family, but .*; start from"),
 ])  # fmt: skip
-def test_a_mistake_in_the_config_is_one_line(family, field, value, message):
+def test_a_mistake_in_the_config_raises_one_line(family, field, value, message):
     config = config_for(family)
     config.update_from_flattened_dict({field: value})
     with pytest.raises(UserError, match=message) as error:
@@ -494,7 +494,7 @@ ROPE = "rope_parameters"
     ("xlnet", {"architectures": ["XLNetForSequenceClassification"], "summary_type": "mean"},
      "summary_type 'mean' is not"),
 ])  # fmt: skip
-def test_a_folder_with_an_unsupported_model_is_one_line(family, changed, message, folder_of, tmp_path):
+def test_a_folder_with_an_unsupported_model_raises_one_line(family, changed, message, folder_of, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         pretrained.read_pretrained(with_fields(folder_of(family), changed, tmp_path / "copy"))
     assert "\n" not in str(error.value)

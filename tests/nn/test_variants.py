@@ -142,7 +142,7 @@ def test_a_bilstm_reads_both_directions_and_no_padding(module):
     assert (changed != logits).any(-1).all()
 
 
-def test_the_two_lstms_depend_on_one_direction():
+def test_the_two_lstms_read_opposite_directions():
     """In all layers, the first half of a state depends on earlier tokens, the second half on later tokens, never on
     padding.
 

@@ -306,7 +306,7 @@ def test_generator_and_discriminator_are_read_and_converted(disentangled, tmp_pa
         {"width": "a"}, {"width": None}, {"wide": 1}, {"embeddings": ["shared"]}, {"layers": 7})),
     *(("objective", value) for value in (3, "50*", "mlm + mlm")),
 ])  # fmt: skip
-def test_damaged_settings_are_one_line(disentangled, tmp_path, name, value):
+def test_damaged_settings_raise_one_line(disentangled, tmp_path, name, value):
     run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update({name: value}))
     with pytest.raises(UserError, match=r"config.json: damaged, or written by another version") as error:
         pretrained.read_pretrained(run)

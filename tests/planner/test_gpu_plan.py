@@ -86,7 +86,7 @@ def test_kernels_use_the_stored_numbers_of_registers(gpu, program):
         assert abs(counts["registers"] - golden[name]) <= 16, (name, counts)  # releases of ptxas differ a little
 
 
-def test_mistakes_are_one_line():
+def test_mistakes_print_one_line():
     done = run("compile", "--config=experiments/base.py", "--topology=h100-4", "--config.mesh.data=3", cwd=ROOT)
     assert done.returncode == 1 and done.stdout == ""
     assert (

@@ -346,7 +346,7 @@ def test_the_command_prints_json(tmp_path):
         (["--topology=v4-8", "--real_tokens_share=0.7,0.5"], "0.7,0.5: also set --config.packing=True"),
     ],
 )
-def test_mistakes_get_one_line(flags, message):
+def test_mistakes_print_one_line(flags, message):
     done = run("compile", "--config=experiments/base.py", *flags, cwd=ROOT)
     assert done.returncode == 1 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and message in done.stderr, done.stderr

@@ -227,7 +227,7 @@ def test_the_rehearsal_share_is_independent_of_corpus_sizes():
     ({"data.heldout_fraction": 0.0}, r"config.data.heldout_fraction = 0.0: must hold out text"),
     ({"init_checkpoint": ""}, r"needs a checkpoint to adapt; set init_checkpoint"),
 ])  # fmt: skip
-def test_a_mistake_is_one_line(fields, message, checkpoint, corpus_file, tmp_path):
+def test_mistakes_raise_errors_of_one_line(fields, message, checkpoint, corpus_file, tmp_path):
     values = {name: x.format(corpus=corpus_file) if isinstance(x, str) else x for name, x in fields.items()}
     config = adapting(checkpoint, corpus_file, **values)
     with pytest.raises(UserError, match=message):

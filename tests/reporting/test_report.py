@@ -101,7 +101,7 @@ def test_drawn_curves_equal_logged_metrics(tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
-def test_scores_of_matryoshka_dimensions_are_one_curve(tmp_path):
+def test_matryoshka_dimensions_are_drawn_as_one_curve(tmp_path):
     with_widths = {"spearman": 0.8, "spearman_256": 0.8, "spearman_64": 0.7}
     for name, scores in (("some", with_widths), ("none", {"spearman": 0.6})):
         (tmp_path / name).mkdir()

@@ -179,7 +179,7 @@ def test_dry_run_and_help_need_nothing(cloud, script):
     ("create", dict(ACCELERATOR="v99-8"), ["ACCELERATOR=v99-8", "RUNTIME_VERSION"]),
     ("create", dict(ACCELERATOR="tpu7x-8"), ["GKE", "RUNTIME_VERSION"]),
 ])  # fmt: skip
-def test_a_wrong_setting_is_one_clear_line(cloud, script, settings, words):
+def test_a_wrong_setting_prints_one_clear_line(cloud, script, settings, words):
     message = cloud.error(script, **settings)
     assert all(word in message for word in words), message
     assert cloud.stub.calls == []

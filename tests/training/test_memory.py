@@ -64,7 +64,7 @@ def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyTyp
     ({"unroll": "yes"}, {}, "try --config.unroll=no"),
     ({"remat": "full", "microbatches": 2}, {}, "choose a smaller batch_size, or more devices"),
 ])  # fmt: skip
-def test_out_of_memory_is_one_line(fields, chosen, remedy, monkeypatch, tmp_path):
+def test_out_of_memory_raises_one_line(fields, chosen, remedy, monkeypatch, tmp_path):
     config = tiny_config("unused")
     config.update(fields)
     with pytest.raises(UserError) as raised:
