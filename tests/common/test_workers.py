@@ -1,4 +1,4 @@
-"""How a pool of workers ends. `test_preparation` tests that workers ignore Ctrl-C."""
+"""How a pool of workers ends. tests/cli/test_commands.py tests that Ctrl-C stops preparation."""
 
 import os
 import signal

@@ -58,11 +58,11 @@ def test_a_jax_version_without_host_detection_is_an_error(alone, monkeypatch):
         hosts.join(timeout=1)
 
 
-@pytest.mark.parametrize("tasks, own", [("1(x2)", None), ("8(x2)", [3])])
-def test_a_single_slurm_task_of_a_node_uses_all_gpus_of_the_node(alone, monkeypatch, tasks, own):
+@pytest.mark.parametrize("tasks, local_gpus", [("1(x2)", None), ("8(x2)", [3])])
+def test_a_single_slurm_task_of_a_node_uses_all_gpus_of_the_node(alone, monkeypatch, tasks, local_gpus):
     """JAX gives each task the GPU of its number."""
     slurm = dict(JOB_ID=7, NTASKS=2, PROCID=1, LOCALID=3, STEP_NODELIST="node[1-2]", STEP_TASKS_PER_NODE=tasks)
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     coordinator, index, count, local_devices = hosts._find_processes(timeout=1)
-    assert coordinator.startswith("node1:") and (index, count, local_devices) == (1, 2, own)
+    assert coordinator.startswith("node1:") and (index, count, local_devices) == (1, 2, local_gpus)

@@ -270,10 +270,10 @@ def teacher(folder, checkpoint, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["vectors", "scores"])
-def test_examples_have_the_vectors_or_scores_of_the_teacher(what, teacher, folder, checkpoint, tmp_path):
-    fields = {"distill.teacher": str(teacher), "distill.what": what}
-    config = (config_for if what == "scores" else mixed)(folder, checkpoint, **fields)
+@pytest.mark.parametrize("target", ["vectors", "scores"])
+def test_examples_have_the_vectors_or_scores_of_the_teacher(target, teacher, folder, checkpoint, tmp_path):
+    fields = {"distill.teacher": str(teacher), "distill.what": target}
+    config = (config_for if target == "scores" else mixed)(folder, checkpoint, **fields)
     config, _ = finetuning_run.resolve(config, None)
     dataset = finetuning_run.load_inputs(config, tmp_path, None).data
     source, row = pretrained.read_pretrained(teacher), rows_of(42, 42)[3]
@@ -285,7 +285,7 @@ def test_examples_have_the_vectors_or_scores_of_the_teacher(what, teacher, folde
         [prediction["vector"] for prediction in tasks.get("embed").predict(prompted, [(text,) for text in texts])]
     )
     cosines = vectors[1:] @ vectors[0]
-    expected = vectors if what == "vectors" else cosines[:1] - cosines[1:]
+    expected = vectors if target == "vectors" else cosines[:1] - cosines[1:]
     np.testing.assert_allclose(dataset.train.teacher_logits[3], expected, atol=1e-5)
     for examples in dataset.train_sets:
         assert len(examples.teacher_logits) == len(examples)

@@ -193,13 +193,13 @@ def test_documents_that_cannot_be_read_are_refused(documents, message, plain, tm
         SearchIndex.build(plain, documents, tmp_path / "index", "mean")
 
 
-@pytest.mark.parametrize("given, message", [
+@pytest.mark.parametrize("arguments, message", [
     (dict(queries=["a", None]), r"^queries\[1\] = None: must be a str$"),
     (dict(queries="a", top_k=0), r"^top_k = 0: must be an integer of at least 1$"),
 ])  # fmt: skip
-def test_queries_that_are_not_texts_are_refused(given, message, plain):
+def test_queries_that_are_not_texts_are_refused(arguments, message, plain):
     with pytest.raises(UserError, match=message):
-        SearchIndex.build(plain, TEXTS[:1], pool="mean").search(**given)
+        SearchIndex.build(plain, TEXTS[:1], pool="mean").search(**arguments)
 
 
 # Files of documents.

@@ -388,14 +388,14 @@ def test_invalid_mining_is_refused_in_one_line(arguments, message, tmp_path):
     assert result.returncode == 1 and result.stderr == f"error: {message}\n"
 
 
-@pytest.mark.parametrize("said, message", [
+@pytest.mark.parametrize("options, message", [
     (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of an embedding$"),
     (dict(label="score"), r"dev.csv:2: no column 'score'; there are a, b, label$"),
 ])  # fmt: skip
-def test_data_without_an_evaluation_is_refused(said, message, trained):
+def test_data_without_an_evaluation_is_refused(options, message, trained):
     folder, workdir = trained
     with pytest.raises(UserError, match=message):
-        embed.TASK.read_labelled(pretrained.read_pretrained(workdir), f"{folder}/dev.csv", **said)
+        embed.TASK.read_labelled(pretrained.read_pretrained(workdir), f"{folder}/dev.csv", **options)
 
 
 def test_a_checkpoint_without_embeddings_is_refused(checkpoint, trained, tmp_path):

@@ -82,17 +82,19 @@ def test_losses_equal_sentence_transformers(case, widths):
     assert_same(texts, settings(widths, **settings_of_case), labels, their_loss, torch.tensor(labels), widths)
 
 
-@pytest.mark.parametrize("what, widths", [("vectors", (8,)), ("scores", ()), ("scores", (8,)), ("scores of pairs", ())])
-def test_distillation_losses_equal_sentence_transformers(what, widths):
-    texts, cosine = 2 if what == "scores of pairs" else 4, torch.nn.functional.cosine_similarity
+@pytest.mark.parametrize(
+    "target, widths", [("vectors", (8,)), ("scores", ()), ("scores", (8,)), ("scores of pairs", ())]
+)
+def test_distillation_losses_equal_sentence_transformers(target, widths):
+    texts, cosine = 2 if target == "scores of pairs" else 4, torch.nn.functional.cosine_similarity
     teacher = vectors_of(texts, seed=1)
     scores, cosines = (
         our_losses.example_scores(teacher),
         cosine(*map(torch.tensor, (teacher[:, :1], teacher[:, 1:])), -1),
     )
-    if what == "vectors":
+    if target == "vectors":
         their_loss, scores, labels = losses.EmbedDistillLoss(Stub()), teacher, torch.tensor(teacher)
-    elif what == "scores":
+    elif target == "scores":
         their_loss, labels = losses.MarginMSELoss(Stub(), cosine), cosines
     else:
         their_loss, labels = losses.CosineSimilarityLoss(Stub()), cosines[:, 0]

@@ -179,7 +179,7 @@ def test_a_run_is_pushed_with_a_model_card(asked, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "arguments, message",
     [
         (dict(to="tf1", push="me/mine"), "--push=me/mine: only for --format=huggingface, sentence-transformers, peft"),
         (dict(to="huggingface", push="mine"), "--push=mine: write USER/NAME, with the name of a user or of an "),
@@ -187,9 +187,9 @@ def test_a_run_is_pushed_with_a_model_card(asked, tmp_path):
         (dict(to="huggingface", is_private=True), "--private: only for --push=USER/NAME"),
     ],
 )
-def test_a_failing_push_check_writes_nothing(asked, tmp_path, given, message):
+def test_a_failing_push_check_writes_nothing(asked, tmp_path, arguments, message):
     with pytest.raises(UserError) as error:
-        conversion.convert(GOLDEN, tmp_path / "out", **given)
+        conversion.convert(GOLDEN, tmp_path / "out", **arguments)
     assert str(error.value).startswith(message) and not asked and not (tmp_path / "out").exists()
 
 

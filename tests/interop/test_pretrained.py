@@ -85,7 +85,7 @@ POOLER_AND_HEAD = (
 
 
 @pytest.mark.parametrize(
-    "has_pairs, next_sentence, said",
+    "has_pairs, next_sentence, summary",
     [
         (True, "pairs", "26 of 26 arrays loaded"),
         (True, "none", f"22 of 22 arrays loaded; not used: {POOLER_AND_HEAD}"),
@@ -93,7 +93,7 @@ POOLER_AND_HEAD = (
         (False, "order", f"22 of 26 arrays loaded; left fresh: {POOLER_AND_HEAD}"),
     ],
 )
-def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, said, tmp_path, capsys):
+def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, summary, tmp_path, capsys):
     path = GOLDEN if has_pairs else tmp_path
     if not has_pairs:
         huggingface.write(tmp_path, golden.config, only(golden.params, "masked_lm"), golden.tokenizer)
@@ -101,7 +101,7 @@ def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, 
     config.data.next_sentence = next_sentence
     params = random_params(config)
     loaded = pretrained.flattened(initialization.initialize(params, path))
-    assert capsys.readouterr().out == f"started from {path} (huggingface): {said}\n"
+    assert capsys.readouterr().out == f"started from {path} (huggingface): {summary}\n"
     fresh, golden_arrays = pretrained.flattened(params), pretrained.flattened(golden.params)
     assert loaded.keys() == fresh.keys()
     for name in loaded:

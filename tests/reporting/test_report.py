@@ -233,7 +233,7 @@ def checkpoint_of(config):
     return Pretrained("x", "bertjax", config, {"bert": params}, WordPiece(PIECES, lowercase=True), [])
 
 
-@pytest.mark.parametrize("family, own", [
+@pytest.mark.parametrize("family, family_fields", [
     ("bert", {}),
     slow_case("bert", dict(causal=True, norm="pre", positions="each_layer")),
     slow_case("modernbert", dict(local_attention=4, num_hidden_layers=2, global_attn_every_n_layers=2)),
@@ -241,10 +241,10 @@ def checkpoint_of(config):
     ("xlnet", {}),
     slow_case("transformer_xl", dict(clamp_length=5)),
 ])  # fmt: skip
-def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(family, own, monkeypatch):
+def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(family, family_fields, monkeypatch):
     sizes = {"vocab_size": len(PIECES), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 32, "max_position_embeddings": 24}
-    source = checkpoint_of(families.FAMILIES.get(family).config_class(**sizes | own))
+    source = checkpoint_of(families.FAMILIES.get(family).config_class(**sizes | family_fields))
     known, traced = families.family_of(source.config).attention_probabilities, []
 
     def counted(config, params, ids, segments, types):
@@ -253,7 +253,9 @@ def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(fa
 
     monkeypatch.setattr(families.family_of(source.config), "attention_probabilities", counted)
     insight._probabilities.clear_cache()
-    lengths = {5: 16, 13: 16, 14: 16, 22: 24, 9: 16, 15: 24} if (family, own) == ("bert", {}) else {22: 24, 15: 24}
+    lengths = (
+        {5: 16, 13: 16, 14: 16, 22: 24, 9: 16, 15: 24} if (family, family_fields) == ("bert", {}) else {22: 24, 15: 24}
+    )
     for words in lengths:
         pieces, probabilities = insight.attention(source, " ".join((PIECES[5:] * 4)[:words]))
         assert len(pieces) == words + 2 and probabilities.shape == (len(probabilities), 2, words + 2, words + 2)

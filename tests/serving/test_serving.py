@@ -80,7 +80,7 @@ def metrics_of(url):
 
 
 @pytest.mark.parametrize(
-    "path, content, status, said",
+    "path, content, status, message",
     [
         ("fill_mask", b"\xff", 400, "must be JSON"),
         ("fill_mask", b"[" * 200_000, 413, "3,000 characters"),
@@ -108,9 +108,9 @@ def metrics_of(url):
         ("attention", {"texts": ["a", "b"]}, 400, "one text, please"),
     ],
 )  # fmt: skip
-def test_mistakes_are_answered_in_one_line(server, path, content, status, said):
+def test_mistakes_are_answered_in_one_line(server, path, content, status, message):
     response_status, answer = post(f"{server}/{path}", content)
-    assert response_status == status and said in answer["error"] and "\n" not in answer["error"]
+    assert response_status == status and message in answer["error"] and "\n" not in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_requests_longer_than_the_grace_period_are_disconnected(ended):
 
 
 @pytest.mark.parametrize(
-    "flag, said",
+    "flag, message",
     [
         ("--checkpoint=missing", "missing"),
         ("--port=70000", "--port=70000"),
@@ -222,11 +222,11 @@ def test_requests_longer_than_the_grace_period_are_disconnected(ended):
         ("--port={port}", "choose another address or port"),
     ],
 )
-def test_the_command_reports_mistakes_in_one_line(flag, said, checkpoint, server, tmp_path):
+def test_the_command_reports_mistakes_in_one_line(flag, message, checkpoint, server, tmp_path):
     flag = flag.format(port=server.rsplit(":", 1)[1])
     done = command("serve", f"--checkpoint={checkpoint}", flag, cwd=tmp_path)
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 1 and line.startswith("error: ") and said in line
+    assert done.returncode == 1 and line.startswith("error: ") and message in line
 
 
 # Checkpoints with other heads, each with a server in this process.

@@ -252,9 +252,9 @@ RECOVERIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", [*list(RECOVERIES)[:2], *map(slow_case, list(RECOVERIES)[2:])])
-def test_keep_restarts_the_run(cloud, what):
-    cloud.stub.answers, deeds = RECOVERIES[what]
+@pytest.mark.parametrize("fault", [*list(RECOVERIES)[:2], *map(slow_case, list(RECOVERIES)[2:])])
+def test_keep_restarts_the_run(cloud, fault):
+    cloud.stub.answers, deeds = RECOVERIES[fault]
     printed = cloud("keep --delete-when-done", MAX_RESTARTS="1", arguments=["--", "--config.seed=1"])
     assert cloud.deeds == [*deeds, "delete"] and "done: gs://bucket/runs/base" in printed
     starts = [word for call in cloud.stub.calls for word in call if "worker.sh start" in word]

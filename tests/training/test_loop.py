@@ -372,10 +372,12 @@ class Poisoned(Toy):
         return value + jnp.sqrt(value - jax.lax.stop_gradient(value) + 1 - poison), metrics  # the slope at 0
 
 
-@pytest.mark.parametrize("what, message", [("loss", "of step 7 is nan"), ("gradient", "gradient norm (nan|inf)")])
-def test_nan_stops_the_run_and_is_not_saved(tmp_path, what, message):
+@pytest.mark.parametrize(
+    "poisoned_value, message", [("loss", "of step 7 is nan"), ("gradient", "gradient norm (nan|inf)")]
+)
+def test_nan_stops_the_run_and_is_not_saved(tmp_path, poisoned_value, message):
     task = Poisoned(toy_config())
-    task.what, task.poisoned = what, range(7, 11)
+    task.what, task.poisoned = poisoned_value, range(7, 11)
     with pytest.raises(UserError, match=f"training diverged: .*{message}"):
         train_task(task, task.config, tmp_path, task.mesh)
     assert checkpoint.steps(tmp_path) == [5]
