@@ -1,12 +1,12 @@
-"""Lists the texts that a user of bertjax can see, for a review: python docs/site/messages.py [--checkout=DIR] [KIND ...]
+"""Lists the texts that a user can see, for a review: python docs/site/messages.py [--checkout=DIR] [KIND ...]
 
 A line has the file, the line, the kind and the text, with {} for values:
 
     bertjax/cli/mine.py:48: flag: --corpus: More documents: a .txt with one document per line, or ...
 
-The kinds: "error" is the argument of an exception, "line" is printed, logged or passed to a callback, "flag" is the help
-of a flag, and "text" is any other string of three words or more, such as the parts of a message that a function returns.
-Docstrings are no texts. A value that is itself a text with words, as in `f"{a or 'none'}"`, is written as {none}.
+The kinds: "error" is the argument of an exception, "line" is printed, logged or passed to a callback, "flag" is the
+help of a flag, and "text" is any other string of three words or more, such as a part of a message that a function
+returns. Docstrings and annotations are left out. A value with words, as in `f"{a or 'none'}"`, is written as {none}.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 # The last names of the functions that print or log their first argument, or pass it to the user.
 PRINTERS = (
-    "print", "print_line", "_print", "phase", "on_note", "warn", "info", "warning", "error", "exception", "write", "exit",
-    "print_next", "log", "note",
+    "print", "print_line", "_print", "phase", "on_note", "warn", "info", "warning", "error", "exception", "write",
+    "exit", "print_next", "log", "note",
 )  # fmt: skip
 # A string outside of these calls counts as text from so many words on.
 WORDS = 3
@@ -49,28 +49,34 @@ def name_of(call: ast.Call) -> str:
     return getattr(call.func, "attr", None) or getattr(call.func, "id", "")
 
 
-def docstrings(tree: ast.Module) -> set[ast.AST]:
-    """Returns the nodes of the docstrings of a module."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    bodies = (node.body for node in ast.walk(tree) if isinstance(node, documented) and node.body)
-    return {
-        first.value for first, *_ in bodies if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    }
+def without_text(tree: ast.Module) -> set[ast.AST]:
+    """Returns the nodes of the docstrings and annotations of a module."""
+    nodes: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant()):
+                nodes.add(node.value)
+            case ast.FunctionDef(returns=annotation) | ast.arg(annotation=annotation):
+                nodes.update(ast.walk(annotation) if annotation else ())
+            case ast.AnnAssign(annotation=annotation):
+                nodes.update(ast.walk(annotation))
+    return nodes
 
 
 def messages(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     """Yields the line, the kind and the text of each message of a module, in the order of the lines."""
-    listed = docstrings(tree)
+    listed = without_text(tree)
     rows: list[tuple[int, str, str]] = []
 
     def add(kind: str, node: ast.expr, prefix: str = "") -> None:
-        if text := text_of(node):
+        if (text := text_of(node)).strip("{} ") and node not in listed:
             rows.append((node.lineno, kind, prefix + " ".join(text.split())))
             listed.update(ast.walk(node))
 
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             add("error", node.exc.args[0])
+            listed.add(node.exc)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or node in listed:
             continue
