@@ -45,14 +45,14 @@ _LAST = flags.DEFINE_integer("last", 100, "Rank of the last document that can be
 _MARGIN = flags.DEFINE_string(
     "margin",
     "-inf",
-    "The cosine of a negative is below the cosine of the positive by this margin: 0.1, or 5% of the positive.",
+    "Least difference between the cosines of the positive and a negative: 0.1, or 5% of the positive's cosine.",
 )
 _MAX_SCORE = flags.DEFINE_float("max_score", float("inf"), "The highest cosine of a negative.")
 _MIN_SCORE = flags.DEFINE_float("min_score", -float("inf"), "The lowest cosine of a negative.")
 _SEED = flags.DEFINE_integer(
     "seed",
     None,
-    "Seed of a draw among the ranks; by default takes the nearest documents.",
+    "Draws the negatives at random from the ranks, with this seed; by default takes the nearest documents.",
     lower_bound=0,
     upper_bound=2**31 - 1,
 )

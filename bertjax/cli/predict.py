@@ -41,19 +41,22 @@ _TOP_K = flags.DEFINE_integer(
     "Number of words per mask (5); with --generate, the number of tokens to sample from (all).",
     lower_bound=1,
 )
-_GENERATE = flags.DEFINE_integer("generate", 0, "Continues each text by up to so many tokens.", lower_bound=0)
+_GENERATE = flags.DEFINE_integer("generate", 0, "Largest number of tokens to generate after each text.", lower_bound=0)
 _TEMPERATURE = flags.DEFINE_float(
-    "temperature", 1.0, "Of --generate; 0 always chooses the most likely token.", lower_bound=0.0
+    "temperature",
+    1.0,
+    "With --generate: the temperature of sampling; 0 always chooses the most likely token.",
+    lower_bound=0.0,
 )
 _TOP_P = flags.DEFINE_float(
     "top_p",
     1.0,
-    "Of --generate: samples from the most likely tokens with this total probability.",
+    "With --generate: samples from the most likely tokens with this total probability.",
     lower_bound=1e-6,
     upper_bound=1.0,
 )
 _SEED = flags.DEFINE_integer(
-    "seed", 0, "Of --generate: the seed of the random numbers.", lower_bound=0, upper_bound=2**31 - 1
+    "seed", 0, "With --generate: the seed of the random numbers.", lower_bound=0, upper_bound=2**31 - 1
 )
 group_flags("Tables", _TEXT, _SECOND_TEXT, _OUTPUT)
 group_flags("Words", _TOP_K, _GENERATE, _TEMPERATURE, _TOP_P, _SEED)

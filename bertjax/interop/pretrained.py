@@ -50,7 +50,7 @@ def read_with_tokenizer(path: epath.PathLike, dtype: str | None = None) -> Pretr
     source = read_pretrained(path)
     tokenizer_of(source)
     if source.format in ("huggingface", "peft") and (names := sorted(source.ignored)):
-        note(epath.Path(source.path), f"weights that are not read: {shortened(names)}")
+        note(epath.Path(source.path), f"ignored weights: {shortened(names)}")
     return dataclasses.replace(source, dtype=dtype or source.dtype)
 
 
@@ -94,9 +94,11 @@ def find(path: epath.PathLike) -> Place:
         default = "best" if info.architecture and checkpoint.best_step(path) is not None else "latest"
         return RunPlace(path, info, checkpoint.resolve_step(path, which or default))
     if (path / workdir.TRIAL_RESULT).exists():
-        raise UserError(f"{path}: not the best trial of its sweep, so that its checkpoint was deleted")
+        raise UserError(
+            f"{path}: not the best trial of the sweep, so that the checkpoint was deleted; choose the best trial"
+        )
     if which:
-        raise UserError(f"@{which} needs the workdir of a run, but {str(path)!r} is not one")
+        raise UserError(f"@{which} needs the workdir of a run, and {str(path)!r} is not a workdir")
     is_run = (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG)
     if not is_run and (place := _find_folder(path) or _find_tf1(path)) is not None:
         return place
@@ -106,7 +108,7 @@ def find(path: epath.PathLike) -> Place:
         )
     raise UserError(
         f"no checkpoint in {str(path)!r}: give the workdir of a run, a Hugging Face folder (config.json and "
-        f"model.safetensors), an adapter of PEFT, hub:NAME for one of the hub, or Google's bert_model.ckpt"
+        f"model.safetensors), an adapter of PEFT, hub:NAME for a model of the hub, or Google's bert_model.ckpt"
     )
 
 
@@ -144,8 +146,8 @@ def _find_base(adapter: epath.Path) -> Place:
     path = next((str(path) for path in paths if path.exists() and path.resolve() != adapter.resolve()), "")
     if not path and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
         raise UserError(
-            f"{source}: the base of the adapter, base_model_name_or_path {name!r}, is not there; set it to the folder "
-            f"of the base, or to its name on the hub"
+            f"{source}: the base of the adapter, base_model_name_or_path {name!r}, does not exist; set it to the "
+            f"folder of the base, or to the name of the base on the hub"
         )
     revision = f"@{fields.revision}" if fields.revision else ""
     try:

@@ -22,7 +22,7 @@ from bertjax.training.scores import Scores
 def read_checkpoint(path: Path, dtype: str | None = None) -> Pretrained:
     """Reads a checkpoint with its tokenizer, see `load`. Libraries log nothing through absl while it is read."""
     if not isinstance(path, str | os.PathLike):
-        raise UserError(f"path = {path!r}: is no path; give a str")
+        raise UserError(f"path = {path!r}: must be a str or a path")
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)  # The libraries also raise the errors that they log.
     try:

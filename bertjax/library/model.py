@@ -298,7 +298,7 @@ def _plain_texts(texts: Texts) -> list[str]:
     listed = _listed(texts)
     for number, text in enumerate(listed):
         if not isinstance(text, str):
-            raise UserError(f"texts[{number}] = {text!r}: is no text; give a str")
+            raise UserError(f"texts[{number}] = {text!r}: must be a str")
     return [surrogates.replaced(text) for text in listed]
 
 
@@ -308,7 +308,7 @@ def _parts_of_texts(texts: Parts) -> list[tuple[str, ...]]:
     divided = [tuple(text) if isinstance(text, list | tuple) else (text,) for text in listed]
     for number, parts in enumerate(divided):
         if not all(isinstance(part, str) for part in parts):
-            raise UserError(f"texts[{number}] = {listed[number]!r}: is neither a text nor a tuple of texts; give a str")
+            raise UserError(f"texts[{number}] = {listed[number]!r}: must be a str, or a tuple of str")
     return [tuple(map(surrogates.replaced, parts)) for parts in divided]
 
 
@@ -321,7 +321,7 @@ def _listed(texts: Any) -> list[Any]:
             raise TypeError
         return list(iter(texts))
     except TypeError:
-        raise UserError(f"texts = {texts!r:.60}: is no text; give a str, or a list of them") from None
+        raise UserError(f"texts = {texts!r:.60}: must be a str, or a list of str") from None
 
 
 def _check_number(name: str, value: Any, least: float, most: float = np.inf, kinds: Any = (int, np.integer)) -> None:
