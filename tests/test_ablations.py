@@ -92,5 +92,5 @@ def test_the_bits_of_a_model_that_knows_nothing(causal):
     size = 6 * 12 * 14 - 14 if causal else 5 * sum(map(sum, hidden))
     assert found["words"] == (12 * 14 if causal else sum(map(sum, hidden))) and found["bytes"] == size > 50
     assert found["bits_per_byte"] == pytest.approx(found["words"] * np.log2(40) / size)
-    with pytest.raises(UserError, match="0 windows of text have no word that could be hidden"):
+    with pytest.raises(UserError, match="0 windows of text have no word to mask"):
         bits_per_byte.bits_per_byte(model, params, words, [], [], 20)

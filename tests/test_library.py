@@ -106,9 +106,9 @@ def test_a_lone_surrogate_is_a_replacement_character_in_its_place():
     (lambda model: model.classify("ship"), "not trained for classify; the available methods are tag, predict, embed,"),
     (lambda model: model.fill_mask("[MASK]"), "was not trained for fill_mask; the available methods are tag, predict"),
     (lambda model: model.answer("ship", "sail"), "was not trained for answer"),
-    (lambda model: model.tag(["ship", float("nan")]), r"texts\[1\] = nan: is neither a text nor a tuple"),
-    (lambda model: model.tag(None), "^texts = None: is no text; give a str, or a list of them$"),
-    (lambda model: model.embed(b"ship", pool="cls", layers="last"), "^texts = b'ship': is no text; give a str"),
+    (lambda model: model.tag(["ship", float("nan")]), r"texts\[1\] = nan: must be a str, or a tuple of str"),
+    (lambda model: model.tag(None), "^texts = None: must be a str, or a list of str$"),
+    (lambda model: model.embed(b"ship", pool="cls", layers="last"), "^texts = b'ship': must be a str"),
     (lambda model: model.tag([("ship", "sail")]), r"'ship \|\|\| sail': this checkpoint expects texts"),
     (lambda model: model.tag(["ship", ""]), "'': this checkpoint expects texts.*; no part may be empty$"),
     (lambda model: model.embed("ship"), "was not trained for embeddings; choose a run of embed or a"),
@@ -116,8 +116,8 @@ def test_a_lone_surrogate_is_a_replacement_character_in_its_place():
     (lambda model: model.embed("ship", pool="cls", layers="first"), "layers = 'first': choose one of embeddings,"),
     (lambda model: model.embed("ship", pool="cls", layers="sum_last_four"), "has 2 layers only; choose layers=last$"),
     (lambda model: model.embed("ship", width=-1), "^width = -1: must be an integer of at least 0$"),
-    (lambda model: bertjax.load(None), "^path = None: is no path; give a str$"),
-    (lambda model: model.embed("ship", pool="cls", width=3), "^width = 3: is for the embeddings that a checkpoint"),
+    (lambda model: bertjax.load(None), "^path = None: must be a str or a path$"),
+    (lambda model: model.embed("ship", pool="cls", width=3), "^width = 3: is for embeddings, and this checkpoint"),
 ])  # fmt: skip
 def test_what_a_checkpoint_cannot_do_is_said_in_a_line(use, message):
     with pytest.raises(UserError, match=message) as error:
@@ -132,7 +132,7 @@ def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):
         bertjax.load(tmp_path / "nowhere")
     whole = bertjax.load(GOLDEN)
     model = library.Model(dataclasses.replace(whole.source, architecture="BertForSequenceClassification"))
-    with pytest.raises(UserError, match="is BertForSequenceClassification, but it has no weights for the head"):
+    with pytest.raises(UserError, match="the weights of the head of BertForSequenceClassification are missing"):
         model.classify("the ship")
     for texts, shape in (("the ship", (1, 32)), ([], (0, 0))):
         assert model.embed(texts, pool="cls", layers="last").shape == shape
@@ -179,7 +179,7 @@ def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (("quickstrat",), "no such file, and no experiment of that name; did you mean quickstart"),
+    (("quickstrat",), "no such file, and no experiment of this name; did you mean quickstart"),
     (("quickstart", "w", {"stages.shrot.steps": 1}), "stages.shrot.steps = 1: config.stages has no field 'shrot'"),
     (("quickstart", "w", {"batch_size": "many"}), "batch_size = 'many': "),
     (("quickstart", "w", {"batch_size": 0}), "config.batch_size = 0: must be at least 1"),

@@ -90,7 +90,7 @@ class FineTuningRun(Run):
                 f"it)\n{text} (last step, {int(trained.state.step)})"
             )
         if data.baseline:
-            text += f"\nbest constant answer: {data.metric} {100 * data.baseline:.2f}"
+            text += f"\nbest constant prediction: {data.metric} {100 * data.baseline:.2f} at most"
         return text
 
     def reopen(self, config: ResolvedConfig) -> "FineTuningRun":

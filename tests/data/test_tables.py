@@ -141,7 +141,7 @@ def test_json_lines_keep_what_is_no_text(tmp_path):
     for row, name, message in (
         (rows[0], "tags", r"a.jsonl:1: tags is a list, expected text"),
         (rows[1], "text", r"a.jsonl:3: text is null"),
-        (rows[1], "tags", r"a.jsonl:3: no column 'tags'; there are n, b, text"),
+        (rows[1], "tags", r"a.jsonl:3: no column 'tags'; the columns are n, b, text"),
     ):
         with pytest.raises(UserError, match=message):
             column(row, name)
@@ -167,9 +167,9 @@ def test_tables_as_spreadsheets_write_them(tmp_path, content):
 
 @pytest.mark.parametrize("content, suffix, message", [
     ("text;label\na, b;x\n", "csv", r"a.csv:1: one column, 'text;label': .* by semicolons, not by commas"),
-    ("text\tlabel\na\tx\n", "csv", r"a.csv:1: .* separated by tabs, not by commas; save it with commas"),
+    ("text\tlabel\na\tx\n", "csv", r"a.csv:1: .* separated by tabs, not by commas; save the file with commas"),
     ("text,label\na,x\n", "tsv", r"a.tsv:1: .* separated by commas, not by tabs"),
-    ("text,label,label \na,x,y\n", "csv", r"a.csv:1: two columns are named 'label'"),
+    ("text,label,label \na,x,y\n", "csv", r"a.csv:1: two columns have the name 'label'"),
     ("text,label,,\na,b,x,\n", "csv", r"a.csv:2: 3 columns, expected 2: text, label"),
     ("text,label\na\n", "csv", r"a.csv:2: 1 columns, expected 2"),
     ('text,label\n"a,x\n', "csv", r"a.csv:2: not CSV"),

@@ -140,7 +140,7 @@ def test_models_and_texts_without_likelihoods_are_named():
     neighbours = BertForMaskedLM(families.FAMILIES.get("lstms").config_class(family="lstms", **SIZES))
     with pytest.raises(UserError, match="this model is bidirectional"):
         list(likelihood.log_likelihoods(neighbours, {}, PIECES, ["ship"]))
-    with pytest.raises(UserError, match="continues a text; this one reads in both directions"):
+    with pytest.raises(UserError, match="continues a text; this model reads in both directions"):
         generate(neighbours, {}, PIECES, "ship", 5, Sampling())
 
 

@@ -234,7 +234,7 @@ def test_a_causal_bert_is_their_decoder(tmp_path):
 def test_a_discriminator_has_no_place_for_words(tmp_path):
     save_theirs(tmp_path / "theirs", "electra", "ForPreTraining")
     said = conversion.convert(tmp_path / "theirs", tmp_path / "encoder", "huggingface", "ElectraModel")
-    assert "left out, for which ElectraModel has no place: replaced_tokens" in said
+    assert "left out, because ElectraModel cannot store them: replaced_tokens" in said
     with pytest.raises(UserError, match="ElectraForMaskedLM: the checkpoint must contain cls/predictions; use "):
         conversion.convert(tmp_path / "theirs", tmp_path / "words", "huggingface", "ElectraForMaskedLM")
 

@@ -284,7 +284,7 @@ def test_both_halves_are_read_and_converted(disentangled, tmp_path):
     conversion.convert(run, tmp_path / "ours", "bertjax")
     jax.tree.map(np.testing.assert_array_equal, pretrained.read_pretrained(tmp_path / "ours").params, source.params)
     said = conversion.convert(run, tmp_path / "encoder", "huggingface")
-    assert "left out, for which BertModel has no place: generator, replaced_tokens" in said
+    assert "left out, because BertModel cannot store them: generator, replaced_tokens" in said
     np.testing.assert_array_equal(
         flattened(pretrained.read_pretrained(tmp_path / "encoder").params)[TABLE][:150], summed[:150]
     )
@@ -296,7 +296,7 @@ def test_both_halves_are_read_and_converted(disentangled, tmp_path):
     assert "generator_loss" in (tmp_path / "part-huggingface/README.md").read_text()
     with pytest.raises(UserError, match=r"--part=teacher: .* has generator"):
         conversion.convert(run, tmp_path / "none", "bertjax", part="teacher")
-    with pytest.raises(UserError, match=r"--part=generator: .* has trained no other model than its own"):
+    with pytest.raises(UserError, match=r"--part=generator: .* has no second model"):
         conversion.convert(tmp_path / "encoder", tmp_path / "none", "bertjax", part="generator")
 
 
@@ -314,7 +314,7 @@ def test_damaged_settings_are_one_line(disentangled, tmp_path, name, value):
 
 
 def begun_with(run, **settings):
-    """The params that a run begins with, from those of another; what is left fresh is 0."""
+    """The params that a run begins with, from those of another; what is initialized at random is 0."""
     config = config_for(**settings)
     config.init_checkpoint = str(run)
     validate(config)
@@ -330,7 +330,7 @@ def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, c
     run, _ = made_run(tmp_path / "run", width=1.0, embeddings=before)
     params, config = begun_with(run, width=1.0, embeddings=after)
     said = capsys.readouterr().out
-    assert "left fresh" not in said and "not used" not in said
+    assert "initialized at random" not in said and "not used" not in said
     (term,) = (term for term in parse_objective(config) if term.name == "generator")
     found, expected = flattened(term.objective.export_params(params)), flattened(pretrained.read_pretrained(run).params)
     assert found.keys() == expected.keys()
@@ -359,7 +359,7 @@ def test_other_runs_begin_with_the_model_alone(disentangled, capsys):
     for encoder_only in (True, False):
         found = flattened(initialization.initialize(zeros, run, encoder_only=encoder_only))
         np.testing.assert_array_equal(found[TABLE], summed)
-        assert "masked_lm" in capsys.readouterr().out.partition("left fresh: ")[2].partition(";")[0]
+        assert "masked_lm" in capsys.readouterr().out.partition("initialized at random: ")[2].partition(";")[0]
 
 
 @pytest.mark.parametrize("family, embeddings, fields", [
@@ -375,7 +375,7 @@ def test_a_plain_output_that_was_never_learnt_predicts_nothing(family, embedding
     source = Pretrained(params=params, settings=config, **known)
     assert (
         not source.predicts_words
-        and "its generator has one: bertjax.convert --part=generator" in source.no_words_reason
+        and "write the generator, which has this head, with bertjax convert --part=generator" in source.no_words_reason
     )
     config.objective = "mlm"
     assert source.predicts_words
@@ -464,7 +464,9 @@ def test_stages_may_leave_replaced_words(records_folder, tmp_path):
             drawn_names = {f"train/{name}_{plot.metric}", f"eval/{name}_{plot.metric}"}
             assert drawn_names | {f"eval/{plot.baseline.format(name=name)}"} <= names[3]
     assert pretrained.read_pretrained(tmp_path).predicts_words
-    with pytest.raises(UserError, match="embeddings have 32 numbers and its hidden states 16, which no model with"):
+    with pytest.raises(
+        UserError, match="the embedding size 32 and the hidden size 16 must be equal in a separate model with"
+    ):
         conversion.convert(tmp_path, tmp_path / "part", "huggingface", part="generator")
 
 

@@ -375,7 +375,7 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(straight, tmp_path):
     found = generation.generate(*given, said, 20, generation.Sampling(0.8, 50, 0.9), seed=3)
     assert found.startswith(said) and len(said) < len(found) <= len(said) + 20
     for text in (said, "a [MASK]"):
-        refused = r"only a model that was trained with masks fills a .*; --generate=N continues a text"
+        refused = r"only a masked language model fills a .*; continue the text with --generate=N"
         with pytest.raises(UserError, match=refused):
             next(fill_mask.fill_masks(*given, [text]))
     flags = ("--generate=20", "--temperature=0.8", "--top_k=50", "--top_p=0.9", "--seed=3", "--json")

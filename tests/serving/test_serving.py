@@ -87,7 +87,7 @@ def metrics_of(url):
         ("fill_mask", b"[" * 2000, 400, "must be JSON"),
         ("fill_mask", [], 400, 'a JSON object with "texts"'),
         ("fill_mask", {"text": "a"}, 400, 'a JSON object with "texts"'),
-        ("fill_mask", {"texts": "a [MASK]", "topk": 3}, 400, "'topk': there is no such field; there are texts, top_k"),
+        ("fill_mask", {"texts": "a [MASK]", "topk": 3}, 400, "'topk': unknown field; the fields are texts, top_k"),
         ("fill_mask", {"texts": "a [MASK]", "top_k": "3"}, 400, "top_k: expected `int`, got `str`"),
         ("fill_mask", {"texts": "a [MASK]", "top_k": True}, 400, "top_k: expected `int`, got `bool`"),
         ("fill_mask", {"texts": "a [MASK]", "top_k": 0}, 400, "top_k: expected `int` >= 1"),
@@ -95,7 +95,7 @@ def metrics_of(url):
         ("fill_mask", {"texts": ["a [MASK]", None]}, 400, "texts[1]: expected `str`, got `null`"),
         ("embed", {"texts": ["a"] * 3, "prompt": "b" * 1000}, 413, "3,003 characters"),
         ("embed", {"texts": "a", "pool": "mean", "layers": "\udfff"}, 400, "layers = '\ufffd': choose one of"),
-        ("embed", {"texts": "a", "\ud800": 1}, 400, "there is no such field"),
+        ("embed", {"texts": "a", "\ud800": 1}, 400, "unknown field"),
         ("fill_mask", {"texts": ["a [MASK]"] * 41}, 413, "a request may have 40"),
         ("fill_mask", {"texts": "[MASK] " * 500}, 413, "a request may have 3,000"),
         ("fill_mask", {"texts": "[MASK] " * 300}, 400, "more than the model's"),
@@ -105,7 +105,7 @@ def metrics_of(url):
         ("tag", b"\xff", 400, "does not support tag"),
         ("answer", {}, 400, "does not support answer"),
         ("a%0Ab", {"texts": "a"}, 404, "there is no /a%0Ab; there are"),
-        ("attention", {"texts": ["a", "b"]}, 400, "one text, please"),
+        ("attention", {"texts": ["a", "b"]}, 400, "must be one text"),
     ],
 )  # fmt: skip
 def test_mistakes_are_answered_in_a_line(server, path, content, status, said):

@@ -212,7 +212,9 @@ def test_chinese_gets_all_its_letters():
     texts = ["".join(letters[i : i + 50]) for i in range(0, 2000, 25)]
     learnt = learn("wordpiece", texts * 2, 2004)  # all but the last 0.05 %
     assert len(set(letters) & set(learnt.pieces)) == 1999
-    with pytest.raises(UserError, match=r"gives 2004 tokens; set it to that or more: its single characters alone need"):
+    with pytest.raises(
+        UserError, match=r"gives 2004 tokens; set --config.model.vocab_size=2004 or more: the single characters need"
+    ):
         learn("wordpiece", texts * 2, 1000)
 
 
@@ -357,8 +359,8 @@ def test_a_piece_that_a_vocabulary_has_twice_has_its_last_id(lines, ids, note, f
     ("wordpiece", "", "is empty"),
     ("wordpiece", "the\n[UNK]\n", r"lacks \[PAD\], \[CLS\], \[SEP\], \[MASK\]"),
     ("sentencepiece", "not a model", "not a SentencePiece model"),
-    ("bytes", "[PAD]\n", "is not what a tokenizer of bytes has; leave the path empty"),
-    ("wordpiece", None, "tokenizer.path: no file .*/file"),
+    ("bytes", "[PAD]\n", "is not the file of a tokenizer of bytes; leave the path empty"),
+    ("wordpiece", None, "tokenizer.path: no such file .*/file"),
 ])  # fmt: skip
 def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
     if content is not None:
@@ -369,7 +371,9 @@ def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
 
 @pytest.mark.parametrize("kind", SIZE)
 def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kind):
-    with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ tokens; set it to that or less"):
+    with pytest.raises(
+        UserError, match=r"vocab_size = 9000: this corpus gives \d+ tokens; set --config.model.vocab_size=\d+ or less"
+    ):
         learn(kind, make_corpus(20).split("\n"), 9000)
 
 

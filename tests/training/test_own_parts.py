@@ -144,5 +144,7 @@ def test_tensorboard_leaves_out_what_a_resumed_run_writes_again(tmp_path):
 
 
 def test_a_name_of_the_package_cannot_be_registered():
-    with pytest.raises(UserError, match=r"optimizer 'adam' is one of bertjax's own; register yours under another name"):
+    with pytest.raises(
+        UserError, match=r"optimizer 'adam' is a name of bertjax; register the object under another name"
+    ):
         optimizers.register("adam", own_parts.momentum)
