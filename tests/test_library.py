@@ -183,10 +183,10 @@ def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
     (("quickstart", "w", {"stages.shrot.steps": 1}), "stages.shrot.steps = 1: config.stages has no field 'shrot'"),
     (("quickstart", "w", {"batch_size": "many"}), "batch_size = 'many': "),
     (("quickstart", "w", {"batch_size": 0}), "config.batch_size = 0: must be at least 1"),
-    (("quickstart", "w", {"task": "squad"}), "task = 'squad': an experiment is for one task"),
+    (("quickstart", "w", {"task": "squad"}), "task = 'squad': cannot be changed, because an experiment is for one task"),
     (("quickstart", "w", {}, ["print"]), "hooks[0] = 'print': must be an instance of bertjax.training.hooks.Hook"),
     (("quickstart", "w", {"hooks": ("h,",)}), "config.hooks = 'h': the registered hooks are none; call "),
-    (("classify",), "config.data.path = '': name the data"),
+    (("classify",), "config.data.path = '': must name the data"),
     ((experiments.load("quickstart"),), "workdir: is missing; name the folder of the run"),
 ])  # fmt: skip
 def test_mistakes_in_a_config_are_told_before_anything_runs(launched, arguments, message):

@@ -97,7 +97,7 @@ WRONG = [
     ("--config.data.fraction=1/0", "must be a number (float), such as 0.005, 1e-4 or 1/200"),
     ("--config.data.lower=maybe", "must be True or False"),
     ("--noconfig.batch_size", "the prefix no is for fields with True or False; write --config.batch_size=VALUE"),
-    ("--config.texts=3", """a tuple of str; write --config.texts="('a [MASK] .',)\""""),
+    ("--config.texts=3", """must be a tuple of str; write --config.texts="('a [MASK] .',)\""""),
     ("--config.texts=('a'", """must be a tuple; write --config.texts="('a [MASK] .',)\""""),
     ("--config.texts[0]=a", "set all of config.texts at once"),
     ("--config.data=3", OF_DATA),
@@ -132,7 +132,7 @@ def test_what_was_typed_is_shown_with_the_value_that_stands_beside_it(mine):
 NOTHING = "():\n    pass\n"
 FILES = {
     "broken.py": ("import os\ndef get_config(:\n", "not Python: line 2: invalid syntax"),
-    "empty.py": ("x = 1\n", "has no function get_config()"),
+    "empty.py": ("x = 1\n", "has no function get_config(); define the function in the file"),
     "raises.py": ("def get_config():\n    return 1 / 0\n", "line 2: ZeroDivisionError: division by zero"),
     "imports.py": ("x = 1\nimport nosuchmodule\n", "line 2: ModuleNotFoundError: No module named 'nosuchmodule'"),
     "none.py": ("def get_config" + NOTHING, "get_config() returns None instead of a ConfigDict, such as "

@@ -58,7 +58,7 @@ def test_every_experiment_has_a_snapshot():
 @pytest.mark.parametrize("experiment", FINE_TUNING)
 def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
     config = load(experiment)
-    with pytest.raises(UserError, match=r"config.data.path = '': name the data"):
+    with pytest.raises(UserError, match=r"config.data.path = '': must name the data"):
         validate(config)
     config.data.path = "folder"
     with pytest.raises(UserError, match=r"config.init_checkpoint = '': must be a checkpoint"):

@@ -119,7 +119,7 @@ def test_sentences_and_questions(provide, pieces):
         (question,) = squad_files.read_tfds_squad("tfds:squad/v2.0", "train")
         assert load(pieces, "tfds:squad/v2.0", "squad", version="v2.0", **questions).baseline == 1
     assert question.answers == () and question.name == "q1"
-    message = r"tfds:squad/v1.1: 1 training questions have an answer .*: q1 \(there, 'ship'"
+    message = r"tfds:squad/v1.1: 1 training questions have an answer .*: q1 \(in the first, 'ship'"
     with provide([{**SQUAD[0], "answers": dict(text=["ship"], answer_start=[3])}]):
         with pytest.raises(UserError, match=message):
             load(pieces, "tfds:squad/v1.1", "squad", version="v1.1", **questions)

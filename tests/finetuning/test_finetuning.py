@@ -95,7 +95,8 @@ def test_a_task_is_learnt_and_scored(tuned):
     best, last = (100 * score for score in (max(x["eval/accuracy"] for x in scored), scored[-1]["eval/accuracy"]))
     report = (workdir / "report.txt").read_text()  # of the best step, and of the last where that is another one
     assert (
-        report.startswith(f"dev: accuracy {best:.2f}") and f"dev: accuracy {last:.2f}\nbest constant prediction: " in report
+        report.startswith(f"dev: accuracy {best:.2f}")
+        and f"dev: accuracy {last:.2f}\nbest constant prediction: " in report
     )
 
 

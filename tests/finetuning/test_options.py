@@ -416,7 +416,7 @@ def test_devices_change_nothing_of_what_is_learnt(topics, checkpoint, tmp_path):
 
 @pytest.mark.parametrize("targets, rank, message", [
     ("query,gate", 2, "config.lora.targets: the encoder has no kernel 'gate'; there are attention/key, attention/"),
-    ("", 2, r"config.lora.targets = '': name kernels, such as query,value"),
+    ("", 2, r"config.lora.targets = '': must name kernels, such as query,value"),
     ("query", -1, r"config.lora.rank = -1: must be at least 0"),
 ])  # fmt: skip
 def test_updates_of_what_is_not_there_are_refused(topics, checkpoint, targets, rank, message):

@@ -279,7 +279,7 @@ def test_both_halves_are_read_and_converted(disentangled, tmp_path):
     summed = stored[TABLE] + stored["generator/difference/word/embedding"]
     np.testing.assert_array_equal(flattened(source.params)[TABLE], summed)
     np.testing.assert_array_equal(flattened(source.params)[f"generator/{TABLE}"], stored[TABLE])
-    assert not source.predicts_words and "bertjax.convert --part=generator" in source.no_words_reason
+    assert not source.predicts_words and "bertjax convert --part=generator" in source.no_words_reason
 
     conversion.convert(run, tmp_path / "ours", "bertjax")
     jax.tree.map(np.testing.assert_array_equal, pretrained.read_pretrained(tmp_path / "ours").params, source.params)
