@@ -35,7 +35,7 @@ _TEXTS = flags.DEFINE_string("texts", "anchor,positive", "The columns of the tex
 _CORPUS = flags.DEFINE_string(
     "corpus",
     None,
-    "More documents: a .txt with one document per line, or a table with the column `text`, and perhaps `title`.",
+    "More documents: a .txt with one document per line, or a table with the column `text`, and optionally `title`.",
 )
 _NEGATIVES = flags.DEFINE_integer("negatives", 1, "Number of negatives for each query.", lower_bound=1)
 _FIRST = flags.DEFINE_integer(

@@ -92,5 +92,5 @@ def _check_first_argument(argv: list[str]) -> None:
         raise UserError(f"{argument}: --config names an experiment; write --config={argument}")
     if os.path.isfile(os.path.join(argument, "config.json")) and argument:
         raise UserError(
-            f"{argument}: a run resumes with the command that began it, see {os.path.join(argument, 'commands.txt')}"
+            f"{argument}: a run resumes with its first command, see {os.path.join(argument, 'commands.txt')}"
         )

@@ -27,7 +27,8 @@ _DTYPE = define_dtype_flag()
 _CORPUS = flags.DEFINE_string(
     "corpus",
     None,
-    "The documents: a .txt with one per line; or a .jsonl, .csv, .tsv or .parquet with the column `text`, and perhaps "
+    "The documents: a .txt with one per line; or a .jsonl, .csv, .tsv or .parquet with the column `text`, and "
+    "optionally "
     "`title` and `id`.",
 )
 _INDEX = flags.DEFINE_string(

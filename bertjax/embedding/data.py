@@ -68,7 +68,7 @@ class EmbeddingData(TaskData, HasTeacherTargets):
             student_width = width_of(self.config.head, self.config.model)
             if distill.what == "vectors" and (width := embeddings.shape[-1]) != student_width:
                 raise UserError(
-                    f"{field}the width of its embeddings is {width}, but the width of this model's embeddings is "
+                    f"{field}the width of the embeddings is {width}, but the width of this model's embeddings is "
                     f"{student_width}; set head.dense={width}, or distill.what=scores"
                 )
             for numbers in np.array_split(encoded.numbers, len(encoded.numbers) // TEACHER_EXAMPLES + 1):

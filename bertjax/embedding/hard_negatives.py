@@ -51,8 +51,7 @@ def make_choice(
         raise UserError(f"--first={first}: must not be above --last={last}")
     if negatives > (ranks := last - first + 1):
         raise UserError(
-            f"--negatives={negatives}: must be at most {ranks}, the number of ranks from {first} to {last}; raise "
-            f"--last"
+            f"--negatives={negatives}: must be at most {ranks}, the ranks from {first} to {last}; raise --last"
         )
     if min_score > max_score:
         raise UserError(f"--min_score={min_score}: must not be above --max_score={max_score}")
@@ -101,7 +100,7 @@ def mine_files(
     counts = f"{len(search.queries):,} queries and {len(search.documents):,} documents"
     phase(f"computing the embeddings of {counts}", sys.stderr)
     queries, documents = task.embed_search(source, search)
-    phase("looking for the nearest documents", sys.stderr)
+    phase("searching for the nearest documents", sys.stderr)
     mined = mining.mine_negatives(search, queries, documents, choice, similarity)
     lines = list(mining.write_negatives(output, search, mined, choice, similarity))
     return MinedFile(len(search.queries), len(mined.rows), lines)

@@ -57,7 +57,7 @@ def read_with_tokenizer(path: epath.PathLike, dtype: str | None = None) -> Pretr
 def tokenizer_of(source: Pretrained) -> Tokenizer:
     """Returns the tokenizer of a checkpoint. Raises `UserError` for a checkpoint without a tokenizer."""
     if source.tokenizer is None:
-        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt or tokenizer.json")
+        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add vocab.txt or tokenizer.json")
     return source.tokenizer
 
 
@@ -104,7 +104,8 @@ def find(path: epath.PathLike) -> Place:
         return place
     if is_run or (path / "records").is_dir():  # a run writes its records before its config
         raise UserError(
-            f"{path}: the run has no checkpoint yet; wait for its first checkpoint, or start its command again"
+            f"{path}: the run has no checkpoint yet; wait for the first checkpoint, or start the command of the run "
+            f"again"
         )
     raise UserError(
         f"no checkpoint in {str(path)!r}: give the workdir of a run, a Hugging Face folder (config.json and "

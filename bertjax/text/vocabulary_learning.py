@@ -77,7 +77,7 @@ def learn_new_vocabulary(
       UserError: the words do not yield `vocab_size` tokens.
     """
     if not words:
-        raise UserError("data.corpus: there are no words to learn a vocabulary from")
+        raise UserError("data.corpus: there are no words to learn a vocabulary from; add text")
     tokenizer: Tokenizer
     if kind == SentencePiece.kind:
         tokenizer = _learn_sentencepiece(words, vocab_size, lowercase, special)

@@ -310,7 +310,7 @@ def test_mistakes_get_one_clear_line(arguments, message, tmp_path):
 @pytest.mark.parametrize("arguments, message", [
     (["main", "--config=quickstart", "--wrokdir=x"], "--wrokdir: the command has no flag of this name; did you mean"),
     (["main", "quickstart"], "quickstart: --config names an experiment; write --config=quickstart"),
-    (["main", "run"], "run: a run resumes with the command that began it, see run/commands.txt"),
+    (["main", "run"], "run: a run resumes with its first command, see run/commands.txt"),
     (["predict", "run", "--input=empty.txt"], "--input=empty.txt: contains no text; write one text per line"),
     (["extract", "run", "--input=empty.txt", "--output=v.npy"], "--input=empty.txt: contains no text; write one text"),
     (["extract", "run", "--output=v.txt", "a"], "--output=v.txt: must end in one of .npz, .npy, .parquet"),

@@ -261,7 +261,7 @@ def test_the_command_writes_an_index_and_searches_it_again(folder, corpus, tmp_p
          '"a query"'),
     (["a"], "no documents: name a corpus, or the folder of an index"),
     (["a", "--corpus=none.txt"], "none.txt: no such file; correct the path"),
-    (["a", "--corpus=empty.txt"], "empty.txt: has no text"),
+    (["a", "--corpus=empty.txt"], "empty.txt: has no text; add at least one"),
     (["a", "--index=none"], "index = none: has no index.json; name a corpus to write an index, or another folder"),
 ])  # fmt: skip
 def test_a_search_that_cannot_be_made_is_refused_in_one_line(arguments, message, tmp_path):

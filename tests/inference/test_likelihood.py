@@ -123,7 +123,7 @@ def test_pairs_of_both_forms_are_read(tmp_path):
 
 @pytest.mark.parametrize("content, message", [
     ("", r"pairs.jsonl: has no pairs"),
-    ('{"good": "a"}', r':1: needs "bad" with a sentence; it has good'),
+    ('{"good": "a"}', r':1: needs "bad" with a sentence; the line has good'),
     ('{"good": " ", "bad": "b"}', r':1: needs "good" with a sentence'),
     ('{"good": "a", "bad": "b"}\nthe ship', r":2: not a JSON object: 'the ship'"),
 ])  # fmt: skip

@@ -200,7 +200,7 @@ def test_a_push_that_fails_leaves_what_was_written(asked, tmp_path, monkeypatch)
     out = tmp_path / "out"
     monkeypatch.setattr(Api, "upload_folder", fail)
     remedy = f"hf auth login, or set HF_TOKEN; push the written folder with hf upload me/mine {out}"
-    with pytest.raises(UserError, match=re.escape(f"--push=me/mine: no user is logged in: {remedy}")):
+    with pytest.raises(UserError, match=re.escape(f"--push=me/mine: no user is logged in; run {remedy}")):
         conversion.convert(GOLDEN, out, "huggingface", push="me/mine")
     assert (out / "model.safetensors").exists()
     monkeypatch.setattr(Api, "whoami", fail)

@@ -153,5 +153,7 @@ def count_corpus(
                 bar.update(read["bytes"] - bar.n)
         words = sample_words(counts.parts(), most)
     if not words.words:
-        raise UserError(f"data.corpus: there are no words to learn a vocabulary from{cleaning.describe_changes(read)}")
+        raise UserError(
+            f"data.corpus: there are no words to learn a vocabulary from; add text{cleaning.describe_changes(read)}"
+        )
     return words
