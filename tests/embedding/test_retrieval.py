@@ -367,7 +367,8 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--negatives=9", "--first=4", "--last=11"], "--negatives=9: must be at most 8, the ranks from 4 to 11; raise --last"),
+    (["--negatives=9", "--first=4", "--last=11"],
+     "--negatives=9: must be at most 8, the ranks from 4 to 11; raise --last"),
     (["--first=4", "--last=3"], "--first=4: must not be above --last=3"),
     (["--margin=much"], "--margin=much: must be a number, such as 0.1, or a share, such as 5%"),
     (["--min_score=0.5", "--max_score=0.4"], "--min_score=0.5: must not be above --max_score=0.4"),

@@ -101,7 +101,7 @@ def metrics_of(url):
         ("fill_mask", {"texts": "[MASK] " * 300}, 400, "more than the model's"),
         ("embed", {"texts": "a"}, 400, "was not trained for embeddings"),
         ("embed", {"texts": "a", "pool": "most"}, 400, "choose one of"),
-        ("classify", {"texts": "a"}, 400, "run@5 does not support classify; the paths are POST /fill_mask, POST /embed"),
+        ("classify", {"texts": "a"}, 400, "run@5 does not support classify; the paths are POST /fill_mask"),
         ("tag", b"\xff", 400, "does not support tag"),
         ("answer", {}, 400, "does not support answer"),
         ("a%0Ab", {"texts": "a"}, 404, "the server has no path /a%0Ab; the paths are"),
