@@ -72,10 +72,10 @@ def _check_flags() -> None:
             "minimal pairs"
         )
     if _MOST.value and _DATA.value:
-        raise UserError(f"--most={_MOST.value}: is for --pairs; leave it out")
+        raise UserError(f"--most={_MOST.value}: is for --pairs; leave the flag out")
     for flag in _READING:
         if flag.value is not None and _PAIRS.value:
-            raise UserError(f"--{flag.name}={flag.value}: is for --data; leave it out")
+            raise UserError(f"--{flag.name}={flag.value}: is for --data; leave the flag out")
     flag = _DATA if _DATA.value else _PAIRS
     path = epath.Path(flag.value or "")
     if not (path.is_file() or (_DATA.value and path.is_dir())):

@@ -82,9 +82,9 @@ def _check_flags() -> None:
         raise UserError(f"--output={_OUTPUT.value}: must end in one of {', '.join(SUFFIXES)}")
     for flag in (_TEMPERATURE, _TOP_P, _SEED):
         if flag.present and not _GENERATE.value:
-            raise UserError(f"--{flag.name}={flag.value}: is for --generate=N; add --generate, or leave it out")
+            raise UserError(f"--{flag.name}={flag.value}: is for --generate=N; add --generate, or leave the flag out")
     if _DTYPE.value and _GENERATE.value:  # Computing one token at a time is slower in bfloat16.
-        raise UserError(f"--dtype={_DTYPE.value}: --generate computes in float32; leave it out")
+        raise UserError(f"--dtype={_DTYPE.value}: --generate computes in float32; leave the flag out")
 
 
 def _predict_texts(texts: list[str]) -> None:
@@ -118,7 +118,9 @@ def _predict_table() -> None:
     columns = (_TEXT.value, _SECOND_TEXT.value)
     for flag in (_GENERATE, _TOP_K):
         if flag.value:
-            raise UserError(f"--{flag.name}={flag.value}: is for the texts of a pre-trained checkpoint; leave it out")
+            raise UserError(
+                f"--{flag.name}={flag.value}: is for the texts of a pre-trained checkpoint; leave the flag out"
+            )
     if _OUTPUT.value:
         print(write_predictions(_OUTPUT.value, source, _INPUT.value, *columns), flush=True)
         print_next(*uses_of(_CHECKPOINT.value)[1:])

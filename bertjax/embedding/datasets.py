@@ -80,7 +80,7 @@ class Source:
         )
         self.require(not form.columns or len(columns) in form.columns, "texts", form.needs)
         self.require(self.weight > 0, "weight", "must be above 0; or leave the set out")
-        has_ids = "is for form=search, whose files have ids; leave it out"
+        has_ids = "is for form=search, whose files have ids; leave the field out"
         self.require(not self.ignore_identical_ids or form.has_ids, "ignore_identical_ids", has_ids)
 
     def file_of(self, parts: Sequence[str]) -> epath.Path:

@@ -46,7 +46,7 @@ def _validate_teacher(config: ConfigDict) -> None:
     one_of(config, "distill.what", ("vectors", "scores"))
     none = "needs a teacher: set distill.teacher, or leave this field out"
     require(bool(distill.teacher) or distill.what == "vectors", "distill.what", distill.what, none)
-    divides = "applies to logits, and the targets are vectors or scores; leave it out"
+    divides = "applies to logits, and the targets are vectors or scores; leave the field out"
     is_default = distill.temperature == default.temperature
     require(is_default, "distill.temperature", distill.temperature, divides)
     same = "single texts have no scores of pairs; set distill.what=vectors"

@@ -73,10 +73,12 @@ def adopt_model(config: ConfigDict, model: BertConfig, source: str) -> None:
         is_no_dropout = "dropout" in name and value == 0  # equals a model without this dropout
         if name not in values and value != default.get(name) and not is_no_dropout:
             has = f"{source} has model.family = {model.family!r}, whose models have no such field"
-            raise UserError(f"config.model.{name} = {value}: {has}; leave it out")
+            raise UserError(f"config.model.{name} = {value}: {has}; leave the field out")
     for name in fixed:
         if config.model.get(name) not in (None, default.get(name), values[name]):
-            raise UserError(f"config.model.{name} = {config.model[name]}: {source} has {values[name]}; leave it out")
+            raise UserError(
+                f"config.model.{name} = {config.model[name]}: {source} has {values[name]}; leave the field out"
+            )
     if config.get("max_seq_length", 0) > model.max_position_embeddings:
         raise UserError(
             f"config.max_seq_length = {config.max_seq_length}: {source} has {model.max_position_embeddings} positions "
@@ -114,7 +116,7 @@ def check_flags(config: ConfigDict, used: Tokenizer, source: str) -> None:
         if (value := config.tokenizer[name]) not in (default, getattr(used, name)):
             raise UserError(
                 f"config.tokenizer.{name} = {value!r}: has no effect, since the tokenizer of {source} is used, with "
-                f"{name} = {getattr(used, name)!r}; leave it out, or set tokenizer.path"
+                f"{name} = {getattr(used, name)!r}; leave the field out, or set tokenizer.path"
             )
 
 

@@ -251,7 +251,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
         (["run", "nowhere", "--output=x"], "no nowhere/config.json: 'nowhere' is not the workdir of a run"),
         (["run@7"], "run@7: the run has no checkpoint of this step; choose one of the steps 10"),
         ([str(GOLDEN)], f"--output: is missing; name the folder for the page about {GOLDEN}"),
-        (["."], ".: neither a run nor a sweep with finished trials"),
+        (["."], ".: neither a run nor a sweep with finished trials; name the workdir of a run"),
         ([".", "--words=a"], "--words: . has no checkpoint; name a trial of the sweep, such as runs/x/runs/y"),
     ],
 )  # fmt: skip
@@ -377,7 +377,7 @@ def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, mon
         ([], "--checkpoint: is missing"),
         (
             ["--checkpoint=run", "--top_p=0.5", "a [MASK]"],
-            "--top_p=0.5: is for --generate=N; add --generate, or leave it out",
+            "--top_p=0.5: is for --generate=N; add --generate, or leave the flag out",
         ),
         (["--checkpoint=run", "--generate=5", "a"], "only a left-to-right model (model.causal) continues a text"),
     ],

@@ -199,7 +199,7 @@ def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
 
 
 @pytest.mark.parametrize("fields, message", [
-    (dict(label="a,b"), r"config.data.multi_label = 'list': is for one column .* leave it out"),
+    (dict(label="a,b"), r"config.data.multi_label = 'list': is for one column .* leave the field out"),
     (dict(is_number=True), r"config.data.is_number = True: a regression has one column with a number"),
     (dict(label="a,b", is_number=True, multi_label=""), r"config.data.is_number = True"),
     (dict(label="a,b,a", multi_label=""), r"config.data.label = 'a,b,a': must name each column once"),
@@ -453,7 +453,7 @@ def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
     assert scores.scores == pytest.approx(expected) and scores.scores["micro_f1"] < 0.9
     for rows, message in (
         ([{"text": "ship", "topics": ["earth"]}], r"odd.jsonl:1: unknown label 'earth'; expected one of court, garden"),
-        ([{"text": "ship"}], r"odd.jsonl:1: no column 'topics'; choose --config.data.label from text"),
+        ([{"text": "ship"}], r"odd.jsonl:1: no column 'topics'; the columns are text"),
     ):
         write_table(tmp_path / "odd.jsonl", rows)
         with pytest.raises(UserError, match=message):

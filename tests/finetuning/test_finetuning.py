@@ -177,7 +177,9 @@ def test_a_checkpoint_decides_its_model(tuned, checkpoint):
     with pytest.raises(UserError, match=r"config.max_seq_length = 128: .* has 64 positions only; set"):
         config, _ = finetuning_run.resolve(config, None)
     config.max_seq_length, config.model.hidden_size = 64, 96
-    with pytest.raises(UserError, match=r"config.model.hidden_size = 96: the run in this workdir has 32; leave it out"):
+    with pytest.raises(
+        UserError, match=r"config.model.hidden_size = 96: the run in this workdir has 32; leave the field out"
+    ):
         run(config, tuned[1])
 
 

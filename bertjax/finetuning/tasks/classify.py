@@ -69,7 +69,7 @@ class Classify(ClassificationTask):
         data, names = config.data, _label_columns(config.data)
         separator = data.get("multi_label", "")
         require(len(set(names)) == len(names), "data.label", data.label, "must name each column once")
-        columns = "is for one column with all labels, but data.label names a column for each label; leave it out"
+        columns = "is for one column with all labels, but data.label names a column for each label; leave the field out"
         require(not (separator and len(names) > 1), "data.multi_label", separator, columns)
         combine, stride = data.get("windows", ""), data.get("doc_stride", 1)
         both = "choose mean or max of the windows' logits, or leave it empty to truncate texts"
