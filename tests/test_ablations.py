@@ -92,5 +92,5 @@ def test_bits_per_byte_of_a_uniform_model(causal):
     size = 6 * 12 * 14 - 14 if causal else 5 * sum(map(sum, hidden))
     assert result["words"] == (12 * 14 if causal else sum(map(sum, hidden))) and result["bytes"] == size > 50
     assert result["bits_per_byte"] == pytest.approx(result["words"] * np.log2(40) / size)
-    with pytest.raises(UserError, match="0 windows of text have no word that could be hidden"):
+    with pytest.raises(UserError, match="0 windows of text have no word to mask"):
         bits_per_byte.bits_per_byte(model, params, words, [], [], 20)

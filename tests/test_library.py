@@ -97,15 +97,15 @@ def test_a_causal_model_continues_a_text_with_the_most_likely_tokens():
 
 
 @pytest.mark.parametrize("use, message", [
-    (lambda: bertjax.extract(None, "a", "v.npy"), "checkpoint = None: is no path; give a str"),
-    (lambda: bertjax.extract("nowhere", None, "v.npy"), "texts = None: is no text; give a str, or a list of them"),
-    (lambda: bertjax.extract("nowhere", ["a", 3], "v.npy"), "texts[1] = 3: is no text; give a str"),
+    (lambda: bertjax.extract(None, "a", "v.npy"), "checkpoint = None: must be a str or a path"),
+    (lambda: bertjax.extract("nowhere", None, "v.npy"), "texts = None: must be a str, or a list of str"),
+    (lambda: bertjax.extract("nowhere", ["a", 3], "v.npy"), "texts[1] = 3: must be a str"),
     (lambda: bertjax.extract("nowhere", "a", "v.txt"), "--output=v.txt: must end in one of .npz, .npy, .parquet"),
     (lambda: bertjax.extract("nowhere", "a", "v.npy", pool="max"), "pool = 'max': choose one of mean, cls, last"),
     (lambda: bertjax.extract("nowhere", "a", "v.npy", layers="typo"), "layers = 'typo': choose one of embeddings, "),
     (lambda: bertjax.extract("nowhere", "a", "v.npy", pool="cls", width=3), "width = 3: is for the embeddings that"),
-    (lambda: bertjax.mine("nowhere", None, "mined.jsonl"), "data = None: is no path; give a str"),
-    (lambda: bertjax.submit("nowhere", "test.tsv", 3), "output = 3: is no path; give a str"),
+    (lambda: bertjax.mine("nowhere", None, "mined.jsonl"), "data = None: must be a str or a path"),
+    (lambda: bertjax.submit("nowhere", "test.tsv", 3), "output = 3: must be a str or a path"),
     (lambda: bertjax.convert("nowhere", "out", "pdf"), "format = 'pdf': choose one of bertjax, huggingface, "),
 ])  # fmt: skip
 def test_wrong_arguments_are_reported_before_a_checkpoint_is_read(use, message):
@@ -133,9 +133,9 @@ def test_a_lone_surrogate_becomes_a_replacement_character():
     (lambda model: model.classify("ship"), "not trained for classify; the available methods are tag, predict, embed,"),
     (lambda model: model.fill_mask("[MASK]"), "was not trained for fill_mask; the available methods are tag, predict"),
     (lambda model: model.answer("ship", "sail"), "was not trained for answer"),
-    (lambda model: model.tag(["ship", float("nan")]), r"texts\[1\] = nan: is neither a text nor a tuple"),
-    (lambda model: model.tag(None), "^texts = None: is no text; give a str, or a list of them$"),
-    (lambda model: model.embed(b"ship", pool="cls", layers="last"), "^texts = b'ship': is no text; give a str"),
+    (lambda model: model.tag(["ship", float("nan")]), r"texts\[1\] = nan: must be a str, or a tuple of str"),
+    (lambda model: model.tag(None), "^texts = None: must be a str, or a list of str$"),
+    (lambda model: model.embed(b"ship", pool="cls", layers="last"), "^texts = b'ship': must be a str"),
     (lambda model: model.tag([("ship", "sail")]), r"'ship \|\|\| sail': this checkpoint expects texts"),
     (lambda model: model.tag(["ship", ""]), "'': this checkpoint expects texts.*; no part may be empty$"),
     (lambda model: model.embed("ship"), "was not trained for embeddings; choose a run of embed or a"),
@@ -143,8 +143,8 @@ def test_a_lone_surrogate_becomes_a_replacement_character():
     (lambda model: model.embed("ship", pool="cls", layers="first"), "layers = 'first': choose one of embeddings,"),
     (lambda model: model.embed("ship", pool="cls", layers="sum_last_four"), "has 2 layers only; choose layers=last$"),
     (lambda model: model.embed("ship", width=-1), "^width = -1: must be an integer of at least 0$"),
-    (lambda model: bertjax.load(None), "^path = None: is no path; give a str$"),
-    (lambda model: model.embed("ship", pool="cls", width=3), "^width = 3: is for the embeddings that a checkpoint"),
+    (lambda model: bertjax.load(None), "^path = None: must be a str or a path$"),
+    (lambda model: model.embed("ship", pool="cls", width=3), "^width = 3: is for embeddings, and this checkpoint"),
 ])  # fmt: skip
 def test_unsupported_methods_raise_one_line(use, message):
     with pytest.raises(UserError, match=message) as error:
@@ -159,7 +159,7 @@ def test_missing_checkpoints_and_missing_heads_are_refused(tmp_path):
         bertjax.load(tmp_path / "nowhere")
     whole = bertjax.load(GOLDEN)
     model = library.Model(dataclasses.replace(whole.source, architecture="BertForSequenceClassification"))
-    with pytest.raises(UserError, match="is BertForSequenceClassification, but it has no weights for the head"):
+    with pytest.raises(UserError, match="the weights of the head of BertForSequenceClassification are missing"):
         model.classify("the ship")
     for texts, shape in (("the ship", (1, 32)), ([], (0, 0))):
         assert model.embed(texts, pool="cls", layers="last").shape == shape
@@ -206,14 +206,14 @@ def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (("quickstrat",), "no such file, and no experiment of that name; did you mean quickstart"),
+    (("quickstrat",), "no such file, and no experiment of this name; did you mean quickstart"),
     (("quickstart", "w", {"stages.shrot.steps": 1}), "stages.shrot.steps = 1: config.stages has no field 'shrot'"),
     (("quickstart", "w", {"batch_size": "many"}), "batch_size = 'many': "),
     (("quickstart", "w", {"batch_size": 0}), "config.batch_size = 0: must be at least 1"),
-    (("quickstart", "w", {"task": "squad"}), "task = 'squad': an experiment is for one task"),
+    (("quickstart", "w", {"task": "squad"}), "task = 'squad': cannot be changed, because"),
     (("quickstart", "w", {}, ["print"]), "hooks[0] = 'print': must be an instance of bertjax.training.hooks.Hook"),
     (("quickstart", "w", {"hooks": ("h,",)}), "config.hooks = 'h': the registered hooks are none; call "),
-    (("classify",), "config.data.path = '': name the data"),
+    (("classify",), "config.data.path = '': must name the data"),
     ((experiments.load("quickstart"),), "workdir: is missing; name the folder of the run"),
 ])  # fmt: skip
 def test_mistakes_in_a_config_are_raised_before_anything_runs(launched, arguments, message):

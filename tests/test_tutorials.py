@@ -161,7 +161,9 @@ def test_the_reference_has_the_comments_of_the_code(reference):
         "The values that the backward pass recomputes to save memory: none | dots (all but matrix"
     )
     assert (common["mesh"], common["mesh.fsdp"]) == ("-1: the remaining devices", "")
-    assert "`--temperature` | `1.0` | Of --generate; 0 always" in reference.commands_page()
+    assert (
+        "`--temperature` | `1.0` | With --generate: the temperature of sampling; 0 always" in reference.commands_page()
+    )
     assert r"| `model.norm` | `'post'` | LayerNorm after each sum; before each part (GPT-2) (post \| pre) |" in (
         reference.config_page()
     )

@@ -23,8 +23,10 @@ _TOPOLOGY = define_required_flag(
     "The TPU as gcloud names it: v5litepod-16, v4-8, v6e-8, ...; or a number of GPUs: h100-8, l4-1, ...",
 )
 _SLICES = flags.DEFINE_integer("slices", 1, "Number of slices, connected by the data centre's network.")
-_HOSTS = flags.DEFINE_integer("hosts", 1, "Number of machines that the GPUs of --topology are in.")
-_PRICE = flags.DEFINE_float("price", None, "In dollars; adds the cost of all stages.", lower_bound=0)
+_HOSTS = flags.DEFINE_integer("hosts", 1, "Number of machines with the GPUs of --topology.")
+_PRICE = flags.DEFINE_float(
+    "price", None, "Price of a chip in dollars per hour; adds the cost of all stages.", lower_bound=0
+)
 _JSON = flags.DEFINE_bool("json", False, "Print a JSON list with one object per stage instead of the table.")
 _SHARE = flags.DEFINE_list(
     "real_tokens_share", [], "With --config.packing: per stage, the share of tokens that are not padding."

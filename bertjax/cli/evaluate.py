@@ -40,12 +40,14 @@ _READING = [
         "With --form=search: ignores the document that has the id of the query, as for ArguAna of BEIR.",
     ),
 ]
-_PAIRS = flags.DEFINE_string("pairs", None, "The .jsonl file with the pairs; .gz, .xz or .zst may follow.")
-_MOST = flags.DEFINE_integer("most", 0, "Reads the first so many pairs of each paradigm; 0 reads all.", lower_bound=0)
+_PAIRS = flags.DEFINE_string(
+    "pairs", None, "The .jsonl file with the pairs, also compressed: .jsonl.gz, .jsonl.xz or .jsonl.zst."
+)
+_MOST = flags.DEFINE_integer("most", 0, "Number of pairs of each paradigm; 0 reads all.", lower_bound=0)
 group_flags("Labelled data", _DATA)
 group_flags("Embeddings", *_READING)
 group_flags("Minimal pairs", _PAIRS, _MOST)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object, which has the shares of all paradigms of pairs.")
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object, with the scores of all paradigms.")
 
 
 @exit_on_signal()
@@ -70,14 +72,14 @@ def _check_flags() -> None:
             "minimal pairs"
         )
     if _MOST.value and _DATA.value:
-        raise UserError(f"--most={_MOST.value}: is for --pairs; leave it out")
+        raise UserError(f"--most={_MOST.value}: is for --pairs; leave the flag out")
     for flag in _READING:
         if flag.value is not None and _PAIRS.value:
-            raise UserError(f"--{flag.name}={flag.value}: is for --data; leave it out")
+            raise UserError(f"--{flag.name}={flag.value}: is for --data; leave the flag out")
     flag = _DATA if _DATA.value else _PAIRS
     path = epath.Path(flag.value or "")
     if not (path.is_file() or (_DATA.value and path.is_dir())):
-        raise UserError(f"--{flag.name}: no file {flag.value!r}")
+        raise UserError(f"--{flag.name}={flag.value}: no such file; correct the path")
 
 
 def _score_data(data: str) -> None:

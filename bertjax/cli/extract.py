@@ -34,12 +34,12 @@ _CHECKPOINT = define_checkpoint_flag()
 _DTYPE = define_dtype_flag()
 _INPUT = define_input_flag()
 _TEXTS = flags.DEFINE_string("texts", "", "The column of the texts of a table; by default `text`.")
-_ID = flags.DEFINE_string("id", "", "A column of the table, which a .parquet contains as well, as text.")
+_ID = flags.DEFINE_string("id", "", "A column of the table that is copied to the .parquet, as text.")
 _PROMPT = flags.DEFINE_string(
     "prompt",
     None,
-    "Of embeddings: the text before each text: query (the default of runs), document, another prompt of a folder of "
-    "sentence-transformers (its default prompt is the default), or the words of the prompt.",
+    "With embeddings: the prompt before each text: query, document, a prompt of a folder of sentence-transformers, or "
+    "the text of the prompt. By default query, or the default prompt of the folder.",
 )
 _WIDTH = flags.DEFINE_integer(
     "width",
@@ -50,11 +50,14 @@ _WIDTH = flags.DEFINE_integer(
 _LAYERS = flags.DEFINE_string(
     "layers",
     "",
-    "The hidden states. By default last with --pool, else concat_last_four, or last for a model with fewer than four "
-    "layers. The error for an unknown name lists all names.",
+    "The hidden states to write. By default last with --pool, else concat_last_four, or last for a model with fewer "
+    "than four layers. The error for an unknown name lists all names.",
 )
 _POOL = flags.DEFINE_enum(
-    "pool", None, [*POOLS], "Writes one vector per text: the mean of hidden states, or one state."
+    "pool",
+    None,
+    [*POOLS],
+    "Writes one vector per text: the mean of the hidden states of its tokens, or the hidden state of one token.",
 )
 _OUTPUT = define_required_flag("output", "The .npy, .npz or .parquet file to write.")
 group_flags("Texts", _INPUT, _TEXTS, _ID)

@@ -35,7 +35,7 @@ _TEXTS = flags.DEFINE_string("texts", "anchor,positive", "The columns of the tex
 _CORPUS = flags.DEFINE_string(
     "corpus",
     None,
-    "More documents: a .txt with one document per line, or a table with the column `text`, and perhaps `title`.",
+    "More documents: a .txt with one document per line, or a table with the column `text`, and optionally `title`.",
 )
 _NEGATIVES = flags.DEFINE_integer("negatives", 1, "Number of negatives for each query.", lower_bound=1)
 _FIRST = flags.DEFINE_integer(
@@ -45,14 +45,14 @@ _LAST = flags.DEFINE_integer("last", 100, "Rank of the last document that can be
 _MARGIN = flags.DEFINE_string(
     "margin",
     "-inf",
-    "The cosine of a negative is below the cosine of the positive by this margin: 0.1, or 5% of the positive.",
+    "Least difference between the cosines of the positive and a negative: 0.1, or 5% of the positive's cosine.",
 )
 _MAX_SCORE = flags.DEFINE_float("max_score", float("inf"), "The highest cosine of a negative.")
 _MIN_SCORE = flags.DEFINE_float("min_score", -float("inf"), "The lowest cosine of a negative.")
 _SEED = flags.DEFINE_integer(
     "seed",
     None,
-    "Seed of a draw among the ranks; by default takes the nearest documents.",
+    "Draws the negatives at random from the ranks, with this seed; by default takes the nearest documents.",
     lower_bound=0,
     upper_bound=2**31 - 1,
 )

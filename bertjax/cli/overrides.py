@@ -45,13 +45,16 @@ def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
         try:
             field = find_field(config, match["field"])
             if match["no"] and (value is not None or field.kind is not bool):
-                raise UserError(f"--no is for fields that are True or False; write --{field.name}=VALUE")
+                raise UserError(f"the prefix no is for fields with True or False; write --{field.name}=VALUE")
             if value is None and field.kind is bool:
                 value = str(not match["no"])
             elif value is None:
                 value = next(arguments, "--")
                 if value.startswith("--"):
-                    raise UserError(f"a value is missing, such as --{field.name}={quoted(field.value)}")
+                    raise UserError(
+                        f"the value is missing; write --{field.name}=VALUE, such as "
+                        f"--{field.name}={quoted(field.value)}"
+                    )
                 argument += f" {value}"
             parsed = field.parse(value)
             if field.kind is tuple and field.name in overridden:  # repeated overrides of a tuple append to it
@@ -89,5 +92,5 @@ def _check_first_argument(argv: list[str]) -> None:
         raise UserError(f"{argument}: --config names an experiment; write --config={argument}")
     if os.path.isfile(os.path.join(argument, "config.json")) and argument:
         raise UserError(
-            f"{argument}: a run resumes with the command that began it, see {os.path.join(argument, 'commands.txt')}"
+            f"{argument}: a run resumes with its first command, see {os.path.join(argument, 'commands.txt')}"
         )

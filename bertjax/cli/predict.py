@@ -41,19 +41,22 @@ _TOP_K = flags.DEFINE_integer(
     "Number of words per mask (5); with --generate, the number of tokens to sample from (all).",
     lower_bound=1,
 )
-_GENERATE = flags.DEFINE_integer("generate", 0, "Continues each text by up to so many tokens.", lower_bound=0)
+_GENERATE = flags.DEFINE_integer("generate", 0, "Largest number of tokens to generate after each text.", lower_bound=0)
 _TEMPERATURE = flags.DEFINE_float(
-    "temperature", 1.0, "Of --generate; 0 always chooses the most likely token.", lower_bound=0.0
+    "temperature",
+    1.0,
+    "With --generate: the temperature of sampling; 0 always chooses the most likely token.",
+    lower_bound=0.0,
 )
 _TOP_P = flags.DEFINE_float(
     "top_p",
     1.0,
-    "Of --generate: samples from the most likely tokens with this total probability.",
+    "With --generate: samples from the most likely tokens with this total probability.",
     lower_bound=1e-6,
     upper_bound=1.0,
 )
 _SEED = flags.DEFINE_integer(
-    "seed", 0, "Of --generate: the seed of the random numbers.", lower_bound=0, upper_bound=2**31 - 1
+    "seed", 0, "With --generate: the seed of the random numbers.", lower_bound=0, upper_bound=2**31 - 1
 )
 group_flags("Tables", _TEXT, _SECOND_TEXT, _OUTPUT)
 group_flags("Words", _TOP_K, _GENERATE, _TEMPERATURE, _TOP_P, _SEED)
@@ -78,12 +81,12 @@ def _check_flags(is_table: bool) -> None:
         raise UserError(f"--output={_OUTPUT.value}: must end in one of {', '.join(SUFFIXES)}")
     for flag in (_TEMPERATURE, _TOP_P, _SEED):
         if flag.present and not _GENERATE.value:
-            raise UserError(f"--{flag.name}={flag.value}: is for --generate=N; add --generate, or leave it out")
+            raise UserError(f"--{flag.name}={flag.value}: is for --generate=N; add --generate, or leave the flag out")
     for words_flag in (_GENERATE, _TOP_K):
         if words_flag.value and is_table:
-            raise UserError(f"--{words_flag.name}={words_flag.value}: is for texts, not for a table; leave it out")
+            raise UserError(f"--{words_flag.name}={words_flag.value}: is for texts; leave the flag out for a table")
     if _DTYPE.value and _GENERATE.value:  # Computing one token at a time is slower in bfloat16.
-        raise UserError(f"--dtype={_DTYPE.value}: --generate computes in float32; leave it out")
+        raise UserError(f"--dtype={_DTYPE.value}: --generate computes in float32; leave the flag out")
 
 
 def _predict_texts(texts: list[str]) -> None:

@@ -19,7 +19,7 @@ from bertjax.common.errors import UserError
 
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write to; by default the workdir of a single run.")
 _TEXT = flags.DEFINE_string(
-    "text", "the man went to the store to buy a bottle of milk .", "The text for the attention."
+    "text", "the man went to the store to buy a bottle of milk .", "The text whose attention is drawn."
 )
 _WORDS = flags.DEFINE_list(
     "words", [], "The words whose nearest embeddings are listed; by default the words of --text."

@@ -27,11 +27,19 @@ _DTYPE = define_dtype_flag()
 _CORPUS = flags.DEFINE_string(
     "corpus",
     None,
-    "The documents: a .txt with one per line; or a .jsonl, .csv, .tsv or .parquet with the column `text`, and perhaps "
+    "The documents: a .txt with one per line; or a .jsonl, .csv, .tsv or .parquet with the column `text`, and "
+    "optionally "
     "`title` and `id`.",
 )
-_INDEX = flags.DEFINE_string("index", None, "Folder with the documents and their embeddings; temporary unless given.")
-_POOL = flags.DEFINE_enum("pool", None, [*POOLS], "Embeds with the mean of the last hidden states, or with one state.")
+_INDEX = flags.DEFINE_string(
+    "index", None, "Folder with the documents and their embeddings; by default a temporary folder."
+)
+_POOL = flags.DEFINE_enum(
+    "pool",
+    None,
+    [*POOLS],
+    "Embeds with the mean of the last hidden states, or with the last hidden state of one token.",
+)
 _TOP_K = flags.DEFINE_integer("top_k", 5, "Number of documents for each query.", lower_bound=1)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object per query.")
 

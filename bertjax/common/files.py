@@ -130,15 +130,15 @@ def read_json(path: epath.PathLike, kind: type[T] = dict[str, Any], remedy: str 
     try:
         return parse_json(read_whole(path).removeprefix(b"\xef\xbb\xbf"), kind)
     except (FileNotFoundError, IsADirectoryError):
-        raise UserError(f"no file {path}") from None
+        raise UserError(f"{path}: no such file; correct the path, or copy the file") from None
     except ValueError as error:
-        raise UserError(f"{path}: damaged, or not what belongs there ({error}); {remedy}") from None
+        raise UserError(f"{path}: damaged, or not in the expected format ({error}); {remedy}") from None
 
 
 def inside(folder: epath.Path, name: str, source: epath.PathLike) -> epath.Path:
     """Returns the path of a file that the file `source` names. Raises `UserError` for a path outside the folder."""
     if not name or name.startswith("/") or "\\" in name or "://" in name or "\0" in name or ".." in name.split("/"):
-        raise UserError(f"{source}: names the file {name!r}, which is not in {folder}")
+        raise UserError(f"{source}: the file name {name!r} must be the name of a file in {folder}; correct the name")
     return folder / name
 
 

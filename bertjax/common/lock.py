@@ -51,7 +51,7 @@ def held(folder: epath.PathLike, flag: str) -> Iterator[None]:
     with hold(path, owner) as other:
         if other is not None:
             described = "host {host}, process {process}, since {start}".format(**other) if other else "another process"
-            raise UserError(f"{flag}={folder}: in use by {described}; wait for it, or name another folder")
+            raise UserError(f"{flag}={folder}: in use by {described}; wait for its end, or choose another folder")
         yield
 
 
@@ -145,7 +145,11 @@ def _held_in_store(path: epath.Path, owner: dict[str, Any]) -> Iterator[dict[str
                 with contextlib.suppress(Exception):  # the next beat tries again
                     write()
             else:  # files of this process could replace files of the new owner
-                print(f"error: {path.parent}: another process has taken it over", file=sys.stderr, flush=True)
+                print(
+                    f"error: {path.parent}: another process has locked the folder; this process ends",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 os._exit(1)
 
     thread = threading.Thread(target=beat, daemon=True)

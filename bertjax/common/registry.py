@@ -75,7 +75,7 @@ class Registry(Generic[T]):
     def register(self, name: str, entry: T) -> None:
         """Registers an object in this process. Raises `UserError` if bertjax has an object with this name."""
         if name in self._builtin or name in self._reserved:
-            raise UserError(f"{self._kind} {name!r} is one of bertjax's own; register yours under another name")
+            raise UserError(f"{self._kind} {name!r} is a name of bertjax; register the object under another name")
         self.registered[name] = entry
 
     def names(self) -> tuple[str, ...]:

@@ -52,8 +52,8 @@ def _find(name: str) -> str:
     experiments = shipped()
     if stem in experiments:
         return str(experiments[stem])
-    fault = "a folder" if pathlib.Path(name).is_dir() else "no such file"
-    raise UserError(f"{fault}, and no experiment of that name{suggest(experiments, path.stem)}")
+    fault = "the path is a folder" if pathlib.Path(name).is_dir() else "no such file"
+    raise UserError(f"{fault}, and no experiment of this name{suggest(experiments, path.stem)}")
 
 
 def _call_get_config(path: str, arguments: list[str]) -> ConfigDict:
@@ -66,11 +66,13 @@ def _call_get_config(path: str, arguments: list[str]) -> ConfigDict:
     try:
         loader.exec_module(module)
         if not callable(get_config := getattr(module, "get_config", None)):
-            raise UserError("has no function get_config()")
+            raise UserError("has no function get_config(); define the function in the file")
         try:
             inspect.signature(get_config).bind(*arguments)
         except TypeError:
-            problem = f"takes no {arguments[0]!r} after a colon" if arguments else "wants an argument after a colon"
+            problem = (
+                f"does not accept {arguments[0]!r} after a colon" if arguments else "needs an argument after a colon"
+            )
             raise UserError(f"get_config{inspect.signature(get_config)} {problem}") from None
         config = get_config(*arguments)
     except (UserError, KeyboardInterrupt):

@@ -30,7 +30,7 @@ class Field:
     def set(self, value: Any) -> None:
         """Sets the value. Raises `UserError` if the value has another type, or if the field cannot be changed."""
         if self.name == "config.task":
-            raise UserError("an experiment is for one task; choose another --config")
+            raise UserError("cannot be changed, because an experiment is for one task; choose another --config")
         try:
             self.holder[self.key] = value
         except (TypeError, ValueError) as error:
@@ -44,10 +44,12 @@ class Field:
             return _literal(text)
         parsed = _literal(text)
         if isinstance(parsed, str) and text.startswith(("(", "['", '["')):
-            raise UserError(f"not a tuple; write --{self.name}={quoted(self.value)}")
+            raise UserError(f"must be a tuple; write --{self.name}={quoted(self.value)}")
         parsed = tuple(parsed) if isinstance(parsed, tuple | list) else (parsed,)
         if self.value and not all(isinstance(item, type(self.value[0])) for item in parsed):
-            raise UserError(f"a tuple of {type(self.value[0]).__name__}; write --{self.name}={quoted(self.value)}")
+            raise UserError(
+                f"must be a tuple of {type(self.value[0]).__name__}; write --{self.name}={quoted(self.value)}"
+            )
         return parsed
 
 
@@ -85,7 +87,7 @@ def path_keys(path: str) -> list[str | int]:
         return _keys_of(ast.parse(path, mode="eval").body)
     except (SyntaxError, ValueError):
         example = "--config.model.vocab_size=8000"
-        raise UserError(f"not the name of a field; an override looks like {example}") from None
+        raise UserError(f"must name a field, as in {example}") from None
 
 
 def _keys_of(node: ast.expr) -> list[str | int]:
@@ -121,19 +123,19 @@ def _integer(text: str) -> int:
     remedy = ""
     with contextlib.suppress(ValueError):
         remedy = f"; write {int(float(text))}" if float(text).is_integer() else ""
-    raise UserError(f"not a whole number (int){remedy}")
+    raise UserError(f"must be a whole number (int){remedy}")
 
 
 def _float(text: str) -> float:
     try:
         return float(fractions.Fraction(text)) if "/" in text else float(text)
     except (ValueError, ZeroDivisionError):
-        raise UserError("not a number (float), such as 0.005, 1e-4 or 1/200") from None
+        raise UserError("must be a number (float), such as 0.005, 1e-4 or 1/200") from None
 
 
 def _boolean(text: str) -> bool:
     if text.lower() not in ("true", "t", "1", "false", "f", "0"):
-        raise UserError("neither True nor False")
+        raise UserError("must be True or False")
     return text.lower() in ("true", "t", "1")
 
 

@@ -44,7 +44,10 @@ def mixture_of(
     if weighted:
         total = sum(weights[source] * sizes.get(source, 0) for source in weighted) / (1 - total_share)
     if not total:
-        raise UserError(f"config.data.mixture = {text!r}: there are no records of {', '.join(weighted)}")
+        raise UserError(
+            f"config.data.mixture = {text!r}: the records have no source {', '.join(weighted)}; name sources of the "
+            f"records"
+        )
     return weights | {source: share * total / sizes[source] for source, share in shares.items() if sizes.get(source)}
 
 

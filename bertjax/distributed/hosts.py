@@ -225,7 +225,9 @@ def _collect_reports(
     try:
         server = socket.create_server(("", port), family=family, backlog=count)
     except OSError as error:
-        raise UserError(f"port {port} of host 0 cannot be used: {error.strerror}; is another run active?") from None
+        raise UserError(
+            f"port {port} of host 0 cannot be used ({error.strerror}); end the other run on host 0"
+        ) from None
     with contextlib.ExitStack() as on_error:
         on_error.callback(lambda: list(map(socket.socket.close, connections.values())))
         with server:
@@ -275,7 +277,9 @@ def _report(host: str, port: int, index: int, timeout: float, deadline: float) -
         except OSError:  # host 0 is not listening yet
             time.sleep(0.2)
     if not answer:
-        raise UserError(f"host 0 ({host}:{port}) cannot be reached within {timeout:.0f} seconds; is it running?")
+        raise UserError(
+            f"host 0 ({host}:{port}) cannot be reached within {timeout:.0f} seconds; start the same command on host 0"
+        )
     if answer != "all here":
         raise UserError(f"{answer}; start the same command on every host")
     return connection

@@ -93,7 +93,10 @@ def make_mesh(config: ml_collections.ConfigDict, devices: Sequence[jax.Device] |
     if -1 in sizes.values() and len(devices) % fixed == 0:
         sizes = {axis: len(devices) // fixed if size == -1 else size for axis, size in sizes.items()}
     if math.prod(sizes.values()) != len(devices):
-        raise UserError(f"config.mesh = {dict(config.mesh)}: does not multiply to the {len(devices)} devices")
+        raise UserError(
+            f"config.mesh = {dict(config.mesh)}: the product must be {len(devices)}, the number of devices; set an "
+            f"axis to -1"
+        )
 
     rows = config.batch_size // config.microbatches
     ways = sizes["data"] * sizes["fsdp"]
@@ -155,10 +158,10 @@ def compute_on(mesh: Mesh, config: ml_collections.ConfigDict) -> Compute:
     if config.model.get("attention") == "fused" and device.platform == "gpu":
         size = config.model.hidden_size // config.model.num_attention_heads
         if not has_gpu_kernels(compute) or size not in SIZES:
-            reason = f"GPUs have a kernel for heads of {', '.join(map(str, SIZES))} numbers, not of {size}"
+            reason = f"the kernel for GPUs supports head sizes {', '.join(map(str, SIZES))}, not {size}"
             if not has_gpu_kernels(compute):
                 reason = f"{device.device_kind} has no kernel for {compute.dtype}"
-            raise UserError(f"config.model.attention = 'fused': {reason}; leave it at auto")
+            raise UserError(f"config.model.attention = 'fused': {reason}; set auto")
     if config.kernels == "no" and device.platform != "cpu":
         compute = dataclasses.replace(compute, chip="")
     return dataclasses.replace(compute, remat=config.remat, unroll=unroll and config.remat == "none")

@@ -26,7 +26,7 @@ from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.text.tokenizer import Tokenizer
 
 TEACHER_EXAMPLES = 1024  # examples whose teacher scores are computed at once
-TO_COSINES = "losses compare embeddings by cosines; to learn with these, write 'cosine' to a copy of the folder"
+TO_COSINES = "losses compare embeddings by cosines; set 'cosine' in a copy of the folder"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +68,8 @@ class EmbeddingData(TaskData, HasTeacherTargets):
             student_width = width_of(self.config.head, self.config.model)
             if distill.what == "vectors" and (width := embeddings.shape[-1]) != student_width:
                 raise UserError(
-                    f"{field}its embeddings have {width} numbers, but this model computes {student_width}; set "
-                    f"head.dense={width}, or distill.what=scores"
+                    f"{field}the width of the embeddings is {width}, but the width of this model's embeddings is "
+                    f"{student_width}; set head.dense={width}, or distill.what=scores"
                 )
             for numbers in np.array_split(encoded.numbers, len(encoded.numbers) // TEACHER_EXAMPLES + 1):
                 selected = embeddings[numbers]

@@ -75,10 +75,12 @@ class Source:
         forms = forms or FORMS
         self.require(self.form in forms, "form", f"choose one of {', '.join(forms)}")
         form, columns = FORMS[self.form], self.columns
-        self.require(not form.columns or all(columns), "texts", "name the columns of the texts, such as one,other")
+        self.require(
+            not form.columns or all(columns), "texts", "must name the columns of the texts, such as anchor,positive"
+        )
         self.require(not form.columns or len(columns) in form.columns, "texts", form.needs)
         self.require(self.weight > 0, "weight", "must be above 0; or leave the set out")
-        has_ids = "is for form=search, whose files have ids; leave it out"
+        has_ids = "is for form=search, whose files have ids; leave the field out"
         self.require(not self.ignore_identical_ids or form.has_ids, "ignore_identical_ids", has_ids)
 
     def file_of(self, parts: Sequence[str]) -> epath.Path:
@@ -89,15 +91,15 @@ class Source:
         """
         place, names = epath.Path(self.path), FORMS[self.form].files
         if not place.is_dir():
-            self.require(place.is_file(), "path", "no such file or folder")
+            self.require(place.is_file(), "path", "no such file or folder; correct the path")
             suffixes = tuple(dict.fromkeys(epath.Path(name).suffix for name in names))
             if place.suffix not in suffixes:
-                raise UserError(f"{self.path}: form={self.form} is read from {', '.join(suffixes)}")
+                raise UserError(f"{self.path}: with form={self.form} the name must end in {', '.join(suffixes)}")
             return place
         names = tuple(name.format(part) for part in parts for name in names)
         existing = [name for name in names if (place / name).exists()]
-        self.require(bool(existing), "path", f"no {', '.join(names)} in it")
-        self.require(len(existing) == 1, "path", f"both {existing[0]} and {existing[-1]} in it; name the file")
+        self.require(bool(existing), "path", f"the folder has no {' or '.join(names)}; add the file")
+        self.require(len(existing) == 1, "path", f"the folder has both {existing[0]} and {existing[-1]}; name the file")
         return place / existing[0]
 
 

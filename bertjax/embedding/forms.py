@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.data.corpus.tables import SUFFIXES, Row, column, read_table, read_text
+from bertjax.data.corpus.tables import SUFFIXES, Row, TableRows, check_columns, column, read_table, read_text
 from bertjax.embedding import retrieval
 from bertjax.embedding.retrieval import Search
 from bertjax.finetuning import squad_files
@@ -92,24 +92,24 @@ class Pairs(Form):
     """A query, its positive, and any number of negatives."""
 
     columns = range(2, MOST)
-    needs = "pairs need two columns or more: query, positive, negatives"
+    needs = "must name two columns or more: query, positive, negatives"
     has_queries = True
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
         """Reads the rows of a table."""
-        return TextSet([_texts(row, columns) for row in read_table(path)[0]])
+        return TextSet([_texts(row, columns) for row in _rows(path, columns)])
 
 
 class ScoredPairs(Form):
     """Two texts and a score of their similarity."""
 
     columns = range(2, 3)
-    needs = "scored pairs have two texts: name their two columns"
+    needs = "must name two columns, because scored pairs have two texts"
     value_type = np.float32
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
         """Reads the rows of a table."""
-        rows, _ = read_table(path)
+        rows = _rows(path, columns, label)
         scores = np.array([NumberLabel().value(row, label) for row in rows], np.float32)
         _check_values(path, label, scores, "scores")
         return TextSet([_texts(row, columns) for row in rows], scores)
@@ -119,17 +119,17 @@ class LabelledPairs(Form):
     """Two texts and the label 1 if they belong together, else 0."""
 
     columns = range(2, 3)
-    needs = "labelled pairs have two texts: name their two columns"
+    needs = "must name two columns, because labelled pairs have two texts"
     value_type = np.int32
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
         """Reads the rows of a table."""
-        rows, _ = read_table(path)
+        rows = _rows(path, columns, label)
         for row in rows:
             if (value := NumberLabel().value(row, label)) not in (0, 1):
                 raise UserError(
-                    f"{row.where}: {label} is {value:g}, expected 1 or 0: whether the texts belong together; degrees "
-                    f"of it are form=scored"
+                    f"{row.where}: {label} is {value:g}, expected 1 for texts that belong together, and 0 for other "
+                    f"texts; set form=scored for other numbers"
                 )
         labels = np.array([NumberLabel().value(row, label) for row in rows], np.int32)
         _check_values(path, label, labels, "labels")
@@ -140,7 +140,7 @@ class Sentences(Form):
     """Single texts. An example pairs a text with itself, and dropout makes the embeddings differ (Gao et al. 2021)."""
 
     columns = range(1, MOST)
-    needs = "name the column of the sentences"
+    needs = "must name the column of the sentences"
     files = ("{}.txt", *Form.files)
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
@@ -148,10 +148,10 @@ class Sentences(Form):
         if path.suffix == ".txt":
             lines = [line.strip() for line in read_text(path).splitlines()]
         else:
-            lines = [_texts(row, columns[:1])[0] for row in read_table(path)[0]]
+            lines = [_texts(row, columns[:1])[0] for row in _rows(path, columns[:1])]
         pairs = [(text, text) for text in lines if text]
         if not pairs:
-            raise UserError(f"{path}: no text in it")
+            raise UserError(f"{path}: has no text; add at least one")
         return TextSet(pairs, skipped={"empty": len(lines) - len(pairs)})
 
 
@@ -166,7 +166,7 @@ class SquadQuestions(Form):
         questions = squad_files.read_squad(path)
         pairs = [(question.text, question.context) for question in questions if question.answers]
         if not pairs:
-            raise UserError(f"{path}: no question with an answer in it")
+            raise UserError(f"{path}: has no question with an answer; add at least one")
         return TextSet(pairs, skipped={"questions without an answer": len(questions) - len(pairs)})
 
 
@@ -203,10 +203,17 @@ def _check_values(path: epath.Path, label: str, values: np.ndarray, name: str) -
         raise UserError(f"{path}: all {name}, in column {label!r}, are {values[0]:g}; use data with different values")
 
 
+def _rows(path: epath.Path, columns: Sequence[str], *labels: str) -> TableRows:
+    """Returns the rows of a table. Raises `UserError` if the first row lacks a column."""
+    rows, _ = read_table(path)
+    check_columns(rows[0], {"data.texts": columns, "data.label": labels})
+    return rows
+
+
 def _texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     """Returns the texts of a row. Raises `UserError` if one is empty."""
     texts = tuple(column(row, name).strip() for name in columns)
     for name, text in zip(columns, texts):
         if not text:
-            raise UserError(f"{row.where}: {name} is empty; each example needs all of its {len(columns)} texts")
+            raise UserError(f"{row.where}: {name} is empty; an example needs {len(columns)} texts")
     return texts

@@ -50,17 +50,19 @@ def make_choice(
     if first > last:
         raise UserError(f"--first={first}: must not be above --last={last}")
     if negatives > (ranks := last - first + 1):
-        raise UserError(f"--negatives={negatives}: ranks {first} to {last} hold {ranks}; set --last")
+        raise UserError(
+            f"--negatives={negatives}: must be at most {ranks}, the ranks from {first} to {last}; raise --last"
+        )
     if min_score > max_score:
         raise UserError(f"--min_score={min_score}: must not be above --max_score={max_score}")
     is_share = margin.endswith("%")
     try:
         value = float(margin.removesuffix("%")) / (100 if is_share else 1)
     except ValueError:
-        raise UserError(f"--margin={margin}: write a number, such as 0.1, or a share, such as 5%") from None
+        raise UserError(f"--margin={margin}: must be a number, such as 0.1, or a share, such as 5%") from None
     for name, number in (("margin", value), ("min_score", min_score), ("max_score", max_score)):
         if math.isnan(number):
-            raise UserError(f"--{name}={number}: write a number")
+            raise UserError(f"--{name}={number}: must be a number")
     return Choice(negatives, first, last, value, is_share, min_score, max_score, seed)
 
 
@@ -98,7 +100,7 @@ def mine_files(
     counts = f"{len(search.queries):,} queries and {len(search.documents):,} documents"
     phase(f"computing the embeddings of {counts}", sys.stderr)
     queries, documents = task.embed_search(source, search)
-    phase("looking for the nearest documents", sys.stderr)
+    phase("searching for the nearest documents", sys.stderr)
     mined = mining.mine_negatives(search, queries, documents, choice, similarity)
     lines = list(mining.write_negatives(output, search, mined, choice, similarity))
     return MinedFile(len(search.queries), len(mined.rows), lines)

@@ -62,7 +62,9 @@ class PromptedEmbedder(TextEmbedder):
         super().__init__(source, EmbeddingHead())
         full_width = width_of(source.head, source.config)
         if width > full_width:
-            raise UserError(f"--width={width}: the embeddings of {source.path} have {full_width} numbers")
+            raise UserError(
+                f"--width={width}: must be at most {full_width}, the width of the embeddings of {source.path}"
+            )
         prompts = prompts_of(source.settings)
         self._prompt = prompts[ANY] if prompt is None else prompts.get(prompt, prompt)
         self._width, self._is_shortened = width or full_width, width not in (0, full_width)
@@ -147,9 +149,9 @@ def widths_of(text: str, setting: str, most: float = float("inf")) -> tuple[int,
     """
     widths = tuple(filter(None, map(str.strip, text.split(","))))
     if not all(width.isdecimal() and int(width) for width in widths):
-        raise UserError(f"{setting}: write widths such as 256,128,64")
+        raise UserError(f"{setting}: must be widths, such as 256,128,64")
     if too_wide := [width for width in widths if int(width) > most]:
-        raise UserError(f"{setting}: {too_wide[0]} is more than the {most} numbers of an embedding")
+        raise UserError(f"{setting}: {too_wide[0]} must be at most {most}, the width of an embedding")
     return tuple(map(int, widths))
 
 

@@ -48,8 +48,8 @@ class Search(NamedTuple):
             return whole
         whole = f"{whole}; {count} of {len(self.queries)} queries have the id of a document"
         if self.ignores_identical_ids:
-            return f"{whole}, which they do not find (ignore_identical_ids)"
-        return f"{whole}; if this document is the query itself, leave it out with ignore_identical_ids=True"
+            return f"{whole}, which the search ignores (ignore_identical_ids)"
+        return f"{whole}; if this document is the query itself, set ignore_identical_ids=True"
 
 
 def of_texts(texts: Sequence[tuple[str, ...]]) -> Search:
@@ -110,14 +110,14 @@ def read_corpus_texts(path: epath.PathLike) -> list[str]:
 def _lines_as_documents(path: epath.Path) -> Iterator[CorpusDocument]:
     is_empty = True
     if not path.is_file():
-        raise UserError(f"no file {path}")
+        raise UserError(f"{path}: no such file; correct the path")
     for number, line in enumerate(lines_with_ends(path), 1):
         for part in line.splitlines():
             if text := part.strip():
                 is_empty = False
                 yield CorpusDocument(text, str(number))
     if is_empty:
-        raise UserError(f"{path}: no text in it")
+        raise UserError(f"{path}: has no text; add at least one")
 
 
 def _parquet_rows(path: epath.Path) -> Iterator[Row]:
@@ -126,13 +126,13 @@ def _parquet_rows(path: epath.Path) -> Iterator[Row]:
     from pyarrow import parquet
 
     if not path.is_file():
-        raise UserError(f"no file {path}")
+        raise UserError(f"{path}: no such file; correct the path")
     number = 0
     try:
         with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
             names = file.schema_arrow.names
             if "text" not in names:
-                raise UserError(f"{path}: no column 'text'; there are {', '.join(names)}")
+                raise UserError(f"{path}: no column 'text'; rename one of the columns {', '.join(names)}")
             used = [name for name in ("text", "title", "id", "_id") if name in names]
             for batch in file.iter_batches(PARQUET_ROWS, columns=used):
                 for columns in batch.to_pylist():
@@ -142,7 +142,7 @@ def _parquet_rows(path: epath.Path) -> Iterator[Row]:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path}: cannot be read as Parquet after row {number} ({reason})") from None
     if not number:
-        raise UserError(f"{path}: no example in it")
+        raise UserError(f"{path}: has no example; add at least one")
 
 
 def read_retrieval_set(qrels: epath.Path) -> Search:
@@ -162,13 +162,15 @@ def read_retrieval_set(qrels: epath.Path) -> Search:
         if score <= 0:
             continue
         if query not in queries:
-            raise UserError(f"{row.where}: no query {query!r} in {folder / 'queries.jsonl'}")
+            raise UserError(f"{row.where}: the query {query!r} is not in {folder / 'queries.jsonl'}; add the query")
         if document not in numbers:
             corpus = folder / "corpus.jsonl"
-            raise UserError(f"{row.where}: {document!r}, which is relevant to query {query!r}, is not in {corpus}")
+            raise UserError(
+                f"{row.where}: the document {document!r} of query {query!r} is not in {corpus}; add the document"
+            )
         relevant.setdefault(query, {})[numbers[document]] = score
     if not relevant:
-        raise UserError(f"{qrels}: no score is above 0, so that no query has a relevant document")
+        raise UserError(f"{qrels}: no score is above 0, so that no query has a relevant document; add a score above 0")
     identical = [numbers.get(name, -1) for name in relevant]
     return Search([queries[name] for name in relevant], list(documents.values()), list(relevant.values()), identical)
 
@@ -179,7 +181,7 @@ def _texts(path: epath.Path) -> Iterator[tuple[str, str]]:
     for row in rows_of(path):
         name = column(row, "_id")
         if name in seen:
-            raise UserError(f"{row.where}: a second text with the _id {name!r}")
+            raise UserError(f"{row.where}: a second text has the _id {name!r}; change one _id")
         seen.add(name)
         yield name, document(row)
     fingerprints.add_file(path)

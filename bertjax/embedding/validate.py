@@ -33,7 +33,7 @@ def _validate_sets(config: ConfigDict) -> None:
     for name, fields in config.data.sets.items():
         fields = fields.to_dict() if isinstance(fields, ml_collections.ConfigDict) else fields
         is_set = isinstance(fields, dict) and fields.keys() == {*SECTION, "weight"}
-        require(is_set, f"data.sets.{name}", fields, "write text_set(path, ...), which is in experiments/embed.py")
+        require(is_set, f"data.sets.{name}", fields, "must be text_set(path, ...), as in experiments/embed.py")
     for source in (*training_sets(config.data).values(), dev_set(config.data)):
         source.validate()
     dev = dev_set(config.data).form
@@ -44,11 +44,11 @@ def _validate_sets(config: ConfigDict) -> None:
 def _validate_teacher(config: ConfigDict) -> None:
     distill, default = config.distill, fine_tuning_config("").distill
     one_of(config, "distill.what", ("vectors", "scores"))
-    none = "there is no teacher: set distill.teacher, or leave it out"
+    none = "needs a teacher: set distill.teacher, or leave this field out"
     require(bool(distill.teacher) or distill.what == "vectors", "distill.what", distill.what, none)
-    divides = "applies to logits, and the targets are vectors or scores; leave it out"
+    divides = "applies to logits, and the targets are vectors or scores; leave the field out"
     is_default = distill.temperature == default.temperature
     require(is_default, "distill.temperature", distill.temperature, divides)
-    same = "a text and itself have the same score by any teacher; set distill.what=vectors"
+    same = "single texts have no scores of pairs; set distill.what=vectors"
     is_scored = all(source.form != "sentences" for source in training_sets(config.data).values())
     require(not distill.teacher or is_scored or distill.what != "scores", "distill.what", distill.what, same)

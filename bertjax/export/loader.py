@@ -33,7 +33,7 @@ def load(folder: str | pathlib.Path = pathlib.Path(__file__).parent) -> Callable
         token_types = np.zeros_like(ids) if token_types is None else token_types
         tokens = ids.shape[1]
         if tokens > about["lengths"][-1]:
-            raise ValueError(f"rows of {tokens} tokens: there are programs for up to {about['lengths'][-1]}")
+            raise ValueError(f"a row has {tokens} tokens, expected at most {about['lengths'][-1]}; truncate the row")
         length = next(length for length in about["lengths"] if length >= tokens)
         if length not in programs:
             content = (folder / f"length{length}.stablehlo").read_bytes()

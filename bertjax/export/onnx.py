@@ -88,12 +88,12 @@ def _converted(source: Pretrained, outputs: tuple[str, ...]) -> tuple[tuple[str,
     except InconclusiveDimensionOperation:
         field = "head.lstm_size" if "lstm" in source.params else f"model.family = {source.config.family!r}"
         raise UserError(
-            f"{source.path}: a network with {field} has no one program for texts of any length; --format=stablehlo "
-            f"writes several"
+            f"{source.path}: ONNX has no program for texts of any length with {field}; use --format=stablehlo, which "
+            f"writes a program per length"
         ) from None
     except NotImplementedError as error:
         raise UserError(
-            f"{source.path}: ONNX has no program for it ({str(error).splitlines()[0]}); --format=stablehlo has"
+            f"{source.path}: ONNX does not support the model ({str(error).splitlines()[0]}); use --format=stablehlo"
         ) from None
     return inputs, model, sum(np.asarray(x).nbytes for x in program.consts)
 
@@ -150,7 +150,7 @@ def _name_products(onnx: Any, model: Any) -> None:
         attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
         is_matrix = False
         if any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute):
-            raise NotImplementedError(f"{node.op_type} is a loop or a choice")
+            raise NotImplementedError(f"{node.op_type} is a loop or a branch")
         if node.op_type == "Gemm":
             biases = [constants[name] for name in node.input[2:] if name in constants]
             has_bias = len(biases) < len(node.input[2:]) or any(np.any(onnx.numpy_helper.to_array(x)) for x in biases)

@@ -45,7 +45,7 @@ def new_folder(output: epath.PathLike) -> Iterator[epath.Path]:
 def check_exportable_rows(source: Pretrained) -> None:
     """Raises `UserError` for a checkpoint of multiple choice, whose rows are not texts."""
     if source.architecture.endswith("ForMultipleChoice"):
-        raise UserError(f"{source.path}: rows of several choices are not exported")
+        raise UserError(f"{source.path}: multiple-choice models cannot be exported")
 
 
 def exported_function(source: Pretrained) -> network.Function:

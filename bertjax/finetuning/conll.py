@@ -72,7 +72,7 @@ def read_conll(path: epath.PathLike) -> list[Sentence]:
         rows.append((cells[0], cells[-1], where))
     close()
     if not sentences:
-        raise UserError(f"{path}: no sentence in it")
+        raise UserError(f"{path}: has no sentence; add at least one")
     check_words(sentences, "the first column", may_be_one=columns < 3)
     if not document:
         return [dataclasses.replace(sentence, document=index) for index, sentence in enumerate(sentences)]
@@ -85,7 +85,7 @@ def _check_cells(cells: Sequence[str], columns: int, line: str, where: str) -> N
         raise UserError(f"{where}: a comment, {line.strip()[:60]!r}; remove lines that begin with #")
     columns = columns or len(cells)
     if len(cells) != columns or columns < 2:
-        expected = f"{columns} as in the lines before" if columns > 1 else "a word and its tag"
+        expected = f"{columns} as in earlier lines" if columns > 1 else "at least 2: a word and a tag"
         raise UserError(f"{where}: {len(cells)} columns, expected {expected}")
     if not is_bio(cells[-1]):
         raise UserError(f"{where}: the tag is {cells[-1]!r}, expected O, B-type or I-type")

@@ -85,7 +85,7 @@ def _teacher_targets(config: ConfigDict, data: TaskData, tokenizer: Tokenizer) -
         return data.teacher_targets(pretrained.read_with_tokenizer(teacher))
     field = f"config.distill.teacher = {teacher!r}: "
     if head.architecture not in ("BertForSequenceClassification", "BertForTokenClassification") or head.frozen:
-        raise UserError(f"{field}this task has no classes, numbers or tags that a teacher can predict; leave it out")
+        raise UserError(f"{field}this task has no classes, numbers or tags for a teacher; leave the teacher out")
     source = pretrained.read_with_tokenizer(teacher)
     order = _order(source, head, data.labels, field)
     if data.texts:
@@ -129,5 +129,7 @@ def _order(source: Pretrained, head: Head, labels: Sequence[str], field: str) ->
     names = source.label_names(rows) if labels else ()
     if sorted(names) != sorted(labels) or (not labels and rows != 1):
         teacher_labels, data_labels = (", ".join(x) or "one number" for x in (names or [f"{rows} rows"], labels))
-        raise UserError(f"{field}has other labels: {teacher_labels}; the data has {data_labels}")
+        raise UserError(
+            f"{field}has the labels {teacher_labels}, but the data has {data_labels}; choose another teacher"
+        )
     return [names.index(label) for label in labels] or [0]

@@ -29,7 +29,7 @@ def score_file(source: Pretrained, path: str, on_note: Callable[[str], None], **
     set_flags = {name: value for name, value in flags.items() if value is not None}
     if wrong := next((name for name in set_flags if name not in task.reading_flags), None):
         raise UserError(
-            f"--{wrong}={set_flags[wrong]}: is for checkpoints that compute embeddings of texts; leave it out"
+            f"--{wrong}={set_flags[wrong]}: is for checkpoints that compute embeddings of texts; leave the flag out"
         )
     split = task.read_labelled(source, path, **set_flags)
     if split.note:

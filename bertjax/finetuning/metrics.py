@@ -146,7 +146,7 @@ def _pair(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.nda
     if label_array.ndim != 1 or label_array.shape != prediction_array.shape:
         raise ValueError(f"labels and predictions must both be [n]: {label_array.shape} and {prediction_array.shape}")
     if not len(label_array):
-        raise ValueError("nothing to score")
+        raise ValueError("no examples to score; expected at least 1")
     return label_array, prediction_array
 
 
@@ -280,7 +280,7 @@ def _all_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     if [len(tags) for tags in gold] != [len(tags) for tags in predicted]:
         raise ValueError("gold and predicted tags are not of the same words")
     if not len(gold):
-        raise ValueError("nothing to score")
+        raise ValueError("no examples to score; expected at least 1")
     gold_set, predicted_set = (
         {(i, *entity) for i, tags in enumerate(side) for entity in entities(tags)} for side in (gold, predicted)
     )
@@ -344,7 +344,7 @@ def squad_scores(
     only of articles and punctuation.
     """
     if not golds:
-        raise ValueError("nothing to score")
+        raise ValueError("no examples to score; expected at least 1")
     points = _points(golds, predictions, version)
     answerable = np.array([len(texts) > 0 for texts in golds.values()])
     groups = {"": np.ones(len(golds), bool)}
@@ -370,7 +370,7 @@ def best_null_threshold(
     """
     asked = [name for name in golds if name in predictions]
     if not asked:
-        raise ValueError("nothing to score")
+        raise ValueError("no examples to score; expected at least 1")
     asked.sort(key=lambda name: null_odds[name])
     kept = _points({name: golds[name] for name in asked}, predictions, "v2.0")
     emptied = _points({name: golds[name] for name in asked}, dict.fromkeys(asked, ""), "v2.0")

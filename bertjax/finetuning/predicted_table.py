@@ -109,7 +109,7 @@ def _predicted_rows(
             if name not in rows[0].columns:
                 columns = ", ".join(rows[0].columns)
                 raise UserError(
-                    f"{rows[0].where}: no column {name!r}; name the column of the texts with --text, one of {columns}"
+                    f"{rows[0].where}: no column {name!r}; set --text to the column of the texts, one of {columns}"
                 )
         texts = [tuple(column(row, name) for name in names) for row in rows]
         for row, result in zip(rows, task.predict(source, texts)):
@@ -118,7 +118,9 @@ def _predicted_rows(
 
 def _joined(columns: dict, more: dict, where: str) -> dict:
     if clash := next((name for name in more if name in columns), None):
-        raise UserError(f"{where}: there is a column {clash!r} already, which a prediction would replace; rename it")
+        raise UserError(
+            f"{where}: the table has a column {clash!r}, which a prediction would replace; rename the column"
+        )
     return {**columns, **more}
 
 

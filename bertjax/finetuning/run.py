@@ -90,7 +90,7 @@ class FineTuningRun(Run):
                 f"it)\n{text} (last step, {int(trained.state.step)})"
             )
         if data.baseline:
-            text += f"\nalways the same answer: {data.metric} {100 * data.baseline:.2f} at most"
+            text += f"\nbest constant prediction: {data.metric} {100 * data.baseline:.2f} at most"
         return text
 
     def reopen(self, config: ResolvedConfig) -> "FineTuningRun":
@@ -119,7 +119,9 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
             decisions = (f"from {config.init_checkpoint}: {', '.join(taken)}",)
         model, layers = pretrained.read_config(config.init_checkpoint), config.keep_layers
         if layers > (count := model.num_hidden_layers):
-            raise UserError(f"config.keep_layers = {layers}: {config.init_checkpoint} has {count}; choose fewer")
+            raise UserError(
+                f"config.keep_layers = {layers}: {config.init_checkpoint} has {count} layers; set at most {count}"
+            )
         model = dataclasses.replace(model, num_hidden_layers=layers or count)
         initialization.adopt_model(config, model, config.init_checkpoint)
     else:  # `init_checkpoint` may have been deleted since the run began.
@@ -157,8 +159,9 @@ def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str
     config.eval.every_steps = config.eval.every_steps or steps_per_epoch(info.train_examples, config.batch_size)
     if is_slow_for_width(config):
         notes.append(
-            f"config.optimizer.learning_rate = {config.optimizer.learning_rate:g}: is a rate for BERT-base; a model of "
-            f"width {config.model.hidden_size} learns faster with --config.optimizer.learning_rate={NARROW_RATE:g}"
+            f"config.optimizer.learning_rate = {config.optimizer.learning_rate:g}: is a rate for BERT-base; a model "
+            f"with hidden_size = {config.model.hidden_size} learns faster with "
+            f"--config.optimizer.learning_rate={NARROW_RATE:g}"
         )
     return FineTuningRun(config, mesh, task, info, inputs.tokenizer, notes, inputs)
 

@@ -91,7 +91,7 @@ def read_tfds_squad(path: str, split: str) -> list[Question]:
 def _checked(path: epath.PathLike, questions: list[Question]) -> list[Question]:
     """Returns the questions. Raises `UserError` for no questions or duplicate ids."""
     if not questions:
-        raise UserError(f"{path}: no question in it")
+        raise UserError(f"{path}: has no question; add at least one")
     seen = set()
     for question in questions:
         if question.name in seen:
@@ -123,12 +123,15 @@ def well_placed(data: ConfigDict, train: list[Question], dev: list[Question]) ->
         if on_bad_answer(data) == "stop":
             text, start = _misplaced(bad[0])[0]
             raise UserError(
-                f"{data.path}: {problem} (there, {text[:60]!r} is not at character {start}); mend them, or leave such "
-                f"questions out of training with --config.data.on_bad_answer=skip"
+                f"{data.path}: {problem} (in the first, {text[:60]!r} is not at character {start}); correct the "
+                f"answers, "
+                f"or leave such questions out of training with --config.data.on_bad_answer=skip"
             )
-        notes.append(f"{problem}; {'left out' if side is train else 'scored all the same'}")
+        notes.append(f"{problem}; {'left out' if side is train else 'still scored'}")
     if not kept:
-        raise UserError(f"{data.path}: no training question has all its answers at their answer_start")
+        raise UserError(
+            f"{data.path}: no training question has all answers at their answer_start; correct answer_start"
+        )
     return kept, tuple(notes)
 
 

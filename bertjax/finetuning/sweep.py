@@ -88,8 +88,8 @@ def parse_sweep(config: ConfigDict) -> list[Settings]:
         name, _, listed = word.partition("=")
         if not listed or name not in fields:
             raise UserError(
-                f"config.sweep = {text!r}: {word!r} is not understood; write 'paper' or settings such as {paper!r}; "
-                f"fields: {', '.join(fields)}"
+                f"config.sweep = {text!r}: {word!r} is not a setting; write 'paper' or settings such as {paper!r}; "
+                f"the fields are {', '.join(fields)}"
             )
         field_type = type(value_of(config, fields[name]))
         try:

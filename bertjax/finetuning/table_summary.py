@@ -62,6 +62,6 @@ class TableSummary:
         if unknown > MOST_UNKNOWN * tokens:
             yield (
                 f"warning: {unknown / tokens:.1%} of the tokens of the {self.name} {texts} are unknown to the "
-                f"vocabulary: is the checkpoint one of this language and script? --config.tokenizer.extend adds words "
-                f"to the vocabulary in continued pre-training"
+                f"vocabulary; choose a checkpoint of this language and script, or add words to the vocabulary in "
+                f"continued pre-training with --config.tokenizer.extend"
             )

@@ -50,7 +50,10 @@ class FineTuning:
         label_loss = data.head.loss_with_settings(config, data.labels, data.train)
         if data.train.teacher_logits is not None:
             if not isinstance(label_loss, losses.DistillableLoss):
-                raise UserError(f"config.distill.teacher = {config.distill.teacher!r}: this task cannot have a teacher")
+                raise UserError(
+                    f"config.distill.teacher = {config.distill.teacher!r}: this task cannot have a teacher; leave it "
+                    f"out"
+                )
             label_loss = losses.Distilled(label_loss, config.distill.temperature, config.distill.weight)
         self.loss = FineTuningLoss(self.model, data.head, label_loss)
         if config.packing and not data.head.can_pack(self.model):

@@ -46,22 +46,22 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
     require(not (config.distill.teacher and weights), "distill.teacher", config.distill.teacher, both)
     for field in ("temperature", "weight"):
         is_used = config.distill.teacher or config.distill[field] == fine_tuning_config("").distill[field]
-        none = "there is no teacher: set distill.teacher, or leave it out"
+        none = "needs a teacher: set distill.teacher, or leave this field out"
         require(bool(is_used), f"distill.{field}", config.distill[field], none)
     for field in ("alpha", "dropout", "targets"):
         is_used = config.lora.rank or config.lora[field] == fine_tuning_config("").lora[field]
-        none = "there are no low-rank updates: set lora.rank, or leave it out"
+        none = "needs low-rank updates: set lora.rank, or leave this field out"
         require(bool(is_used), f"lora.{field}", config.lora[field], none)
     targets = config.lora.targets
     is_named = not config.lora.rank or all(map(str.strip, targets.split(",")))
-    require(is_named, "lora.targets", targets, "name kernels, such as query,value, or attention, or all-linear")
+    require(is_named, "lora.targets", targets, "must name kernels, such as query,value, or attention, or all-linear")
     whole = "sequences cannot share a row with a BiLSTM (head.lstm_size); set False"
     require(not (config.packing and lstm_size), "packing", config.packing, whole)
     if with_data:
-        require(bool(config.data.path), "data.path", config.data.path, "name the data: a folder, or tfds:NAME")
+        require(bool(config.data.path), "data.path", config.data.path, "must name the data: a folder, or tfds:NAME")
         require(
             bool(config.init_checkpoint),
             "init_checkpoint",
             config.init_checkpoint,
-            "name a checkpoint: the workdir of a run, a Hugging Face folder, or bert_model.ckpt of Google",
+            "must be a checkpoint: the workdir of a run, a Hugging Face folder, or bert_model.ckpt of Google",
         )

@@ -85,7 +85,7 @@ def masked(text: str, hidden: Sequence[bool], tokenizer: Tokenizer) -> Iterator[
     positions = [place for place, owner in enumerate(owners, len(tokenizer.begin)) if hidden[owner]]
     tokens = [ids[place] for place in positions]
     if tokenizer.unk_id in tokens:
-        raise UserError(f"{text!r}: the vocabulary has no tokens for one of its words")
+        raise UserError(f"{text!r}: the vocabulary has no tokens for a word of this text; choose another text")
     for place in positions:
         ids[place] = tokenizer.mask_id
     if positions:
@@ -120,9 +120,7 @@ def bits_per_byte(
     words = [word for word, is_hidden in all_words if is_hidden or is_causal]
     size = sum(len(text.encode()) for text, _ in parts) if is_causal else sum(len(word.encode()) for word in words)
     if not size:
-        raise UserError(
-            f"bits per byte: {len(texts)} windows of text have no word that could be hidden; give more text"
-        )
+        raise UserError(f"bits per byte: {len(texts)} windows of text have no word to mask; add text")
     if is_causal:
         total = sum(likelihood.log_likelihoods(model, params, tokenizer, (text for text, _ in parts)))
     else:

@@ -63,6 +63,5 @@ def require_no_prompt(prompt: str | None, width: int) -> None:
     for name, value in (("prompt", prompt), ("width", width)):
         if value:
             raise UserError(
-                f"{name} = {value!r}: is for the embeddings that a checkpoint was trained for, not for hidden states; "
-                f"leave out {name}"
+                f"{name} = {value!r}: is for embeddings, and this checkpoint has pooled hidden states; leave out {name}"
             )

@@ -60,9 +60,9 @@ def fill_masks(
     longest = model.config.max_position_embeddings
     lm_type = families.family_of(model.config).lm_type(model.config)
     if texts and lm_type not in ("masked", "permuted"):
-        instead = "; --generate=N continues a text with them" if lm_type == "causal" else ""
+        instead = "; continue the text with --generate=N" if lm_type == "causal" else ""
         raise UserError(
-            f"only a model that was trained with masks fills a [MASK]; this one predicts next words{instead}"
+            f"only a masked language model fills a [MASK], but this checkpoint predicts next words{instead}"
         )
     encoded = [_encode(text, tokenizer, longest) for text in texts]
     for numbers in _together([ids.count(tokenizer.mask_id) for ids in encoded]):

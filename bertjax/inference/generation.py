@@ -53,7 +53,7 @@ def generate(
     family = families.family_of(config)
     if (lm_type := family.lm_type(config)) != "causal" or not isinstance(family, Decodes):
         does = {"bidirectional": "reads in both directions", "causal": "cannot"}.get(lm_type, "fills a [MASK]")
-        raise UserError(f"only a left-to-right model (model.causal) continues a text; this one {does}")
+        raise UserError(f"only a left-to-right model (model.causal) continues a text; this model {does}")
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids]
     if len(ids) >= (positions := config.max_position_embeddings):
         raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, but the model has only {positions} positions")

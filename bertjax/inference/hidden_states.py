@@ -112,7 +112,7 @@ def write_hidden_states(
                 member.write(np.ascontiguousarray(features).data)
                 written += features.size
         if written != rows * shape[1]:
-            raise UserError("--input: has changed while it was read")
+            raise UserError("--input: has changed while it was read; start again")
         with archive.open("offsets.npy", "w") as member:
             np.lib.format.write_array(member, offsets)
     return WrittenStates(shape, len(counts), int((counts > longest).sum()))

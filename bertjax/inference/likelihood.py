@@ -231,7 +231,9 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
         pair = Pair(*(next((content[name] for name in names if name in content), "") for names in FIELDS))
         for names, text in zip((GOOD, BAD), pair):
             if not isinstance(text, str) or not text.strip():
-                raise UserError(f'{path}:{number}: needs "{names[0]}" with a sentence; it has {", ".join(content)}')
+                raise UserError(
+                    f'{path}:{number}: needs "{names[0]}" with a sentence; the line has {", ".join(content)}'
+                )
         counts[str(pair.paradigm)] += 1
         if not most or counts[str(pair.paradigm)] <= most:
             pairs.append(pair._replace(paradigm=str(pair.paradigm), phenomenon=str(pair.phenomenon)))

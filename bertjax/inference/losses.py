@@ -205,7 +205,7 @@ def with_settings(loss: LabelLoss, head: Mapping, labels: Sequence[str], train: 
         return loss
     if not isinstance(loss, (CrossEntropy, SigmoidCrossEntropy)):
         name, value = (SETTINGS[0], class_weights) if class_weights else (SETTINGS[1], smoothing)
-        raise UserError(f"config.head.{name} = {value!r}: this task predicts no classes; leave it out")
+        raise UserError(f"config.head.{name} = {value!r}: this task predicts no classes; leave the field out")
     weights: Sequence[float] = ()
     if class_weights == BALANCED:
         weights = loss.balanced(train, len(labels)).tolist()

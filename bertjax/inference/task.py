@@ -195,7 +195,8 @@ class FineTuningTask(abc.ABC):
         """Raises `UserError` if a checkpoint of this task has no weights for its head."""
         if not source.params.keys() - PRETRAINED_KEYS:
             raise UserError(
-                f"{source.path}: its architecture is {source.architecture}, but it has no weights for the head"
+                f"{source.path}: the weights of the head of {source.architecture} are missing; copy the checkpoint "
+                f"again"
             )
 
 

@@ -364,4 +364,4 @@ def _write_parquet(
                 break
             writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
     if ids is not None and (count != len(rows) or next(remaining, None) is not None):
-        raise UserError("--input: has changed while it was read")
+        raise UserError("--input: has changed while it was read; start again")

@@ -90,11 +90,11 @@ class Pretrained:
         if self.masked_lm_problem:
             return self.masked_lm_problem
         if {"classifier", "spans"} & self.params.keys():
-            return f"{self.path}: a classifier for which there is no task here"
-        reason, part = f"{self.path}: no masked-LM head to predict words with", next(iter(self.parts), "")
+            return f"{self.path}: no task reads the classifier of this checkpoint"
+        reason, part = f"{self.path}: no masked-LM head, which predicts words", next(iter(self.parts), "")
         if part and has_masked_lm(self.params[part], self.parts[part]):
-            return f"{reason}; but its {part} has one: bertjax.convert --part={part} makes it a model of its own"
-        return f"{reason}; bertjax.extract writes hidden states"
+            return f"{reason}; write the {part}, which has this head, with bertjax convert --part={part}"
+        return f"{reason}; write hidden states with bertjax extract"
 
     @property
     def is_multi_label(self) -> bool:

@@ -99,7 +99,7 @@ def convert(
             for change in _changes(place.folder, output):
                 print(change, flush=True)
         summary += [SPACED] if to == "huggingface" and whole.reads_spaced_words else []
-        summary += [] if selected.tokenizer else ["no tokenizer was found beside it"]
+        summary += [] if selected.tokenizer else ["the checkpoint has no tokenizer"]
         summary += [f"ignored, not part of BERT: {', '.join(selected.ignored[:8])}"] if selected.ignored else []
     if push:
         summary.append(f"pushed to {hub.push(output, push, is_private)}")
@@ -109,7 +109,7 @@ def convert(
 def _check_options(to: str, architecture: str, license_name: str, push: str, is_private: bool, base: str) -> None:
     """Raises `UserError` for an option that does not apply to the format, or if nothing can be pushed to `push`."""
     if is_private and not push:
-        raise UserError("--private: only for --push=USER/NAME")
+        raise UserError("--private: needs --push=USER/NAME; add --push")
     options = {"push": (push, PUSHED), "base": (base, ("peft",)), "architecture": (architecture, ("huggingface",))}
     for option, (value, formats) in options.items():
         if value and to not in formats:
@@ -176,7 +176,7 @@ def _write_model(output: epath.Path, source: Pretrained, to: str, architecture: 
         _write_run(output, source)
     summary = [f"{source.format} -> {to}: {count_parameters(params, config):,} params in {output}"]
     if left_out:
-        summary.append(f"left out, for which {architecture or 'it'} has no place: {', '.join(left_out[:8])}")
+        summary.append(f"left out, because {architecture or 'the format'} cannot store them: {', '.join(left_out[:8])}")
     return summary
 
 
@@ -233,7 +233,7 @@ def _check_written(output: epath.Path, source: Pretrained) -> None:
     if reason:
         for path in output.iterdir():
             path.rmtree() if path.is_dir() else path.unlink()
-        raise UserError(f"{source.path}: cannot be written so that it is read again, and {output} is emptied: {reason}")
+        raise UserError(f"{source.path}: the written checkpoint cannot be read ({reason}); {output} was emptied")
 
 
 def _changes(source: epath.Path, output: epath.Path) -> Iterator[str]:
@@ -287,14 +287,14 @@ def _is_extended(path: str, size: int) -> bool:
 def _part_of(source: Pretrained, name: str) -> Pretrained:
     """Returns a model that a run has trained jointly, as if the run had trained this model only."""
     if name not in (parts := source.parts):
-        has = f"has {', '.join(parts)}" if parts else "has trained no other model than its own; leave it out"
+        has = f"has {', '.join(parts)}" if parts else "has no second model; leave --part out"
         raise UserError(f"--part={name}: {source.path} {has}")
     config, settings = parts[name], source.settings.copy_and_resolve_references().unlock()
     family = families.family_of(config)
     if type(config) is not family.config_class:
         raise UserError(
-            f"--part={name}: its embeddings have {config.embedding_size} numbers and its hidden states "
-            f"{config.hidden_size}, which no model with model.family = {config.family!r} has elsewhere"
+            f"--part={name}: the embedding size {config.embedding_size} and the hidden size {config.hidden_size} must "
+            f"be equal in a separate model with model.family = {config.family!r}"
         )
     settings.objective = OBJECTIVE_OF_LM_TYPE[family.lm_type(config)]
     if "objectives" in settings:
@@ -321,8 +321,8 @@ def _require_class(source: Pretrained, to: str) -> None:
     try:
         (tf1 if to == "tf1" else huggingface).check_exportable(source.config)
     except UserError as error:
-        formats = "only --format=bertjax keeps it"
+        formats = "use --format=bertjax"
         with contextlib.suppress(UserError):
             huggingface.check_exportable(source.config)
-            formats = "--format=huggingface and --format=bertjax keep it"
-        raise UserError(f"{source.path}: a model with {error} has no place in --format={to}; {formats}") from None
+            formats = "use --format=huggingface or --format=bertjax"
+        raise UserError(f"{source.path}: --format={to} does not support a model with {error}; {formats}") from None

@@ -209,8 +209,8 @@ def _is_uncased(folder: epath.Path, vocabulary: epath.Path, settings: dict[str, 
     capitals = [token for token in tokens if re.search("[A-Z]", token) and not re.fullmatch(r"\[.*\]", token)]
     if capitals and (folder / CONFIG).exists():  # Google's folders contain bert_config.json instead
         raise UserError(
-            f"{folder / SETTINGS}: no do_lower_case, which transformers takes for true, but {vocabulary.name} has "
-            f"{capitals[0]!r}: add it"
+            f"{folder / SETTINGS}: do_lower_case is missing, and its default is true, but {vocabulary.name} has "
+            f"{capitals[0]!r}; set do_lower_case"
         )
     return not capitals
 
@@ -230,8 +230,8 @@ def _check_agreement(
     """
     stated = settings.get(field)
     if (default if stated is None else stated) not in (None, value):
-        shown = f"not set, which transformers takes for {default}" if stated is None else stated
-        raise UserError(f"{folder / SETTINGS}: {field} is {shown}, but {file} has {value}; make them agree")
+        shown = f"{default} by default" if stated is None else stated
+        raise UserError(f"{folder / SETTINGS}: {field} is {shown}, but {file} has {value}; use equal values")
 
 
 def _check_case(folder: epath.Path, file: epath.Path, loaded: Tokenizer, settings: dict[str, Any]) -> None:
@@ -253,9 +253,7 @@ def _check_vocabulary(folder: epath.Path, file: epath.Path, loaded: Tokenizer) -
         if tokens != loaded.pieces:
             pairs = enumerate(zip(tokens, loaded.pieces))
             first = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(loaded.pieces)))
-            raise UserError(
-                f"{vocabulary} and {file} have other tokens from id {first} on; delete the one that is wrong"
-            )
+            raise UserError(f"{vocabulary} and {file} have different tokens from id {first} on; delete the wrong file")
 
 
 def _check_unigram(folder: epath.Path, file: epath.Path, loaded: Unigram, settings: dict[str, Any]) -> None:
@@ -266,7 +264,8 @@ def _check_unigram(folder: epath.Path, file: epath.Path, loaded: Unigram, settin
     lowercase = is_xlnet and bool(settings.get("do_lower_case"))  # the other classes ignore do_lower_case
     if lowercase != loaded.lowercase:
         raise UserError(
-            f"{folder / SETTINGS}: {name} has lowercase {lowercase}, but {file} has {loaded.lowercase}; make them agree"
+            f"{folder / SETTINGS}: {name} has lowercase {lowercase}, but {file} has {loaded.lowercase}; use equal "
+            f"values"
         )
     supported = {"keep_accents": False, "unk_id": loaded.unk_id} if is_xlnet else {"add_prefix_space": True}
     require_supported(
@@ -284,7 +283,10 @@ def _note_token_types(folder: epath.Path, settings: dict[str, Any]) -> None:
     elif names is None and name not in WITH_TYPES and (model_type == "xlnet" or architecture.endswith(WITH_PAIRS)):
         reason = f"{name or GENERAL[1]} of transformers 5 gives no token_type_ids"  # [CLS] of XLNet has type 2
     if reason and model_type in ("bert", "electra", "xlnet"):
-        note(folder / SETTINGS, f"{reason}, so that transformers has type 0 for all tokens; bertjax does not")
+        note(
+            folder / SETTINGS,
+            f"{reason}: transformers uses token type 0 for all tokens, bertjax uses type 1 for second texts",
+        )
 
 
 def _check_special(folder: epath.Path, loaded: Tokenizer, settings: dict[str, Any]) -> None:
@@ -301,7 +303,10 @@ def _check_special(folder: epath.Path, loaded: Tokenizer, settings: dict[str, An
             check_added(path, [str(_content(token)) for token in tokens], known)
         for number, token in (fields.get("added_tokens_decoder") or {}).items():
             if str(number).isdigit() and loaded.pieces[int(number) : int(number) + 1] != [_content(token)]:
-                raise UserError(f"{path}: added_tokens_decoder has {_content(token)!r} as {number}, the vocabulary not")
+                raise UserError(
+                    f"{path}: added_tokens_decoder has {_content(token)!r} as {number}, but the vocabulary has not; "
+                    f"correct one of the two files"
+                )
     if (folder / ADDED).exists():
         check_added(folder / ADDED, list(read_json(folder / ADDED, dict[str, int])), known)
 

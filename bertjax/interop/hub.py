@@ -64,11 +64,11 @@ def download_repository(repository: Repository) -> epath.Path:
         )
     configs = huggingface.CONFIG, sentence_transformers.MODULES, peft_adapter.CONFIG
     if not any((folder / name).exists() for name in configs):
-        raise UserError(f"{shown}: has no {huggingface.CONFIG}, so that it is no model of transformers")
+        raise UserError(f"{shown}: has no {huggingface.CONFIG}; choose a model of transformers")
     if not any(pathlib.Path(folder).rglob(WEIGHTS)):
         raise UserError(
-            f"{shown}: has no {huggingface.WEIGHTS}, and nothing else is downloaded; for other weights, hf download "
-            f"{name} --local-dir=DIR, and give DIR"
+            f"{shown}: has no {huggingface.WEIGHTS}; download other weights with hf download {name} "
+            f"--local-dir=DIR, and use the checkpoint DIR"
         )
     return folder
 
@@ -78,7 +78,7 @@ def check_push(name: str) -> None:
     shown = f"--push={name}"
     hub = _library(shown)
     if name.count("/") != 1:
-        raise UserError(f"{shown}: write USER/NAME, with the name of a user or of an organization")
+        raise UserError(f"{shown}: must be USER/NAME, where USER is a user or an organization")
     with _user_errors(hub, shown):
         hub.utils.validate_repo_id(name)
         hub.HfApi(library_name="bertjax").whoami()
@@ -89,7 +89,7 @@ def push(folder: epath.PathLike, name: str, is_private: bool) -> str:
     shown = f"--push={name}"
     hub = _library(shown)
     api = hub.HfApi(library_name="bertjax")
-    with _user_errors(hub, shown, f"; {folder} is written: hf upload {name} {folder} pushes it"):
+    with _user_errors(hub, shown, f"; push the written folder with hf upload {name} {folder}"):
         address = api.create_repo(name, private=is_private or None, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=str(folder), commit_message="From bertjax")
     return str(address)
@@ -114,14 +114,13 @@ def _user_errors(hub: ModuleType, shown: str, remedy: str = "") -> Iterator[None
     place, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     cause = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{place} cannot be reached"
     reasons = {
-        errors.GatedRepoError: f"{place} gives it to those only who have accepted its terms: do so on its page, and hf "
-        f"auth login",
-        errors.RepositoryNotFoundError: f"not on {place}, or private: hf auth login shows who you are",
-        errors.RevisionNotFoundError: f"{place} has the model, but not this revision",
+        errors.GatedRepoError: f"accept the terms of the model on its page on {place}, and run hf auth login",
+        errors.RepositoryNotFoundError: f"not on {place}, or private; correct the name, or run hf auth login",
+        errors.RevisionNotFoundError: f"{place} has the model, but not this revision; choose another revision",
         errors.HFValidationError: "",
-        errors.LocalTokenNotFoundError: "nobody is logged in: hf auth login, or set HF_TOKEN",
-        errors.LocalEntryNotFoundError: f"not whole in {cache}, and {cause}",
-        errors.OfflineModeIsEnabled: f"not whole in {cache}, and {cause}",
+        errors.LocalTokenNotFoundError: "no user is logged in; run hf auth login, or set HF_TOKEN",
+        errors.LocalEntryNotFoundError: f"incomplete in {cache}, and {cause}",
+        errors.OfflineModeIsEnabled: f"incomplete in {cache}, and {cause}",
     }
     try:
         yield

@@ -80,7 +80,7 @@ def read_config(path: epath.Path) -> BertConfig:
     known = families.by_model_type()
     kind = fields.get("model_type", "bert")
     if not isinstance(kind, str) or kind not in known:
-        raise UserError(f"{path}: model_type {kind!r} is another architecture; supported: {', '.join(known)}")
+        raise UserError(f"{path}: model_type {kind!r} is not supported; supported: {', '.join(known)}")
     architecture = next(iter(fields.get("architectures") or ()), "")
     if "model_type" not in fields and (stated := _type_of_class(architecture)) not in ("", "bert"):
         raise UserError(f"{path}: model_type is missing; set it to {stated!r}, the type of {architecture}")
@@ -173,28 +173,28 @@ def _pickled(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndar
     try:
         import torch
     except ImportError:
-        raise UserError(f"{path}: is read with PyTorch: pip install torch, or else {CONVERT}") from None
+        raise UserError(f"{path}: needs PyTorch: pip install torch, or {CONVERT}") from None
     if tuple(map(int, torch.__version__.split(".")[:2])) < SAFE_TORCH:
         least = ".".join(map(str, SAFE_TORCH))
         raise UserError(
-            f"{path}: before {least}, PyTorch's loader could be made to run code in such a file (CVE-2025-32434), and "
-            f"this is {torch.__version__}: pip install 'torch>={least}'"
+            f"{path}: torch {torch.__version__} can run code of such a file (CVE-2025-32434), expected {least} or "
+            f"newer: pip install 'torch>={least}'"
         )
     try:
         state = torch.load(local.__fspath__(), "cpu", weights_only=True, mmap=zipfile.is_zipfile(local))
     except pickle.UnpicklingError:  # its message recommends an unsafe way to open the file
         raise UserError(
-            f"{path}: damaged, or more than tensors, which could run code; if you trust it, {CONVERT}"
+            f"{path}: damaged, or has other objects than tensors, which could run code; if the file is safe, {CONVERT}"
         ) from None
     except Exception as error:  # a damaged pickle may raise any exception
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{path}: damaged or truncated ({reason}); copy it again") from None
     for name, tensor in state.items() if isinstance(state, dict) else [(type(state).__name__, state)]:
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise UserError(f"{path}: {name!r} is no tensor; save state_dict() of the model alone, or {CONVERT}")
+            raise UserError(f"{path}: {name!r} is not a tensor; save only state_dict() of the model, or {CONVERT}")
         if tensor.is_quantized or tensor.is_meta or tensor.layout != torch.strided:
             raise UserError(
-                f"{path}: {name} is a quantized or sparse tensor, or one without values, which is not supported"
+                f"{path}: {name} is a quantized, sparse or meta tensor; supported: tensors with strides and values"
             )
         yield name, (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy()
 
@@ -219,21 +219,24 @@ def _weight_files(folder: epath.Path) -> list[epath.Path]:
             names = sorted(set(read_json(index, _Index)["weight_map"].values()))
             files = [inside(folder, name, index) for name in names]
             if missing := [path for path in files if not path.is_file()]:
-                raise UserError(f"{missing[0]}: missing, but listed in {index}; copy it too")
+                raise UserError(f"{missing[0]}: missing, but listed in {index}; copy the file too")
             return files
     for name, library in OTHER_WEIGHTS.items():
         if (folder / name).exists():
             raise UserError(
-                f"{folder / name}: weights of {library}, which are not read; load them with a transformers that has "
-                f"it, and call save_pretrained() of the PyTorch model, which writes {WEIGHTS}"
+                f"{folder / name}: weights of {library} are not supported; load them with a transformers version that "
+                f"supports {library}, and call save_pretrained() of the PyTorch model, which writes {WEIGHTS}"
             )
-    raise UserError(f"{folder}: no {WEIGHTS} and no {PICKLE}, whole or in parts with an index")
+    raise UserError(f"{folder}: no {WEIGHTS} and no {PICKLE}, whole or in parts with an index; copy the weights")
 
 
 def check_labels(labels: Sequence[str], rows: int, source: str = "the checkpoint") -> None:
     """Raises `UserError` unless the labels of a classifier with `rows` outputs are unique, or absent."""
     if labels and (len(labels) != rows or len(set(labels)) != rows):
-        raise UserError(f"{source}: names {len(set(labels))} labels, but its classifier has {rows} rows")
+        raise UserError(
+            f"{source}: id2label has {len(set(labels))} different labels, but the classifier has {rows} rows; name "
+            f"{rows} labels"
+        )
 
 
 def write(
@@ -302,8 +305,8 @@ def definition(
     }
     if tokenizer is not None and fields["pad_token_id"] != tokenizer.pad_id:
         raise UserError(
-            f"model.position_offset = {config.position_offset}: transformers counts positions from the id of padding "
-            f"on, which is {tokenizer.pad_id} in this vocabulary"
+            f"model.position_offset = {config.position_offset}: positions of transformers start after the id "
+            f"of the padding token, {tokenizer.pad_id} in this vocabulary"
         )
     if rows:
         names = metadata.labels or [f"LABEL_{i}" for i in range(rows)]

@@ -30,8 +30,8 @@ def adopt(config: ConfigDict) -> None:
     source = pretrained.read_config(path)
     if model.family != source.family:
         raise UserError(
-            f"config.model.family = {model.family!r}: {path} has {source.family!r}; begin with an experiment "
-            f"whose model is one"
+            f"config.model.family = {model.family!r}: {path} has {source.family!r}; choose an experiment "
+            f"with this family"
         )
     required = {name: getattr(source, name) for name in fields_with_roles(source, "size", "form")}
     if wrong := {name: value for name, value in required.items() if model[name] != value}:
@@ -73,10 +73,12 @@ def adopt_model(config: ConfigDict, model: BertConfig, source: str) -> None:
         is_no_dropout = "dropout" in name and value == 0  # equals a model without this dropout
         if name not in values and value != default.get(name) and not is_no_dropout:
             has = f"{source} has model.family = {model.family!r}, whose models have no such field"
-            raise UserError(f"config.model.{name} = {value}: {has}; leave it out")
+            raise UserError(f"config.model.{name} = {value}: {has}; leave the field out")
     for name in fixed:
         if config.model.get(name) not in (None, default.get(name), values[name]):
-            raise UserError(f"config.model.{name} = {config.model[name]}: {source} has {values[name]}; leave it out")
+            raise UserError(
+                f"config.model.{name} = {config.model[name]}: {source} has {values[name]}; leave the field out"
+            )
     if config.get("max_seq_length", 0) > model.max_position_embeddings:
         raise UserError(
             f"config.max_seq_length = {config.max_seq_length}: {source} has {model.max_position_embeddings} positions "
@@ -94,13 +96,15 @@ def require_tokenizer(config: ConfigDict) -> Tokenizer:
     if path := config.tokenizer.path:
         loaded = tokenizer.load_tokenizer(config.tokenizer.kind, path, config.tokenizer.lowercase)
         if loaded.vocab_size > (size := config.model.vocab_size):
-            raise UserError(f"config.tokenizer.path = {path!r}: {loaded.vocab_size} tokens, but the model has {size}")
+            raise UserError(
+                f"config.tokenizer.path = {path!r}: has {loaded.vocab_size} tokens, but the model has {size}; choose "
+                f"the tokenizer of the model"
+            )
         compare_tokenizers(config.init_checkpoint, loaded)
         return loaded
     if (of_checkpoint := pretrained.read_tokenizer(config.init_checkpoint)) is None:
         raise UserError(
-            f"config.tokenizer.path = '': {config.init_checkpoint} has no vocabulary; name the vocab.txt it was "
-            f"trained with"
+            f"config.tokenizer.path = '': {config.init_checkpoint} has no vocabulary; set the vocab.txt of its training"
         )
     check_flags(config, of_checkpoint, config.init_checkpoint)
     return of_checkpoint
@@ -112,7 +116,7 @@ def check_flags(config: ConfigDict, used: Tokenizer, source: str) -> None:
         if (value := config.tokenizer[name]) not in (default, getattr(used, name)):
             raise UserError(
                 f"config.tokenizer.{name} = {value!r}: has no effect, since the tokenizer of {source} is used, with "
-                f"{name} = {getattr(used, name)!r}; leave it out, or set tokenizer.path"
+                f"{name} = {getattr(used, name)!r}; leave the field out, or set tokenizer.path"
             )
 
 
@@ -127,9 +131,9 @@ def compare_tokenizers(path: epath.PathLike, loaded: Tokenizer) -> None:
         return
     common = min(loaded.vocab_size, trained.vocab_size)
     different = sum(a != b for a, b in zip(loaded.pieces, trained.pieces))
-    message = f"{different} of the first {common} tokens of the tokenizer are not those of {path}"
+    message = f"{different} of the first {common} tokens of the tokenizer differ from the tokens of {path}"
     if different > 0.1 * common:
-        raise UserError(f"config.init_checkpoint: {message}; use its tokenizer, also for records")
+        raise UserError(f"config.init_checkpoint: {message}; use the tokenizer of the checkpoint, also for records")
     if loaded.lowercase != trained.lowercase:
         raise UserError(f"config.tokenizer.lowercase = {loaded.lowercase}: {path} was trained with {trained.lowercase}")
     if different:
@@ -178,7 +182,7 @@ def initialize(
             )
     parts = [f"started from {source.path} ({source.format}): {len(used)} of {len(current)} arrays loaded"]
     if fresh := sorted(current.keys() - used.keys()):
-        parts.append(f"left fresh: {shortened(fresh)}")
+        parts.append(f"initialized at random: {shortened(fresh)}")
     ids = set(map(id, used.values()))  # `start` may have copied an array to another name
     left = [name for name, array in arrays.items() if name not in used and id(array) not in ids]
     # The name of a joint model stands for all of its arrays.

@@ -110,11 +110,11 @@ def read_adapter_fields(folder: epath.Path) -> Fields:
         for key in (*(fields.rank_pattern or ()), *(fields.alpha_pattern or ())):
             re.compile(key)
     except (ValueError, re.error) as error:
-        raise UserError(f"{path}: damaged, or not what belongs there ({error}); copy it again") from None
+        raise UserError(f"{path}: damaged, or not in the expected format ({error}); copy it again") from None
     if not fields.base_model_name_or_path:
         raise UserError(
-            f"{path}: an adapter without a base: base_model_name_or_path is {fields.base_model_name_or_path!r}; set it "
-            f"to the folder of the base, or to its name on the hub"
+            f"{path}: base_model_name_or_path is {fields.base_model_name_or_path!r}; set it "
+            f"to the folder of the base, or to the name of the base on the hub"
         )
     return fields
 
@@ -210,7 +210,7 @@ def merge_adapter(
         if "B.bias" in parts:
             bias = of_base(f"{module}.bias")
             if bias is None or tensors[bias].shape != parts["B.bias"].shape:
-                raise UserError(f"{folder}: {module}.lora_B.bias fits no bias of the base; {MERGE}")
+                raise UserError(f"{folder}: {module}.lora_B.bias does not fit the base; {MERGE}")
             update = fields.scale(module, len(parts["A"])) * parts["B.bias"].astype(np.float32)
             tensors[bias] = tensors[bias].astype(np.float32) + update
     return tensors, set(replacements)
@@ -252,7 +252,7 @@ def _misfit(module: str) -> str:
     """Returns the end of the message about a module that the base does not have."""
     if DECODERS.fullmatch(module):
         return (
-            "changes the head for words, which is tied to the word embeddings here; that is not supported; "
+            "is not supported, because it changes the language-model head, which is tied to the word embeddings; "
             "train the adapter on other modules"
         )
     remedy = f"set base_model_name_or_path in {CONFIG} to the model that the adapter was trained on"
@@ -276,8 +276,8 @@ def _update(
         if factor not in parts or parts[factor].shape != size:
             has = f"has shape {parts[factor].shape}" if factor in parts else "is missing"
             raise UserError(
-                f"{folder}: {module}.lora_{embedding}{factor} {has}, but the base and r = {rank} make it {size}; is "
-                f"it the model that the adapter was trained on?"
+                f"{folder}: {module}.lora_{embedding}{factor} {has}, expected {size} for the base and r = {rank}; set "
+                f"base_model_name_or_path to the model that the adapter was trained on"
             )
     a, b = (parts[factor].astype(np.float32) for factor in "AB")
     update = fields.scale(module, rank) * (b @ a)
@@ -313,7 +313,7 @@ def finished(folder: epath.Path, config: Mapping[str, Any], params: dict) -> dic
     needed = [head, *(["pooler"] if has_pooler else [])] if head else []
     if missing := ", ".join(part for part in needed if part not in parts):
         raise UserError(
-            f"{folder}: neither the adapter nor its base has the {missing} of {config['architectures'][0]}, so that "
-            f"transformers draws it at random; train the adapter with modules_to_save that name it"
+            f"{folder}: neither the adapter nor its base has the {missing} of {config['architectures'][0]}, which "
+            f"transformers initializes at random; train the adapter with modules_to_save for this module"
         )
     return {name: x for name, x in params.items() if name in ("bert", head)}

@@ -99,19 +99,19 @@ def _check_updates(source: Pretrained, updates: Collection[str]) -> None:
     """Raises `UserError` if there are no updates, or if an update is not the weight of a layer of transformers."""
     if unsupported := [name for name in updates if not name.endswith(".weight")]:
         raise UserError(
-            f"{source.path}: {unsupported[0]} is in no layer of its own in transformers, and PEFT adds to layers only; "
-            f"write it with --format=huggingface"
+            f"{source.path}: PEFT cannot store {unsupported[0]}, because transformers has no layer for this param; use "
+            f"--format=huggingface"
         )
     if not updates:
-        raise UserError(f"{source.path}: has no low-rank updates; write it with --format=huggingface")
+        raise UserError(f"{source.path}: has no low-rank updates; use --format=huggingface")
 
 
 def _check_layers(source: Pretrained) -> None:
     """Raises `UserError` if PEFT cannot add the updates of a run to the layers of its base."""
     if "lstm" in source.params:
-        raise UserError(f"{source.path}: transformers has no class for its BiLSTM; only --format=bertjax keeps it")
+        raise UserError(f"{source.path}: transformers has no class for a BiLSTM; use --format=bertjax")
     if source.settings.get("keep_layers"):
-        raise UserError(f"{source.path}: has not all layers of its init_checkpoint; write it with --format=huggingface")
+        raise UserError(f"{source.path}: has fewer layers than init_checkpoint (keep_layers); use --format=huggingface")
 
 
 def _factorized(update: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -55,7 +55,8 @@ class Place(abc.ABC):
         source, loaded = self._read(config), self.read_tokenizer()
         if loaded is not None and loaded.vocab_size > config.vocab_size:
             raise UserError(
-                f"{self.folder}: its tokenizer has {loaded.vocab_size} tokens, its model only {config.vocab_size}"
+                f"{self.folder}: the tokenizer has {loaded.vocab_size} tokens, but the model has {config.vocab_size}; "
+                f"copy the right tokenizer"
             )
         return dataclasses.replace(source, tokenizer=loaded)
 
@@ -123,7 +124,10 @@ class RunPlace(Place):
         source = self.folder / workdir.CONFIG
         sizes = families.family_of(config).infer_config(params)
         if sizes is None:
-            raise UserError(f"{source}: model.family is {config.family!r}, but the params are of another")
+            raise UserError(
+                f"{source}: model.family is {config.family!r}, but the params are of another family; correct "
+                f"model.family"
+            )
         for name, values in sizes.items():
             if (stated := getattr(config, name)) not in values:
                 has = f"up to {values[0]}" if isinstance(values, range) else repr(values[0])
@@ -282,7 +286,7 @@ class AdapterPlace(TransformersPlace):
         params = peft_adapter.finished(folder, content, params)
         if peft_adapter.adapts_words_alone(fields, adapter) and has_masked_lm(params, config):
             masked_lm_problem = (
-                f"{folder}: the adapter changes the word embeddings, to which the head for words is tied"
+                f"{folder}: the adapter changes the word embeddings, to which the language-model head is tied"
             )
             params.pop("masked_lm", None)
         rows = len(params["classifier"]["dense"]["bias"]) if "classifier" in params else 0
@@ -324,7 +328,7 @@ def _config_json(base: Place) -> dict[str, Any]:
     try:
         huggingface.check_exportable(config)
     except UserError as error:
-        raise UserError(f"{base}: a model with {error} is no base of an adapter of PEFT") from None
+        raise UserError(f"{base}: a model with {error} cannot be the base of an adapter of PEFT") from None
     layout = families.huggingface_of(config)
     kind = base.read_settings()[0].removeprefix(huggingface.BERT)
     names = [name for name in layout.architectures if kind and name.endswith(kind)]

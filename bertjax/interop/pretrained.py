@@ -50,14 +50,14 @@ def read_with_tokenizer(path: epath.PathLike, dtype: str | None = None) -> Pretr
     source = read_pretrained(path)
     tokenizer_of(source)
     if source.format in ("huggingface", "peft") and (names := sorted(source.ignored)):
-        note(epath.Path(source.path), f"weights that are not read: {shortened(names)}")
+        note(epath.Path(source.path), f"ignored weights: {shortened(names)}")
     return dataclasses.replace(source, dtype=dtype or source.dtype)
 
 
 def tokenizer_of(source: Pretrained) -> Tokenizer:
     """Returns the tokenizer of a checkpoint. Raises `UserError` for a checkpoint without a tokenizer."""
     if source.tokenizer is None:
-        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt or tokenizer.json")
+        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add vocab.txt or tokenizer.json")
     return source.tokenizer
 
 
@@ -94,9 +94,11 @@ def find(path: epath.PathLike) -> Place:
         default = "best" if info.architecture and checkpoint.best_step(path) is not None else "latest"
         return RunPlace(path, info, checkpoint.resolve_step(path, which or default))
     if (path / workdir.TRIAL_RESULT).exists():
-        raise UserError(f"{path}: not the best trial of its sweep, so that its checkpoint was deleted")
+        raise UserError(
+            f"{path}: not the best trial of the sweep, so that the checkpoint was deleted; choose the best trial"
+        )
     if which:
-        raise UserError(f"@{which} needs the workdir of a run, but {str(path)!r} is not one")
+        raise UserError(f"@{which} needs the workdir of a run, and {str(path)!r} is not a workdir")
     is_run = (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG)
     if not is_run and (place := _find_folder(path) or _find_tf1(path)) is not None:
         return place
@@ -104,11 +106,12 @@ def find(path: epath.PathLike) -> Place:
     # A run writes its records before its config. The folder of a vocabulary can contain records, too.
     if is_run or ((path / "records").is_dir() and not has_vocabulary):
         raise UserError(
-            f"{path}: the run has no checkpoint yet; wait for its first checkpoint, or start its command again"
+            f"{path}: the run has no checkpoint yet; wait for the first checkpoint, or start the command of the run "
+            f"again"
         )
     raise UserError(
         f"no checkpoint in {str(path)!r}: give the workdir of a run, a Hugging Face folder (config.json and "
-        f"model.safetensors), an adapter of PEFT, hub:NAME for one of the hub, or Google's bert_model.ckpt"
+        f"model.safetensors), an adapter of PEFT, hub:NAME for a model of the hub, or Google's bert_model.ckpt"
     )
 
 
@@ -146,8 +149,8 @@ def _find_base(adapter: epath.Path) -> Place:
     path = next((str(path) for path in paths if path.exists() and path.resolve() != adapter.resolve()), "")
     if not path and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
         raise UserError(
-            f"{source}: the base of the adapter, base_model_name_or_path {name!r}, is not there; set it to the folder "
-            f"of the base, or to its name on the hub"
+            f"{source}: the base of the adapter, base_model_name_or_path {name!r}, does not exist; set it to the "
+            f"folder of the base, or to the name of the base on the hub"
         )
     revision = f"@{fields.revision}" if fields.revision else ""
     try:

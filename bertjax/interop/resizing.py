@@ -81,8 +81,8 @@ def with_layers(arrays: Arrays, config: BertConfig, layers: int) -> dict[str, np
             return array
         if np.ndim(numbers) == 0 or len(numbers) != config.num_hidden_layers:
             raise UserError(
-                f"config.keep_layers = {layers}: the layers of model.family = {config.family!r} are not alike, so that "
-                f"none can be left out; set 0"
+                f"config.keep_layers = {layers}: the layers of model.family = {config.family!r} differ from layer to "
+                f"layer, so that no layer can be left out; set 0"
             )
         return array[kept]
 

@@ -140,7 +140,7 @@ def open_folder(path: epath.Path) -> Folder:
         stated = f"a {CROSS_ENCODER} of the modules {shown}"
         raise _unsupported(path, source, stated, ["one Transformer, which is a classifier"])
     if kind == ARCHITECTURE and (kept != [name for name in KINDS if name in kept] or not set(REQUIRED) <= set(kept)):
-        raise _unsupported(path, source, f"modules {shown}", (*REQUIRED, "perhaps Dense, perhaps Normalize"))
+        raise _unsupported(path, source, f"modules {shown}", (*REQUIRED, "optional Dense, optional Normalize"))
     for name, folder in modules:
         if name == DROPOUT:
             _fields(folder, DROPOUT)
@@ -165,7 +165,7 @@ def _remedy(folder: epath.Path) -> str:
         return f"for the encoder alone, copy the folder without {MODULES}"
     if encoders := [path.parent for path in sorted(folder.glob(f"*/{CONFIG}")) if _has_encoder(path, {})]:
         return f"for an encoder alone, name its folder, such as {encoders[0]}"
-    return "it has no encoder that bertjax reads; open it with sentence-transformers"
+    return "open the folder with sentence-transformers"
 
 
 def _has_encoder(config: epath.Path, defaults: Mapping[str, str]) -> bool:
@@ -191,7 +191,7 @@ def read_embedding_settings(folder: Folder, config: BertConfig) -> ConfigDict:
     prompts = {name: text or "" for name, text in (fields.get("prompts") or {}).items()}
     default = fields.get("default_prompt_name") or ""
     if default and default not in {*prompts, "query", "document"}:  # the library always has the last two
-        raise UserError(f"{path}: default_prompt_name is {default!r}, which is none of its prompts")
+        raise UserError(f"{path}: default_prompt_name is {default!r}, expected one of {', '.join(prompts)}")
     head = {"pooling": _pooling(folder, config), **_dense(folder, config), "normalize": "Normalize" in folder.modules}
     if (width := fields.get("truncate_dim")) is not None:
         if width < 1:
@@ -241,7 +241,7 @@ def read_classifier(folder: epath.Path, config: BertConfig, architecture: str, m
         return ConfigDict()
     if not is_classifier:
         stated = ", ".join(map(str, read_json(path).get("architectures") or ["none"]))
-        raise UserError(f"{path}: architectures {stated} is no classifier, which a {CROSS_ENCODER} is")
+        raise UserError(f"{path}: architectures {stated} is not a classifier; a {CROSS_ENCODER} needs a classifier")
     activation = (section or {}).get("activation_fn") or old or ""
     if modules is None:
         file = folder / hf_tokenizer.SETTINGS
@@ -296,7 +296,10 @@ def _pooling(folder: Folder, config: BertConfig) -> str:
         raise _unsupported(folder.path, module / CONFIG, f"pooling {shown!r}", POOLINGS)
     for name in ("embedding_dimension", "word_embedding_dimension"):
         if fields.get(name, config.hidden_size) != config.hidden_size:
-            raise UserError(f"{module / CONFIG}: {name} is {fields[name]}, but the encoder has {config.hidden_size}")
+            raise UserError(
+                f"{module / CONFIG}: {name} is {fields[name]}, expected {config.hidden_size}, the hidden size of the "
+                f"encoder"
+            )
     return POOLINGS[modes[0]]
 
 
@@ -309,7 +312,7 @@ def _dense(folder: Folder, config: BertConfig) -> dict[str, Any]:
     width = fields.get("out_features")
     activation = fields.get("activation_function", defaults_of(PACKAGE, "Dense")["activation_function"])
     if not isinstance(width, int) or width < 1:
-        raise UserError(f"{module / CONFIG}: out_features is {width!r}, which is not the width of a layer")
+        raise UserError(f"{module / CONFIG}: out_features is {width!r}, expected an integer of at least 1")
     if activation not in tuple(ACTIVATIONS):
         raise _unsupported(folder.path, module / CONFIG, f"activation_function {activation!r}", ACTIVATIONS)
     return {"dense": width, "dense_act": ACTIVATIONS[activation]}
@@ -350,7 +353,7 @@ def _limited(path: epath.Path, name: str, length: Any, config: BertConfig) -> in
     if length is None:
         return config.max_position_embeddings
     if not isinstance(length, int | float) or length < 1:
-        raise UserError(f"{path}: {name} is {length!r}, which is no number of tokens")
+        raise UserError(f"{path}: {name} is {length!r}, expected a number of tokens")
     return int(min(length, config.max_position_embeddings))
 
 
@@ -379,7 +382,7 @@ def check_tokenizer(folder: Folder, tokenizer: Tokenizer) -> None:
         library.no_truncation()
         if library.encode("a").ids != tokenizer.framed(*tokenizer.encode_ids(["a"])):
             token = tokenizer.pieces[tokenizer.cls_id]
-            stated = "a post_processor that does not frame a text"
+            stated = "a post_processor without a special token at both ends of a text"
             raise _unsupported(folder.path, file, stated, [f"{token} $A {token}"])
 
 

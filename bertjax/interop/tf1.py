@@ -55,8 +55,8 @@ def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]
         raise UserError(f"{prefix}: damaged or incomplete ({str(error).splitlines()[0]}); copy it again") from None
     if any(".ATTRIBUTES/" in name for name in names):
         raise UserError(
-            f"{prefix}: a checkpoint of TensorFlow 2, whose variables do not have Google's names; bert_model.ckpt is "
-            f"one of TensorFlow 1"
+            f"{prefix}: a checkpoint of TensorFlow 2 is not supported; supported: a checkpoint of TensorFlow 1 with "
+            f"Google's names, such as bert_model.ckpt"
         )
     ignored = [n for n in sorted(names) if n not in known and not n.endswith(OPTIMIZER) and n != "global_step"]
     return to_params(variables, config, str(prefix)), ignored

@@ -15,7 +15,7 @@ from bertjax.library.types import Parts, Texts
 def require_path(name: str, value: Any) -> str:
     """Returns a path as a str. Raises `UserError` for another type."""
     if not isinstance(value, str | os.PathLike):
-        raise UserError(f"{name} = {value!r}: is no path; give a str")
+        raise UserError(f"{name} = {value!r}: must be a str or a path")
     return os.fspath(value)
 
 
@@ -24,7 +24,7 @@ def plain_texts(texts: Texts) -> list[str]:
     listed = _listed(texts)
     for number, text in enumerate(listed):
         if not isinstance(text, str):
-            raise UserError(f"texts[{number}] = {text!r}: is no text; give a str")
+            raise UserError(f"texts[{number}] = {text!r}: must be a str")
     return [surrogates.replaced(text) for text in listed]
 
 
@@ -34,7 +34,7 @@ def parts_of_texts(texts: Parts) -> list[tuple[str, ...]]:
     divided = [tuple(text) if isinstance(text, list | tuple) else (text,) for text in listed]
     for number, parts in enumerate(divided):
         if not all(isinstance(part, str) for part in parts):
-            raise UserError(f"texts[{number}] = {listed[number]!r}: is neither a text nor a tuple of texts; give a str")
+            raise UserError(f"texts[{number}] = {listed[number]!r}: must be a str, or a tuple of str")
     return [tuple(map(surrogates.replaced, parts)) for parts in divided]
 
 
@@ -47,7 +47,7 @@ def _listed(texts: Any) -> list[Any]:
             raise TypeError
         return list(iter(texts))
     except TypeError:
-        raise UserError(f"texts = {texts!r:.60}: is no text; give a str, or a list of them") from None
+        raise UserError(f"texts = {texts!r:.60}: must be a str, or a list of str") from None
 
 
 def check_number(name: str, value: Any, least: float, most: float = np.inf, kinds: Any = (int, np.integer)) -> None:

@@ -218,7 +218,7 @@ def _heldout_text(
 def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
     """Returns lines about the values chosen for "auto", and a warning if the warm-up is longer than the run."""
     fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]
-    notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
+    notes = [f"config.{field} = 'auto': this run uses {task.config[field]!r}" for field in fields]
     steps, tokens = config.optimizer.warmup_steps, config.optimizer.warmup_tokens
     if tokens:
         steps = steps_for(stages_of(config), tokens)

@@ -58,7 +58,7 @@ def validate_pretraining(config: ConfigDict, with_data: bool = True) -> None:
             mixture_of(stage_config)
     _validate_evaluation(config)
     has_data = bool(config.data.records or config.branch_from or corpus_sources(config))
-    remedy = "say where the text is (files, a folder, a glob, gs://..., hf:NAME, tfds:NAME, pydoc) or set data.records"
+    remedy = "must name the text: files, a folder, a glob, gs://..., hf:NAME, tfds:NAME or pydoc; or set data.records"
     require(has_data or not with_data, "data.corpus", config.data.corpus, remedy)
 
 

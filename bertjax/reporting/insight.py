@@ -62,7 +62,7 @@ def token_id_of(source: Pretrained, word: str) -> int:
     if len(ids) != 1:
         raise UserError(f"--words: {word!r} has {len(ids)} tokens; name words that are one token")
     if ids[0] == tokenizer.unk_id:
-        raise UserError(f"--words: {word!r} is unknown to the vocabulary")
+        raise UserError(f"--words: {word!r} is unknown to the vocabulary; name other words")
     return ids[0]
 
 

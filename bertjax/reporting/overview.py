@@ -37,7 +37,7 @@ def rows(folders: Sequence[str]) -> list[Listed]:
     listed = []
     for folder in folders:
         if not (path := epath.Path(folder)).is_dir():
-            raise UserError(f"no folder {folder!r}; name one with runs")
+            raise UserError(f"no folder {folder!r}; name a folder with runs")
         prefix = f"{folder}: " if len(folders) > 1 else ""
         for workdir in _workdirs(path, DEPTH):
             name = str(workdir.relative_to(path)) if workdir != path else absolute(workdir).name

@@ -98,7 +98,7 @@ def write_page(
     if any(history.lines for history in histories):
         values["curves"] = _save(curves.draw_curves(histories), folder / PICTURE, DPI)
     elif source is None:
-        raise UserError(f"{', '.join(map(str, workdirs))}: no metrics yet")
+        raise UserError(f"{', '.join(map(str, workdirs))}: no metrics yet; wait until the run logs metrics")
     if len(named) == 1 and runs:
         values |= _content_of(*runs.values())
     values["checkpoints"] = _checkpoints(folder, runs.values())
@@ -196,7 +196,7 @@ def _trials_by_settings(name: str, sweep: epath.Path) -> dict[str, Trials]:
         settings = ",".join(part for part in trial.name.split(",") if not part.startswith("seed="))
         groups.setdefault(f"{name}/{settings}" if settings else name, {})[trial] = result
     if not groups:
-        raise UserError(f"{sweep}: no run, and {TRIALS}/ in it has no finished trial of a sweep")
+        raise UserError(f"{sweep}: neither a run nor a sweep with finished trials; name the workdir of a run")
     return groups
 
 

@@ -44,7 +44,7 @@ def write_report(
                 f"--{flag}: {workdirs[0]} has no checkpoint; name a trial of the sweep, such as runs/x/runs/y"
             )
         if flag == "text" and not isinstance(families.family_of(source.config), ExposesAttention):
-            raise UserError(f"--text: {workdirs[0]} has no attention to draw; leave it out")
+            raise UserError(f"--text: {workdirs[0]} has no attention to draw; leave the flag out")
     if not (output or runs):
         raise UserError(f"--output: is missing; name the folder for the page about {workdirs[0]}")
     return page.write_page(output or runs[0], runs, source, text, words), source is not None

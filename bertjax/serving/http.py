@@ -104,20 +104,20 @@ class Server:
             message = error.reason
             if error.status == 404:
                 missing = request.rel_url.raw_path  # without line breaks
-                message, path = f"there is no {missing}; {self._paths()}", "other"
+                message, path = f"the server has no path {missing}; {self._paths()}", "other"
             elif error.status == 413:
-                message = f"a request may have {self._limits.characters:,} characters of text"
+                message = f"the request is too large; expected at most {self._limits.characters:,} characters of text"
             response = _error(error.status, message)
         except Exception:
             traceback.print_exc()
-            response = _error(500, "the server failed; its output has the error")
+            response = _error(500, "the server failed; the output of the server has the error")
         self._requests.labels(path, response.status).inc()
         self._seconds.labels(path).observe(time.perf_counter() - began)
         return response
 
     def _paths(self) -> str:
         """Returns the paths that the server answers, for error messages."""
-        return f"there are {', '.join(f'POST /{name}' for name in self._methods)}, GET /, /health and /metrics"
+        return f"the paths are {', '.join(f'POST /{name}' for name in self._methods)}, GET /, /health and /metrics"
 
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(text=page_of(self._model, list(self._methods)), content_type="text/html")
@@ -153,17 +153,17 @@ class Server:
         values = content.pop(field)
         values = values if isinstance(values, list) else [values]
         if len(values) > self._limits.texts:
-            raise Refused(413, f"{len(values)} {field}: a request may have {self._limits.texts}")
+            raise Refused(413, f"{len(values)} {field}: a request may have at most {self._limits.texts}")
         options = [option.name for option in dataclasses.fields(kind)]
         if unknown := [name for name in content if name not in options]:
-            raise Refused(400, f"{unknown[0]!r}: there is no such field; there are {', '.join([field, *options])}")
+            raise Refused(400, f"{unknown[0]!r}: unknown field; the fields are {', '.join([field, *options])}")
         inputs, method = _converted(values, kind.inputs_type, field), _converted(content, kind)
         if method.takes_one and len(inputs) != 1:
-            raise Refused(400, f"{field}: one text, please")
+            raise Refused(400, f"{field}: must be one text")
         prompt = len(content.get("prompt") or "")  # comes before each text
         sizes = [prompt + _characters(value) for value in inputs]
         if sum(sizes) > self._limits.characters:
-            raise Refused(413, f"{sum(sizes):,} characters: a request may have {self._limits.characters:,}")
+            raise Refused(413, f"{sum(sizes):,} characters: a request may have at most {self._limits.characters:,}")
         return Request(method, inputs, sizes)
 
     async def _results(self, request: Request) -> list[Any]:
@@ -171,7 +171,7 @@ class Server:
         try:
             parts = self._batches.submit(*request)
         except Full:
-            raise Refused(503, "too many texts wait; try again") from None
+            raise Refused(503, "too many texts wait; try again later") from None
         results: list[Any] = [None] * len(request.inputs)
         try:
             for places, future in parts:

@@ -36,8 +36,8 @@ def extended(tokenizer: Tokenizer, words: Mapping[str, int], tokens: int) -> Tok
         left_out |= {token for token in new if any(token.strip("#") in word for word in lost)}
     if (count := larger.vocab_size - tokenizer.vocab_size) < tokens:
         raise UserError(
-            f"config.tokenizer.extend = {tokens}: this corpus gives {count} new tokens; set it to that or less, or add "
-            f"text"
+            f"config.tokenizer.extend = {tokens}: this corpus gives {count} new tokens; set "
+            f"--config.tokenizer.extend={count} or less, or add text"
         )
     return larger
 

@@ -77,7 +77,7 @@ def learn_new_vocabulary(
       UserError: the words do not yield `vocab_size` tokens.
     """
     if not words:
-        raise UserError("data.corpus: there are no words to learn a vocabulary from")
+        raise UserError("data.corpus: there are no words to learn a vocabulary from; add text")
     tokenizer: Tokenizer
     if kind == SentencePiece.kind:
         tokenizer = _learn_sentencepiece(words, vocab_size, lowercase, special)
@@ -191,5 +191,8 @@ def _within(size: int, words: Mapping[str, int]) -> dict[str, int]:
 
 
 def _wrong_size(wanted: int, possible: int) -> str:
-    remedy = "or less, or add text" if possible < wanted else "or more: its single characters alone need that many"
-    return f"config.model.vocab_size = {wanted}: this corpus gives {possible} tokens; set it to that {remedy}"
+    remedy = "or less, or add text" if possible < wanted else f"or more: the single characters need {possible} tokens"
+    return (
+        f"config.model.vocab_size = {wanted}: this corpus gives {possible} tokens; set "
+        f"--config.model.vocab_size={possible} {remedy}"
+    )

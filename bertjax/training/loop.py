@@ -228,7 +228,7 @@ def _restore_or_initialize(
         checkpoint.check_resumable(workdir, start_step, task.total_steps)
         if checkpoint.is_resumable(workdir, start_step):
             if is_first_host:
-                phase(f"restoring step {start_step}")
+                phase(f"restoring the checkpoint of step {start_step}")
             return start_step, checkpoints.restore(start_step, program.state)
     elif parent is not None:
         return parent.step, checkpoint.restore_from(parent.workdir, parent.step, program.state)

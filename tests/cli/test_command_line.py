@@ -87,18 +87,18 @@ def test_an_override_has_the_type_of_the_field(mine, arguments, path, value):
 OF_DATA = "config.data is a section: set one of its fields, corpus, fraction, lower, path"
 FIELDS = "there are batch_size, data, kind, listed, named, texts"
 LISTED = "config.listed has 2 entries: config.listed[0] to config.listed[1]"
-NO_NAME = "not the name of a field; an override looks like --config.model.vocab_size=8000"
+NO_NAME = "must name a field, as in --config.model.vocab_size=8000"
 WRONG = [
-    ("--config.batch_size=many", "not a whole number (int)"),
-    ("--config.batch_size=None", "not a whole number (int)"),
-    ("--config.batch_size=1e3", "not a whole number (int); write 1000"),
-    ("--config.batch_size", "a value is missing, such as --config.batch_size=256"),
-    ("--config.data.fraction=", "not a number (float), such as 0.005, 1e-4 or 1/200"),
-    ("--config.data.fraction=1/0", "not a number (float), such as 0.005, 1e-4 or 1/200"),
-    ("--config.data.lower=maybe", "neither True nor False"),
-    ("--noconfig.batch_size", "--no is for fields that are True or False; write --config.batch_size=VALUE"),
-    ("--config.texts=3", """a tuple of str; write --config.texts="('a [MASK] .',)\""""),
-    ("--config.texts=('a'", """not a tuple; write --config.texts="('a [MASK] .',)\""""),
+    ("--config.batch_size=many", "must be a whole number (int)"),
+    ("--config.batch_size=None", "must be a whole number (int)"),
+    ("--config.batch_size=1e3", "must be a whole number (int); write 1000"),
+    ("--config.batch_size", "the value is missing; write --config.batch_size=VALUE, such as --config.batch_size=256"),
+    ("--config.data.fraction=", "must be a number (float), such as 0.005, 1e-4 or 1/200"),
+    ("--config.data.fraction=1/0", "must be a number (float), such as 0.005, 1e-4 or 1/200"),
+    ("--config.data.lower=maybe", "must be True or False"),
+    ("--noconfig.batch_size", "the prefix no is for fields with True or False; write --config.batch_size=VALUE"),
+    ("--config.texts=3", """must be a tuple of str; write --config.texts="('a [MASK] .',)\""""),
+    ("--config.texts=('a'", """must be a tuple; write --config.texts="('a [MASK] .',)\""""),
     ("--config.texts[0]=a", "set all of config.texts at once"),
     ("--config.data=3", OF_DATA),
     ("--config.data", OF_DATA),
@@ -125,20 +125,20 @@ def test_a_wrong_override_is_shown_with_valid_values(mine, argument, reason):
 
 
 def test_an_error_shows_a_flag_and_its_separate_value(mine):
-    with pytest.raises(UserError, match=r"^--config.batch_size many: not a whole number"):
+    with pytest.raises(UserError, match=r"^--config.batch_size many: must be a whole number"):
         parse("--config=mine.py", "--config.batch_size", "many")
 
 
 NOTHING = "():\n    pass\n"
 FILES = {
     "broken.py": ("import os\ndef get_config(:\n", "not Python: line 2: invalid syntax"),
-    "empty.py": ("x = 1\n", "has no function get_config()"),
+    "empty.py": ("x = 1\n", "has no function get_config(); define the function in the file"),
     "raises.py": ("def get_config():\n    return 1 / 0\n", "line 2: ZeroDivisionError: division by zero"),
     "imports.py": ("x = 1\nimport nosuchmodule\n", "line 2: ModuleNotFoundError: No module named 'nosuchmodule'"),
     "none.py": ("def get_config" + NOTHING, "get_config() returns None instead of a ConfigDict, such as "
                 "pretraining_config()"),
-    "plain.py:x": ("def get_config" + NOTHING, "get_config() takes no 'x' after a colon"),
-    "sizes.py": ("def get_config(size):\n    pass\n", "get_config(size) wants an argument after a colon"),
+    "plain.py:x": ("def get_config" + NOTHING, "get_config() does not accept 'x' after a colon"),
+    "sizes.py": ("def get_config(size):\n    pass\n", "get_config(size) needs an argument after a colon"),
 }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def test_experiments_are_found_by_name_and_a_file_wins(mine):
     for name, reason in (
         ("experiments/ner2.py", r"no such file, .* did you mean ner\? "),
         ("other/ner.py", r"no such file, .* did you mean ner\? "),
-        ("quick", "a folder, and no experiment of that name; there are adapt, base, "),
+        ("quick", "the path is a folder, and no experiment of this name; there are adapt, base, "),
         ("ner2", r"no such file, .* did you mean ner\? There are also adapt, base, "),
     ):
         with pytest.raises(UserError, match=f"^--config={name}: {reason}"):

@@ -113,7 +113,7 @@ def test_evaluate_counts_minimal_pairs(trained):
     assert scores["pairs"] == 2 and scores["paradigms"].keys() == {"x0", "x1"}
     assert scores["share"] == sum(scores["paradigms"].values()) / 2
     missing = run("evaluate", "--checkpoint=run", "--pairs=none.jsonl", cwd=folder)
-    assert missing.returncode == 1 and missing.stderr == "error: --pairs: no file 'none.jsonl'\n"
+    assert missing.returncode == 1 and missing.stderr == "error: --pairs=none.jsonl: no such file; correct the path\n"
 
 
 @pytest.mark.slow
@@ -247,11 +247,11 @@ def test_report_describes_a_run(trained, tmp_path):
         (["run", "run"], "--output: is missing; name a folder for the page about several runs, such as --output=runs"),
         (["run", "run", "--output=x", "--text=a"], "--text: is for a single run; the page of 2 runs has curves only"),
         (["nowhere"], "no checkpoint in 'nowhere': give the workdir of a run, a Hugging Face folder (config.json and "
-         "model.safetensors), an adapter of PEFT, hub:NAME for one of the hub, or Google's bert_model.ckpt"),
+         "model.safetensors), an adapter of PEFT, hub:NAME for a model of the hub, or Google's bert_model.ckpt"),
         (["run", "nowhere", "--output=x"], "no nowhere/config.json: 'nowhere' is not the workdir of a run"),
         (["run@7"], "run@7: the run has no checkpoint of this step; choose one of the steps 10"),
         ([str(GOLDEN)], f"--output: is missing; name the folder for the page about {GOLDEN}"),
-        (["."], ".: no run, and runs/ in it has no finished trial of a sweep"),
+        (["."], ".: neither a run nor a sweep with finished trials; name the workdir of a run"),
         ([".", "--words=a"], "--words: . has no checkpoint; name a trial of the sweep, such as runs/x/runs/y"),
     ],
 )  # fmt: skip
@@ -297,7 +297,7 @@ def test_help_imports_few_packages(tmp_path):
         (["--config=one.txt"], "error: --config=one.txt: not Python: line 1: invalid syntax"),
         (base("--workdirr=x"), "workdirr"),
         (base("train", "--config.data.corpus=x.txt"), "error: unexpected argument 'train'"),
-        (base("--config.mesh.data=7", "--config.data.corpus=x"), "does not multiply to the 1 devices"),
+        (base("--config.mesh.data=7", "--config.data.corpus=x"), "the product must be 1, the number of devices"),
     ],
 )
 def test_mistakes_print_one_clear_line(arguments, message, tmp_path):
@@ -310,7 +310,7 @@ def test_mistakes_print_one_clear_line(arguments, message, tmp_path):
 @pytest.mark.parametrize("arguments, message", [
     (["main", "--config=quickstart", "--wrokdir=x"], "--wrokdir: the command has no flag of this name; did you mean"),
     (["main", "quickstart"], "quickstart: --config names an experiment; write --config=quickstart"),
-    (["main", "run"], "run: a run resumes with the command that began it, see run/commands.txt"),
+    (["main", "run"], "run: a run resumes with its first command, see run/commands.txt"),
     (["predict", "run", "--input=empty.txt"], "--input=empty.txt: contains no text; write one text per line"),
     (["extract", "run", "--input=empty.txt", "--output=v.npy"], "--input=empty.txt: contains no text; write one text"),
     (["extract", "run", "--output=v.txt", "a"], "--output=v.txt: must end in one of .npz, .npy, .parquet"),
@@ -372,12 +372,12 @@ def test_wrong_data_print_one_clear_line(settings, message, trained, tmp_path, m
         (["--checkpoint=nowhere", "a [MASK]"], "no checkpoint in 'nowhere'"),
         (["run"], "no text for the checkpoint 'run': give one"),
         (["--checkpoint=run", "a [MASK]", "no mask here"], "no [MASK] in 'no mask here'"),
-        (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
+        (["--checkpoint=run", "--input=nowhere.txt"], "--input: no such file 'nowhere.txt'"),
         (["a [MASK]"], "no text for the checkpoint 'a [MASK]'"),
         ([], "--checkpoint: is missing"),
         (
             ["--checkpoint=run", "--top_p=0.5", "a [MASK]"],
-            "--top_p=0.5: is for --generate=N; add --generate, or leave it out",
+            "--top_p=0.5: is for --generate=N; add --generate, or leave the flag out",
         ),
         (["--checkpoint=run", "--generate=5", "a"], "only a left-to-right model (model.causal) continues a text"),
     ],

@@ -117,7 +117,7 @@ def test_permanent_errors_raise_one_line_with_the_file(tmp_path, faulty, number,
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "gs://bucket/x", "", "a\\..\\x"])
 def test_file_names_cannot_leave_the_folder(tmp_path, name):
-    with pytest.raises(UserError, match=r"manifest.json: names the file .*, which is not in"):
+    with pytest.raises(UserError, match=r"manifest.json: the file name .* must be the name of a file in"):
         files.inside(tmp_path, name, tmp_path / "manifest.json")
     assert files.inside(tmp_path, "length32/a.tfrecord", "") == tmp_path / "length32/a.tfrecord"
 
@@ -125,7 +125,7 @@ def test_file_names_cannot_leave_the_folder(tmp_path, name):
 @pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"a": NaN}', '{"a": "\\ud800"}', "\xff"])
 def test_json_of_a_wrong_type_raises_one_line(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(UserError, match=r"^\S+/a.json: damaged, or not what belongs there \(.*\); copy it again$"):
+    with pytest.raises(UserError, match=r"^\S+/a.json: damaged, or not in the expected format \(.*\); copy it again$"):
         files.read_json(tmp_path / "a.json", dict[str, int])
 
 

@@ -60,10 +60,10 @@ def test_every_experiment_has_a_snapshot():
 @pytest.mark.parametrize("experiment", FINE_TUNING)
 def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
     config = load(experiment)
-    with pytest.raises(UserError, match=r"config.data.path = '': name the data"):
+    with pytest.raises(UserError, match=r"config.data.path = '': must name the data"):
         validate(config)
     config.data.path = "folder"
-    with pytest.raises(UserError, match=r"config.init_checkpoint = '': name a checkpoint"):
+    with pytest.raises(UserError, match=r"config.init_checkpoint = '': must be a checkpoint"):
         validate(config)
     config.init_checkpoint = "checkpoint"
     validate(config)
@@ -140,8 +140,8 @@ MISTAKES = {
         ),
         ("data.masked_lm_prob", 0.0, "config.data.masked_lm_prob = 0.0"),
         ("data.heldout_fraction", 1.5, "config.data.heldout_fraction = 1.5"),
-        ("data.corpus", None, "config.data.corpus = None: say where the text is"),
-        ("data.corpus", [], "config.data.corpus = .*: say where the text is"),
+        ("data.corpus", None, "config.data.corpus = None: must name the text"),
+        ("data.corpus", [], "config.data.corpus = .*: must name the text"),
         ("eval.fill_masks", ("no mask",), "config.eval.fill_masks = 'no mask': each text must contain"),
         ("optimizer.learning_rate", -1.0, "config.optimizer.learning_rate = -1.0: must be above 0"),
         ("mesh.data", 0, "config.mesh.data = 0"),

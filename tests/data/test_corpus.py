@@ -80,7 +80,7 @@ def test_bad_parquet_files_are_named(tmp_path):
     path = tmp_path / "a.parquet"
     write_parquet(path, body=["x"], id=[1])
     remedy = "columns with text: body; set --config.data.text_column=body$"
-    for column, message in (("text", "has no such column"), ("id", "has int64 there, not text")):
+    for column, message in (("text", "has no such column"), ("id", "has the type int64 in this column, not text")):
         with pytest.raises(UserError, match=rf"config.data.text_column = '{column}': .*a.parquet {message}; {remedy}"):
             lines_of(path, text_column=column)
     for content in (b"", b"PAR1", path.read_bytes()[:-20]):
@@ -216,9 +216,11 @@ def test_a_tensorflow_dataset_is_read():
 
     with tfds.testing.mock_data(num_examples=3):
         documents = list(read_documents(["tfds:wikipedia/20230601.en"]))
-        with pytest.raises(UserError, match=r"text_column = 'text': 'mnist' has no such feature; it has image, label"):
+        with pytest.raises(
+            UserError, match=r"text_column = 'text': 'mnist' has no such feature; choose one of image, label"
+        ):
             lines_of("tfds:mnist")
-        with pytest.raises(UserError, match=r"text_column = 'label': this feature of 'mnist' is not text"):
+        with pytest.raises(UserError, match=r"text_column = 'label': the feature of 'mnist' is not text"):
             lines_of("tfds:mnist", text_column="label")
     assert [d.source for d in documents] == [f"tfds:wikipedia/20230601.en example {i}" for i in range(3)]
     assert all(line.strip() for d in documents for line in d.lines)
@@ -411,7 +413,7 @@ def test_hugging_face_data_sets_are_streamed_in_file_order(hub):
 @pytest.mark.parametrize("rest, message", [
     (":validation", r"cannot be read after example 0 \(Bad split: validation. Available splits: .*train"),
     (":test:title", r"COLUMN = 'title': 'hf:.*' has no such column; columns with text: text, body$"),
-    ("::n", r"COLUMN = 'n': 'hf:.*' has int64 there, not text"),
+    ("::n", r"COLUMN = 'n': 'hf:.*' has the type int64 in this column, not text"),
     ("", r"config.data.text_column = 'title': 'hf:.*' has no such column"),
     ("#other", r"data.corpus: 'hf:.*#other' cannot be loaded \(BuilderConfig 'other' not found"),
     ("-none", r"data.corpus: 'hf:.*-none' cannot be loaded \(Couldn't find any data file"),

@@ -147,11 +147,11 @@ TWENTY, ENDLESS = make_corpus(20), "x" * 1_000_000
 
 
 @pytest.mark.parametrize("text, options, message", [
-    ("Only one document.\nWith two lines.", {"data.heldout_fraction": 0.0}, "gives 1 document for training"),
+    ("Only one document.\nWith two lines.", {"data.heldout_fraction": 0.0}, "has 1 document for training"),
     (TWENTY, {"data.cleaning.min_words": 999}, r"training; .* 20 documents left out: no words, or fewer"),
-    (TWENTY, {"data.heldout_fraction": 0.0001}, r"of 20 documents it holds out 0.*_fraction=0.3, or"),
-    (f"{TWENTY}\n{ENDLESS}", {}, r"text.txt:\d+: a sentence of 1,000,000 .*--config.data.on_bad_document=skip"),
-    (f"{TWENTY}\n{ENDLESS}", {"tokenizer.path": ""}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
+    (TWENTY, {"data.heldout_fraction": 0.0001}, r"0 of 20 documents are held out, but .*_fraction=0.3 or 0"),
+    (f"{TWENTY}\n{ENDLESS}", {}, r"text.txt:\d+: a sentence .*1,000,000 .*--config.data.on_bad_document=skip"),
+    (f"{TWENTY}\n{ENDLESS}", {"tokenizer.path": ""}, r"text.txt:\d+: a sentence .* has 1,000,000 characters"),
     (TWENTY, {"model.vocab_size": 30522}, r"vocab_size = 30522: .*vocab.txt has 7 tokens"),
 ])  # fmt: skip
 def test_unusable_corpora_are_refused(tmp_path, in_process, text, options, message):
@@ -316,7 +316,7 @@ def test_padding_and_documents_of_one_sentence_are_reported(tmp_path, in_process
     assert printed.count("--config.data.document=file if") == 2 * is_bad
     config.data.corpus = str(tmp_path / "all.txt")  # the corpus would be a single document
     (tmp_path / "all.txt").write_text("\n\n".join((tmp_path / f"{i}.txt").read_text() for i in range(30)))
-    too_few = pytest.raises(UserError, match=r"next_sentence=none one \(a file is a document")
+    too_few = pytest.raises(UserError, match=r"next_sentence=none at least one \(a file is a document")
     with contextlib.nullcontext() if is_bad else too_few:
         preparation.prepare(config, tmp_path / "one")
     assert "document=file" not in capsys.readouterr().out
@@ -458,7 +458,7 @@ def test_beam_writes_the_records_of_the_local_run(with_duplicates, tmp_path, in_
 def test_beam_reports_mistakes_in_one_line(with_duplicates, tmp_path, in_process):
     with (tmp_path / "2.txt").open("a") as file:
         file.write("\n" + "x" * 200_000)
-    with pytest.raises(UserError, match=r"^.*2.txt:\d+: a sentence of 200,000 characters[^\n]*$"):
+    with pytest.raises(UserError, match=r"^.*2.txt:\d+: a sentence of this document has 200,000 characters[^\n]*$"):
         preparation.prepare(with_duplicates, tmp_path / "out", beam_options=[])
     assert not (tmp_path / "out" / "manifest.json").exists()
 

@@ -119,7 +119,7 @@ def test_sentences_and_questions_are_read_from_tfds(provide, pieces):
         (question,) = squad_files.read_tfds_squad("tfds:squad/v2.0", "train")
         assert load(pieces, "tfds:squad/v2.0", "squad", version="v2.0", **questions).baseline == 1
     assert question.answers == () and question.name == "q1"
-    message = r"tfds:squad/v1.1: 1 training questions have an answer .*: q1 \(there, 'ship'"
+    message = r"tfds:squad/v1.1: 1 training questions have an answer .*: q1 \(in the first, 'ship'"
     with provide([{**SQUAD[0], "answers": dict(text=["ship"], answer_start=[3])}]):
         with pytest.raises(UserError, match=message):
             load(pieces, "tfds:squad/v1.1", "squad", version="v1.1", **questions)
@@ -141,7 +141,7 @@ def test_json_lines_keep_lists_and_numbers(tmp_path):
     for row, name, message in (
         (rows[0], "tags", r"a.jsonl:1: tags is a list, expected text"),
         (rows[1], "text", r"a.jsonl:3: text is null"),
-        (rows[1], "tags", r"a.jsonl:3: no column 'tags'; there are n, b, text"),
+        (rows[1], "tags", r"a.jsonl:3: no column 'tags'; the columns are n, b, text"),
     ):
         with pytest.raises(UserError, match=message):
             column(row, name)
@@ -167,9 +167,9 @@ def test_tables_of_spreadsheets_are_read(tmp_path, content):
 
 @pytest.mark.parametrize("content, suffix, message", [
     ("text;label\na, b;x\n", "csv", r"a.csv:1: one column, 'text;label': .* by semicolons, not by commas"),
-    ("text\tlabel\na\tx\n", "csv", r"a.csv:1: .* separated by tabs, not by commas; save it with commas"),
+    ("text\tlabel\na\tx\n", "csv", r"a.csv:1: .* separated by tabs, not by commas; save the file with commas"),
     ("text,label\na,x\n", "tsv", r"a.tsv:1: .* separated by commas, not by tabs"),
-    ("text,label,label \na,x,y\n", "csv", r"a.csv:1: two columns are named 'label'"),
+    ("text,label,label \na,x,y\n", "csv", r"a.csv:1: two columns have the name 'label'"),
     ("text,label,,\na,b,x,\n", "csv", r"a.csv:2: 3 columns, expected 2: text, label"),
     ("text,label\na\n", "csv", r"a.csv:2: 1 columns, expected 2"),
     ('text,label\n"a,x\n', "csv", r"a.csv:2: not CSV"),

@@ -33,8 +33,8 @@ def test_minus_one_takes_the_remaining_devices():
 
 
 @pytest.mark.parametrize("mesh, fields, message", [
-    (dict(data=3), {}, r"config.mesh = .*'data': 3.*does not multiply to the 8 devices"),
-    (dict(data=-1, fsdp=3), {}, "does not multiply to the 8 devices"),
+    (dict(data=3), {}, r"config.mesh = .*'data': 3.*the product must be 8, the number of devices"),
+    (dict(data=-1, fsdp=3), {}, "the product must be 8, the number of devices"),
     ({}, dict(batch_size=12), r"config.batch_size = 12: .*multiple of the 8 devices"),
     ({}, dict(batch_size=16, microbatches=4), r"each of the 4 microbatches must be a multiple of the 8 devices"),
     (dict(data=1, tensor=8), {}, r"config.model.num_attention_heads = 2: must be a multiple of the 8 devices"),
@@ -119,9 +119,9 @@ def test_compute_settings_depend_on_the_chip(monkeypatch):
     assert compute("cpu", "cpu", kernels="no").chip == "cpu"  # the tiled path for CPUs uses no kernels
     assert compute("gpu", "NVIDIA H100", attention="fused").chip == "NVIDIA H100"
     for chip, dtype in (("NVIDIA H100", "float32"), ("Tesla T4", "bfloat16")):
-        with pytest.raises(UserError, match=f"'fused': {chip} has no kernel for {dtype}; leave it at auto"):
+        with pytest.raises(UserError, match=f"'fused': {chip} has no kernel for {dtype}; set auto"):
             compute("gpu", chip, attention="fused", dtype=dtype)
-    with pytest.raises(UserError, match="GPUs have a kernel for heads of 16, 32, 64, 128 numbers, not of 96; leave it"):
+    with pytest.raises(UserError, match="the kernel for GPUs supports head sizes 16, 32, 64, 128, not 96; set auto"):
         compute("gpu", "NVIDIA H100", attention="fused", heads=8)
 
 

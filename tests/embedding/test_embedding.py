@@ -324,26 +324,26 @@ TEACHER = {"distill.teacher": "{teacher}"}
 
 @pytest.mark.parametrize("fields, message", [
     ({"batch_size": 1}, r"config.batch_size = 1: must be at least 2: the loss compares"),
-    ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 is more than the 32 numbers of an embedding"),
-    ({"loss.widths": "8,a"}, r"config.loss.widths = '8,a': write widths such as 256,128,64"),
+    ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 must be at most 32, the width of an embedding"),
+    ({"loss.widths": "8,a"}, r"config.loss.widths = '8,a': must be widths, such as 256,128,64"),
     ({"loss.temperature": 0.0}, r"config.loss.temperature = 0.0: must be above 0"),
     ({"data.form": "pair"}, r"config.data.form = 'pair': choose one of pairs, scored"),
-    ({"data.texts": "query"}, r"config.data.texts = 'query': pairs need two columns or more: query, positive, neg"),
-    ({"data.dev.texts": ""}, r"config.data.texts = 'query,positive,negative': scored pairs have two texts"),
+    ({"data.texts": "query"}, r"config.data.texts = 'query': must name two columns or more: query, positive, neg"),
+    ({"data.dev.texts": ""}, r"config.data.texts = 'query,positive,negative': must name two columns, because scored"),
     ({"data.dev.label": "query"}, r"dev.jsonl:1: query is '.*', expected a number"),
     ({"data.dev.path": "nowhere"}, r"config.data.dev.path = 'nowhere': no such file or folder"),
     ({"data.path": "{folder}/train.jsonl"}, r"config.data.dev.path = '': data.dev has another form"),
-    ({"data.texts": "query,document"}, r"train.jsonl:1: no column 'document'; there are query, positive, negative"),
-    ({"data.texts": "query,empty"}, r"train.jsonl:1: empty is empty; each example needs all of its 2 texts"),
+    ({"data.texts": "query,document"}, r"train.jsonl:1: no column 'document'; choose data.texts from query, positive"),
+    ({"data.texts": "query,empty"}, r"train.jsonl:1: empty is empty; an example needs 2 texts"),
     (SCORED | {"data.label": "one"}, r":1: one is '.*', expected a number"),
     (SCORED | {"data.label": "constant"}, r"train.jsonl: all scores, in column 'constant', are 3; use data with"),
-    (LABELLED | {"data.label": "score"}, r"score is .*, expected 1 or 0: .* degrees of it are form=scored"),
-    ({"distill.what": "scores"}, r"config.distill.what = 'scores': there is no teacher"),
+    (LABELLED | {"data.label": "score"}, r"score is .*, expected 1 .* set form=scored"),
+    ({"distill.what": "scores"}, r"config.distill.what = 'scores': needs a teacher"),
     ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores"),
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: computes no embeddings \(BertFor.*\)"),
-    (TEACHER | {"head.dense": 8}, r"its embeddings have 32 numbers, but this model computes 8; set head.dense=32, or "),
-    (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have the same score by any teacher; set distill.what=v"),
-    (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: applies to logits, .*; leave it out"),
+    (TEACHER | {"head.dense": 8}, r"embeddings is 32, .* is 8; set head.dense=32, or "),
+    (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have no scores of pairs; set distill.what=v"),
+    (TEACHER | {"distill.temperature": 3.0}, r"distill.temperature = 3.0: applies to logits, .*; leave the field"),
 ])  # fmt: skip
 def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint, tmp_path):
     rows = [row | {"empty": "", "constant": 3} for row in rows_of(20, 0)]
@@ -361,11 +361,11 @@ def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint,
 @pytest.mark.parametrize("fields, message", [
     (dict(form="scores"), r".form = 'scores': choose one of"),
     (dict(weight=0.0), r".weight = 0.0: must be above 0; or leave the set out"),
-    (dict(path="{empty}"), r".path = '.*': no train.csv, train.tsv, train.jsonl in it"),
-    (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; there are query, positive, negative, one, other"),
+    (dict(path="{empty}"), r".path = '.*': the folder has no train.csv or train.tsv or train.jsonl"),
+    (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; choose data.texts from query, positive"),
     (dict(path="{empty}/one.csv"), r".path = '.*': has one example, expected at least 2, beca"),
-    (dict(form="squad"), r".path = '.*': no train-v1.1.json, train-v2.0.json in it"),
-    ("train.csv", r" = 'train.csv': write text_set\(path, ...\)"),
+    (dict(form="squad"), r".path = '.*': the folder has no train-v1.1.json or train-v2.0.json"),
+    ("train.csv", r" = 'train.csv': must be text_set\(path, ...\)"),
 ])  # fmt: skip
 def test_a_mistake_in_a_data_set_names_the_data_set(fields, message, folder, checkpoint, tmp_path):
     config = config_for(folder, checkpoint).unlock()

@@ -185,7 +185,7 @@ def test_a_folder_without_an_index_is_refused(plain, index, tmp_path):
 @pytest.mark.parametrize("documents, message", [
     ([], r"^documents: has no document, expected at least 1$"),
     (["a", 3], r"^documents\[1\] = 3: must be a text, or a tuple of text and id$"),
-    ("none.txt", r"^no file none.txt$"),
+    ("none.txt", r"^none.txt: no such file; correct the path$"),
     ("docs.gz", r"^corpus = docs.gz: must end in one of .txt, .jsonl, .csv, .tsv, .parquet$"),
 ])  # fmt: skip
 def test_documents_that_cannot_be_read_are_refused(documents, message, plain, tmp_path):
@@ -225,11 +225,11 @@ def test_documents_have_the_ids_of_a_table_or_the_numbers_of_lines(tmp_path):
     (tmp_path / "d.parquet").write_text("text\nno Parquet\n")
     (tmp_path / "e.txt").write_bytes(b"one\n\xe9\n")
     for name, message in (
-        ("b.parquet", r"b.parquet: no column 'text'; there are body$"),
-        ("c.parquet", r"c.parquet: no example in it$"),
+        ("b.parquet", r"b.parquet: no column 'text'; rename one of the columns body$"),
+        ("c.parquet", r"c.parquet: has no example; add at least one$"),
         ("d.parquet", r"d.parquet: cannot be read as Parquet after row 0 \(.+\)$"),
         ("e.txt", r"e.txt:2: not UTF-8 \("),
-        ("f.parquet", r"^no file .*f.parquet$"),
+        ("f.parquet", r"^.*f.parquet: no such file; correct the path$"),
     ):
         with pytest.raises(UserError, match=message):
             read(name)
@@ -260,8 +260,8 @@ def test_the_command_writes_and_reuses_an_index(folder, corpus, tmp_path):
     ([], "no query for the checkpoint 'nowhere': give one or more on the command line, as in bertjax search nowhere "
          '"a query"'),
     (["a"], "no documents: name a corpus, or the folder of an index"),
-    (["a", "--corpus=none.txt"], "no file none.txt"),
-    (["a", "--corpus=empty.txt"], "empty.txt: no text in it"),
+    (["a", "--corpus=none.txt"], "none.txt: no such file; correct the path"),
+    (["a", "--corpus=empty.txt"], "empty.txt: has no text; add at least one"),
     (["a", "--index=none"], "index = none: has no index.json; name a corpus to write an index, or another folder"),
 ])  # fmt: skip
 def test_invalid_searches_are_refused_in_one_line(arguments, message, tmp_path):

@@ -234,12 +234,12 @@ def test_a_query_does_not_retrieve_its_own_document(tmp_path):
 
 
 @pytest.mark.parametrize("corpus, queries, qrels, message", [
-    (CORPUS, ASKED, [("q1", "d3", 1)], r"dev.tsv:2: 'd3', which is relevant to query 'q1', is not in .*/corpus"),
-    (CORPUS, ASKED, [("q1", "d1", 1), ("q9", "d1", 1)], r"dev.tsv:3: no query 'q9' in .*queries.jsonl"),
+    (CORPUS, ASKED, [("q1", "d3", 1)], r"dev.tsv:2: the document 'd3' of query 'q1' is not in .*/corpus"),
+    (CORPUS, ASKED, [("q1", "d1", 1), ("q9", "d1", 1)], r"dev.tsv:3: the query 'q9' is not in .*queries.jsonl"),
     (CORPUS, ASKED, [("q1", "d1", 0)], r"dev.tsv: no score is above 0, so that no query has a relevant document"),
-    ([], ASKED, [("q1", "d1", 1)], r"corpus.jsonl: no example in it"),
-    (CORPUS * 2, ASKED, [("q1", "d1", 1)], r"corpus.jsonl:4: a second text with the _id 'd2'"),
-    ([{"_id": "d1", "body": "x"}], ASKED, [("q1", "d1", 1)], r"corpus.jsonl:1: no column 'text'; there are _id"),
+    ([], ASKED, [("q1", "d1", 1)], r"corpus.jsonl: has no example"),
+    (CORPUS * 2, ASKED, [("q1", "d1", 1)], r"corpus.jsonl:4: a second text has the _id 'd2'"),
+    ([{"_id": "d1", "body": "x"}], ASKED, [("q1", "d1", 1)], r"corpus.jsonl:1: no column 'text'; the columns are _id"),
 ])  # fmt: skip
 def test_mistakes_in_retrieval_data_are_named(corpus, queries, qrels, message, tmp_path):
     with pytest.raises(UserError, match=message):
@@ -248,9 +248,11 @@ def test_mistakes_in_retrieval_data_are_named(corpus, queries, qrels, message, t
 
 def test_missing_and_duplicate_files_of_a_folder_are_named(tmp_path):
     folder = write_beir(tmp_path, CORPUS, ASKED, dev=[("q1", "d1", 1)], test=[("q2", "d1", 1)])
-    with pytest.raises(UserError, match=r"^--data=.*: both qrels/test.tsv and qrels/dev.tsv in it; name the file$"):
+    with pytest.raises(
+        UserError, match=r"^--data=.*: the folder has both qrels/test.tsv and qrels/dev.tsv; name the file$"
+    ):
         datasets.read_search(flagged(folder), "test", "dev")
-    with pytest.raises(UserError, match=r"^--data=.*: no qrels/train.tsv in it$"):
+    with pytest.raises(UserError, match=r"^--data=.*: the folder has no qrels/train.tsv; add the file$"):
         datasets.read_search(flagged(folder), "train")
     with pytest.raises(UserError, match=r"^--form=scored: choose one of pairs, squad, search$"):
         datasets.read_training_search(str(folder), "scored", "anchor,positive")
@@ -262,7 +264,7 @@ def test_documents_are_lines_or_rows(tmp_path):
     write_beir(tmp_path, CORPUS, ASKED)
     assert retrieval.read_corpus_texts(tmp_path / "corpus.jsonl")[0] == "Ships They sail."
     (tmp_path / "none.txt").write_text("\n")
-    with pytest.raises(UserError, match=r"none.txt: no text in it"):
+    with pytest.raises(UserError, match=r"none.txt: has no text"):
         retrieval.read_corpus_texts(tmp_path / "none.txt")
 
 
@@ -375,12 +377,13 @@ def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--negatives=9", "--first=4", "--last=11"], "--negatives=9: ranks 4 to 11 hold 8; set --last"),
+    (["--negatives=9", "--first=4", "--last=11"],
+     "--negatives=9: must be at most 8, the ranks from 4 to 11; raise --last"),
     (["--first=4", "--last=3"], "--first=4: must not be above --last=3"),
-    (["--margin=much"], "--margin=much: write a number, such as 0.1, or a share, such as 5%"),
+    (["--margin=much"], "--margin=much: must be a number, such as 0.1, or a share, such as 5%"),
     (["--min_score=0.5", "--max_score=0.4"], "--min_score=0.5: must not be above --max_score=0.4"),
     (["--output=mined.txt"], "--output=mined.txt: must end in one of .csv, .tsv, .jsonl"),
-    (["--data=nowhere"], "--data=nowhere: no such file or folder"),
+    (["--data=nowhere"], "--data=nowhere: no such file or folder; correct the path"),
 ])  # fmt: skip
 def test_invalid_mining_is_refused_in_one_line(arguments, message, tmp_path):
     required = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")
@@ -389,8 +392,8 @@ def test_invalid_mining_is_refused_in_one_line(arguments, message, tmp_path):
 
 
 @pytest.mark.parametrize("options, message", [
-    (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of an embedding$"),
-    (dict(label="score"), r"dev.csv:2: no column 'score'; there are a, b, label$"),
+    (dict(widths="64"), r"^--widths=64: 64 must be at most 32, the width of an embedding$"),
+    (dict(label="score"), r"dev.csv:2: no column 'score'; choose data.label from a, b, label$"),
 ])  # fmt: skip
 def test_data_without_an_evaluation_is_refused(options, message, trained):
     folder, workdir = trained

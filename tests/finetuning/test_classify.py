@@ -170,7 +170,9 @@ def test_one_column_per_label(tmp_path):
     config.data.label = r"a\,b"  # one column, with two classes
     assert classify.TASK.load(config, tokenizer()).labels == ("0", "1")
     config.data.label = "sea,earth"
-    with pytest.raises(UserError, match=r"train.csv:2: no column 'earth'; there are text, sea, a,b, law, rare"):
+    with pytest.raises(
+        UserError, match=r"train.csv:2: no column 'earth'; choose --config.data.label from text, sea, a,b, law, rare"
+    ):
         classify.TASK.load(config, tokenizer())
 
 
@@ -198,7 +200,7 @@ def test_invalid_label_lists_are_refused(tmp_path, suffix, written, cell, messag
 
 
 @pytest.mark.parametrize("fields, message", [
-    (dict(label="a,b"), r"config.data.multi_label = 'list': is for one column .* leave it out"),
+    (dict(label="a,b"), r"config.data.multi_label = 'list': is for one column .* leave the field out"),
     (dict(is_number=True), r"config.data.is_number = True: a regression has one column with a number"),
     (dict(label="a,b", is_number=True, multi_label=""), r"config.data.is_number = True"),
     (dict(label="a,b,a", multi_label=""), r"config.data.label = 'a,b,a': must name each column once"),
@@ -220,7 +222,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
         lambda: squad_files.find_squad_file(path, "train", "v1.1"),
         lambda: conll.find_conll_file(path, "train"),
     ):
-        with pytest.raises(UserError, match=f"^config.data.path = '{path}': no such file or folder$"):
+        with pytest.raises(UserError, match=f"^config.data.path = '{path}': no such file or folder; correct the path$"):
             find()
 
 
@@ -236,7 +238,7 @@ def test_user_tables_are_read(tmp_path):
         with pytest.raises(UserError, match="dev.csv:2: " + message):
             classify.TASK.load(config, tokenizer())
     (tmp_path / "dev.csv").unlink()
-    with pytest.raises(UserError, match=r"no dev.csv, dev.tsv or dev.jsonl in it"):
+    with pytest.raises(UserError, match=r"the folder has no dev.csv, dev.tsv or dev.jsonl"):
         classify.TASK.load(config, tokenizer())
     (tmp_path / "train.csv").unlink()
     for name in ("train", "dev"):
@@ -383,7 +385,7 @@ def test_predicted_tables_have_columns_of_predictions(tuned, tmp_path, monkeypat
                 assert labels_of(row, "predicted.labels", "list") == one["labels"]
                 chance = float(row.columns["predicted.probabilities.sea"])
                 assert chance == pytest.approx(one["probabilities"]["sea"], abs=1e-5)
-    with pytest.raises(UserError, match=r"out.tsv:2: there is a column 'predicted.labels' already"):
+    with pytest.raises(UserError, match=r"out.tsv:2: the table has a column 'predicted.labels'"):
         predicted_table.write_predictions(tmp_path / "again.csv", source, tmp_path / "out.tsv")
     assert not list(tmp_path.glob("again*")), "a partial table stays"
 
@@ -425,7 +427,7 @@ def test_streamed_rows_equal_the_rows_of_the_whole_table(tmp_path, suffix, ends)
     with pytest.raises(UserError, match=rf"table.{suffix}:\d: not UTF-8 \(invalid start byte at byte 0\)"):
         list(tables.rows_of(path))
     path.write_text("")
-    with pytest.raises(UserError, match="no example in it"):
+    with pytest.raises(UserError, match="has no example"):
         list(tables.rows_of(path))
 
 
@@ -458,7 +460,7 @@ def test_a_labelled_file_is_scored_like_the_dev_set(tuned, tmp_path):
     assert scores.scores == pytest.approx(expected) and scores.scores["micro_f1"] < 0.9
     for rows, message in (
         ([{"text": "ship", "topics": ["earth"]}], r"odd.jsonl:1: unknown label 'earth'; expected one of court, garden"),
-        ([{"text": "ship"}], r"odd.jsonl:1: no column 'topics'; there are text"),
+        ([{"text": "ship"}], r"odd.jsonl:1: no column 'topics'; the columns are text"),
     ):
         write_table(tmp_path / "odd.jsonl", rows)
         with pytest.raises(UserError, match=message):

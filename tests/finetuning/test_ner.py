@@ -136,15 +136,15 @@ def test_a_tiny_run_trains_a_tagger(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("content, message", [
-    ("ship NN O\nsail O\n", r"a:2: 2 columns, expected 3 as in the lines before"),
+    ("ship NN O\nsail O\n", r"a:2: 2 columns, expected 3 as in earlier lines"),
     ("ship NN O\tO\nsail NN\tO\n", r"a:2: 3 columns, expected 4"),
     ("1 ship O\n2 sail O\n\n1 net O\n", r"a:1: the first column has no words, but 1, 2"),
     ("bc/cctv/00 0 O\nbc/cctv/00 1 O\n", r"a:1: the first column has no words, but bc/cctv/00"),
     ("# text = a ship\nship O\n", r"a:1: a comment, '# text = a ship'; remove lines that begin with #"),
     ("ship NN O\n#sent 2\n", r"a:2: a comment, '#sent 2'"),
-    ("ship\n", r"a:1: 1 columns, expected a word and its tag"),
+    ("ship\n", r"a:1: 1 columns, expected at least 2: a word and a tag"),
     ("ship NN LOC\n", r"a:1: the tag is 'LOC', expected O, B-type or I-type"),
-    ("\n-DOCSTART- O\n\n", r"a: no sentence in it"),
+    ("\n-DOCSTART- O\n\n", r"a: has no sentence"),
 ])  # fmt: skip
 def test_mistakes_in_a_file_are_named(tmp_path, content, message):
     (tmp_path / "a").write_text(content)
@@ -334,11 +334,11 @@ def test_user_tables_of_tags_are_read(tmp_path, pieces):
     assert parts.dev[0].score(parts.dev[0].read([np.eye(2)[np.maximum(marks, 0)]])) == {"accuracy": 0.5}
 
     for content, message in (
-        ('{"w": ["ship", ""], "t": ["NOUN", "VERB"]}', "the word is '' and its tag 'VERB', both must be set"),
+        ('{"w": ["ship", ""], "t": ["NOUN", "VERB"]}', "the word is '' and the tag 'VERB'; set both"),
         ('{"w": ["ship"], "t": ["NOUN", "VERB"]}', "1 words and 2 tags, expected equal numbers"),
         ('{"w": "ship", "t": ["NOUN"]}', "w is not a list of strings"),
         ('{"w": "[ship", "t": ["NOUN"]}', "w is not a list of strings"),
-        ('{"words": ["ship"], "t": ["NOUN"]}', "no column 'w'; there are words, t"),
+        ('{"words": ["ship"], "t": ["NOUN"]}', "no column 'w'; choose --config.data.words from words, t"),
         ('{"w": ["ship"], "t": ["DET"]}', "the tag 'DET' is not in the training file: NOUN, VERB"),
     ):
         (tmp_path / "dev.jsonl").write_text(content + "\n")
@@ -350,9 +350,9 @@ def test_an_inconsistent_tag_is_reported_and_does_not_change_the_score(tmp_path,
     (tmp_path / "dev.csv").write_text("s,w,t\n1,ship,O\n")
     for content, message in (
         ("1,ship,B-LOC\n2,sail,O\n2,rose,b-LOC\n", r"train.csv:4: the tag is 'b-LOC', but other tags are B-type"),
-        ("1,ship,B-LOC\n,,O\n2,rose,O\n", r"train.csv:3: the word is '' and its tag 'O', both must be set"),
-        (",ship,O\n,sail,B-LOC\n", r"train.csv:2: s is empty; the first row of a sentence names it"),
-        ("1,ship,B-LOC\n1,sail,nan\n", r"train.csv:3: the word is 'sail' and its tag 'nan', both must be set"),
+        ("1,ship,B-LOC\n,,O\n2,rose,O\n", r"train.csv:3: the word is '' and the tag 'O'; set both"),
+        (",ship,O\n,sail,B-LOC\n", r"train.csv:2: s is empty; write the name of the sentence in the first row"),
+        ("1,ship,B-LOC\n1,sail,nan\n", r"train.csv:3: the word is 'sail' and the tag 'nan'; set both"),
         ('1,",O\n1,ship,B-LOC\n2,",O\n', r"train.csv:2: the word has several lines; write a quotation mark as"),
         ("1,1,B-LOC\n,,\n2,2,O\n", r"train.csv:2: config.data.words = 'w': the column has no words, but 1, 2"),
     ):

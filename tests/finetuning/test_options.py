@@ -223,7 +223,7 @@ def test_a_student_starts_from_every_nth_layer_of_the_teacher(untold, two_layers
         arrays_kept = resizing.with_layers(arrays, BertConfig(), layers)
         assert arrays_kept["bert/encoder/layers/output/bias"].tolist() == kept
         assert arrays_kept["bert/embeddings/norm/bias"].tolist() == [0, 1, 2]
-    with pytest.raises(UserError, match=r"layers of model.family = 'modernbert' are not alike"):
+    with pytest.raises(UserError, match=r"layers of model.family = 'modernbert' differ"):
         resizing.with_layers({"bert/encoder/first/output/kernel": np.zeros(3)}, ModernBertConfig(), 2)
 
 
@@ -231,14 +231,14 @@ def test_a_student_starts_from_every_nth_layer_of_the_teacher(untold, two_layers
 @pytest.mark.parametrize("fields, message", [
     ({"distill.temperature": 0.0}, r"config.distill.temperature = 0.0: must be above 0"),
     ({"data.label": "topics", "data.multi_label": "list"}, r"was fine-tuned for another type of task \(BertForS"),
-    ({"distill.teacher": "", "distill.weight": 0.9}, r"config.distill.weight = 0.9: there is no teacher"),
-    ({"lora.alpha": 3.0}, r"config.lora.alpha = 3.0: there are no low-rank updates: set lora.rank"),
+    ({"distill.teacher": "", "distill.weight": 0.9}, r"config.distill.weight = 0.9: needs a teacher"),
+    ({"lora.alpha": 3.0}, r"config.lora.alpha = 3.0: needs low-rank updates: set lora.rank"),
     ({"distill.weight": 1.5}, r"config.distill.weight = 1.5: must be above 0 and at most 1"),
-    ({"keep_layers": 2}, r"config.keep_layers = 2: .* has 1; choose fewer"),
+    ({"keep_layers": 2}, r"config.keep_layers = 2: .* has 1 layers; set at most 1"),
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no classifier; choose a fine-tuned"),
     ({"head.class_weights": "balanced"}, r"cannot be combined with head.class_weights"),
-    ({"data.is_number": True, "data.label": "number"}, r"has other labels: 4 rows; the data has one number"),
-    ({"data.label": "other"}, r"has other labels: court, garden, kitchen, sea; the data has a, b"),
+    ({"data.is_number": True, "data.label": "number"}, r"has the labels 4 rows, but the data has one number"),
+    ({"data.label": "other"}, r"has the labels court, garden, kitchen, sea, but the data has a, b"),
 ])  # fmt: skip
 def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint, tmp_path):
     rows = rows_of(20, 4)
@@ -416,7 +416,7 @@ def test_params_are_equal_on_any_number_of_devices(topics, checkpoint, tmp_path)
 
 @pytest.mark.parametrize("targets, rank, message", [
     ("query,gate", 2, "config.lora.targets: the encoder has no kernel 'gate'; there are attention/key, attention/"),
-    ("", 2, r"config.lora.targets = '': name kernels, such as query,value"),
+    ("", 2, r"config.lora.targets = '': must name kernels, such as query,value"),
     ("query", -1, r"config.lora.rank = -1: must be at least 0"),
 ])  # fmt: skip
 def test_lora_on_missing_modules_is_refused(topics, checkpoint, targets, rank, message):

@@ -210,7 +210,7 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("content, message", [
     ("{", r"train-v1.1.json: not in SQuAD's format \(Input data was truncated"),
-    ('{"data": []}', r"no question in it"),
+    ('{"data": []}', r"has no question"),
     (squad_file([Question("q7", "ship?", "a ship")] * 2, "2.0"), r"two questions have the id q7"),
     (squad_file([Question("q7", "ship?", "a ship", ("ship",), ("x",))], "1.1"), r"qas\[0\].answers\[0\].answer_"),
     (squad_file([Question("q7", "ship?", "a ship", ("ship",), (-4,))], "1.1"), r"Expected `int` >= 0"),
@@ -236,13 +236,14 @@ def test_misplaced_answers_are_refused_or_skipped(pieces, tmp_path):
     config.data.path, config.max_seq_length = str(tmp_path), 64
     message = r"6 training questions have an answer that is not at its answer_start: q2, q5, q8, q11, q14 and 1 more \("
     with pytest.raises(
-        UserError, match=message + r"there, '.*' is not at character \d+\); mend them, or .*on_bad_answer=skip"
+        UserError,
+        match=message + r"in the first, '.*' is not at character \d+\); correct the answers, or .*on_bad_answer=skip",
     ):
         squad.TASK.load(config, pieces)
     config.data.on_bad_answer = "skip"
     dataset = squad.TASK.load(config, pieces)
     assert dataset.notes[0].endswith("q14 and 1 more; left out")
-    assert dataset.notes[1].startswith("2 dev questions") and dataset.notes[1].endswith("q2, q5; scored all the same")
+    assert dataset.notes[1].startswith("2 dev questions") and dataset.notes[1].endswith("q2, q5; still scored")
     assert dataset.notes[2].startswith("14 training questions, 14 with an answer")
     (split,) = dataset.dev
     predictions = split.read([np.zeros((len(ids), 2)) for ids in split.examples.input_ids])

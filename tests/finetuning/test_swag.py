@@ -57,8 +57,8 @@ def test_mistakes_are_named(checkpoint, tmp_path):
     with pytest.raises(UserError, match=r"train.csv:2: unknown label '4'; expected one of 0, 1, 2, 3"):
         swag.TASK.load(config_for(tmp_path, checkpoint), source.tokenizer)
     (tmp_path / "train.csv").write_text("sent1,label\nship,1\n")
-    with pytest.raises(UserError, match=r"train.csv:2: no column 'sent2'; there are sent1, label"):
+    with pytest.raises(UserError, match=r"train.csv:2: no column 'sent2'; the columns are sent1, label"):
         swag.TASK.load(config_for(tmp_path, checkpoint), source.tokenizer)
     (tmp_path / "train.csv").unlink()
-    with pytest.raises(UserError, match=r"no train.csv in it"):
+    with pytest.raises(UserError, match=r"the folder has no train.csv"):
         swag.TASK.load(config_for(tmp_path, checkpoint), source.tokenizer)

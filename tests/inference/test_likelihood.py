@@ -125,7 +125,7 @@ def test_pairs_of_both_forms_are_read(tmp_path):
 
 @pytest.mark.parametrize("content, message", [
     ("", r"pairs.jsonl: has no pairs"),
-    ('{"good": "a"}', r':1: needs "bad" with a sentence; it has good'),
+    ('{"good": "a"}', r':1: needs "bad" with a sentence; the line has good'),
     ('{"good": " ", "bad": "b"}', r':1: needs "good" with a sentence'),
     ('{"good": "a", "bad": "b"}\nthe ship', r":2: not a JSON object: 'the ship'"),
 ])  # fmt: skip
@@ -142,7 +142,7 @@ def test_models_and_texts_without_likelihoods_are_refused():
     neighbours = BertForMaskedLM(families.FAMILIES.get("lstms").config_class(family="lstms", **SIZES))
     with pytest.raises(UserError, match="this model is bidirectional"):
         list(likelihood.log_likelihoods(neighbours, {}, PIECES, ["ship"]))
-    with pytest.raises(UserError, match="continues a text; this one reads in both directions"):
+    with pytest.raises(UserError, match="continues a text; this model reads in both directions"):
         generate(neighbours, {}, PIECES, "ship", 5, Sampling())
 
 

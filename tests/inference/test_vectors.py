@@ -210,10 +210,10 @@ def test_a_run_of_an_unregistered_task_has_hidden_states(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("arguments, message", [
     (["--output=v.npy", "a"], "--output=v.npy: hidden states of tokens are written to an .npz;"),
-    (["--output=v.npy", "--pool=mean", "--width=3", "a"], "width = 3: is for the embeddings that a checkpoint"),
+    (["--output=v.npy", "--pool=mean", "--width=3", "a"], "width = 3: is for embeddings, and this checkpoint"),
     (["--output=v.npy", "--pool=mean", "--id=x", "a"], "--id=x: is for a table; give --input=FILE that ends in"),
     (["--output=v.npy", "--pool=mean", "--id=x", "--input=t.csv"], "--id=x: only a .parquet has columns"),
-    (["--output=v.npy", "--pool=mean", "--input=t.csv"], "t.csv:2: no column 'text'; name one of a, b with"),
+    (["--output=v.npy", "--pool=mean", "--input=t.csv"], "t.csv:2: no column 'text'; set --texts to one of a, b"),
     (["--output=v.npy", "--pool=mean", "--input=t.csv", "x"], "unexpected argument 'x'; with a table as --input"),
 ])  # fmt: skip
 def test_unsupported_extractions_are_refused_in_one_line(arguments, message, checkpoint, tmp_path):

@@ -35,6 +35,6 @@ def test_an_unreadable_output_folder_is_removed(tmp_path, monkeypatch):
         raise UserError(f"{path}/vocab.txt: wrong")
 
     monkeypatch.setattr(conversion, "read_tokenizer", refuse)
-    with pytest.raises(UserError, match=r"cannot be written so that it is read again.*vocab.txt: wrong"):
+    with pytest.raises(UserError, match=r"the written checkpoint cannot be read .*vocab.txt: wrong"):
         conversion.convert(GOLDEN, tmp_path / "out", "huggingface")
     assert list((tmp_path / "out").iterdir()) == []

@@ -240,7 +240,7 @@ def test_a_causal_bert_equals_the_decoder_of_transformers(tmp_path):
 def test_a_discriminator_has_no_lm_head(tmp_path):
     save_theirs(tmp_path / "theirs", "electra", "ForPreTraining")
     printed = conversion.convert(tmp_path / "theirs", tmp_path / "encoder", "huggingface", "ElectraModel")
-    assert "left out, for which ElectraModel has no place: replaced_tokens" in printed
+    assert "left out, because ElectraModel cannot store them: replaced_tokens" in printed
     with pytest.raises(UserError, match="ElectraForMaskedLM: the checkpoint must contain cls/predictions; use "):
         conversion.convert(tmp_path / "theirs", tmp_path / "words", "huggingface", "ElectraForMaskedLM")
 

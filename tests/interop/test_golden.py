@@ -214,7 +214,7 @@ CONFIG, VOCABULARY = "config.json", "vocab.txt"
 DAMAGES = {  # a file; its new content, fields or name, or None without the file; the message
     "cut off": (huggingface.WEIGHTS, (GOLDEN / huggingface.WEIGHTS).read_bytes()[:50_000], "damaged or truncated"),
     "no weights": (huggingface.WEIGHTS, None, "no model.safetensors and no pytorch_model.bin, whole"),
-    "TensorFlow 2": (huggingface.WEIGHTS, "tf_model.h5", "tf_model.h5: weights of TensorFlow 2, which are not"),
+    "TensorFlow 2": (huggingface.WEIGHTS, "tf_model.h5", "tf_model.h5: weights of TensorFlow 2 are not supported"),
     "no field": (CONFIG, dict(hidden_size=None), "config.json: hidden_size is missing"),
     "no number": (CONFIG, dict(hidden_size="many"), "hidden_size is 'many'; expected int"),
     "not JSON": (CONFIG, b"{", "config.json: damaged"),
@@ -226,7 +226,7 @@ DAMAGES = {  # a file; its new content, fields or name, or None without the file
                    r"layer_0/intermediate/dense/kernel has shape \(32, 48\); expected \(32, 64\)"),
     "missing layer": (CONFIG, dict(num_hidden_layers=3), "layer_2/.* is missing"),
     "long vocabulary": (VOCABULARY, (GOLDEN / VOCABULARY).read_bytes() + b"more\n",
-                        "tokenizer has 28 tokens, its model only 27"),
+                        "tokenizer has 28 tokens, but the model has 27"),
 }  # fmt: skip
 
 
@@ -301,7 +301,7 @@ def test_an_untied_lm_head_is_named(folder, capfd):
     edit(folder / "config.json", tie_word_embeddings=False)
     source = pretrained.read_with_tokenizer(folder)
     assert "cls.predictions.decoder.weight is not tied to the word embeddings" in source.no_words_reason
-    assert "weights that are not read: cls.predictions.bias, cls.predictions.decoder.weight," in capfd.readouterr().err
+    assert "ignored weights: cls.predictions.bias, cls.predictions.decoder.weight," in capfd.readouterr().err
 
 
 WITH_PREFIX = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
@@ -315,13 +315,11 @@ def test_settings_of_a_byte_level_tokenizer_must_agree_with_the_file(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))  # the class has no prefix by default
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json() | {"pre_tokenizer": WITH_PREFIX}))
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(
-        UserError, match=r"add_prefix_space is not set, which transformers takes for False, but .* True"
-    ):
+    with pytest.raises(UserError, match=r"add_prefix_space is False by default, but .* True"):
         pretrained.read_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
-    with pytest.raises(UserError, match=r"add_prefix_space is True, but .*tokenizer.json has False; make them agree"):
+    with pytest.raises(UserError, match=r"add_prefix_space is True, but .*tokenizer.json has False; use equal values"):
         pretrained.read_tokenizer(tmp_path)
 
 
@@ -340,10 +338,12 @@ def test_folders_without_a_checkpoint_are_named(tmp_path):
 def test_a_pickle_needs_a_torch_version_with_safe_loading(folder, monkeypatch):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UserError, match=r"pytorch_model.bin: is read with PyTorch: pip install torch, or else load it"):
+    with pytest.raises(UserError, match=r"pytorch_model.bin: needs PyTorch: pip install torch, or load it"):
         pretrained.read_pretrained(folder)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.5.1+cpu"))
-    with pytest.raises(UserError, match=r"before 2.6, .* run code .* this is 2.5.1\+cpu: pip install 'torch>=2.6'"):
+    with pytest.raises(
+        UserError, match=r"torch 2.5.1\+cpu can run code .*, expected 2.6 or newer: pip install 'torch>=2.6'"
+    ):
         pretrained.read_pretrained(folder)
 
 
@@ -377,7 +377,7 @@ FOREIGN = {  # files of a tokenizer, and the reason why the tokenizer is refused
     "template": ({JSON: {"post_processor": {"type": "RobertaProcessing"}}}, "post_processor Rober"),
     "prefix": ({JSON: {"model": {"continuing_subword_prefix": "@@"}}}, "continuing_subword_prefix = '@@'"),
     "unknown": ({JSON: {"model": {"unk_token": "<unk>"}}}, "model.unk_token = '<unk>' is not supported"),
-    "another vocabulary": ({JSON: {"model": {"vocab": {}}}}, "have other tokens from id 5 on"),
+    "another vocabulary": ({JSON: {"model": {"vocab": {}}}}, "have different tokens from id 5 on"),
     "no WordPiece": ({WHOLE: {"model": {"type": "WordLevel"}, "normalizer": None}}, "is not a BERT WordPiece tok"),
     "BPE, suffix": ({WHOLE: {"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>"}, "normalizer": None,
                      "pre_tokenizer": {"type": "ByteLevel"}}}, "end_of_word_suffix = '</w>' is not supported"),
@@ -386,7 +386,7 @@ FOREIGN = {  # files of a tokenizer, and the reason why the tokenizer is refused
     "added alone": ({WHOLE: {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<user>"}]}},
                     r"adds tokens \(<user>\)"),
     "accents alone": ({WHOLE: {"model": {"vocab": {"a": 0}}, "normalizer": {"type": "BertNormalizer", "lowercase": True,
-                 "strip_accents": False}}}, "lowercase True but strip_accents False"),
+                 "strip_accents": False}}}, "lowercase True and strip_accents False"),
     "other JSON": ({WHOLE: {"a": 1}}, "is not a tokenizer.json"),
 }  # fmt: skip
 
@@ -431,9 +431,7 @@ def test_a_cased_vocabulary_needs_an_explicit_setting(golden, folder):
     (folder / SETTINGS).unlink()
     assert pretrained.read_tokenizer(folder).lowercase
     (folder / "vocab.txt").write_text("\n".join(golden.tokenizer.pieces).replace("ship", "Ship") + "\n")
-    with pytest.raises(
-        UserError, match=r"no do_lower_case, which transformers takes for true, but vocab.txt has 'Ship"
-    ):
+    with pytest.raises(UserError, match=r"do_lower_case is missing, and its default is true, but vocab.txt has 'Ship"):
         pretrained.read_tokenizer(folder)
     (folder / SETTINGS).write_text('{"do_lower_case": false}')
     cased = pretrained.read_tokenizer(folder)
@@ -441,7 +439,7 @@ def test_a_cased_vocabulary_needs_an_explicit_setting(golden, folder):
     (folder / "tokenizer.json").write_text(cased.to_huggingface())
     assert pretrained.read_tokenizer(folder).fingerprint == cased.fingerprint
     (folder / SETTINGS).unlink()
-    with pytest.raises(UserError, match=r"do_lower_case is not set, which .* for True, but .*json has False"):
+    with pytest.raises(UserError, match=r"do_lower_case is True by default, but .*json has False"):
         pretrained.read_tokenizer(folder)
 
 
@@ -469,10 +467,10 @@ def test_mismatched_labels_are_refused_when_needed(golden, tmp_path):
     huggingface.write(tmp_path / "a", golden.config, params, golden.tokenizer, "BertForSequenceClassification")
     edit(tmp_path / "a" / "config.json", id2label={"0": "x", "1": "y"})
     source = pretrained.read_pretrained(tmp_path / "a")
-    with pytest.raises(UserError, match="names 2 labels, but its classifier has 3 rows"):
+    with pytest.raises(UserError, match="id2label has 2 different labels, but the classifier has 3 rows"):
         list(classify.TASK.predict(source, [("ship",)]))
     conversion.convert(tmp_path / "a", tmp_path / "b", "huggingface", "BertModel")
-    with pytest.raises(UserError, match="names 2 labels, but its classifier has 3 rows"):
+    with pytest.raises(UserError, match="id2label has 2 different labels, but the classifier has 3 rows"):
         conversion.convert(tmp_path / "a", tmp_path / "c", "huggingface")
 
 

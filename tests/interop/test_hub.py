@@ -107,15 +107,15 @@ def test_a_model_is_downloaded_once_with_only_the_needed_files(server, tmp_path)
 @pytest.mark.parametrize(
     "source, settings, message",
     [
-        ("org/none", {}, "hub:org/none: not on {here}, or private: hf auth login shows who you are"),
+        ("org/none", {}, "hub:org/none: not on {here}, or private; correct the name, or run hf auth login"),
         ("org/bert@v2", {}, "hub:org/bert@v2: {here} has the model, but not this revision"),
-        ("org/pickled", {}, "hub:org/pickled: has no model.safetensors, and nothing else is downloaded; for other "),
-        ("org/data", {}, "hub:org/data: has no config.json, so that it is no model of transformers"),
-        ("org/bert", {"HF_HUB_OFFLINE": True}, "hub:org/bert: not whole in {cache}, and HF_HUB_OFFLINE is set"),
+        ("org/pickled", {}, "hub:org/pickled: has no model.safetensors; download other weights with hf download "),
+        ("org/data", {}, "hub:org/data: has no config.json; choose a model of transformers"),
+        ("org/bert", {"HF_HUB_OFFLINE": True}, "hub:org/bert: incomplete in {cache}, and HF_HUB_OFFLINE is set"),
         (
             "org/bert",
             {"ENDPOINT": "http://127.0.0.1:9"},
-            "hub:org/bert: not whole in {cache}, and http://127.0.0.1:9 cannot be reached",
+            "hub:org/bert: incomplete in {cache}, and http://127.0.0.1:9 cannot be reached",
         ),
     ],
 )
@@ -182,9 +182,9 @@ def test_a_run_is_pushed_with_a_model_card(asked, tmp_path):
     "arguments, message",
     [
         (dict(to="tf1", push="me/mine"), "--push=me/mine: only for --format=huggingface, sentence-transformers, peft"),
-        (dict(to="huggingface", push="mine"), "--push=mine: write USER/NAME, with the name of a user or of an "),
+        (dict(to="huggingface", push="mine"), "--push=mine: must be USER/NAME, where USER is a user or an "),
         (dict(to="huggingface", push="me/a b"), "--push=me/a b: Repo id must "),
-        (dict(to="huggingface", is_private=True), "--private: only for --push=USER/NAME"),
+        (dict(to="huggingface", is_private=True), "--private: needs --push=USER/NAME"),
     ],
 )
 def test_a_failing_push_check_writes_nothing(asked, tmp_path, arguments, message):
@@ -199,12 +199,12 @@ def test_a_failed_push_keeps_the_written_folder(asked, tmp_path, monkeypatch):
 
     out = tmp_path / "out"
     monkeypatch.setattr(Api, "upload_folder", fail)
-    remedy = f"hf auth login, or set HF_TOKEN; {out} is written: hf upload me/mine {out} pushes it"
-    with pytest.raises(UserError, match=re.escape(f"--push=me/mine: nobody is logged in: {remedy}")):
+    remedy = f"hf auth login, or set HF_TOKEN; push the written folder with hf upload me/mine {out}"
+    with pytest.raises(UserError, match=re.escape(f"--push=me/mine: no user is logged in; run {remedy}")):
         conversion.convert(GOLDEN, out, "huggingface", push="me/mine")
     assert (out / "model.safetensors").exists()
     monkeypatch.setattr(Api, "whoami", fail)
-    with pytest.raises(UserError, match="--push=me/mine: nobody is logged in"):
+    with pytest.raises(UserError, match="--push=me/mine: no user is logged in"):
         conversion.convert(GOLDEN, tmp_path / "other", "huggingface", push="me/mine")
     assert not (tmp_path / "other").exists()
 

@@ -98,7 +98,7 @@ def test_gpt2_equals_transformers_and_round_trips_through_a_workdir(tmp_path):
     after = pretrained.read_pretrained(tmp_path / "ours")
     assert source.config == after.config and source.tokenizer.fingerprint == after.tokenizer.fingerprint
     jax.tree.map(np.testing.assert_array_equal, source.params, after.params)
-    with pytest.raises(UserError, match=r"model.norm = 'pre' has no place in --format=huggingface"):
+    with pytest.raises(UserError, match=r"--format=huggingface does not support a model with model.norm = 'pre'"):
         conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
 
 

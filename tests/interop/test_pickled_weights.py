@@ -62,7 +62,9 @@ class Evil:
 @pytest.mark.parametrize("save", [torch.save, lambda x, path: path.write_bytes(pickle.dumps(x))], ids=["zip", "pickle"])
 def test_code_in_a_pickle_is_not_run(folder, save, tmp_path):
     save({"bert.pooler.dense.bias": Evil(str(tmp_path / "run"))}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model.bin: damaged, or more than tensors, which could run") as error:
+    with pytest.raises(
+        UserError, match=r"pytorch_model.bin: damaged, or has other objects than tensors, which could run"
+    ) as error:
         pretrained.read_pretrained(folder)
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
@@ -70,13 +72,13 @@ def test_code_in_a_pickle_is_not_run(folder, save, tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda state: {"state_dict": state}, r"'state_dict' is no tensor; save state_dict\(\) of the model alone"),
-        (lambda state: list(state.values()), r"'list' is no tensor"),
+        (lambda state: {"state_dict": state}, r"'state_dict' is not a tensor; save only state_dict\(\) of the model"),
+        (lambda state: list(state.values()), r"'list' is not a tensor"),
         (
             lambda state: {name: x.to_sparse() for name, x in state.items()},
-            "quantized or sparse tensor",
+            "quantized, sparse or meta tensor",
         ),
-        (lambda state: {name: x.to("meta") for name, x in state.items()}, "quantized or sparse tensor"),
+        (lambda state: {name: x.to("meta") for name, x in state.items()}, "quantized, sparse or meta tensor"),
         (
             lambda state: {name: x.to(torch.int8) for name, x in state.items()},
             "has dtype int8; expected floats, not quantized weights",

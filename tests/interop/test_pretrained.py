@@ -74,7 +74,7 @@ def test_missing_arrays_stay_fresh_and_unknown_arrays_are_named(golden, tmp_path
     params = random_params(config_for(golden))
     loaded = initialization.initialize(params, tmp_path / "bare")
     printed = capsys.readouterr().out
-    assert "19 of 26 arrays loaded; left fresh: masked_lm/bias, masked_lm/dense/bias" in printed
+    assert "19 of 26 arrays loaded; initialized at random: masked_lm/bias, masked_lm/dense/bias" in printed
     assert printed.rstrip().endswith("not used: adapter.bias")
     assert same(loaded, params | {"bert": golden.params["bert"]})
 
@@ -90,7 +90,7 @@ POOLER_AND_HEAD = (
         (True, "pairs", "26 of 26 arrays loaded"),
         (True, "none", f"22 of 22 arrays loaded; not used: {POOLER_AND_HEAD}"),
         (False, "none", "22 of 22 arrays loaded"),
-        (False, "order", f"22 of 26 arrays loaded; left fresh: {POOLER_AND_HEAD}"),
+        (False, "order", f"22 of 26 arrays loaded; initialized at random: {POOLER_AND_HEAD}"),
     ],
 )
 def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, summary, tmp_path, capsys):
@@ -131,7 +131,7 @@ def test_another_model_size_is_refused_with_the_matching_flags(golden):
         f"--config.model.num_hidden_layers=2"
     )
     config.model = model_fields("modernbert")
-    with pytest.raises(UserError, match=r"config.model.family = 'modernbert': .* has 'bert'; begin with an experiment"):
+    with pytest.raises(UserError, match=r"config.model.family = 'modernbert': .* has 'bert'; choose an experiment"):
         initialization.adopt(config)
 
 

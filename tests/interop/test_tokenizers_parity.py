@@ -406,12 +406,14 @@ def test_positions_are_counted_from_the_padding_of_the_tokenizer(tmp_path):
     config, size = pretraining_config(), hf_tokenizer.read_folder_tokenizer(tmp_path).vocab_size
     config.tokenizer.update(kind="unigram", path=str(tmp_path / "tokenizer.json"))
     config.model = families.model_fields("roberta", vocab_size=size)
-    with pytest.raises(UserError, match=r"config.model.position_offset = 1: .* which is 1 in .*; set it to 2"):
+    with pytest.raises(UserError, match=r"config.model.position_offset = 1: must be 2, .* padding token of .*, 1"):
         tokenizer_of_config(config)
     config.model.position_offset = 2
     assert tokenizer_of_config(config).vocab_size == size
     config.tokenizer.path = ""
-    with pytest.raises(UserError, match=r"'unigram': cannot be learnt; name a tokenizer.json in tokenizer.path"):
+    with pytest.raises(
+        UserError, match=r"'unigram': bertjax cannot learn this kind; set tokenizer.path to a tokenizer.json"
+    ):
         tokenizer_of_config(config)
 
 
@@ -437,13 +439,13 @@ def test_added_tokens_follow_the_special_tokens(tmp_path):
 @pytest.mark.parametrize(
     "files, message",
     [
-        ({"merges.txt": None}, "no file '.*merges.txt'"),
+        ({"merges.txt": None}, "no such file '.*merges.txt'"),
         ({"merges.txt": "a b\n"}, "vocab.json and its merges.txt are no byte-level BPE"),
         ({"vocab.json": "{"}, "vocab.json and its merges.txt are no byte-level BPE"),
-        ({"vocab.json": '{"a": 0, "<s>": 1, "</s>": 2}'}, "vocab.json lacks <pad>, <unk>, <mask>, which RoBERTa has"),
+        ({"vocab.json": '{"a": 0, "<s>": 1, "</s>": 2}'}, "vocab.json lacks <pad>, <unk>, <mask>, which RoBERTa needs"),
         ({"sentencepiece.bpe.model": "no", "vocab.json": None}, "sentencepiece.bpe.model is not a SentencePiece model"),
         (dict(model_type="bpe"), "is a SentencePiece model of another type than unigram"),
-        (dict(model_type="unigram"), "lacks <pad>, <cls>, <sep>, <mask>, which XLNet has"),
+        (dict(model_type="unigram"), "lacks <pad>, <cls>, <sep>, <mask>, which XLNet needs"),
     ],
 )
 def test_unreadable_legacy_files_are_named(files, message, tmp_path):

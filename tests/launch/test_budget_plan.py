@@ -152,12 +152,12 @@ def test_a_survey_reads_only_the_beginning_of_a_huge_file(tmp_path, monkeypatch)
     with (tmp_path / "nothing.txt").open("ab") as file:
         file.truncate(50 * 10**9)
     config.data.corpus = str(tmp_path / "nothing.txt")
-    with pytest.raises(UserError, match=r"there is no text in its first \d{3},\d{3} bytes; set it to files with text"):
+    with pytest.raises(UserError, match=r"no words in the first \d{3},\d{3} bytes; name files with text"):
         survey.survey(config)
 
 
 def test_text_in_another_field_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"empty.txt': there is no text in it; set it to files with text$"):
+    with pytest.raises(UserError, match=r"empty.txt': no words in the text; name files with text$"):
         surveyed(tmp_path, "", "empty.txt")
     with pytest.raises(UserError, match=r"fields with text: body; set --config.data.text_column=body"):
         surveyed(tmp_path, '{"body": "some text", "id": 3}\n' * 50, "text.jsonl")
@@ -199,7 +199,7 @@ def test_sizes_follow_changed_flags_until_steps_are_measured(tmp_path):
     assert [(part.length, part.max_predictions_per_seq) for part in stages_of(few)] == [(32, 13)]
     for wrong, message in (
         (["--config.recipe=bert", "--config.model.local_attention=64"], "config.recipe = 'bert': .*'local_attention'"),
-        (["--config.tokenizer.kind=unigram"], "config.tokenizer.kind = 'unigram': cannot be learnt"),
+        (["--config.tokenizer.kind=unigram"], "config.tokenizer.kind = 'unigram': bertjax cannot learn this kind"),
         (["--config.init_checkpoint=somewhere"], "config.init_checkpoint = .* use --config=adapt with a budget"),
     ):
         with pytest.raises(UserError, match=message):

@@ -134,9 +134,9 @@ def test_fine_tuning_accepts_flags_for_fields_of_the_checkpoints_family(folder):
     assert adopted_config.global_rope_theta == TINY.global_rope_theta and adopted().classifier_pooling == "cls"
     for flag, message in (
         ("rms_norm_eps=1e-6", "rms_norm_eps = 1e-06: there has model.family = 'modernbert', whose models have no such"),
-        ("global_rope_theta=7.0", "config.model.global_rope_theta = 7.0: there has 160000.0; leave it out"),
-        ("hidden_act=relu", "config.model.hidden_act = relu: there has gelu; leave it out"),
-        ("glu=False", "config.model.glu = False: there has True; leave it out"),
+        ("global_rope_theta=7.0", "config.model.global_rope_theta = 7.0: there has 160000.0; leave the field out"),
+        ("hidden_act=relu", "config.model.hidden_act = relu: there has gelu; leave the field out"),
+        ("glu=False", "config.model.glu = False: there has True; leave the field out"),
         ("classifier_pooling=max", "config.model.classifier_pooling = 'max': choose one of cls, mean"),
         ("classifier_poling=mean", "config.model has no field 'classifier_poling'"),
     ):

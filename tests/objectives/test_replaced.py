@@ -279,12 +279,12 @@ def test_generator_and_discriminator_are_read_and_converted(disentangled, tmp_pa
     summed = stored[TABLE] + stored["generator/difference/word/embedding"]
     np.testing.assert_array_equal(flattened(source.params)[TABLE], summed)
     np.testing.assert_array_equal(flattened(source.params)[f"generator/{TABLE}"], stored[TABLE])
-    assert not source.predicts_words and "bertjax.convert --part=generator" in source.no_words_reason
+    assert not source.predicts_words and "bertjax convert --part=generator" in source.no_words_reason
 
     conversion.convert(run, tmp_path / "ours", "bertjax")
     jax.tree.map(np.testing.assert_array_equal, pretrained.read_pretrained(tmp_path / "ours").params, source.params)
     printed = conversion.convert(run, tmp_path / "encoder", "huggingface")
-    assert "left out, for which BertModel has no place: generator, replaced_tokens" in printed
+    assert "left out, because BertModel cannot store them: generator, replaced_tokens" in printed
     np.testing.assert_array_equal(
         flattened(pretrained.read_pretrained(tmp_path / "encoder").params)[TABLE][:150], summed[:150]
     )
@@ -296,7 +296,7 @@ def test_generator_and_discriminator_are_read_and_converted(disentangled, tmp_pa
     assert "generator_loss" in (tmp_path / "part-huggingface/README.md").read_text()
     with pytest.raises(UserError, match=r"--part=teacher: .* has generator"):
         conversion.convert(run, tmp_path / "none", "bertjax", part="teacher")
-    with pytest.raises(UserError, match=r"--part=generator: .* has trained no other model than its own"):
+    with pytest.raises(UserError, match=r"--part=generator: .* has no second model"):
         conversion.convert(tmp_path / "encoder", tmp_path / "none", "bertjax", part="generator")
 
 
@@ -330,7 +330,7 @@ def test_both_models_start_from_a_checkpoint(tmp_path, before, after, capsys):
     run, _ = made_run(tmp_path / "run", width=1.0, embeddings=before)
     params, config = begun_with(run, width=1.0, embeddings=after)
     printed = capsys.readouterr().out
-    assert "left fresh" not in printed and "not used" not in printed
+    assert "initialized at random" not in printed and "not used" not in printed
     (term,) = (term for term in parse_objective(config) if term.name == "generator")
     arrays, expected = (
         flattened(term.objective.export_params(params)),
@@ -362,7 +362,7 @@ def test_other_runs_start_from_the_discriminator_only(disentangled, capsys):
     for encoder_only in (True, False):
         arrays = flattened(initialization.initialize(zeros, run, encoder_only=encoder_only))
         np.testing.assert_array_equal(arrays[TABLE], summed)
-        assert "masked_lm" in capsys.readouterr().out.partition("left fresh: ")[2].partition(";")[0]
+        assert "masked_lm" in capsys.readouterr().out.partition("initialized at random: ")[2].partition(";")[0]
 
 
 @pytest.mark.parametrize("family, embeddings, fields", [
@@ -378,7 +378,7 @@ def test_an_untrained_lm_head_predicts_nothing(family, embeddings, fields):
     source = Pretrained(params=params, settings=config, **known)
     assert (
         not source.predicts_words
-        and "its generator has one: bertjax.convert --part=generator" in source.no_words_reason
+        and "write the generator, which has this head, with bertjax convert --part=generator" in source.no_words_reason
     )
     config.objective = "mlm"
     assert source.predicts_words
@@ -467,7 +467,9 @@ def test_later_stages_may_drop_replaced_token_detection(records_folder, tmp_path
             drawn_names = {f"train/{name}_{plot.metric}", f"eval/{name}_{plot.metric}"}
             assert drawn_names | {f"eval/{plot.baseline.format(name=name)}"} <= names[3]
     assert pretrained.read_pretrained(tmp_path).predicts_words
-    with pytest.raises(UserError, match="embeddings have 32 numbers and its hidden states 16, which no model with"):
+    with pytest.raises(
+        UserError, match="the embedding size 32 and the hidden size 16 must be equal in a separate model with"
+    ):
         conversion.convert(tmp_path, tmp_path / "part", "huggingface", part="generator")
 
 

@@ -89,6 +89,5 @@ def test_kernels_use_the_stored_numbers_of_registers(gpu, program):
 def test_mistakes_print_one_line():
     done = run("compile", "--config=experiments/base.py", "--topology=h100-4", "--config.mesh.data=3", cwd=ROOT)
     assert done.returncode == 1 and done.stdout == ""
-    assert (
-        done.stderr == "error: config.mesh = {'data': 3, 'fsdp': 1, 'tensor': 1}: does not multiply to the 4 devices\n"
-    )
+    message = "the product must be 4, the number of devices; set an axis to -1"
+    assert done.stderr == f"error: config.mesh = {dict(data=3, fsdp=1, tensor=1)}: {message}\n"

@@ -356,7 +356,7 @@ def test_mistakes_print_one_line(flags, message):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"mesh.data": 3}, "does not multiply to the 8 devices"),
+        ({"mesh.data": 3}, "the product must be 8, the number of devices"),
         ({"batch_size": 250}, "config.batch_size = 250: "),
         ({"mesh.tensor": 2, "mesh.data": 1, "mesh.fsdp": 4}, "config.mesh.data = 1: must be a multiple of the 2 slice"),
     ],

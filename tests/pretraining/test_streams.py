@@ -382,7 +382,7 @@ def test_a_byte_level_language_model_trains_and_generates(straight, tmp_path):
     generated = generation.generate(*arguments, prompt, 20, generation.Sampling(0.8, 50, 0.9), seed=3)
     assert generated.startswith(prompt) and len(prompt) < len(generated) <= len(prompt) + 20
     for text in (prompt, "a [MASK]"):
-        refused = r"only a model that was trained with masks fills a .*; --generate=N continues a text"
+        refused = r"only a masked language model fills a .*; continue the text with --generate=N"
         with pytest.raises(UserError, match=refused):
             next(fill_mask.fill_masks(*arguments, [text]))
     flags = ("--generate=20", "--temperature=0.8", "--top_k=50", "--top_p=0.9", "--seed=3", "--json")

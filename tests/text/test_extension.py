@@ -128,7 +128,10 @@ def test_no_word_becomes_unknown():
 
 
 def test_too_few_words_are_reported(tokenizers):
-    with pytest.raises(UserError, match=r"config.tokenizer.extend = 9: this corpus gives 1 new tokens; set it to that"):
+    with pytest.raises(
+        UserError,
+        match=r"config.tokenizer.extend = 9: this corpus gives 1 new tokens; set --config.tokenizer.extend=1 or less",
+    ):
         vocabulary_extension.extended(tokenizers["wordpiece"], {"ibuprofen": 50}, 9)
     with pytest.raises(UserError, match="gives 0 new tokens"):
         vocabulary_extension.extended(tokenizers["bpe"], {}, 1)

@@ -214,7 +214,9 @@ def test_chinese_vocabularies_have_all_characters():
     texts = ["".join(letters[i : i + 50]) for i in range(0, 2000, 25)]
     learnt = learn("wordpiece", texts * 2, 2004)  # all except the last 0.05 %
     assert len(set(letters) & set(learnt.pieces)) == 1999
-    with pytest.raises(UserError, match=r"gives 2004 tokens; set it to that or more: its single characters alone need"):
+    with pytest.raises(
+        UserError, match=r"gives 2004 tokens; set --config.model.vocab_size=2004 or more: the single characters need"
+    ):
         learn("wordpiece", texts * 2, 1000)
 
 
@@ -360,8 +362,8 @@ def test_a_duplicate_token_has_the_last_id(lines, ids, note, first, tmp_path, ca
     ("wordpiece", "", "is empty"),
     ("wordpiece", "the\n[UNK]\n", r"lacks \[PAD\], \[CLS\], \[SEP\], \[MASK\]"),
     ("sentencepiece", "not a model", "not a SentencePiece model"),
-    ("bytes", "[PAD]\n", "is not what a tokenizer of bytes has; leave the path empty"),
-    ("wordpiece", None, "tokenizer.path: no file .*/file"),
+    ("bytes", "[PAD]\n", "is not the file of a tokenizer of bytes; leave the path empty"),
+    ("wordpiece", None, "tokenizer.path: no such file .*/file"),
 ])  # fmt: skip
 def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
     if content is not None:
@@ -372,7 +374,9 @@ def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
 
 @pytest.mark.parametrize("kind", SIZE)
 def test_a_too_small_corpus_is_refused_with_the_possible_vocabulary_size(kind):
-    with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ tokens; set it to that or less"):
+    with pytest.raises(
+        UserError, match=r"vocab_size = 9000: this corpus gives \d+ tokens; set --config.model.vocab_size=\d+ or less"
+    ):
         learn(kind, make_corpus(20).split("\n"), 9000)
 
 

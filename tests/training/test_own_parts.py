@@ -144,5 +144,7 @@ def test_tensorboard_discards_steps_that_a_resumed_run_repeats(tmp_path):
 
 
 def test_names_of_the_package_cannot_be_registered():
-    with pytest.raises(UserError, match=r"optimizer 'adam' is one of bertjax's own; register yours under another name"):
+    with pytest.raises(
+        UserError, match=r"optimizer 'adam' is a name of bertjax; register the object under another name"
+    ):
         optimizers.register("adam", own_parts.momentum)

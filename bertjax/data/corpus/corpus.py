@@ -124,7 +124,7 @@ def groups(sources: Sequence[str]) -> list[Group]:
       UserError: there are no sources, or a source does not exist.
     """
     if not sources:
-        raise UserError("config.data.corpus = None: say where the text is (files, a folder, a glob, hf:NAME, ...)")
+        raise UserError("config.data.corpus = None: must name the text: files, a folder, a glob, hf:NAME, ...")
     collected = list(in_groups(corpus_portions(sources), lambda portion: portion.weight, PORTION_BYTES))
     if len(collected) > 1 and sum(portion.weight for portion in collected[-1]) < PORTION_BYTES:  # too short for blocks
         collected[-2:] = [collected[-2] + collected[-1]]

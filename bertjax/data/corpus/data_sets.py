@@ -72,10 +72,15 @@ class TensorFlowDataSet(DataSet):
         feature = options.text_column
         if feature not in self._features:
             has = ", ".join(self._features)
-            raise UserError(f"config.data.text_column = {feature!r}: {self._name!r} has no such feature; it has {has}")
+            raise UserError(
+                f"config.data.text_column = {feature!r}: {self._name!r} has no such feature; choose one of {has}"
+            )
         for number, example in enumerate(self._examples.as_numpy_iterator()):
             if not isinstance(example[feature], bytes):
-                raise UserError(f"config.data.text_column = {feature!r}: this feature of {self._name!r} is not text")
+                raise UserError(
+                    f"config.data.text_column = {feature!r}: the feature of {self._name!r} is not text; choose a "
+                    f"feature with text"
+                )
             yield from reading.as_document(f"{self._source} example {number}", example[feature].decode(), options)
 
 

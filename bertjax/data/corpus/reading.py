@@ -94,7 +94,7 @@ class File(NamedTuple):
     modified: int
 
 
-SKIP = "correct it, or skip such documents with --config.data.on_bad_document=skip"
+SKIP = "correct the document, or skip such documents with --config.data.on_bad_document=skip"
 
 
 @dataclasses.dataclass
@@ -545,7 +545,11 @@ def check_column(column: str, schema: pyarrow.Schema, where: str, setting: str =
     texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
     if column in texts:
         return
-    fault = f"has {schema.field(column).type} there, not text" if column in schema.names else "has no such column"
+    fault = (
+        f"has the type {schema.field(column).type} in this column, not text"
+        if column in schema.names
+        else "has no such column"
+    )
     remedy = f"columns with text: {', '.join(texts) or 'none of ' + ', '.join(schema.names)}"
     if texts and setting == "config.data.text_column":
         remedy += f"; set --{setting}={texts[0]}"

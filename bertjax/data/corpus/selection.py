@@ -227,8 +227,8 @@ def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, po
         counts: collections.Counter = collections.Counter()
         documents = ((place, document) for group in groups for place, _, document in selection.clean(group, counts))
         write, size = functools.partial(cleaning.write_hashes, folder=folder, rules=rules), 0
-        phase("looking for repeated text")
-        with Bar("looking for repeated text", [group.bytes for group in groups]) as bar:
+        phase("searching for repeated text")
+        with Bar("searching for repeated text", [group.bytes for group in groups]) as bar:
             for written in in_order(pool, write, enumerate(cleaning.in_chunks(documents)), ahead):
                 size += written
                 bar.update(counts["bytes"] - bar.n)

@@ -24,6 +24,6 @@ def find_fault(document: Document, language: str, split_lines: bool) -> str:
     if longest <= MAX_SENTENCE_CHARACTERS:
         return ""
     return (
-        f"{document.source}: a sentence of {longest:,} characters in this document (at most "
-        f"{MAX_SENTENCE_CHARACTERS:,}): is it text?"
+        f"{document.source}: a sentence of this document has {longest:,} characters, expected at most "
+        f"{MAX_SENTENCE_CHARACTERS:,}"
     )

@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TextIO, overload
 
 from etils import epath
@@ -139,21 +139,23 @@ def find_table(folder: str, name: str) -> epath.Path:
     if not paths:
         raise missing_file(folder, f"{name}.csv, {name}.tsv or {name}.jsonl")
     if len(paths) > 1:
-        raise UserError(f"config.data.path = {folder!r}: both {paths[0].name} and {paths[1].name} in it; delete one")
+        raise UserError(
+            f"config.data.path = {folder!r}: the folder has both {paths[0].name} and {paths[1].name}; delete one"
+        )
     return paths[0]
 
 
 def missing_file(folder: str, names: str) -> UserError:
     """Returns the error about a `config.data.path` that lacks the named files, or that does not exist."""
-    problem = f"no {names} in it" if epath.Path(folder).is_dir() else "no such file or folder"
-    return UserError(f"config.data.path = {folder!r}: {problem}")
+    problem = f"the folder has no {names}" if epath.Path(folder).is_dir() else "no such file or folder"
+    return UserError(f"config.data.path = {folder!r}: {problem}; correct the path")
 
 
 def read_text(path: epath.PathLike) -> str:
     """Returns the content of a file. Raises `UserError` if it does not exist or is not UTF-8."""
     path = epath.Path(path)
     if not path.is_file():
-        raise UserError(f"no file {path}")
+        raise UserError(f"{path}: no such file; correct the path")
     fingerprints.add_file(path)
     try:
         return read_whole(path).decode("utf-8-sig")
@@ -166,13 +168,13 @@ def _rows(
 ) -> Iterator[tuple[Iterable[str], Iterable, int] | None]:
     """Yields (column names, cells, line number) of each row; None for a dropped row. See `read_table`."""
     if not path.is_file():
-        raise UserError(f"no file {path}")
+        raise UserError(f"{path}: no such file; correct the path")
     is_empty, is_json = True, path.suffix == ".jsonl"
     for row in _json_rows(path) if is_json else _separated_rows(path, names, drop_ragged, quoting):
         is_empty = is_empty and row is None
         yield row
     if is_empty:
-        raise UserError(f"{path}: no example in it")
+        raise UserError(f"{path}: has no example; add at least one")
 
 
 def _separated_rows(
@@ -206,11 +208,11 @@ def _header(where: str, cells: Sequence[str], separator: str) -> list[str]:
     """Returns the names of the columns; "" for columns without a name."""
     names = [name.strip() for name in cells]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise UserError(f"{where}: two columns are named {twice[0]!r}")
+        raise UserError(f"{where}: two columns have the name {twice[0]!r}; rename one")
     if _width(names) == 1 and (used := [sign for sign in SEPARATORS if sign != separator and sign in cells[0]]):
         raise UserError(
             f"{where}: one column, {names[0]!r}: the columns seem to be separated by {SEPARATORS[used[0]]}, not by "
-            f"{SEPARATORS[separator]}; save it with {SEPARATORS[separator]}"
+            f"{SEPARATORS[separator]}; save the file with {SEPARATORS[separator]}"
         )
     return names
 
@@ -394,10 +396,27 @@ def read_tfds(path: str, split: str) -> list[Row]:
     ]
 
 
+def check_columns(row: Row, fields: Mapping[str, Iterable[str]]) -> None:
+    """Checks that a row has the columns that fields of a config name.
+
+    Args:
+      row: the row.
+      fields: {field or flag, such as "--config.data.label": the names of the columns}.
+
+    Raises:
+      UserError: the row lacks a column.
+    """
+    for field, names in fields.items():
+        for name in names:
+            if name not in row.columns:
+                columns = ", ".join(row.columns)
+                raise UserError(f"{row.where}: no column {name!r}; choose {field} from {columns}")
+
+
 def cell(row: Row, name: str) -> Any:
     """Returns the value of a column. Raises `UserError` if the row has no such column."""
     if name not in row.columns:
-        raise UserError(f"{row.where}: no column {name!r}; there are {', '.join(row.columns)}")
+        raise UserError(f"{row.where}: no column {name!r}; the columns are {', '.join(row.columns)}")
     return row.columns[name]
 
 
@@ -411,7 +430,7 @@ def column(row: Row, name: str) -> str:
     if isinstance(value, str):
         return value
     if value is None:
-        raise UserError(f"{row.where}: {name} is null")
+        raise UserError(f"{row.where}: {name} is null, expected text")
     if isinstance(value, (list, dict)):
         kind = "a list" if isinstance(value, list) else "an object"
         raise UserError(f"{row.where}: {name} is {kind}, expected text")

@@ -63,7 +63,7 @@ class TextInput:
         for row in tables.rows_of(self.path):
             if column not in row.columns:
                 columns = ", ".join(row.columns)
-                raise UserError(f"{row.where}: no column {column!r}; name one of {columns} with --{flag}")
+                raise UserError(f"{row.where}: no column {column!r}; set --{flag} to one of {columns}")
             yield tables.column(row, column)
 
 
@@ -78,7 +78,7 @@ def read_text_lines(name: str) -> Iterator[str]:
     if path.is_dir():
         raise UserError(f"--input={name}: is a folder; name a file with one text per line")
     if not path.is_file():
-        raise UserError(f"--input: no file {name!r}")
+        raise UserError(f"--input: no such file {name!r}")
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if number == 1 and line.startswith(b"\x1f\x8b"):

@@ -89,7 +89,7 @@ def changes_of_corpus(config: ConfigDict, manifest: Mapping) -> list[str]:
             continue
         before = corpus.Extent(**extent)
         if now.identity != before.identity:
-            sizes = f"{now}, was {before}" if str(now) != str(before) else f"{now} as before, but written since"
+            sizes = f"{now}, was {before}" if str(now) != str(before) else f"{now} as before, but modified since"
             changes.append(f"{source} has changed ({sizes})")
     return changes
 
@@ -416,9 +416,9 @@ def check_contents(config: ConfigDict, totals: Mapping, counts: Mapping, rows: M
             cleaning.describe_changes(counts) + summary.unused(totals, counts),
         )
         ends = {"file": "a file is", "line": "a line is"}.get(config.data.document, "a blank line ends")
-        one = ", and --config.data.next_sentence=none one" * is_pairs
+        one = ", --config.data.next_sentence=none at least one" * is_pairs
         raise UserError(
-            f"data.corpus: {sources} gives {train} document{'s' * (train != 1)} for training; {needs}{one} ({ends} a "
+            f"data.corpus: {sources} has {train} document{'s' * (train != 1)} for training; {needs}{one} ({ends} a "
             f"document){left}"
         )
     heldout_parts = {part for part, _ in rows if not is_train(part)}
@@ -427,6 +427,6 @@ def check_contents(config: ConfigDict, totals: Mapping, counts: Mapping, rows: M
         needs += " of one source" * (len(heldout_parts) > 1)
         enough = min(0.5, math.ceil(100 * 6 / (train + heldout)) / 100)  # six documents, because the choice is random
         raise UserError(
-            f"config.data.heldout_fraction = {config.data.heldout_fraction}: of {train + heldout} documents it holds "
-            f"out {heldout}, but {needs}; set --config.data.heldout_fraction={enough:g}, or set it to 0"
+            f"config.data.heldout_fraction = {config.data.heldout_fraction}: {heldout} of {train + heldout} "
+            f"documents are held out, but {needs}; set --config.data.heldout_fraction={enough:g} or 0"
         )

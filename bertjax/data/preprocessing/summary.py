@@ -164,7 +164,7 @@ def _mixture(manifest: Mapping) -> Iterator[str]:
         share, unknown = source["characters"] / max(1, used), f"{_unknown_share([source]):.2%} unknown tokens"
         yield f"{share:.1%} of the text is from {name}: {source['documents']:,} documents, copies counted, {unknown}"
     for source in [name for name in sources if not _has_heldout(manifest, name)]:
-        yield f"too little of {source} is held out for sequences: its scores are not measured"
+        yield f"{source} has too little held-out text for a sequence: no scores of {source} are measured"
 
 
 def _has_heldout(manifest: Mapping, source: str) -> bool:
@@ -188,8 +188,8 @@ def warnings_of(manifest: Mapping) -> Iterator[str]:
             yield (
                 f"warning: {unknown:.1%} of the tokens of {name} are unknown to the vocabulary"
                 f"{f', such as {words}' if words else ''}; leave tokenizer.path empty to learn a "
-                f"vocabulary of this text, with --config.tokenizer.kind=bpe one that has each letter; or, with "
-                f"init_checkpoint, set --config.tokenizer.extend=1000"
+                f"vocabulary of this text (--config.tokenizer.kind=bpe has no unknown letters), or set "
+                f"--config.tokenizer.extend=1000 with init_checkpoint"
             )
 
 

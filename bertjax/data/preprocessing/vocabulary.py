@@ -40,8 +40,8 @@ def tokenizer_of_config(config: ConfigDict) -> Tokenizer | None:
     offset = config.model.get("position_offset", loaded.pad_id + 1)
     if offset != loaded.pad_id + 1:  # transformers could not read the model
         raise UserError(
-            f"config.model.position_offset = {offset}: positions start after the id of padding, which is "
-            f"{loaded.pad_id} in {path or 'bytes'}; set it to {loaded.pad_id + 1}"
+            f"config.model.position_offset = {offset}: must be {loaded.pad_id + 1}, because positions start after the "
+            f"id of the padding token of {path or 'bytes'}, {loaded.pad_id}"
         )
     if loaded.mask_id == loaded.sep_id and families.lm_type_of(config) == "masked":
         raise UserError(
@@ -55,10 +55,10 @@ def _check_learnable(config: ConfigDict) -> None:
     if config.tokenizer.extend and config.tokenizer.path:
         return
     if config.tokenizer.kind == tokenizer.Bytes.kind:
-        raise UserError("config.tokenizer.kind = 'bytes': nothing to learn; leave tokenizer.path empty")
+        raise UserError("config.tokenizer.kind = 'bytes': the vocabulary of bytes is fixed; leave tokenizer.path empty")
     if config.tokenizer.kind == tokenizer.Unigram.kind:
-        remedy = "name a tokenizer.json in tokenizer.path, or learn one with tokenizer.kind=sentencepiece"
-        raise UserError(f"config.tokenizer.kind = 'unigram': cannot be learnt; {remedy}")
+        remedy = "set tokenizer.path to a tokenizer.json, or set tokenizer.kind=sentencepiece"
+        raise UserError(f"config.tokenizer.kind = 'unigram': bertjax cannot learn this kind; {remedy}")
 
 
 def check_vocab_size(config: ConfigDict, loaded: tokenizer.Tokenizer, path: epath.PathLike, more: int = 0) -> None:
@@ -153,5 +153,7 @@ def count_corpus(
                 bar.update(read["bytes"] - bar.n)
         words = sample_words(counts.parts(), most)
     if not words.words:
-        raise UserError(f"data.corpus: there are no words to learn a vocabulary from{cleaning.describe_changes(read)}")
+        raise UserError(
+            f"data.corpus: there are no words to learn a vocabulary from; add text{cleaning.describe_changes(read)}"
+        )
     return words

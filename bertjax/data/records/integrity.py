@@ -57,7 +57,7 @@ def _check_file(path: str, entry: Mapping, reads_all: bool) -> str:
     if not file.exists():
         raise UserError(f"{path}: missing, but listed in the manifest; copy or prepare it again")
     if reads_all and "crc32c" not in entry:
-        raise UserError(f"config.data.checksums = True: the manifest has no checksum of {path}; set it to False")
+        raise UserError(f"config.data.checksums = True: the manifest has no checksum of {path}; set False")
     try:
         size = file.stat().length
         if (expected_size := entry.get("bytes", size)) < MIN_RECORD_BYTES * entry["records"]:

@@ -187,7 +187,7 @@ def find_records(
     else:
         paths = _find_files(folder, length, split)
         if checksums:
-            raise UserError(f"config.data.checksums = True: the records in {folder} have no manifest; set it to False")
+            raise UserError(f"config.data.checksums = True: the records in {folder} have no manifest; set False")
         if not paths:
             return None
         check_record(paths[0], length, max_predictions_per_seq, vocab_size)
@@ -225,7 +225,7 @@ def _from_manifest(
     if masking == "static" and entry["max_predictions_per_seq"] != max_predictions_per_seq:
         raise UserError(
             f"config.stages: max_predictions_per_seq = {max_predictions_per_seq}, but the records of length "
-            f"{length} in {folder} were prepared with {entry['max_predictions_per_seq']}; set it to this value"
+            f"{length} in {folder} were prepared with {entry['max_predictions_per_seq']}; set this value"
         )
     in_split = entry["heldout"] if split == "heldout" else entry["train"]
     if not in_split:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.config.limits import require
 from bertjax.config.lists import split_at_commas
 from bertjax.data.corpus import holdout
-from bertjax.data.corpus.tables import Row, TableRows, find_table, read_table
+from bertjax.data.corpus.tables import Row, TableRows, check_columns, find_table, read_table
 from bertjax.finetuning import classification, label_cells
 from bertjax.finetuning.classification import ClassificationTask, Columns, LabelledTexts, Table
 from bertjax.finetuning.labels import ClassLabel, LabelType, MultiLabel, NumberLabel, label_type_of
@@ -34,12 +35,12 @@ class Classify(ClassificationTask):
         train: Sequence[Row]
         dev: Sequence[Row]
         if holdout.is_one_file(data.path):
-            rows, _ = read_table(data.path)
+            rows = _read(config, data.path)
             label_type = _label_type(data, rows)
             train, dev, note = _divided(rows, label_type, data)
             notes.append(note)
         else:
-            train, dev = (read_table(find_table(data.path, name))[0] for name in ("train", "dev"))
+            train, dev = (_read(config, find_table(data.path, name)) for name in ("train", "dev"))
             label_type = _label_type(data, train)
         return classification.make_classification_data(
             Table(train, columns),
@@ -68,7 +69,7 @@ class Classify(ClassificationTask):
         data, names = config.data, _label_columns(config.data)
         separator = data.get("multi_label", "")
         require(len(set(names)) == len(names), "data.label", data.label, "must name each column once")
-        columns = "is for one column with all labels, but data.label names a column for each label; leave it out"
+        columns = "is for one column with all labels, but data.label names a column for each label; leave the field out"
         require(not (separator and len(names) > 1), "data.multi_label", separator, columns)
         combine, stride = data.get("windows", ""), data.get("doc_stride", 1)
         both = "choose mean or max of the windows' logits, or leave it empty to truncate texts"
@@ -80,6 +81,14 @@ class Classify(ClassificationTask):
 
 
 TASK = Classify()
+
+
+def _read(config: ConfigDict, path: epath.PathLike) -> TableRows:
+    """Returns the rows of a table. Raises `UserError` if the first row lacks a column that `config.data` names."""
+    rows, _ = read_table(path)
+    texts = {f"--config.data.{field}": [name] for field in ("text", "second_text") if (name := config.data[field])}
+    check_columns(rows[0], {"--config.data.label": _label_columns(config.data), **texts})
+    return rows
 
 
 def _divided(rows: TableRows, label_type: LabelType, data: ConfigDict) -> tuple[TableRows, TableRows, str]:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import holdout
-from bertjax.data.corpus.tables import Row, cell, column, find_table, read_table
+from bertjax.data.corpus.tables import Row, cell, check_columns, column, find_table, read_table
 from bertjax.finetuning import conll, tagging
 from bertjax.finetuning.conll import Sentence
 from bertjax.finetuning.tagging import TaggedSentences, TaggingTask
@@ -95,12 +95,15 @@ def read_sentences(path: epath.Path, words: str, tags: str, sentence: str) -> li
       UserError: for an invalid row: file, line and the expected value.
     """
     rows, _ = read_table(path)
+    fields = {"--config.data.words": [words], "--config.data.tags": [tags]}
     if path.suffix == ".jsonl":
+        check_columns(rows[0], fields)
         tagged_words = [_sentence(row, words, tags) for row in rows]
     else:
+        check_columns(rows[0], {**fields, "--config.data.sentence": [sentence]})
         names = [column(row, sentence).strip() for row in rows]
         if not names[0]:
-            raise UserError(f"{rows[0].where}: {sentence} is empty; the first row of a sentence names it")
+            raise UserError(f"{rows[0].where}: {sentence} is empty; write the name of the sentence in the first row")
         for number, name in enumerate(names):
             names[number] = name or names[number - 1]
         cells = ((column(row, words).strip(), column(row, tags).strip(), row.where) for row in rows)
@@ -112,7 +115,7 @@ def read_sentences(path: epath.Path, words: str, tags: str, sentence: str) -> li
     for sentence_words, sentence_tags, where in tagged_words:
         for word, tag, place in zip(sentence_words, sentence_tags, where):
             if not word or tag.lower() in ("", "nan", "<na>"):
-                raise UserError(f"{place}: the word is {word!r} and its tag {tag!r}, both must be set")
+                raise UserError(f"{place}: the word is {word!r} and the tag {tag!r}; set both")
             if "\n" in word:  # A quotation mark of another row ended the cell.
                 raise UserError(f'{place}: the word has several lines; write a quotation mark as """", four of them')
     is_bio = all(conll.is_bio(tag) for _, sentence_tags, _ in tagged_words for tag in sentence_tags)

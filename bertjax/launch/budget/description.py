@@ -84,7 +84,7 @@ def lines_of_run(
     steps = measured.steps * factor
     rest = other_seconds(measured, evaluations(config, total, steps))
     lines.append(
-        f"time: about {duration(elapsed + steps + rest)} in all: {duration(elapsed)} until here, {duration(steps)} for "
+        f"time: about {duration(elapsed + steps + rest)} in total: {duration(elapsed)} so far, {duration(steps)} for "
         f"the steps, {duration(rest)} for evaluation and report (--config.budget)"
     )
     if "stages" not in config and elapsed + steps + rest < 0.8 * budget.parse_budget(config.budget).seconds:

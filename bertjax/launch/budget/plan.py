@@ -96,7 +96,7 @@ def begin(config: ConfigDict, workdir: epath.Path, began: float) -> ConfigDict:
         set_fields(config, plan["fields"])
         validate(config)
         if jax.process_index() == 0 and plan["is_fitted"]:
-            note = f"the numbers are those of {folder / PLAN}"
+            note = f"the plan of this run is {folder / PLAN}"
             if config.budget and plan["budget"] != config.budget:
                 longer = f"stages.{stages_of(config)[-1].name}.steps" if "stages" in config else "epochs"
                 note += f", for a budget of {plan['budget']}; config.budget = {config.budget!r} changes nothing. "

@@ -128,10 +128,8 @@ class _Beginning(reading.ReadOptions):
         if not self.sizes:
             if self._faults:
                 reading.DEFAULT.on_bad(*self._faults[0])
-            part = "it" if self.is_whole else f"its first {self.read_bytes:,} bytes"
-            raise UserError(
-                f"config.data.corpus = {config.data.corpus!r}: there is no text in {part}; set it to files with text"
-            )
+            part = "the text" if self.is_whole else f"the first {self.read_bytes:,} bytes"
+            raise UserError(f"config.data.corpus = {config.data.corpus!r}: no words in {part}; name files with text")
 
     def _read(self, portion: corpus.Portion, limit: int) -> None:
         """Reads a portion until `limit` bytes have been read."""
@@ -194,7 +192,9 @@ def learn_from_survey(kind: str, lowercase: bool, vocab_size: int, surveyed: Sur
     """
     if kind not in vocabulary_learning.TRAINING_BYTES:
         kinds = ", ".join(vocabulary_learning.TRAINING_BYTES)
-        raise UserError(f"config.tokenizer.kind = {kind!r}: cannot be learnt; choose {kinds}, or set tokenizer.path")
+        raise UserError(
+            f"config.tokenizer.kind = {kind!r}: bertjax cannot learn this kind; choose {kinds}, or set tokenizer.path"
+        )
     words = surveyed.words
     if kind != surveyed.kind:
         words = vocabulary_learning.count_words(kind, surveyed.sample, lowercase)

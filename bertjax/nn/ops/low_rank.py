@@ -126,5 +126,9 @@ def check_targets(lora: Lora, params: dict, every: dict) -> None:
     for target in lora.targets:
         if not any(is_in(target, name) for name in updated):
             names = sorted({"/".join(name.split("/")[-2:]) for name in known})
-            choice = f"there are {', '.join(names)}, attention and {ALL}" if names else "its layers are not dense"
+            choice = (
+                f"there are {', '.join(names)}, attention and {ALL}"
+                if names
+                else "the layers of the encoder are not dense"
+            )
             raise UserError(f"config.lora.targets: the encoder has no kernel {target!r}; {choice}")

@@ -60,7 +60,7 @@ class Bytes(ByteLevel):
         """Returns the tokenizer. Raises `UserError` if the file is not the file that `save` writes."""
         tokenizer = cls()
         if read_tokenizer_file(path) != tokenizer._definition():
-            raise UserError(f"tokenizer.path: {path} is not what a tokenizer of bytes has; leave the path empty")
+            raise UserError(f"tokenizer.path: {path} is not the file of a tokenizer of bytes; leave the path empty")
         return tokenizer
 
     def _new(self) -> tokenizers.Tokenizer:
@@ -115,7 +115,7 @@ class BPE(FromJson, ByteLevel):
     def _check(path: epath.PathLike, content: json_file.TokenizerJson) -> None:
         """Raises `UserError` unless a tokenizer.json is a deterministic byte-level BPE."""
         if (kind := content["model"].get("type")) != "BPE":
-            raise UserError(f"tokenizer.path: {path} is not a byte-level BPE as GPT-2's, but {kind}")
+            raise UserError(f"tokenizer.path: {path} is not a byte-level BPE as in GPT-2, but {kind}")
         for name, value in msgspec.structs.asdict(msgspec.convert(content["model"], _UnsupportedFields)).items():
             if value:
                 raise UserError(f"tokenizer.path: {path}: model.{name} = {value!r} is not supported; supported: null")

@@ -209,5 +209,5 @@ def read_tokenizer_file(path: epath.PathLike) -> bytes:
     """Returns the content of a file. Raises `UserError` if the file is missing."""
     path = epath.Path(path)
     if not path.exists() or path.is_dir():
-        raise UserError(f"tokenizer.path: no file {str(path)!r}")
+        raise UserError(f"tokenizer.path: no such file {str(path)!r}; correct the path")
     return read_whole(path)

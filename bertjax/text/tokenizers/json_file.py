@@ -46,8 +46,8 @@ def check_added(path: epath.PathLike, tokens: Sequence[str], known: Collection[s
     """Raises `UserError` for added tokens that are not `known`: other libraries keep these whole in text."""
     if added := [token for token in tokens if token not in known]:
         raise UserError(
-            f"tokenizer.path: {path} adds tokens ({', '.join(added[:3])}), which are to be kept whole in text; that is "
-            f"not supported, here they would be split"
+            f"tokenizer.path: {path} adds tokens ({', '.join(added[:3])}), which is not supported, because bertjax "
+            f"would split them in text"
         )
 
 
@@ -153,14 +153,14 @@ def ordered(vocabulary: dict[str, int], path: epath.PathLike) -> list[str]:
         if number in by_id:
             raise UserError(
                 f"tokenizer.path: {path}: {by_id[number]!r} and {token!r} have the same id, {number}; give each token "
-                f"an id of its own"
+                f"another id"
             )
         by_id[number] = token
     size = max(by_id, default=-1) + 1
     if by_id and (min(by_id) < 0 or size > 2 * len(by_id)):
         raise UserError(
-            f"tokenizer.path: {path}: {len(by_id)} tokens have ids from {min(by_id)} to {size - 1}; ids must count "
-            f"from 0 on"
+            f"tokenizer.path: {path}: {len(by_id)} tokens have ids from {min(by_id)} to {size - 1}; ids must be "
+            f"consecutive from 0"
         )
     return [by_id.get(number, no_token(number)) for number in range(size)]
 

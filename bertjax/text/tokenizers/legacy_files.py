@@ -74,7 +74,7 @@ def _xlnet_json(path: epath.Path, scored: list[tuple[str, float]], charsmap: byt
     names = [token for token, _ in scored]
     if missing := [token for token in XLNET if token not in names]:
         raise UserError(
-            f"tokenizer.path: {path} lacks {', '.join(missing)}, which XLNet has; no other {path.name} is read"
+            f"tokenizer.path: {path} lacks {', '.join(missing)}, which XLNet needs; supported: the {path.name} of XLNet"
         )
     scored = [(token, score - 100 * bool(re.search(r"\d,$", token))) for token, score in scored]
     tokenizer, settings = _unigram_of_words(scored, names.index("<unk>")), _settings_beside(path)
@@ -118,6 +118,6 @@ def _is_camembert(folder: epath.Path) -> bool:
 def _add_fairseq_pieces(tokenizer: tokenizers.Tokenizer, path: epath.Path) -> None:
     """Adds the special tokens and the template of fairseq. Raises `UserError` if the vocabulary lacks a token."""
     if missing := [token for token in FAIRSEQ if tokenizer.token_to_id(token) is None]:
-        raise UserError(f"tokenizer.path: {path} lacks {', '.join(missing)}, which RoBERTa has")
+        raise UserError(f"tokenizer.path: {path} lacks {', '.join(missing)}, which RoBERTa needs")
     tokenizer.add_special_tokens([AddedToken(token, lstrip=token == "<mask>", normalized=False) for token in FAIRSEQ])
     set_template(tokenizer, "<s> $A </s>", "<s> $A </s> </s> $B </s>", ("<s>", "</s>"))

@@ -36,7 +36,7 @@ class Unigram(FromJson):
     def cannot_extend(self) -> str:
         """The reason why `extended` raises; "" if it does not."""
         is_whole = len(json.loads(self._content)["model"]["vocab"]) == self.vocab_size
-        return "" if is_whole else "has added tokens after its vocabulary, where new ones would come"
+        return "" if is_whole else "has added tokens after its vocabulary, at the ids of new tokens"
 
     @staticmethod
     def read_legacy(path: epath.Path) -> bytes:

@@ -152,7 +152,7 @@ def _without_repetitions(lines: list[str], path: str) -> list[str]:
     repeated = [(number, token) for number, token in enumerate(lines) if last[token] != number]
     shown = "; ".join(f"{token!r} is in lines {number + 1} and {last[token] + 1}" for number, token in repeated[:3])
     more = f"; and {len(repeated) - 3} more" if len(repeated) > 3 else ""
-    note(path, f"{shown}{more}; the last line is used, as in transformers, and the other ids are in no text")
+    note(path, f"{shown}{more}; the last line is used, as in transformers, and no text has the other ids")
     return [token if last[token] == number else json_file.no_token(number) for number, token in enumerate(lines)]
 
 
@@ -192,5 +192,7 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
     lowercase, strips = normalizer.get("lowercase"), normalizer.get("strip_accents")
     lowercase = True if lowercase is None else lowercase
     if not isinstance(lowercase, bool) or strips not in (None, lowercase):
-        raise UserError(f"tokenizer.path: {path} has lowercase {lowercase} but strip_accents {strips}: not supported")
+        raise UserError(
+            f"tokenizer.path: {path} has lowercase {lowercase} and strip_accents {strips}; supported: equal values"
+        )
     return json_file.ordered(vocabulary, path), lowercase

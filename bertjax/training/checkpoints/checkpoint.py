@@ -155,7 +155,7 @@ def _describe_damage(workdir: epath.PathLike, step: int) -> str:
         if is_resumable(workdir, step) or (checksums_of_items and REST in checksums_of_items):
             rest = _read_item(workdir, step, REST, checksums_of_items)
             if (stored_step := np.asarray(rest.get("step"))) != step:
-                raise UserError(f"{folder_of(workdir) / str(step)}: is the checkpoint of step {stored_step}")
+                raise UserError(f"{folder_of(workdir) / str(step)}: has the checkpoint of step {stored_step}")
         read_scores(workdir, step)
     except TemporarilyUnreadable:
         raise

@@ -19,6 +19,7 @@ class Evaluation(Hook):
     """
 
     _has_compiled = False  # whether this process has evaluated before, so that the evaluation step is compiled
+    _batches = 0  # the number of batches of the last evaluation
 
     def evaluate_if_missed(self, run: TrainingRun) -> None:
         """Evaluates the checkpoint from which the run resumes, if an earlier process stopped before its evaluation."""
@@ -47,13 +48,15 @@ class Evaluation(Hook):
             number = next(batches)
             if pace.is_due():
                 pace.printed()
-                run.print(f"evaluating step {step}: {number:,} batches done")
+                of_total = f" of about {self._batches:,}" if number <= self._batches else ""
+                run.print(f"evaluating step {step}: {number:,}{of_total} batches")
 
         if not self._has_compiled:
-            run.print(f"evaluating step {step} (compiles first)")
+            run.print(f"evaluating step {step} (the first evaluation compiles the model)")
             self._has_compiled = True
         with run.clocks.measure("evaluation"):
             scores = run.task.evaluator.run(run.program.gather(run.state.eval_params), step, after_batch)
+            self._batches = next(batches) - 1
             if scores is None:
                 return
             if run.is_first_host and run.checkpoints.would_be_best(step, scores):
