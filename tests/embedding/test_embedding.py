@@ -336,7 +336,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: computes no embeddings \(BertFor.*\)"),
     (TEACHER | {"head.dense": 8}, r"embeddings is 32, .* is 8; set head.dense=32, or "),
     (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have no scores of pairs; set distill.what=v"),
-    (TEACHER | {"distill.temperature": 3.0}, r"config.distill.temperature = 3.0: applies to logits, .*; leave the field out"),
+    (TEACHER | {"distill.temperature": 3.0}, r"distill.temperature = 3.0: applies to logits, .*; leave the field out"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
     rows = [row | {"empty": "", "constant": 3} for row in rows_of(20, 0)]
