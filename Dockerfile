@@ -1,5 +1,6 @@
 # bertjax in a container for a device: cpu, cuda for NVIDIA GPUs (CUDA is in the wheels; the host has the driver and
-# NVIDIA's container toolkit), or tpu for a TPU VM. What is installed, docker/DEVICE.txt says, which docker/lock renews.
+# NVIDIA's container toolkit), or tpu for a TPU VM. docker/DEVICE.txt lists the installed packages; docker/lock updates
+# these files.
 #
 #   docker build --build-arg DEVICE=cuda -t bertjax .
 #   docker run --gpus=all --volume="$PWD:/work" bertjax train --config=small:mini --config.data.corpus=texts/

@@ -1,4 +1,4 @@
-"""Goes on with somebody's encoder on the text of a domain, with tokens for the words that its vocabulary cuts up.
+"""Continues pre-training of an encoder on the text of a domain, with new tokens for the words that it splits.
 
 Command:  bertjax train --config=experiments/adapt.py --config.init_checkpoint=bert-base-uncased
           --config.data.corpus=domain.txt --workdir=runs/adapted

@@ -2,7 +2,7 @@
 
 Command:  bertjax prepare --config=base --config.data.corpus=CORPUS --config.tokenizer.path=VOCAB.TXT --output=RECORDS
           bertjax train --config=base --config.data.records=RECORDS --workdir=DIR
-          (train alone does both where one machine is enough; without tokenizer.path a vocabulary is learnt)
+          (on one machine, train alone does both; without tokenizer.path, bertjax learns a vocabulary)
 Hardware: 4 Cloud TPUs (16 chips) for 4 days in the paper, appendix A.2; not run to the end here yet
 Paper:    GLUE 79.6 on the test sets (Devlin et al. 2019, table 1)
 """

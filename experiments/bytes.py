@@ -1,8 +1,8 @@
-"""A BERT without a vocabulary: its tokens are the bytes of UTF-8, of which whole words are masked.
+"""A BERT without a vocabulary: its tokens are the bytes of UTF-8, and whole words are masked.
 
 Command:  bertjax train --config=bytes --config.data.corpus=texts/ --workdir=runs/bytes
 Hardware: not run at this size; a small model on two CPU cores: ablations/RESULTS.md
-Paper:    none that is comparable; a word has some five bytes, so that sequences are four times as long as base.py's
+Paper:    no comparable number; a word has about five bytes, so sequences are four times as long as in base.py
 """
 
 from bertjax.config import named_stages, pretraining_config, stage

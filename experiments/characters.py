@@ -1,19 +1,19 @@
 """Left-to-right models of characters with auxiliary losses (Al-Rfou et al. 2019): t64, t12; and cores.
 
-Its 64 or 12 layers of 512 have two heads, an inner width of 2,048 and positions of their own in each layer. Layers
-before the last predict the next two characters as well, the l-th of n up to l / 2n of the training. The recipe is that
-of the paper's section "Training": 4 M steps of 16 sequences of 512 bytes, momentum of 0.99, a rate of 0.003 that never
-falls. It drops out 0.55 of attention and of what ReLU gives; there is no place for the latter here, so that what each
-part adds to the sum loses 0.1. Here gradients are clipped, of which the paper does not speak, and the embeddings are
-also the last layer's head.
+The 64 or 12 layers of 512 have two heads and an inner width of 2,048. Each layer has separate position embeddings.
+Layers before the last layer also predict the next two characters, the l-th of n layers up to l / 2n of the training.
+The recipe is in the paper's section "Training": 4 M steps of 16 sequences of 512 bytes, a momentum of 0.99, and a
+constant rate of 0.003. The paper has dropout of 0.55 in attention and after ReLU. bertjax has no dropout after ReLU, so
+the residual dropout is 0.1 here. Two more differences: gradients are clipped here, and the last layer's head is the
+embedding table.
 
 cores is small enough for two CPU cores: 6 layers of 128, with Adam.
 
 Command:  bertjax train --config=characters:t12 --config.data.corpus=texts/ --workdir=runs/characters
-          --config.eval.bits_windows=200 also measures bits per byte of held-out text, of bytes.py's model as well
-Hardware: not run at the paper's sizes; theirs: t64 175 hours on a TPU v2, for 2.5 M steps
-Paper:    bits per byte of enwik8's test set 1.06 (t64) and 1.11 (t12), each byte after 512 others; here a byte of a
-          sequence has 255 before it on average
+          --config.eval.bits_windows=200 also measures bits per byte of held-out text, also for a model of bytes.py
+Hardware: not run at the paper's sizes; the paper: t64 175 hours on a TPU v2, for 2.5 M steps
+Paper:    bits per byte of enwik8's test set 1.06 (t64) and 1.11 (t12), each byte after 512 bytes; here
+          255 bytes precede a byte of a sequence on average
 """
 
 from bertjax import objectives

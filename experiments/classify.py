@@ -12,15 +12,15 @@ def get_config():
     return fine_tuning_config(
         "classify",
         text="text",
-        second_text="",  # column of the other text, where pairs are classified
-        # The column of the labels; several, separated by commas, have 0 or 1 each: whether a text has their label.
+        second_text="",  # column of the second text of a pair
+        # The column of the labels. Several columns, separated by commas: one per label, with 1 or 0.
         label="label",
-        # A text has any number of the labels in its column: a list of them (list), or those between this character.
+        # For several labels per text in one column: "list", or the character that separates the labels.
         multi_label="",
-        # Texts longer than max_seq_length are truncated; or read in windows, which begin doc_stride tokens after each
-        # other, and whose logits are combined: mean | max.
+        # Texts longer than max_seq_length are truncated, or read in windows with a stride of doc_stride tokens. The
+        # logits of the windows are combined: mean | max.
         windows="",
         doc_stride=64,
-        is_number=False,  # labels are numbers to be predicted, not classes
-        heldout_seed=0,  # if data.path is one file: chooses the tenth of it that is the dev set
+        is_number=False,  # the labels are numbers (regression), not classes
+        heldout_seed=0,  # if data.path is one file: the seed that draws a tenth of it as the dev set
     )

@@ -1,12 +1,13 @@
-"""ELECTRA (Clark et al. 2020): small and base, which tell the words that a small generator has replaced from others.
+"""ELECTRA (Clark et al. 2020): small and base, which detect the words that a small generator has replaced.
 
 As in the paper's table 6 and Google's configure_pretraining.py: 15 % of the tokens are predicted, 85 % of these masked
-and the rest left as they are; the generator has a fourth of the width of small, a third of base's, and shares its
-embeddings; the discriminator's loss counts 50 times. Theirs splits a text into two segments; here it is one.
+and the rest unchanged. The generator has a fourth of the width of small, or a third of the width of base, and shares
+the embeddings. The weight of the discriminator's loss is 50. Google's code splits a text into two segments; here a text
+is one segment.
 
 Command:  bertjax train --config=electra:small --config.data.corpus=texts/ --workdir=runs/electra
           bertjax convert --source=runs/electra --output=generator --format=huggingface --part=generator
-Hardware: not run at these sizes; theirs: small 4 days on a V100, base 4 days on 16 TPUv3 chips
+Hardware: not run at these sizes; the paper: small 4 days on a V100, base 4 days on 16 TPUv3 chips
 Paper:    not comparable: other data and vocabularies; GLUE 79.9 and 85.1 on the dev sets (table 1)
 """
 

@@ -1,6 +1,6 @@
-"""A forward and a backward LSTM that predict next and previous words, as ELMo: features for other models.
+"""A forward and a backward LSTM that predict next and previous words, like ELMo: features for other models.
 
-The learnt mix of its layers is features:weighted_sum_with_embeddings. ELMo reads characters and has larger LSTMs.
+features:weighted_sum_with_embeddings is the learned mix of its layers. ELMo reads characters and has larger LSTMs.
 
 Command:  bertjax train --config=elmo --config.data.corpus=texts/ --workdir=runs/elmo
           bertjax train --config=features:weighted_sum_with_embeddings --config.init_checkpoint=runs/elmo ...

@@ -1,4 +1,4 @@
-"""Vectors of your texts: an encoder is trained so that texts that belong together get vectors near each other.
+"""Embeddings of your texts: trains an encoder so that related texts get similar embeddings.
 
 Command:  bertjax train --config=embed --config.init_checkpoint=DIR --config.data.path=FOLDER
           with train.csv (.tsv, .jsonl) and dev.csv in the folder, whose columns are `anchor` and `positive`
@@ -13,40 +13,41 @@ from bertjax.config import fine_tuning_config
 def get_config():
     config = fine_tuning_config(
         "embed",
-        # What an example is: pairs (of a query and its document, in two columns; more columns are documents that are
-        # not the query's) | scored (pairs with a number: how similar they are) | labelled (pairs with 1 or 0) |
-        # sentences (a text and itself, under another dropout: SimCSE) | squad (questions and their paragraphs) |
-        # search (a folder as BEIR has it: corpus.jsonl, queries.jsonl, qrels/train.tsv).
+        # The form of the examples: pairs (a query and its document in two columns; further columns: hard negatives) |
+        # scored (pairs with a similarity score) | labelled (pairs with 1 or 0) | sentences (single texts, each encoded
+        # twice with different dropout: SimCSE) | squad (questions and their paragraphs) | search (a folder in
+        # the format of BEIR: corpus.jsonl, queries.jsonl, qrels/train.tsv).
         form="pairs",
         texts="anchor,positive",  # columns
         label="label",  # column of the score or label
-        heldout_seed=0,  # if data.path is one file: chooses the tenth of it that is the dev set
-        # What is written before a text: of queries, or all where there are no documents; and of documents.
+        heldout_seed=0,  # if data.path is one file: the seed that draws a tenth of it as the dev set
+        # The prompts of queries (of all texts, if there are no documents) and of documents.
         query_prompt="",
         document_prompt="",
-        # The dev set; empty: as above. ignore_identical_ids, of form=search: no query finds the document with its id,
-        # where queries are documents as well, as in BEIR's ArguAna.
+        # The dev set; an empty field has the value of the training set. ignore_identical_ids (for form=search): ignores
+        # the document with the id of the query, for data whose queries are also documents, such as BEIR's ArguAna.
         dev=ml_collections.ConfigDict(dict(path="", form="", texts="", label="", ignore_identical_ids=False)),
         sets=ml_collections.ConfigDict(),  # more training sets by name, see `text_set`
     ).unlock()
-    # A vector is made of the states of a text: their mean | that of its first token, cls | that of the last one.
-    # dense: width of a dense layer after it, 0: none; its activation: none | tanh. normalize: its length is 1.
+    # pooling selects the hidden states: mean (over all tokens) | cls (the first token) | last (the last token).
+    # dense is the width of a dense layer after pooling (0: no layer), dense_act its activation: none | tanh.
+    # normalize scales each embedding to length 1.
     config.head = ml_collections.ConfigDict(dict(pooling="mean", dense=0, dense_act="none", normalize=True))
     config.loss = ml_collections.ConfigDict(
         dict(
             temperature=0.05,  # divides cosines
-            symmetric=False,  # for pairs: documents also look for their queries among all of the batch
-            margin=0.5,  # for labelled pairs: 1 - cosine of those that do not belong together is to be larger
-            widths="",  # such as 256,64: the first so many numbers of a vector are a good vector as well (Matryoshka)
+            symmetric=False,  # for pairs: also scores each document against all queries of the batch
+            margin=0.5,  # for labelled pairs: the minimum 1 - cosine of unrelated texts
+            widths="",  # Matryoshka dimensions, such as 256,64
         )
     )
-    # A teacher is any model with vectors, whose own are learnt (of the same width: head.dense makes it), or its scores:
-    # by how much a positive's cosine is above a negative's; of two texts their cosine.
+    # vectors (the teacher's embeddings, which must have the same width: set head.dense) | scores (the teacher's
+    # difference between the cosines of a positive and a negative, or the cosine of two texts).
     config.distill.what = "vectors"
     config.batch_size, config.packing, config.epochs = 64, True, 1.0
     return config.lock()
 
 
 def text_set(path: str, form: str = "pairs", texts: str = "anchor,positive", label: str = "label", weight: float = 1.0):
-    """Returns a training set for `config.data.sets`; `weight`: how often it is used in an epoch."""
+    """Returns a training set for `config.data.sets`; `weight`: the number of times it is used in an epoch."""
     return ml_collections.ConfigDict(dict(path=path, form=form, texts=texts, label=label, weight=weight))

@@ -12,7 +12,7 @@ from bertjax.config import fine_tuning_config
 
 def get_config(layers="concat_last_four"):
     config = fine_tuning_config("features", document_context=True).unlock()
-    # 768 units a direction. The paper says no more of what is on top; rate and epochs are ours.
+    # The paper gives only the 768 units per direction. The rate and the epochs are choices of this project.
     config.head.layers = layers
     config.head.update(lstm_size=768, lstm_layers=2)
     config.max_seq_length = 256

@@ -1,7 +1,7 @@
 """BERT-large in 15,625 steps of 32,768 sequences with LAMB (You et al. 2020, tables 1 and 4).
 
 Command:  as in base.py, with --config=lamb
-Hardware: 1,024 TPU v3 chips in the paper; a v5litepod-256 holds it, says bertjax compile; not run here yet
+Hardware: 1,024 TPU v3 chips in the paper; fits a v5litepod-256 by bertjax compile; not run here yet
 Paper:    F1 91.5 on SQuAD 1.1's dev set (You et al. 2020, table 1)
 """
 

@@ -1,19 +1,22 @@
-"""ModernBERT (Warner et al. 2024), of its sizes and of Ettin's: base, large, 17m, 32m, 68m, 150m, 400m, 1b; and cores.
+"""ModernBERT (Warner et al. 2024) in its sizes and in Ettin's sizes: base, large, 17m, 32m, 68m, 150m, 400m, 1b; cores.
 
-Ettin's recipe (Weller et al. 2025), as in its configs for Composer. `pretraining`: 1.7 T tokens in sequences of 1,024,
-30 % of them masked, at a constant rate after a warm-up, with a batch that grows at first. `context`: 250 B in
-sequences of 7,999 and wider angles of global layers, while the rate falls to half by 1 - sqrt. `decay`: 50 B with 15 %
-masked and wider angles of all layers, down to 4 % of that; for 1b, a third of both.
+The stages are Ettin's recipe (Weller et al. 2025), as in its configs for Composer:
 
-Theirs grows by a microbatch, in up to 192 sizes; each compiles the step again, so here it grows in 8. Theirs does not
-count padding as tokens. Except for 17m, its `context` widens the angles of local layers already. The vocabulary, a
-byte-level BPE as theirs, is learnt from the corpus.
+pretraining: 1.7 T tokens in sequences of 1,024, 30 % masked, a constant rate after a warm-up, a batch that first grows
+context:     250 B tokens in sequences of 7,999, a larger rope base in global layers; the rate falls to
+             half by 1 - sqrt
+decay:       50 B tokens, 15 % masked, a larger rope base in all layers; the rate falls to 4 % of this half. 1b has a
+             third of the tokens of `context` and `decay`
 
-cores is for two CPU cores and three to six hours: 17m's shape with fewer tokens, in short sequences. In ten minutes, a
-smaller model learns more: --config=text --config.budget=10min.
+Differences from Ettin: Ettin's batch grows by a microbatch, in up to 192 sizes. Each size compiles the step again, so
+the batch grows in 8 sizes here. Ettin does not count padding as tokens. Except for 17m, Ettin's `context` already
+has a larger rope base in local layers. The vocabulary is a byte-level BPE, as in Ettin, learned from the corpus.
+
+cores is for two CPU cores and three to six hours. It has the shape of 17m, with fewer tokens and short sequences. In
+ten minutes, a smaller model learns more: --config=text --config.budget=10min.
 
 Command:  bertjax train --config=modern:base --config.data.corpus=texts/ --workdir=runs/modern
-Hardware: not run at any of these sizes; of cores, 232 steps of 6,000 on two CPU cores, about 2 s a step
+Hardware: not run at any of these sizes; 232 of the 6,000 steps of cores on two CPU cores, about 2 s per step
 Paper:    not comparable: other data and vocabularies
 """
 
@@ -21,7 +24,7 @@ from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.models import model_fields
 
 # Layers, hidden size, width of the gated product, heads; peak of the rate, weight decay, tokens of the warm-up, and
-# those over which the batch grows.
+# tokens of the growth of the batch.
 SIZES = {
     "17m": (7, 256, 384, 4, 3e-3, 3e-4, 4e9, 125e9),
     "32m": (10, 384, 576, 6, 3e-3, 3e-4, 4e9, 100e9),
@@ -64,7 +67,7 @@ def get_config(size="base"):
 def for_cores(config):
     config.model.vocab_size = 8000
     config.stages = named_stages(
-        constant=stage(4500, 128, 39),  # stages of one length come in the order of their names
+        constant=stage(4500, 128, 39),  # stages of one length are sorted by name
         decay=stage(1500, 128, 20, data=dict(masked_lm_prob=0.15), optimizer=FALLING | dict(decay_to=0.04)),
     )
     config.batch_size = 32

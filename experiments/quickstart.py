@@ -3,7 +3,7 @@
 Command:  bertjax train --config=quickstart
 Hardware: 2 CPU cores, 3 min 16 s
 Score:    held out: masked words 1.65 nats below the unigram baseline, accuracy 24.8 % (most frequent word 4.7 %);
-          next sentence 60.1 % (more frequent class 56.2 %). The text comes from the Python packages that are installed,
+          next sentence 60.1 % (more frequent class 56.2 %). The text comes from the installed Python packages,
           so the scores differ between machines
 """
 
@@ -17,13 +17,13 @@ def get_config():
         **model_size("tiny"),
         vocab_size=2048,
         max_position_embeddings=64,
-        initializer_range=0.05,  # as wide a net as BERT-base's would have, for a hidden size of 128
-        hidden_dropout_prob=0.0,  # every text is seen once or twice: there is nothing to overfit
+        initializer_range=0.05,  # BERT-base's initialization, scaled to a hidden size of 128
+        hidden_dropout_prob=0.0,  # every text is read once or twice, so the model cannot overfit
         attention_probs_dropout_prob=0.0,
     )
     config.stages = named_stages(short=stage(2000, 32, 5), long=stage(1500, 64, 10))
     config.batch_size = 32
-    # Thousands of steps instead of a million: a higher rate, and second moments that forget sooner.
+    # Thousands of steps instead of a million: a higher rate, and a lower decay of second moments.
     config.optimizer.update(learning_rate=3e-3, warmup_steps=200, beta2=0.98, bias_correction=True)
     config.log_every_steps = 100
     config.eval.update(

@@ -16,7 +16,7 @@ def get_config(version="v1.1"):
         version=version,
         doc_stride=128,
         max_query_length=64,
-        on_bad_answer="stop",  # at an answer that is not at its answer_start: stop | skip (in training; counted)
+        on_bad_answer="stop",  # for an answer that is not at its answer_start: stop | skip (in training; counted)
     )
     config.max_seq_length = 384
     config.optimizer.learning_rate = 5e-5 if version == "v1.1" else 3e-5

@@ -11,10 +11,10 @@ from bertjax.config import fine_tuning_config
 def get_config():
     config = fine_tuning_config(
         "tag",
-        words="words",  # a word; in .jsonl the list of them
-        tags="tags",  # its tag; in .jsonl the list of them. O, B-type and I-type are entities
-        sentence="sentence",  # column that is the same in all rows of a sentence; .jsonl has none
-        heldout_seed=0,  # if data.path is one file: chooses the tenth of it that is the dev set
+        words="words",  # column of the word; in .jsonl, the list of words
+        tags="tags",  # column of the tag; in .jsonl, the list of tags. O, B-type and I-type are entities
+        sentence="sentence",  # column with the same value in all rows of a sentence; not used for .jsonl
+        heldout_seed=0,  # if data.path is one file: the seed that draws a tenth of it as the dev set
     )
     config.optimizer.learning_rate = 5e-5
     return config

@@ -1,9 +1,9 @@
-"""A model of your own text, of the sizes that suit it, this machine and a budget of time.
+"""A model of your own text, with sizes for the text, this machine and a time budget.
 
 Command:  bertjax train --config=text --config.data.corpus=texts/ --config.budget=20min --workdir=runs/mine
           --config=text:bert trains BERT by the paper's recipe instead of ModernBERT. The budget is a time (20min, 8h,
           2d) or a number of tokens (200M), and covers everything from the start to the report. --config.FIELD=VALUE
-          sets what you want to choose yourself, such as --config.model.hidden_size=256
+          overrides a chosen value, such as --config.model.hidden_size=256
 Hardware: any; RESULTS.md has runs on one and two CPU cores
 Paper:    not comparable: other data, sizes and vocabularies
 """

@@ -1,12 +1,12 @@
 """Transformer-XL (Dai et al. 2019) of the paper's base sizes: wikitext, enwik8; and cores, for two CPU cores.
 
-As in the released scripts (run_wt103_base.sh, run_enwik8_base.sh): Adam at 2.5e-4, which a cosine lets fall to 0,
-without a warm-up; dropout 0.1, none of probabilities; gradients of norm 0.25 at most; evaluation with a longer memory.
-wikitext has 32,000 learnt tokens where the paper has 267,735 words and an adaptive softmax; enwik8 is read as bytes.
-Both are read as any text here: paragraphs are documents, sentences have one space between, and some documents are held
-out, so that scores are of other text than the paper's.
+As in the released scripts (run_wt103_base.sh, run_enwik8_base.sh): Adam at 2.5e-4 with a cosine decay to 0 and no
+warm-up; dropout 0.1, but not in attention probabilities; clipping at a norm of 0.25; a longer memory in evaluation.
+wikitext has 32,000 learned tokens; the paper has 267,735 words and an adaptive softmax. enwik8 is read as bytes. Both
+are read like any text here: paragraphs are documents, one space separates sentences, and some documents are held out.
+The scores are therefore scores of a different text than in the paper.
 
-cores is small enough to be trained in hours on two CPU cores.
+cores is small enough for hours of training on two CPU cores.
 
 Command:  bertjax train --config=transformer_xl:enwik8 --config.data.corpus=enwik8.txt --workdir=runs/enwik8
 Hardware: 4 GPUs, days, for the base sizes; not run here
@@ -16,9 +16,9 @@ Paper:    24.0 perplexity of words on WikiText-103 (table 1); 1.06 bits per char
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.models import model_fields
 
-# Memory of evaluation, and the farthest distance in it.
+# The memory length of evaluation, and the maximum distance.
 EVALUATION = {"wikitext": (640, 400), "enwik8": (2100, 820), "cores": (0, 0)}
-# Layers, hidden size, heads, width of the feed-forward network; length, which is the memory's too; rows; steps.
+# Layers, hidden size, heads, width of the feed-forward network; length of sequences and of the memory; rows; steps.
 SIZES = {
     "wikitext": (16, 410, 10, 2100, 150, 60, 200_000),
     "enwik8": (12, 512, 8, 2048, 512, 22, 400_000),

@@ -1,9 +1,10 @@
 """XLNet (Yang et al. 2019): base, large; and cores.
 
-large as in its appendix A.4: 500,000 steps of 8,192 sequences, on 512 TPU v3 chips. base, of its ablations, has
-BERT-base's size, and here its recipe. Both read two segments, as BERT, and learn 32,000 tokens with SentencePiece.
-Theirs also remembers a part of a sequence when it reads the next one: `--config.data.stream=True`, with `next_sentence`
-none and `short_seq_prob` 0, does so for rows of one segment. Its corpus for large has 33 B tokens.
+large has the recipe of the paper's appendix A.4: 500,000 steps of 8,192 sequences, on 512 TPU v3 chips. base is a model
+of the paper's ablations with BERT-base's size; here it also has BERT-base's recipe. Both read two segments, like BERT,
+and learn 32,000 tokens with SentencePiece. The paper's model also has a recurrent memory of a part of the previous
+sequence. For rows of one segment, `--config.data.stream=True` with `next_sentence` none and `short_seq_prob` 0 does the
+same. The paper's corpus for large has 33 B tokens.
 
 cores is small enough for two CPU cores.
 

@@ -1,4 +1,4 @@
-"""A checkpoint to fine-tune: tiny, random, with a vocabulary of the words in tests/conftest.py's topics."""
+"""A checkpoint to fine-tune: tiny, random, with a vocabulary of the words in the topics of tests/conftest.py."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ WORDS = [word for words in TOPICS.values() for word in words]
 
 @pytest.fixture(scope="module")
 def on_one_device():
-    """Runs use one of the eight devices: quicker where a test is not about devices."""
+    """Runs use one of the eight devices: faster for tests that are not about devices."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (finetuning_run, pretraining_run):
             patch.setattr(module, "make_mesh", one_device_mesh)
@@ -26,7 +26,7 @@ def on_one_device():
 
 @pytest.fixture(scope="module", autouse=True)
 def runs_on_one_device(on_one_device):
-    """Has all tests of a folder whose conftest imports it use one device."""
+    """Makes all tests of a folder use one device, if the conftest of the folder imports this fixture."""
 
 
 @pytest.fixture(scope="session")

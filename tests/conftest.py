@@ -1,4 +1,4 @@
-"""What the tests share: eight simulated devices, a small made-up corpus, and records prepared from it once."""
+"""Fixtures of all tests: eight simulated devices, a small made-up corpus, and prepared records."""
 
 import os
 
@@ -14,7 +14,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-# Run after run the same small programs are compiled, and by the processes that tests start as well.
+# Repeated test runs, and the processes that tests start, compile the same small programs.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
 
 import collections
@@ -42,16 +42,17 @@ from bertjax.distributed.mesh import make_mesh
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
-# JAX traces by making many small objects that live on: looking through them after each 700 takes a tenth of the time.
+# Tracing in JAX makes many small objects that stay alive: a garbage collection after each 700 takes a tenth of the
+# time.
 gc.freeze()
 gc.set_threshold(50_000)
 
-# A shell's background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
+# Background jobs of a shell ignore Ctrl-C. The processes that tests start and interrupt would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FOLDER = pathlib.Path(__file__).parent
 
-# Seconds of each test that takes half a second or more. `pytest -m '' --write-durations` writes the file anew.
+# Seconds of each test that takes half a second or more. `pytest -m '' --write-durations` rewrites the file.
 DURATIONS = FOLDER / "durations.json"
 SHORT = 0.1  # seconds of a test that the file does not list
 
@@ -60,8 +61,8 @@ BEGAN = float(os.environ.setdefault("BERTJAX_TESTS_BEGAN", str(time.time())))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="write the golden snapshots anew")
-    parser.addoption("--write-durations", action="store_true", help=f"write {DURATIONS.name} anew")
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden snapshots")
+    parser.addoption("--write-durations", action="store_true", help=f"rewrite {DURATIONS.name}")
     parser.addoption(
         "--minutes",
         type=float,
@@ -71,7 +72,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.option.loadscopereorder = False  # xdist would begin with the files that have the most tests
+    config.option.loadscopereorder = False  # xdist would start with the files that have the most tests
     if config.option.write_durations and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationsWriter())
 
@@ -135,7 +136,7 @@ TOPICS = {
 
 
 def make_corpus(documents: int, seed: int = 0) -> str:
-    """Documents of simple sentences, each about one topic; a blank line between documents."""
+    """Documents of simple sentences about one topic per document; a blank line between documents."""
     rng = random.Random(seed)
     texts = []
     for _ in range(documents):
@@ -151,14 +152,14 @@ def make_corpus(documents: int, seed: int = 0) -> str:
 
 @pytest.fixture(autouse=True)
 def without_pictures(request, monkeypatch):
-    """Spares each run the second that its page takes; `test_report` and the commands, in processes, draw theirs."""
+    """Skips the pages of runs, which take a second each; `test_report` and commands in processes draw pages."""
     if request.path.name != "test_report.py" and "with_pictures" not in request.fixturenames:
         monkeypatch.setattr("bertjax.reporting.page.write_page", lambda *_: None)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def products_of_float32():
-    """Has dtype "auto" mean float32, whatever this processor multiplies faster; tests of bfloat16 name it."""
+    """Sets dtype "auto" to float32 on any processor; tests of bfloat16 set the dtype."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertjax.distributed.mesh.cpu_dtype", lambda: "float32")
         yield
@@ -166,9 +167,9 @@ def products_of_float32():
 
 @pytest.fixture(autouse=True, scope="session")
 def reader_without_tensorflow():
-    """Sets the reader of records to the one that starts faster.
+    """Sets the reader of records to the reader that starts faster.
 
-    `tests/data/test_readers.py` compares both readers; commands that start Python anew read with TensorFlow.
+    `tests/data/test_readers.py` compares both readers. Commands in a fresh Python read with TensorFlow.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertjax.data.loading.pipeline.reader", lambda: plain)
@@ -177,7 +178,7 @@ def reader_without_tensorflow():
 
 @contextlib.contextmanager
 def without_compilation_cache():
-    """What is compiled for a TPU that is not there can be written to the cache, but not be read."""
+    """Programs compiled for an absent TPU can be written to the cache, but not be read."""
     jax.config.update("jax_enable_compilation_cache", False)
     yield
     jax.config.update("jax_enable_compilation_cache", True)
@@ -203,7 +204,7 @@ def built_once(tmp_path_factory):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(f"{folder}.lock"):
             if not folder.exists():
-                shutil.rmtree(unfinished, ignore_errors=True)  # of a build that failed
+                shutil.rmtree(unfinished, ignore_errors=True)  # a previous build failed
                 unfinished.mkdir(parents=True)
                 build(unfinished)
                 unfinished.rename(folder)
@@ -241,7 +242,7 @@ def tiny_config(corpus="", records=""):
 
 @contextlib.contextmanager
 def preparing_in_process():
-    """`prepare` without processes of its own, which take seconds to start."""
+    """`prepare` without subprocesses, which take seconds to start."""
     from bertjax.data.preprocessing import preparation, vocabulary
 
     with pytest.MonkeyPatch.context() as patch:
@@ -277,8 +278,8 @@ def pretrained(corpus_file, built_once):
     def build(name, folder):
         config = configs()[name]
         config.data.corpus = str(corpus_file)
-        for each in config.stages.values():
-            each.steps = 10 // len(config.stages)
+        for stage_fields in config.stages.values():
+            stage_fields.steps = 10 // len(config.stages)
         with preparing_in_process():
             launch(config, folder)
 
@@ -298,7 +299,7 @@ def heldout_batches(files, *sizes, **settings):
 
 
 def pretraining_task(config, mesh, records=None, tokenizer=None, rows=None):
-    """Returns the task of pre-training, on a folder of records or without data."""
+    """Returns the pre-training task on a folder of records, or without data."""
     from bertjax.pretraining.data import load_stages, planned_stages
     from bertjax.pretraining.task import Pretraining
 

@@ -1,7 +1,7 @@
 """Tiny pre-training runs that cover every family and every objective, and the curves of their 60 steps.
 
 `tests/golden/curves/NAME.json` stores the curves of a run. `tests/test_curves.py` compares them;
-`tests/golden/make_curves.py` writes the files anew.
+`tests/golden/make_curves.py` rewrites the files.
 """
 
 import json
@@ -45,7 +45,7 @@ def configs() -> dict:
     stream = {"data.stream": True, "data.dupe_factor": 1, "data.short_seq_prob": 0.0}
     byte_pieces = {"tokenizer.kind": "bytes", **dynamic}
     return {
-        # The paper's recipe: static masks, pairs of segments, two lengths, Adam without bias correction.
+        # The recipe of the paper: static masks, pairs of segments, two lengths, Adam without bias correction.
         "bert": _config(
             "bert", {}, named_stages(short=stage(STEPS // 2, 32, 5), long=stage(STEPS // 2, 48, 8)),
             **{"data.next_sentence": "pairs"},

@@ -1,16 +1,16 @@
-"""The commands of README and of docs/: those of a page in their order, as a reader would type them.
+"""The commands of README and docs/, in the order of a page.
 
-What only a test needs to know stands in comments of the Markdown, which no reader sees:
+Comments in the Markdown, invisible to readers, contain instructions for the tests:
 
-    <!-- tiny: --config.x.y=VALUE ... -->  from here on, flags that the commands with a --config get; several add up
-    <!-- first: COMMAND -->                run before the block below, for what the reader has from elsewhere
-    <!-- instead: A->B ... -->             in the block below, B stands for A
-    <!-- file: NAME -->                    the block below is the content of a file
-    <!-- run -->                           the Python below is run
-    <!-- says: TEXT -->                    what the block below prints has this in it
-    <!-- only parsed -->                   the block below needs what a test has not, such as a cloud
-    <!-- said by: COMMAND -->              the block below is the line that this command ends with
-    <!-- in: FILE -->                      the words of the line below are in this file
+<!-- tiny: --config.x.y=VALUE ... -->  from here, flags for all commands with a --config; several comments add up
+<!-- first: COMMAND -->                run before the block below, to provide its inputs
+<!-- instead: A->B ... -->             in the block below, B replaces A
+<!-- file: NAME -->                    the block below is the content of a file
+<!-- run -->                           the Python below is run
+<!-- says: TEXT -->                    the output of the block below contains this text
+<!-- only parsed -->                   the block below needs resources that a test lacks, such as a cloud
+<!-- said by: COMMAND -->              the block below is the last line of this command
+<!-- in: FILE -->                      the words of the line below are in this file
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from bertjax.cli.commands import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[1]
-SITE = ROOT / "docs" / "site"  # what makes the site; no pages
+SITE = ROOT / "docs" / "site"  # sources of the site, not pages
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if SITE not in page.parents)]
-# Programs that are not ours, which no test runs.
+# External programs, which no test runs.
 OTHERS = ("pip", "hf", "docker", "srun", "pytest", "export", "uv", "curl", "printf", "source", "deactivate")
 
 _PART = re.compile(r"<!-- (?P<comment>.+?) -->|^```(?P<language>\w*)\n(?P<block>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -33,19 +33,19 @@ _PART = re.compile(r"<!-- (?P<comment>.+?) -->|^```(?P<language>\w*)\n(?P<block>
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A fenced block of a page, with what the comments before it say."""
+    """A fenced block of a page, with the instructions of the comments before it."""
 
     language: str
     text: str
     notes: dict[str, str]
 
     def commands(self) -> Iterator[list[str]]:
-        """Yields the words of each command of a shell's block; those of a redirection are among them."""
+        """Yields the words of each command of a shell block, including redirections."""
         if not self.language:
             yield from _commands(self.text)
 
     def to_run(self) -> Iterator[list[str]]:
-        """Yields those that a test runs, as it does."""
+        """Yields the commands that a test runs, with the replacements for tests."""
         if not self.language and "only parsed" not in self.notes:
             text = self.text
             for pair in self.notes.get("instead", "").split():
@@ -65,7 +65,7 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 def _is_variable(word: str) -> bool:
-    """Whether it sets a variable of the environment for the command after it."""
+    """Returns whether a word sets an environment variable for the command after it."""
     return re.match(r"[A-Z_]+=", word) is not None
 
 
@@ -81,7 +81,7 @@ def blocks_of(page: pathlib.Path) -> Iterator[Block]:
 
 
 def module_of(words: list[str]) -> tuple[str, list[str]] | None:
-    """Returns the module of a command of ours, and its arguments; None for another program.
+    """Returns the module of a bertjax command, and its arguments; None for another program.
 
     Raises `ValueError` for a subcommand or module that does not exist.
     """
@@ -97,5 +97,5 @@ def module_of(words: list[str]) -> tuple[str, list[str]] | None:
 
 
 def split_redirection(arguments: list[str]) -> tuple[list[str], str]:
-    """Returns the arguments, and the file that the output goes to; "" if it goes nowhere else."""
+    """Returns the arguments, and the target file of the redirection; "" without a redirection."""
     return (arguments[:-2], arguments[-1]) if ">" in arguments[-2:] else (arguments, "")

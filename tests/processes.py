@@ -1,8 +1,8 @@
-"""The package's commands in processes of their own.
+"""The commands of the package in separate processes.
 
 `run` and `start` fork the processes off one process that has imported JAX already: a start costs milliseconds instead
 of seconds. A fork runs `python -m bertjax.MODULE` with its own flags, environment, folder and signals. It reads records
-without TensorFlow. `fresh=True` starts Python anew, as users do.
+without TensorFlow. `fresh=True` starts a new Python process, which takes seconds.
 """
 
 import atexit
@@ -24,8 +24,8 @@ import time
 import traceback
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Without fusion emitters, which put each fusion through MLIR, compiling takes half the time. One part of generated code
-# takes a tenth less processor time than several parts, which only idle cores would make faster.
+# Without fusion emitters, which compile each fusion with MLIR, compilation takes half the time. One part of generated
+# code takes a tenth less processor time than several parts, which are faster only on idle cores.
 QUICK_TO_COMPILE = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
     "--xla_cpu_parallel_codegen_split_count=1"
@@ -33,7 +33,7 @@ QUICK_TO_COMPILE = (
 
 
 class Process:
-    """A process whose stdout and stderr go to files, so that they can be read while it runs."""
+    """A process whose stdout and stderr go to files, so that tests can read them while it runs."""
 
     def __init__(self, name: str, folder: pathlib.Path):
         self.name, self._folder, self._fresh = name, folder, None
@@ -43,7 +43,7 @@ class Process:
 
     @property
     def stdout(self) -> str:
-        """Of the time until now."""
+        """Returns the output until now."""
         return self._outputs[0].read_text()
 
     @property
@@ -64,7 +64,10 @@ class Process:
             os.kill(self.pid, number)
 
     def wait(self, timeout: float) -> int:
-        """The exit status. What has not ended after `timeout` seconds is killed, and shown."""
+        """Returns the exit status.
+
+        A process that has not ended after `timeout` seconds is killed, and its state is shown.
+        """
         deadline = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > deadline:
@@ -74,18 +77,18 @@ class Process:
         return self.poll()
 
     def describe(self) -> str:
-        """What it is doing, with its last lines."""
+        """Returns the state of the process, with its last lines."""
         state = "still runs" if self.poll() is None else f"ended with status {self.poll()}"
         return f"{self.name} {state}\n--- stdout\n{self.stdout[-1000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
-# Environment variable: preparation starts no processes, and runs draw no pages and leave out stages of one step, since
-# each stage compiles a program; with the value "untrained", runs end where training would begin.
+# Environment variable: preparation starts no processes, and runs draw no pages and skip stages of one step, since each
+# stage compiles a program; with the value "untrained", runs end where training would begin.
 QUICK = "BERTJAX_TESTS_QUICK"
 
 
 def environment_with(**variables: str) -> dict[str, str]:
-    """For a process that computes on one CPU device, and keeps all that it compiles for the next."""
+    """Returns the environment of a process that computes on one CPU device, and caches all compiled programs."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **variables}  # fmt: skip
 
@@ -112,7 +115,7 @@ def start(module: str, *arguments, cwd, fresh: bool = False, **environment) -> P
 
 
 def run(module: str, *arguments, cwd, timeout: float = 300, **more) -> subprocess.CompletedProcess:
-    """Waits for what `start` starts."""
+    """Waits for a process of `start`."""
     process = start(module, *arguments, cwd=cwd, **more)
     code = process.wait(timeout)
     return subprocess.CompletedProcess([module, *arguments], code, process.stdout, process.stderr)
@@ -120,7 +123,7 @@ def run(module: str, *arguments, cwd, timeout: float = 300, **more) -> subproces
 
 @contextlib.contextmanager
 def in_process_pool(workers):
-    """Yields an executor that calls functions at once, in place of processes, which take seconds to start."""
+    """Yields an executor that calls functions at once, instead of starting processes, which takes seconds."""
 
     class Pool(concurrent.futures.Executor):
         def submit(self, function, *arguments):
@@ -140,13 +143,14 @@ def _folder() -> str:
 
 @functools.cache
 def _forking() -> subprocess.Popen:
-    """Ends with the tests: its stdin is closed then."""
+    """Starts the forking process, which ends with the tests: its stdin is closed then."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.processes"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
 
 
-# The process that forks. It computes nothing: JAX's threads, which no fork survives, start with that.
+# The process that forks. It computes nothing, because a computation would start threads of JAX, which do not survive a
+# fork.
 
 
 def _serve() -> str:
@@ -175,7 +179,7 @@ def _serve() -> str:
 
 
 def _become(module: str, arguments: list[str], cwd: str, environment: dict[str, str], folder: str) -> str:
-    """Makes this fork what a process with these would be."""
+    """Sets the folder, environment and signals of this fork to these values."""
     for number, name in enumerate((os.devnull, f"{folder}/stdout", f"{folder}/stderr")):
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
@@ -185,15 +189,15 @@ def _become(module: str, arguments: list[str], cwd: str, environment: dict[str, 
     os.environ.update(environment)
     sys.argv = [module, *arguments]
     sys.path[:] = [cwd, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[1:]]
-    for name, value in jax.config.values.items():  # which were read from the environment of another process
-        given = environment.get(name.upper())
-        if given is not None and isinstance(value, str | float | int | None):
-            jax.config.update(name, given if value is None else type(value)(given))
+    for name, value in jax.config.values.items():  # JAX read them from the environment of the forking process
+        content = environment.get(name.upper())
+        if content is not None and isinstance(value, str | float | int | None):
+            jax.config.update(name, content if value is None else type(value)(content))
     return f"bertjax.{module}"
 
 
 def _run(module: str) -> None:
-    """Runs the module and ends as Python would, but for freeing all that was imported, which takes seconds."""
+    """Runs the module and ends like Python, but without freeing the imported modules, which takes seconds."""
     code = 1
     bertjax.data.loading.pipeline.reader = lambda: bertjax.data.loading.readers.plain
     if QUICK in os.environ:

@@ -28,16 +28,19 @@ from tests.pages import OTHERS, PAGES, ROOT, blocks_of, module_of, split_redirec
 from tests.processes import QUICK, run
 
 SIZES = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
-PIECES = {"wordpiece": 150, "bpe": 300, "sentencepiece": 80}  # bytes have as many as there are
+PIECES = {"wordpiece": 150, "bpe": 300, "sentencepiece": 80}  # the vocabulary size of bytes
 
 
 class Reader:
     """Runs commands. The commands that write the inputs of a command run first, whichever page has them."""
 
     def __init__(self, folder: pathlib.Path, trained: set[str] | None = None):
-        """`trained`: workdirs of the runs that train; others end where training would begin. None: all runs train."""
+        """`trained`: workdirs of the runs that train; other runs end where training would begin.
+
+        None: all runs train.
+        """
         self.folder, self._trained = folder, trained
-        self.printed: dict[tuple[str, ...], str] = {}  # by each command that was run
+        self.printed: dict[tuple[str, ...], str] = {}  # output by command
         self._environment: dict[str, str] = {}
 
     def follow(self, page: pathlib.Path) -> int:
@@ -103,13 +106,13 @@ def _makes(words: list[str]) -> list[str]:
 
 
 def _needs(words: list[str]) -> Iterator[str]:
-    """Yields the paths that a command names, that others write."""
+    """Yields the paths in the arguments of a command that other commands write."""
     made = _makes(words)
     for word in words:
         path = pathlib.PurePath(word.rsplit("=", 1)[-1].partition("@")[0])
-        for each in map(str, (path, *path.parents)):
-            if each in MAKERS and each not in made:
-                yield each
+        for folder_or_file in map(str, (path, *path.parents)):
+            if folder_or_file in MAKERS and folder_or_file not in made:
+                yield folder_or_file
 
 
 def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
@@ -140,8 +143,8 @@ def _small_model(config, folder: pathlib.Path) -> dict[str, int]:
     if config.adapt.model:
         return {}
     if config.init_checkpoint:
-        theirs = json.loads((folder / config.init_checkpoint / "config.json").read_text())
-        return {name: value for name, value in theirs.items() if name in config.model and isinstance(value, int)}
+        model_json = json.loads((folder / config.init_checkpoint / "config.json").read_text())
+        return {name: value for name, value in model_json.items() if name in config.model and isinstance(value, int)}
     pieces = PIECES.get(config.tokenizer.kind, config.model.vocab_size)
     return SIZES | dict(vocab_size=pieces, embedding_size=32, memory_length=32)
 
@@ -154,7 +157,7 @@ def _has(config, name: str) -> bool:
 
 
 def write_inputs(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
-    """Writes the files that the pages expect their reader to have."""
+    """Writes the input files that the pages expect."""
     rng = random.Random(0)
     (folder / "experiments").symlink_to(ROOT / "experiments")
     for name in ("bert-base-uncased", "small-bert", "path/to/bert-base-uncased"):
@@ -227,25 +230,25 @@ def write_search(folder: pathlib.Path, documents: list[str]) -> None:
     (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{relevant}")
 
 
-# Tutorials begin with an empty folder, and the pages on extending with files of their own.
+# Tutorials begin with an empty folder, and the pages on extending with their example files.
 HOW_TO = [page for page in PAGES if page.parent.name not in ("tutorials", "extending")]
 
 
 def read_by_others() -> set[str]:
-    """Returns the paths that a command of the how-to pages writes and another one reads."""
+    """Returns the paths that one command of the how-to pages writes and another command reads."""
     blocks = (commands for page in HOW_TO for _, commands in _to_do(page))
     return {path for commands in blocks for words, _ in commands for path in _needs(words)}
 
 
 def writers() -> dict[str, list[tuple[list[str], list[str]]]]:
     """Returns the commands of the how-to pages, with their added flags, by the path that each command writes."""
-    found = collections.defaultdict(list)
+    commands_by_path = collections.defaultdict(list)
     for page in HOW_TO:
         for _, commands in _to_do(page):
             for words, tiny in commands:
                 for path in _makes(words):
-                    found[path].append((words, tiny))
-    return found
+                    commands_by_path[path].append((words, tiny))
+    return commands_by_path
 
 
 MAKERS = {path: commands[0] for path, commands in writers().items()}

@@ -1,6 +1,6 @@
-"""The loss, the gradient norm and the learning rate of tiny runs over 60 steps are those of the golden files.
+"""Loss, gradient norm and learning rate of tiny runs over 60 steps equal the golden files.
 
-After an intended change, `python -m tests.golden.make_curves` writes the files anew and draws old beside new.
+After an intended change, `python -m tests.golden.make_curves` rewrites the files and draws old and new curves.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ CONFIGS = curves.configs()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_run_has_its_golden_curves(name, tmp_path, on_one_device):  # noqa: F811
+def test_curves_equal_the_golden_curves(name, tmp_path, on_one_device):  # noqa: F811
     trained, golden = curves.train(CONFIGS[name], tmp_path), curves.read(name)
     assert trained.keys() == golden.keys()
     for label, values in golden.items():
@@ -25,7 +25,7 @@ def test_a_run_has_its_golden_curves(name, tmp_path, on_one_device):  # noqa: F8
 
 
 def test_every_family_and_every_objective_has_a_curve():
-    ours = {name for name in families.FAMILIES.names() if name not in families.FAMILIES.registered}
-    assert {config.model.family for config in CONFIGS.values()} == ours
+    package_families = {name for name in families.FAMILIES.names() if name not in families.FAMILIES.registered}
+    assert {config.model.family for config in CONFIGS.values()} == package_families
     learned = {term.name for config in CONFIGS.values() for term in terms_of_stages(config)}
     assert learned == {name for name in OBJECTIVES.names() if name not in OBJECTIVES.registered}

@@ -1,4 +1,4 @@
-"""README and docs/: their links lead somewhere, and the flags and files that they name exist."""
+"""README and docs/: links have targets, and the flags and files in the text exist."""
 
 import functools
 import pathlib
@@ -20,7 +20,7 @@ from tests.pages import PAGES, ROOT
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Returns the anchors of the headings of a page in GitHub's notation."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -61,7 +61,7 @@ def has_field(config, field: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_fields_of_the_config_exist(page):
     fields = set(re.findall(r"--config\.([a-z_.]+)=", page.read_text()))
-    for field in fields - {"anything", "x.y", "batchsize"}:  # the last one is a mistake in docs/faq.md
+    for field in fields - {"anything", "x.y", "batchsize"}:  # the last field is a mistake in docs/faq.md
         assert any(has_field(config, field) for config in configs()), field
 
 
@@ -75,7 +75,7 @@ def test_files_of_the_checkout_exist(page):
 
 @pytest.fixture
 def named(tmp_path, monkeypatch):
-    """A folder with what the examples in Python name, which becomes the current one."""
+    """Makes a folder with the files that the Python examples read, and makes it the current folder."""
     lines = [line for line in make_corpus(20).splitlines() if line]
     learnt = vocabulary_learning.learn_new_vocabulary(
         "wordpiece", vocabulary_learning.count_words("wordpiece", lines), 150
@@ -95,15 +95,15 @@ def named(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_examples_of_the_library_run(named, in_process, monkeypatch, capsys):
-    """One after the other; what they train has been trained."""
+    """The examples run in order; the runs that they read were trained before."""
     launched, names, page = [], {}, (ROOT / "docs" / "library.md").read_text()
-    monkeypatch.setattr("bertjax.launch.start.launch", lambda *given, draw, hooks: launched.append(given))
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda *arguments, draw, hooks: launched.append(arguments))
     for example in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(compile(example, "docs/library.md", "exec"), names)
     (tuned, folder), (trained, _) = launched
     assert (tuned.task, tuned.data.label, folder) == ("classify", "stars", "runs/reviews")
     assert trained.data.records == "records" and names["config"].data.records == ""
-    said = capsys.readouterr().out
-    assert said.startswith("the man went to the [MASK] to buy a [MASK] of milk [[(")
-    assert "\nepoch = 3: config has no field 'epoch'; did you mean epochs? " in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("the man went to the [MASK] to buy a [MASK] of milk [[(")
+    assert "\nepoch = 3: config has no field 'epoch'; did you mean epochs? " in printed
     assert names["logits"].shape == (2, 3) and names["states"].shape == (2, names["batch"].shape[1], 16)

@@ -1,4 +1,4 @@
-"""The smallest example of each page in docs/extending/ is trained with."""
+"""The smallest example of each page in docs/extending/ trains a run."""
 
 import pkgutil
 import sys
@@ -17,22 +17,22 @@ from tests.pages import PAGES, ROOT, blocks_of
 from tests.reader import Reader, write_inputs
 from tests.test_tutorials import forgetting  # noqa: F401
 
-LINES = {"family": 25, "objective": 15, "hook": 10}  # at most, without imports, blank lines and `get_config`
+LINES = {"family": 25, "objective": 15, "hook": 10}  # maximum, without imports, blank lines and `get_config`
 EXTENDING = [page for page in PAGES if page.parent.name == "extending"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", EXTENDING, ids=lambda page: page.stem)
-def test_the_smallest_example_of_a_page_is_trained_with(page, checkpoint, records_folder, tmp_path, monkeypatch):  # noqa: F811
+def test_the_smallest_example_of_a_page_trains(page, checkpoint, records_folder, tmp_path, monkeypatch):  # noqa: F811
     write_inputs(tmp_path, checkpoint)
-    (tmp_path / "records").symlink_to(records_folder)  # as they would be made of the text
+    (tmp_path / "records").symlink_to(records_folder)  # like objects of the text
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)  # as where a program is run
+    monkeypatch.syspath_prepend(tmp_path)  # as in the folder of a program
     monkeypatch.delitem(sys.modules, "stars", raising=False)
     assert Reader(tmp_path).follow(page) == page.read_text().count("<!-- file: ") > 0
 
 
-def test_there_is_a_page_for_each_kind_with_an_entry_point():
+def test_every_entry_point_group_has_a_page():
     table = (ROOT / "docs/extending.md").read_text()
     assert {page.stem for page in EXTENDING} == {"task", "family", "objective", "optimizer", "sink", "hook"}
     assert all(f"(extending/{page.name}" in table for page in EXTENDING)
@@ -47,7 +47,7 @@ def test_the_smallest_example_is_short(name, most):
 
 
 def test_the_page_names_the_groups_and_the_functions_of_the_registries():
-    """Each row of the table has the group of entry points of a registry, and its `register`."""
+    """Each row of the table has the entry point group of a registry, and its `register`."""
     rows = [line.split("|") for line in (ROOT / "docs/extending.md").read_text().splitlines() if "register` |" in line]
     registries = (TASKS, FAMILIES, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS, HOOKS)
     assert [row[3].strip(" `") for row in rows] == [registry.group for registry in registries]
@@ -68,7 +68,7 @@ def test_a_new_file_does_not_take_the_checkpoints_of_transformers(architecture, 
 
 
 @pytest.mark.parametrize("registry", [TASKS, FAMILIES, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS, HOOKS])
-def test_each_name_of_a_registry_loads(registry):
-    """A helper module beside objectives or families is none of them."""
+def test_every_registered_name_loads(registry):
+    """Helper modules in the folders of objectives and families are not registered."""
     for name in registry.names():
         assert registry.get(name) is not None

@@ -1,4 +1,4 @@
-"""Faults as they come: signals, full disks, killed processes."""
+"""Faults in operation: signals, full disks, killed processes."""
 
 import re
 import resource
@@ -33,7 +33,7 @@ def wait_until(condition, process):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line_and_costs_no_checkpoint(records_folder, tmp_path):
+def test_a_full_disk_prints_one_line_and_loses_no_checkpoint(records_folder, tmp_path):
     process = train(records_folder, tmp_path)
     wait_until(lambda: (tmp_path / "run/checkpoints/5").exists(), process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, 2000))
@@ -47,7 +47,7 @@ def test_a_full_disk_is_one_line_and_costs_no_checkpoint(records_folder, tmp_pat
 
 
 @pytest.mark.slow
-def test_however_often_ctrl_c_is_pressed_there_are_two_lines_at_most(records_folder, tmp_path):
+def test_repeated_ctrl_c_prints_at_most_two_lines(records_folder, tmp_path):
     process = train(records_folder, tmp_path)
     wait_until(lambda: "step 5/" in process.stdout, process)
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_however_often_ctrl_c_is_pressed_there_are_two_lines_at_most(records_fol
 
 
 @pytest.mark.slow
-def test_the_second_of_two_runs_in_a_workdir_refuses_and_the_first_goes_on(records_folder, tmp_path):
+def test_a_second_run_in_a_workdir_is_refused(records_folder, tmp_path):
     pair = [train(records_folder, tmp_path) for _ in range(2)]
     wait_until(lambda: any(process.poll() is not None for process in pair), pair[0] if pair[1].poll() else pair[1])
     (refused,) = [process for process in pair if process.poll() is not None]
@@ -70,7 +70,7 @@ def test_the_second_of_two_runs_in_a_workdir_refuses_and_the_first_goes_on(recor
     wait_until(lambda: "step 5/" in other.stdout, other)
     other.send_signal(signal.SIGKILL)
     other.wait(100)
-    with lock.held(tmp_path / "run", "--workdir"):  # the killed process leaves nothing that is in the way
+    with lock.held(tmp_path / "run", "--workdir"):  # the killed process leaves no lock
         pass
 
 

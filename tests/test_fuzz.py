@@ -1,4 +1,4 @@
-"""Eighty of the ten thousand inputs of experiments/benchmarks/fuzz.py, the same each time."""
+"""Eighty of the ten thousand inputs of experiments/benchmarks/fuzz.py, the same inputs in every run."""
 
 import pytest
 
@@ -20,10 +20,10 @@ def good(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", fuzz.ALL)
 def test_damaged_input_ends_in_a_result_or_one_line(good, name):
-    ended, what = fuzz.pass_through(name, good, seed=0, number=0)
-    assert ended == "result", what  # it is not damaged
-    found = [fuzz.pass_through(name, good, seed=0, number=number) for number in range(1, SLOW.get(name, EACH))]
-    wrong = [what for ended, what in found if ended not in ("result", "UserError")]
+    ended, message = fuzz.pass_through(name, good, seed=0, number=0)
+    assert ended == "result", message  # an undamaged input
+    outcomes = [fuzz.pass_through(name, good, seed=0, number=number) for number in range(1, SLOW.get(name, EACH))]
+    wrong = [message for ended, message in outcomes if ended not in ("result", "UserError")]
     assert not wrong, wrong[0]
-    if name in ("manifest", "records", "tokenizers", "texts", "tables"):  # of which each byte matters
-        assert any(ended == "UserError" for ended, _ in found)
+    if name in ("manifest", "records", "tokenizers", "texts", "tables"):  # every byte of these files matters
+        assert any(ended == "UserError" for ended, _ in outcomes)

@@ -1,4 +1,4 @@
-"""The commands of README and the how-to pages, as a reader types them, but for the size of what they make.
+"""The commands of README and the how-to pages, as a reader types them, with smaller models.
 
 Runs whose checkpoint no other command reads end where training would begin; the tests of their features train.
 """
@@ -19,7 +19,7 @@ PAGES = [*filter(has_commands_to_run, HOW_TO)]
 
 @pytest.fixture(scope="module")
 def reader(checkpoint, tmp_path_factory):  # noqa: F811
-    """Who has read no page yet; what one makes, the next ones find."""
+    """A reader that has read no page yet; later pages read the outputs of earlier pages."""
     folder = tmp_path_factory.mktemp("reader")
     write_inputs(folder, checkpoint)
     write_published(folder, checkpoint)
@@ -33,6 +33,6 @@ def test_every_command_of_a_page_runs(page, reader, monkeypatch):
     assert reader.follow(page) > 0
 
 
-def test_two_commands_do_not_write_to_one_place():
+def test_commands_write_to_distinct_paths():
     for path, commands in writers().items():
         assert len({tuple(words) for words, _ in commands}) == 1, path

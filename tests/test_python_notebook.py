@@ -46,7 +46,7 @@ def test_git_has_no_outputs_of_the_notebook():
 
 
 @pytest.mark.slow
-def test_each_cell_has_the_results_that_the_text_promises(tmp_path):
+def test_cells_have_the_results_of_the_text(tmp_path):
     # With the optimizations of XLA: the steps of training take longer than the compilation.
     outputs = execute(NOTEBOOK, tmp_path, tmp_path / "ipython", VALUES, XLA_FLAGS="")
     values, runs = json.loads(printed(outputs["last"])), tmp_path / "runs" / "tutorial"

@@ -19,7 +19,7 @@ READ_VERSION = {"bertjax.cli.commands", "bertjax.interop.model_card"}
 
 @pytest.fixture(scope="module")
 def rooms():
-    """docs/site/rooms.py."""
+    """Imports docs/site/rooms.py."""
     spec = importlib.util.spec_from_file_location("rooms", ROOT / "docs/site/rooms.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -46,10 +46,11 @@ def test_code_of_the_package_imports_modules_and_no_doors(imports):
 def test_a_door_has_a_docstring_and_names_and_no_logic(door):
     text = door.read_text()
     assert ast.get_docstring(ast.parse(text)) and len(text.splitlines()) <= 60
-    if door.parent != PACKAGE:  # which imports its names when they are used
+    if door.parent != PACKAGE:  # bertjax/__init__.py imports its names when they are used
         assert all(
-            isinstance(each, ast.ImportFrom) or (isinstance(each, ast.Assign) and each.targets[0].id == "__all__")
-            for each in ast.parse(text).body[1:]
+            isinstance(statement, ast.ImportFrom)
+            or (isinstance(statement, ast.Assign) and statement.targets[0].id == "__all__")
+            for statement in ast.parse(text).body[1:]
         )
 
 
@@ -64,12 +65,12 @@ def test_old_names_are_shims():
         assert len(lines) <= 6, path
 
 
-def test_the_picture_and_the_page_of_the_rooms_are_those_of_the_code(rooms):
-    """If this fails: python docs/site/rooms.py."""
+def test_picture_and_page_of_the_rooms_match_the_code(rooms):
+    """If this test fails, run python docs/site/rooms.py."""
     assert rooms.PICTURE.read_text() == rooms.picture(rooms.layers())
     assert rooms.PAGE.read_text() == rooms.page(rooms.layers())
 
 
-def test_each_folder_of_code_is_a_package():
+def test_every_folder_of_code_is_a_package():
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert folders == {door.parent for door in DOORS}

@@ -9,40 +9,40 @@ from bertjax.cli.commands import COMMANDS
 from bertjax.inference.tasks import TASKS
 
 TESTS_OF_COMMANDS = {
-    "train": "tests/cli/test_commands.py::test_main_goes_from_text_to_filled_masks",
-    "prepare": "tests/cli/test_commands.py::test_prepare_and_vocabulary_make_what_main_trains_on",
-    "vocabulary": "tests/cli/test_commands.py::test_prepare_and_vocabulary_make_what_main_trains_on",
-    "compile": "tests/planner/test_plan.py::test_the_command_prints_a_list_for_machines",
+    "train": "tests/cli/test_commands.py::test_main_trains_from_text_to_filled_masks",
+    "prepare": "tests/cli/test_commands.py::test_main_trains_on_records_of_prepare_and_vocabulary",
+    "vocabulary": "tests/cli/test_commands.py::test_main_trains_on_records_of_prepare_and_vocabulary",
+    "compile": "tests/planner/test_plan.py::test_the_command_prints_json",
     "predict": "tests/cli/test_commands.py::test_predict_fills_masks_as_text_and_as_json",
     "evaluate": "tests/cli/test_commands.py::test_evaluate_counts_minimal_pairs",
-    "serve": "tests/serving/test_serving.py::test_what_was_accepted_is_answered_after_sigterm",
-    "mine": "tests/embedding/test_retrieval.py::test_negatives_are_mined_with_a_checkpoint_and_learnt_from",
-    "search": "tests/embedding/test_index.py::test_the_command_writes_an_index_and_searches_it_again",
+    "serve": "tests/serving/test_serving.py::test_accepted_requests_are_answered_after_sigterm",
+    "mine": "tests/embedding/test_retrieval.py::test_mined_negatives_are_used_in_training",
+    "search": "tests/embedding/test_index.py::test_the_command_writes_and_reuses_an_index",
     "extract": "tests/inference/test_vectors.py::test_the_command_writes_vectors_of_a_table",
     "submit": "tests/finetuning/test_finetuning.py::test_predict_prints_json_lines_and_writes_submissions",
     "runs": "tests/reporting/test_overview.py::test_runs_are_listed_with_their_state",
-    "report": "tests/cli/test_commands.py::test_report_looks_into_a_run",
-    "convert": "tests/cli/test_commands.py::test_convert_there_and_back_and_predict_from_it",
+    "report": "tests/cli/test_commands.py::test_report_describes_a_run",
+    "convert": "tests/cli/test_commands.py::test_convert_round_trip_and_predict",
     "doctor": "tests/cli/test_doctor.py::test_the_command_describes_this_machine",
 }
 TESTS_OF_TASKS = {
-    "glue": "tests/finetuning/test_finetuning.py::test_a_task_is_learnt_and_scored",
+    "glue": "tests/finetuning/test_finetuning.py::test_fine_tuning_trains_and_scores_a_task",
     "classify": (
-        "tests/finetuning/test_classify.py::test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set"
+        "tests/finetuning/test_classify.py::test_multi_label_training_and_prediction_with_the_threshold_of_the_dev_set"
     ),
     "squad": "tests/finetuning/test_squad.py::test_a_tiny_run_writes_predictions",
-    "ner": "tests/finetuning/test_ner.py::test_a_tiny_run_learns_tags",
-    "tag": "tests/finetuning/test_ner.py::test_a_tiny_run_learns_tags",
-    "swag": "tests/finetuning/test_swag.py::test_a_tiny_run_learns_to_choose",
-    "features": "tests/finetuning/test_features.py::test_rows_of_the_table_in_one_run_which_learns_the_lstm_only",
-    "embed": "tests/embedding/test_retrieval.py::test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds",
+    "ner": "tests/finetuning/test_ner.py::test_a_tiny_run_trains_a_tagger",
+    "tag": "tests/finetuning/test_ner.py::test_a_tiny_run_trains_a_tagger",
+    "swag": "tests/finetuning/test_swag.py::test_a_tiny_run_trains_multiple_choice",
+    "features": "tests/finetuning/test_features.py::test_a_sweep_over_feature_layers_trains_only_the_lstm",
+    "embed": "tests/embedding/test_retrieval.py::test_a_file_is_evaluated_like_the_dev_set_with_the_tuned_thresholds",
 }
 
 
 @pytest.mark.parametrize(
     "names, tests", [(COMMANDS, TESTS_OF_COMMANDS), (TASKS.names(), TESTS_OF_TASKS)], ids=["commands", "tasks"]
 )
-def test_the_default_tier_has_an_end_to_end_test_of_each(names, tests, request):
+def test_the_default_tier_has_an_end_to_end_test_of_every_command_and_task(names, tests, request):
     assert set(names) == set(tests)
     items = [item for item in request.session.items if not item.get_closest_marker("slow")]
     collected = {item.nodeid.partition("[")[0] for item in items}

@@ -1,6 +1,6 @@
-"""The commands of the pages: those of the tutorials are run, in order and made small, and all others read.
+"""The commands of the pages: tests run the tutorials in order with small models, and parse all other commands.
 
-And the errors that docs/faq.md explains are the ones that its commands end with.
+The errors in docs/faq.md equal the errors of the commands.
 """
 
 import ast
@@ -29,12 +29,12 @@ from tests.reader import Reader, write_inputs
 TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
 FAQ = ROOT / "docs" / "faq.md"
 SAID = [block for block in blocks_of(FAQ) if "said by" in block.notes]
-IN_CODE = [block for block in blocks_of(FAQ) if "in" in block.notes]  # what takes other hardware, or a run
+IN_CODE = [block for block in blocks_of(FAQ) if "in" in block.notes]  # needs other hardware, or a run
 
 
 @pytest.fixture(scope="module")
 def reference():
-    """docs/site/reference.py, which knows the flags of each command."""
+    """Imports docs/site/reference.py, which has the flags of each command."""
     spec = importlib.util.spec_from_file_location("reference", SITE / "reference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -43,7 +43,7 @@ def reference():
 
 @pytest.fixture(autouse=True)
 def forgetting(monkeypatch):
-    """What the files of a page register is gone after the test."""
+    """Removes the registrations of the files of a page after the test."""
     kinds = (
         families.FAMILIES,
         OBJECTIVES,
@@ -58,8 +58,8 @@ def forgetting(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypatch):
-    """With flags that it has, and a config that is valid but for data that is not here."""
+def test_every_command_of_the_pages_exists(page, reference, tmp_path, monkeypatch):
+    """Commands have existing flags, and a valid config except for missing data."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
@@ -71,11 +71,11 @@ def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypat
         if block.language == "python":
             compile(block.text, page, "exec")
         for words in block.commands():
-            if found := module_of(words):
-                arguments, _ = split_redirection(found[1])
-                _, flags = reference.flags_of(found[0])
-                given = _given(flags, arguments)
-                assert {flag.name for flag in flags if reference.is_required(flag)} <= given, words
+            if command := module_of(words):
+                arguments, _ = split_redirection(command[1])
+                _, flags = reference.flags_of(command[0])
+                names = _given(flags, arguments)
+                assert {flag.name for flag in flags if reference.is_required(flag)} <= names, words
             elif words[:2] == ["python", "-m"]:
                 path = ROOT / words[2].replace(".", "/")
                 assert path.is_dir() or path.with_suffix(".py").exists() or words[2] == "venv", words
@@ -84,7 +84,7 @@ def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_example_of_a_command_has_the_flags_that_it_requires(name, reference):
+def test_the_example_of_a_command_has_the_required_flags(name, reference):
     docstring, flags = reference.flags_of(COMMANDS[name][0])
     program, command, *arguments = shlex.split(example_in(docstring))
     assert (program, command) == ("bertjax", name)
@@ -92,19 +92,19 @@ def test_the_example_of_a_command_has_the_flags_that_it_requires(name, reference
 
 
 def _given(flags, arguments):
-    """Returns the names of the flags that are given; parses their values, and those of the config."""
+    """Returns the names of the flags in the arguments; parses the values of the flags and of the config."""
     known = {flag.name: flag for flag in flags}
     if "config" in known:
         config, arguments = from_arguments(arguments)
         validate(config, with_data=False)
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    given = [argument[2:].partition("=") for argument in own if argument.startswith("--")]
-    for name, _, value in given:
+    before_separator = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    flag_values = [argument[2:].partition("=") for argument in before_separator if argument.startswith("--")]
+    for name, _, value in flag_values:
         assert name in known, name
         known[name].parser.parse(value or known[name].default)
-    names = {name for name, _, _ in given}
+    names = {name for name, _, _ in flag_values}
     absent = [flag.name for flag in flags if getattr(flag, "is_positional", False) and flag.name not in names]
-    positional = [argument for argument in own if not argument.startswith("--")]
+    positional = [argument for argument in before_separator if not argument.startswith("--")]
     return names | {name for name, _ in zip(absent, positional)}
 
 
@@ -118,7 +118,7 @@ def test_a_tutorial_from_beginning_to_end(page, checkpoint, tmp_path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", SAID, ids=lambda block: block.notes["said by"])
-def test_an_error_is_said_as_the_page_says_it(block, checkpoint, tmp_path):  # noqa: F811
+def test_errors_equal_the_errors_of_the_page(block, checkpoint, tmp_path):  # noqa: F811
     write_inputs(tmp_path, checkpoint)
     module, arguments = module_of(shlex.split(block.notes["said by"]))
     result = run(module, *arguments, cwd=tmp_path)
@@ -127,7 +127,7 @@ def test_an_error_is_said_as_the_page_says_it(block, checkpoint, tmp_path):  # n
 
 
 @pytest.mark.parametrize("block", IN_CODE, ids=lambda block: block.notes["in"])
-def test_an_error_that_takes_more_than_a_command_is_still_in_the_code(block):
+def test_errors_that_no_command_reproduces_are_in_the_code(block):
     code = re.sub(r"\{[^{}]*\}", "...", (ROOT / block.notes["in"]).read_text())
     for words in block.text.removeprefix("error: ").strip().split("..."):
         assert words.strip() in code, words
@@ -136,25 +136,25 @@ def test_an_error_that_takes_more_than_a_command_is_still_in_the_code(block):
 @pytest.mark.parametrize(
     "config, heading", [(pretraining_config(), "Pre-training"), (fine_tuning_config("tag"), "Fine-tuning")]
 )
-def test_the_reference_has_every_field_with_its_default(config, heading, reference):
+def test_the_reference_has_all_fields_and_defaults(config, heading, reference):
     pages = reference.config_fields()
-    found = {field.name: field for field in (*pages["All runs"], *pages[heading])}
+    documented = {field.name: field for field in (*pages["All runs"], *pages[heading])}
 
     def check(section, prefix):
         for name, value in section.items():
-            field = found.pop(f"{prefix}{name}")
+            field = documented.pop(f"{prefix}{name}")
             if field.default is None:  # a section
                 check(value, f"{prefix}{name}.")
             elif "placeholder" not in field.default:
                 assert ast.literal_eval(field.default) == value, field
 
     check({name: value for name, value in config.items() if name not in ("task", "model", "stages")}, "")
-    found.pop("stages", None)
-    assert not found
+    documented.pop("stages", None)
+    assert not documented
 
 
-def test_what_the_reference_says_are_the_comments_of_the_code(reference):
-    """Above a field, beside it, or above the section that it is in."""
+def test_the_reference_has_the_comments_of_the_code(reference):
+    """The comment is above a field, at the end of its line, or above the section of the field."""
     common = {field.name: field.comment for field in reference.config_fields()["All runs"]}
     assert common["seed"] == "for initial weights, order of examples, dropout"
     assert common["remat"].startswith(

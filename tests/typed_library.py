@@ -1,4 +1,4 @@
-"""What a program of somebody else's sees of bertjax's types. mypy checks it, in .ci/run; nothing runs it."""
+"""A user program that shows the types of bertjax. mypy checks it in .ci/run; it is never run."""
 
 from typing import Any, assert_type
 

@@ -63,12 +63,13 @@ quote() {
   done
 }
 
-# ask COMMAND...: runs it, or with --dry-run prints it instead. run: prints it in both cases.
+# ask COMMAND...: runs the command, or prints it with --dry-run. run COMMAND...: prints the command, and runs it unless
+# --dry-run is set.
 ask() { if [ -n "$DRY_RUN" ]; then show "$@"; else "$@"; fi; }
 run() { show "$@"; [ -n "$DRY_RUN" ] || "$@"; }
 show() { { [ -n "$DRY_RUN" ] || printf '+ '; quote "$@"; echo; } >&3; }
 
-# tpus ask|run ARGUMENTS...: gcloud compute tpus ARGUMENTS, in our zone and project.
+# tpus ask|run ARGUMENTS...: gcloud compute tpus ARGUMENTS, in the zone and project of env.sh.
 tpus() {
   local how=$1
   shift
@@ -89,7 +90,8 @@ on_node() {
     --ssh-flag=-oConnectTimeout=30 --ssh-flag=-oServerAliveInterval=15 $SSH_FLAGS </dev/null
 }
 
-# on_workers ask|run COMMAND: runs it on all workers in parallel. Fails if one cannot be reached or the command fails.
+# on_workers ask|run COMMAND: runs the command on all workers in parallel. Fails if a worker cannot be reached, or if the
+# command fails.
 on_workers() {
   local node jobs='' job status=0
   for node in $(nodes); do

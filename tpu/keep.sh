@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Keeps the run of tpu/env.sh going until it is done: creates the TPU, sets it up, starts the run, and repeats this
-# after a preemption. Leave it running on a machine that stays awake. It can be restarted at any time.
+# Trains the run of tpu/env.sh to its end: creates the TPU, sets the TPU up, starts the run, and repeats these steps
+# after a preemption. Run keep.sh on a machine that stays awake. keep.sh can be restarted at any time.
 #
 # Usage: tpu/keep.sh [--delete-when-done] [--dry-run] [-- --config.anything=VALUE ...]
 #
 # Restarts a failed run up to $MAX_RESTARTS times without a new checkpoint in between. tpu/stop.sh stops both the run
-# and keep.sh. Uses the code as of the start of keep.sh.
+# and keep.sh. All restarts use the code of the start of keep.sh.
 
 source "$(dirname "$0")/common.sh"
 parse "--delete-when-done --" "$@"
@@ -77,7 +77,7 @@ create_and_launch() {
 before='' misses=0
 while :; do
   now=$(look)
-  # A run that ended before keep.sh started may be another one; a finished run says so when it is started again.
+  # A run that ended before the start of keep.sh may be another run. A finished run reports this when started again.
   if [ -z "$before" ]; then case $now in "done" | stopped | failed) now=new ;; esac; fi
   [ "$now" = "$before" ] || say "$now"
   before=$now

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Starts the run of tpu/env.sh on all workers and returns; the run does not need this machine. If it was started before,
-# it resumes from the last checkpoint in $BUCKET/runs/$RUN.
+# Starts the run of tpu/env.sh on all workers and returns; the run does not need this machine. An earlier run with this
+# name resumes from the last checkpoint in $BUCKET/runs/$RUN.
 #
 # Usage: tpu/run.sh [--dry-run] [-- --config.anything=VALUE ...]
 

@@ -36,7 +36,7 @@ start() {
   [ -x venv/bin/python ] || fail "not set up"
   rm -f run.pid run.exit run.stopped
   echo "=== $(date -u +%FT%TZ): $*" >>run.log
-  # A separate session without our input and output outlives the connection.
+  # A separate session without the input and output of ssh outlives the connection.
   # shellcheck disable=SC2016
   setsid flock -w 5 run.lock bash -c '
     cd code

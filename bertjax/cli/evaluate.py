@@ -97,10 +97,11 @@ def _score_data(data: str) -> None:
 
 
 def _score_pairs(path: str) -> None:
-    from bertjax.inference.likelihood import score_pairs
+    from bertjax.inference.likelihood import read_pairs, score_pairs
     from bertjax.library.checkpoints import read_checkpoint
 
-    scores = score_pairs(read_checkpoint(_CHECKPOINT.value, _DTYPE.value), path, _MOST.value)
+    pairs = read_pairs(path, _MOST.value)
+    scores = score_pairs(read_checkpoint(_CHECKPOINT.value, _DTYPE.value), pairs)
     if _JSON.value:
         print(scores.as_json(), flush=True)
     else:

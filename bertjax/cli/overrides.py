@@ -87,7 +87,7 @@ def _experiment(argv: list[str]) -> str:
 
 def _check_first_argument(argv: list[str]) -> None:
     """Raises `UserError` if the first argument is an experiment or a workdir without a flag."""
-    argument = next((word for word in argv[1:] if not word.startswith("-")), "")
+    argument = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else ""
     if argument.partition(":")[0] in shipped() or argument.endswith(".py"):
         raise UserError(f"{argument}: --config names an experiment; write --config={argument}")
     if os.path.isfile(os.path.join(argument, "config.json")) and argument:

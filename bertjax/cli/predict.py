@@ -66,15 +66,14 @@ group_flags("Words", _TOP_K, _GENERATE, _TEMPERATURE, _TOP_P, _SEED)
 def main(texts: list[str]) -> None:
     """Prints the predictions, or writes them to a table."""
     is_table = is_table_input(_INPUT, texts, _TEXT, _SECOND_TEXT, _OUTPUT)
-    _check_flags()
-    start_reading(_CHECKPOINT.value)
+    _check_flags(is_table)
     if is_table:
         _predict_table()
     else:
         _predict_texts(texts)
 
 
-def _check_flags() -> None:
+def _check_flags(is_table: bool) -> None:
     """Raises `UserError` if a flag does not fit another flag."""
     from bertjax.data.corpus.tables import SUFFIXES
 
@@ -83,6 +82,9 @@ def _check_flags() -> None:
     for flag in (_TEMPERATURE, _TOP_P, _SEED):
         if flag.present and not _GENERATE.value:
             raise UserError(f"--{flag.name}={flag.value}: is for --generate=N; add --generate, or leave the flag out")
+    for words_flag in (_GENERATE, _TOP_K):
+        if words_flag.value and is_table:
+            raise UserError(f"--{words_flag.name}={words_flag.value}: is for texts; leave the flag out for a table")
     if _DTYPE.value and _GENERATE.value:  # Computing one token at a time is slower in bfloat16.
         raise UserError(f"--dtype={_DTYPE.value}: --generate computes in float32; leave the flag out")
 
@@ -100,6 +102,8 @@ def _predict_texts(texts: list[str]) -> None:
             f'{_CHECKPOINT.value} "the [MASK] barked", or a file with --input'
         )
 
+    start_reading(_CHECKPOINT.value)
+
     from bertjax.inference.generation import Sampling
     from bertjax.inference.predictions import predict_texts
 
@@ -114,13 +118,9 @@ def _predict_table() -> None:
     from bertjax.finetuning.predicted_table import predict_table, write_predictions
     from bertjax.library.checkpoints import read_checkpoint
 
+    start_reading(_CHECKPOINT.value)
     source = read_checkpoint(_CHECKPOINT.value, _DTYPE.value)
     columns = (_TEXT.value, _SECOND_TEXT.value)
-    for flag in (_GENERATE, _TOP_K):
-        if flag.value:
-            raise UserError(
-                f"--{flag.name}={flag.value}: is for the texts of a pre-trained checkpoint; leave the flag out"
-            )
     if _OUTPUT.value:
         print(write_predictions(_OUTPUT.value, source, _INPUT.value, *columns), flush=True)
         print_next(*uses_of(_CHECKPOINT.value)[1:])

@@ -37,7 +37,8 @@ def main(workdirs: list[str]) -> None:
         for line in watch(_OUTPUT.value or workdirs[0], workdirs, _WATCH.value):
             print(line, flush=True)
         return
-    start_reading(", ".join(workdirs))
+    if len(workdirs) == 1:
+        start_reading(workdirs[0])
     required = [flag.name for flag in (_TEXT, _WORDS) if flag.present]
     path, has_checkpoint = write_report(workdirs, _OUTPUT.value or "", _TEXT.value, _WORDS.value, required)
     print(path, flush=True)

@@ -29,13 +29,16 @@ LASTING = {
     errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EPIPE,
 }  # fmt: skip
 ATTEMPTS, LONGEST_WAIT = 6, 8.0  # seconds: after 1, 2, 4, 8 and 8
-READ_BYTES = 1 << 18  # bytes read at a time
+READ_BYTES = 1 << 16  # bytes read at a time
 
 
 def _is_temporary(error: BaseException) -> bool:
     cause = error.__context__ if isinstance(error, UserError) else error
     # The libraries of object stores raise these errors without an errno.
-    lasting = FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError
+    lasting = (
+        FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError,
+        io.UnsupportedOperation,
+    )  # fmt: skip
     return isinstance(cause, OSError) and not isinstance(cause, lasting) and cause.errno not in LASTING
 
 
@@ -74,7 +77,8 @@ class _PersistentReader(io.RawIOBase):
         try:
             if self._file is None:
                 self._file = self._path.open("rb")
-                self._file.seek(self._position)
+                if self._position:  # A pipe cannot seek, and is read once.
+                    self._file.seek(self._position)
             content = self._file.read(len(buffer))
         except OSError:
             self._close_file()

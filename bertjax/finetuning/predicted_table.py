@@ -2,7 +2,7 @@
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from etils import epath
 
@@ -54,7 +54,9 @@ def predict_table(source: Pretrained, path: epath.PathLike, text: str = "", seco
     Raises:
       UserError: for a checkpoint that is not fine-tuned, a missing column, or a table with the new column.
     """
-    for columns, result, where in _predicted_rows(_task(source, path), source, path, text, second_text):
+    task = _task(source, path)
+    names = text_columns(task, source, text, second_text)
+    for columns, result, where in _predicted_rows(task, source, path, names):
         yield _joined(columns, {PREDICTED: result}, where)
 
 
@@ -76,7 +78,8 @@ def write_predictions(
     Raises:
       UserError: as `predict_table` does.
     """
-    predicted_rows = _predicted_rows(_task(source, table), source, table, text, second_text)
+    task = _task(source, table)
+    predicted_rows = _predicted_rows(task, source, table, text_columns(task, source, text, second_text))
     path, count, cut = epath.Path(output), 0, 0
     with replacing(path) as partial, partial.open("wb") as file, io.TextIOWrapper(file, "utf-8", newline="") as stream:
         writer = TableWriter(path, stream)
@@ -97,10 +100,10 @@ def _task(source: Pretrained, path: epath.PathLike) -> FineTuningTask:
 
 
 def _predicted_rows(
-    task: FineTuningTask, source: Pretrained, path: epath.PathLike, text: str, second_text: str
+    task: FineTuningTask, source: Pretrained, path: epath.PathLike, names: Sequence[str]
 ) -> Iterator[tuple[dict, dict, str]]:
-    """Yields the columns of each row, the prediction for its texts, and FILE:LINE of the row."""
-    names, all_rows = text_columns(task, source, text, second_text), rows_of(path)
+    """Yields the columns of each row, the prediction for the texts in `names`, and FILE:LINE of the row."""
+    all_rows = rows_of(path)
     while rows := list(itertools.islice(all_rows, ROWS_AT_ONCE)):
         for name in names:
             if name not in rows[0].columns:

@@ -35,11 +35,8 @@ def embedder_of(
     Raises:
       UserError: for an unknown value or combination, or for a checkpoint without embeddings and without `pool`.
     """
-    for name, value, choices in (("pool", pool, POOLS), ("layers", layers, WITHOUT_WEIGHTS)):
-        if value and value not in choices:
-            raise UserError(f"{name} = {value!r}: choose one of {', '.join(choices)}")
+    check_settings(prompt, width, pool, layers)
     if pool:
-        require_no_prompt(prompt, width)
         check_layers(layers or "last", source.config, "layers")
         return PooledStatesEmbedder(source, layers or "last", pool)
     if (task := find_embedding_task(source)) is None:
@@ -50,6 +47,15 @@ def embedder_of(
     if layers:
         raise UserError(f"layers = {layers!r}: is for hidden states; add pool=mean, or leave out layers")
     return task.embedder(source, prompt, width)
+
+
+def check_settings(prompt: str | None, width: int, pool: str, layers: str) -> None:
+    """Raises `UserError` for an unknown value, and for settings of embeddings together with `pool`."""
+    for name, value, choices in (("pool", pool, POOLS), ("layers", layers, WITHOUT_WEIGHTS)):
+        if value and value not in choices:
+            raise UserError(f"{name} = {value!r}: choose one of {', '.join(choices)}")
+    if pool or layers:
+        require_no_prompt(prompt, width)
 
 
 def require_no_prompt(prompt: str | None, width: int) -> None:

@@ -11,7 +11,7 @@ from bertjax.inference import hidden_states, text_embedding
 from bertjax.inference.embedders import embedder_of, find_embedding_task, require_no_prompt
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models import families
-from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
+from bertjax.nn.layer_pooling import check_layers
 
 
 class Extracted(NamedTuple):
@@ -68,8 +68,6 @@ def write_extracted(
     Raises:
       UserError: for a wrong setting.
     """
-    if layers and layers not in WITHOUT_WEIGHTS:
-        raise UserError(f"layers = {layers!r}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
     if pool or (not layers and find_embedding_task(source) is not None):
         embedder = embedder_of(source, prompt, width, pool, layers)
         ids = texts.ids if texts.id_column else None

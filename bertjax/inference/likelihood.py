@@ -270,18 +270,8 @@ class PairScores(NamedTuple):
         yield f"the good sentence is more likely in {self.share:.1%} of {self.pairs:,} pairs (chance: 50 %)"
 
 
-def score_pairs(source: Pretrained, path: str, most: int = 0) -> PairScores:
-    """Compares the likelihoods of the sentences of minimal pairs.
-
-    Args:
-      source: the checkpoint.
-      path: the .jsonl file with the pairs, see `read_pairs`.
-      most: the maximum number of pairs of each paradigm; 0 for all pairs.
-
-    Raises:
-      UserError: for an invalid file, and if the checkpoint has no likelihoods.
-    """
-    pairs = read_pairs(path, most)
+def score_pairs(source: Pretrained, pairs: list[Pair]) -> PairScores:
+    """Compares the likelihoods of minimal pairs. Raises `UserError` for a model without likelihoods."""
     model, params = words_model(source)
     is_right = compare(model, params, tokenizer_of(source), pairs)
     phenomena, paradigms = (shares(pairs, is_right, by) for by in ("phenomenon", "paradigm"))

@@ -102,7 +102,9 @@ def find(path: epath.PathLike) -> Place:
     is_run = (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG)
     if not is_run and (place := _find_folder(path) or _find_tf1(path)) is not None:
         return place
-    if is_run or (path / "records").is_dir():  # a run writes its records before its config
+    has_vocabulary = any((path / name).exists() for name in ("vocab.txt", "tokenizer.model", "tokenizer.json"))
+    # A run writes its records before its config. The folder of a vocabulary can contain records, too.
+    if is_run or ((path / "records").is_dir() and not has_vocabulary):
         raise UserError(
             f"{path}: the run has no checkpoint yet; wait for the first checkpoint, or start the command of the run "
             f"again"

@@ -1,7 +1,7 @@
 """Overrides of the fields of a config.
 
 A config may have more fields than it begins with: fields of a model that is adopted from a checkpoint, fields that a
-stage changes, and the settings of objectives. `find_or_add_field` adds such a field with its default.
+stage changes, and the settings of objectives. `find_field` adds such a field with its default.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,6 @@
 """Uses of a checkpoint that read or write files: evaluation, extraction, mining, submissions, conversion."""
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 from absl import logging
@@ -11,18 +10,19 @@ from bertjax.common.files import require_new_folder, write_whole
 from bertjax.config.limits import FORMATS
 from bertjax.data.corpus.text_input import TextInput
 from bertjax.embedding.hard_negatives import MinedFile, make_choice, mine_files
+from bertjax.inference.embedders import check_settings
 from bertjax.inference.extraction import Extracted, write_extracted
 from bertjax.inference.text_embedding import SUFFIXES
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
-from bertjax.library.types import Path
+from bertjax.library.arguments import plain_texts, require_path
+from bertjax.library.types import Path, Texts
 from bertjax.training.scores import Scores
 
 
 def read_checkpoint(path: Path, dtype: str | None = None) -> Pretrained:
     """Reads a checkpoint with its tokenizer, see `load`. Libraries log nothing through absl while it is read."""
-    if not isinstance(path, str | os.PathLike):
-        raise UserError(f"path = {path!r}: must be a str or a path")
+    path = require_path("path", path)
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)  # The libraries also raise the errors that they log.
     try:
@@ -59,12 +59,13 @@ def evaluate(
     """
     from bertjax.finetuning.evaluation import score_file
 
-    return score_file(read_checkpoint(checkpoint, dtype), os.fspath(data), on_note, **description)
+    data = require_path("data", data)
+    return score_file(read_checkpoint(checkpoint, dtype), data, on_note, **description)
 
 
 def extract(
     checkpoint: Path,
-    texts: Iterable[str],
+    texts: Texts | TextInput,
     output: Path,
     *,
     prompt: str | None = None,
@@ -80,7 +81,7 @@ def extract(
 
     Args:
       checkpoint: the checkpoint, as for `load`.
-      texts: the texts; a `TextInput` reads them from a file.
+      texts: one text, or several; a `TextInput` reads them from a file.
       output: the .npy, .npz or .parquet file; hidden states of tokens need an .npz.
       prompt: the text before each text, as for `Model.embed`.
       width: the number of dimensions of embeddings, as for `Model.embed`.
@@ -94,12 +95,13 @@ def extract(
     Raises:
       UserError: for a wrong setting, or if there is no text.
     """
-    if not os.fspath(output).endswith(SUFFIXES):
-        raise UserError(f"--output={os.fspath(output)}: must end in one of {', '.join(SUFFIXES)}")
-    text_input = texts if isinstance(texts, TextInput) else TextInput(list(texts))
-    text_input.check(os.fspath(checkpoint))
-    source = read_checkpoint(checkpoint, dtype)
-    return write_extracted(source, text_input, os.fspath(output), prompt, width, pool, layers)
+    checkpoint, output = require_path("checkpoint", checkpoint), require_path("output", output)
+    if not output.endswith(SUFFIXES):
+        raise UserError(f"--output={output}: must end in one of {', '.join(SUFFIXES)}")
+    check_settings(prompt, width, pool, layers)
+    text_input = texts if isinstance(texts, TextInput) else TextInput(plain_texts(texts))
+    text_input.check(checkpoint)
+    return write_extracted(read_checkpoint(checkpoint, dtype), text_input, output, prompt, width, pool, layers)
 
 
 def mine(
@@ -147,8 +149,8 @@ def mine(
       UserError: for an invalid file or choice, or a checkpoint without embeddings.
     """
     choice = make_choice(negatives, first, last, margin, min_score, max_score, seed)
-    corpus_path = None if corpus is None else os.fspath(corpus)
-    paths = (os.fspath(checkpoint), os.fspath(data), os.fspath(output))
+    corpus_path = None if corpus is None else require_path("corpus", corpus)
+    paths = (require_path("checkpoint", checkpoint), require_path("data", data), require_path("output", output))
     return mine_files(*paths, choice, corpus_path, form, texts, dtype)
 
 
@@ -169,10 +171,11 @@ def submit(checkpoint: Path, test_file: Path, output: Path) -> str:
     from bertjax.inference.abilities import require_ability
     from bertjax.inference.task import HasSubmission
 
+    test_file, output = require_path("test_file", test_file), require_path("output", output)
     source = read_checkpoint(checkpoint)
-    content, note = require_ability(source, HasSubmission).submission(source, os.fspath(test_file))
+    content, note = require_ability(source, HasSubmission).submission(source, test_file)
     write_whole(output, content)
-    return f"{note} in {os.fspath(output)}"
+    return f"{note} in {output}"
 
 
 def convert(
@@ -212,6 +215,7 @@ def convert(
     Examples:
       >>> bertjax.convert("runs/reviews", "reviews-hf", "huggingface")
     """
+    source, output = require_path("source", source), require_path("output", output)
     if format not in FORMATS:
         raise UserError(f"format = {format!r}: choose one of {', '.join(FORMATS)}")
     if int8 and format != "onnx":

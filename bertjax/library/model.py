@@ -5,7 +5,6 @@ import functools
 import numbers
 import os
 import tempfile
-from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
@@ -23,6 +22,7 @@ from bertjax.inference.embedders import embedder_of, find_embedding_task
 from bertjax.inference.fill_mask import Filled
 from bertjax.inference.task import FineTuningTask
 from bertjax.interop.pretrained import Pretrained
+from bertjax.library.arguments import check_number, parts_of_texts, plain_texts
 from bertjax.library.checkpoints import convert, read_checkpoint
 from bertjax.library.types import Answer, Classified, Params, Parts, Path, Tagged, Texts
 from bertjax.text.tokenizer import Tokenizer
@@ -74,8 +74,8 @@ class Model:
           [[('dog', 0.71)]]
         """
         self._require("fill_mask")
-        _check_number("top_k", top_k, 1)
-        return list(fill_mask.predict_masks(self.source, _plain_texts(texts), top_k))
+        check_number("top_k", top_k, 1)
+        return list(fill_mask.predict_masks(self.source, plain_texts(texts), top_k))
 
     def generate(
         self,
@@ -98,12 +98,12 @@ class Model:
         """
         self._require("generate")
         for name, value, least in (("pieces", pieces, 0), ("top_k", top_k, 0)):
-            _check_number(name, value, least)
-        _check_number("seed", seed, 0, 2**31 - 1)
-        _check_number("temperature", temperature, 0, kinds=numbers.Real)
-        _check_number("top_p", top_p, 1e-6, 1, kinds=numbers.Real)
+            check_number(name, value, least)
+        check_number("seed", seed, 0, 2**31 - 1)
+        check_number("temperature", temperature, 0, kinds=numbers.Real)
+        check_number("top_p", top_p, 1e-6, 1, kinds=numbers.Real)
         sampling = generation.Sampling(temperature, top_k, top_p)
-        return list(generation.continue_texts(self.source, _plain_texts(texts), pieces, sampling, seed))
+        return list(generation.continue_texts(self.source, plain_texts(texts), pieces, sampling, seed))
 
     def classify(self, texts: Parts) -> list[Classified]:
         """Returns the class, the labels or the score of each text, or of each pair of texts.
@@ -132,7 +132,7 @@ class Model:
         `bertjax predict` prints the same dicts.
         """
         self._require("predict")
-        task, parts = cast(FineTuningTask, self._task), _parts_of_texts(texts)
+        task, parts = cast(FineTuningTask, self._task), parts_of_texts(texts)
         task.inputs.check(parts)
         return list(task.predict(self.source, parts)) if parts else []
 
@@ -155,9 +155,9 @@ class Model:
           >>> model.embed(["a query", "another query"]).shape
           (2, 384)
         """
-        _check_number("width", width, 0)
+        check_number("width", width, 0)
         prompt = surrogates.replaced(prompt) if isinstance(prompt, str) else prompt
-        embedder, plain = embedder_of(self.source, prompt, width, pool, layers), _plain_texts(texts)
+        embedder, plain = embedder_of(self.source, prompt, width, pool, layers), plain_texts(texts)
         return embedder(plain)[0] if plain else np.zeros((0, width), np.float32)
 
     # Files.
@@ -291,42 +291,3 @@ def load(path: Path, dtype: str | None = None) -> Model:
     """
     source = read_checkpoint(path, dtype)
     return Model(dataclasses.replace(source, params=jax.device_put(source.params)))
-
-
-def _plain_texts(texts: Texts) -> list[str]:
-    """Returns texts as a list. Raises `UserError` if one is not a str."""
-    listed = _listed(texts)
-    for number, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise UserError(f"texts[{number}] = {text!r}: must be a str")
-    return [surrogates.replaced(text) for text in listed]
-
-
-def _parts_of_texts(texts: Parts) -> list[tuple[str, ...]]:
-    """Returns texts as tuples of their parts. Raises `UserError` if a part is not a str."""
-    listed = _listed(texts)
-    divided = [tuple(text) if isinstance(text, list | tuple) else (text,) for text in listed]
-    for number, parts in enumerate(divided):
-        if not all(isinstance(part, str) for part in parts):
-            raise UserError(f"texts[{number}] = {listed[number]!r}: must be a str, or a tuple of str")
-    return [tuple(map(surrogates.replaced, parts)) for parts in divided]
-
-
-def _listed(texts: Any) -> list[Any]:
-    """Returns one text, or several, as a list. Raises `UserError` for another type."""
-    if isinstance(texts, str):
-        return [texts]
-    try:
-        if isinstance(texts, bytes | bytearray | Mapping):
-            raise TypeError
-        return list(iter(texts))
-    except TypeError:
-        raise UserError(f"texts = {texts!r:.60}: must be a str, or a list of str") from None
-
-
-def _check_number(name: str, value: Any, least: float, most: float = np.inf, kinds: Any = (int, np.integer)) -> None:
-    """Raises `UserError` unless an option is a number of these types and in this range."""
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-        kind = "an integer" if kinds is not numbers.Real else "a number"
-        limit = f"from {least} to {most}" if most < np.inf else f"of at least {least}"
-        raise UserError(f"{name} = {value!r}: must be {kind} {limit}")

@@ -1,10 +1,10 @@
-"""Runs the paper's comparisons at a chosen scale, and writes their tables and pictures to RESULTS.md.
+"""Runs the paper's comparisons at a chosen scale, and writes their tables and plots to RESULTS.md.
 
 Command:  python -m experiments.ablations --scale=cores --data=DATA --workdir=runs/ablations
-          DATA has corpora/*.txt.xz (or .txt), glue/, conll2003/ and squad/ as those are distributed. What was stopped
-          goes on where it was; what is finished is not repeated, so that a changed scale needs another workdir.
-          --tables=objective,size runs these only, --results=FILE writes elsewhere, --jobs=2 runs two models or
-          fine-tunings at a time, each on its half of the cores
+          DATA has corpora/*.txt.xz (or .txt), and glue/, conll2003/ and squad/ in their published formats. The same
+          command resumes an interrupted run and does not repeat a finished run. A changed scale therefore needs another
+          workdir. --tables=objective,size runs only these tables. --results=FILE writes the tables to another file.
+          --jobs=2 runs two models or two fine-tuning runs at a time, each on half of the cores
 """
 
 import os
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     if not 1 <= JOBS.value <= available_cores():
         raise UserError(f"--jobs={JOBS.value}: from 1 to {available_cores()}, the cores of this machine")
     if JOBS.value > 1:
-        os.environ["JAX_PLATFORMS"] = "cpu"  # on a GPU they would take each other's memory
+        os.environ["JAX_PLATFORMS"] = "cpu"  # parallel runs would compete for the memory of a GPU
     suite = Suite(SCALE.value, workdir, data)
     unfinished = {table: {cell.name for _, cell in cells(table, suite.scale)} for table in WANTED.value}
 

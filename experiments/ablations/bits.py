@@ -1,9 +1,9 @@
 """Bits per byte: python -m experiments.ablations.bits --checkpoint=PATH --texts=A.txt.xz,B.txt.xz
 
-See `bertjax.inference.bits_per_byte`; the windows are so short that most have fewer than 30 tokens of a vocabulary of
-8,192. Prints one JSON object.
+See `bertjax.inference.bits_per_byte`; most windows have fewer than 30 tokens of a vocabulary of 8,192. Prints
+one JSON object.
 
-Long texts by a model with a memory, which may be longer than in training, as Dai et al. 2019 evaluate:
+For long texts and a model with a memory, as in Dai et al. 2019 (the memory may be longer than in training):
 --cut=documents --windows=4000,8000 --most=50 --memory=512 --clamp=256
 """
 
@@ -18,7 +18,7 @@ from bertjax.cli.app import keep_compiled, run_command
 from bertjax.cli.flags import define_checkpoint_flag
 from experiments.ablations.equal_time import WINDOW_BYTES
 
-# Words that are hidden: every vocabulary has their letters.
+# The hidden words; every vocabulary contains their letters.
 PLAIN = re.compile(r"[A-Za-z0-9.,;:'()!?-]{1,40}")
 
 _CHECKPOINT = define_checkpoint_flag()
@@ -26,16 +26,16 @@ _TEXTS = flags.DEFINE_list("texts", None, "Files with held-out text, a paragraph
 _LENGTH = flags.DEFINE_integer("length", 32, "Tokens of the longest sequence; longer windows are halved.")
 _WINDOWS = flags.DEFINE_list("windows", [str(size) for size in WINDOW_BYTES], "Bytes of the shortest and the longest.")
 _CUT = flags.DEFINE_enum(
-    "cut", "lines", ["lines", "documents"], "What windows are cut out of; blank lines end documents."
+    "cut", "lines", ["lines", "documents"], "The units that windows are cut from; blank lines end documents."
 )
-_MOST = flags.DEFINE_integer("most", 4000, "Windows of a file.", lower_bound=1)
+_MOST = flags.DEFINE_integer("most", 4000, "Maximum number of windows per file.", lower_bound=1)
 _MEMORY = flags.DEFINE_integer(
     "memory",
     0,
-    "Tokens that a model with a memory remembers, which it then reads at once, too; 0: as in training.",
+    "Length of the memory in tokens, and of the text that a model reads at once; 0: as in training.",
     lower_bound=0,
 )
-_CLAMP = flags.DEFINE_integer("clamp", 0, "Distance that farther tokens count as; 0: as in training.", lower_bound=0)
+_CLAMP = flags.DEFINE_integer("clamp", 0, "Maximum distance between tokens; 0: as in training.", lower_bound=0)
 flags.mark_flags_as_required(["checkpoint", "texts"])
 
 

@@ -1,16 +1,15 @@
-"""Models of bytes: words that are masked, next bytes, those with auxiliary losses, and those after a memory.
+"""Models of bytes: masked words, next bytes, next bytes with auxiliary losses, and next bytes with a memory.
 
 SCALE/ROW/STEPS, such as cores/auxiliary/3000.
 
-All rows read bytes in sequences of 256 (`cores`), by half as many layers again as those of `successors.py`, and learn
-by its recipe: Adam with a rate that falls from 2e-3 to 0. The first is the byte model that fills masks; the next two
-have the form of characters.py. `python -m experiments.ablations.race --table=characters` trains each for equally many
-minutes.
+All rows read bytes in sequences of 256 (`cores`). They have 1.5 times the layers of `successors.py`, and its recipe:
+Adam with a rate that falls from 2e-3 to 0. The first row is the byte model that fills masks. The next two rows have the
+form of characters.py. `python -m experiments.ablations.race --table=characters` trains each row for the same time.
 
 Command:  python -m bertjax.main --config=experiments/ablations/characters.py:cores/auxiliary/3000
               --config.data.corpus=texts/
 Hardware: cores: two CPU cores, 6 minutes a row (RESULTS.md)
-Paper:    none compares these at equal time; Al-Rfou et al. 2019 leave out each loss in turn
+Paper:    no comparison at equal time; Al-Rfou et al. 2019 remove one loss at a time
 """
 
 from bertjax.config.defaults import named_stages, stage
@@ -18,11 +17,11 @@ from bertjax.objectives.parsing import learn
 from experiments.ablations.equal_time import Row, become_recurrent, length_of, most_masked, steps_of, table
 from experiments.ablations.scaled import Scale
 
-LONGER = 2  # times as long as sequences of tokens, of which a word has fewer
+LONGER = 2  # times the length of token sequences, because a word has more bytes than tokens
 
 
 def _masked(config, scale: Scale) -> None:
-    """BERT's form; whole words are masked, as in bytes.py."""
+    """Sets BERT's form with whole-word masking, as in bytes.py."""
     length = LONGER * length_of(scale)
     config.tokenizer.update(kind="bytes", lowercase=False)
     config.model.update(vocab_size=261, num_hidden_layers=3 * config.model.num_hidden_layers // 2)

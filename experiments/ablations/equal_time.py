@@ -1,9 +1,9 @@
-"""Tables whose rows train for equally many minutes, not steps: what is the same in all rows, and what a row changes.
+"""Tables whose rows train for the same time, not the same number of steps: the shared config and the rows' changes.
 
-`python -m experiments.ablations.race` trains and scores them. All have the size and the tokens of a step of the short
-models of `scaled.py`, at `cores` 4 layers of 128 and 8,192 tokens, in sequences four times as long, 16 of 128: in 32
-tokens four of five pairs are of different texts, and the objective of pairs learns nothing. All rows pack, unless they
-say otherwise, so that none computes padding.
+`python -m experiments.ablations.race` trains and scores the rows. All rows have the model size and the tokens per step
+of the short models of `scaled.py`, at `cores` 4 layers of 128 and 8,192 tokens. Sequences are four times as long: 16 of
+128. In 32 tokens, four of five pairs would come from different texts, and the objective of pairs would learn nothing.
+All rows use packing unless a row disables it, so no row computes padding.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ class Row:
     """A row of a table.
 
     Args:
-      title: what it has that the row before it, or the first one, has not.
-      records: which ones, of a name of their own: pairs | sentences | bpe.
-      change: (config, scale) -> None. Changes the config of the row before, or what all rows have.
-      bits: the column of its bits per byte, which are comparable within a column; empty: it predicts no words, and
-        has no score of BLiMP either.
+      title: the difference from the previous row, or from the first row.
+      records: the name of its records: pairs | sentences | bpe.
+      change: (config, scale) -> None. Changes the config of the previous row, or the shared config.
+      bits: the column of its bits per byte, which are comparable within a column. Empty: the row predicts no words, and
+        has no BLiMP score.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Table:
     """A table.
 
     Args:
-      rows: by name.
-      scores: its columns, names of `race.COLUMNS`.
-      adds_up: whether a row has all that the rows before it have; its scores are compared with those of the row before
-        then, else with those of the first row.
-      trains_once: whether the seeds are those of fine-tuning, and all start from one pre-trained model.
-      window_bytes: of the shortest and the longest text whose bits per byte are measured.
+      rows: the rows by name.
+      scores: the columns, names in `race.COLUMNS`.
+      adds_up: whether a row includes the changes of all previous rows. If True, scores are compared with the previous
+        row, else with the first row.
+      trains_once: whether the seeds are seeds of fine-tuning, and all runs start from one pre-trained model.
+      window_bytes: the bytes of the shortest and the longest text for bits per byte.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Table:
     window_bytes: tuple[int, int] = WINDOW_BYTES
 
     def config(self, which: str):
-        """Returns the config of SCALE/ROW/STEPS. Raises `UserError` if there is none."""
+        """Returns the config of SCALE/ROW/STEPS. Raises `UserError` if the scale or the row does not exist."""
         scale, name, steps = (*which.split("/"), "", "")[:3]
         if scale not in SCALES or name not in self.rows or not steps.isdecimal() or int(steps) < 8:
             known = f"{', '.join(SCALES)} and {', '.join(self.rows)}"
@@ -76,7 +76,7 @@ def table(name: str, rows: tuple[Row, ...], scores: tuple[str, ...], **how) -> T
 
 
 def _base(scale: Scale, steps: int):
-    """What all rows have."""
+    """Returns the config that all rows share."""
     config, length = pretraining_config(), length_of(scale)
     config.model.update(model_size(scale.size))
     config.update_from_flattened_dict(scale.pretraining)
@@ -94,26 +94,26 @@ def _base(scale: Scale, steps: int):
 
 
 def become(config, family: str, **fields) -> None:
-    """Gives the model of a config another family: the fields that both have stay, unless `fields` say otherwise."""
+    """Gives the model of a config another family: fields of both families keep their values, except `fields`."""
     shared = set(model_fields(family)) & set(config.model) - {"family"}
     config.model = model_fields(family, **{name: config.model[name] for name in shared} | fields)
 
 
 def become_rotary(config) -> None:
-    """Gives the model ModernBERT's rotary positions and LayerNorm before each layer, and nothing else of its form."""
+    """Gives the model ModernBERT's rotary positions and LayerNorm before each layer, but nothing else of ModernBERT."""
     become(
         config,
         "modernbert",
         attention_output_dropout_prob=0.0,
         global_attn_every_n_layers=1,
-        global_rope_theta=10_000.0,  # modern.py's for short sequences
+        global_rope_theta=10_000.0,  # the value in modern.py for short sequences
         glu=False,
         bias=True,
     )
 
 
 def become_recurrent(config) -> None:
-    """Makes the model a Transformer-XL with a memory as long as a sequence. Rows go on, so that none is packed."""
+    """Makes the model a Transformer-XL with a memory of a sequence's length, without packing."""
     (only,) = config.stages.values()
     become(config, "transformer_xl", memory_length=only.length)
     config.data.update(stream=True, short_seq_prob=0.0)

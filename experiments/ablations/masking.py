@@ -1,6 +1,6 @@
-"""What becomes of the words that are to be predicted, as in the paper's ablation: MASK-SAME-RANDOM, in percent.
+"""Treatment of the predicted words, as in the paper's ablation: MASK-SAME-RANDOM, in percent.
 
-The paper's rows are 80-10-10 (BERT's), 100-0-0, 80-0-20, 80-20-0, 0-20-80 and 0-0-100; any other works as well.
+The paper's rows are 80-10-10 (BERT), 100-0-0, 80-0-20, 80-20-0, 0-20-80 and 0-0-100. All other values work as well.
 
 Command:  bertjax train --config=experiments/ablations/masking.py:0-0-100 --config.data.corpus=texts/ --workdir=runs/m
 Hardware: 4 Cloud TPUs (16 chips), 4 days, in the paper; small models on two CPU cores: RESULTS.md

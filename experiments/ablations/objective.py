@@ -1,9 +1,9 @@
-"""What pre-training learns, as in the paper's ablation: bert, no_nsp, ltr, ltr_bilstm; and order, ALBERT's.
+"""Objectives of pre-training, as in the paper's ablation: bert, no_nsp, ltr, ltr_bilstm; and ALBERT's order.
 
-bert: masked words and next sentences. no_nsp: masked words only, of full sentences. ltr: a left-to-right model, which
-sees the words before only and learns the next one (the arrangement of GPT, with BERT's data and input). ltr_bilstm: the
-same, and a BiLSTM on top when it is fine-tuned, with --config.head.lstm_size=768. order: masked words, and which of two
-consecutive segments is the first (Lan et al. 2020, section 3.1).
+bert: masked words and next sentences. no_nsp: masked words only, of full sentences. ltr: a left-to-right model,
+which sees only previous words and predicts the next word (like GPT, with BERT's data and input). ltr_bilstm: the
+same, with a BiLSTM on top in fine-tuning (--config.head.lstm_size=768). order: masked words, and the order of two
+consecutive segments (Lan et al. 2020, section 3.1).
 
 Command:  bertjax train --config=experiments/ablations/objective.py:ltr --config.data.corpus=texts/ --workdir=runs/ltr
 Hardware: 4 Cloud TPUs (16 chips), 4 days, in the paper; small models on two CPU cores: RESULTS.md
@@ -22,7 +22,7 @@ def get_config(name="bert"):
     if name not in NAMES:
         raise UserError(f"unknown objective {name!r}: choose one of {', '.join(NAMES)}")
     config = pretraining_config()
-    config.data.masking = "dynamic"  # one set of records for all that have the same sentences
+    config.data.masking = "dynamic"  # all objectives with the same sentences share one set of records
     if name != "bert":
         config.data.next_sentence = "order" if name == "order" else "none"
     if name.startswith("ltr"):

@@ -1,8 +1,8 @@
-"""How the model knows the order of words: learned (BERT's), sinusoidal (the original Transformer's), none.
+"""Position embeddings: learned (BERT), sinusoidal (the original Transformer), none.
 
 Command:  bertjax train --config=experiments/ablations/positions.py:none --config.data.corpus=texts/ --workdir=runs/none
 Hardware: small models on two CPU cores: RESULTS.md
-Paper:    not one of BERT's; "nearly identical results" in translation (Vaswani et al. 2017, table 3, row E)
+Paper:    not in the BERT paper; "nearly identical results" in translation (Vaswani et al. 2017, table 3, row E)
 """
 
 from bertjax.config.defaults import pretraining_config

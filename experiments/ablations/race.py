@@ -1,14 +1,15 @@
-"""Trains the rows of a table (`today.py`, `successors.py`, `characters.py`) for equally many minutes, scores them, and
-writes the table to RESULTS.md.
+"""Trains the rows of a table (`today.py`, `successors.py`, `characters.py`) for the same time, scores them, and writes
+the table to RESULTS.md.
 
 Command:  python -m experiments.ablations.race calibrate --data=DATA --workdir=runs/race
-          times all rows in turn, on a machine that does nothing else, and writes steps.json: a row's steps a second
+          times all rows, alternating, on an otherwise idle machine, and writes steps per second to steps.json
           python -m experiments.ablations.race --minutes=10 --data=DATA --workdir=runs/race
-          trains each for as many steps as that makes, all rows with the first seed, then with the second, ... (or once,
-          if the table says so, and fine-tunes it with all seeds)
-          DATA has corpora/*.txt.xz (or .txt; of each corpus the last file is held out), glue/, conll2003/ and
-          blimp/blimp.jsonl.xz as those are distributed. A finished run is a line of TABLE.jsonl and is not repeated;
-          what was stopped goes on where it was. --rows=bert,all and --seeds=0,1 choose; --table=successors is another
+          trains each row for the number of steps of these minutes: all rows with the first seed, then with the second
+          seed, and so on. A table with `trains_once` pre-trains a row once and fine-tunes with all seeds.
+          DATA has corpora/*.txt.xz (or .txt; the last file of each corpus is held out), and glue/, conll2003/ and
+          blimp/blimp.jsonl.xz in their published formats. A finished run is a line of TABLE.jsonl and is not repeated.
+          The same command resumes an interrupted run. --rows=bert,all and --seeds=0,1 select rows and seeds.
+          --table=successors selects another table
 """
 
 import dataclasses
@@ -40,21 +41,21 @@ TABLE = flags.DEFINE_enum("table", "today", list(TABLES), "Which table.")
 SCALE = flags.DEFINE_enum("scale", "cores", list(SCALES), "How large the models are.")
 DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/TABLE-SCALE.")
-MINUTES = flags.DEFINE_float("minutes", 10.0, "Of pre-training, for each run.", lower_bound=0.001)
-WANTED = flags.DEFINE_list("rows", None, "Of those of the table; by default all.")
+MINUTES = flags.DEFINE_float("minutes", 10.0, "Minutes of pre-training for each run.", lower_bound=0.001)
+WANTED = flags.DEFINE_list("rows", None, "Rows of the table; by default all rows.")
 SEEDS = flags.DEFINE_list(
-    "seeds", ["0", "1", "2"], "Of pre-training, unless a row is trained once, and of what follows."
+    "seeds", ["0", "1", "2"], "Seeds of pre-training (unless rows are trained once) and of fine-tuning."
 )
 RESULTS = flags.DEFINE_string("results", None, RESULTS_HELP)
 
-# Calibration: rounds, steps of a row in each, and steps that a line of metrics sums up.
+# Calibration: rounds, steps of a row per round, and steps per line of metrics.
 ROUNDS, TIMED_STEPS, LOGGED_STEPS = 5, 300, 50
 PAIRS = 150  # from each of BLiMP's 67 paradigms
 BLIMP = "blimp/blimp.jsonl.xz"
-TUNED = ("conll", "sst2", "mrpc")  # scores that are also names of tasks
+TUNED = ("conll", "sst2", "mrpc")  # scores whose names are also names of tasks
 COLUMNS = {  # scores: title, factor, digits
     "bits_per_byte": ("bits per byte", 1, 3),
-    "hidden_bits": ("bits per byte of hidden words", 1, 3),  # with all the others seen: of no use beside those of text
+    "hidden_bits": ("bits per byte of hidden words", 1, 3),  # all other words are visible: not comparable with "bits"
     "blimp": ("BLiMP", 100, 1),
     "conll": ("CoNLL", 1, 1),
     "sst2": ("SST-2", 1, 1),
@@ -64,7 +65,7 @@ COLUMNS = {  # scores: title, factor, digits
 
 @dataclasses.dataclass(frozen=True)
 class Race(Suite):
-    """Pre-trains the rows of a table and scores them, unless it is there already."""
+    """Pre-trains the rows of a table and scores them, except for finished runs."""
 
     table: Table = today.TABLE
 
@@ -73,12 +74,12 @@ class Race(Suite):
         return self.workdir / f"{self.table.name}.jsonl"
 
     def finished(self) -> list[dict]:
-        """Returns the lines of the finished runs, without one that a crash cut off."""
+        """Returns the lines of the finished runs, without a line that a crash truncated."""
         lines = self.results.read_text().splitlines(keepends=True) if self.results.exists() else ()
         return [parse_json(line.encode(), dict) for line in lines if line.endswith("\n")]
 
     def rates(self, rows: Sequence[str]) -> dict[str, float]:
-        """Returns the steps a second of each row. Raises `UserError` if they have not been timed."""
+        """Returns the steps per second of each row. Raises `UserError` if a row has not been timed."""
         path = self.workdir / "steps.json"
         found = read_json(path) if path.exists() else {}
         if missing := [name for name in rows if name not in found]:
@@ -87,9 +88,9 @@ class Race(Suite):
         return found
 
     def calibrate(self) -> None:
-        """Times all rows in turn, as the training loop runs them, and writes their steps a second.
+        """Times all rows with the training loop, alternating, and writes their steps per second.
 
-        The speed of a machine changes from round to round: what counts is a row's ratio to the first row, beside it.
+        The speed of a machine changes from round to round. Only the ratio to the first row of the same round counts.
         """
         rows = self.table.rows
         found = {name: [] for name in rows}
@@ -98,7 +99,7 @@ class Race(Suite):
         for number in range(ROUNDS):
             for name, row in rows.items():
                 folder = self.workdir / f"calibrate-{name}-{number}"
-                shutil.rmtree(folder, ignore_errors=True)  # of a calibration that was stopped
+                shutil.rmtree(folder, ignore_errors=True)  # remains of an interrupted calibration
                 settings = {"log_every_steps": LOGGED_STEPS, "eval.max_sequences": 64}
                 self._train(row, TIMED_STEPS, folder, settings)
                 found[name].append(rate(read_history(folder).lines))
@@ -110,7 +111,7 @@ class Race(Suite):
             print(f"{name}: {rates[name]:.2f} steps/s ({', '.join(f'{one:.2f}' for one in each)})")
 
     def compete(self, row: Row, seed: int, steps: int, budget: float) -> None:
-        """Pre-trains a row with a seed, or once, scores it, and adds a line to the results."""
+        """Pre-trains a row (with a seed, or once), scores it, and adds a line to the results."""
         first = 0 if self.table.trains_once else seed
         name = f"{row.name}-{first}"
         folder = self.workdir / name
@@ -120,7 +121,7 @@ class Race(Suite):
         history, checkpoint = read_history(folder), f"--checkpoint={folder}@latest"
         steps = max(
             line["step"] for line in history.lines
-        )  # of the run that there is, whatever has been calibrated since
+        )  # steps of an existing run stay, even after a new calibration
         scores = dict.fromkeys(self.table.scores)
         if row.bits:
             scores |= self._of_words(row, f"{name}-{steps}", checkpoint)
@@ -153,14 +154,14 @@ class Race(Suite):
         return found | {row.bits: self._printed("experiments.ablations.bits", f"{name}-bits", *given)["bits_per_byte"]}
 
     def prepare(self, row: Row) -> None:
-        """Makes the vocabulary and the records of a row, which all seeds share."""
+        """Prepares the vocabulary and the records of a row, which all seeds share."""
         records, config = self._records(row), self._config(row, TIMED_STEPS)
         if (records / "manifest.json").exists():
             return
         corpus = {"data.corpus": join_with_commas(map(str, self.scale.corpora(self.data / "corpora")))}
         kind = self._read_config(row).tokenizer.kind
         vocabulary = {}
-        if kind != Bytes.kind:  # there is nothing to learn
+        if kind != Bytes.kind:  # bytes need no learned vocabulary
             folder = self.workdir / f"vocabulary-{kind}"
             vocabulary = {"tokenizer.path": folder / KINDS[kind].filename}
             if not vocabulary["tokenizer.path"].exists():
@@ -181,7 +182,7 @@ class Race(Suite):
         return self.workdir / f"records-{row.records}"
 
     def _printed(self, module: str, name: str, *arguments: str) -> dict:
-        """Returns the JSON object that a module prints, which is kept beside its log."""
+        """Returns the JSON object that a module prints, and stores it in the folder of the log."""
         path = self.workdir / f"{name}.json"
         if not path.exists():
             partial = path.with_suffix(".part")
@@ -198,7 +199,7 @@ class Race(Suite):
             fields = cell.settings(self.scale) | {"max_seq_length": length_of(self.scale)}
             fields |= self.scale.short_tasks.get(task, {})
             own = {name: value for name, value in fields.items() if "dropout" not in name}
-            # As in pre-training: no dropout. Of fields that BERT has not, the model's own values are taken.
+            # As in pre-training: no dropout. Fields that BERT lacks keep the values of the model.
             own |= {f"model.{name}": 0.0 for name in dropout_fields(model) if hasattr(BertConfig, name)}
             settings = {
                 "data.path": self._part(task) or self.data / its.data,
@@ -211,7 +212,7 @@ class Race(Suite):
 
 
 def rate(lines: Sequence[dict]) -> float:
-    """Returns the steps a second of a run by its metrics, without the lines in which a stage began to compile."""
+    """Returns the steps per second of a run by its metrics, without lines that include the compilation of a stage."""
     found = [line for line in lines if "wall/steps" in line]
     timed = [(line["step"] - before["step"], line) for before, line in itertools.pairwise(found)]
     timed = [(steps, line) for steps, line in timed if not line.get("wall/compile")]
@@ -219,19 +220,19 @@ def rate(lines: Sequence[dict]) -> float:
 
 
 def _seconds(line: dict) -> float:
-    """What a budget counts: steps and waiting for data; no start, compiling, evaluation or checkpoint."""
+    """Returns the seconds that count for a budget: only steps and waiting for data."""
     return sum(line.get(f"wall/{part}") or 0.0 for part in ("steps", "data"))
 
 
 def formatted(table: Table, lines: Sequence[dict]) -> str:
-    """Formats the results in Markdown: mean ± standard deviation over the seeds, and in brackets the difference to the
-    row above, or to the first one (`Table.adds_up`), of the seeds that both have."""
+    """Formats the results in Markdown: mean ± standard deviation over the seeds, and in brackets the difference from
+    the previous row or the first row (`Table.adds_up`), over the seeds of both rows."""
     titles = ["", "seeds", "steps", "M tokens", "minutes as it ran", *(COLUMNS[score][0] for score in table.scores)]
     rows, before = [titles, ["---"] * len(titles)], None
     for name, row in table.rows.items():
         if own := [line for line in lines if line["row"] == name]:
             steps, tokens, minutes = (np.mean([line[each] for line in own]) for each in ("steps", "tokens", "minutes"))
-            trained = own[:1] if table.trains_once else own  # all others have the scores of one model
+            trained = own[:1] if table.trains_once else own  # the runs of all seeds have the scores of one model
             cells = [_cell(score, own if score in TUNED else trained, before) for score in table.scores]
             rows.append([row.title, str(len(own)), f"{steps:,.0f}", f"{tokens / 1e6:.1f}", f"{minutes:.1f}", *cells])
             before = own if before is None or table.adds_up else before
@@ -280,7 +281,7 @@ def main(arguments: list[str]) -> None:
         for process in race.processes:
             process.wait()
         if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt("interrupted; the same command goes on") from None
+            raise KeyboardInterrupt("interrupted; run the same command to resume") from None
         raise
 
 

@@ -1,10 +1,10 @@
-"""The paper's comparisons, scaled to what is at hand: pre-training as SCALE/NAME, such as cores/ltr.
+"""The paper's comparisons at the scale of the available hardware: SCALE/NAME, such as cores/ltr.
 
-The scales and all names are below; `python -m experiments.ablations` runs them all, and fine-tunes what they pre-train.
+The scales and all names are below. `python -m experiments.ablations` pre-trains and fine-tunes all models.
 
 Command:  python -m bertjax.main --config=experiments/ablations/scaled.py:cores/ltr --config.data.corpus=texts/
-Hardware: cores: two CPU cores; gpu: one GPU (the tables of equal time only have been run)
-Paper:    see the experiments beside this file
+Hardware: cores: two CPU cores; gpu: one GPU (only the tables of equal time were run)
+Paper:    see the experiments in the folder of this file
 """
 
 import dataclasses
@@ -24,21 +24,21 @@ FEATURES = ("embeddings", "second_to_last", "last", "weighted_sum_last_four", "c
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How large everything is.
+    """The sizes of models, data and training.
 
     Args:
-      size: LAYERS-HIDDEN-HEADS of the model in all tables but that of sizes.
-      sizes: those of that table.
-      stages: (steps, length) of each, of sequences.
-      short_steps: of the first stage, where it is the only one.
-      files: of each corpus.
-      pretraining, fine_tuning: config fields by name, of all runs.
-      equal_time: the same, of pre-training in the tables of equal time (`race.py`).
-      tasks: the same, by task.
-      short_tasks: the same, of models that have the first stage only.
-      lstm_size: of a BiLSTM on top.
-      sentences, articles: of the training sets of SST-2 and SQuAD, the first ones.
-      checkpoints: steps that the table of steps compares with the last one.
+      size: LAYERS-HIDDEN-HEADS of the model in all tables except the table of sizes.
+      sizes: the sizes of the table of sizes.
+      stages: (steps, sequence length) of each stage.
+      short_steps: steps of the first stage in models with only this stage.
+      files: number of files of each corpus.
+      pretraining, fine_tuning: config fields of all runs, by name.
+      equal_time: config fields of pre-training in the tables of equal time (`race.py`).
+      tasks: config fields of fine-tuning, by task.
+      short_tasks: config fields of fine-tuning for models with only the first stage, by task.
+      lstm_size: size of a BiLSTM on top.
+      sentences, articles: number of the first training examples of SST-2 and SQuAD.
+      checkpoints: steps of the checkpoints in the table of steps, without the last checkpoint.
     """
 
     size: str
@@ -58,9 +58,9 @@ class Scale:
     checkpoints: tuple[int, ...]
 
     def corpora(self, folder: pathlib.Path) -> list[pathlib.Path]:
-        """Returns the first files of each corpus in the folder: of CORPUS.txt, or CORPUS-NUMBER.txt.xz and so on.
+        """Returns the first files of each corpus in the folder, such as CORPUS.txt or CORPUS-NUMBER.txt.xz.
 
-        Raises `UserError` if there are none.
+        Raises `UserError` if the folder has no such file.
         """
         return [path for files in _corpora(folder).values() for path in files[: self.files]]
 
@@ -68,23 +68,23 @@ class Scale:
         """Returns the last file of each corpus in the folder. Raises `UserError` if it is among the first files."""
         last = [files[-1] for files in _corpora(folder).values()]
         if used := set(last) & set(self.corpora(folder)):
-            raise UserError(f"{min(used)}: is trained on; put more than {self.files} files of each corpus beside it")
+            raise UserError(f"{min(used)}: is trained on; add files: more than {self.files} of each corpus")
         return last
 
 
 def _corpora(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
-    """Returns the files of each corpus. Raises `UserError` if there are none."""
+    """Returns the files of each corpus. Raises `UserError` if the folder has no corpus."""
     found: dict[str, list[pathlib.Path]] = {}
     for path in sorted(folder.glob("*.txt*")):
         found.setdefault(re.fullmatch(r"(.+?)(-\d+)?\.txt.*", path.name)[1], []).append(path)
     if not found:
-        raise UserError(f"{folder}: no *.txt, *.txt.xz or so")
+        raise UserError(f"{folder}: has no *.txt or *.txt.xz; choose a folder with text files")
     return found
 
 
 SCALES = {
-    # About 45 minutes a model on two CPU cores, 10 where the first stage is the only one. A recipe that beat random
-    # weights on words, and by less on sentences: RESULTS.md.
+    # About 45 minutes per model on two CPU cores, or 10 with only the first stage. This recipe beats random weights on
+    # words, and by less on sentences: RESULTS.md.
     "cores": Scale(
         size="4-128-2",
         sizes=("1-128-2", "2-64-1", "2-128-2", "4-64-1", "4-128-2", "4-192-3"),
@@ -95,8 +95,8 @@ SCALES = {
             "batch_size": 64,
             "model.vocab_size": 8192,
             "model.max_position_embeddings": 256,
-            "model.initializer_range": 0.05,  # as wide as BERT-base's, for a hidden size of 128
-            "model.hidden_dropout_prob": 0.0,  # no text is seen more than a few times
+            "model.initializer_range": 0.05,  # BERT-base's initialization, scaled to a hidden size of 128
+            "model.hidden_dropout_prob": 0.0,  # no text is read more than a few times
             "model.attention_probs_dropout_prob": 0.0,
             "optimizer.learning_rate": 1e-3,
             "optimizer.warmup_steps": 500,
@@ -128,7 +128,7 @@ SCALES = {
         seeds=3,
         checkpoints=(2000, 4000, 8000),
     ),
-    # Minutes of one GPU a model: BERT small and ELECTRA small (Clark et al. 2020, table 6), at their rate.
+    # Minutes of one GPU per model: the size and rate of BERT small and ELECTRA small (Clark et al. 2020, table 6).
     "gpu": Scale(
         size="12-256-4",
         sizes=("4-256-4", "6-256-4", "12-128-2", "12-256-4"),
@@ -144,7 +144,7 @@ SCALES = {
             "optimizer.bias_correction": True,
             "eval.max_sequences": 4096,
         },
-        # Calibration is too short for unrolled layers, and must time the program that is trained.
+        # A calibration is too short to unroll layers, and must time the same program as the training.
         equal_time={"checkpoint.every_steps": 10_000, "unroll": "no"},
         fine_tuning={"optimizer.learning_rate": 3e-4},
         tasks={
@@ -160,7 +160,7 @@ SCALES = {
         seeds=3,
         checkpoints=(10_000, 20_000, 40_000),
     ),
-    # Minutes: that everything runs.
+    # Minutes of work, to check that everything runs.
     "trial": Scale(
         size="4-32-2",
         sizes=("4-32-2", "2-32-2"),
@@ -196,15 +196,16 @@ class Model:
     """A pre-trained model.
 
     Args:
-      name: of its workdir.
-      experiment: FILE:ARGUMENT beside this file, or the name of a shipped one.
-      records: which ones: pairs | order | sentences | bytes.
-      changes: config fields by name in which it differs from the scale.
-      tasks: the same, of its fine-tuning.
-      is_short: whether it has the first stage only, and is fine-tuned in sequences of that length: in the tables with
-        many models, of sizes, maskings and systems.
-      steps: of its first and only stage; None: as many as the scale has.
-      pieces: that it has for a piece of the others: sequences are that many times longer, and steps have fewer.
+      name: name of the workdir.
+      experiment: FILE:ARGUMENT in the folder of this file, or the name of a shipped experiment.
+      records: pairs | order | sentences | bytes.
+      changes: config fields that differ from the scale, by name.
+      tasks: config fields of fine-tuning that differ from the scale, by name.
+      is_short: whether the model has only the first stage and is fine-tuned in sequences of this length, as in the
+        tables with many models (sizes, maskings and systems).
+      steps: steps of the only stage; None: the scale's steps.
+      pieces: number of its tokens per token of the other models. Sequences are longer by this factor, and a step has
+        fewer sequences.
     """
 
     name: str
@@ -218,7 +219,7 @@ class Model:
 
 
 BERT = Model("bert", "objective.py:bert")
-# The weights that BERT starts from: one step at a rate of nearly 0.
+# BERT's initial weights: one step at a rate of nearly 0.
 RANDOM = Model("random", "objective.py:bert", changes={"optimizer.learning_rate": 1e-12}, steps=1)
 BERT_SHORT = Model("bert_short", "objective.py:bert", is_short=True)
 NO_NSP = Model("no_nsp", "objective.py:no_nsp", "sentences")
@@ -250,7 +251,7 @@ def _glue(name: str, task: str, metric: str) -> Task:
     return Task(name, f"glue:{task}", "glue", (f"{name}/train.tsv", f"{name}/dev.tsv"), metric)
 
 
-TAGGED = ("conll2003", ("eng.train", "eng.testa"))  # CoNLL's data
+TAGGED = ("conll2003", ("eng.train", "eng.testa"))  # data of CoNLL
 
 
 TASKS = {
@@ -258,7 +259,7 @@ TASKS = {
     "mrpc": _glue("MRPC", "mrpc", "accuracy"),
     "stsb": _glue("STS-B", "stsb", "spearman"),
     "conll": Task("CoNLL", "ner", *TAGGED, "f1"),
-    # For checkpoints of the first stage, which know no later position.
+    # For checkpoints of the first stage, which has no later positions.
     "conll-32": Task("CoNLL, in sequences of 32", "ner", *TAGGED, "f1"),
     "squad": Task("SQuAD", "squad:v1.1", "squad", ("train-v1.1.json", "dev-v1.1.json"), "f1"),
     **{
@@ -270,11 +271,11 @@ TASKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A model, fine-tuned on a task with some seeds.
+    """A model that is fine-tuned on a task with several seeds.
 
     Args:
-      step: of the checkpoint; 0: the last one.
-      has_lstm: whether there is a BiLSTM on top.
+      step: step of the checkpoint; 0: the last checkpoint.
+      has_lstm: whether the head has a BiLSTM.
     """
 
     model: Model
@@ -284,7 +285,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its workdir."""
+        """The name of the workdir."""
         variant = f"@{self.step}" * bool(self.step) + "_bilstm" * self.has_lstm
         return f"{self.model.name}{variant}-{self.task}"
 
@@ -296,13 +297,13 @@ class Cell:
             fields["head.lstm_size"] = scale.lstm_size
         elif not is_frozen:
             fields["packing"] = True
-        if self.model.is_short:  # a later position would be one that it has not learnt
+        if self.model.is_short:  # the model has not learned later positions
             fields["max_seq_length"] = scale.stages[0][1] * self.model.pieces
             fields |= scale.short_tasks.get(self.task, {})
         return {**fields, **self.model.tasks}
 
 
-# The rows of each table, and the tasks that are its columns.
+# The rows of each table, and its columns (tasks).
 ROWS = {
     "objective": {"random": RANDOM, "BERT": BERT, "no NSP": NO_NSP, "left to right": LTR, "left to right, BiLSTM": LTR},
     "masking": {name: Model(f"masking-{name}", f"masking.py:{name}", is_short=True) for name in MASKINGS}

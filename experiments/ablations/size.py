@@ -1,6 +1,6 @@
-"""How large the model is, as in the paper's ablation: LAYERS-HIDDEN-HEADS.
+"""Model sizes, as in the paper's ablation: LAYERS-HIDDEN-HEADS.
 
-The paper's are 3-768-12, 6-768-3, 6-768-12, 12-768-12 (base), 12-1024-16 and 24-1024-16 (large); others work as well.
+The paper has 3-768-12, 6-768-3, 6-768-12, 12-768-12 (base), 12-1024-16 and 24-1024-16 (large). Other sizes work too.
 
 Command:  bertjax train --config=experiments/ablations/size.py:6-768-12 --config.data.corpus=texts/ --workdir=runs/6
 Hardware: 4 to 16 Cloud TPUs (16 to 64 chips), 4 days, in the paper; small models on two CPU cores: RESULTS.md

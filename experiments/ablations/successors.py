@@ -1,19 +1,19 @@
-"""What came after BERT's masked words: left to right, permuted, with a memory, and replaced words.
+"""Objectives after BERT's masked words: left to right, permuted words, with a memory, and replaced words.
 
 SCALE/ROW/STEPS, such as cores/replaced/3000.
 
 All rows have one size, one vocabulary, the same text in full sentences, no dropout, and one recipe: Adam with a rate
-that falls from 2e-3 (`gpu`: 5e-4) to 0, as BERT's row of `today.py`. They differ in what is learnt, and in the form of
-the model that learns it; masked and replaced words are learnt in two forms. `python -m experiments.ablations.race
---table=successors` trains each once, for equally many minutes, and fine-tunes it with three seeds.
+that falls from 2e-3 (`gpu`: 5e-4) to 0, as in BERT's row of `today.py`. They differ in the objective and in the form of
+the model. Masked and replaced words have two rows with two forms. `python -m experiments.ablations.race
+--table=successors` pre-trains each row once, for the same time, and fine-tunes it with three seeds.
 
-The generator of `replaced` has a fourth of the width, as ELECTRA-small's, but half at `cores`, where a fourth would be
-half a head. Its steps are the dearer for it, and so fewer.
+The generator of `replaced` has a fourth of the width, as in ELECTRA-small. At `cores`, a fourth would be half a head,
+so the generator has half of the width. The steps are slower for this reason, and the run has fewer steps.
 
 Command:  python -m bertjax.main --config=experiments/ablations/successors.py:cores/replaced/3000
               --config.data.corpus=texts/
 Hardware: cores: two CPU cores, 60 minutes; gpu: one H200, 3 minutes a row (RESULTS.md)
-Paper:    none compares these at equal time of two cores; ELECTRA against BERT at equal compute: Clark et al. 2020,
+Paper:    no comparison at equal time of two cores; ELECTRA against BERT at equal compute: Clark et al. 2020,
           figure 2
 """
 
@@ -29,13 +29,13 @@ def _masked(config, scale: Scale) -> None:
 
 
 def _next(config, scale: Scale) -> None:
-    """GPT-2's form, as gpt.py's."""
+    """Sets GPT-2's form, as in gpt.py."""
     _masked(config, scale)
     config.model.update(causal=True, norm="pre", output="plain", layer_norm_eps=1e-5)
 
 
 def _replaced(config, scale: Scale) -> None:
-    """ELECTRA's objective, by BERT's form."""
+    """Sets ELECTRA's objective, in BERT's form."""
     _masked(config, scale)
     config.data.masked_lm_split = (0.85, 0.0, 0.15)
     width = max(0.25, 1 / config.model.num_attention_heads)
@@ -53,14 +53,14 @@ def _replaced_rotary(config, scale: Scale) -> None:
 
 
 def _permuted(config, scale: Scale) -> None:
-    """XLNet's objective and form; masks have no part in it."""
+    """Sets XLNet's objective and form, without masks."""
     _masked(config, scale)
     become(config, "xlnet")
     learn(config, "plm", plm=dict(k=6, max_span_words=5))
 
 
 def _recurrent(config, scale: Scale) -> None:
-    """Transformer-XL: next words, after a memory."""
+    """Sets Transformer-XL's form: next words with a memory."""
     _masked(config, scale)
     become_recurrent(config)
 

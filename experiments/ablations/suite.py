@@ -1,4 +1,4 @@
-"""Runs what the tables need: pre-training, and fine-tuning with several seeds, unless it is there already."""
+"""Pre-trains models and fine-tunes them with several seeds for the tables, except for finished runs."""
 
 import concurrent.futures
 import contextlib
@@ -21,7 +21,7 @@ from experiments.ablations import tables
 from experiments.ablations.scaled import SCALES, TASKS, Cell, Model, Scale
 
 FOLDER = pathlib.Path(__file__).parent
-RESULTS_HELP = "The file with the tables; by default RESULTS.md beside this module, or (not cores) in the workdir."
+RESULTS_HELP = "The file with the tables; by default RESULTS.md in this folder (cores) or in the workdir."
 
 
 def results_of(given: str | None, scale_name: str, workdir: pathlib.Path) -> pathlib.Path:
@@ -30,11 +30,11 @@ def results_of(given: str | None, scale_name: str, workdir: pathlib.Path) -> pat
 
 
 def run_all(suite: "Suite", runs: Iterable[Model | Cell], jobs: int, on_done: Callable) -> None:
-    """Runs all, `jobs` at a time, fine-tunings after their models; after each, calls `on_done(names still to do)`."""
+    """Runs all, `jobs` at a time, models before fine-tuning; calls `on_done(names of open runs)` after each."""
     cores = sorted(os.sched_getaffinity(0)) if jobs > 1 and hasattr(os, "sched_setaffinity") else []
     shares = itertools.count()
 
-    def take_share() -> None:  # of a thread, and of the processes that it starts
+    def take_share() -> None:  # the cores of a thread and of the processes that it starts
         if len(cores) >= jobs:
             os.sched_setaffinity(0, cores[next(shares) :: jobs])
 
@@ -52,13 +52,13 @@ def run_all(suite: "Suite", runs: Iterable[Model | Cell], jobs: int, on_done: Ca
         except BaseException as error:
             suite.interrupt()
             if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt("interrupted; the same command goes on") from None
+                raise KeyboardInterrupt("interrupted; run the same command to resume") from None
             raise
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """Runs what a table needs, unless it is there already."""
+    """Runs the models and the fine-tuning of a table, except for finished runs."""
 
     scale_name: str
     workdir: pathlib.Path
@@ -77,7 +77,7 @@ class Suite:
         self._pretrain(what) if isinstance(what, Model) else self._fine_tune(what)
 
     def interrupt(self) -> None:
-        """Stops what runs, as Ctrl-C does; nothing else starts."""
+        """Stops the current processes, like Ctrl-C, and starts no further process."""
         with self.starting:
             self.is_interrupted.set()
             for process in self.processes:
@@ -96,7 +96,7 @@ class Suite:
         self._start("main", folder, task.experiment, settings, f"--workdir={folder}")
 
     def _part(self, task: str) -> pathlib.Path | None:
-        """Writes the first part of a task's data, if the scale says so; returns its folder."""
+        """Writes the first part of a task's data if the scale limits it, and returns the folder."""
         if task == "sst2":
             folder = self.workdir / f"sst2-{self.scale.sentences}"
             for name, most in (("train.tsv", self.scale.sentences), ("dev.tsv", None)):
@@ -120,7 +120,7 @@ class Suite:
             self.workdir / f"records-{model.records}",
             f"{FOLDER / 'scaled.py'}:{self.scale_name}/{model.name}",
         )
-        with self.preparing:  # records are shared
+        with self.preparing:  # models share records
             if not (records / "manifest.json").exists():
                 self._prepare(model, config, records)
         self._start("main", folder, config, {"data.records": records}, f"--workdir={folder}")
@@ -143,7 +143,7 @@ class Suite:
     def _command(
         self, module: str, folder: pathlib.Path, arguments: list[str], result: pathlib.Path | None = None
     ) -> None:
-        """Runs a module; its output goes to FOLDER.log, but what it prints to the file `result`, if there is one."""
+        """Runs a module with the log FOLDER.log. If `result` is set, standard output goes to this file."""
         module_name, module = module, module.rpartition(".")[2]
         log, began = folder.with_name(folder.name + ".log"), time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ class Suite:
             with self.starting:
                 if self.is_interrupted.is_set():
                     raise KeyboardInterrupt
-                # In a session of its own: Ctrl-C reaches it once, by `interrupt`.
+                # A separate session, so Ctrl-C reaches the process only once, by `interrupt`.
                 process = subprocess.Popen(
                     [sys.executable, "-m", module_name, *arguments],
                     stdout=printed,

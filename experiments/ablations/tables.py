@@ -1,4 +1,4 @@
-"""The tables and pictures of RESULTS.md: mean and standard deviation over the seeds of each cell, from the workdirs."""
+"""The tables and plots of RESULTS.md: mean and standard deviation over the seeds of each cell, from the workdirs."""
 
 import pathlib
 
@@ -9,8 +9,8 @@ from bertjax.training.checkpoints import checkpoint
 from experiments.ablations.scaled import COLUMNS, TASKS, Scale, cells
 
 DPI = 80
-FEATURES = "CoNLL"  # title of their picture, whose rows are the table's columns
-PREDICTED = {"mlm_loss": "masked", "lm_loss": "next", "bilm_loss": "next and previous"}  # words, of which a loss is
+FEATURES = "CoNLL"  # title of the plot of features, whose rows are the columns of the table
+PREDICTED = {"mlm_loss": "masked", "lm_loss": "next", "bilm_loss": "next and previous"}  # predicted words
 
 
 def scores(folder: pathlib.Path, metric: str) -> list[float]:
@@ -26,7 +26,7 @@ def baseline(folder: pathlib.Path, metric: str) -> str:
 
 
 def table(workdir: pathlib.Path, name: str, scale: Scale) -> str:
-    """Formats a table in Markdown. Its last row has the baselines of those tasks that have one."""
+    """Formats a table in Markdown. The last row has the baselines of the tasks."""
     titles = [
         "",
         "steps",
@@ -47,7 +47,7 @@ def table(workdir: pathlib.Path, name: str, scale: Scale) -> str:
 
 
 def _pretraining(folder: pathlib.Path, step: int) -> list[str]:
-    """Steps, tokens, hours and held-out perplexity of a model, at a step or at its end."""
+    """Returns steps, tokens, hours and held-out perplexity of a model, at a step or at its end."""
     if not checkpoint.steps(folder):
         return [""] * 4
     step = step or checkpoint.resolve_step(folder, "latest")
@@ -65,7 +65,7 @@ def _cell(found: list[float]) -> str:
 
 
 def draw(workdir: pathlib.Path, name: str, scale: Scale):
-    """Returns a Matplotlib figure of the scores, a panel a task: against steps in the table of steps, else by row."""
+    """Returns a Matplotlib figure of the scores, a panel per task: against steps in the table of steps, else by row."""
     from matplotlib.figure import Figure
 
     panels: dict[str, dict[str, list]] = {}  # task -> row -> (steps, mean, standard deviation) of its cells
@@ -85,25 +85,25 @@ def draw(workdir: pathlib.Path, name: str, scale: Scale):
                 axis.errorbar(steps, means, spreads, marker="o", capsize=3, label=row)
             else:
                 axis.errorbar(means, [row], xerr=spreads, marker="o", capsize=3, color="C0")
-        axis.set_title(task.replace(", ", ",\n"), fontsize="small")  # of weighted_sum_with_embeddings as well
+        axis.set_title(task.replace(", ", ",\n"), fontsize="small")  # also fits weighted_sum_with_embeddings
         axis.grid(alpha=0.3)
     if name == "steps":
         axes[0].set(xlabel="steps of pre-training")
         axes[0].legend(frameon=False)
     else:
-        axes[0].invert_yaxis()  # the first row above
+        axes[0].invert_yaxis()  # the first row at the top
     return figure
 
 
 def write(path: pathlib.Path, workdir: pathlib.Path, name: str, scale: Scale) -> None:
-    """Replaces a table and its picture in a Markdown file."""
+    """Replaces a table and its plot in a Markdown file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draw(workdir, name, scale).savefig(path.with_name(f"{name}.png"), dpi=DPI)
     put(path, name, f"{table(workdir, name, scale)}\n\n![{name}]({name}.png)")
 
 
 def put(path: pathlib.Path, name: str, content: str) -> None:
-    """Replaces what is between `<!-- NAME -->` and `<!-- /NAME -->` in a Markdown file, or adds a section with it."""
+    """Replaces the text between `<!-- NAME -->` and `<!-- /NAME -->` in a Markdown file, or adds such a section."""
     path.parent.mkdir(parents=True, exist_ok=True)
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     text = path.read_text() if path.exists() else ""

@@ -1,28 +1,28 @@
-"""2018 against today: does what came after BERT pay on two CPU cores? SCALE/ROW/STEPS, such as cores/rotary/3000.
+"""Methods since BERT: do they pay on two CPU cores? SCALE/ROW/STEPS, such as cores/rotary/3000.
 
-Each row has all that the row before it has, and one thing more: `TABLE`; what all have is in `equal_time.py`.
+Each row of `TABLE` adds one change to the previous row. `equal_time.py` has the shared config.
 
-Learning rates of `cores`, one an optimizer, are AdamW 2e-3, StableAdamW 2e-3, as modern:cores, and Muon 4e-3, its
-updates scaled to AdamW's size (Liu et al. 2025, section 2.2). They were chosen in short runs on a small text in
-sequences of 32, one run each, and not for each row: held-out losses of no_dropout in 1,200 steps 5.954 with 1e-3 and
+The learning rates of `cores`, one for each optimizer, are: AdamW 2e-3; StableAdamW 2e-3, as in modern:cores; Muon 4e-3,
+with updates scaled to AdamW's size (Liu et al. 2025, section 2.2). They were chosen in short runs on a small text in
+sequences of 32, one run each, and not for each row. Held-out losses of no_dropout in 1,200 steps 5.954 with 1e-3 and
 5.508 with 2e-3; glu in 500 steps 6.106 with 1e-3, 5.720 with 2e-3, 5.524 with 4e-3; stable_adamw 5.501 with 2e-3,
 5.512 with 4e-3; muon 5.643 with 2e-3, 5.383 with 4e-3, 5.511 with 1e-2.
 
 Command:  python -m bertjax.main --config=experiments/ablations/today.py:cores/all/3000 --config.data.corpus=texts/
 Hardware: two CPU cores, 10 minutes
-Paper:    none compares these at equal time
+Paper:    no comparison at equal time
 """
 
 from bertjax.config.defaults import named_stages, stage
 from experiments.ablations.equal_time import Row, become_rotary, length_of, most_masked, steps_of, table
 from experiments.ablations.scaled import Scale
 
-DECAY = 0.25  # share of the steps in which the rate falls, as in modern:cores
+DECAY = 0.25  # share of the steps with a falling rate, as in modern:cores
 
 
 def _bert(config, scale: Scale) -> None:
     config.model.update(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    # Two copies, with masks of their own: ten minutes come to a second one.
+    # Two copies with different masks, because ten minutes reach the second copy.
     config.data.update(next_sentence="pairs", masking="static", masked_lm_prob=0.15, dupe_factor=2)
     config.optimizer.update(name="adam", schedule="linear", warmup_steps=steps_of(config) // 8)
 
@@ -42,7 +42,7 @@ def _rotary(config, scale: Scale) -> None:
 
 
 def _glu(config, scale: Scale) -> None:
-    # Three matrices instead of two, so two thirds of the width, in eights.
+    # Three matrices instead of two, so two thirds of the width, a multiple of eight.
     config.model.update(glu=True, bias=False, intermediate_size=round(config.model.intermediate_size / 12) * 8)
 
 
@@ -62,7 +62,7 @@ def _stable_adamw(config, scale: Scale) -> None:
 def _muon(config, scale: Scale) -> None:
     config.optimizer.update(name="muon", options="consistent_rms=0.2 adam_b2=0.98")
     config.optimizer.learning_rate *= 2
-    # Its decay is multiplied by the rate: at the peak it takes as much of a matrix as StableAdamW's.
+    # Muon multiplies the decay by the rate. At the peak, the decay of a matrix equals StableAdamW's decay.
     config.optimizer.weight_decay /= config.optimizer.learning_rate
 
 
@@ -82,7 +82,7 @@ TABLE = table(
     (
         Row("bert", "BERT's recipe", "pairs", _bert),
         Row("sentences", "+ no NSP, dynamic masks of 30 %", "sentences", _sentences),
-        # A row of its own, since ModernBERT's form has none where BERT has most.
+        # A separate row, because ModernBERT has no dropout in most places where BERT has dropout.
         Row("no_dropout", "+ no dropout", "sentences", _no_dropout),
         Row("rotary", "+ rotary positions, pre-norm", "sentences", _rotary),
         Row("glu", "+ GLU, no biases", "sentences", _glu),

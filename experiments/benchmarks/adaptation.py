@@ -1,8 +1,8 @@
-"""Does it pay to learn pieces of a domain? Adapts a checkpoint with and without new pieces, several seeds of each.
+"""Adapts a checkpoint to a domain with and without new tokens, several seeds of each, and compares bits per byte.
 
 Command:  python -m experiments.benchmarks.adaptation --checkpoint=PATH --domain=pydoc --general=TEXT --workdir=DIR
           prints a table of bits per byte of held-out text of the domain and of general text, before and after, as mean
-          and standard deviation. A finished run is not repeated; what was stopped goes on
+          and standard deviation. The same command resumes an interrupted run and does not repeat finished runs
 """
 
 import pathlib
@@ -18,12 +18,12 @@ from bertjax.training.trackers.jsonl import read_metrics
 from experiments.benchmarks.timing import mean_and_deviation, table_header, table_row
 
 CHECKPOINT = define_checkpoint_flag()
-DOMAIN = flags.DEFINE_string("domain", "pydoc", "Text of the domain, as data.corpus.")
-GENERAL = flags.DEFINE_string("general", None, "General text, a fifth of what is read.", required=True)
+DOMAIN = flags.DEFINE_string("domain", "pydoc", "Text of the domain, a value of data.corpus.")
+GENERAL = flags.DEFINE_string("general", None, "General text, a fifth of the training data.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", "runs/adaptation", "Folder of all runs.")
-PIECES = flags.DEFINE_list("pieces", ["0", "1000"], "Numbers of new pieces.")
-SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of training; records and new pieces are the same.")
-STEPS = flags.DEFINE_integer("steps", 2000, "Of 16 sequences of 128 tokens.")
+PIECES = flags.DEFINE_list("pieces", ["0", "1000"], "Numbers of new tokens.")
+SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of training; all seeds share records and new tokens.")
+STEPS = flags.DEFINE_integer("steps", 2000, "Steps of 16 sequences of 128 tokens.")
 SETTINGS = {
     "batch_size": 16, "optimizer.learning_rate": 5e-4, "optimizer.warmup_steps": 100, "adapt.new_pieces_first": 0,
     "data.heldout_fraction": 0.05,
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 def adapt(pieces: str, seed: str) -> pathlib.Path:
-    """Runs, or goes on with, a run; returns its workdir."""
+    """Starts or resumes a run, and returns its workdir."""
     folder = pathlib.Path(WORKDIR.value) / f"{pieces}-{seed}"
     sources = f"{DOMAIN.value},{GENERAL.value}"
     fields = SETTINGS | {
@@ -49,7 +49,7 @@ def _last(folder: pathlib.Path, name: str) -> float:
 
 def main(arguments: list[str]) -> None:
     del arguments
-    print(table_header(["new pieces", "", "bits per byte before", "after", "tokens per word before", "after"]))
+    print(table_header(["new tokens", "", "bits per byte before", "after", "tokens per word before", "after"]))
     for pieces in PIECES.value:
         folders = [adapt(pieces, seed) for seed in SEEDS.value]
         for source in (DOMAIN.value, GENERAL.value):

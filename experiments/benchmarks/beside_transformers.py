@@ -1,7 +1,8 @@
-"""Fine-tuning here and with transformers in PyTorch: the same weights, examples and hyperparameters, several seeds.
+"""Fine-tuning in bertjax and in transformers (PyTorch): the same weights, examples and hyperparameters, several seeds.
 
-For each seed all sides start from the same output layer. Padded batches are the same on both sides, but for the dropout
-masks; with packing the batches differ. All is float32, but for the factors of the products of `bertjax bfloat16`.
+For each seed, both libraries start from the same output layer. Padded batches are the same in both libraries, except
+for the dropout masks. Packed batches differ. All numbers are float32, except the factors of products of
+`bertjax bfloat16`.
 
 Command:  python -m experiments.benchmarks.beside_transformers --weights=DIR --data=DATA --output=results.jsonl
           DIR: a BERT in Hugging Face's format. DATA: the folder with glue/, conll2003/ and squad/.
@@ -46,7 +47,7 @@ METRICS = {
 def make_config(name: str, weights: str, data: pathlib.Path, packing: bool = False):
     if name == "conll":
         config, path = ner.get_config(), data / "conll2003"
-        config.max_seq_length = 64  # sentences of a document together, in twice as many steps
+        config.max_seq_length = 64  # sentences of a document together, in twice the number of steps
     elif name == "squad":
         config, path = squad.get_config("v1.1"), data / "squad"
     else:
@@ -59,7 +60,7 @@ def make_config(name: str, weights: str, data: pathlib.Path, packing: bool = Fal
 
 
 def shorten(data: pathlib.Path, folder: pathlib.Path) -> None:
-    """The data with fewer training rows of the large sets, and fewer dev questions of SQuAD."""
+    """Copies the data with fewer training rows of the large sets, and fewer dev questions of SQuAD."""
     (folder / "glue").mkdir()
     for source in (data / "glue").iterdir():
         target = folder / "glue" / source.name
@@ -92,7 +93,7 @@ def shorten(data: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def check_same_ids(name: str, config, dataset, weights: str) -> None:
-    """That their tokenizer makes the same ids of GLUE's texts. The other tasks' examples are ours for both."""
+    """Checks that transformers' tokenizer makes the same ids of GLUE's texts. Other tasks share bertjax's examples."""
     import transformers
 
     from bertjax.data.corpus.tables import column, read_table
@@ -105,7 +106,7 @@ def check_same_ids(name: str, config, dataset, weights: str) -> None:
     texts = [[column(row, task.columns.first) for row in rows]]
     if task.columns.second:
         texts.append([column(row, task.columns.second) for row in rows])
-    # longest_first, as Google's rule, but for which side is cut where both are of one length
+    # longest_first is Google's rule, except for the truncated side of two texts of equal length
     theirs = tokenizer(*texts, truncation="longest_first", max_length=config.max_seq_length)["input_ids"]
     cut = [len(ids) == config.max_seq_length for ids in theirs]
     same = [list(ours) == other for ours, other in zip(dataset.train.input_ids, theirs)]
@@ -113,7 +114,7 @@ def check_same_ids(name: str, config, dataset, weights: str) -> None:
 
 
 def train_ours(config, dataset, workdir, mesh, program, initialize):
-    """(scores, seconds a step, program); the median of what every ten steps took."""
+    """Returns (scores, seconds per step, program); the seconds are the median of ten-step averages."""
     from bertjax.finetuning.task import FineTuning
     from bertjax.training.loop import train_task
     from bertjax.training.step import Program
@@ -140,7 +141,7 @@ def make_theirs(name: str, config, dataset):
 
 
 def draw_output_layer(config, mesh, dataset) -> tuple[np.ndarray, np.ndarray]:
-    """(kernel `[hidden, outputs]`, bias `[outputs]`) that a run with this seed begins with here."""
+    """Returns the initial output layer of bertjax's run: (kernel `[hidden, outputs]`, bias `[outputs]`)."""
     import flax.linen as nn
     import jax
 
@@ -176,14 +177,14 @@ def tensors(batch: dict) -> dict:
 
 
 def fit(model, optimizer, config, train, loss_of: Callable[[dict], Any]) -> float:
-    """Trains torch's model in our batches, padded to their longest, at our learning rates; returns seconds a step.
+    """Trains the PyTorch model on bertjax's batches, padded to the longest text; returns seconds per step.
 
     Args:
       model: the model.
       optimizer: torch's optimizer. `share` of a param group multiplies its learning rate.
-      config: the config of our run.
+      config: the config of bertjax's run.
       train: the training examples.
-      loss_of: our batch -> the loss of the model.
+      loss_of: a batch of bertjax -> the loss of the model.
     """
     import torch
 
@@ -211,7 +212,7 @@ def fit(model, optimizer, config, train, loss_of: Callable[[dict], Any]) -> floa
 
 
 def train_theirs(name: str, config, dataset, mesh):
-    """(scores, seconds a step): their model and loss, torch's AdamW, our batches, padded to their longest."""
+    """Returns (scores, seconds per step) of transformers' model and loss with torch's AdamW, on bertjax's batches."""
     import torch
 
     torch.manual_seed(config.seed)
@@ -240,7 +241,7 @@ def train_theirs(name: str, config, dataset, mesh):
 
 
 def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
-    """How many dev examples transformers gives the same answer from what was learnt here and exported."""
+    """Formats the number of dev examples with equal predictions in bertjax and, after the export, in transformers."""
     from bertjax.interop import conversion, pretrained
 
     conversion.convert(workdir, folder, "huggingface")
@@ -248,7 +249,7 @@ def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
     config.init_checkpoint = str(folder)
     theirs = predict_theirs(make_theirs(name, config, dataset), examples)
     ours = predictor.predict(dataset.head, pretrained.read_pretrained(workdir), examples)
-    axis = 0 if name == "squad" else -1  # the likeliest token of each side; otherwise the likeliest label
+    axis = 0 if name == "squad" else -1  # SQuAD: the most likely start and end token; else the most likely label
     same = sum(np.array_equal(a.argmax(axis), b.argmax(axis)) for a, b in zip(ours, theirs))
     off = max(np.abs(a - b).max() for a, b in zip(ours, theirs))
     alike = f"{same} of {len(examples)} dev examples alike, " if dataset.labels or name == "squad" else ""
@@ -256,7 +257,7 @@ def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
 
 
 def table(results: list[dict]) -> str:
-    """Markdown: scores in hundredths as mean ± standard deviation over the seeds, and seconds a step (medians)."""
+    """Formats scores in hundredths (mean ± standard deviation over the seeds) and median seconds per step."""
     groups = collections.defaultdict(dict)
     for result in results:
         groups[result["task"], result["by"]][result["seed"]] = result
@@ -283,9 +284,9 @@ def _seconds(group: dict[int, dict]) -> str:
 
 
 def parse(description: str, what: str, choices, sides, options: Mapping[str, dict] = types.MappingProxyType({})):
-    """Returns the arguments of a command that resumes, and the results that it has; `what` it is about: `choices`.
+    """Returns the arguments of a resumable command, and the stored results. `what` names the choices.
 
-    `options`: more of them, with argparse's settings.
+    `options`: further arguments, with argparse's settings.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", required=True)

@@ -1,4 +1,4 @@
-"""Counts the programs that XLA compiles for one command of training. A search runs its trials in one process.
+"""Counts the programs that XLA compiles for one command of training. A sweep runs its trials in one process.
 
 Command:  PYTHONPATH=CHECKOUT python experiments/benchmarks/compilations.py --config=quickstart --workdir=DIR
 Needs:    pip install -e ., and the same versions of the packages for all commits that are compared

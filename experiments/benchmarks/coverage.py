@@ -1,4 +1,4 @@
-"""Do the examples of SQuAD and CoNLL-2003 hold what the files do? Every answer, every word and its tag.
+"""Checks that the examples of SQuAD and CoNLL-2003 contain every answer, and every word with its tag.
 
 Command:  python -m experiments.benchmarks.coverage --squad=FOLDER --conll=FOLDER --vocabulary=vocab.txt [--cased]
 Hardware: 2 CPU cores, about two minutes
@@ -16,7 +16,7 @@ from bertjax.text import tokenizer
 
 
 def answers(path: pathlib.Path, pieces) -> None:
-    """Answers that are the text of the tokens that are learnt, and what is the matter with the others."""
+    """Counts the answers that equal the text of their labelled tokens, and the reasons of the remaining answers."""
     questions = squad_files.read_squad(path)
     encoded = question_windows.encode_question_windows(
         questions, pieces, question_windows.WindowSizes(384, 128, 64), with_labels=True
@@ -48,7 +48,7 @@ def answers(path: pathlib.Path, pieces) -> None:
 
 
 def words(path: pathlib.Path, pieces) -> None:
-    """Words that stand in the windows once, in order, with their tags."""
+    """Counts the words that the windows contain once, in order, with their tags."""
     sentences = conll.read_conll(path)
     labels = conll.tag_names(sentences)
     for with_context in (True, False):

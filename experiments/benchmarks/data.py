@@ -1,16 +1,16 @@
-"""How fast text becomes a vocabulary, records and batches, in how much memory, and how soon a late step is there.
+"""Time and memory of vocabularies, records and batches, and the time until the first batch of a late step.
 
 Command:  python -m experiments.benchmarks.data --corpus=TEXT --vocab=vocab.txt
 Measures: --measure=NAME,... of
           preparation  python -m bertjax.prepare, and the size of the records
-          memory       the same once for each of --megabytes: does its memory grow with the text?
-          google       the same beside create_pretraining_data.py of --google=FOLDER, a checkout of google-research/bert
-          reader       sequences/s of lengths 128 and 512: masked when prepared, masked when read, without padding; by
-                       the reader with tf.data and by that without TensorFlow
+          memory       preparation once for each of --megabytes: whether memory grows with the text
+          google       preparation, and create_pretraining_data.py of --google=FOLDER, a google-research/bert checkout
+          reader       sequences/s of lengths 128 and 512: static masks, dynamic masks, and compact records without
+                       padding; by the readers with and without TensorFlow
           jump         the first batch at steps 0 and 500,000 of a set of real size
-          vocabulary   python -m bertjax.vocabulary beside the tokenizers library's own trainer
+          vocabulary   python -m bertjax.vocabulary and the trainer of the tokenizers library
 Results:  RESULTS.md
-Linux only. Sides that are compared take turns. One line a figure: the median of --runs, and its range.
+Linux only. Compared sides alternate. Each line has one figure: the median of --runs, and the range.
 """
 
 import itertools
@@ -47,11 +47,11 @@ from experiments.benchmarks.timing import in_turns, print_figure
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A published uncased vocab.txt of 30,522 tokens.", required=True)
 MEASURE = flags.DEFINE_list("measure", "preparation,memory,reader,jump,vocabulary", "What to measure.")
-RUNS = flags.DEFINE_integer("runs", 5, "Of each side of each measure, except memory: one.")
+RUNS = flags.DEFINE_integer("runs", 5, "Runs of each side of each measure; memory has one run.")
 MEGABYTES = flags.DEFINE_list(
-    "megabytes", "50,350", "Of text: all sizes for memory, the last one for vocabulary, the first one for the others."
+    "megabytes", "50,350", "Megabytes of text: all sizes for memory, the last for vocabulary, else the first."
 )
-LENGTH = flags.DEFINE_integer("length", 128, "Of the sequences, except for reader and jump.")
+LENGTH = flags.DEFINE_integer("length", 128, "Length of the sequences, except for reader and jump.")
 DUPE_FACTOR = flags.DEFINE_integer("dupe_factor", 10, "As config.data.dupe_factor.")
 WORKERS = flags.DEFINE_integer("workers", available_cores(), "Processes that prepare.")
 GOOGLE = flags.DEFINE_string("google", None, "Folder of google-research/bert, for the measure google.")
@@ -63,7 +63,7 @@ READERS = {  # fields of config.data
     "compact": {"layout": "compact"},
 }
 LATE_STEP = 500_000
-SHARDS, RECORDS_PER_SHARD, DISTINCT_SHARDS = 100, 90_000, 5  # as prepare makes them
+SHARDS, RECORDS_PER_SHARD, DISTINCT_SHARDS = 100, 90_000, 5  # as in the output of prepare
 
 EXPERIMENT = """
 from bertjax.config import named_stages, pretraining_config, stage
@@ -82,9 +82,9 @@ tokenizer.save(sys.argv[3])
 
 
 def make_text(folder: pathlib.Path, size: int, *, sentence_lines: bool = False) -> pathlib.Path:
-    """Writes the first `size` MB of the corpus to a file, a blank line between documents; returns its path.
+    """Writes the first `size` MB of the corpus to a file, with a blank line between documents; returns its path.
 
-    With `sentence_lines`, a sentence a line. Raises `UserError` if the corpus is smaller.
+    With `sentence_lines`, each line has one sentence. Raises `UserError` if the corpus is smaller.
     """
     path = folder / f"{size}-{'sentences' if sentence_lines else 'lines'}.txt"
     if path.exists():
@@ -110,7 +110,7 @@ def experiment(folder: pathlib.Path, length: int) -> pathlib.Path:
 
 
 def prepare(folder: pathlib.Path, text: pathlib.Path, length: int, **data) -> tuple[Cost, RecordSet]:
-    """Runs the whole command, into a new folder in `folder`; `data` are fields of `config.data`."""
+    """Runs the whole command with a new folder in `folder` as output; `data` are fields of `config.data`."""
     output = pathlib.Path(tempfile.mkdtemp(dir=folder))
     data = {"corpus": text, "dupe_factor": DUPE_FACTOR.value, **data}
     cost = run(
@@ -124,7 +124,7 @@ def prepare(folder: pathlib.Path, text: pathlib.Path, length: int, **data) -> tu
 
 
 def size_of(files: RecordSet) -> int:
-    """Bytes."""
+    """Returns the bytes of the files."""
     return sum(pathlib.Path(path).stat().st_size for path in files.paths)
 
 
@@ -192,11 +192,11 @@ def measure_google(folder: pathlib.Path) -> None:
         print_figure(f"{name}, {settings(text, length)}", [rate for rate, _ in found], "sequences/s")
         print_figure(f"{name}, peak memory of all processes", [memory / 1e9 for _, memory in found], "GB", 2)
     their, our = (statistics.median(rate for rate, _ in found) for found in results.values())
-    print(f"ours to theirs: {our / their:.1f} times as many sequences/s", flush=True)
+    print(f"bertjax / Google: {our / their:.1f} times the sequences/s", flush=True)
 
 
 def batches(order: Order, data: dict, start: int = 0) -> Iterator:
-    """`data` are the fields of `config.data` that the records were prepared with."""
+    """Yields batches; `data` are the fields of `config.data` of the preparation."""
     data, most = {**pretraining_config().data.to_dict(), **data}, predictions(order.row.tokens)
     masking = masking_of(data, tokenizer.load_tokenizer("wordpiece", VOCAB.value), most)
     transforms = [SeededTransform(masking)] if order.files.masking == "dynamic" else []
@@ -220,8 +220,8 @@ def measure_reader(folder: pathlib.Path) -> None:
 
 
 def throughput(files: RecordSet, length: int, data: dict, module) -> tuple[float, float]:
-    """Sequences/s of a reader over three whole shuffle windows, from the second batch on; and by the time of all cores
-    together that it takes."""
+    """Returns the sequences/s of a reader over three whole shuffle windows, without the first batch: by elapsed time,
+    and by the processor time of all cores together."""
     pipeline.reader = lambda: module
     order = Order(files, BATCH_SIZE, 0, RowSize(length, 8))
     stream = batches(order, data)
@@ -234,7 +234,7 @@ def throughput(files: RecordSet, length: int, data: dict, module) -> tuple[float
 
 
 def measure_jump(folder: pathlib.Path) -> None:
-    """Files recur in the set, to spare the disk: the reading is the same, from the page cache."""
+    """Times the first batch. Files are repeated in the set to save disk space, and are read from the page cache."""
     paths = [write_shard(folder / f"{i}.tfrecord", seed=i) for i in range(DISTINCT_SHARDS)]
     files = RecordSet(tuple(itertools.islice(itertools.cycle(paths), SHARDS)), (RECORDS_PER_SHARD,) * SHARDS)
 
@@ -292,7 +292,7 @@ MEASURES = {
 
 
 def sizes() -> list[int]:
-    """Of the texts, in MB."""
+    """Returns the sizes of the texts, in MB."""
     if not MEGABYTES.value or not all(size.isdecimal() for size in MEGABYTES.value):
         raise UserError(f"--megabytes={','.join(MEGABYTES.value)}: must be whole numbers")
     return list(map(int, MEGABYTES.value))

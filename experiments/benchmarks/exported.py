@@ -1,8 +1,8 @@
-"""Exported programs beside the library: how fast they are, and what 8 bits cost in scores.
+"""Speed of exported programs and of the library, and the scores with 8 bits.
 
 Command:  python -m experiments.benchmarks.exported --classifier=RUN --sst2=dev.tsv --vectors=FOLDER --stsb=dev.tsv
-          RUN: fine-tuned on SST-2; FOLDER: of what makes vectors; the files are GLUE's
-Measures: texts/s in batches of 32 rows of 16 and of 128 tokens, of `Model.apply`, the programs of StableHLO, ONNX
+          RUN: a run fine-tuned on SST-2; FOLDER: a model of embeddings; dev.tsv: files of GLUE
+Measures: texts/s in batches of 32 rows of 16 and of 128 tokens, by `Model.apply`, the programs of StableHLO, ONNX
           Runtime in float32 and with 8 bits; sizes; accuracy on SST-2 and Spearman's correlation on STS-B of each
 Needs:    pip install 'bertjax[onnx]'
 Results:  RESULTS.md
@@ -59,7 +59,7 @@ def in_runtime(path: pathlib.Path, pad_id: int) -> Way:
 
 
 def batches(model, texts: list[str]) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Yields the places of texts of like lengths, and their ids, padded to a multiple of 16."""
+    """Yields (indices, ids) of texts of similar lengths; ids are padded to a multiple of 16."""
     ids = [model.tokenizer.framed(each[:126]) for each in model.tokenizer.encode_ids(texts)]
     order = sorted(range(len(ids)), key=lambda place: len(ids[place]))
     for start in range(0, len(order), BATCH):

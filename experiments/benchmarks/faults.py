@@ -1,16 +1,16 @@
-"""What becomes of runs whose processes are killed, stopped, started twice or left without disk, again and again.
+"""Kills and stops runs, starts them twice, or fills the disk, many times, and checks the results.
 
 Command:  python -m experiments.benchmarks.faults --measure=kills,stops,twice,full,haul,memory
           python -m experiments.benchmarks.faults --measure=versions --python=OTHER/bin/python
-Measures: kills: `kill -9` at random moments of pre-training, fine-tuning and a search, until they end; params of all
-              checkpoints and metrics must be those of the undisturbed run, bit for bit
+Measures: kills: `kill -9` at random moments of pre-training, fine-tuning and a sweep, until they end; params of all
+              checkpoints and metrics must equal the undisturbed run, bit for bit
           stops: SIGTERM at random moments; the exit code, and the seconds until the process has saved and ended
           twice: the same command, two processes at once; one must refuse and name the other
           full:  main, prepare and convert on a disk with too little space (a limit on the size of files)
           haul:  minutes of training, evaluation, checkpoints and restarts; slopes of memory, descriptors and threads,
               size of the workdir, steps of the metrics
-          memory: minutes of training in one process, and what it then has
-          versions: a run that is stopped, and goes on with another Python, which has another JAX, either way
+          memory: minutes of training in one process, and the memory of the process
+          versions: a run that is stopped and resumed with another Python and another JAX, in both directions
 Results:  RESULTS.md
 """
 
@@ -34,8 +34,8 @@ from bertjax.common.errors import UserError
 from experiments.benchmarks import fuzz
 
 MEASURE = flags.DEFINE_list("measure", ["kills", "stops", "twice", "full"], "See above.")
-TIMES = flags.DEFINE_integer("times", 20, "How often each is done.")
-MINUTES = flags.DEFINE_float("minutes", 30, "Of `haul` and `memory`.")
+TIMES = flags.DEFINE_integer("times", 20, "Number of repetitions of each measure.")
+MINUTES = flags.DEFINE_float("minutes", 30, "Minutes of `haul` and `memory`.")
 PYTHON = flags.DEFINE_string("python", sys.executable, "Of `versions`.")
 
 EXPERIMENTS = """
@@ -87,7 +87,7 @@ def finish(process) -> tuple[int, str, str]:
 
 
 def content_of(workdir: pathlib.Path) -> dict:
-    """All params of all checkpoints, the scores, and the metrics but for times."""
+    """Returns all params of all checkpoints, the scores, and the metrics without times."""
     from bertjax.interop.pretrained import flattened
     from bertjax.training.checkpoints import checkpoint
     from bertjax.training.trackers.jsonl import read_metrics
@@ -142,7 +142,7 @@ def kills(folder, rng) -> None:
 
 
 def stops(folder, rng) -> None:
-    """The process has begun to train, perhaps evaluates or saves."""
+    """Stops a process that trains, evaluates or saves."""
     seconds, codes, lines = [], collections.Counter(), collections.Counter()
     for number in range(TIMES.value):
         process = train(folder, "haul", folder / f"stops-{number}")
@@ -216,7 +216,7 @@ def haul(folder, rng) -> None:
         ends_at, starts = min(left, rng.uniform(120, 400)), starts + 1
         while time.monotonic() - began < ends_at and process.poll() is None:
             time.sleep(1)
-            if time.monotonic() - began > 40:  # compiled, and everything has been used once
+            if time.monotonic() - began > 40:  # after compilation, when all code has run once
                 seen.append((time.monotonic() - began, *_resources(process.pid)))
         process.send_signal(rng.choice((signal.SIGTERM, signal.SIGKILL)))
         process.communicate()
@@ -236,7 +236,7 @@ def haul(folder, rng) -> None:
 
 
 def memory(folder, rng) -> None:
-    """Of one process, in fifths of the time: a slope of the first minutes would say nothing of a week."""
+    """Prints the memory of one process after each fifth of the time. A slope of the first minutes would mislead."""
     process = train(folder, "haul", folder / "memory", stdout=subprocess.DEVNULL)
     seen = []
     for _ in range(5):
@@ -251,7 +251,7 @@ def memory(folder, rng) -> None:
 
 
 def versions(folder, rng) -> None:
-    """The largest relative difference of a metric of training or evaluation, against a run that was not stopped."""
+    """Prints the largest relative difference of a metric of training or evaluation from an uninterrupted run."""
     from bertjax.training.trackers.jsonl import read_metrics
 
     def metrics(workdir):

@@ -1,9 +1,9 @@
-"""Damaged and made-up input at every door: each must end in a result, or in a `UserError` of one line.
+"""Damaged and invented input at every door. Each input must give a result or a `UserError` of one line.
 
 Command:  python -m experiments.benchmarks.fuzz --inputs=10000
-Measures: for each door (a kind of file, a folder, texts, overrides) its share of the inputs: files of a good folder are
-          torn, flipped, cut, mixed, or a value of their JSON is replaced, and what reads them is called. Processes of
-          their own, so that a crash, a minute without an answer, or a gigabyte more memory is seen and counted
+Measures: outcomes by door (a kind of file, a folder, texts, overrides). Files of a good folder are torn, flipped, cut,
+          mixed, or a value of their JSON is replaced; then the reading code runs. Inputs run in separate processes, so
+          crashes, a minute without an answer, and a gigabyte of additional memory are counted
 Results:  RESULTS.md
 """
 
@@ -29,12 +29,12 @@ from hypothesis import seed as seeded
 
 from bertjax.cli.app import run_command
 
-INPUTS = flags.DEFINE_integer("inputs", 10_000, "Of all doors together.")
+INPUTS = flags.DEFINE_integer("inputs", 10_000, "Number of inputs of all doors together.")
 DOORS = flags.DEFINE_list("doors", [], "Names of doors; by default all.")
 SEED = flags.DEFINE_integer("seed", 0, "Of the damage.")
 
 SECONDS = 60  # for an input
-MEMORY = 1 << 30  # bytes more than before an input
+MEMORY = 1 << 30  # maximum additional bytes for an input
 WORDS = "ship sail harbour wave captain bread oven butter judge witness verdict rose spade hedge".split()
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ODD = [
@@ -46,17 +46,17 @@ ODD_VALUES = (
     "1e99", "-1e-300", "nan", "1,2", "(1, 2)", "['a']", "paper", "seed=0,1", "auto", "full", "8", "64", "1e-4",
     "x" * 3000, "$(x)", "{}", "lambda: 0", "9" * 5000,
 )  # fmt: skip
-LONE, DEEP = '"\ud800"', "[" * 100_000  # JSON that `json` writes and reads, and should not
+LONE, DEEP = '"\ud800"', "[" * 100_000  # invalid JSON that `json` writes and reads
 
 
 @dataclasses.dataclass(frozen=True)
 class Door:
-    """Where input enters.
+    """A place where input enters the package.
 
     Attributes:
       make: writes good input to a folder.
-      enter: uses what is in such a folder; it may be damaged.
-      files: glob of the files to damage; empty: `enter` takes the random generator too, and makes up its input.
+      enter: uses the content of such a folder, which may be damaged.
+      files: glob of the files to damage; empty: `enter` also takes the random generator, and invents its input.
     """
 
     make: Callable
@@ -68,7 +68,7 @@ class Door:
 
 
 def damage(path: pathlib.Path, others: list[pathlib.Path], rng: random.Random) -> str:
-    """Damages a file; returns how."""
+    """Damages a file, and returns a description of the damage."""
     content = path.read_bytes()
     is_json = path.suffix in (".json", ".jsonl")
     kinds = [replace_value] * 6 * is_json + [flip, cut, tear, repeat, insert, zero, delete, empty, mix]
@@ -206,7 +206,7 @@ def make_records(folder):
 
 
 def train_on_records(folder):
-    """As `bertjax.main` does until the first steps."""
+    """Runs the first part of `bertjax.main`, until the first steps."""
     from bertjax.pretraining.records import find_or_prepare
 
     config = tiny_config()
@@ -241,7 +241,7 @@ def read_google_records(folder):
 
 
 def make_checkpoint(folder, to="bertjax"):
-    """A fine-tuned checkpoint with everything that one can have."""
+    """Writes a fine-tuned checkpoint with all optional parts."""
     from bertjax.interop import conversion, huggingface
 
     source = folder if to == "huggingface" else folder / "source"
@@ -278,7 +278,7 @@ def _bert_config():
 
 
 def make_sharded(folder):
-    """A Hugging Face folder whose weights lie in two files."""
+    """Writes a Hugging Face folder with weights in two files."""
     import safetensors.numpy
 
     make_checkpoint(folder, "huggingface")
@@ -296,14 +296,14 @@ def make_tf1(folder):
 
 
 def convert(folder):
-    """As `bertjax.convert`, which uses all that was read."""
+    """Runs `bertjax.convert`, which uses all read values."""
     import numpy as np
 
     from bertjax.interop import conversion, pretrained
 
     source = folder / "made" if (folder / "made").is_dir() else folder
     found = pretrained.read_pretrained(source)
-    if found.format == "bertjax":  # which has checksums
+    if found.format == "bertjax":  # this format has checksums
         ours, theirs = pretrained.flattened(found.params), pretrained.flattened(fine_tuned_params())
         assert ours.keys() == {name for name in theirs if name.startswith(("bert/", "classifier/"))}
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours), "values that were not saved"
@@ -313,7 +313,7 @@ def convert(folder):
 
 
 def make_replaced(folder):
-    """The workdir of a run that has learnt replaced words, with random numbers for what it has learnt."""
+    """Writes a workdir of a run with the objective of replaced words, with random params."""
     import flax.linen as nn
     import jax
     import numpy as np
@@ -334,7 +334,7 @@ def make_replaced(folder):
 
 
 def convert_both(folder):
-    """As `bertjax.convert`, of the model and of its generator."""
+    """Runs `bertjax.convert` for the model and for its generator."""
     from bertjax.interop import conversion
 
     for part in ("", "generator"):
@@ -342,7 +342,7 @@ def convert_both(folder):
 
 
 def make_run(folder):
-    """A workdir of pre-training with two checkpoints."""
+    """Writes a workdir of pre-training with two checkpoints."""
     from bertjax.launch.start import launch
 
     make_records(folder)
@@ -353,7 +353,7 @@ def make_run(folder):
 
 
 def resume(folder):
-    """As `bertjax.main`."""
+    """Runs `bertjax.main`."""
     from bertjax.launch.start import launch
     from bertjax.reporting.page import draw
 
@@ -364,7 +364,7 @@ def resume(folder):
 
 
 def make_search(folder):
-    """The folder of a search with two finished trials."""
+    """Writes the folder of a sweep with two finished trials."""
     from bertjax.training.checkpoints.checkpoint import write_scores
     from bertjax.training.scores import Scores
 
@@ -457,7 +457,7 @@ def read_texts(folder):
 
 
 def make_tables(folder):
-    """Good data of every fine-tuning task that reads files."""
+    """Writes valid data of every fine-tuning task that reads files."""
     rng = random.Random(0)
     sentences = [" ".join(rng.choices(WORDS, k=5)) for _ in range(12)]
     rows = [{"text": sentence, "label": str(i % 2)} for i, sentence in enumerate(sentences)]
@@ -519,7 +519,7 @@ def nothing(folder):
 
 
 def override(folder, rng):
-    """Random overrides of any experiment, of pre-training and fine-tuning."""
+    """Applies random overrides to an experiment of pre-training or fine-tuning."""
     from bertjax.cli.overrides import from_arguments
     from bertjax.config import experiments
     from bertjax.launch.validate import validate
@@ -559,7 +559,7 @@ def _fields(config, prefix):
 
 
 def made_up_text(folder, rng):
-    """Any characters, through everything that a text passes."""
+    """Passes random characters through all steps of text processing."""
     import numpy as np
 
     from bertjax.data.corpus.reading import Document
@@ -605,11 +605,11 @@ ALL = {
 }
 
 
-# One input after the other, in a process of its own.
+# Inputs run one after another, in a separate process.
 
 
 def pass_through(name: str, folder: pathlib.Path, seed: int, number: int) -> tuple[str, str]:
-    """Returns how an input ends ("result", "UserError", or what is wrong), and its damage with what was raised."""
+    """Returns the outcome of an input ("result", "UserError" or an error), and its damage with the exception."""
     import jax
 
     from bertjax.common.errors import UserError
@@ -631,9 +631,9 @@ def pass_through(name: str, folder: pathlib.Path, seed: int, number: int) -> tup
         ended, said = "result", ""
     except UserError as error:
         ended, said = ("UserError" if str(error).count("\n") == 0 else "several lines"), str(error)
-    except OSError as error:  # of which the commands print one line as well, if it names the file
+    except OSError as error:  # the commands also print one line for an `OSError` that names the file
         ended, said = ("UserError" if error.filename else "escape"), traceback.format_exc()
-    except (Exception, SystemExit):  # whatever it is, it should not be
+    except (Exception, SystemExit):  # any other exception is a bug
         ended, said = "escape", traceback.format_exc()
     finally:
         shutil.rmtree(place)
@@ -644,7 +644,7 @@ def pass_through(name: str, folder: pathlib.Path, seed: int, number: int) -> tup
 
 
 def make_all(names, folder: pathlib.Path) -> None:
-    """Makes good input for each door, `FOLDER/NAME`."""
+    """Writes valid input for each door to `FOLDER/NAME`."""
     made = {}
     for name in names:
         make = ALL[name].make
@@ -668,7 +668,7 @@ def _work(connection, folder, seed):
 
 
 def fuzz(names, inputs: int, seed: int, folder: pathlib.Path, show=print) -> dict[str, collections.Counter]:
-    """Passes that many inputs through the doors; returns {door: {how they ended: count}}, and shows what is wrong."""
+    """Passes `inputs` inputs through the doors, shows the errors, and returns {door: {outcome: count}}."""
     found = {name: collections.Counter() for name in names}
     make_all(names, folder)
     context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""Runs create_pretraining_data.py of a google-research/bert checkout, as it is, with TensorFlow 2."""
+"""Runs the unchanged create_pretraining_data.py of a google-research/bert checkout with TensorFlow 2."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from experiments.benchmarks.processes import Cost, run
 
 SCRIPT = "create_pretraining_data.py"
 
-# Their script wants TensorFlow 1, whose names TensorFlow 2 still has.
+# Google's script needs TensorFlow 1. TensorFlow 2 still has its names.
 UNDER_TENSORFLOW_1 = """
 import runpy, sys
 import tensorflow.compat.v1
@@ -19,7 +19,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def create(folder: str, **flags) -> Cost:
-    """Runs their script, of the checkout in `folder`, with its own flags, by name. Raises `UserError` if it fails."""
+    """Runs Google's script of the checkout in `folder` with the flags of the script. Raises `UserError` if it fails."""
     script = os.path.join(folder, SCRIPT)
     if not os.path.exists(script):
         raise UserError(f"{folder}: no {SCRIPT} in it; give a checkout of google-research/bert")

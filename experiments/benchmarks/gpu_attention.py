@@ -1,9 +1,9 @@
-"""The time of attention's kernels on a GPU beside that of other ways. What they compute: tests/nn/test_gpu_kernels.
+"""Times of attention kernels and of other implementations on a GPU. tests/nn/test_gpu_kernels has their definition.
 
 Command:  python -m experiments.benchmarks.gpu_attention
-Measures: milliseconds of the forward pass and of both, for our kernels, XLA's products (`plain_attention`,
-          `window_attention`) and cuDNN's kernels (`jax.nn.dot_product_attention`; without dropout, window and
-          segments); with --sweep also other tiles
+Measures: milliseconds of the forward pass and of both passes, for bertjax's kernels, XLA's products
+          (`plain_attention`, `window_attention`) and cuDNN's kernels (`jax.nn.dot_product_attention`; without
+          dropout, window and segments); with --sweep also other tiles
 Needs:    a GPU; no TensorFlow
 Results:  RESULTS.md
 """
@@ -45,7 +45,7 @@ def arrays(batch: int, length: int, heads: int, size: int, dtype):
 
 
 def milliseconds(function, *given) -> float:
-    """The median of rounds of calls that do not wait for each other."""
+    """Returns the median of rounds of asynchronous calls."""
 
     def run(calls: int = 10) -> None:
         jax.block_until_ready([function(*given) for _ in range(calls)])
@@ -93,7 +93,7 @@ def measure(chip: str, shape, sweep: bool) -> None:
         try:
             forward = milliseconds(jax.jit(attend), inputs)
             both = milliseconds(jax.jit(functools.partial(both_ways, attend)), inputs, gradient)
-        except jax.errors.JaxRuntimeError as error:  # tiles that need more than the chip has
+        except jax.errors.JaxRuntimeError as error:  # tiles that do not fit the chip
             print(f"| {shape} | {name} | {str(error)[:100]!r} |", flush=True)
             continue
         rates = [1e-9 * times * flops / ms for times, ms in ((1, forward), (3.5, both))]

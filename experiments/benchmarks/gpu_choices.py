@@ -1,8 +1,8 @@
-"""What the compiler says of the choices made for GPUs: kernels of ours, XLA's operations, or cuDNN; XLA's flags.
+"""Compares the choices for GPUs by the compiler: bertjax's kernels, XLA's operations or cuDNN; XLA's flags.
 
-Attention and LayerNorm forwards and backwards, of BERT-base on 16,384 tokens, and the training step of a small BERT on
-a machine of eight: temporary memory, the bytes that kernels read and write, and the least time, see
-`bertjax.planner.roofline`. It is a bound: no kernel is faster, and how much slower each is only a GPU can tell.
+Attention and LayerNorm, forward and backward, of BERT-base on 16,384 tokens, and the training step of a small BERT on a
+machine with eight GPUs: temporary memory, the bytes that kernels read and write, and the lower bound of the time from
+`bertjax.planner.roofline`. No kernel is faster than the bound. Only a GPU can show the real time.
 
 Command:  python -m experiments.benchmarks.gpu_choices attention norm flags
 Needs:    pip install -e '.[aot-cuda]'; no GPU
@@ -34,7 +34,7 @@ LENGTHS = (128, 512, 1024, 8192)
 HIDDEN = HEADS * SIZE
 MIB = 1 << 20
 
-# What may be set in XLA_FLAGS, beside what is so anyway.
+# Options of XLA_FLAGS that differ from the defaults.
 FLAGS = {
     "as it is": {},
     "latency hiding off": {"xla_gpu_enable_latency_hiding_scheduler": False},
@@ -67,7 +67,7 @@ def by_xla_without_dropout(projected, segments, words, chip: str):
 
 
 def by_cudnn(projected, segments, words, chip: str):
-    """Without dropout, and with one segment a row: its padding is at the end."""
+    """Computes attention by cuDNN, without dropout, with one segment per row and padding at the end."""
     lengths = (segments > 0).sum(1).astype(jnp.int32)
     own = jnp.moveaxis(projected, 2, 0)
     how = dict(query_seq_lengths=lengths, key_value_seq_lengths=lengths, implementation="cudnn")
@@ -84,10 +84,10 @@ WAYS = {
 
 
 def measured(function, arrays, argnums, target, least_flops: int = 0) -> list[str]:
-    """Returns MiB of temporaries, MiB read and written, and least milliseconds, of a function and its gradient.
+    """Returns MiB of temporaries, MiB read and written, and the lower bound of ms, of a function and its gradient.
 
     Args:
-      least_flops: FLOPs of its matrix products, if they are in calls that the compiler knows nothing about.
+      least_flops: FLOPs of the matrix products in calls that are opaque to the compiler.
     """
 
     def loss(*arrays):
@@ -117,7 +117,7 @@ def attention() -> list[list[str]]:
                 def run(projected, segments, words, way=way, kind=target.generation.kind):
                     return way(projected, segments, words, kind)
 
-                # Two products forwards; backwards five: scores again, and four gradients.
+                # Forward: two products. Backward: five products, the scores again and four gradients.
                 flops = 7 * 2 * TOKENS * length * HIDDEN if "cuDNN" in name else 0
                 row = [chip, f"{length:,}", name]
                 try:
@@ -152,7 +152,7 @@ def norm() -> list[list[str]]:
 
 
 def flags() -> list[list[str]]:
-    """The training step of `small:tiny`, with what its program has of each kind."""
+    """Returns a table of the training step of `small:tiny`: the counts of its program with each option."""
     from experiments import small
 
     header = ["XLA's flags", "collectives", "begun early", "kernels meanwhile", "kernels", "temporaries, MiB"]
@@ -177,7 +177,7 @@ def flags() -> list[list[str]]:
 
 
 def overlaps(module: HloModule) -> tuple[int, int]:
-    """Returns how many collectives are begun before they are waited for, and the kernels in between."""
+    """Returns the number of asynchronous collectives, and the number of kernels that run during them."""
     begun, meanwhile, running = 0, 0, 0
     for _, line, _ in module.executed():
         instruction = instruction_of(line)

@@ -1,6 +1,6 @@
-"""Where bertjax can be installed, by a resolver: for each Python and platform, whether all it needs has wheels there.
+"""Checks with a resolver, for each Python and platform, whether all dependencies of bertjax have wheels.
 
-Command:  python -m experiments.benchmarks.installs            (--extra=test,... adds those of extras)
+Command:  python -m experiments.benchmarks.installs            (--extra=test,... adds extras)
 Needs:    pip install uv; network
 Results:  docs/install.md
 """
@@ -22,7 +22,7 @@ PLATFORMS = {
     "macOS, Intel": "x86_64-apple-darwin",
     "Windows": "x86_64-pc-windows-msvc",
 }
-SOURCES = ("promise",)  # TensorFlow Datasets wants it; it has no wheels, and needs no compiler
+SOURCES = ("promise",)  # a dependency of TensorFlow Datasets without wheels, which needs no compiler
 
 
 def requirements(extras: list[str]) -> list[str]:
@@ -35,7 +35,7 @@ def requirements(extras: list[str]) -> list[str]:
 
 
 def resolve(given: list[str], python: str, platform: str) -> str:
-    """Returns how many packages there are, with or without TensorFlow, or what has no wheel."""
+    """Returns the number of packages, with or without TensorFlow, or the package without a wheel."""
     with tempfile.TemporaryDirectory() as folder:
         wanted, left_out = pathlib.Path(folder) / "wanted.in", pathlib.Path(folder) / "left_out.in"
         wanted.write_text("\n".join(given))

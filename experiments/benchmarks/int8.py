@@ -1,10 +1,10 @@
-"""Dev scores and seconds of a fine-tuned run whose dense layers multiply int8, beside bfloat16 and float32.
+"""Dev scores and seconds of a fine-tuned run with int8, bfloat16 and float32 products in dense layers.
 
-Weights have a scale for each output, activations one for each token, both from their largest value; products sum in
-int32. Attention's products stay as they are. Kernels are quantized in every batch, as a first try would do it.
+Weights have a scale per output and activations a scale per token, both from the largest value. Products sum in int32.
+Attention's products are not quantized. Kernels are quantized in every batch, as in a first version.
 
 Command:  python -m experiments.benchmarks.int8 runs/mrpc runs/ner
-          Finished runs of bertjax, whose data is where it was.
+          Finished runs of bertjax; their data must be in the original place.
 Hardware: 2 CPU cores, minutes
 Score:    see RESULTS.md
 """
@@ -28,13 +28,13 @@ ROUNDS = 3
 
 
 def quantized(x, axis: int):
-    """Returns int8 numbers, and the scales along the other axes that bring them back."""
+    """Returns int8 numbers, and the scales along the other axes for the inverse."""
     scale = jnp.maximum(jnp.abs(x).max(axis, keepdims=True), 1e-30) / 127
     return jnp.round(x / scale).astype(jnp.int8), scale
 
 
 def project(x, kernel, compute, outputs_first: bool = False):
-    """As `nn.ops.matmul.project`."""
+    """Replaces `nn.ops.matmul.project`."""
     axis = kernel.ndim - 1 if outputs_first else 0
     (x, of_rows), (kernel, of_columns) = quantized(x, -1), quantized(kernel, axis)
     product = jnp.tensordot(x, kernel, (-1, axis), preferred_element_type=jnp.int32)

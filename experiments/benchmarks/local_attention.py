@@ -1,9 +1,9 @@
-"""How the time of attention grows with the length: within a window, and of all tokens, forwards and backwards.
+"""Growth of the time of attention with the length: local and global attention, forward and backward.
 
   python -m experiments.benchmarks.local_attention
 
 One layer's attention of ModernBERT-base (12 heads of 64, 64 places to either side) in float32, without its projections,
-on a row of one segment. A round times every length once, one after the other; the table has medians.
+on a row of one segment. A round times each length once; the table has medians.
 
 Needs:    no TensorFlow
 Hardware: CPU

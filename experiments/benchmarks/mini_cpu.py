@@ -1,4 +1,4 @@
-"""BERT-mini for about half an hour on two CPU cores: does it learn from text that is no docstring?
+"""BERT-mini for about half an hour on two CPU cores, trained on ordinary text instead of docstrings.
 
 Command:  python -m bertjax.main --config=experiments/benchmarks/mini_cpu.py --config.data.corpus=TEXT
               --config.tokenizer.path=vocab.txt (a published uncased one)
@@ -15,8 +15,8 @@ def get_config():
     config.model.update(
         **model_size("mini"),
         max_position_embeddings=128,
-        initializer_range=0.04,  # as wide a net as BERT-base's would have, for a hidden size of 256
-        hidden_dropout_prob=0.0,  # every text is seen once
+        initializer_range=0.04,  # BERT-base's initialization, scaled to a hidden size of 256
+        hidden_dropout_prob=0.0,  # every text is read once
         attention_probs_dropout_prob=0.0,
     )
     config.data.update(dupe_factor=1, heldout_fraction=0.02)

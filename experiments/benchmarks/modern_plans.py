@@ -1,10 +1,11 @@
-"""What Ettin's 150M encoder takes on TPUs, by the compiler: rows of the table in docs/accelerators.md.
+"""Memory and time of Ettin's 150M encoder on TPUs, by the compiler: rows of the table in docs/accelerators.md.
 
   python -m experiments.benchmarks.modern_plans v5litepod-16 1024     # six minutes on two cores
   python -m experiments.benchmarks.modern_plans v5litepod-16 8192 --unroll=no
 
-Nine tenths of the tokens are real before packing. The batch of 4,608 sequences is computed in 18 parts; that of 8,192
-tokens in parts of one row a device. --microbatches says otherwise. A row is one segment, where attention takes longest.
+Nine tenths of the tokens are real before packing. The batch of 4,608 sequences has 18 microbatches. With
+8,192 tokens, a microbatch has one row per device. --microbatches sets another number. A row is one segment, the slowest
+case for attention.
 
 Needs:    no TensorFlow; libtpu
 Hardware: none

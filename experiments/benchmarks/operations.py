@@ -1,13 +1,14 @@
-"""Where the time of a training step goes, by operation of the model: the part of `op_name` that names modules.
+"""The time of a training step by operation of the model (the part of `op_name` that names modules).
 
-On this machine, from a trace of a few steps; operations that run at the same time share it. On a CPU the trace slows
-matrix products, to twice their time on some, so compare other operations, and time the step with `train_step`:
+On this machine, the times come from a trace of a few steps. Operations that run at the same time share the time. On a
+CPU, the trace slows matrix products, on some CPUs to twice their time. Compare other operations, and time the step with
+`train_step`:
   python -m experiments.benchmarks.operations finetuning:minilm:32x64
-On a TPU, by the compiler's estimates, without the kernels (which `bertjax.compile` counts); beside them what the data
-sheet allows: the FLOPs of products at the peak rate, and the bytes of HBM at its bandwidth:
+For a TPU, the times are the compiler's estimates, without the kernels (`bertjax.compile` counts the kernels). Further
+columns have the limits of the data sheet: the FLOPs of products at the peak rate, the bytes of HBM at its bandwidth:
   python -m experiments.benchmarks.operations base:v5litepod-4:128
 
-Needs:    no TensorFlow; libtpu for a TPU's
+Needs:    no TensorFlow; libtpu for TPUs
 Hardware: CPU
 Score:    see RESULTS.md
 """
@@ -24,7 +25,7 @@ COLUMNS = ("ms", "of FLOPs", "of bytes", "of either")
 
 
 def traced(name: str, options) -> dict[str, tuple[float]]:
-    """Seconds of each operation in a step of a case of `train_step`, on this machine."""
+    """Returns the seconds of each operation in a step of a case of `train_step`, on this machine."""
     import jax
 
     from bertjax.planner.hlo import operation_of
@@ -48,7 +49,7 @@ def traced(name: str, options) -> dict[str, tuple[float]]:
 
 
 def _shares(profile) -> dict[str, float]:
-    """Seconds of each instruction; those that run at the same time share it."""
+    """Returns the seconds of each instruction. Instructions that run at the same time share the time."""
     edges = []
     for plane in profile.planes:
         for line in plane.lines:
@@ -70,8 +71,10 @@ def _shares(profile) -> dict[str, float]:
 
 
 def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
-    """Seconds of each operation in a step of a shipped config on a TPU: estimated, of FLOPs, of bytes, and the longer
-    of these two, instruction by instruction."""
+    """Returns the seconds of each operation in a step of a shipped config on a TPU.
+
+    The columns are the estimate, the time of FLOPs, the time of bytes, and the longer of both, summed by instruction.
+    """
     import jax
 
     from bertjax.config.stages import stages_of
@@ -89,14 +92,14 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     fields = (field.split("=", 1) for field in options.config)
     config.update_from_flattened_dict({name: int(value) if value.isdecimal() else value for name, value in fields})
     chips = accelerator(topology)
-    config = next(compute_candidates(config, "tpu", chips.generation.kind))  # the fastest, whether it fits or not
+    config = next(compute_candidates(config, "tpu", chips.generation.kind))  # the fastest, even if it does not fit
     mesh = make_mesh(config, chips.devices())
     task = Pretraining(config, mesh, planned_stages(config, mesh))
     program = Program(task, config, mesh)
     lengths = [stage.length for stage in stages_of(config)]
     if int(length) not in lengths:
         raise SystemExit(f"{name}: experiments/{experiment}.py has stages of lengths {lengths}")
-    stage = len(lengths) - 1 - lengths[::-1].index(int(length))  # after those in which the batch grows
+    stage = len(lengths) - 1 - lengths[::-1].index(int(length))  # the last stage of this length, with the full batch
     train_step = program.step_of(*task.loss_and_config(stages_of(config)[stage].first_step))
     batch = task.data[stage].abstract_batch()
     lowered = train_step.lower(program.state, batch, abstract_hyperparameters(config, mesh))
@@ -122,8 +125,8 @@ def short(operation: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", help="KIND:MODEL:SEQUENCESxLENGTH here, or EXPERIMENT[:ARGUMENT]:TOPOLOGY:LENGTH")
-    parser.add_argument("--config", action="append", default=[], help="FIELD=VALUE of our config, such as remat=full")
-    parser.add_argument("--rows", type=int, default=40, help="of the table, the largest")
+    parser.add_argument("--config", action="append", default=[], help="FIELD=VALUE of the config, such as remat=full")
+    parser.add_argument("--rows", type=int, default=40, help="number of rows of the table, largest first")
     options = parser.parse_args()
 
     if re.fullmatch(r"(pretraining|finetuning):[\w-]+:\d+x\d+", options.step):

@@ -1,8 +1,8 @@
-"""What packing saves in pre-training: shares of real tokens, the reader's speed, real tokens/s of the same steps.
+"""The gain of packing in pre-training: shares of real tokens, the reader's speed, real tokens/s of the same steps.
 
 Command:  python -m experiments.benchmarks.packing --corpus=TEXT --vocab=vocab.txt
-Measures: for each of --lengths, records prepared from the text, by padded and by packed batches of the same sequences:
-          real tokens, rows of a step, and sequences/s of the reader; then steps of a model of --model, in turns
+Measures: for each of --lengths, records are prepared from the text. Padded and packed batches have the same sequences.
+          Prints real tokens, rows of a step, and sequences/s of the reader; then steps of --model, alternating
 Results:  RESULTS.md
 """
 
@@ -25,8 +25,8 @@ from experiments.benchmarks.timing import Steps, in_turns, print_figure
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A vocab.txt.", required=True)
 LENGTHS = flags.DEFINE_list("lengths", "128,512", "Of the sequences.")
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 256, "Sequences of a step, for shares and reader.")
-STEP_BATCH = flags.DEFINE_list("step_batch_sizes", "32,16", "Sequences of a timed step, for each length; 0: none.")
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 256, "Sequences per step, for shares and reader.")
+STEP_BATCH = flags.DEFINE_list("step_batch_sizes", "32,16", "Sequences per timed step, for each length; 0: none.")
 MODEL = flags.DEFINE_string("model", "mini", "A key of config.SIZES.")
 STEPS = flags.DEFINE_integer("steps", 4, "Of a round.")
 RUNS = flags.DEFINE_integer("runs", 5, "Rounds of each side.")
@@ -55,7 +55,7 @@ def make_task(records: pathlib.Path, length: int, batch_size: int, packing: bool
 
 
 def measure_reading(records: pathlib.Path, length: int) -> None:
-    """Over a window's steps: all of its records, once."""
+    """Measures reading over the steps of one shuffle window, with each record once."""
     tasks = {name: make_task(records, length, BATCH_SIZE.value, name == "packed") for name in ("padded", "packed")}
 
     def read(task) -> tuple[float, float]:
@@ -86,7 +86,7 @@ def measure_steps(records: pathlib.Path, length: int, batch_size: int) -> None:
         def run() -> float:
             some = [train.put(batch) for batch in itertools.islice(batches, STEPS.value)]
             began = time.monotonic()
-            real = float(sum([train(batch)["tokens"] for batch in some]))  # waits
+            real = float(sum([train(batch)["tokens"] for batch in some]))  # waits for the steps
             train.state.step.block_until_ready()
             return real / (time.monotonic() - began)
 
@@ -98,7 +98,7 @@ def measure_steps(records: pathlib.Path, length: int, batch_size: int) -> None:
     for name, rates in results.items():
         print_figure(f"length {length}, {name}: {MODEL.value}, {batch_size} sequences a step", rates, "real tokens/s")
     ratio = statistics.median(results["packed"]) / statistics.median(results["padded"])
-    print(f"length {length}: packed to padded {ratio:.2f} times as many", flush=True)
+    print(f"length {length}: packed / padded {ratio:.2f}", flush=True)
 
 
 def main(_) -> None:

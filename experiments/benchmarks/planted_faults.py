@@ -42,7 +42,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAULTS = pathlib.Path(__file__).with_suffix(".toml")
 CURVES = "tests/test_curves.py"
 PYTEST = (sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider")  # -qq counts no tests
-SESSION_SECONDS = (20, 60, 200, 600)  # of the tests of the first pytest session, the second, the third, all others
+SESSION_SECONDS = (20, 60, 200, 600)  # limits of the first three pytest sessions, and of all further ones
 UNLISTED_SECONDS = 5.0  # assumed of a test without a duration, for the size of a session
 NO_TESTS = 5  # pytest's exit status
 OUTCOMES = {None: "out of time", 1: "caught", **dict.fromkeys((2, 3, 4), "does not import")}  # by pytest's exit status
@@ -90,7 +90,7 @@ def check(faults: Sequence[Fault]) -> None:
         print("\n".join(["", f"| {title} | faults |", "|---|---|", *(f"| {name} | {n} |" for name, n in counts)]))
 
 
-# Which tests execute a line.
+# The tests that execute a line.
 
 
 def lines_of(source: str, number: int) -> set[int]:
@@ -193,7 +193,7 @@ def examine(fault: Fault, tests: set[str], copy: pathlib.Path, environment: Mapp
         count += ran
         is_checked = status == 1 and failed and arguments.verify_green
         if is_checked and run_tests(copy, [failed], arguments.limit, environment)[0]:
-            rest = [test for test in session if test != failed]  # it fails without the fault as well
+            rest = [test for test in session if test != failed]  # the test also fails without the fault
             waiting.extendleft([rest] if rest else [])  # without names, pytest would run all tests
         elif status not in (0, NO_TESTS):
             outcome = OUTCOMES.get(status, f"exit status {status}")
@@ -202,7 +202,7 @@ def examine(fault: Fault, tests: set[str], copy: pathlib.Path, environment: Mapp
 
 
 def key_of(fault: Fault, marker: str) -> dict:
-    """Returns what identifies a result."""
+    """Returns the key of a result."""
     return dict(name=fault.name, line=fault.line, replacement=fault.replacement, marker=marker)
 
 

@@ -1,4 +1,4 @@
-"""Runs commands one at a time, and measures what they take. Linux only: memory is read from /proc."""
+"""Runs commands one at a time, and measures their time and memory. Linux only: memory is read from /proc."""
 
 import os
 import pathlib
@@ -11,12 +11,12 @@ from bertjax.common.errors import UserError
 
 
 class Cost(NamedTuple):
-    """What a command took.
+    """The time and memory of a command.
 
     Attributes:
-      seconds: from its start to its end.
-      memory: bytes, the most that it and its children held together, pages that they share counted once; seen every
-        0.2 seconds.
+      seconds: elapsed time.
+      memory: peak memory in bytes of the command and its children, with shared pages counted once, sampled every 0.2
+        seconds.
     """
 
     seconds: float
@@ -47,12 +47,12 @@ def run(command: list, **environment: str) -> Cost:
 
 
 def _family(parent: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Returns a process and all its descendants."""
     parents = {}
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
     found = [parent]
     for process in found:

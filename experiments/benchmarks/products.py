@@ -1,11 +1,11 @@
-"""GFLOP/s of this machine's matrix products, by form and type, and of torch's: which of them XLA multiplies fast.
+"""GFLOP/s of matrix products on this machine, by form and type, in XLA and in torch.
 
 Each pair of a form and a type is compiled once and timed in alternating rounds, for tokens x inputs x outputs:
 
-  x w   forwards                             [tokens, inputs] [inputs, outputs]
+  x w   forward                              [tokens, inputs] [inputs, outputs]
   g wT  the gradient of x                    [tokens, outputs] [inputs, outputs] transposed
   xT g  the gradient of w                    [tokens, inputs] transposed, [tokens, outputs]
-  ours  that gradient as `nn.ops.matmul` computes it from float32 arrays
+  ours  the gradient of w as `nn.ops.matmul` computes it from float32 arrays
 
 Command:  python -m experiments.benchmarks.products
 Needs:    for the comparison, pip install torch
@@ -24,7 +24,7 @@ from experiments.benchmarks.timing import calls_per_second, in_turns, spread, ta
 
 SHAPES = "4096x384x1536,4096x1536x384,4096x384x384,512x384x1536,1x384x1536"
 FORMS = {"x w": ("ti,io->to", "x", "w"), "g wT": ("to,io->ti", "g", "w"), "xT g": ("ti,to->io", "x", "g")}
-# Type of the factors, and of the product.
+# Types of the factors and of the product.
 TYPES = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("int8", "int32"))
 
 
@@ -38,7 +38,7 @@ def factors(shape: tuple[int, int, int], dtype: str) -> dict:
 
 
 def ours(shape, dtype: str, product: str) -> dict:
-    """Returns {form: function without arguments that multiplies once, and waits for it}."""
+    """Returns {form: function without arguments that multiplies once, and waits for the result}."""
     import jax
     import jax.numpy as jnp
 
@@ -50,7 +50,7 @@ def ours(shape, dtype: str, product: str) -> dict:
     def einsum(form, a, b):
         return jnp.einsum(form, a, b, preferred_element_type=product)
 
-    def gradient(x, w, g):  # of w; what is not asked for is not computed
+    def gradient(x, w, g):  # only the gradient of w is computed
         return jax.vjp(lambda w: project(x, w, Compute(product, dtype, chip="cpu")), w)[1](g)[0]
 
     timed = {
@@ -78,7 +78,7 @@ def rates(timed: dict, flops: int, rounds: int, seconds: float) -> dict:
     for name, run in list(timed.items()):
         try:
             run()
-        except Exception as error:  # a form that the compiler accepts, and fails to run
+        except Exception as error:  # the compiler accepts this form, but the run fails
             print(f"  {name}: {str(error).splitlines()[0][:100]}", flush=True)
             del timed[name]
 
@@ -92,7 +92,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=SHAPES, help="tokens x inputs x outputs, several separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of each product in each round")
+    parser.add_argument("--seconds", type=float, default=0.3, help="seconds of each product in each round")
     arguments = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     for text in arguments.shapes.split(","):

@@ -101,7 +101,7 @@ def compare(old: pathlib.Path, new: pathlib.Path) -> int:
 
 
 def _shortened(value: object) -> str:
-    """Returns a value for a line of print; of a curve, the last number."""
+    """Returns a value for a printed line; a curve is shortened to its last number."""
     return str(float.fromhex(value[-1])) if isinstance(value, list) else str(value)[:60]
 
 

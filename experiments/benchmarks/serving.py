@@ -1,10 +1,10 @@
-"""A server under load: requests a second beside other ways, and ten thousand good and bad requests.
+"""A server under load: texts per second against other methods, and ten thousand good and bad requests.
 
 Command:  python -m experiments.benchmarks.serving --model=FOLDER     (a Hugging Face folder that fills masks)
-Measures: texts/s of 16 and of 128 tokens: of --clients that send a text a request to `bertjax serve`, of the library
-          with a list and with one text a call, of transformers' pipeline in batches of 32 and with one text a call;
-          then --requests mixed ones (masks, vectors, attention if the model has it, mistakes): how many are answered
-          as they should be, and the server's memory before and after
+Measures: texts/s of 16 and of 128 tokens: --clients clients of `bertjax serve` with one text per request; the library
+          with a list and with one text per call; transformers' pipeline in batches of 32 and with one text per call.
+          Then --requests mixed requests (masks, embeddings, attention if the model has it, mistakes): the number of
+          correct answers, and the server's memory before and after
 Needs:    for the comparison, pip install torch transformers
 Results:  RESULTS.md
 """
@@ -30,7 +30,7 @@ POOLED = {"pool": "mean", "layers": "last"}
 
 
 def texts_of(tokens: int) -> list[str]:
-    """Texts of about so many tokens with [CLS] and [SEP], of common words and one mask."""
+    """Returns texts of common words with one mask, about `tokens` tokens long with [CLS] and [SEP]."""
     words, draw = "the man went to a house and it was there for you in all of his years".split(), random.Random(0)
     return [" ".join(["[MASK]", *draw.choices(words, k=tokens - 3)]) for _ in range(TEXTS)]
 
@@ -48,7 +48,7 @@ class Client:
 
 
 def in_parallel(port: int, clients: int, requests: list) -> list:
-    """What `clients` get for requests that they share."""
+    """Divides requests among `clients` clients, and returns the answers."""
 
     def work(number: int) -> list:
         client = Client(port)
@@ -60,7 +60,7 @@ def in_parallel(port: int, clients: int, requests: list) -> list:
 
 
 def mixed(count: int, has_attention: bool) -> list:
-    """Requests, good and bad, with the status that each should get: half fill masks."""
+    """Returns good and bad requests with the expected status of each; half of them fill masks."""
     draw, texts = random.Random(1), [*texts_of(16), *texts_of(128)[:64]]
     found = []
     for _ in range(count):
@@ -84,7 +84,7 @@ def is_right(request: tuple, answer: tuple[int, dict]) -> bool:
 
 
 def resident(process: int) -> float:
-    """MiB that a process has in memory."""
+    """Returns the resident memory of a process in MiB."""
     return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{process}/status").read_text())[1]) / 1024
 
 
@@ -98,13 +98,13 @@ def ways(folder: str, port: int, clients: int):
         lambda texts: in_parallel(port, clients, [("fill_mask", {"texts": t}) for t in texts]),
     )
     yield "library, a list", lambda texts: model.fill_mask(texts)
-    yield "library, one text a call", lambda texts: [model.fill_mask(text) for text in texts]
+    yield "library, one text per call", lambda texts: [model.fill_mask(text) for text in texts]
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
         import transformers
 
         pipeline = transformers.pipeline("fill-mask", model=folder, tokenizer=folder)
         yield "transformers, batches", lambda texts: pipeline(texts, batch_size=BATCH)
-        yield "transformers, one text a call", lambda texts: [pipeline(text) for text in texts]
+        yield "transformers, one text per call", lambda texts: [pipeline(text) for text in texts]
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def main() -> None:
         answers: list = []
         seconds = seconds_of(lambda: answers.extend(in_parallel(port, options.clients, requests)))
         right = sum(map(is_right, requests, answers))
-        print(f"{len(requests):,} requests in {seconds:.0f} s, {right:,} answered as they should be")
+        print(f"{len(requests):,} requests in {seconds:.0f} s, {right:,} answered correctly")
         print(f"memory of the server: {before:.0f} MiB before, {resident(server.pid):.0f} MiB after")
     finally:
         server.terminate()

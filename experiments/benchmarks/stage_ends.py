@@ -1,10 +1,10 @@
-"""How long a run waits where a stage ends and its reader is closed.
+"""The wait of a run at the end of a stage, when its reader is closed.
 
 Command:  python -m experiments.benchmarks.stage_ends
-Measures: the longest wait for a batch after the first, and for the end, of --starts processes, --at_once side by side
-          and --apart seconds after each other, since they sleep most of the time. Each reads the batches of two stages
-          as training does, --seconds of each at --steps_per_second. tf.data's autotuning thread, where there is one,
-          sleeps the longer the longer it has run, up to a minute, and is waited for.
+Measures: the longest wait of --starts processes for a batch after the first batch, and for the end. --at_once processes
+          run in parallel, started --apart seconds after each other, because they sleep most of the time. Each process
+          reads the batches of two stages like a training run, --seconds of each stage at --steps_per_second. If
+          tf.data's autotuning thread is enabled, closing waits for the thread, which sleeps up to a minute.
 Results:  RESULTS.md
 """
 
@@ -24,7 +24,7 @@ from bertjax.distributed.topology import available_cores
 
 STARTS = flags.DEFINE_integer("starts", 20, "Of a run.")
 AT_ONCE = flags.DEFINE_integer("at_once", 20, "Processes.")
-APART = flags.DEFINE_float("apart", 4, "Seconds between two starts: readers that are made together wait for cores.")
+APART = flags.DEFINE_float("apart", 4, "Seconds between two starts; readers that start together wait for cores.")
 SECONDS = flags.DEFINE_float("seconds", 100, "Of each stage.")
 STEPS_PER_SECOND = flags.DEFINE_float("steps_per_second", 20, "Of each stage.")
 
@@ -45,7 +45,7 @@ def longest_wait(records: str, seconds: float, steps_per_second: float, starts_a
     for number in itertools.count():
         began = time.monotonic()
         ended = next(batches, None) is None
-        longest = max(longest, time.monotonic() - began if number else 0.0)  # the first one opens files
+        longest = max(longest, time.monotonic() - began if number else 0.0)  # the first batch opens files
         if ended:
             return longest
         time.sleep(1 / steps_per_second)

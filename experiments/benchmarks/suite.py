@@ -12,7 +12,7 @@ collection:  imports of the test files
 tracing:     Python to jaxprs, and jaxprs to MLIR
 compilation: XLA, by platform and number of devices; `tpu` and `cuda` are compiled ahead of time
 cache:       programs read from the compilation cache or written there
-training:    `bertjax.training.loop.train_task` besides all of these: steps, evaluation, checkpoints
+training:    `bertjax.training.loop.train_task` without the phases above: steps, evaluation, checkpoints
 processes:   waiting for the processes that a test starts
 tests:       the rest of the tests and their fixtures
 idle:        from the last test of a worker to the last test of all workers
@@ -35,7 +35,7 @@ import time
 
 from experiments.benchmarks.timing import calls_per_second
 
-OUTPUT = "BERTJAX_SUITE_MEASURED"  # environment variable: the file to which the workers append
+OUTPUT = "BERTJAX_SUITE_MEASURED"  # environment variable: the file that the workers append to
 
 # In the launcher.
 

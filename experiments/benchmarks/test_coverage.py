@@ -25,7 +25,7 @@ OUTPUT = "BERTJAX_TEST_COVERAGE"  # environment variable: the data file; tests/p
 
 
 def measurement(context: str | None = None) -> coverage.Coverage:
-    """Returns a measurement of the package in this process, with a data file of its own."""
+    """Returns a measurement of the package in this process, with a separate data file."""
     options = dict(source=[str(ROOT / "bertjax")], config_file=False)
     return coverage.Coverage(os.environ[OUTPUT], data_suffix=True, context=context, **options)
 

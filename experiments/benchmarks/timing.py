@@ -17,7 +17,7 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def calls_per_second(run: Callable[[], object], seconds: float) -> float:
-    """Calls a function until so many seconds have passed, and returns the number of calls per second."""
+    """Calls a function repeatedly for `seconds` seconds, and returns the number of calls per second."""
     count, start = 0, time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds:
         run()
@@ -35,7 +35,7 @@ def in_turns(sides: Mapping[Key, Callable[[], Result]], rounds: int) -> dict[Key
 
 
 class Steps:
-    """Training steps of a task from step 0 on, on batches of the caller, without checkpoints and reports.
+    """Training steps of a task from step 0, on batches of the caller, without checkpoints and reports.
 
     Attributes:
       program: the compiled functions of the task.
@@ -80,7 +80,7 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
-    """Formats values of several seeds as "mean ± standard deviation"; of one seed, the value; "" without values."""
+    """Formats several values as "mean ± standard deviation", one value as itself, and no values as ""."""
     if not values:
         return ""
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
@@ -93,7 +93,7 @@ def table_row(cells: Iterable[object]) -> str:
 
 
 def table_header(names: Sequence[str]) -> str:
-    """Returns the two lines with which a table in Markdown begins."""
+    """Returns the two header lines of a table in Markdown."""
     return f"{table_row(names)}\n{'|---' * len(names)}|"
 
 

@@ -1,20 +1,20 @@
-"""Seconds of a training step, here and with transformers on torch: the same shapes, in alternating rounds.
+"""Seconds of a training step in bertjax and in transformers (torch): the same shapes, in alternating rounds.
 
-A step is all of it: dropout .1, forward, backward, clipping by the global norm, AdamW. Ours is timed as the training
-loop runs it, from batches on the host, two steps in flight. Each side has a process of its own, so that neither sees
-the other's memory or threads; while one computes, the other waits. Batches are made up.
+A step is the whole step: dropout .1, forward, backward, clipping by the global norm, AdamW. bertjax's step is timed in
+the training loop, from batches on the host, with two steps in flight. Each library has a separate process with separate
+memory and threads. One process waits while the other process computes. Batches are random.
 
 Command:  python -m experiments.benchmarks.train_step
           --cases=pretraining:small:8x128,finetuning:minilm:32x64 (kind:model:sequences x length) --output=steps.jsonl
-          packed:small:8x128 is pre-training on the same sequences, ours in fewer rows
-Needs:    for the comparison, pip install torch transformers; without them ours is timed alone. No TensorFlow.
+          packed:small:8x128 is pre-training on the same sequences, in fewer rows in bertjax
+Needs:    for the comparison, pip install torch transformers; without them, only bertjax is timed. No TensorFlow.
 Hardware: CPU: float32, and bfloat16 where the processor multiplies it (torch: autocast), torch eager.
           GPU: bfloat16, torch.compile, SDPA, fused AdamW
 Score:    see RESULTS.md
 
-`rate` is what the machine's matrix products of a type reach, the best of some of BERT's shapes and both libraries;
-`MFU` is the share of it that the model's FLOPs are (those that ours counts; masked-LM logits at masked positions only).
-`time / ours` compares with our step of the same type, `float32 / this` with the same library's step in float32.
+`rate` is the rate of the machine's matrix products of a type: the fastest of several BERT shapes and both libraries.
+`MFU` is the model's FLOPs by bertjax's count (masked-LM logits at masked positions only), as a share of this rate.
+`time / ours` compares with bertjax's step of the same type, `float32 / this` with the same library's step in float32.
 """
 
 import argparse
@@ -40,8 +40,8 @@ from experiments.benchmarks.timing import Steps, seconds_of, summary, table_head
 CASES = "pretraining:small:8x128," + ",".join(f"finetuning:minilm:32x{length}" for length in (16, 64, 128, 384))
 MINILM = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12, intermediate_size=1536, hidden_act="gelu")
 PRODUCTS = ((4096, 768, 3072), (4096, 3072, 768), (4096, 1024, 1024), (1024, 512, 2048), (8192, 1024, 4096))
-LARGE_PRODUCTS = ((16384, 1024, 4096), (16384, 4096, 4096), (8192, 8192, 8192))  # smaller ones do not fill a GPU
-BATCHES = 8  # different ones, in turn
+LARGE_PRODUCTS = ((16384, 1024, 4096), (16384, 4096, 4096), (8192, 8192, 8192))  # smaller products do not fill a GPU
+BATCHES = 8  # different batches, alternating
 VOCABULARY = 30522
 
 
@@ -51,7 +51,7 @@ class Case:
     model: str  # minilm, a key of `config.SIZES`, or modern-SIZE of experiments/modern.py
     sequences: int
     length: int
-    real: float  # share of tokens that are no padding
+    real: float  # share of tokens that are not padding
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class Case:
         return config
 
     def _modern(self, configs):
-        """Pre-training of a ModernBERT, without dropout, as transformers' has none either."""
+        """Returns the config of a ModernBERT without dropout, because transformers' ModernBERT has no dropout."""
         from bertjax.models.families import model_fields
         from experiments.modern import get_config
 
@@ -84,12 +84,12 @@ class Case:
             fields = config.model.to_dict() | dict(attention_output_dropout_prob=0.0, vocab_size=VOCABULARY)
             config.model = model_fields(**fields)
             config.stages = configs.named_stages(only=configs.stage(1000, self.length, math.ceil(0.15 * self.length)))
-            config.data.masking = "static"  # made up
+            config.data.masking = "static"  # batches are random
         config.update(batch_size=self.sequences, packing=self.kind == "packed")
         return config
 
     def lengths(self, rng) -> np.ndarray:
-        """Real tokens of each sequence: `real` of all, spread evenly around that; one sequence is full."""
+        """Returns the real tokens of each sequence, spread evenly around the share `real`; one sequence is full."""
         least = max(4, round((2 * self.real - 1) * self.length))
         lengths = np.linspace(least, self.length, self.sequences).round().astype(int)
         return rng.permutation(lengths)
@@ -99,7 +99,7 @@ class Case:
         return [self._batch(rng, VOCABULARY) for _ in range(BATCHES)]
 
     def packed(self, config) -> list[dict]:
-        """The same sequences, those of all batches in rows that hold several."""
+        """Returns the same sequences of all batches, packed into rows."""
         from bertjax.config.stages import stages_of
         from bertjax.data.batch import RECORD_ARRAYS
         from bertjax.data.loading.packing import arrange, pack
@@ -167,13 +167,13 @@ class Ours:
         from bertjax.inference.heads import ClassificationHead
         from bertjax.inference.task import TaskData
 
-        ids = [np.zeros(self.case.length, np.int32)] * self.case.sequences  # only their lengths are used
+        ids = [np.zeros(self.case.length, np.int32)] * self.case.sequences  # only the lengths are used
         examples = Examples(ids, ids, [0] * len(ids))
         data = TaskData(ClassificationHead(2), ("a", "b"), examples, (), "accuracy")
         return FineTuning(ResolvedConfig.copy_of(self.config), self.mesh, data)
 
     def run(self, steps: int) -> None:
-        """The body of `training.loop.train` without reports."""
+        """Runs the body of `training.loop.train` without reports."""
         from bertjax.training.loop import STEPS_IN_FLIGHT
 
         pending, batch = [], self._train.put(next(self._batches))
@@ -188,7 +188,7 @@ class Ours:
         assert np.isfinite(pending[-1])
 
     def compiled_text(self) -> str:
-        """The compiled program of a step."""
+        """Returns the compiled program of a step."""
         return self._train.compiled_text(self._train.put(next(self._batches)))
 
     def product(self, m: int, k: int, n: int):
@@ -200,7 +200,7 @@ class Ours:
         return lambda: dot(a, b).block_until_ready()
 
     def memory(self) -> int | None:
-        """Peak of the device's memory; None on a CPU, where it is the process's."""
+        """Returns the peak memory of the device, or None on a CPU, where the memory of the process counts."""
         import jax
 
         return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
@@ -248,7 +248,7 @@ class Theirs:
         return getattr(transformers, head)(config)
 
     def _translate(self, batch: dict) -> dict:
-        """Their names, still on the host."""
+        """Renames the arrays of a batch for transformers, on the host."""
         import torch
 
         names = {"input_ids": "input_ids", "segments": "attention_mask"}
@@ -298,11 +298,11 @@ class Theirs:
 
 
 def serve(side: type, dtype: str, case: Case, options, pipe) -> None:
-    """A side's process: answers each (method, arguments) with its result and seconds."""
+    """Runs the process of a side: answers each (method, arguments) with the result and the seconds."""
     subject, refs = side(case, options, dtype), pathlib.Path("/proc/self/clear_refs")
     subject.run(4)  # compiles
     if refs.exists():
-        refs.write_text("5")  # forgets the peak of compiling
+        refs.write_text("5")  # resets the peak of the compilation
 
     def steps(count: int) -> float:
         return seconds_of(lambda: subject.run(count)) / count
@@ -330,7 +330,7 @@ class Side:
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=serve, args=(side, dtype, case, options, theirs), daemon=True)
         self._process.start()
-        theirs.close()  # or a side that dies would be waited for
+        theirs.close()  # else the parent would wait for a dead process
         self.times: list[float] = []
 
     def __call__(self, *request):
@@ -347,13 +347,13 @@ class Side:
 
 
 def measure(case: Case, options, names: dict[str, type], dtypes: list[str]) -> list[dict]:
-    """The results of each side and type, after alternating rounds."""
+    """Returns the results of each side and type, after alternating rounds."""
     from bertjax.distributed.topology import has_accelerator
 
     sides = {}
     for dtype, name in itertools.product(dtypes, names):
         sides[dtype, name] = Side(names[name], dtype, case, options)
-        sides[dtype, name]("about")  # has compiled: never two at once
+        sides[dtype, name]("about")  # waits for the compilation, so only one side compiles at a time
     products = PRODUCTS + (LARGE_PRODUCTS if has_accelerator() else ())
     rates = {
         dtype: max(sides[dtype, name]("flops_per_second", *shape) for shape in products for name in names)
@@ -380,7 +380,7 @@ def measure(case: Case, options, names: dict[str, type], dtypes: list[str]) -> l
 
 
 def _ratio(side: Side, other: Side) -> float:
-    """The median of the rounds beside each other, so that what slows the machine for a while slows both."""
+    """Returns the median ratio of neighbouring rounds, so a slow period of the machine affects both sides."""
     return statistics.median(mine / its for mine, its in zip(side.times, other.times))
 
 
@@ -401,12 +401,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=CASES)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a round; at least two steps")
-    parser.add_argument("--real", type=float, default=0.8, help="share of tokens that are no padding; at least .5")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of a round; at least two steps")
+    parser.add_argument("--real", type=float, default=0.8, help="share of tokens that are not padding; at least .5")
     parser.add_argument("--compile", default="auto", choices=("auto", "yes", "no"), help="torch.compile; auto: on GPU")
-    parser.add_argument("--types", default="", help="float32, bfloat16 or both; empty: see above")
+    parser.add_argument("--types", default="", help="float32, bfloat16 or both; empty: see Hardware")
     parser.add_argument("--only", default="", help="time this side only: bertjax or transformers")
-    parser.add_argument("--config", action="append", default=[], help="FIELD=VALUE of our config, such as remat=full")
+    parser.add_argument("--config", action="append", default=[], help="FIELD=VALUE of the config, such as remat=full")
     parser.add_argument("--output", type=pathlib.Path, help="file to append JSON lines to")
     options = parser.parse_args()
 
@@ -415,7 +415,7 @@ def main() -> None:
     names = {"bertjax": Ours}
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers") and options.only != "bertjax":
         names["transformers"] = Theirs
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")  # of a GPU, which both sides use
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")  # both sides share a GPU
     if options.types:
         dtypes = options.types.split(",")
     elif has_accelerator():

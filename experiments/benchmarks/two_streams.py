@@ -1,10 +1,10 @@
-"""A training step of permuted words (XLNet) beside one of masked words (BERT), of the same sizes and predictions.
+"""Training steps of permuted words (XLNet) and of masked words (BERT), with the same sizes and predictions.
 
-Each predicts one in six of all tokens. XLNet's second stream has the predicted tokens only; what it costs besides are
-scores of distances and segments. Rounds of both take turns, of batches that are made up. The goal is 2.2 times at most.
+Both models predict one in six of all tokens. XLNet's second stream has the predicted tokens only. Scores of distances
+and segments cost additional time. Rounds of both models alternate, on random batches. The goal is at most 2.2 times.
 
 Command:  python -m experiments.benchmarks.two_streams --model=4-512-8 --batch=8 --length=128
-Hardware: any CPU that does nothing else; a few minutes
+Hardware: any idle CPU; a few minutes
 Results:  RESULTS.md
 """
 
@@ -36,7 +36,7 @@ def make_config(side: str, model: str, batch: int, length: int, dtype: str):
 
 def make_batch(side: str, rng: np.random.Generator, batch: int, length: int) -> dict[str, np.ndarray]:
     shape, words = (batch, length), (batch, length // K)
-    chosen = rng.permuted(np.tile(np.arange(length), (batch, 1)), axis=1)[:, : words[1]]  # in their order
+    chosen = rng.permuted(np.tile(np.arange(length), (batch, 1)), axis=1)[:, : words[1]]  # in order of prediction
     ids, ranks = rng.integers(5, VOCABULARY, shape), np.zeros(shape)
     np.put_along_axis(ranks, chosen, 1 + np.arange(words[1]), axis=1)
     positions = np.sort(chosen)
@@ -54,7 +54,7 @@ def make_batch(side: str, rng: np.random.Generator, batch: int, length: int) -> 
 
 
 def round_of(side: str, steps: int, arguments):
-    """Returns a function that runs a round and returns the mean seconds of a step, and the FLOPs of a step."""
+    """Returns a function that runs a round and returns the mean seconds per step, and the FLOPs of a step."""
     from bertjax.distributed.mesh import make_mesh
     from bertjax.pretraining.data import planned_stages
     from bertjax.pretraining.task import Pretraining
@@ -69,7 +69,7 @@ def round_of(side: str, steps: int, arguments):
     def run() -> None:
         for batch in itertools.islice(batches, steps):
             metrics = train(batch)
-        assert np.isfinite(float(metrics["loss"]))  # waits
+        assert np.isfinite(float(metrics["loss"]))  # waits for the step
 
     return lambda: seconds_of(run) / steps, task.flops(0, 1)
 

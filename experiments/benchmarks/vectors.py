@@ -1,15 +1,15 @@
-"""Vectors of texts, trained here and with sentence-transformers' trainer: the same weights, examples and settings.
+"""Embeddings trained in bertjax and with sentence-transformers' trainer: the same weights, examples and settings.
 
-Rows: as_is, the weights without training; stsb, pairs with scores; squad, questions and their paragraphs;
-squad_mined, with a negative for each question that `bertjax mine` found with the weights; squad_widths, whose first
-256, 128, ... numbers are vectors as well. With --bert=WORKDIR, a BERT of ours: bert_as_is; bert_stsb; bert_simcse,
-sentences of Wikipedia, twice through dropout. All are scored on STS-B's dev set (the test set of GLUE has no scores),
-and those of questions on all paragraphs of SQuAD's dev set. Each side draws its batches and dropout; all is float32.
+Rows: as_is, the weights without training; stsb, pairs with scores; squad, questions and their paragraphs; squad_mined,
+with a hard negative per question, mined with the weights; squad_widths, with Matryoshka dimensions 256, 128, ... With
+--bert=WORKDIR, a BERT trained by bertjax: bert_as_is; bert_stsb; bert_simcse, sentences of Wikipedia, each encoded
+twice with dropout. All rows are scored on STS-B's dev set (GLUE's test set has no scores). Rows with questions are also
+scored on all paragraphs of SQuAD's dev set. Each library draws its batches and dropout. All numbers are float32.
 
 Command:  python -m experiments.benchmarks.vectors --weights=DIR --data=DATA --output=results.jsonl
           DIR: a BERT of sentence-transformers, such as all-MiniLM-L6-v2, with mean pooling. DATA: the folder with
           glue/STS-B, squad/ and corpora/wikipedia-000.txt.xz. The same command resumes, and prints the tables of all
-          results so far. --rows, --seeds, --sides, --questions and --sentences choose; --examples=64 tries it all
+          results so far. --rows, --seeds, --sides, --questions and --sentences select; --examples=64 is a quick test
 Needs:    pip install torch sentence-transformers datasets
 Hardware: 2 CPU cores, an hour and a half
 Score:    see RESULTS.md
@@ -37,7 +37,7 @@ WIDTHS = (384, 256, 128, 64, 32, 16)
 SCORED = {"data.form": "scored", "data.texts": "sentence1,sentence2", "data.label": "score", "batch_size": 32}
 SCORED |= {"epochs": 2.0, "optimizer.learning_rate": 5e-5}
 ASKED = {"data.form": "pairs", "batch_size": 64, "optimizer.learning_rate": 5e-5, "max_seq_length": 256}
-# The data of each row, and what its config says.
+# The data of each row, and the fields of its config.
 ROWS = {
     "as_is": ("", ASKED),
     "stsb": ("stsb", SCORED),
@@ -52,7 +52,7 @@ SIZES = {"questions": 8000, "sentences": 50_000, "examples": 0}
 
 
 def write_data(data: pathlib.Path, folder: pathlib.Path, sizes: dict[str, int], rows: list[str]) -> None:
-    """Writes what the rows need: NAME.jsonl of training, and dev sets as they are scored."""
+    """Writes the data of the rows: NAME.jsonl for training, and the dev sets for the evaluation."""
     most = sizes["examples"] or None
     for part in ("train", "dev"):
         lines = (data / "glue/STS-B" / f"{part}.tsv").read_text().splitlines()
@@ -88,7 +88,7 @@ def _questions(path: pathlib.Path) -> list[dict]:
 
 
 def _sentences(path: str):
-    """Yields the sentences of 6 to 64 words, each once."""
+    """Yields each sentence of 6 to 64 words once."""
     from bertjax.data.corpus import corpus, sentences
 
     seen = set()
@@ -100,7 +100,7 @@ def _sentences(path: str):
 
 
 def mine(weights: str, folder: pathlib.Path) -> None:
-    """Writes squad_mined.jsonl: each pair with the nearest paragraph that is less near than its own."""
+    """Writes squad_mined.jsonl: each pair with the paragraph that is the nearest below the positive paragraph."""
     command = [sys.executable, "-m", "bertjax.mine", f"--checkpoint={weights}", f"--data={folder / 'squad.jsonl'}"]
     command += ["--negatives=1", "--margin=5%", f"--output={folder / 'squad_mined.jsonl'}"]
     subprocess.run(command, check=True)
@@ -120,7 +120,7 @@ def make_config(row: str, start: str, folder: pathlib.Path, seed: int):
 
 
 def scores_of(vectors_of, row: str, folder: pathlib.Path) -> dict[str, float]:
-    """Returns the scores of a function from texts to vectors `[texts, width]`."""
+    """Returns the scores of a function from texts to embeddings `[texts, width]`."""
     from bertjax.finetuning.metrics import l2_normalize, spearman
 
     pairs = read(folder / "stsb-dev.jsonl")
@@ -145,7 +145,7 @@ def score_ours(path: str, row: str, folder: pathlib.Path) -> dict[str, float]:
     from bertjax.interop import pretrained
 
     source = pretrained.read_with_tokenizer(path, "float32")
-    if source.settings.get("task") == "pretraining":  # makes no vectors yet
+    if source.settings.get("task") == "pretraining":  # a pre-trained model has no embeddings yet
         source = dataclasses.replace(source, settings={**source.settings, "head": embed.get_config().head.to_dict()})
 
     def vectors_of(texts: list[str]) -> np.ndarray:
@@ -170,7 +170,7 @@ def make_theirs(config):
 
 
 def loss_of(model, config):
-    """Returns their loss of the config."""
+    """Returns the loss of sentence-transformers for the config."""
     from sentence_transformers import losses
 
     scale = 1 / config.loss.temperature
@@ -184,7 +184,7 @@ def loss_of(model, config):
 
 
 def examples_of(config) -> list[dict]:
-    """Returns the training examples as their trainer takes them."""
+    """Returns the training examples in the format of sentence-transformers' trainer."""
     rows = read(pathlib.Path(config.data.path))
     if config.data.form == "sentences":
         return [{"anchor": row["text"], "positive": row["text"]} for row in rows]
@@ -195,10 +195,10 @@ def examples_of(config) -> list[dict]:
 
 
 def train_theirs(config, folder: pathlib.Path, batch_sampler=None):
-    """Returns the model, and the seconds of each step but the first, unless there is no other.
+    """Returns the model, and the seconds of each step. The first step is left out unless it is the only step.
 
-    Their loss takes a text that occurs twice in a batch for its own negative; so pairs have, by default, the batches in
-    which none does, as their documentation advises.
+    The loss of sentence-transformers treats a repeated text of a batch as a negative of itself. By default, batches of
+    pairs therefore contain no text twice, as the documentation of sentence-transformers recommends.
     """
     import datasets
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -243,7 +243,7 @@ def _summary(results: list[dict], metric: str) -> str:
 
 
 def tables(results: list[dict]) -> str:
-    """Formats scores in hundredths as mean ± standard deviation over the seeds, seconds a step, and nDCG by width."""
+    """Formats scores in hundredths (mean ± standard deviation over the seeds), seconds per step, and nDCG by width."""
     lines = [table_header(["row", "score", *SIDES, *(f"seconds a step, {by}" for by in SIDES)])]
     found = {
         (row, by): [each for each in results if (each["row"], each["by"]) == (row, by)] for row in ROWS for by in SIDES
@@ -256,7 +256,7 @@ def tables(results: list[dict]) -> str:
             lines.append(table_row([row, metric, *cells]))
     curves = [each for each in found if any("ndcg@10_64" in result["scores"] for result in found[each])]
     if curves:
-        lines += ["", table_header(["nDCG@10 of the first numbers", *(f"{row}, {by}" for row, by in curves)])]
+        lines += ["", table_header(["nDCG@10 by dimensions", *(f"{row}, {by}" for row, by in curves)])]
         for suffix in ("", *(f"_{width}" for width in WIDTHS)):
             cells = [_summary(found[each], f"ndcg@10{suffix}") for each in curves]
             if any(cells):

@@ -1,8 +1,9 @@
-"""A training step of vectors of texts, here and by sentence-transformers' trainer: the same weights and examples.
+"""A training step of embeddings in bertjax and in sentence-transformers' trainer: the same weights and examples.
 
-Data: squad, questions and their paragraphs; short, the pairs of STS-B. A round is an epoch of the same examples on
-every side, in turns. Padded batches are the same ones on both sides; packed ones are others of the same examples.
-Making batches counts on both sides, and there tokenizing, which their trainer does in each step.
+Data: squad, questions and their paragraphs; short, the pairs of STS-B. A round is an epoch of the same examples on each
+side; the sides alternate. Padded batches are the same in both libraries. Packed batches group the same examples
+differently. The times include making batches, and in sentence-transformers tokenization, which its trainer does in each
+step.
 
 Command:  python -m experiments.benchmarks.vectors_step --weights=DIR --data=DATA
           DIR and DATA as in vectors.py
@@ -36,7 +37,7 @@ def make_config(kind: str, weights: str, folder: pathlib.Path, **changes):
 
 
 def round_of_ours(config):
-    """Returns a function that trains an epoch from the initial params, and returns the seconds a step."""
+    """Returns a function that trains an epoch from the initial params, and returns the seconds per step."""
     import jax
 
     from bertjax.distributed.mesh import make_mesh
@@ -52,10 +53,10 @@ def round_of_ours(config):
     def epoch() -> None:
         for batch in task.batches(0):
             metrics = train(train.put(batch))
-        float(metrics["loss"])  # waits
+        float(metrics["loss"])  # waits for the steps
 
     def run() -> float:
-        copies = jax.tree.map(lambda x: x.copy(), params)  # the step reuses the memory of its state
+        copies = jax.tree.map(lambda x: x.copy(), params)  # the step donates the memory of its state
         train.state = train.program.init(jax.random.key(0)).replace(params=copies)
         return seconds_of(epoch) / task.total_steps
 
@@ -63,7 +64,7 @@ def round_of_ours(config):
 
 
 def round_of_theirs(config, folder: pathlib.Path):
-    """As `round_of_ours`, in the batches of `bertjax`; the first step of each round is left out."""
+    """Like `round_of_ours`, on the batches of bertjax; the first step of each round is left out."""
     from sentence_transformers.base.sampler import DefaultBatchSampler
 
     from bertjax.data.loading.examples import TrainingOrder

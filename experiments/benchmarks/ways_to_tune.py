@@ -1,12 +1,12 @@
-"""Ways to fine-tune, here and with transformers (PEFT for LoRA) in PyTorch: the same weights, batches and settings.
+"""Ways to fine-tune in bertjax and in transformers (PyTorch; PEFT for LoRA): the same weights, batches and settings.
 
-Rows: all params; layer_decay (0.8); lora (rank 8, query and value); rare, where 3 % of the training texts are positive,
-and rare_balanced, with class weights; topics, the kinds of entities that a sentence of CoNLL has, any number of them;
-student, which keeps every third layer, and taught, which also learns from the model of `all` with the same seed.
+Rows: all params; layer_decay (0.8); lora (rank 8, query and value); rare, with 3 % positive training texts;
+rare_balanced, the same with class weights; topics, several labels per text (kinds of entities in a CoNLL sentence);
+student, with every third layer; taught, a student that also learns from the model of `all` with the same seed.
 
 Command:  python -m experiments.benchmarks.ways_to_tune --weights=DIR --data=DATA --output=results.jsonl
           DIR: a BERT in Hugging Face's format, such as all-MiniLM-L6-v2. DATA: the folder with glue/ and conll2003/.
-          The same command resumes, and prints the table of all results so far. --rows, --seeds and --sides choose
+          The same command resumes, and prints the table of all results so far. --rows, --seeds and --sides select
 Needs:    pip install torch transformers peft
 Hardware: 2 CPU cores, about an hour
 Score:    see RESULTS.md
@@ -33,7 +33,7 @@ from experiments.benchmarks.beside_transformers import (
 )
 from experiments.benchmarks.timing import mean_and_deviation, table_header, table_row
 
-TEXTS, RARE = 2000, (60, 1940)  # training texts of SST-2; positive and negative ones of `rare`
+TEXTS, RARE = 2000, (60, 1940)  # training texts of SST-2; positive and negative texts of `rare`
 SIDES = ("transformers", "bertjax")
 EPOCHS, TEMPERATURE, SHARE = 2.0, 2.0, 0.7
 ROWS = {
@@ -46,7 +46,7 @@ ROWS = {
     "student": {"keep_layers": 2},
     "taught": {"keep_layers": 2, "distill.temperature": TEMPERATURE, "distill.weight": SHARE},
 }
-DATA_OF = {"rare": "rare", "rare_balanced": "rare", "topics": "topics"}  # of the others: sst2
+DATA_OF = {"rare": "rare", "rare_balanced": "rare", "topics": "topics"}  # all other rows: sst2
 
 
 def write_data(data: pathlib.Path, folder: pathlib.Path) -> None:
@@ -90,7 +90,7 @@ def make_config(row: str, weights: str, folder: pathlib.Path, seed: int, teacher
 
 
 def make_theirs(row: str, config, dataset):
-    """Returns their model, with the output layer that ours begins with, and the params that are trained."""
+    """Returns transformers' model with bertjax's initial output layer, and the trained params."""
     import torch
     import transformers
 
@@ -114,7 +114,7 @@ def make_theirs(row: str, config, dataset):
 
 
 def groups_of(model, config) -> list[dict]:
-    """Returns torch's param groups: with the decay and the share of the learning rate of each."""
+    """Returns torch's param groups, each with its decay and its share of the learning rate."""
     found = {}
     layers = model.config.num_hidden_layers if not config.keep_layers else config.keep_layers
     for name, param in model.named_parameters():
@@ -153,7 +153,7 @@ def loss_of(row: str, config, logits, batch):
 
 
 def train_theirs(row: str, config, dataset, mesh):
-    """Returns the scores, and seconds a step."""
+    """Returns the scores and the seconds per step."""
     import torch
 
     torch.manual_seed(config.seed)
@@ -172,7 +172,7 @@ def train_theirs(row: str, config, dataset, mesh):
 
 
 def table(results: list[dict]) -> str:
-    """Formats scores in hundredths as mean ± standard deviation over the seeds, and seconds a step."""
+    """Formats scores in hundredths (mean ± standard deviation over the seeds) and seconds per step."""
     lines = [table_header(["way", "score", *SIDES, *(f"seconds a step, {by}" for by in SIDES)])]
     for row in ROWS:
         sides = [[each for each in results if (each["row"], each["by"]) == (row, by)] for by in SIDES]
@@ -193,7 +193,7 @@ def main() -> None:
     from bertjax.finetuning import run as finetuning_run
     from bertjax.training.checkpoints import workdir
 
-    runs = arguments.output.with_suffix(".runs")  # the models of `all`, which teach
+    runs = arguments.output.with_suffix(".runs")  # the models of `all`, the teachers
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         write_data(arguments.data.resolve(), folder)

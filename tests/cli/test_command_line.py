@@ -1,4 +1,4 @@
-"""The command line: one command with subcommands, experiments by name, and what a mistaken --config says."""
+"""The command line: subcommands, experiments by name, and error messages for a mistaken --config."""
 
 import gzip
 import os
@@ -41,7 +41,7 @@ def get_config(kind="plain"):
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """A folder with the experiment mine.py, which becomes the current one."""
+    """Makes a folder with the experiment mine.py, and makes it the current folder."""
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -74,7 +74,7 @@ def parse(*arguments):
     (["--config.texts=it's a [MASK] , (or not)"], "texts", ("it's a [MASK] , (or not)",)),
     (["--config.texts=[MASK] a", "--config.texts=b"], "texts", ("[MASK] a", "b")),
 ])  # fmt: skip
-def test_an_override_is_read_as_its_field_is(mine, arguments, path, value):
+def test_an_override_has_the_type_of_the_field(mine, arguments, path, value):
     for order in (["--config=mine.py", *arguments], [*arguments, "--config", "mine.py"]):
         config, rest = parse(*order, "text", "--", "--config.batch_size=many")
         field = find_field(config, path)
@@ -118,13 +118,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize("argument, reason", WRONG)
-def test_a_wrong_override_is_shown_with_what_would_be_right(mine, argument, reason):
+def test_a_wrong_override_is_shown_with_valid_values(mine, argument, reason):
     with pytest.raises(UserError) as error:
         parse("--config=mine.py", "--config.kind=x", argument, "--workdir=x")
     assert str(error.value) == f"{argument}: {reason}"
 
 
-def test_what_was_typed_is_shown_with_the_value_that_stands_beside_it(mine):
+def test_an_error_shows_a_flag_and_its_separate_value(mine):
     with pytest.raises(UserError, match=r"^--config.batch_size many: must be a whole number"):
         parse("--config=mine.py", "--config.batch_size", "many")
 
@@ -143,7 +143,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_gives_no_config_is_told_by_name_and_line(name, tmp_path, monkeypatch):
+def test_a_file_without_a_config_is_named_with_the_line(name, tmp_path, monkeypatch):
     content, reason = FILES[name]
     (tmp_path / name.partition(":")[0]).write_text(content)
     monkeypatch.chdir(tmp_path)
@@ -153,7 +153,7 @@ def test_a_file_that_gives_no_config_is_told_by_name_and_line(name, tmp_path, mo
 
 
 @pytest.mark.parametrize("arguments", [[], ["--config="], ["--config"], ["--config", "--workdir=x"], ["--config.x=3"]])
-def test_without_an_experiment_those_that_there_are_are_named(arguments):
+def test_a_missing_experiment_lists_the_experiments(arguments):
     known = r"^--config: name an experiment \(adapt, base, .*, tag, .*\) or the path of a Python file"
     with pytest.raises(UserError, match=known):
         parse(*arguments)
@@ -172,7 +172,7 @@ def test_experiments_are_found_by_name_and_a_file_wins(mine):
     (mine / "base").write_text(MINE)
     assert parse("--config=base:own")[0].kind == "own"
     (mine / "quick").mkdir()
-    assert parse("--config=experiments/glue.py:rte")[0] == config, "where there is no folder experiments"
+    assert parse("--config=experiments/glue.py:rte")[0] == config, "no folder experiments"
     (mine / "experiments").mkdir()
     (mine / "experiments/glue.py").write_text(MINE)
     assert parse("--config=experiments/glue.py:own")[0].kind == "own"
@@ -187,13 +187,13 @@ def test_experiments_are_found_by_name_and_a_file_wins(mine):
 
 
 def command(*arguments, cwd, **environment):
-    """`bertjax` in another process; `environment` has to say where the package is, unless it is installed."""
+    """Runs `bertjax` in another process; `environment` must contain the path of the package unless it is installed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
     return subprocess.run(arguments, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_an_experiment_imports_the_modules_beside_it(tmp_path):
-    """A task of one's own, from any folder; `sys.path` stays as it was."""
+def test_an_experiment_imports_modules_of_its_folder(tmp_path):
+    """The experiment file defines a task. The command runs in any folder and leaves `sys.path` unchanged."""
     (tmp_path / "neighbour.py").write_text("SIZE = 7\n")
     (tmp_path / "own.py").write_text(
         "from __future__ import annotations\nimport dataclasses\nfrom bertjax.config import pretraining_config\n"
@@ -209,8 +209,8 @@ def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch
     listed, version = (command(sys.executable, "-c", program, *more, cwd=ROOT) for more in ([], ["--version"]))
     assert [line.split()[0] for line in listed.stdout.splitlines() if line[:2] == "  "] == list(commands.COMMANDS)
     assert version.stdout == f"bertjax {__version__}\n"
-    for each in (listed, version):
-        assert not {"absl", "ml_collections", "numpy", "jax", "tensorflow"} & set(each.stderr.split())
+    for result in (listed, version):
+        assert not {"absl", "ml_collections", "numpy", "jax", "tensorflow"} & set(result.stderr.split())
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
     monkeypatch.setattr(sys, "argv", ["bertjax", "trian"])
@@ -222,7 +222,7 @@ def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch
 
 @pytest.mark.slow
 def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
-    """It is built from what the Dockerfile copies."""
+    """The wheel is built from the files that the Dockerfile copies."""
     source = tmp_path / "source"
     source.mkdir()
     for names in re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M):
@@ -235,7 +235,7 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
     shutil.rmtree(source)
 
-    # An environment that finds what bertjax needs here, and bertjax itself nowhere but in the wheel.
+    # The environment contains the dependencies of bertjax; bertjax itself is only in the wheel.
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     (packages,) = environment.glob("lib/python*/site-packages")
@@ -258,21 +258,23 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "tpu"])
-def test_images_install_what_is_required(device):
-    """Or docker/lock is to be run."""
+def test_images_install_the_requirements(device):
+    """If this fails, run docker/lock."""
     lock = dict(line.split("==") for line in (ROOT / "docker" / f"{device}.txt").read_text().splitlines())
     image = dict(python_version="3.12", python_full_version="3.12.0", sys_platform="linux", platform_machine="x86_64")
     extras = ["hub", "serve", *([] if device == "cpu" else [device])]
-    required = [Requirement(text) for text in installs.requirements(extras)]  # what is installed here may be older
-    wanted = [each for each in required if not each.marker or each.marker.evaluate(image)]
-    assert {"aiohttp", "flatbuffers", "tensorflow-cpu"} < {each.name for each in wanted} and len(wanted) > 25
-    for each in wanted:
-        assert lock[canonicalize_name(each.name)] in each.specifier, each
+    required = [Requirement(text) for text in installs.requirements(extras)]  # installed packages may be older
+    wanted = [requirement for requirement in required if not requirement.marker or requirement.marker.evaluate(image)]
+    assert {"aiohttp", "flatbuffers", "tensorflow-cpu"} < {requirement.name for requirement in wanted} and len(
+        wanted
+    ) > 25
+    for requirement in wanted:
+        assert lock[canonicalize_name(requirement.name)] in requirement.specifier, requirement
     parts = {name for name in lock if name.startswith("jax-cuda12") or name == "libtpu"}
     assert parts == {"cpu": set(), "cuda": {"jax-cuda12-plugin", "jax-cuda12-pjrt"}, "tpu": {"libtpu"}}[device]
 
 
-def test_lines_of_an_input(tmp_path):
+def test_input_lines_are_read_or_refused(tmp_path):
     path = tmp_path / "texts.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo\rthree \xe2\x80\xa8 it\n")
     assert list(read_text_lines(str(path))) == ["one", "", "two", "three \u2028 it"]
@@ -292,7 +294,7 @@ def test_lines_of_an_input(tmp_path):
 @pytest.mark.parametrize("arguments, sizes", [
     (["--config=base", "--config.model.hidden_size=128"], (128, 512, 2)),
     (["--config=modern:base", "--config.model.hidden_size=128"], (128, 192, 2)),
-    (["--config=base", "--config.model.hidden_size=100"], (100, 400, 2)),  # 1.5 heads are none
+    (["--config=base", "--config.model.hidden_size=100"], (100, 400, 2)),  # 1.5 is not a number of heads
     (["--config=base", "--config.model.hidden_size=128", "--config.model.intermediate_size=99"], (128, 99, 2)),
     (["--config=base", "--config.model.num_attention_heads=6"], (768, 3072, 6)),
 ])  # fmt: skip

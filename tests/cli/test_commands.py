@@ -1,4 +1,4 @@
-"""The commands as a stranger uses them: from text to filled masks, and what happens when something is wrong."""
+"""The commands as a new user runs them: from text to filled masks, and error messages for mistakes."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ def base(*arguments):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder in which `main` went from text to a finished run."""
+    """A folder in which `main` trained a run from text to the end."""
     folder = tmp_path_factory.mktemp("stranger")
     (folder / "text.txt").write_text(make_corpus(80))
     result = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder, fresh=True)
@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
     return folder, result
 
 
-def test_main_goes_from_text_to_filled_masks(trained):
+def test_main_trains_from_text_to_filled_masks(trained):
     folder, result = trained
     assert "held-out masked words: loss" in result.stdout and "unigram baseline" in result.stdout
     assert "the man went to the [MASK] to buy a [MASK] of milk" in result.stdout
@@ -72,7 +72,7 @@ def test_main_goes_from_text_to_filled_masks(trained):
 
 @pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(trained):
-    """Also with other settings, which are named."""
+    """A changed setting is named in the output."""
     folder, result = trained
     arguments = base("--config.data.corpus=text.txt", "--workdir=run", *TINY)
     again = run("main", *arguments, cwd=folder)
@@ -117,10 +117,10 @@ def test_evaluate_counts_minimal_pairs(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(has_accelerator(), reason="there JAX looks for it")
+@pytest.mark.skipif(has_accelerator(), reason="JAX initializes the accelerator of this machine")
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="pip install -e '.[aot]'")
-def test_jax_is_not_asked_for_a_tpu_where_there_is_none(trained):
-    """Nor does libtpu print its errors before a command's own output."""
+def test_a_machine_without_a_tpu_does_not_initialize_one(trained):
+    """libtpu does not print errors before the output of the command."""
     folder, _ = trained
     environment = {name: value for name, value in environment_with().items() if name != "JAX_PLATFORMS"}
     command = [sys.executable, "-m", "bertjax.predict", "--checkpoint=run", "the [MASK] stayed ."]
@@ -129,7 +129,7 @@ def test_jax_is_not_asked_for_a_tpu_where_there_is_none(trained):
     assert result.stderr == ""
 
 
-def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
+def test_main_trains_on_records_of_prepare_and_vocabulary(trained, tmp_path):
     folder, _ = trained
     corpus = f"--config.data.corpus={folder}/text.txt"
     learnt = run("vocabulary", *base(corpus, "--output=words", *TINY), cwd=tmp_path)
@@ -139,11 +139,11 @@ def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
     arguments = base(corpus, words, "--output=out", "--workers=1", *TINY)
     prepared = run("prepare", *arguments, cwd=tmp_path, fresh=True)
     assert prepared.returncode == 0 and prepared.stdout.endswith("written to out\n"), prepared.stderr
-    ours, its = tmp_path / "out", folder / "run" / "records"
-    files = [path.relative_to(its) for path in its.rglob("*.tfrecord")]
-    assert files and all((ours / f).read_bytes() == (its / f).read_bytes() for f in files)
+    output, run_records = tmp_path / "out", folder / "run" / "records"
+    files = [path.relative_to(run_records) for path in run_records.rglob("*.tfrecord")]
+    assert files and all((output / f).read_bytes() == (run_records / f).read_bytes() for f in files)
 
-    # The commands that are proposed are those with which a user would go on.
+    # The commands that are proposed are the next commands of a user.
     kept = base(corpus, *TINY)
     proposed = [[*kept, words, "--output=words/records"], [*kept, words, "--workdir=runs/base"]]
     assert [command[2:] for command in proposals(learnt)] == proposed
@@ -157,13 +157,13 @@ def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
 
 
 def proposals(result):
-    """The words of the commands that a command proposes at its end."""
+    """Returns the words of the commands that a command proposes at the end of its output."""
     _, _, lines = result.stderr.rpartition("next:\n")
     return [shlex.split(line) for line in lines.splitlines()]
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
+def test_ctrl_c_saves_and_the_same_command_resumes(trained, tmp_path):
     folder, _ = trained
     arguments = base(f"--config.data.records={folder}/run/records", "--workdir=stopped", *TINY,
                      "--config.stages.short.steps=100000", "--config.log_every_steps=1")  # fmt: skip
@@ -174,17 +174,17 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130, process.describe()
     errors = process.stderr
-    said = re.fullmatch(
+    printed = re.fullmatch(
         r"stopping: saving step (\d+) first\nstopped at step (\d+); the same .*\n", errors
-    )  # no TensorFlow's
-    assert said and int(said[2]) - int(said[1]) in (0, 1), errors
+    )  # no TensorFlow messages
+    assert printed and int(printed[2]) - int(printed[1]) in (0, 1), errors
     steps = sorted(int(path.name) for path in (tmp_path / "stopped" / "checkpoints").iterdir())
     assert steps and 3 <= steps[-1] < 1000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_prepare_stops_at_once_and_keeps_what_is_finished(number, tmp_path):
+def test_prepare_stops_at_once_and_keeps_finished_parts(number, tmp_path):
     (tmp_path / "text.txt").write_text(20 * make_corpus(2_000))
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]))
     arguments = base("--config.data.corpus=text.txt", "--output=out", "--workers=2", *TINY)
@@ -193,16 +193,16 @@ def test_prepare_stops_at_once_and_keeps_what_is_finished(number, tmp_path):
         [sys.executable, "-m", "bertjax.prepare", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, cwd=tmp_path, env=environment_with(), start_new_session=True,
     )  # fmt: skip
-    while not list((tmp_path / "out").glob("unfinished/*/[!c]*")):  # beside corpus-...: the workers are at work
+    while not list((tmp_path / "out").glob("unfinished/*/[!c]*")):  # corpus-... means that the workers are running
         assert process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    _, errors = process.communicate(timeout=300)  # closed by all who hold it: no worker is left
+    _, errors = process.communicate(timeout=300)  # the pipe is closed by all processes: no worker is left
     assert process.returncode == 130 and errors in ("interrupted\n", "terminated\n")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"vocab.txt", "unfinished"}
 
 
-def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
+def test_convert_round_trip_and_predict(trained, tmp_path):
     folder, _ = trained
     run_folder = folder / "run"
     ways = (run_folder, "hf", "huggingface"), ("hf", "google", "tf1"), ("google", "b", "bertjax")
@@ -218,7 +218,7 @@ def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
+def test_a_run_resumes_after_its_init_checkpoint_is_deleted(trained, tmp_path):
     folder, _ = trained
     assert run("convert", f"--source={folder}/run", "--output=hf", "--format=huggingface", cwd=tmp_path).returncode == 0
     arguments = base(f"--config.data.records={folder}/run/records", "--config.init_checkpoint=hf", "--workdir=w", *TINY)
@@ -229,15 +229,15 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 
 
-def test_report_looks_into_a_run(trained, tmp_path):
+def test_report_describes_a_run(trained, tmp_path):
     folder, _ = trained
     result = run("report", "run@10", f"--output={tmp_path}", "--text=the ship saw the oven .", cwd=folder)
     assert result.returncode == 0 and result.stdout == f"{tmp_path}/report.html\n", result.stderr
     page = (tmp_path / "report.html").read_text()
     assert "Attention, head by head" in page and "Nearest word embeddings" in page and page.count("<img") == 2
     assert "Thin lines: training" in page
-    own = (folder / "run/report.html").read_text()
-    assert "Attention, head by head" not in own and '<a href="checkpoints/10">run@10</a>' in own
+    run_report = (folder / "run/report.html").read_text()
+    assert "Attention, head by head" not in run_report and '<a href="checkpoints/10">run@10</a>' in run_report
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
         ([".", "--words=a"], "--words: . has no checkpoint; name a trial of the sweep, such as runs/x/runs/y"),
     ],
 )  # fmt: skip
-def test_report_refuses_what_it_cannot_draw(trained, arguments, message):
+def test_report_refuses_invalid_runs(trained, arguments, message):
     folder, _ = trained
     (folder / "runs").mkdir(exist_ok=True)
     result = run("report", *arguments, cwd=folder)
@@ -278,8 +278,8 @@ for module in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_help_imports_no_more_than_it_needs(tmp_path):
-    """So that it answers at once."""
+def test_help_imports_few_packages(tmp_path):
+    """Few imports make the help fast."""
     modules = sorted({module for module, _ in COMMANDS.values()})
     command = [sys.executable, "-c", HELPS, *modules]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment_with())
@@ -300,7 +300,7 @@ def test_help_imports_no_more_than_it_needs(tmp_path):
         (base("--config.mesh.data=7", "--config.data.corpus=x"), "the product must be 1, the number of devices"),
     ],
 )
-def test_mistakes_get_one_clear_line(arguments, message, tmp_path):
+def test_mistakes_print_one_clear_line(arguments, message, tmp_path):
     (tmp_path / "one.txt").write_text("One document of one line.\n")
     result = run("main", *arguments, cwd=tmp_path)
     assert result.returncode != 0 and message in result.stderr
@@ -315,7 +315,7 @@ def test_mistakes_get_one_clear_line(arguments, message, tmp_path):
     (["extract", "run", "--input=empty.txt", "--output=v.npy"], "--input=empty.txt: contains no text; write one text"),
     (["extract", "run", "--output=v.txt", "a"], "--output=v.txt: must end in one of .npz, .npy, .parquet"),
 ])  # fmt: skip
-def test_a_slip_of_the_first_hour_names_the_fix(arguments, message, tmp_path):
+def test_a_beginners_mistake_names_the_fix(arguments, message, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json").write_text("{}")
     (tmp_path / "empty.txt").write_text("")
@@ -324,7 +324,7 @@ def test_a_slip_of_the_first_hour_names_the_fix(arguments, message, tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-def test_the_proposed_fine_tuning_has_the_length_of_the_model(trained):
+def test_the_proposed_fine_tuning_has_the_sequence_length_of_the_model(trained):
     folder, _ = trained
     proposed = uses_of(str(folder / "run"))[-1]
     positions = json.loads((folder / "run/config.json").read_text())["model"]["max_position_embeddings"]
@@ -353,7 +353,7 @@ def test_missing_flags_are_named_with_an_example_of_the_command(tmp_path):
         (["data.corpus=one.txt", "model.vocab_size=30522"], "config.model.vocab_size = 30522: this corpus gives"),
     ],
 )  # fmt: skip
-def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, monkeypatch, in_process, on_one_device):  # noqa: F811
+def test_wrong_data_print_one_clear_line(settings, message, trained, tmp_path, monkeypatch, in_process, on_one_device):  # noqa: F811
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "one.txt").write_text("One document of one line.\n")
     monkeypatch.chdir(tmp_path)
@@ -382,8 +382,8 @@ def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, mon
         (["--checkpoint=run", "--generate=5", "a"], "only a left-to-right model (model.causal) continues a text"),
     ],
 )
-def test_predict_refuses_what_it_cannot_do(trained, arguments, message):
+def test_predict_refuses_invalid_inputs(trained, arguments, message):
     folder, _ = trained
     result = run("predict", *arguments, cwd=folder)
     assert result.returncode != 0 and message in result.stderr and "Traceback" not in result.stderr
-    assert not result.stdout  # nothing is half done
+    assert not result.stdout  # no partial output

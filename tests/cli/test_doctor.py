@@ -1,4 +1,4 @@
-"""bertjax doctor: the report about an installation, also where packages are missing or broken."""
+"""`bertjax doctor`: the report about an installation, including missing or broken packages."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def test_the_command_describes_this_machine(tmp_path):
 
 
 def test_broken_packages_are_reported_and_not_raised(tmp_path):
-    """Without absl, which all other commands need."""
+    """All commands except `doctor` need absl."""
     for name in ("absl", "jax"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is broken')\n")
     environment = environment_with(PYTHONPATH=f"{tmp_path}:{ROOT}")
@@ -41,7 +41,7 @@ def test_broken_packages_are_reported_and_not_raised(tmp_path):
     assert "JAX lists no devices" in [problem["text"] for problem in report["problems"]]
 
 
-def test_a_failed_probe_has_its_reason_on_its_line():
+def test_a_failed_probe_is_reported_with_the_reason():
     def fails():
         raise OSError("no\nsuch disk")
 
@@ -100,7 +100,7 @@ def test_extras_are_read_from_the_metadata(tmp_path, monkeypatch):
     assert extra.text.startswith("packaging ") and extra.fix.startswith("pip install 'bertjax[part]'")
 
 
-def test_caches_have_their_sizes_and_must_be_writable(tmp_path, monkeypatch):
+def test_caches_are_measured_and_must_be_writable(tmp_path, monkeypatch):
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub/model").write_bytes(bytes(3000))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))

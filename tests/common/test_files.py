@@ -1,7 +1,8 @@
-"""Files on storage that fails now and then, or lies full; JSON and paths that anyone may have written."""
+"""Files on storage with transient errors or on a full disk; JSON and paths from untrusted input."""
 
 import errno
 import io
+import os
 import types
 
 import pytest
@@ -18,7 +19,9 @@ from tests.conftest import tiny_config
 
 @pytest.fixture
 def faulty(monkeypatch):
-    """(every, number) makes every so manyth opening or renaming of a file fail with that error; counts them."""
+    """Returns `install(every, number)`: every `every`-th opening or renaming of a file fails with error `number`;
+    counts calls.
+    """
     counts = {"calls": 0, "failed": 0}
     monkeypatch.setattr("tenacity.nap.time", types.SimpleNamespace(sleep=lambda seconds: None))
 
@@ -40,7 +43,7 @@ def faulty(monkeypatch):
     return install
 
 
-def test_storage_that_fails_now_and_then_loses_nothing(corpus_file, records_folder, tmp_path, faulty, in_process):
+def test_transient_storage_errors_lose_no_data(corpus_file, records_folder, tmp_path, faulty, in_process):
     counts = faulty(5, errno.EIO)
     prepare(tiny_config(corpus_file), tmp_path / "out")
     for path in records_folder.rglob("*"):
@@ -50,7 +53,7 @@ def test_storage_that_fails_now_and_then_loses_nothing(corpus_file, records_fold
 
 
 def failing_reads(monkeypatch, every, number):
-    """Makes every so manyth opening or reading of a file fail with that error; returns the counts."""
+    """Makes every `every`-th opening or reading of a file fail with the error; returns the counts."""
     counts = {"calls": 0, "failed": 0}
     monkeypatch.setattr("tenacity.nap.time", types.SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(files, "READ_BYTES", 64)
@@ -75,17 +78,17 @@ def failing_reads(monkeypatch, every, number):
 
 
 @pytest.mark.parametrize("every", [3, 5, 7])
-def test_a_table_and_a_corpus_are_read_from_storage_that_fails_now_and_then(tmp_path, monkeypatch, every):
+def test_a_table_and_a_corpus_are_read_despite_transient_errors(tmp_path, monkeypatch, every):
     path, text = tmp_path / "a.tsv", tmp_path / "a.txt"
     path.write_text("a\tb\n" + "".join(f"text {number}\t{number}\n" for number in range(200)))
     text.write_text("".join(f"text {number}\n\n" for number in range(200)))
-    expected = [*tables.read_table(path)[0]], [*reading.read_file(str(text))]
+    expected = [*tables.read_table(path)[0]], [*reading.read_corpus_file(str(text))]
     counts = failing_reads(monkeypatch, every, errno.EIO)
-    assert ([*tables.read_table(path)[0]], [*reading.read_file(str(text))]) == expected
+    assert ([*tables.read_table(path)[0]], [*reading.read_corpus_file(str(text))]) == expected
     assert len(expected[0]) == len(expected[1]) == 200 and counts["failed"] > 10
 
 
-def test_a_table_that_can_never_be_read_is_tried_a_few_times(tmp_path, monkeypatch):
+def test_an_unreadable_table_is_retried_a_few_times(tmp_path, monkeypatch):
     (tmp_path / "a.tsv").write_text("a\tb\n1\t2\n")
     counts = failing_reads(monkeypatch, 1, errno.EIO)
     with pytest.raises(OSError, match="the storage fails"):
@@ -93,8 +96,8 @@ def test_a_table_that_can_never_be_read_is_tried_a_few_times(tmp_path, monkeypat
     assert counts["failed"] == files.ATTEMPTS
 
 
-@pytest.mark.parametrize("before", range(5))  # which of the calls fail
-def test_no_line_of_metrics_is_lost_or_there_twice(tmp_path, faulty, before):
+@pytest.mark.parametrize("before", range(5))  # calls that fail
+def test_no_line_of_metrics_is_lost_or_duplicated(tmp_path, faulty, before):
     counts = faulty(5, errno.EIO)
     counts["calls"] = before
     for step in range(20):
@@ -105,7 +108,7 @@ def test_no_line_of_metrics_is_lost_or_there_twice(tmp_path, faulty, before):
 
 
 @pytest.mark.parametrize("number, tries", [(errno.EIO, files.ATTEMPTS), (errno.ENOSPC, 1)])
-def test_what_does_not_pass_is_one_line_with_the_file(tmp_path, faulty, number, tries):
+def test_permanent_errors_raise_one_line_with_the_file(tmp_path, faulty, number, tries):
     counts = faulty(1, number)
     with pytest.raises(UserError, match=r"/a.txt: cannot be written \(the storage fails\)$"):
         files.write_whole(tmp_path / "a.txt", "content")
@@ -113,14 +116,23 @@ def test_what_does_not_pass_is_one_line_with_the_file(tmp_path, faulty, number, 
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "gs://bucket/x", "", "a\\..\\x"])
-def test_no_name_in_a_file_leads_out_of_its_folder(tmp_path, name):
+def test_file_names_cannot_leave_the_folder(tmp_path, name):
     with pytest.raises(UserError, match=r"manifest.json: the file name .* must be the name of a file in"):
         files.inside(tmp_path, name, tmp_path / "manifest.json")
     assert files.inside(tmp_path, "length32/a.tfrecord", "") == tmp_path / "length32/a.tfrecord"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"a": NaN}', '{"a": "\\ud800"}', "\xff"])
-def test_json_of_another_shape_is_one_line(tmp_path, content):
+def test_json_of_a_wrong_type_raises_one_line(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UserError, match=r"^\S+/a.json: damaged, or not in the expected format \(.*\); copy it again$"):
         files.read_json(tmp_path / "a.json", dict[str, int])
+
+
+def test_a_pipe_is_read_without_retries():
+    reading, writing = os.pipe()
+    os.write(writing, b"one\ntwo\n")
+    os.close(writing)
+    with files.open_to_read(f"/dev/fd/{reading}") as file:
+        assert [*file] == [b"one\n", b"two\n"]
+    os.close(reading)

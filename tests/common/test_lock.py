@@ -1,4 +1,4 @@
-"""Two commands at once on one folder of an object store. With the lock of a file system: tests/test_faults.py."""
+"""Two concurrent commands in one folder of an object store. tests/test_faults.py tests the lock of a file system."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from bertjax.common.errors import UserError
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A folder whose lock is kept as in an object store, where time passes quickly."""
+    """A folder whose lock is kept as in an object store, with shortened periods."""
     for name, seconds in (("BEAT", 0.05), ("SILENCE", 0.7), ("SETTLE", 0.3)):
         monkeypatch.setattr(lock, name, seconds)
     monkeypatch.setattr(lock, "_held_by_kernel", lock._held_in_store)
@@ -21,7 +21,7 @@ def store(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_in_a_store_the_last_of_those_that_start_together_goes_on(store):
+def test_one_of_several_concurrent_commands_gets_the_lock_of_an_object_store(store):
     outcomes, ended = [], threading.Event()
 
     def hold():
@@ -47,8 +47,9 @@ def test_in_a_store_the_last_of_those_that_start_together_goes_on(store):
         pass
 
 
-def test_in_a_store_a_dead_owner_is_waited_for_no_longer_than_one_that_lives_is_silent(store):
-    owner = {"host": "a", "process": 1, "start": "b", "key": "c", "time": time.time() + 1000}  # its clock is ahead
+def test_the_lock_of_a_dead_owner_expires_in_an_object_store(store):
+    # the clock of the owner is ahead
+    owner = {"host": "a", "process": 1, "start": "b", "key": "c", "time": time.time() + 1000}
     (store / lock.FILE).write_text(json.dumps(owner))
     began = time.monotonic()
     with lock.held(store, "--output"):

@@ -1,4 +1,4 @@
-"""How a pool of workers ends; that Ctrl-C does not reach them is in `test_preparation`."""
+"""How a pool of workers ends. tests/cli/test_commands.py tests that Ctrl-C stops preparation."""
 
 import os
 import signal
@@ -15,8 +15,8 @@ from bertjax.common.workers import worker_pool
 
 
 def fail_in_pool(before):
-    """Raises an error in a pool's body, after `before(pool)`; returns what comes out, None if nothing does."""
-    found, pools = [], []
+    """Raises an error in the body of a pool, after `before(pool)`; returns the raised error, or None."""
+    raised, pools = [], []
 
     def run():
         try:
@@ -25,14 +25,14 @@ def fail_in_pool(before):
                 before(pool)
                 raise UserError("the error")
         except BaseException as error:
-            found.append(error)
+            raised.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(60)
-    if thread.is_alive():  # or this process would not end either
+    if thread.is_alive():  # otherwise this process would not end either
         pools[0]._result_queue._writer.close()
-    return next(iter(found), None)
+    return next(iter(raised), None)
 
 
 def use(pool):
@@ -40,7 +40,7 @@ def use(pool):
 
 
 def receive_half(pool):
-    """Waits until a long result has begun to come."""
+    """Waits until the first part of a long result has arrived."""
     pool.submit(bytes, 100_000_000)
 
     def is_reading(frame):
@@ -51,17 +51,17 @@ def receive_half(pool):
 
 
 @pytest.mark.parametrize("before", [use, receive_half])
-def test_error_in_body_comes_out_and_nothing_waits(before):
+def test_an_error_in_the_body_is_raised_and_the_workers_end(before):
     assert str(fail_in_pool(before)) == "the error"
 
 
-def test_dead_worker_is_one_line():
+def test_a_dead_worker_raises_one_line():
     assert "a worker process died" in str(fail_in_pool(lambda pool: pool.submit(os._exit, 1).result()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_another_thread_receives_waits_until_the_workers_have_started(number):
-    """As Python's handlers run in the main thread, whichever receives the signal."""
+    """Python runs signal handlers in the main thread, whichever thread receives the signal."""
     heard, end = [], threading.Event()
     other = threading.Thread(target=end.wait)
     other.start()
@@ -77,8 +77,8 @@ def test_a_signal_that_another_thread_receives_waits_until_the_workers_have_star
         end.set()
 
 
-def test_ctrl_c_in_a_callback_of_pythons_is_not_lost():
-    """What a `__del__` raises, Python prints and drops."""
+def test_ctrl_c_in_a_python_callback_is_not_lost():
+    """Python prints and drops errors of `__del__`."""
     script = """
 import os, signal, sys, time
 from bertjax.cli.app import run_command
@@ -99,7 +99,7 @@ run_command(main)
 
 
 def test_workers_end_when_their_parent_is_killed():
-    """Otherwise the workers would hold the pipe of the output, and `run` would wait for them."""
+    """Otherwise the workers would keep the output pipe open, and `run` would wait for them."""
     script = """
 import os, signal
 from bertjax.common.workers import worker_pool

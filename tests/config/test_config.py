@@ -37,8 +37,8 @@ def snapshot(config) -> str:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_golden_snapshot(experiment, request):
-    """A default that moves shows in review. Refresh with: pytest tests/config/test_config.py --update-golden"""
+def test_every_config_equals_its_golden_snapshot(experiment, request):
+    """Review shows changed defaults. Refresh with: pytest tests/config/test_config.py --update-golden"""
     path = GOLDEN / f"{experiment.replace(':', '-').replace('/', '-')}.json"
     if request.config.getoption("--update-golden"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,12 +47,14 @@ def test_golden_snapshot(experiment, request):
 
 
 def test_every_experiment_has_a_snapshot():
-    ours = {experiment.partition(":")[0] for experiment in EXPERIMENTS}
-    assert {path.stem for path in (ROOT / "experiments").glob("*.py")} == {name for name in ours if "/" not in name}
+    experiment_names = {experiment.partition(":")[0] for experiment in EXPERIMENTS}
+    assert {path.stem for path in (ROOT / "experiments").glob("*.py")} == {
+        name for name in experiment_names if "/" not in name
+    }
     not_experiments = {"__main__", "bits", "equal_time", "race", "scaled", "suite", "tables"}
-    not_experiments |= {"characters", "successors", "today"}  # tables of equal time: tests/test_ablations.py
+    not_experiments |= {"characters", "successors", "today"}  # tests/test_ablations.py tests the tables of equal time
     ablations = {f"ablations/{path.stem}" for path in (ROOT / "experiments/ablations").glob("*.py")}
-    assert ablations - {f"ablations/{name}" for name in not_experiments} == ours & ablations
+    assert ablations - {f"ablations/{name}" for name in not_experiments} == experiment_names & ablations
 
 
 @pytest.mark.parametrize("experiment", FINE_TUNING)
@@ -80,7 +82,7 @@ def test_every_experiment_is_valid_with_a_corpus(experiment):
         config.init_checkpoint = "checkpoint"
     validate(config)
     assert config.is_locked
-    # What is stored in a workdir is the same config.
+    # A workdir stores the same config.
     again = pretraining_config().unlock()
     del again.model
     again.update(json.loads(config.to_json_best_effort()))
@@ -159,7 +161,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("experiment, mistake", [(name, row) for name, rows in MISTAKES.items() for row in rows])
-def test_mistakes_name_field_value_and_remedy(experiment, mistake):
+def test_mistakes_name_field_value_and_fix(experiment, mistake):
     config, (field, value, message) = load(experiment), mistake
     data = {"init_checkpoint": "checkpoint", "data.path": "folder"}
     config.update_from_flattened_dict(data if experiment == "glue:mrpc" else {"data.corpus": "text.txt"})
@@ -170,7 +172,7 @@ def test_mistakes_name_field_value_and_remedy(experiment, mistake):
     assert "\n" not in str(error.value)
 
 
-def test_settings_that_exclude_each_other_are_refused():
+def test_incompatible_settings_are_refused():
     for fields, message in (
         ({"kernels": "no", "model.attention": "fused"}, "kernels = 'no': must be auto with model.attention ="),
         ({"unroll": "yes", "remat": "dots"}, "unroll = 'yes': must be auto or no with remat = 'dots'"),

@@ -1,4 +1,4 @@
-"""Stages of pre-training: what each changes, from the config to the step, across stops, and in runs that branch off."""
+"""Stages of pre-training: the fields that change, from the config to the step, with resumes and branches."""
 
 import itertools
 
@@ -41,7 +41,7 @@ THREE = dict(
     decay=stage(2, 64, 20, batch_size=4, data=dict(masked_lm_prob=0.1), optimizer=dict(
         learning_rate=5e-4, schedule="trapezoid", decay_proportion=1.0, decay_to=0.1)),
 )  # fmt: skip
-SHORT = dict(  # of the same kinds, which need three programs
+SHORT = dict(  # of the same types, which need three programs
     begin=stage(0, 32, 10, tokens=32.0 * (2 * 4 + 2 * 8), ramp_from=4, ramp_tokens=32.0 * 2 * 4),
     context=stage(2, 32, 10, model=dict(global_rope_theta=1e6)),
     decay=stage(2, 32, 10, batch_size=4, data=dict(masked_lm_prob=0.1), optimizer=dict(learning_rate=5e-4)),
@@ -50,7 +50,7 @@ SHORT = dict(  # of the same kinds, which need three programs
 
 @pytest.fixture(scope="module")
 def records(corpus_file, tmp_path_factory):
-    """Full sentences that are masked when they are read."""
+    """Full sentences with dynamic masks."""
     folder, config = tmp_path_factory.mktemp("stages") / "records", tiny_config(corpus_file)
     config.data.update(masking="dynamic", next_sentence="none", dupe_factor=1)
     with preparing_in_process():
@@ -82,11 +82,11 @@ def leaves(tree):
 
 
 def assert_equal_ends(folder, other, step: int) -> None:
-    """Compares the params of two runs at a step, bit for bit."""
-    jax.tree.map(np.testing.assert_array_equal, *(checkpoint.read_params(each, step) for each in (folder, other)))
+    """Asserts that the params of two runs at a step are identical."""
+    jax.tree.map(np.testing.assert_array_equal, *(checkpoint.read_params(workdir, step) for workdir in (folder, other)))
 
 
-def test_the_stages_of_bert_are_the_simplest_case():
+def test_stages_of_bert_are_ordered_by_length():
     config = tiny_config("x")
     config.stages = named_stages(long=stage(3, 64, 10), short=stage(5, 32, 5))
     assert [(s.name, s.steps, s.first_step, s.batch_size, s.grows) for s in stages_of(config)] == [
@@ -97,10 +97,10 @@ def test_the_stages_of_bert_are_the_simplest_case():
     assert type(schedule).__name__ == "Linear" and schedule.total_steps == 8
 
 
-def test_tokens_and_growing_batches_make_steps(records):
+def test_steps_follow_from_tokens_and_growing_batches(records):
     config = modern_config(records)
-    found = stages_of(config)
-    assert [(s.name, s.steps, s.batch_size, s.first_step, s.sequences_before, s.grows) for s in found] == [
+    planned = stages_of(config)
+    assert [(s.name, s.steps, s.batch_size, s.first_step, s.sequences_before, s.grows) for s in planned] == [
         ("begin", 2, 4, 0, 0, True), ("begin", 2, 8, 2, 8, True), ("begin", 2, 12, 4, 24, False),
         ("context", 3, 8, 6, 0, False), ("decay", 2, 4, 9, 24, False),
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def test_tokens_and_growing_batches_make_steps(records):
     stages = dict(a=stage(2, 32, 10, batch_size=16), b=stage(2, 64, 20, batch_size=4, microbatches=1))
     assert task_of(modern_config(records, stages), records).largest_stage_index() == 0
     assert task_of(config, records).largest_stage_index() == 3
-    assert [steps_for(found, tokens) for tokens in (1, 128, 129, 256, 257, 512, 10**9)] == [1, 1, 2, 2, 3, 3, 11]
+    assert [steps_for(planned, tokens) for tokens in (1, 128, 129, 256, 257, 512, 10**9)] == [1, 1, 2, 2, 3, 3, 11]
 
 
 @pytest.mark.parametrize("size, peak, weight_decay, warmup, ramp, share", [
@@ -119,31 +119,31 @@ def test_tokens_and_growing_batches_make_steps(records):
     ("150m", 8e-4, 1e-5, 3e9, 50e9, 1),
     ("1b", 5e-4, 5e-5, 2e9, 3e9, 1 / 3),
 ])  # fmt: skip
-def test_ettins_phases_are_those_of_its_configs(size, peak, weight_decay, warmup, ramp, share):
+def test_ettins_phases_equal_the_published_configs(size, peak, weight_decay, warmup, ramp, share):
     config = experiments.load(f"modern:{size}")
-    found = stages_of(config)
-    tokens = {name: sum(s.steps * s.tokens_per_step for s in found if s.name == name) for name in config.stages}
+    stages = stages_of(config)
+    tokens = {name: sum(s.steps * s.tokens_per_step for s in stages if s.name == name) for name in config.stages}
     assert tokens == pytest.approx(dict(pretraining=1.7e12, context=250e9 * share, decay=50e9 * share), rel=1e-3)
-    growing = [s for s in found if s.grows]
+    growing = [s for s in stages if s.grows]
     assert sum(s.steps * s.tokens_per_step for s in growing) == pytest.approx(ramp, rel=5e-3)
     assert len({s.steps for s in growing}) == 1 and growing[0].batch_size < growing[-1].batch_size < 4608
-    rate, warm = schedule_of(config, total_steps(config)), steps_for(found, warmup)
-    first, second, last = (next(s for s in found if s.name == name) for name in ("pretraining", "context", "decay"))
+    rate, warm = schedule_of(config, total_steps(config)), steps_for(stages, warmup)
+    first, second, last = (next(s for s in stages if s.name == name) for name in ("pretraining", "context", "decay"))
     for step, part in (
-        (steps_for(found, warmup / 2), 0.5), (warm + 1, 1), (second.first_step, 1), (last.first_step - 1, 0.5),
+        (steps_for(stages, warmup / 2), 0.5), (warm + 1, 1), (second.first_step, 1), (last.first_step - 1, 0.5),
         (second.first_step + second.steps // 4, 0.75), (last.first_step, 0.5), (last.first_step + last.steps, 0.02),
     ):  # fmt: skip
         assert float(rate(step)) == pytest.approx(part * peak, rel=0.01)
     assert (first.length, second.length, last.length) == (1024, 7999, 7999)
-    models = [config_in(config, each).model for each in (first, second, last)]
+    models = [config_in(config, phase).model for phase in (first, second, last)]
     assert [model.global_rope_theta for model in models] == [10_000, 160_000, 160_000]
     assert [model.local_rope_theta for model in models] == [10_000, 10_000, 160_000]
-    assert [config_in(config, each).data.masked_lm_prob for each in (first, second, last)] == [0.3, 0.3, 0.15]
+    assert [config_in(config, phase).data.masked_lm_prob for phase in (first, second, last)] == [0.3, 0.3, 0.15]
     assert config.optimizer.weight_decay == weight_decay
 
 
-def test_a_schedule_of_tokens_counts_them(records):
-    """Its warm-up of 400 tokens: 128 a step, then 256."""
+def test_a_schedule_counts_tokens(records):
+    """The warm-up of 400 tokens has steps of 128 tokens, then of 256 tokens."""
     config = modern_config(records)
     rate = schedule_of(config, 11)
     warm, falls = np.array([0, 128, 256, 400, 400, 400]) / 400, 1 - 0.5 * (np.arange(3) / 3) ** 0.5
@@ -152,8 +152,8 @@ def test_a_schedule_of_tokens_counts_them(records):
 
 
 @pytest.mark.slow
-def test_batches_and_steps_are_those_of_their_stage(records):
-    """Sizes and masks of batches, from whatever step on they are read; angles of positions."""
+def test_batches_and_steps_have_the_settings_of_their_stage(records):
+    """Sizes and masks of batches are equal for any start step; the positions have the rotary angles of the stage."""
     config = modern_config(records)
     task = task_of(config, records)
     batches = list(task.batches(0))
@@ -166,18 +166,18 @@ def test_batches_and_steps_are_those_of_their_stage(records):
     for step in (5, 9):
         again = next(task.batches(step))
         assert all((again[name] == batches[step][name]).all() for name in again)
-    # A step has the angles of its stage.
+    # A step has the rotary angles of its stage.
     other = config.copy_and_resolve_references().unlock()
     other.model.global_rope_theta = 1e6
     plain = task_of(other.lock(), records)
     program = Program(task, config, task.mesh)
     params, batch = program.init(jax.random.key(0)).params, batches[7]
-    # As they begin, heads attend to all alike.
+    # With initial params, heads attend to all positions alike.
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
-    (first, _), (second, its) = task.loss_and_config(5), task.loss_and_config(7)
-    assert first == task.loss and its.model.global_rope_theta == 1e6
+    (first, _), (second, second_config) = task.loss_and_config(5), task.loss_and_config(7)
+    assert first == task.loss and second_config.model.global_rope_theta == 1e6
     losses = [
-        float(jax.jit(lambda *given, loss=loss: loss(*given))(params, loss.normalize(batch))[0])
+        float(jax.jit(lambda *arrays, loss=loss: loss(*arrays))(params, loss.normalize(batch))[0])
         for loss in (first, second, plain.loss)
     ]
     assert losses[1] == losses[2] != losses[0]
@@ -187,7 +187,7 @@ def test_batches_and_steps_are_those_of_their_stage(records):
 
 
 def test_no_record_is_read_twice_while_the_batch_grows(monkeypatch):
-    """In windows of 4 records a lane, of which there are as many for both batch sizes."""
+    """Records are shuffled in windows of 4 records per lane; both batch sizes have the same number of lanes."""
     monkeypatch.setattr("bertjax.data.loading.order.SHUFFLE_WINDOW", 4)
     files = RecordSet(("a", "b", "c"), (20, 40, 12))
     read, before = [], 0
@@ -202,7 +202,7 @@ def test_no_record_is_read_twice_while_the_batch_grows(monkeypatch):
 
 
 def averaged(records):
-    """A run of all stages that averages its params and saves each step."""
+    """A run of all stages that averages its params and saves every step."""
     config = modern_config(records, SHORT).unlock()
     config.optimizer.average = 0.8
     config.log_every_steps = config.checkpoint.every_steps = 1
@@ -218,7 +218,7 @@ def straight(records, tmp_path_factory, on_one_device):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_a_run_that_stops_at_boundaries_ends_as_a_run_that_does_not(records, straight, tmp_path):
+def test_resume_at_stage_boundaries_gives_identical_params(records, straight, tmp_path):
     for step in (2, 6):  # the batch grows; another stage begins
         launch_and_stop(Pretraining, averaged(records), tmp_path / "stopped", step + 1)
         assert checkpoint.steps(tmp_path / "stopped")[-1] == step
@@ -230,7 +230,7 @@ def test_a_run_that_stops_at_boundaries_ends_as_a_run_that_does_not(records, str
 
 
 @pytest.mark.slow
-def test_the_average_of_the_params_and_the_angles_of_the_stage_are_read(records, straight, tmp_path):
+def test_a_checkpoint_is_read_with_averaged_params_and_rotary_angles_of_its_stage(records, straight, tmp_path):
     params = [leaves(checkpoint._read_item(straight, step, "params", None)) for step in range(1, 6)]
     average = leaves(checkpoint.read_params(straight, 1))
     for step, new_params in enumerate(params[1:], 1):
@@ -243,7 +243,7 @@ def test_the_average_of_the_params_and_the_angles_of_the_stage_are_read(records,
     assert all((a == b).all() for a, b in zip(leaves(source.params), leaves(checkpoint.read_params(straight, 8))))
     scores = task_of(averaged(records), records).evaluator.run(jax.device_put(source.params), 8).scores
     assert scores["mlm_loss"] == pytest.approx(checkpoint.read_scores(straight, 8).scores["mlm_loss"], rel=1e-5)
-    # A checkpoint is read with the angles of its stage. The converted folder has no steps.
+    # A checkpoint is read with the rotary angles of its stage. The converted folder has no steps.
     angles = [pretrained.read_pretrained(f"{straight}@{step}").config.global_rope_theta for step in (6, 8)]
     assert angles == [1e6, 160_000.0]
     conversion.convert(f"{straight}@6", tmp_path / "converted", "bertjax")
@@ -251,19 +251,19 @@ def test_the_average_of_the_params_and_the_angles_of_the_stage_are_read(records,
 
 
 def constant(records, steps, **fields):
-    """A run at a constant rate, of so many steps, that saves every fourth."""
+    """A run of `steps` steps at a constant rate that saves every fourth step."""
     config = modern_config(records or "set below", dict(only=stage(steps, 32, 10)), **fields).unlock()
     config.eval.every_steps, config.checkpoint.every_steps, config.checkpoint.keep = 100, 4, 5
     return config
 
 
 def falling(records, steps, parent=None):
-    """The same until step 8; then the rate falls."""
+    """The same schedule until step 8; then the rate falls."""
     config = constant(records, steps)
     config.optimizer.update(schedule="trapezoid", decay_proportion=(steps - 8) / steps, decay="sqrt")
     if parent is not None:
         config.branch_from, config.data.records = f"{parent}@8", ""
-        validate(config)  # which needs no corpus
+        validate(config)  # a branch needs no corpus
     return config.lock()
 
 
@@ -275,8 +275,8 @@ def parent(records, tmp_path_factory, on_one_device):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, capsys):
-    """Also after the branch was interrupted and resumed."""
+def test_a_branch_gives_the_params_of_an_uninterrupted_run(records, parent, tmp_path, capsys):
+    """The branch is interrupted and resumed."""
     launch(falling(records, 14), tmp_path / "straight")
     line = f"branching off from {parent}, step 8"
     capsys.readouterr()
@@ -285,7 +285,7 @@ def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, c
     launch(falling(records, 14, parent), tmp_path / "branch")
     assert line not in capsys.readouterr().out
     assert_equal_ends(tmp_path / "branch", tmp_path / "straight", 14)
-    assert not (tmp_path / "branch" / "records").exists()  # it reads its parent's
+    assert not (tmp_path / "branch" / "records").exists()  # the branch reads the records of the parent
     assert require_info(tmp_path / "branch").config.branch_from == f"{parent}@8"
     assert checkpoint.steps(parent) == [4, 8, 12]
     with pytest.raises(UserError, match=r"config.branch_from = '': .* holds a run with '.*@8'"):
@@ -305,7 +305,7 @@ def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, c
     ("{parent}@8", {"model.hidden_size": 64}, r"branch_from = .*@8': model.hidden_size = 64 must be 16, as"),
     ("{parent}@8", {"optimizer.name": "lamb"}, r"branch_from = .*@8': optimizer.name = 'lamb' must be 'adam'"),
 ])  # fmt: skip
-def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from, fields, message):
+def test_invalid_branches_are_refused(records, parent, tmp_path, branch_from, fields, message):
     config = falling(records, 10).unlock()
     config.branch_from = branch_from.format(parent=parent)
     config.update_from_flattened_dict(fields)
@@ -315,7 +315,7 @@ def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from,
 
 
 @pytest.mark.slow
-def test_z_loss_is_added_in_training_alone(records):
+def test_z_loss_is_added_in_training_only(records):
     losses, gradients, task = [], [], task_of(constant(records, 4).lock(), records)
     params = jax.jit(lambda key: nn.unbox(task.init_params(key)))(jax.random.key(0))
     batch = task.loss.normalize(next(task.batches(0)))
@@ -325,9 +325,9 @@ def test_z_loss_is_added_in_training_alone(records):
         (loss, _), gradient = jax.jit(jax.value_and_grad(task.loss, has_aux=True))(params, batch, keys)
         losses += [float(loss), float(jax.jit(task.loss)(params, batch)[0])]
         gradients.append(np.asarray(gradient["masked_lm"]["bias"]))
-    # At the start all pieces are about as likely.
+    # At the start all tokens have nearly equal probabilities.
     assert losses[2] - losses[0] == pytest.approx(0.5 * np.log(150) ** 2, rel=0.05) and losses[3] == losses[1]
-    # d log(Z)^2 / d bias = 2 log(Z) softmax, which is alike for all pieces
+    # d log(Z)^2 / d bias = 2 log(Z) softmax, which is nearly equal for all tokens.
     difference = (gradients[1] - gradients[0])[:150]
     np.testing.assert_allclose(difference, 2 * 0.5 * np.log(150) / 150, rtol=0.5)
 
@@ -357,13 +357,13 @@ def test_mistakes_in_a_stage_are_named(changed, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_batch_that_the_devices_cannot_share_is_named(records):
+def test_a_batch_size_that_devices_do_not_divide_is_named(records):
     config = modern_config(records, dict(only=stage(4, 32, 10, batch_size=6)))
     with pytest.raises(UserError, match=r"config.stages.only: the batch size 6 must be a multiple of 8"):
         pretraining_task(config, make_mesh(config), records)
 
 
-def test_masks_of_records_cannot_change():
+def test_static_masks_cannot_change_between_stages():
     config = tiny_config("x").unlock()
     config.stages = named_stages(only=stage(4, 32, 10, data=dict(masked_lm_prob=0.1)))
     with pytest.raises(UserError, match=r"records store the static masks; set data.masking=dynamic"):
@@ -384,12 +384,12 @@ def test_flags_change_a_stage():
             from_arguments(["--config=modern:17m", f"--config.{wrong}=1"])
 
 
-# Sources that are mixed when they are read.
+# Sources that are mixed at reading time.
 
 
 @pytest.fixture(scope="module")
 def two_sources(tmp_path_factory):
-    """Records of two sources that have no word in common but of which we know the words; the first is twice as long."""
+    """Records of two sources without common words. The first source is twice as long as the second."""
     folder = tmp_path_factory.mktemp("sources")
     for name, words, size in (("sea", "ship sail wave", 80), ("land", "tree hill road", 40)):
         rng = np.random.default_rng(len(name))
@@ -423,29 +423,29 @@ def test_a_mixture_changes_between_stages(two_sources):
     shares = []
     for batch in task.batches(0):
         words = [set(row) & (sea | land) for row in np.where(batch["segments"] > 0, batch["input_ids"], 0).tolist()]
-        found = [len(row & land) > len(row & sea) for row in words]
-        shares.append(np.mean(found))
-    assert np.mean(shares[:12]) == pytest.approx(0.5, abs=0.06)  # 40 documents twice, 80 once
+        is_land = [len(row & land) > len(row & sea) for row in words]
+        shares.append(np.mean(is_land))
+    assert np.mean(shares[:12]) == pytest.approx(0.5, abs=0.06)  # 40 documents twice, 80 documents once
     assert set(shares[12:]) == {1.0}
     assert [task.data[i].records.shares[f"{folder}/sea.txt"] > 0 for i in (0, 1)] == [True, False]
     train = manifest["sets"]["32"]["train"]
     assert {entry["source"] for entry in train.values()} == {f"{folder}/sea.txt", f"{folder}/land.txt"}
 
 
-def test_copies_of_files_come_close_to_any_weights():
+def test_copies_of_files_approximate_mixture_weights():
     files = RecordSet(("a", "b", "c"), (4, 4, 4), sources=("x", "x", "y"), lengths=np.arange(12))
     for weights in ({"x": 1, "y": 2}, {"x": 1, "y": 0.37}, {"x": 2.6, "y": 1}, {"x": 0, "y": 1}):
-        found = mix_sources(files, weights)
-        counts = {name: sum(n for n, its in zip(found.counts, found.sources) if its == name) for name in "xy"}
+        mixed = mix_sources(files, weights)
+        counts = {name: sum(n for n, source in zip(mixed.counts, mixed.sources) if source == name) for name in "xy"}
         assert counts["y"] * weights["x"] == pytest.approx(counts["x"] * weights["y"] / 2, rel=0.02), counts
-        begins = np.cumsum([0, *found.counts])
-        for path, first, last in zip(found.paths, begins, begins[1:]):
-            assert found.lengths[first:last].tolist() == list(range(4 * "abc".index(path), 4 * "abc".index(path) + 4))
+        begins = np.cumsum([0, *mixed.counts])
+        for path, first, last in zip(mixed.paths, begins, begins[1:]):
+            assert mixed.lengths[first:last].tolist() == list(range(4 * "abc".index(path), 4 * "abc".index(path) + 4))
     spread = mix_sources(files, {"x": 1, "y": 2}).sources
     assert spread in (("x", "y", "x", "y"), ("y", "x", "y", "x"))
 
 
-def test_mixtures_that_cannot_be_are_named(two_sources):
+def test_invalid_mixtures_are_named(two_sources):
     folder, _ = two_sources
 
     def mistaken(message, records="", **fields):

@@ -42,7 +42,7 @@ def test_shapes_and_types_follow_from_the_axis():
     assert {name: x.shape for name, x in SPEC.padding_rows(1, ROW).items()}["rank"] == (1,)
 
 
-def test_rows_and_packed_places_without_values_hold_the_padding():
+def test_rows_and_packed_positions_without_values_are_padding():
     batch = SPEC.padding_rows(3, ROW)
     batch["segments"][:, :2], batch["input_ids"][:, :2] = 1, np.arange(6).reshape(3, 2) + 5
     batch["rank"][:], batch["score"][:] = [7, 8, 9], 0.5
@@ -68,7 +68,7 @@ def test_a_batch_has_exactly_the_arrays_of_its_spec():
     assert (SPEC | BatchSpec(score=per_sequence(np.float32))).keys() == SPEC.keys()
 
 
-def test_microbatches_take_rows_of_each_device_and_join_again():
+def test_microbatches_split_the_rows_of_every_device_and_merge_again():
     batch = {"x": np.arange(8), "y": np.arange(16).reshape(8, 2)}
     parts = split_microbatches(batch, 4)
     assert parts["x"].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]] and parts["y"].shape == (4, 2, 2)
@@ -76,7 +76,7 @@ def test_microbatches_take_rows_of_each_device_and_join_again():
     assert take_rows(batch, np.array([1, 3]))["y"].tolist() == [[2, 3], [6, 7]]
 
 
-def test_the_features_of_records_are_googles():
+def test_records_have_googles_features():
     features = layouts.features(128, 20)
     assert list(features.items()) == [
         ("input_ids", (128, np.int64)),

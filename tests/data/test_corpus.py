@@ -1,4 +1,4 @@
-"""Documents of a corpus: all formats and places, errors in one line, and text that changes while it is read."""
+"""Documents of a corpus: all formats and storages, errors in one line, and files that change while they are read."""
 
 import collections
 import concurrent.futures
@@ -63,7 +63,7 @@ def test_columns_of_parquet_files_and_of_json_lines(tmp_path):
 
 
 def test_a_parquet_file_is_not_read_whole(tmp_path, monkeypatch):
-    """What comes before a damaged row group is read before the damage is found."""
+    """Row groups before a damaged row group are read before the damage raises an error."""
     path = tmp_path / "a.parquet"
     write_parquet(path, text=[f"{i} " * 500 for i in range(20)])
     place = parquet.read_metadata(path).row_group(7).column(0).dictionary_page_offset
@@ -99,8 +99,8 @@ def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
     (tmp_path / "sub.txt/link").symlink_to("../elsewhere.md")
     names = ["a.txt", "b.txt", "elsewhere.md/d.txt", "sub.txt/c.txt", "sub.txt/link/d.txt"]
     for pattern, expected in (("", names), ("/", names), ("/**/*.txt", names), ("/[ab].txt", names[:2])):
-        found = list_files(f"{tmp_path}{pattern}").files
-        assert [os.path.relpath(file.path, tmp_path) for file in found] == expected, pattern
+        paths = list_files(f"{tmp_path}{pattern}").files
+        assert [os.path.relpath(file.path, tmp_path) for file in paths] == expected, pattern
     mixed = [d.lines for d in read_documents([f"{tmp_path}/sub.txt", f"{tmp_path}/a.txt"])]
     assert mixed == [["Text of sub.txt/c.txt."], ["Text of elsewhere.md/d.txt."], ["Text of a.txt."]]
     (tmp_path / "sub.txt/none.txt").symlink_to("nowhere")
@@ -142,8 +142,8 @@ def test_bad_files_are_named_with_their_line(tmp_path, name, content, message):
 
 @pytest.mark.parametrize("written, read", [
     (r"a\ud800b\udc00", "a\ufffdb\ufffd"),
-    (r"\ud83d\ude00 \ude00\ud83d", "\U0001f600 \ufffd\ufffd"),  # a pair is one character
-    (r"\\ud800 \"\uDBFF", r"\ud800 " + '"\ufffd'),  # a backslash, and letters
+    (r"\ud83d\ude00 \ude00\ud83d", "\U0001f600 \ufffd\ufffd"),  # a surrogate pair is one character
+    (r"\\ud800 \"\uDBFF", r"\ud800 " + '"\ufffd'),  # a backslash and letters
 ])  # fmt: skip
 def test_lone_surrogates_in_json_lines_become_replacement_characters(tmp_path, written, read):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "{written}"}}\n')
@@ -157,14 +157,14 @@ PARTS = [f"Document {i} of {i * i}.\n\n" * 40 for i in range(3)]
 @pytest.mark.parametrize("compression", [c for c in COMPRESS if c])
 @pytest.mark.parametrize("padding", [b"", bytes(8)], ids=["", "padded"])
 def test_compressed_files_of_several_streams_are_read_whole_or_not_at_all(tmp_path, compression, padding):
-    """Wherever a file is cut or continued: it gives all that it has, or one line that says what is wrong."""
+    """A truncated or extended file gives all its text, or raises an error of one line."""
     path = tmp_path / f"a.txt{compression}"
     streams = [COMPRESS[compression](part.encode()) + padding for part in PARTS]
     whole = b"".join(streams)
     path.write_bytes(whole)
     expected = [[line] for line in "".join(PARTS).split("\n\n") if line]
     assert lines_of(path) == expected
-    ends = {len(streams[0]): 40, len(streams[0]) + len(streams[1]): 80}  # where nothing tells that there was more
+    ends = {len(streams[0]): 40, len(streams[0]) + len(streams[1]): 80}  # nothing shows that text is missing
     ends = {end - zeros: documents for end, documents in ends.items() for zeros in range(len(padding) + 1)}
     for cut in range(len(whole) - len(padding)):
         path.write_bytes(whole[:cut])
@@ -226,7 +226,7 @@ def test_a_tensorflow_dataset_is_read():
     assert all(line.strip() for d in documents for line in d.lines)
 
 
-def test_sentences_are_split_or_left_as_lines_and_an_endless_one_is_a_fault():
+def test_sentences_are_split_or_left_as_lines_and_an_endless_sentence_is_a_fault():
     document = Document("x", ["Dr. Smith came at 3.15 p.m. today. He left.", "No stop"])
     assert sentences.split(document) == ["Dr. Smith came at 3.15 p.m. today.", "He left.", "No stop"]
     assert sentences.split(document, split_lines=False) == document.lines
@@ -239,15 +239,15 @@ def test_sentences_are_split_or_left_as_lines_and_an_endless_one_is_a_fault():
     ("file", [["a", "b", "c", "d", "e"]], [2]),
     ("line", [["a"], ["b"], ["c"], ["d"], ["e"]], [2, 3, 6, 9, 10]),
 ])  # fmt: skip
-def test_a_document_of_a_text_file_ends_where_the_config_says(tmp_path, document, expected, begin):
+def test_the_config_decides_where_documents_of_a_text_file_end(tmp_path, document, expected, begin):
     (tmp_path / "a.txt").write_text("\na\nb\n\n  \nc\n\n\nd\ne")
     (tmp_path / "b.txt").write_text("of its own\n")
-    found = list(read_documents([str(tmp_path)], ReadOptions(document=document)))
-    assert [d.lines for d in found] == [*expected, ["of its own"]]
-    assert [d.source for d in found] == [*(f"{tmp_path}/a.txt:{line}" for line in begin), f"{tmp_path}/b.txt:1"]
+    documents = list(read_documents([str(tmp_path)], ReadOptions(document=document)))
+    assert [d.lines for d in documents] == [*expected, ["of its own"]]
+    assert [d.source for d in documents] == [*(f"{tmp_path}/a.txt:{line}" for line in begin), f"{tmp_path}/b.txt:1"]
 
 
-def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
+def test_invalid_documents_are_skipped_and_valid_documents_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("bertjax.data.corpus.reading.MAX_DOCUMENT_CHARACTERS", 100)
     monkeypatch.setattr("bertjax.data.corpus.reading.MAX_LINE_BYTES", 1000)
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\xff\xff\nstill two\n\nthree\n\n" + b"long line\n" * 50 + b"\nfour")
@@ -260,8 +260,8 @@ def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
         def on_bad(self, fault, remedy=""):
             faults.append(fault)
 
-    found = read_documents([str(tmp_path)], Collecting())
-    assert [d.lines for d in found] == [["one"], ["three"], ["four"], ["five"], ["six"], ["seven"]]
+    documents = read_documents([str(tmp_path)], Collecting())
+    assert [d.lines for d in documents] == [["one"], ["three"], ["four"], ["five"], ["six"], ["seven"]]
     assert [fault.partition(": ")[0].rpartition("/")[2] for fault in faults] == [
         "a.txt:4", "a.txt:9", "b.txt:1", "b.txt:5", *(f"c.jsonl:{i}" for i in (2, 3, 4, 5, 6, 8))
     ]  # fmt: skip
@@ -269,8 +269,8 @@ def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_python_carries_a_corpus_of_english(monkeypatch):
-    """The topics of pydoc, and docstrings of the standard library."""
+def test_pydoc_and_docstrings_give_an_english_corpus(monkeypatch):
+    """The documents are the topics of pydoc and docstrings of the standard library."""
     monkeypatch.setattr(python_docs, "MAX_CHARACTERS_PER_PACKAGE", 100_000)
     monkeypatch.setattr(python_docs, "MAX_CHARACTERS", 150_000)
     documents = python_docs.read_python_docs.__wrapped__()
@@ -307,7 +307,7 @@ def test_portions_group_files_by_size_and_give_the_whole_corpus(tmp_path, monkey
     assert read == list(read_documents(sources)) and len(read) == 10 + 3
 
 
-def test_another_text_is_another_identity(tmp_path):
+def test_a_changed_corpus_has_another_identity(tmp_path):
     write(tmp_path, a="one", b="two")
     identities = [corpus_portions([str(tmp_path)])[0].identity]
     for change in (
@@ -335,7 +335,7 @@ def test_a_file_that_changes_or_vanishes_is_named(tmp_path):
         list(read_portion(part))
 
 
-def test_one_empty_file_of_many_is_fine(tmp_path):
+def test_one_empty_file_among_many_is_accepted(tmp_path):
     write(tmp_path, a="", b="text", c=" \n\n")
     assert lines_of(tmp_path) == [["text"]]
     with pytest.raises(UserError, match=r"data.corpus: '.*c.txt' contains no text"):
@@ -360,7 +360,7 @@ def remote():
     store.rm("/store", recursive=True)
 
 
-def test_text_on_an_object_store_is_listed_and_read_as_on_a_disk(remote):
+def test_object_stores_are_read_like_disks(remote):
     documents = list(read_documents([remote]))
     assert [d.lines for d in documents] == [["a"], ["b"], ["one"], ["two"]]
     assert [d.source for d in documents[1:3]] == [f"{remote}/b.txt:1", f"{remote}/sub/c.parquet:1"]
@@ -369,7 +369,7 @@ def test_text_on_an_object_store_is_listed_and_read_as_on_a_disk(remote):
     assert [f.path for f in list_files(f"{remote}/b.txt").files] == [f"{remote}/b.txt"]
 
 
-def test_what_is_not_on_an_object_store_is_named(remote):
+def test_missing_files_of_an_object_store_are_named(remote):
     for source, message in {
         "memory://none": "data.corpus: no file or folder 'memory://none'",
         f"{remote}/none.txt": f"data.corpus: no file or folder '{remote}/none.txt'",
@@ -390,7 +390,7 @@ def test_what_is_not_on_an_object_store_is_named(remote):
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A data set of Hugging Face's library, in a folder."""
+    """A data set of the library `datasets`, in a folder."""
     folder = tmp_path_factory.mktemp("hub") / "set"
     folder.mkdir()
     rows = [{"text": f"line {i}.\nand another.", "body": f"body {i}", "n": i} for i in range(600)]
@@ -401,7 +401,7 @@ def hub(tmp_path_factory):
     return folder
 
 
-def test_hugging_face_data_sets_are_streamed_in_the_order_of_their_files(hub):
+def test_hugging_face_data_sets_are_streamed_in_file_order(hub):
     documents = list(read_documents([f"hf:{hub}"]))
     assert [d.lines[0] for d in documents] == [f"line {i}." for i in range(600) if i not in (1, 2)]
     assert documents[1].source == f"hf:{hub} example 4" and documents[1].lines == ["line 3.", "and another."]
@@ -419,7 +419,7 @@ def test_hugging_face_data_sets_are_streamed_in_the_order_of_their_files(hub):
     ("-none", r"data.corpus: 'hf:.*-none' cannot be loaded \(Couldn't find any data file"),
     (":a:b:c", r"write hf:NAME\[#CONFIGURATION\]\[:SPLIT\[:COLUMN\]\]"),
 ])  # fmt: skip
-def test_an_error_of_a_hugging_face_data_set_is_one_line(hub, rest, message):
+def test_an_error_of_a_hugging_face_data_set_raises_one_line(hub, rest, message):
     with pytest.raises(UserError, match=message) as caught:
         lines_of(f"hf:{hub}{rest}", text_column="title")
     assert "\n" not in str(caught.value)
@@ -436,16 +436,16 @@ def test_a_hugging_face_data_set_that_changes_is_named(tmp_path):
     assert corpus_portions([f"hf:{tmp_path}"])[0].identity != part.identity
 
 
-def test_hugging_faces_library_is_an_extra(monkeypatch):
+def test_the_datasets_library_is_an_optional_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"'hf:user/set' needs Hugging Face's library: pip install 'bertjax\[hf\]'"):
         corpus_portions(["hf:user/set"])
 
 
-# Selection: documents that are held out, how often the others are used, and cleaning.
+# Selection: held-out documents, repetitions of the other documents, and cleaning.
 
 
-def test_held_out_documents_are_a_random_share_and_do_not_depend_on_the_rest():
+def test_held_out_documents_are_a_random_share_and_independent_of_other_documents():
     texts = [f"text {i}" for i in range(4000)]
     heldout = [text for text in texts if is_heldout(text, 0.1, seed=1)]
     assert 340 < len(heldout) < 460
@@ -454,11 +454,11 @@ def test_held_out_documents_are_a_random_share_and_do_not_depend_on_the_rest():
 
 
 def read(config, work=None):
-    """The lines of the selected documents, and the counts; with the rules about repeats if there is a folder `work`."""
+    """Returns the lines of the selected documents, and the counts; with deduplication if there is a folder `work`."""
     counts, selection = collections.Counter(), selection_of(config)
     groups = corpus.groups([config.data.corpus])
     if work:
-        (work / "hashes").mkdir()  # what a killed run has left
+        (work / "hashes").mkdir()  # a file of a killed run
         (work / "hashes" / "documents-00000000.abc.partial").write_bytes(np.arange(2000, dtype=np.uint64).tobytes())
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             selection = preparation.with_repeats(selection, groups, str(work), pool, 2)
@@ -472,20 +472,20 @@ def config_of(tmp_path, documents, **cleaning_rules):
     return config
 
 
-def test_documents_that_are_hardly_text_are_left_out_and_text_is_normalized(tmp_path):
+def test_low_quality_documents_are_skipped_and_text_is_normalized(tmp_path):
     short, long, hindi, symbols = ["one"], ["one two", "three four"], ["नमस्ते दुनिया कैसे हो"], ["== | $$ a"]
     decomposed, composed = ["cafe\u0301", "caf\u00e9"], ["caf\u00e9", "caf\u00e9"]
-    for rules, given, expected, change in (
+    for rules, lines, expected, change in (
         (dict(min_words=4), [short, long, hindi, symbols], [long, hindi, symbols], "short_documents"),
         (dict(max_symbols=0.3), [short, long, hindi, symbols], [short, long, hindi], "documents_of_symbols"),
         (dict(nfc=True), [short, decomposed], [short, composed], "normalized_lines"),
     ):
-        found, counts = read(config_of(tmp_path, given, **rules))
-        assert (found, counts[change]) == (expected, 1)
+        kept, counts = read(config_of(tmp_path, lines, **rules))
+        assert (kept, counts[change]) == (expected, 1)
 
 
-def test_repeats_are_found_as_by_brute_force(tmp_path, monkeypatch):
-    """In many pieces and ranges; a duplicate does not make its lines boilerplate."""
+def test_duplicates_equal_a_brute_force_search(tmp_path, monkeypatch):
+    """Deduplication in many pieces and ranges; a duplicate document does not make its lines boilerplate."""
     monkeypatch.setattr(cleaning, "HASHED_CHARACTERS", 200)
     monkeypatch.setattr(cleaning, "RANGE_BYTES", 1000)
     rng = random.Random(0)
@@ -493,19 +493,19 @@ def test_repeats_are_found_as_by_brute_force(tmp_path, monkeypatch):
     documents += [["only here", f"and {i}"] for i in (1, 1, 1, 1, 2)] + documents[:50]
     rng.shuffle(documents)
     config = config_of(tmp_path, documents, duplicate_documents=True, max_line_documents=4)
-    found, counts = read(config, tmp_path)
+    lines_kept, counts = read(config, tmp_path)
 
     unique = [lines for i, lines in enumerate(documents) if lines not in documents[:i]]
     having = collections.Counter(line for lines in unique for line in set(lines))
     kept = [[line for line in lines if having[line] <= 4] for lines in unique]
-    assert found == [lines for lines in kept if lines]
+    assert lines_kept == [lines for lines in kept if lines]
     assert counts["duplicate_documents"] == len(documents) - len(unique) > 50
     assert counts["repeated_lines"] == sum(map(len, unique)) - sum(map(len, kept)) > 50
-    assert ["only here", "and 1"] in found
+    assert ["only here", "and 1"] in lines_kept
 
 
-def test_near_duplicates_are_found_by_how_much_they_share(tmp_path):
-    """Copies with some words replaced; what is expected follows from their Jaccard similarity, over 300 pairs each."""
+def test_near_duplicates_are_detected_by_jaccard_similarity(tmp_path):
+    """Copies with replaced words: the expected rates follow from the Jaccard similarity, over 300 pairs each."""
     rng, width = random.Random(0), cleaning.SHINGLE_WORDS
 
     def shingles(words):
@@ -521,13 +521,13 @@ def test_near_duplicates_are_found_by_how_much_they_share(tmp_path):
             documents += [[" ".join(words)], [" ".join(copy)]]
             shared = len(shingles(words) & shingles(copy)) / len(shingles(words) | shingles(copy))
             expected += 1 - (1 - shared**cleaning.BAND_HASHES) ** cleaning.BANDS
-        found, counts = read(config_of(tmp_path, documents, near_duplicates=True), tmp_path)
+        kept, counts = read(config_of(tmp_path, documents, near_duplicates=True), tmp_path)
         assert abs(counts["near_duplicates"] - expected) < 4 * max(1, expected * (1 - expected / 300)) ** 0.5
-        assert all(lines in found for lines in documents[::2])
+        assert all(lines in kept for lines in documents[::2])
         (tmp_path / "repeats.npz").unlink()
 
 
-def test_words_are_found_where_there_are_no_spaces(tmp_path):
+def test_words_are_split_in_scripts_without_spaces(tmp_path):
     assert cleaning.words_of_line("The man, in 我们Hello 世界") == [
         "The",
         "man,",
@@ -551,7 +551,7 @@ def test_words_are_found_where_there_are_no_spaces(tmp_path):
     assert read(config)[0] == [["我们在北京"]]
 
 
-def test_what_cleaning_did_is_in_the_manifest(tmp_path, in_process, capsys):
+def test_the_manifest_stores_the_counts_of_cleaning(tmp_path, in_process, capsys):
     (tmp_path / "text.txt").write_text(make_corpus(60) + "\nhi\n\n" + make_corpus(60))
     config = tiny_config(tmp_path / "text.txt")
     config.data.cleaning.update(min_words=2, duplicate_documents=True)

@@ -1,4 +1,4 @@
-"""Batches of tokenized examples: each example as often as it should be, and little padding."""
+"""Batches of tokenized examples: every example with the right frequency, and little padding."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, 
 
 
 def make_examples(count, longest=100, seed=0, **fields):
-    """Example i is made of the id i + 1."""
+    """Makes examples; example i consists of the id i + 1."""
     lengths = np.random.default_rng(seed).integers(3, longest + 1, count)
     ids = [np.full(n, i + 1) for i, n in enumerate(lengths)]
     return Examples(ids, [np.arange(len(x)) % 2 for x in ids], **fields)
@@ -28,14 +28,14 @@ def test_every_epoch_holds_every_example_once(count, batch_size):
         padding = (epoch < 0).sum(1)
         assert set(padding) <= {0, -count % batch_size} and np.count_nonzero(padding) <= 1
         in_place = (np.arange(order.steps_per_epoch) // order.window_steps)[padding > 0]
-        assert (in_place == (order.steps_per_epoch - 1) // order.window_steps).all()  # the epoch's last window
-    if order.steps_per_epoch >= 4:  # other examples meet: not the same batches in another order
+        assert (in_place == (order.steps_per_epoch - 1) // order.window_steps).all()  # the last window of the epoch
+    if order.steps_per_epoch >= 4:  # batches combine other examples, not the same batches in another order
         assert len({frozenset(frozenset(rows) for rows in epoch.tolist()) for epoch in epochs}) == 4
 
 
 @pytest.mark.parametrize("order_of, count", [(TrainingOrder, 301), (TrainingOrder, 19), (PackedOrder, 301)])
-def test_any_step_can_be_computed_by_itself_on_any_number_of_hosts_and_the_seed_decides(order_of, count):
-    """Nearly three epochs. Of 19 examples, all rows of some hosts are padding, of the same length."""
+def test_batches_are_a_function_of_step_and_seed_for_any_number_of_hosts(order_of, count):
+    """Reads nearly three epochs. With 19 examples, all rows of some hosts are padding of the same length."""
     examples = make_examples(count, labels=np.arange(count))
 
     def batches(steps, rows=np.arange, seed=1):
@@ -54,7 +54,7 @@ def test_any_step_can_be_computed_by_itself_on_any_number_of_hosts_and_the_seed_
     assert any(a["labels"].tolist() != b["labels"].tolist() for a, b in zip(straight, batches(range(5), seed=2)))
     if order_of is TrainingOrder:
         order = order_of(examples, 8, 1, longest=128)
-        assert order.rows(10**9).shape == (8,)  # at once
+        assert order.rows(10**9).shape == (8,)  # sampled at once
         for step, batch in enumerate(straight):
             rows = order.rows(step)
             np.testing.assert_array_equal(batch["weights"], rows >= 0)
@@ -62,25 +62,25 @@ def test_any_step_can_be_computed_by_itself_on_any_number_of_hosts_and_the_seed_
             assert batch["segments"].shape[1] == padded_length(batch["segments"].sum(1).max(), 128)
 
 
-def test_short_examples_do_not_pay_for_long_ones():
+def test_batches_have_examples_of_similar_length():
     examples = make_examples(2000, longest=500)
     order = TrainingOrder(examples, 16, seed=0, longest=512)
     lengths = np.array([order.length(step) for step in range(4 * order.steps_per_epoch)])
     assert set(lengths) <= set(batching.LENGTHS)
     assert 16 * lengths.sum() < 1.35 * 4 * examples.lengths.sum()
-    # The order is still random: lengths do not rise within a window.
+    # The order stays random: lengths do not rise within a window.
     place = np.arange(len(lengths)) % order.steps_per_epoch % order.window_steps
     assert abs(np.corrcoef(place, lengths)[0, 1]) < 0.2
 
 
-def test_evaluation_counts_nobody_twice_and_loses_nobody():
+def test_evaluation_counts_every_example_once():
     examples, seen = make_examples(45, labels=np.arange(45)), []
     for rows, length in batching.evaluation_batches(examples, 8, 128):
         batch = examples.batch(rows, length)
-        for host in range(4):  # the last batch has nothing for some of them
-            own = slice(2 * host, 2 * host + 2)
-            for name, part in examples.batch(rows[own], length).items():
-                np.testing.assert_array_equal(part, batch[name][own])
+        for host in range(4):  # some hosts have no examples in the last batch
+            host_rows = slice(2 * host, 2 * host + 2)
+            for name, part in examples.batch(rows[host_rows], length).items():
+                np.testing.assert_array_equal(part, batch[name][host_rows])
         real = batch["weights"] > 0
         assert batch["input_ids"].shape == (8, length) and not batch["segments"][~real].any()
         np.testing.assert_array_equal(batch["labels"][real], rows[real])
@@ -112,16 +112,16 @@ def test_a_batch_pads_ids_labels_and_choices():
     assert scored["labels"].dtype == np.float32 and list(scored["labels"]) == [3, 0.5]
 
 
-def test_padded_length():
+def test_padded_lengths_are_powers_of_two_up_to_the_maximum():
     assert [padded_length(n, 128) for n in (1, 16, 17, 100, 128)] == [16, 16, 32, 128, 128]
     assert padded_length(70, 80) == 80 and padded_length(600, 1024) == 1024
 
 
-# Packed.
+# Packed batches.
 
 
 def found_in(batch):
-    """The ids, types and place of each example of a packed batch of `make_examples`."""
+    """Returns the ids, types and position of each example of a packed batch of `make_examples`."""
     for row, slots in enumerate(batch["weights"]):
         for slot in np.flatnonzero(slots):
             inside = batch["segments"][row] == slot + 1
@@ -142,9 +142,9 @@ def test_every_epoch_packs_every_example_once(count, batch_size):
         steps = range(first, first + order.steps_per_epoch)
         for step, batch in zip(steps, order.batches(steps, np.arange), strict=True):
             assert batch["input_ids"].shape == order.shape(step) and order.shape(step)[0] % 2 == 0
-            found = list(found_in(batch))
-            seen.append([ids[0] - 1 for _, _, ids in found])
-            for row, slot, ids in found:
+            packed_examples = list(found_in(batch))
+            seen.append([ids[0] - 1 for _, _, ids in packed_examples])
+            for row, slot, ids in packed_examples:
                 assert set(ids) == {batch["labels"][row, slot] + 1} and len(ids) == examples.lengths[ids[0] - 1]
         assert sorted(itertools.chain.from_iterable(seen)) == list(range(count))
         assert sum(len(step) != batch_size for step in seen) <= 1
@@ -157,22 +157,22 @@ def test_short_examples_share_rows():
     order = PackedOrder(examples, 32, seed=0, longest=512, multiple=1)
     rows, length = order.shape(0)
     assert rows * length < 1.06 * 32 * examples.lengths.mean()
-    assert length <= 128  # longer rows cost more attention, and gain nothing
+    assert length <= 128  # longer rows cost more attention and save nothing
 
 
 @pytest.mark.parametrize("batch_size, multiple", [(8, 1), (8, 4), (64, 8)])
-def test_packed_evaluation_counts_nobody_twice_and_loses_nobody(batch_size, multiple):
+def test_packed_evaluation_counts_every_example_once(batch_size, multiple):
     examples, seen, shapes = make_examples(45, labels=np.arange(45)), [], set()
-    for found, *places in batching.packed_evaluation(examples, batch_size, 128, multiple):
-        batch = examples.packed(found, *places)
-        assert [ids[0] - 1 for _, _, ids in found_in(batch)] == found.tolist()
-        seen += found.tolist()
+    for packed_batch, *places in batching.packed_evaluation(examples, batch_size, 128, multiple):
+        batch = examples.packed(packed_batch, *places)
+        assert [ids[0] - 1 for _, _, ids in found_in(batch)] == packed_batch.tolist()
+        seen += packed_batch.tolist()
         shapes.add(batch["input_ids"].shape)
     assert sorted(seen) == list(range(45)) and len(shapes) == 1 and shapes.pop()[0] % multiple == 0
     assert not list(batching.packed_evaluation(Examples([], []), batch_size, 128, multiple))
 
 
-def test_packed_labels_and_choices():
+def test_packed_batches_have_labels_and_choices():
     order, starts = (np.array([0, 2, -1, 1]), np.array([0, 0, 0, 1])), np.array([0, 3, 0, 0])
     row = RowSize(6, 3)
     assert listed(TAGGED.packed(*order, starts, 3, row), "input_ids", "labels", "weights") == [
@@ -191,6 +191,6 @@ def test_packed_labels_and_choices():
     ]
     spans = Examples(IDS, TYPES, np.array([[0, 1], [0, 0], [1, 1], [0, 0]])).packed(*order, starts, 3, row)
     assert spans["labels"].tolist() == [[[0, 1], [1, 1], [0, 0]], [[0, 0]] * 3, [[0, 0]] * 3]
-    scored = Examples(IDS, TYPES, [1, 0.5, 2, 3]).packed(*order, starts, 3, row)  # the first could be a class
+    scored = Examples(IDS, TYPES, [1, 0.5, 2, 3]).packed(*order, starts, 3, row)  # the first label could be a class
     assert scored["labels"].dtype == np.float32
     assert [scored["labels"][at].tolist() for at in ((0, 0), (0, 1), (1, 0))] == [1, 2, 0.5]

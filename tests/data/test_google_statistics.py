@@ -1,8 +1,8 @@
-"""Records from our `prepare` are, statistically, those of Google's create_pretraining_data.py from the same text.
+"""Records of `prepare` have the statistics of the records of Google's create_pretraining_data.py from the same text.
 
-What theirs are was measured once, by tests/golden/make_google_records.py. Two rules differ, too rarely to show: after
-ten draws, theirs takes the document itself as random next, and where segment B was cut within a word, theirs counts
-the rest of this word as part of the last word of A.
+tests/golden/make_google_records.py measured the statistics of Google's script once. Two rules differ, too rarely to
+show: after ten draws, Google's script takes the document itself as random next, and if segment B was cut within a word,
+Google's script counts the rest of this word as part of the last word of A.
 """
 
 import hashlib
@@ -27,23 +27,23 @@ SEEDS = 10
 MAX_ERRORS = 5  # standard errors of the difference; there are 45 figures
 
 SYLLABLES = ["".join(letters) for letters in itertools.product("bdfgklmnprstvz", "aeiou")]
-FIRST, LAST = "the", "."  # words of each sentence, and nowhere else
+FIRST, LAST = "the", "."  # words of a sentence that occur in no other sentence
 
 
 def make_words() -> list[str]:
-    """400 words of one to five syllables, frequent ones first; like all here, the same ones each time."""
+    """400 words of one to five syllables, frequent words first. All randomness here is deterministic."""
     rng = random.Random(0)
     return ["".join(rng.choices(SYLLABLES, k=1 + int(4 * rng.random() ** 2 + i / 400))) for i in range(400)]
 
 
 def make_vocabulary() -> list[str]:
-    """Pieces for `make_text`: frequent words are a piece, others several."""
+    """A vocabulary for `make_text`: frequent words are one token, other words are several tokens."""
     pieces = [*SYLLABLES, *(f"##{syllable}" for syllable in SYLLABLES), *make_words()[:50]]
     return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", FIRST, LAST, *dict.fromkeys(pieces)]
 
 
 def make_text() -> str:
-    """A sentence a line, of 1 to 60 words; 60 documents of 1 to some 50 sentences, with a blank line between them."""
+    """One sentence per line, of 1 to 60 words; 60 documents of 1 to some 50 sentences, separated by blank lines."""
     rng, words = random.Random(1), make_words()
     frequencies = [1 / (rank + 3) for rank in range(len(words))]
 
@@ -66,11 +66,11 @@ def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def figures(batch: dict[str, np.ndarray]) -> dict[str, float]:
-    """What is compared: by name, numbers that describe a set of records."""
+    """Returns the compared figures by name: numbers that describe a set of records."""
     pieces = make_vocabulary()
     first, last, separator, mask = (pieces.index(piece) for piece in (FIRST, LAST, "[SEP]", "[MASK]"))
     rows, inside = np.arange(len(batch["input_ids"])), batch["segments"] == 1
-    sizes, second = inside.sum(1), batch["token_types"].sum(1) - 1  # without its [SEP]
+    sizes, second = inside.sum(1), batch["token_types"].sum(1) - 1  # without the final [SEP]
     sizes_first = sizes - second - 3
     is_random = batch["pair_labels"] == 1
 
@@ -82,7 +82,7 @@ def figures(batch: dict[str, np.ndarray]) -> dict[str, float]:
     continues = np.array([piece.startswith("##") for piece in pieces])[ids]
     follows = continues[:, 1:] & (ids[:, :-1] != separator) & (np.arange(1, LENGTH) > 1)
 
-    found = {
+    statistics = {
         "records": len(rows),
         "random next": is_random.mean(),
         "tokens a row": sizes.mean(),
@@ -109,25 +109,25 @@ def figures(batch: dict[str, np.ndarray]) -> dict[str, float]:
         ("masked tokens a row", masked, range(1, PREDICTIONS + 2)),
     ):
         counts, _ = np.histogram(values, list(edges))
-        found |= {f"{name} from {edge}": count / len(rows) for edge, count in zip(edges, counts)}
+        statistics |= {f"{name} from {edge}": count / len(rows) for edge, count in zip(edges, counts)}
 
     text = ids.astype("<u4").tobytes().decode("utf-32-le")  # ids as characters
     sentences = re.findall(f"{chr(first)}[^{chr(separator)}{chr(last)}]*{chr(last)}", text)
-    found |= {"whole sentences": len(sentences), "distinct whole sentences": len(set(sentences))}
-    return {name: float(value) for name, value in found.items()}
+    statistics |= {"whole sentences": len(sentences), "distinct whole sentences": len(set(sentences))}
+    return {name: float(value) for name, value in statistics.items()}
 
 
 def summarize(runs: list[dict[str, float]]) -> dict[str, list[float]]:
-    """The figures of several seeds -> mean and standard deviation over them, of each."""
+    """Maps the figures of several seeds to the mean and standard deviation of each figure over the seeds."""
     values = {name: [run[name] for run in runs] for name in runs[0]}
     return {name: [float(np.mean(x)), float(np.std(x, ddof=1))] for name, x in values.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("masks", ["tokens", "whole words"])
-def test_our_records_have_the_statistics_of_googles(masks, tmp_path, in_process):
+def test_prepared_records_have_the_statistics_of_googles_records(masks, tmp_path, in_process):
     golden = json.loads(GOLDEN.read_text())
-    assert golden["fingerprint"] == fingerprint(), "the text is not theirs: run tests/golden/make_google_records.py"
+    assert golden["fingerprint"] == fingerprint(), "the text has changed: run tests/golden/make_google_records.py"
     (tmp_path / "text.txt").write_text(make_text())
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in make_vocabulary()))
     config = pretraining_config()
@@ -142,9 +142,9 @@ def test_our_records_have_the_statistics_of_googles(masks, tmp_path, in_process)
         preparation.prepare(config, tmp_path / f"{seed}")
         runs.append(figures(read(tmp_path / f"{seed}")))
 
-    theirs, differing = golden[masks], []
+    golden_figures, differing = golden[masks], []
     for name, (mean, deviation) in summarize(runs).items():
-        their_mean, their_deviation = theirs[name]
+        their_mean, their_deviation = golden_figures[name]
         error = math.hypot(deviation / SEEDS**0.5, their_deviation / golden["seeds"] ** 0.5)
         if abs(mean - their_mean) > MAX_ERRORS * error:
             differing.append(f"{name}: {mean:.5g}, theirs {their_mean:.5g}, standard error {error:.2g}")

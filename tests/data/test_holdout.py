@@ -1,4 +1,4 @@
-"""One file as training and dev data: which examples are held out, and that every command holds out the same."""
+"""One file as training and dev data: the choice of held-out examples, and equal choices in every command."""
 
 import dataclasses
 import json
@@ -17,9 +17,9 @@ from tests.finetuning.test_finetuning import tokenizer
 STARS = ["1"] * 60 + ["2"] * 30 + ["3"] * 9 + ["rare"]
 
 
-def test_a_tenth_of_each_label_is_held_out_whatever_process_chooses():
+def test_a_tenth_of_every_label_is_held_out_deterministically():
     chosen = holdout.choose_heldout([[label] for label in STARS], seed=0)
-    assert sorted(chosen) == [2, 4, 5, 16, 23, 48, 62, 63, 89, 93]  # the same for ever: a workdir relies on it
+    assert sorted(chosen) == [2, 4, 5, 16, 23, 48, 62, 63, 89, 93]  # must never change: workdirs rely on it
     assert chosen != holdout.choose_heldout([[label] for label in STARS], seed=1)
     several = [["1", "2"], ["1"], [], ["2", "rare"]] * 40
     chosen = holdout.choose_heldout(several, seed=0)
@@ -46,7 +46,7 @@ def config_of(experiment, path, **data):
 
 
 def stored(config, rows):
-    """A checkpoint of a run with a config, whose output layer has so many rows."""
+    """Writes the checkpoint of a run with a config, whose head has `rows` outputs."""
     params = {"classifier": {"dense": {"bias": np.zeros(rows)}}}
     known = {config.data.path: fingerprints.of_file(config.data.path)}
     model, task = BertConfig(max_position_embeddings=16), tasks.get(config.task)
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_divided_is_refused(tmp_path, experiment, rows, da
         tasks.get(config.task).load(config, tokenizer())
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path):
+def test_a_file_of_another_type_is_refused(tmp_path):
     (tmp_path / "rows.txt").write_text("ship\n")
     with pytest.raises(UserError, match=r"rows.txt': must be a folder, or a file that ends in .csv, .tsv, .jsonl"):
         tasks.get("classify").load(config_of(classify, tmp_path / "rows.txt"), tokenizer())

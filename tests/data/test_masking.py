@@ -1,4 +1,4 @@
-"""Masking by statistics over many seeds: 15 %, 80/10/10, limits, whole words, spans; and rows by themselves."""
+"""Masking by statistics over many seeds: 15 %, 80/10/10, limits, whole words, spans; and independence of rows."""
 
 import dataclasses
 import itertools
@@ -11,12 +11,12 @@ from bertjax.data.loading.masking import TokenMasking
 VOCAB, MASK, CLS, SEP, LENGTH = 1000, 4, 2, 3, 128
 MASKING = TokenMasking(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)
 CONTINUES = np.arange(VOCAB) % 3 == 0
-SINGLE = np.zeros(VOCAB, bool)  # each word is one piece
+SINGLE = np.zeros(VOCAB, bool)  # each word is one token
 TOKENS, WORDS, SPANS = {}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}
 
 
 def masked(seed, length=LENGTH, rows=1, **options):
-    """Rows of random pieces with [CLS] and two [SEP]."""
+    """Makes rows of random tokens with [CLS] and two [SEP]."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(5, VOCAB, size=(rows, length), dtype=np.int32)
     ids[:, 0], ids[:, [length // 2, length - 1]] = CLS, SEP
@@ -26,14 +26,14 @@ def masked(seed, length=LENGTH, rows=1, **options):
 
 
 def selected(ids, masking):
-    """`[rows, length]` booleans."""
+    """Returns the masked positions, booleans `[rows, length]`."""
     chosen = np.zeros(ids.shape, bool)
     for row, count in enumerate(masking.counts):
         chosen[row, masking.positions[row, :count]] = True
     return chosen
 
 
-def test_hides_15_percent_and_never_a_special_token():
+def test_fifteen_percent_are_masked_and_no_special_token():
     ids, special, masking = masked(0, rows=500)
     chosen, used = selected(ids, masking), np.arange(20) < masking.counts[:, None]
     assert (masking.counts == round(0.15 * LENGTH)).all() and not chosen[special].any()
@@ -43,52 +43,52 @@ def test_hides_15_percent_and_never_a_special_token():
 
 
 @pytest.mark.parametrize("limit", [1, 10, 20])
-def test_padding_is_never_hidden_and_does_not_count(limit):
+def test_padding_is_never_masked_and_not_counted(limit):
     ids = np.full((300, LENGTH), 7, np.int32)
     ids[:, 0] = CLS
     sizes, rules = np.arange(300) % (LENGTH - 1) + 2, dataclasses.replace(MASKING, max_predictions_per_seq=limit)
-    found = rules.mask(ids, sizes, rules.draw(np.random.default_rng(0), 300, LENGTH))
-    assert (found.counts == np.clip(np.rint(0.15 * sizes), 1, limit)).all()
-    assert (found.positions < sizes[:, None]).all() and found.positions.shape == (300, limit)
+    masked_rows = rules.mask(ids, sizes, rules.draw(np.random.default_rng(0), 300, LENGTH))
+    assert (masked_rows.counts == np.clip(np.rint(0.15 * sizes), 1, limit)).all()
+    assert (masked_rows.positions < sizes[:, None]).all() and masked_rows.positions.shape == (300, limit)
 
 
 @pytest.mark.parametrize("split", [(0.8, 0.1, 0.1), (1.0, 0.0, 0.0), (0.5, 0.2, 0.3), (0.0, 1.0, 0.0)])
 @pytest.mark.parametrize("words", [TOKENS, WORDS, SPANS])
-def test_the_split_of_what_becomes_of_the_tokens(split, words):
+def test_eighty_ten_ten_split_of_masked_tokens(split, words):
     _, _, masking = masked(0, rows=3000, split=split, **words)
     used = np.arange(20) < masking.counts[:, None]
     behind = np.take_along_axis(masking.ids, masking.positions, axis=1)[used]
-    # One in VOCAB random pieces is the label itself. Above four standard deviations of 9,000 spans or more.
+    # One in VOCAB random tokens is the label itself. The tolerance is four standard deviations of 9,000 spans or more.
     tolerance = 0.02 if "spans" in words else 0.008
     assert abs((behind == MASK).mean() - split[0]) < tolerance
     assert abs((behind == masking.labels[used]).mean() - split[2]) < tolerance
 
 
 @pytest.mark.parametrize("spans", [False, True])
-def test_whole_words_are_hidden_together_or_not_at_all(spans):
+def test_whole_words_are_masked_together(spans):
     ids, special, masking = masked(2, rows=500, continues_word=CONTINUES, spans=spans)
     hidden = selected(ids, masking)
     inside = CONTINUES[ids[:, 1:]] & ~special[:, 1:] & ~special[:, :-1]
     np.testing.assert_array_equal(hidden[:, 1:][inside], hidden[:, :-1][inside])
     assert masking.counts.max() <= round(0.15 * LENGTH) and masking.counts.mean() > 0.98 * round(0.15 * LENGTH)
     assert not hidden[special].any()
-    # Long words are as likely as short ones, but for those that no longer fit.
+    # Long words are as likely as short words, except words that no longer fit.
     first = ~CONTINUES[ids] & ~special
     long = first[:, :-1] & inside
     assert 0.75 < hidden[:, :-1][long].mean() / hidden[:, :-1][first[:, :-1] & ~long].mean() < 1.1
 
 
-def test_a_word_over_the_limit_is_passed_over():
+def test_a_word_over_the_limit_is_skipped():
     ids = np.array([[CLS, 10, 11, 12, 13, 14, 15, 16, 17, SEP]], np.int32)
-    continues = np.isin(np.arange(VOCAB), range(11, 18))  # one word of eight pieces
+    continues = np.isin(np.arange(VOCAB), range(11, 18))  # one word of eight tokens
     for spans in (False, True):
         rules = dataclasses.replace(MASKING, max_predictions_per_seq=3, continues_word=continues, spans=spans)
         draws = rules.draw(np.random.default_rng(0), 1, 10)
         assert rules.mask(ids, np.array([10]), draws).counts.tolist() == [0]
 
 
-def test_lengths_of_spans():
-    """Where spans seldom meet: 1 to 10 words, 3.8 on average, each as often as in SpanBERT's figure 2."""
+def test_span_lengths_follow_spanbert():
+    """Spans that seldom meet have 1 to 10 words, 3.8 on average, with the frequencies of SpanBERT's figure 2."""
     ids, _, masking = masked(
         0, 8192, rows=200, masked_lm_prob=0.02, max_predictions_per_seq=164, continues_word=SINGLE, spans=True
     )
@@ -99,7 +99,7 @@ def test_lengths_of_spans():
     assert 3.65 < np.mean(runs) < 3.95
 
 
-def test_the_tokens_of_a_span_share_what_becomes_of_them():
+def test_tokens_of_a_span_share_one_replacement_kind():
     shares = dict(split=(0.5, 0.4, 0.1), masked_lm_prob=0.5, max_predictions_per_seq=10)
     rules = dataclasses.replace(MASKING, **shares, continues_word=SINGLE, spans=True)
     ids = np.random.default_rng(0).integers(5, VOCAB, size=(1000, LENGTH), dtype=np.int32)
@@ -107,17 +107,17 @@ def test_the_tokens_of_a_span_share_what_becomes_of_them():
     random_tokens = draws["random_tokens"] % 900 + 50  # without [MASK]
     draws |= dict(span_words=np.full_like(draws["span_words"], 10), random_tokens=random_tokens)
     masking = rules.mask(ids, np.full(1000, LENGTH), draws)
-    whole = masking.positions[:, -1] < LENGTH - 1  # the others met the end of the row
+    whole = masking.positions[:, -1] < LENGTH - 1  # the other spans met the end of the row
     assert whole.mean() > 0.9 and (masking.positions[whole, -1] - masking.positions[whole, 0] == 9).all()
     behind = np.take_along_axis(masking.ids, masking.positions, 1)[whole]
     hidden, kept = (behind == MASK).sum(1), (behind == masking.labels[whole]).sum(1)
     assert np.isin(hidden, [0, 10]).all() and abs((hidden == 10).mean() - 0.5) < 0.06
     assert abs((kept == 10).mean() - 0.1) < 0.04
     replaced = behind[(hidden == 0) & (kept < 5)]
-    assert len(replaced) and (np.array([len(set(row)) for row in replaced.tolist()]) > 6).all()  # pieces of their own
+    assert len(replaced) and (np.array([len(set(row)) for row in replaced.tolist()]) > 6).all()  # separate tokens
 
 
-def test_no_rows_and_rows_without_text():
+def test_empty_batches_and_rows_without_text_have_no_masks():
     for words in (TOKENS, WORDS, SPANS):
         rules = dataclasses.replace(MASKING, **words)
         for ids in (np.zeros((0, 8), np.int32), np.array([[CLS, SEP, 0, 0, 7, 7, 7, 7]], np.int32)):

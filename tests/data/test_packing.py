@@ -1,4 +1,4 @@
-"""Packing: what an arrangement promises, and packed batches beside the padded ones they are made of."""
+"""Packing: the properties of an arrangement, and packed batches compared with padded batches."""
 
 import numpy as np
 import pytest
@@ -18,29 +18,37 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def assert_arrangement(found, lengths, size, row=ROW):
-    """Each sequence comes once, each step has `size`, and those of a row lie side by side and fit."""
-    there = found.order >= 0
-    assert sorted(found.order[there]) == list(range(len(lengths)))
-    assert found.order.shape == (-(-len(lengths) // size), size) and (there.sum(1) == size).sum() >= len(there) - 1
+def assert_arrangement(arrangement, lengths, size, row=ROW):
+    """Asserts that every sequence occurs once, every step has `size` sequences, and sequences of a row are adjacent and
+    fit.
+    """
+    there = arrangement.order >= 0
+    assert sorted(arrangement.order[there]) == list(range(len(lengths)))
+    assert (
+        arrangement.order.shape == (-(-len(lengths) // size), size) and (there.sum(1) == size).sum() >= len(there) - 1
+    )
     for step, is_there in enumerate(there):
-        rows, starts = found.rows[step][is_there], found.starts[step][is_there]
-        own = lengths[found.order[step][is_there]].astype(int)
-        assert (np.diff(rows) >= 0).all() and set(rows) == set(range(rows.max() + 1)) and rows.max() < found.row_count
+        rows, starts = arrangement.rows[step][is_there], arrangement.starts[step][is_there]
+        row_lengths = lengths[arrangement.order[step][is_there]].astype(int)
+        assert (
+            (np.diff(rows) >= 0).all()
+            and set(rows) == set(range(rows.max() + 1))
+            and rows.max() < arrangement.row_count
+        )
         for number in set(rows):
-            ends = np.cumsum(own[rows == number])
-            assert (starts[rows == number] == ends - own[rows == number]).all()
+            ends = np.cumsum(row_lengths[rows == number])
+            assert (starts[rows == number] == ends - row_lengths[rows == number]).all()
             assert ends[-1] <= row.tokens and len(ends) <= row.sequences
 
 
 def like_wikipedia(count, seed=0):
-    """Whole rows, and what ends of documents leave over."""
+    """Full rows and the ends of documents, as in Wikipedia."""
     return np.where(rng(seed).random(count) < 0.4, 512, rng(seed + 1).integers(20, 512, count)).astype(np.uint16)
 
 
 @pytest.mark.parametrize("size", [1, 4, 5, 8, 48, 64])
-def test_each_sequence_has_one_place_and_each_step_its_number(size):
-    """Also where the numbers do not work out: rows of three cannot be dealt to steps of four."""
+def test_every_sequence_is_packed_once_and_steps_have_equal_numbers(size):
+    """Sizes need not divide evenly: rows of three cannot be dealt to steps of four."""
     repeated = [[512], [170], [64], [1], [171, 341], [512, 1], [512, 300, 30]]
     for lengths in (*map(like_wikipedia, (5, 1003, 4096)), *(np.resize(some, 240) for some in repeated)):
         for row in (ROW, RowSize(512, 4)):
@@ -49,10 +57,10 @@ def test_each_sequence_has_one_place_and_each_step_its_number(size):
 
 def test_rows_are_full():
     lengths = like_wikipedia(64 * 1024)
-    found = arrange(lengths, 64, ROW, rng())
+    arrangement = arrange(lengths, 64, ROW, rng())
     needed = lengths.sum(dtype=int) / 512 / 1024
-    assert needed < found.row_count < needed + 1.2  # the last row of a step need not be full
-    assert (found.rows.max(1) + 1).mean() < needed / 0.99
+    assert needed < arrangement.row_count < needed + 1.2  # the last row of a step need not be full
+    assert (arrangement.rows.max(1) + 1).mean() < needed / 0.99
 
 
 @pytest.mark.parametrize("wrong", [0, 513])
@@ -61,8 +69,8 @@ def test_a_length_that_no_row_can_hold_is_refused(wrong):
         arrange(np.array([100, wrong, 200]), 2, ROW, rng())
 
 
-def test_any_sequence_may_come_in_any_step():
-    """Over many seeds: the mean step, of the longest, the shortest, and of whole rows; and who comes with whom."""
+def test_sequences_are_shuffled_over_all_steps():
+    """Over many seeds: the mean step of the longest, the shortest and full-length sequences; and the neighbours."""
     lengths, seeds = np.concatenate([[511, 1, 512], rng().integers(20, 500, 197)]), 150
     steps, companions = np.empty((seeds, 200), int), set()
     for seed, step in enumerate(steps):
@@ -82,7 +90,7 @@ def packable(request, tmp_path):
 
 
 def measured_set(folder, is_masked=True, count=240, shorter=0, **fields):
-    """Records with their lengths, most of them short."""
+    """Records with their lengths; most records are short."""
     rows = random_rows(count, is_masked=is_masked)
     rows["size"] = np.minimum(rows["size"], rng().integers(6, 17, count))
     rows["first_size"] = np.minimum(rows["first_size"], rows["size"])
@@ -90,8 +98,8 @@ def measured_set(folder, is_masked=True, count=240, shorter=0, **fields):
 
 
 def unpacked(batch, like):
-    """The sequences of a packed batch, padded as those of `like`, in their order."""
-    found = {name: np.zeros_like(x) for name, x in like.items()}
+    """Returns the sequences of a packed batch in order, padded like `like`."""
+    padded = {name: np.zeros_like(x) for name, x in like.items()}
     number = 0
     for row, segments in enumerate(batch["segments"]):
         for slot in range(segments.max()):
@@ -99,22 +107,22 @@ def unpacked(batch, like):
             start, size = batch["first_tokens"][row, slot], mask.sum()
             assert mask[start : start + size].all() and (batch["positions"][row, mask] == np.arange(size)).all()
             used = (batch["word_weights"][row] > 0) & mask[batch["word_positions"][row]]
-            for name, values in found.items():
+            for name, values in padded.items():
                 if name in ("pair_labels", "sequence_weights"):
                     values[number] = batch[name][row, slot]
                 else:
-                    own = batch[name][row, used if name.startswith("word") else mask]
+                    packed_values = batch[name][row, used if name.startswith("word") else mask]
                     shift = {"word_positions": start, "segments": slot}.get(name, 0)
-                    values[number, : len(own)] = own - np.array(shift, own.dtype)
+                    values[number, : len(packed_values)] = packed_values - np.array(shift, packed_values.dtype)
             number += 1
         assert not batch["sequence_weights"][row, segments.max() :].any()
         assert not any(batch[name][row, segments == 0].any() for name in ("input_ids", "positions"))
     assert number == len(like["segments"])
-    return found
+    return padded
 
 
 def no_padding(batch):
-    """Without what stands in padding, which a packed batch does not have."""
+    """Removes the values of padding, which a packed batch does not have."""
     inside, used = batch["segments"] > 0, batch["word_weights"] > 0
     tokens = {name: batch[name] * inside for name in ("input_ids", "token_types")}
     return {**batch, **tokens, **{name: batch[name] * used for name in ("word_positions", "word_ids")}}
@@ -137,8 +145,8 @@ def test_packed_and_padded_batches_have_the_same_sequences(packable):
             assert len(set(few["dropout_rows"][used])) == used.sum()
 
 
-def test_packed_batches_are_functions_of_the_step(packable, monkeypatch):
-    monkeypatch.setattr(order, "SHUFFLE_WINDOW", 3)  # several an epoch, that need not have the same rows
+def test_packed_batches_are_a_function_of_the_step(packable, monkeypatch):
+    monkeypatch.setattr(order, "SHUFFLE_WINDOW", 3)  # several windows per epoch, which need not have the same rows
     monkeypatch.setattr(order, "FIRST_WINDOWS", 0)
     straight = batches_of(packable, 60, multiple=1)
     assert len({len(batch["input_ids"]) for batch in straight}) > 1
@@ -149,7 +157,7 @@ def test_packed_batches_are_functions_of_the_step(packable, monkeypatch):
 
 
 @pytest.mark.parametrize("together, hosts", [(2, 8), (4, 2), (4, 8), (100, 4)])
-def test_hosts_have_their_rows_of_the_same_packed_batches(packable, monkeypatch, together, hosts):
+def test_hosts_share_the_same_packed_batches(packable, monkeypatch, together, hosts):
     monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", together)  # groups: 8, 4, 1
 
     def of_host(host):
@@ -161,11 +169,11 @@ def test_hosts_have_their_rows_of_the_same_packed_batches(packable, monkeypatch,
     assert_same(batches_of(packable, 6, batch_size=16, start=7, multiple=8), joined)
 
 
-def test_a_host_reads_only_its_groups(tmp_path, monkeypatch):
+def test_a_host_reads_only_the_groups_of_its_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", 4)
     made = Order(measured_set(tmp_path), 16, 0, RowSize(LENGTH, 8, 8))
     lanes = [made.lanes_of(group) for group in range(4)]
-    assert made.groups == 4 and sorted(lane for own in lanes for lane in own) == list(range(16))
+    assert made.groups == 4 and sorted(lane for host_lanes in lanes for lane in host_lanes) == list(range(16))
     assert [*map(len, lanes)] == [4] * 4
     assert [made.groups_of(np.arange(host * 3, host * 3 + 3), 12).tolist() for host in range(4)] == [[0], [1], [2], [3]]
     assert made.groups_of(np.arange(3, 9), 12).tolist() == [1, 2]
@@ -179,13 +187,13 @@ def test_files_of_long_and_of_short_sequences_share_the_groups():
     assert made.groups == 8 and needed < made.rows(0, 8) < 1.05 * needed
 
 
-def test_the_number_of_rows_hardly_changes(monkeypatch):
-    """Each new one is a compilation."""
+def test_the_number_of_rows_is_nearly_constant(monkeypatch):
+    """Each new number of rows is a compilation."""
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 32)
     lengths = rng().integers(8, 512, 40_000).astype(np.uint16)
     made = Order(RecordSet(("a",), (40_000,), lengths=lengths), 24, 0, ROW)
-    own = {made.arrangement(0, window).row_count for window in range(40)}
-    assert len(own) > 1 and len({made.rows(window * made.steps, 1) for window in range(40)}) <= 2
+    row_counts = {made.arrangement(0, window).row_count for window in range(40)}
+    assert len(row_counts) > 1 and len({made.rows(window * made.steps, 1) for window in range(40)}) <= 2
 
 
 def test_skipped_records_leave_gaps(tmp_path):
@@ -200,7 +208,7 @@ def test_skipped_records_leave_gaps(tmp_path):
     assert gone == 1
 
 
-def test_lengths_that_are_not_those_of_the_records_are_noticed(tmp_path):
+def test_wrong_stored_lengths_are_detected(tmp_path):
     with pytest.raises(UserError, match="the records are longer than when their lengths were read"):
         batches_of(measured_set(tmp_path, shorter=1), 15, multiple=1)
 

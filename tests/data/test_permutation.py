@@ -1,4 +1,4 @@
-"""Orders of tokens for permutation language modelling: which are predicted, and in which order."""
+"""Token orders of permutation language modelling: the predicted tokens, and their order."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from bertjax.data.batch import take_rows
 from bertjax.data.loading.permutation import RandomOrder
 
 CLS, SEP, LENGTH, VOCABULARY = 2, 3, 120, 50
-CONTINUES = np.arange(VOCABULARY) % 3 == 1  # one random piece in three continues a word
+CONTINUES = np.arange(VOCABULARY) % 3 == 1  # one random token in three continues a word
 
 
 def order(**fields) -> RandomOrder:
@@ -16,7 +16,7 @@ def order(**fields) -> RandomOrder:
 
 
 def rows_of(count: int):
-    """Ids of A [SEP] B [SEP] [CLS], and the sizes of the rows."""
+    """Returns the ids of A [SEP] B [SEP] [CLS], and the sizes of the rows."""
     rng = np.random.default_rng(0)
     ids, sizes = rng.integers(4, VOCABULARY, (count, LENGTH)), rng.integers(6, LENGTH + 1, count)
     ids[np.arange(LENGTH) >= sizes[:, None]] = 0
@@ -36,7 +36,7 @@ def test_one_in_k_tokens_is_predicted_in_a_random_order(fields):
         assert sorted(row[chosen]) == list(range(1, chosen.sum() + 1))
     firsts = [np.flatnonzero(chosen).tolist().index(row.argmax()) / (chosen.sum() - 1)
               for row, chosen in zip(ranks, selected) if chosen.sum() > 1]  # fmt: skip
-    assert not firsts or abs(np.mean(firsts) - 0.5) < 0.06  # the last of the order is anywhere
+    assert not firsts or abs(np.mean(firsts) - 0.5) < 0.06  # the last token of the order is at any position
 
 
 def test_spans_are_words_of_harmonic_lengths_in_their_context():
@@ -49,7 +49,7 @@ def test_spans_are_words_of_harmonic_lengths_in_their_context():
     _, selected = random_order.permute(ids, sizes, draws)
     begins = ~CONTINUES[ids[0]] | (ids[0] == SEP) | np.roll(ids[0] == SEP, 1)
     begins[[0, -1]] = True
-    # The first span of a row: its words are those drawn, and it begins after a share of its context.
+    # The first span of a row has the words that were drawn, and begins after a share of its context.
     for row in range(50):
         words, start = (
             int(draws["span_words"][row, 0]),
@@ -62,7 +62,7 @@ def test_spans_are_words_of_harmonic_lengths_in_their_context():
     np.testing.assert_allclose(drawn, 1 / np.arange(1, 6) / sum(1 / np.arange(1, 6)), atol=0.01)
 
 
-def test_a_row_does_not_depend_on_those_beside_it():
+def test_a_row_does_not_depend_on_neighbouring_rows():
     random_order, (ids, sizes) = order(), rows_of(64)
     draws = random_order.draw(np.random.default_rng(1), *ids.shape)
     together, _ = random_order.permute(ids, sizes, draws)

@@ -1,4 +1,4 @@
-"""The batch of a step: a function of (seed, step, records), the same for any number of hosts."""
+"""The batch of a step is a function of (seed, step, records) and independent of the number of hosts."""
 
 import dataclasses
 import importlib
@@ -35,7 +35,7 @@ both_readers = pytest.mark.parametrize("reader_name", ["tf_data", "plain"], indi
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """Files of unequal size whose records are numbered: input_ids[1] of each is its place in the set."""
+    """Writes files of unequal size whose records are numbered: input_ids[1] is the number of the record in the set."""
     folder, counts = tmp_path_factory.mktemp("numbered"), (37, 5, 0, 120, 64, 1, 73)
     paths = [str(folder / f"part-{i:05d}.tfrecord") for i in range(len(counts))]
     ids = np.tile(GOOGLE["input_ids"], (sum(counts), 1))
@@ -52,8 +52,11 @@ def numbers(files, steps, start=0, batch_size=16, seed=0, rows=np.arange):
 
 
 @pytest.mark.parametrize("window", [order.SHUFFLE_WINDOW, 6])
-def test_any_step_can_be_computed_by_itself(numbered, monkeypatch, window):
-    """Two epochs of 75 steps: 25 windows of six, one of which runs across the end of an epoch, and nothing is lost."""
+def test_any_step_can_be_computed_independently(numbered, monkeypatch, window):
+    """Two epochs of 75 steps are 25 windows of six steps.
+
+    One window crosses the end of an epoch, and no record is lost.
+    """
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", window)
     straight = numbers(numbered, 150, batch_size=4)
     for start in (1, 5, 6, 74, 100):
@@ -66,24 +69,27 @@ def test_any_step_can_be_computed_by_itself(numbered, monkeypatch, window):
 
 @pytest.mark.parametrize("lanes", [16, 4])
 def test_hosts_share_the_same_global_batches(numbered, monkeypatch, lanes):
-    """Also where a host's rows do not lie side by side, or are half a lane's."""
+    """The rows of a host may be non-adjacent, or half the rows of a lane."""
     monkeypatch.setattr(order, "MAX_LANES", lanes)
     together = numbers(numbered, 30, start=7)
     for rows in (range(4), range(12, 16), [0, 1, 6, 7], [3], range(1, 16, 2)):
         assert (numbers(numbered, 30, 7, rows=lambda _, rows=rows: np.array(rows)) == together[:, np.array(rows)]).all()
 
 
-def test_a_host_opens_only_its_share_of_the_files():
+def test_a_host_opens_only_a_share_of_the_files():
     files = RecordSet(tuple(f"shard-{i}" for i in range(64)), (100,) * 64)
     spans = [Order(files, 16, 0, RowSize(8, 8)).spans(lane, 0) for lane in range(16)]
     opened = [{path for path, _, _ in itertools.islice(lane, 20)} for lane in spans]  # five epochs of four files
     for hosts in (1, 2, 4, 8):
-        own = [set.union(*opened[host * 16 // hosts : (host + 1) * 16 // hosts]) for host in range(hosts)]
-        assert all(len(mine) == 64 // hosts for mine in own) and len(set.union(*own)) == 64
+        host_files = [set.union(*opened[host * 16 // hosts : (host + 1) * 16 // hosts]) for host in range(hosts)]
+        assert all(len(mine) == 64 // hosts for mine in host_files) and len(set.union(*host_files)) == 64
 
 
-def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeypatch):
-    """Step 50,000 is in epoch 666 of these 300 records, but a lane reads its window of 75, and perhaps one ahead."""
+def test_a_late_step_reads_only_the_records_of_its_window(numbered, monkeypatch):
+    """Step 50,000 is in epoch 666 of these 300 records.
+
+    A lane reads its window of 75 records, and perhaps the next one.
+    """
     taken, spans = [], Order.spans
 
     def spy(*arguments):
@@ -96,7 +102,7 @@ def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeyp
     assert 300 <= sum(taken) <= 600
 
 
-def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
+def test_held_out_records_are_read_once_on_any_number_of_hosts(numbered):
     def batches(rows=np.arange):
         return list(
             pipeline.heldout_batches(
@@ -114,8 +120,8 @@ def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
 
 @pytest.mark.slow
 @both_readers
-def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(records_folder, reader_name, monkeypatch):
-    """The thread of tf.data's autotuning sleeps up to a minute, and tunes whatever is left to it."""
+def test_readers_close_at_once_and_leave_no_threads(records_folder, reader_name, monkeypatch):
+    """The autotuning thread of tf.data sleeps up to a minute, and tunes the pipelines that still exist."""
     from bertjax.data.tensorflow import tf
 
     before = set(threading.enumerate())
@@ -123,7 +129,7 @@ def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(recor
     monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", lambda self: made.append(self) or make(self))
     files, row = record_sets.find_records(records_folder, 32, 5, "train"), RowSize(32, 8, 40)
     with_lengths, without = Order(files, 16, 0, row), Order(dataclasses.replace(files, lengths=None), 16, 0, row)
-    readers = [pipeline.train_batches(each, RECORD_ARRAYS, 5) for each in (with_lengths, without)]
+    readers = [pipeline.train_batches(records, RECORD_ARRAYS, 5) for records in (with_lengths, without)]
     readers.append(pipeline.packed_batches(with_lengths, RECORD_ARRAYS.packed(), 5, multiple=1))
     readers.append(pipeline.heldout_batches(files, RECORD_ARRAYS, 32, 5, batch_size=16, max_sequences=16))
     for reader in readers:
@@ -134,7 +140,7 @@ def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(recor
     assert reader_name == "tf_data" or set(threading.enumerate()) == before
 
 
-def test_what_does_not_fit_together_is_refused(numbered):
+def test_incompatible_batch_settings_are_refused(numbered):
     few = RecordSet(numbered.paths[1:2], numbered.counts[1:2])
     with pytest.raises(UserError, match=r"batch_size = 16: needs at least 16 training records, but there are 5; "):
         numbers(few, 1)
@@ -144,7 +150,7 @@ def test_what_does_not_fit_together_is_refused(numbered):
 
 
 class Pieces(NamedTuple):
-    """What masking needs to know of a tokenizer."""
+    """The attributes of a tokenizer that masking reads."""
 
     vocab_size: int = 1000
     mask_id: int = 3
@@ -203,16 +209,16 @@ def masks(masking):
 
 
 def heldout(files, batch_size=16, max_sequences=120, **settings):
-    """The held-out batches, in one."""
+    """Returns the held-out batches as one batch."""
     settings |= dict(batch_size=batch_size, max_sequences=max_sequences)
     spec = RECORD_ARRAYS if "transforms" in settings else record_arrays(files.masking)
     batches = list(pipeline.heldout_batches(files, spec, LENGTH, PREDICTIONS, **settings))
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
-def assert_same(batches, others):
-    assert len(batches) == len(others)
-    for batch, other in zip(batches, others):
+def assert_same(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected):
         assert batch.keys() == other.keys()
         for name in batch:
             assert batch[name].dtype == other[name].dtype and (batch[name] == other[name]).all(), name
@@ -229,8 +235,10 @@ def test_dynamic_masks_are_a_function_of_seed_step_and_row(unmasked, words):
     straight = batches_of(unmasked, 30, transforms=transforms)
     assert_same(straight[17:], batches_of(unmasked, 13, start=17, transforms=transforms))
     for rows in ([0, 1, 2], [5], [1, 3, 6]):
-        own = batches_of(unmasked, 13, start=17, rows=lambda _, rows=rows: np.array(rows), transforms=transforms)
-        assert_same([{name: x[rows] for name, x in batch.items()} for batch in straight[17:]], own)
+        host_batches = batches_of(
+            unmasked, 13, start=17, rows=lambda _, rows=rows: np.array(rows), transforms=transforms
+        )
+        assert_same([{name: x[rows] for name, x in batch.items()} for batch in straight[17:]], host_batches)
 
 
 def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
@@ -242,17 +250,17 @@ def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
         for restored, masked in zip(ids, batch["input_ids"]):
             masked_rows.setdefault(tuple(restored), []).append(tuple(masked))
     assert masked_rows.keys() == {tuple(ids) for ids in random_rows(96, is_masked=False)["ids"]}
-    assert {len(found) for found in masked_rows.values()} == {8}
-    assert np.mean([len(set(found)) for found in masked_rows.values()]) > 7
+    assert {len(masks_of_row) for masks_of_row in masked_rows.values()} == {8}
+    assert np.mean([len(set(masks_of_row)) for masks_of_row in masked_rows.values()]) > 7
 
 
-def test_another_seed_masks_the_same_text_at_the_same_place_otherwise(tmp_path):
+def test_another_seed_gives_other_masks_of_the_same_text(tmp_path):
     files = write_set(tmp_path / "same", np.repeat(random_rows(1, is_masked=False), 32))
     first, second = (np.concatenate([b["input_ids"] for b in batches_of(files, 4, seed=seed)]) for seed in (0, 1))
     assert (first != second).any(1).mean() > 0.9
 
 
-def test_held_out_masks_are_a_function_of_place_and_seed(unmasked):
+def test_held_out_masks_are_a_function_of_position_and_seed(unmasked):
     def evaluated(batch_size, seed=0):
         batch = heldout(unmasked, batch_size, 90, transforms=[masks(MASKING)], seed=seed)
         assert batch["sequence_weights"].sum() == 90 and not batch["sequence_weights"][90:].any()
@@ -280,7 +288,7 @@ def damage(how, path, record):
             del content[place + 20 :]
         case "cut between":
             del content[place:]
-        case "replace":  # by a valid record of something else
+        case "replace":  # by a valid record with other content
             content[place : place + size + 16] = tfrecords({"something": np.zeros((1, 3), int)})
     pathlib.Path(path).write_bytes(content)
 
@@ -290,7 +298,7 @@ DAMAGES = [
     ("cut between", 29, "compact", True),
     ("replace", 1, "google", True),
     ("replace", 1, "compact", True),
-    # tf.data raises the same error as for the first.
+    # tf.data raises the same error as for the first record.
     ("flip the length", 29, "compact", True),
     ("cut", 29, "google", True),
 ]
@@ -302,8 +310,8 @@ DAMAGES = [
     [*(("plain", *each) for each in DAMAGES), *(("tf_data", *each) for each in DAMAGES[:4])],
     indirect=["reader_name"],
 )
-def test_a_damaged_record_is_named_or_an_empty_row(tmp_path, reader_name, how, lost, layout, is_masked, capfd):
-    """Record 11 of the second and the third file is damaged. All other rows stay where they were."""
+def test_a_damaged_record_is_an_error_or_an_empty_row(tmp_path, reader_name, how, lost, layout, is_masked, capfd):
+    """Record 11 of the second and the third file is damaged. All other rows keep their positions."""
     files = write_set(tmp_path / "records", random_rows(120, is_masked=is_masked), layout)
     whole = batches_of(files, 30)  # two epochs
     for path in files.paths[1:]:
@@ -313,26 +321,26 @@ def test_a_damaged_record_is_named_or_an_empty_row(tmp_path, reader_name, how, l
             read(files)
     files = dataclasses.replace(files, on_corrupt="skip")
     capfd.readouterr()
-    found = batches_of(files, 30)
+    batches = batches_of(files, 30)
     printed = capfd.readouterr().out
     for name in ("1", "2"):
         assert printed.count(f"{name}.tfrecord: record 11 ") == 1
     assert printed.count(f"skipping {lost} of its 40 records") == 2
     weights = heldout(files)["sequence_weights"][:120]
     assert np.flatnonzero(weights == 0).tolist() == [*range(51, 51 + lost), *range(91, 91 + lost)]
-    is_empty = np.array([batch["sequence_weights"] == 0 for batch in found])
+    is_empty = np.array([batch["sequence_weights"] == 0 for batch in batches])
     assert is_empty.sum() == 2 * 2 * lost
     expected = [{k: np.where(gone.reshape(-1, *[1] * (x.ndim - 1)), 0, x).astype(x.dtype) for k, x in batch.items()}
                 for gone, batch in zip(is_empty, whole)]  # fmt: skip
-    assert_same(found, expected)
-    if reader_name == "plain":  # test_readers compares what both read of any step and rows
-        assert_same(found[19:], batches_of(files, 11, start=19))
-        some = [{name: x[:3] for name, x in batch.items()} for batch in found]
+    assert_same(batches, expected)
+    if reader_name == "plain":  # test_readers compares the batches of both readers at any step
+        assert_same(batches[19:], batches_of(files, 11, start=19))
+        some = [{name: x[:3] for name, x in batch.items()} for batch in batches]
         assert_same(some, batches_of(files, 30, rows=lambda _: np.arange(3)))
 
 
 @both_readers
-def test_files_of_which_nothing_can_be_read_are_refused(tmp_path, reader_name):
+def test_files_without_a_readable_record_are_refused(tmp_path, reader_name):
     files = write_set(tmp_path / "records", random_rows(120), on_corrupt="skip")
     with pytest.raises(UserError, match="none of the records can be read"):
         batches_of(dataclasses.replace(files, layout="compact"), 1)
@@ -343,12 +351,12 @@ def test_files_of_which_nothing_can_be_read_are_refused(tmp_path, reader_name):
 
 @pytest.mark.parametrize("field, value, name, is_masked", [
     ("ids", 1000, "input_ids", True),
-    ("ids", 1200, "input_ids", False),  # before the masking rules look them up
+    ("ids", 1200, "input_ids", False),  # before the masking rules look up the ids
     ("labels", 1500, "masked_lm_ids", True),
     ("positions", 16, "masked_lm_positions", True),
     ("label", 2, "next_sentence_labels", True),
 ])  # fmt: skip
-def test_values_that_no_record_has_are_named(tmp_path, monkeypatch, field, value, name, is_masked):
+def test_out_of_range_values_in_records_are_named(tmp_path, monkeypatch, field, value, name, is_masked):
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 7)
     rows = random_rows(120, is_masked=is_masked)
     rows[field][77] = value

@@ -1,4 +1,4 @@
-"""Preparation from end to end: the same bytes for any number of workers, nothing lost or leaked; vocabularies."""
+"""Preparation from end to end: deterministic bytes with any number of workers, no lost or leaked text; vocabularies."""
 
 import bz2
 import collections
@@ -32,10 +32,10 @@ def digest(folder):
 
 
 def everything(folder, length, predictions, split):
-    found = record_sets.find_records(folder, length, predictions, split)
-    batches = list(heldout_batches(found, length, predictions, batch_size=64, max_sequences=10**9))
+    record_set = record_sets.find_records(folder, length, predictions, split)
+    batches = list(heldout_batches(record_set, length, predictions, batch_size=64, max_sequences=10**9))
     batch = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
-    return {name: x[: found.total] for name, x in batch.items()}
+    return {name: x[: record_set.total] for name, x in batch.items()}
 
 
 def blocks_in(config, groups=None):
@@ -43,8 +43,8 @@ def blocks_in(config, groups=None):
     return blocks.read_blocks(groups, selection.selection_of(config), collections.Counter())
 
 
-def test_the_same_bytes_for_any_number_of_workers(corpus_file, tmp_path, monkeypatch, capsys):
-    """In one process, and with two others and many small blocks, so that they really take turns."""
+def test_any_number_of_workers_writes_identical_bytes(corpus_file, tmp_path, monkeypatch, capsys):
+    """Compares one process with three processes and many small blocks, so that the processes take turns."""
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
     monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # of 330
     config = tiny_config(corpus_file)
@@ -58,7 +58,9 @@ def test_the_same_bytes_for_any_number_of_workers(corpus_file, tmp_path, monkeyp
     assert capsys.readouterr().out.count("; a sample of words rarer than ") == 2
 
 
-def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file, records_folder, tmp_path, in_process):
+def test_records_depend_on_the_data_seed_and_not_on_the_training_seed(
+    corpus_file, records_folder, tmp_path, in_process
+):
     config = tiny_config(corpus_file)
     config.seed = 5
     preparation.prepare(config, tmp_path / "training")
@@ -69,7 +71,7 @@ def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file,
     for seed in (0, 5):
         config.data.update(seed=seed, heldout_fraction=0.15)
         heldout.append([block.selected for block in blocks_in(config) if block.part == "heldout"])
-        config.data.heldout_fraction = 0.0  # the same documents: what differs are pairs and masks
+        config.data.heldout_fraction = 0.0  # the same documents: pairs and masks differ
         preparation.prepare(config, tmp_path / f"data{seed}")
         rows.append(sorted(map(tuple, everything(tmp_path / f"data{seed}", 32, 5, "train")["input_ids"])))
     assert heldout[0] != heldout[1] and rows[0] != rows[1]
@@ -115,19 +117,19 @@ def test_held_out_text_is_not_in_training(corpus_file, records_folder):
 def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(records_folder):
     batch, manifest = everything(records_folder, 64, 10, "train"), read_manifest(records_folder)
     pieces = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt")
-    # Tokens of the first segments and the actual next ones: each document three times, less what truncation took.
+    # Tokens of first segments and of actual next segments: each document three times, minus the truncated tokens.
     special = np.isin(batch["input_ids"], [pieces.cls_id, pieces.sep_id, pieces.pad_id])
-    own = ~special & ((batch["pair_labels"][:, None] == 0) | (batch["token_types"] == 0)) & (batch["segments"] == 1)
-    assert 0.8 < own.sum() / (3 * manifest["corpus"]["train_tokens"]) <= 1
+    is_kept = ~special & ((batch["pair_labels"][:, None] == 0) | (batch["token_types"] == 0)) & (batch["segments"] == 1)
+    assert 0.8 < is_kept.sum() / (3 * manifest["corpus"]["train_tokens"]) <= 1
     counts = [file["records"] for file in manifest["sets"]["64"]["train"].values()]
-    assert len(counts) == 8 and sum(counts) == len(own) and max(counts) < 3 * len(own) / 8
-    # Nothing but the result is left.
+    assert len(counts) == 8 and sum(counts) == len(is_kept) and max(counts) < 3 * len(is_kept) / 8
+    # Only the result is left.
     assert {path.name for path in records_folder.iterdir()} == {"manifest.json", "vocab.txt", "length32", "length64"}
     assert not list(records_folder.rglob("*.partial"))
 
 
 def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path, in_process):
-    """tokenizer.json knows so itself, whatever the config's default is."""
+    """tokenizer.json stores the casing; the default of the config does not matter."""
     words, rng = "The the Ship ship sailed home .".split(), random.Random(0)
     cased = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *words], lowercase=False)
     (tmp_path / "tokenizer.json").write_text(cased.to_huggingface())
@@ -152,7 +154,7 @@ TWENTY, ENDLESS = make_corpus(20), "x" * 1_000_000
     (f"{TWENTY}\n{ENDLESS}", {"tokenizer.path": ""}, r"text.txt:\d+: a sentence .* has 1,000,000 characters"),
     (TWENTY, {"model.vocab_size": 30522}, r"vocab_size = 30522: .*vocab.txt has 7 tokens"),
 ])  # fmt: skip
-def test_corpora_that_cannot_serve(tmp_path, in_process, text, options, message):
+def test_unusable_corpora_are_refused(tmp_path, in_process, text, options, message):
     (tmp_path / "text.txt").write_text(text)
     config = with_vocabulary(tiny_config(tmp_path / "text.txt"), tmp_path, "the", "one")
     for name, value in options.items():
@@ -161,11 +163,11 @@ def test_corpora_that_cannot_serve(tmp_path, in_process, text, options, message)
         preparation.prepare(config, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").rglob("*.tfrecord"))
-    assert config.tokenizer.path or not (tmp_path / "out" / "vocab.txt").exists()  # none is learnt from such text
+    assert config.tokenizer.path or not (tmp_path / "out" / "vocab.txt").exists()  # such text gives no vocabulary
 
 
 def with_vocabulary(config, folder, *words):
-    """Sets a vocabulary of some words, so that none has to be learnt."""
+    """Sets a vocabulary of some words, so that no vocabulary has to be trained."""
     (folder / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_TOKENS, *words]))
     config.tokenizer.path, config.model.vocab_size = str(folder / "vocab.txt"), 5 + len(words)
     return config
@@ -187,13 +189,14 @@ def many_blocks(monkeypatch, folder, documents=160):
 
 
 class Killed(BaseException):
-    """Stops a preparation; nothing catches it."""
+    """Stops a preparation; no code catches it."""
 
 
-def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_process):
-    """Stopped after every third block or shard: none is made twice, and the bytes are those of an undisturbed run.
+def test_preparation_resumes_with_finished_parts_after_a_kill(monkeypatch, tmp_path, in_process):
+    """Preparation stops after every third block or shard: no part is made twice, and the bytes equal an undisturbed
+    run.
 
-    What is left of another run, and a shard that is lost or damaged, changes nothing.
+    Files of another run, and a lost or damaged shard, change nothing.
     """
     config, made = many_blocks(monkeypatch, tmp_path), []
     with monkeypatch.context() as patch:
@@ -221,7 +224,7 @@ def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_proces
                 preparation.prepare(config, tmp_path / "out")
             if caught.type is ZeroDivisionError:
                 break
-    assert 20 < len(made) == len({str(each)[:80] for each in made})
+    assert 20 < len(made) == len({str(part)[:80] for part in made})
     (tmp_path / "out/length32/train-00003-of-00008.tfrecord").unlink()
     (tmp_path / "out/length64/train-00003-of-00008.tfrecord").write_bytes(b"cut")
     (tmp_path / "out/vocab.txt").write_text("another")
@@ -230,12 +233,12 @@ def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_proces
 
 
 @pytest.mark.parametrize("change", ["config", "corpus", "word"])
-def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp_path, in_process, change):
+def test_parts_of_another_recipe_are_not_reused(monkeypatch, tmp_path, in_process, change):
     config = many_blocks(monkeypatch, tmp_path, documents=80)
     if change == "corpus":
-        config.tokenizer.path, config.model.vocab_size = "", 150  # the vocabulary is another as well
+        config.tokenizer.path, config.model.vocab_size = "", 150  # the vocabulary differs as well
     if change == "word":
-        monkeypatch.setattr(sorting, "READ_TOGETHER", 10**6)  # all blocks are there, and none is merged
+        monkeypatch.setattr(sorting, "READ_TOGETHER", 10**6)  # all blocks exist, and no blocks are merged
     write_rows, written = shards.write_rows, []
 
     def write_some(shard, *arguments):
@@ -243,7 +246,7 @@ def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp
         return write_rows(shard, *arguments) if len(written) < 5 else 1 / 0
 
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(shards, "MIN_TRAIN_SHARDS", 16)  # files of which the next run would write none
+        patch.setattr(shards, "MIN_TRAIN_SHARDS", 16)  # files that the next run would not write
         patch.setattr(shards, "write_rows", write_some)
         preparation.prepare(config, tmp_path / "out")
     (tmp_path / "out/length32/train-00000-of-00008.tfrecord.abc.partial").write_bytes(b"half")
@@ -264,7 +267,7 @@ def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp
     assert len(made) - remade > 4 and (remade == 1 or change != "word"), "blocks of the same text are kept"
 
 
-def test_bad_documents_are_left_out_and_counted(monkeypatch, tmp_path, in_process, capsys):
+def test_bad_documents_are_skipped_and_counted(monkeypatch, tmp_path, in_process, capsys):
     config = many_blocks(monkeypatch, tmp_path, documents=80)
     preparation.prepare(config, tmp_path / "clean")
     text = (tmp_path / "1.txt").read_text()
@@ -275,12 +278,12 @@ def test_bad_documents_are_left_out_and_counted(monkeypatch, tmp_path, in_proces
     printed = capsys.readouterr().out
     assert manifest["cleaning"] == {"bad_documents": 2}
     assert "2 documents left out: not text" in printed and printed.count(f"left out: {tmp_path}") == 2
-    clean, found = digest(tmp_path / "clean"), digest(tmp_path / "out")
-    assert clean.pop("manifest.json") != found.pop("manifest.json") and clean == found
+    clean, damaged = digest(tmp_path / "clean"), digest(tmp_path / "out")
+    assert clean.pop("manifest.json") != damaged.pop("manifest.json") and clean == damaged
 
 
 def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_process):
-    """And not each block for each shard."""
+    """Not every block is opened for every shard."""
     opened, open_run = [], sorting.map_sorted_run
     config = many_blocks(monkeypatch, tmp_path, documents=2)
     monkeypatch.setattr(sorting, "map_sorted_run", lambda *arguments: opened.append(arguments) or open_run(*arguments))
@@ -297,8 +300,8 @@ def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_
 
 
 @pytest.mark.parametrize("document", ["blank_line", "file"])
-def test_padding_and_lonely_sentences_are_told(tmp_path, in_process, capsys, document):
-    """Paragraphs with blank lines between them, each a sentence."""
+def test_padding_and_documents_of_one_sentence_are_reported(tmp_path, in_process, capsys, document):
+    """Paragraphs of one sentence, separated by blank lines."""
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text(re.sub("\n+", "\n\n", make_corpus(2, seed=number)))
     config, is_bad = tiny_config(tmp_path), document == "blank_line"
@@ -311,7 +314,7 @@ def test_padding_and_lonely_sentences_are_told(tmp_path, in_process, capsys, doc
     hints = "--config.data.next_sentence=none", "no document has two sentences", "most of a sequence of 128 is padding"
     assert [hint in printed for hint in hints] == [is_bad] * 3
     assert printed.count("--config.data.document=file if") == 2 * is_bad
-    config.data.corpus = str(tmp_path / "all.txt")  # as a document it would be the only one
+    config.data.corpus = str(tmp_path / "all.txt")  # the corpus would be a single document
     (tmp_path / "all.txt").write_text("\n\n".join((tmp_path / f"{i}.txt").read_text() for i in range(30)))
     too_few = pytest.raises(UserError, match=r"next_sentence=none at least one \(a file is a document")
     with contextlib.nullcontext() if is_bad else too_few:
@@ -320,7 +323,7 @@ def test_padding_and_lonely_sentences_are_told(tmp_path, in_process, capsys, doc
     assert manifest["corpus"]["train_documents"] < 30 or is_bad
 
 
-def test_sources_are_used_as_often_as_the_mixture_says(monkeypatch, tmp_path, in_process):
+def test_the_mixture_sets_the_share_of_every_source(monkeypatch, tmp_path, in_process):
     config = many_blocks(monkeypatch, tmp_path, documents=400)
     first, second = config.data.corpus
     config.stages, config.data.heldout_fraction = named_stages(short=stage(1, 32, 5)), 0.0
@@ -333,7 +336,7 @@ def test_sources_are_used_as_often_as_the_mixture_says(monkeypatch, tmp_path, in
     assert first not in manifest["sources"] and manifest["corpus"]["train_documents"] == 200
 
 
-def test_a_document_that_is_not_used_is_no_random_next_segment_either(tmp_path, in_process):
+def test_unused_documents_are_not_random_next_segments(tmp_path, in_process):
     (tmp_path / "a.txt").write_text(make_corpus(100))
     (tmp_path / "b.txt").write_text(make_corpus(100, seed=1).replace("The", "Zzz"))
     config = with_vocabulary(tiny_config(), tmp_path, "the", "zzz")
@@ -343,7 +346,7 @@ def test_a_document_that_is_not_used_is_no_random_next_segment_either(tmp_path, 
     assert manifest["corpus"]["train_documents"] == manifest["sources"][str(tmp_path / "a.txt")]["documents"] == 100
     batch = everything(tmp_path / "out", 64, 10, "train")
     assert (batch["input_ids"] == 5).any() and not (batch["word_ids"] == 6).any()
-    config.data.corpus, config.data.mixture = "", ""  # whoever trains on the records needs no corpus
+    config.data.corpus, config.data.mixture = "", ""  # training on the records needs no corpus
     preparation.check_recipe(config, manifest, tmp_path / "out")
 
 
@@ -360,7 +363,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_words_of_the_corpus_are_in_records_or_counted_as_cut(name, monkeypatch, tmp_path, in_process, capsys):
-    """Each word occurs once, so the words in the records can be compared with the counts."""
+    """Every word occurs once, so the words in the records can be compared with the counts."""
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
     rng, words = random.Random(0), iter([f"w{number}" for number in range(9000)])
     lines = [[" ".join(next(words) for _ in range(rng.choice((1, 5, 20, 70)))) for _ in range(4)] for _ in range(50)]
@@ -387,7 +390,7 @@ def test_words_of_the_corpus_are_in_records_or_counted_as_cut(name, monkeypatch,
         assert (f"are in no record of length {length}: " in printed) == (cut > 0.01 * len(used))
 
 
-def test_files_and_documents_add_up(monkeypatch, tmp_path, in_process, capsys):
+def test_counts_of_files_and_documents_add_up(monkeypatch, tmp_path, in_process, capsys):
     config = many_blocks(monkeypatch, tmp_path, documents=80)
     texts, line = tmp_path / "texts", '{"text": "The fox saw a dog near the river ."}\n'
     (texts / "sub").mkdir(parents=True)
@@ -415,7 +418,7 @@ def test_files_and_documents_add_up(monkeypatch, tmp_path, in_process, capsys):
     assert f"{texts} are unknown to the vocabulary, such as " in printed and "'fox'" in printed
 
 
-def test_finished_records_are_not_written_over(corpus_file, records_folder, tmp_path):
+def test_finished_records_are_not_overwritten(corpus_file, records_folder, tmp_path):
     with pytest.raises(UserError, match="already contains finished records"):
         preparation.prepare(tiny_config(corpus_file), records_folder)
     with pytest.raises(UserError, match="workers=0"):
@@ -438,11 +441,11 @@ def with_duplicates(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_beam_writes_the_records_of_the_local_run(with_duplicates, tmp_path, in_process, monkeypatch, capsys):
-    monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than there are
+    monkeypatch.setitem(vocabulary_learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than the corpus has
     here = preparation.prepare(with_duplicates, tmp_path / "here")
     assert "; a sample of words rarer than " in capsys.readouterr().out
     assert here["cleaning"]["duplicate_documents"] == 40 and here["cleaning"]["repeated_lines"] > 0
-    left = tmp_path / "beam" / "unfinished" / "beam"  # by a pipeline that was stopped
+    left = tmp_path / "beam" / "unfinished" / "beam"  # files of a stopped pipeline
     left.mkdir(parents=True)
     (left / "words-00000-of-00009").write_text('["nonsense", 1000000]\n')
     (tmp_path / "beam" / "length32").mkdir()
@@ -452,7 +455,7 @@ def test_beam_writes_the_records_of_the_local_run(with_duplicates, tmp_path, in_
 
 
 @pytest.mark.slow
-def test_mistakes_in_a_corpus_of_beam_are_one_line(with_duplicates, tmp_path, in_process):
+def test_beam_reports_mistakes_in_one_line(with_duplicates, tmp_path, in_process):
     with (tmp_path / "2.txt").open("a") as file:
         file.write("\n" + "x" * 200_000)
     with pytest.raises(UserError, match=r"^.*2.txt:\d+: a sentence of this document has 200,000 characters[^\n]*$"):
@@ -474,7 +477,7 @@ def config_of(corpus_file, kind="wordpiece", vocab_size=None):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
-def test_words_are_those_of_the_sentences_that_are_not_held_out(kind, corpus_file, tmp_path, monkeypatch, in_process):
+def test_vocabularies_are_trained_without_held_out_sentences(kind, corpus_file, tmp_path, monkeypatch, in_process):
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
     config, expected, used = config_of(corpus_file, kind), collections.Counter(), 0
     for document in corpus.read_documents([str(corpus_file)]):
@@ -497,15 +500,17 @@ def test_words_are_those_of_the_sentences_that_are_not_held_out(kind, corpus_fil
     ("wordpiece", "data.corpus: there are no words to learn a vocabulary from"),
     ("sentencepiece", "SentencePiece could not learn from this corpus"),
 ])  # fmt: skip
-def test_a_corpus_without_words_is_one_line(kind, message, tmp_path, in_process):
+def test_a_corpus_without_words_raises_one_line(kind, message, tmp_path, in_process):
     path = tmp_path / "empty.txt"
-    path.write_text("\u200b\n\n\u200b\u200b\n")  # nothing is left of it
+    path.write_text("\u200b\n\n\u200b\u200b\n")  # no file is left
     with pytest.raises(UserError, match=message):
         vocabulary.learn_vocabulary(config_of(path, kind), workers=1)
 
 
 def zipf_words(count=40, different=20_000) -> list[collections.Counter]:
-    """Blocks of words such as "17": word n has a frequency of about 1 / n."""
+    """Returns blocks of words such as "17": word n has a frequency of about 1
+    n.
+    """
     rng = np.random.default_rng(0)
     return [collections.Counter(map(str, (different ** rng.random(5000)).astype(int).tolist())) for _ in range(count)]
 
@@ -513,16 +518,16 @@ def zipf_words(count=40, different=20_000) -> list[collections.Counter]:
 @pytest.mark.parametrize("room", [10**6, 3000, 1])
 def test_counts_are_exact_in_memory_and_on_disk(tmp_path, room):
     counts, parts = WordCounts(tmp_path, room), zipf_words(10)
-    parts.append(collections.Counter({"\ud800": 2, "a\u2028b\x0c": 1, "\x85": 3}))  # no character; no ends of lines
+    parts.append(collections.Counter({"\ud800": 2, "a\u2028b\x0c": 1, "\x85": 3}))  # not a character; not a line break
     for part in parts:
         counts.add(part)
-    found = list(counts.parts())
-    assert sum(map(len, found)) == len(set().union(*found))  # each word once
-    assert sum(map(collections.Counter, found), collections.Counter()) == sum(parts, collections.Counter())
+    merged_counts = list(counts.parts())
+    assert sum(map(len, merged_counts)) == len(set().union(*merged_counts))  # each word once
+    assert sum(map(collections.Counter, merged_counts), collections.Counter()) == sum(parts, collections.Counter())
     assert any(tmp_path.iterdir()) == (room < 10**6)
 
 
-def test_a_full_disk_is_one_line(tmp_path):
+def test_a_full_disk_raises_one_line(tmp_path):
     for number in range(PARTS):
         (tmp_path / f"words-{number:02d}").symlink_to("/dev/full")
     with pytest.raises(UserError, match=rf"^{tmp_path}: cannot be written \(No space left on device\)$"):
@@ -530,22 +535,22 @@ def test_a_full_disk_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sample_takes_bounded_room_and_is_right_on_average():
+def test_a_word_sample_has_bounded_size_and_unbiased_counts():
     shares, truth = [], sum(zipf_words(4, 4000), collections.Counter())
     for trial in range(100):  # other words, hence other hashes
         words = {f"{word}.{trial:02d}": count for word, count in truth.items()}
-        found = sample_words([words], 4700)
-        assert sum(map(len, found.words)) <= 4700 < sum(map(len, words)) / 4
-        assert found.threshold >= 8 and found.total == 20_000
-        rare = {word for word in words if words[word] < found.threshold}
-        assert all(found.words[word] == words[word] for word in words.keys() - rare)
-        taken = [found.words.get(word, 0) for word in rare]
-        assert set(taken) == {0, found.threshold}
+        sample = sample_words([words], 4700)
+        assert sum(map(len, sample.words)) <= 4700 < sum(map(len, words)) / 4
+        assert sample.threshold >= 8 and sample.total == 20_000
+        rare = {word for word in words if words[word] < sample.threshold}
+        assert all(sample.words[word] == words[word] for word in words.keys() - rare)
+        taken = [sample.words.get(word, 0) for word in rare]
+        assert set(taken) == {0, sample.threshold}
         shares.append(sum(taken) / sum(words[word] for word in rare))
     assert abs(np.mean(shares) - 1) < 4 * np.std(shares) / 100**0.5 < 0.02
 
 
-def test_a_sample_does_not_depend_on_order_and_parts():
+def test_a_word_sample_does_not_depend_on_order_and_parts():
     words = sum(zipf_words(4), collections.Counter())
     items, rng = list(words.items()), np.random.default_rng(0)
     whole = sample_words([words], 10_000)

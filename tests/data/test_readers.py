@@ -1,4 +1,4 @@
-"""The reader without TensorFlow beside that with tf.data; tests/data/test_pipeline.py is run with both."""
+"""The reader without TensorFlow compared with the tf.data reader; tests/data/test_pipeline.py uses both."""
 
 import dataclasses
 import itertools
@@ -19,20 +19,20 @@ from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_ro
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab_size, is_masked", [(65_536, False), (100, True), (1 << 21, True)])
 def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypatch, vocab_size, is_masked):
-    """In every width of numbers and way of reading, bit for bit; some rows are empty."""
+    """All integer widths and layouts give identical batches; some rows are empty."""
     monkeypatch.setattr(order, "MAX_LANES", 4)
     monkeypatch.setattr(order, "SEQUENCES_PER_GROUP", 8)
-    rows, own = random_rows(200, vocab_size, is_masked), np.arange(5, 16)
+    rows, places = random_rows(200, vocab_size, is_masked), np.arange(5, 16)
 
     def batches(reader, layout):
         files = write_set(tmp_path / f"{reader.__name__}-{layout}", rows, layout, vocab_size=vocab_size)
         form = layouts.Format(LENGTH, PREDICTIONS, layout, files.masking, vocab_size)
         parts, lost = [(path, 2, 50, 3) for path in files.paths], {files.paths[1]: (range(3, 9),)}
         measured = dataclasses.replace(files, lengths=rows["size"].astype(np.uint16))
-        shuffled, packed = (Order(each, 16, 0, RowSize(LENGTH, 8)) for each in (files, measured))
+        shuffled, packed = (Order(record_set, 16, 0, RowSize(LENGTH, 8)) for record_set in (files, measured))
         for source in (
-            reader.training_source(shuffled, form, own, shuffled.groups_of(own, 16), 7, lost),
-            reader.training_source(packed, form, own, packed.groups_of(own, 16), 7, lost),
+            reader.training_source(shuffled, form, places, shuffled.groups_of(places, 16), 7, lost),
+            reader.training_source(packed, form, places, packed.groups_of(places, 16), 7, lost),
             reader.heldout_source(parts, form, 150, 2, 16),
             reader.heldout_stream_source(parts, form, 100, 8, 1),
         ):
@@ -46,7 +46,7 @@ def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypat
     assert len(ids) > 300 and set(map(tuple, ids)) <= {*map(tuple, rows["ids"].tolist()), (0,) * LENGTH}
 
 
-def test_examples_are_parsed_in_any_order_of_features_and_with_others():
+def test_examples_are_parsed_with_features_in_any_order_and_extra_features():
     from bertjax.data.tensorflow import tf
 
     def example(ids, *names):
@@ -64,9 +64,9 @@ def test_examples_are_parsed_in_any_order_of_features_and_with_others():
     ids = [[1, 2, 300, 70_000], [5, 0, 0, 0], [9, 1 << 30, 3, 1], [-1, 2, 3, 4]]
     records = [example(ids[0]), example(ids[1], "of_others" * 20, *names), example(ids[2]), example(ids[3], *names)]
     form = layouts.Format(4, 1, masking="dynamic")
-    found = layouts.parse_records(records, form)
-    assert found["input_ids"].tolist() == ids and found["input_ids"].dtype == np.int32
-    assert found["pair_labels"].tolist() == [1] * 4
+    parsed = layouts.parse_records(records, form)
+    assert parsed["input_ids"].tolist() == ids and parsed["input_ids"].dtype == np.int32
+    assert parsed["pair_labels"].tolist() == [1] * 4
     for torn, length in ((records, 5), ([*records, b"no example"], 4)):
         with pytest.raises(InvalidRecord):
             layouts.parse_records(torn, layouts.Format(length, 1, masking="dynamic"))
@@ -74,7 +74,10 @@ def test_examples_are_parsed_in_any_order_of_features_and_with_others():
 
 @pytest.mark.parametrize("buffer", [1, 13, 900, 1 << 20])
 def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
-    """Records of 0 to 3,000 bytes. What is damaged before a range is not asked for; in it, those before are given."""
+    """Records of 0 to 3,000 bytes.
+
+    Damage before a range is not read; with damage inside a range, earlier records are read.
+    """
     from bertjax.data.tensorflow import tf
 
     path, rng = tmp_path / "a.tfrecord", np.random.default_rng(0)
@@ -100,14 +103,14 @@ def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
     assert list(read_range(str(path), 301, 20, buffer)) == written[301:321]
 
 
-def test_torn_examples_are_refused_and_never_read_beyond():
+def test_truncated_examples_are_refused_without_reading_out_of_bounds():
     (record,) = [layouts.empty_record(layouts.Format(LENGTH, PREDICTIONS))]
     form, rng = layouts.Format(LENGTH, PREDICTIONS), np.random.default_rng(0)
     layouts.parse_records([record, record], form)
     for end in range(0, len(record), 7):
         with pytest.raises(InvalidRecord):
             layouts.parse_records([record[:end]], form)
-    for _ in range(300):  # each is refused, or has the right sizes
+    for _ in range(300):  # each example is refused, or has the right sizes
         torn = bytearray(record)
         torn[rng.integers(len(torn))] = rng.integers(256)
         try:
@@ -117,7 +120,7 @@ def test_torn_examples_are_refused_and_never_read_beyond():
     assert Records([record]).count("input_ids") == LENGTH
 
 
-def test_the_reader_is_plain_where_tensorflow_is_not_installed(monkeypatch):
+def test_the_plain_reader_is_used_without_tensorflow(monkeypatch):
     assert interface.reader().__name__.endswith(".tf_data")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert interface.reader() is plain

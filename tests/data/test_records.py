@@ -1,4 +1,4 @@
-"""Records in Google's format: ours read as theirs, theirs read as ours, and what does not fit is refused."""
+"""Records in Google's format: both directions of compatibility, and refused mismatches."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from bertjax.data.records import layouts, lengths, record_sets
 from bertjax.data.records.manifest import read_manifest, write_manifest
 from tests.conftest import heldout_batches
 
-# What create_pretraining_data.py writes for max_seq_length 8 and max_predictions_per_seq 2.
+# The features that create_pretraining_data.py writes for max_seq_length 8 and max_predictions_per_seq 2.
 GOOGLE = {
     "input_ids": [101, 7592, 103, 102, 2088, 102, 0, 0],
     "input_mask": [1, 1, 1, 1, 1, 1, 0, 0],
@@ -26,13 +26,13 @@ FIRST, SECOND, THIRD = (f"tf_examples.tfrecord-{i:05d}" for i in range(3))
 
 
 def google_block(count, **features):
-    """As many records of `GOOGLE`, with other features."""
+    """Returns `count` records of `GOOGLE` with changed features."""
     types = {name: np.float32 if name == "masked_lm_weights" else np.int64 for name in GOOGLE}
     return {name: np.tile(np.array(x, types[name]), (count, 1)) for name, x in GOOGLE.items()} | features
 
 
 def write_google_files(folder, files=3, rows=5):
-    """Files in which input_ids has the number of the file, and the number of the row."""
+    """Writes files in which input_ids has the number of the file, and the number of the row."""
     folder.mkdir(exist_ok=True)
     for i, name in enumerate((FIRST, SECOND, THIRD)[:files]):
         block = google_block(rows)
@@ -41,7 +41,7 @@ def write_google_files(folder, files=3, rows=5):
 
 
 def write_sizes(path, sizes):
-    """Writes records of so many tokens."""
+    """Writes records of these numbers of tokens."""
     mask = (np.arange(8) < np.array(sizes)[:, None]).astype(int)
     record_sets.write_records(path, [google_block(len(sizes), input_mask=mask)])
 
@@ -50,15 +50,15 @@ def find(folder, length=8, predictions=2, split="train", **options):
     return record_sets.find_records(folder, length, predictions, split, **options)
 
 
-def test_googles_records_are_what_we_read(tmp_path):
+def test_records_of_google_are_read(tmp_path):
     write_google_files(tmp_path)
-    found = find(tmp_path)
-    assert found.counts == (5, 5, 5)
+    record_set = find(tmp_path)
+    assert record_set.counts == (5, 5, 5)
     assert find(tmp_path, split="heldout") is None
-    (batch,) = heldout_batches(found, 8, 2, batch_size=16, max_sequences=99)
+    (batch,) = heldout_batches(record_set, 8, 2, batch_size=16, max_sequences=99)
     assert batch["input_ids"][:, 1:3].tolist()[:15] == [[i, row] for i in range(3) for row in range(5)]
     assert batch["word_weights"].dtype == np.float32 and batch["input_ids"].dtype == np.int32
-    # The sixteenth row only fills up.
+    # The sixteenth row is padding.
     assert batch["pair_labels"].tolist() == batch["sequence_weights"].tolist() == [1] * 15 + [0]
     assert batch["word_weights"][15].sum() == 0
 
@@ -93,7 +93,7 @@ def test_damaged_empty_and_missing_files_are_named(tmp_path):
             find(tmp_path)
 
 
-def test_the_number_of_files_is_in_their_names_and_not_in_the_name_of_the_folder(tmp_path, records_folder):
+def test_the_number_of_files_is_read_from_file_names_only(tmp_path, records_folder):
     shutil.copytree(records_folder / "length32", tmp_path / "length32")
     assert find(tmp_path, 32, 5).total > 100
     (tmp_path / "length32" / "train-00003-of-00008.tfrecord").unlink()
@@ -105,7 +105,7 @@ def test_the_number_of_files_is_in_their_names_and_not_in_the_name_of_the_folder
 
 @pytest.fixture
 def counted(monkeypatch):
-    """The names of the files whose records were counted."""
+    """Returns the names of the files whose records were counted."""
     names, count = [], record_sets.count_records
     monkeypatch.setattr(record_sets, "count_records", lambda path: names.append(path.rpartition("/")[2]) or count(path))
     return names
@@ -122,21 +122,21 @@ def test_records_without_a_manifest_are_counted_once(tmp_path, counted):
         return find(tmp_path / "records", split=split, cache=tmp_path / "run").counts
 
     assert counts() == (5, 5) and counted == [FIRST, SECOND]
-    assert counts("heldout") == (5,) and counted == ["heldout.tfrecord"]  # added to the same file
+    assert counts("heldout") == (5,) and counted == ["heldout.tfrecord"]  # appended to the same file
     assert counts() == (5, 5) and counts("heldout") == (5,) and not counted
     write_google_files(tmp_path / "other", files=1, rows=7)
     (tmp_path / "other" / FIRST).rename(folder / FIRST)
     assert counts() == (7, 5) and counted == [FIRST]
     assert counts() == (7, 5) and not counted
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["record_counts.json"]
-    for _ in range(2):  # without a file of counts, none is written
+    for _ in range(2):  # without a stored file of counts, no file is written
         counted.clear()
         assert find(tmp_path / "records").counts == (7, 5) and len(counted) == 2
     assert len(list(folder.iterdir())) == 3 and len(list(folder.parent.iterdir())) == 1
 
 
 @pytest.mark.parametrize("content", ["{", "\x00\xff", "[1, 2]", '{"a": 5}', '{"a": {"bytes": [], "records": 3}}'])
-def test_a_file_of_counts_that_is_damaged_is_written_anew(tmp_path, counted, content):
+def test_a_damaged_file_of_counts_is_rewritten(tmp_path, counted, content):
     write_google_files(tmp_path / "records", files=1)
     (tmp_path / "record_counts.json").write_text(content, "latin-1")
     for _ in range(2):
@@ -146,7 +146,7 @@ def test_a_file_of_counts_that_is_damaged_is_written_anew(tmp_path, counted, con
     assert json.loads((tmp_path / "record_counts.json").read_text()) == expected
 
 
-def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path):
+def test_prepared_records_are_checked_against_the_manifest(records_folder, tmp_path):
     for name, content in (("empty", json.dumps(read_manifest(records_folder))), ("damaged", "{")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(content)
@@ -165,9 +165,9 @@ def copied(records_folder, tmp_path):
     return shutil.copytree(records_folder, tmp_path / "copied")
 
 
-def test_the_manifest_has_size_and_checksum_of_each_file(records_folder):
-    for found in read_manifest(records_folder)["sets"].values():
-        for path, entry in [*found["train"].items(), *found["heldout"].items()]:
+def test_the_manifest_stores_sizes_and_checksums_of_files(records_folder):
+    for stored_set in read_manifest(records_folder)["sets"].values():
+        for path, entry in [*stored_set["train"].items(), *stored_set["heldout"].items()]:
             content = (records_folder / path).read_bytes()
             assert entry == {
                 "records": record_sets.count_records(str(records_folder / path)),
@@ -189,32 +189,32 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", ["train-00003-of-00008", "heldout-00000-of-00001"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_is_not_what_the_manifest_says_is_named(copied, name, change):
+def test_a_file_that_differs_from_the_manifest_is_named(copied, name, change):
     changed, message = CHANGES[change]
     path = copied / f"length64/{name}.tfrecord"
     path.write_bytes(changed(path.read_bytes()))
     split, _, _ = name.partition("-")
-    # Held out is this file alone: where it is skipped, nothing is left.
+    # The held-out split is this file alone: if it is skipped, no record is left.
     for on_corrupt in ("stop", "skip") if split == "heldout" else ("stop",):
         with pytest.raises(UserError, match=rf"{path}: {message}.*; copy or prepare it again"):
             find(copied, 64, 10, split, on_corrupt=on_corrupt)
     assert find(copied, 32, 5, split).total
 
 
-def test_files_that_are_not_what_the_manifest_says_can_be_left_out(copied, capfd):
+def test_files_that_differ_from_the_manifest_can_be_skipped(copied, capfd):
     files = [copied / f"length64/train-0000{i}-of-00008.tfrecord" for i in (2, 5, 6)]
     contents = [path.read_bytes() for path in files]
     for path, content in zip(files, (contents[1], contents[0], contents[2][:-5])):
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"train-00002-of-00008.tfrecord: .*\(and 2 more files are damaged\)"):
         find(copied, 64, 10)
-    found = find(copied, 64, 10, on_corrupt="skip")
+    record_set = find(copied, 64, 10, on_corrupt="skip")
     assert find(copied, 64, 10, "heldout").skipped == {}
-    assert found.skipped == {str(p): (range(found.counts[i]),) for i, p in zip((2, 5, 6), files)}
+    assert record_set.skipped == {str(p): (range(record_set.counts[i]),) for i, p in zip((2, 5, 6), files)}
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 3 and all(str(p) in line and "; skipping its" in line for p, line in zip(files, lines))
-    batches = heldout_batches(found, 64, 10, batch_size=found.total, max_sequences=found.total)
-    is_lost = np.repeat([i in (2, 5, 6) for i in range(8)], found.counts)
+    batches = heldout_batches(record_set, 64, 10, batch_size=record_set.total, max_sequences=record_set.total)
+    is_lost = np.repeat([i in (2, 5, 6) for i in range(8)], record_set.counts)
     assert ((next(batches)["sequence_weights"] == 0) == is_lost).all()
 
 
@@ -225,16 +225,16 @@ def test_manifests_of_other_versions_and_recipes_are_read(copied):
     manifest["sets"]["64"]["train"] = {path: entry["records"] for path, entry in train.items()}
     write_manifest(copied, manifest)
     assert find(copied, 64, 10) == before
-    # Records that are not masked have no number of predictions.
+    # Records without static masks have no number of predictions.
     manifest["recipe"]["masking"], manifest["layout"] = "dynamic", "compact"
     write_manifest(copied, manifest)
-    found = find(copied, 64, 7)
-    assert (found.masking, found.layout, found.vocab_size) == ("dynamic", "compact", 150)
+    record_set = find(copied, 64, 7)
+    assert (record_set.masking, record_set.layout, record_set.vocab_size) == ("dynamic", "compact", 150)
 
 
 @pytest.mark.parametrize("measures", [False, True])
-def test_a_manifest_that_counts_more_records_than_there_are_is_refused(copied, measures):
-    """A reader that believed it would look for them for ever."""
+def test_a_manifest_with_too_large_counts_is_refused(copied, measures):
+    """A reader that trusted the manifest would search for the missing records without end."""
     manifest = read_manifest(copied)
     files = manifest["sets"]["64"]["train"]
     path, entry = next(iter(files.items()))
@@ -255,30 +255,32 @@ def test_lengths_of_records_without_a_manifest_are_measured_once(tmp_path, monke
     measured, measure = [], lengths._measure
     monkeypatch.setattr(lengths, "_measure", lambda path, *rest: measured.append(path) or measure(path, *rest))
     for _ in range(2):
-        found = find(tmp_path / "records", cache=tmp_path / "run", measures=True)
-        assert found.lengths.tolist() == [3, 8, 5, 6, 4] and len(measured) == 2
+        record_set = find(tmp_path / "records", cache=tmp_path / "run", measures=True)
+        assert record_set.lengths.tolist() == [3, 8, 5, 6, 4] and len(measured) == 2
     assert find(tmp_path / "records").lengths is None
 
 
-def test_a_damaged_record_hides_no_other_length(tmp_path):
+def test_a_damaged_record_does_not_affect_other_lengths(tmp_path):
     path = tmp_path / "a.tfrecord"
     write_sizes(path, [3, 8, 5, 6, 4])
     whole = path.read_bytes()
     record_sets.write_records(path, [google_block(1, input_mask=np.array([[1, 0]]))])  # of another length
     whole += path.read_bytes()
     damaged = bytearray(whole)
-    damaged[len(whole) // 6 + 40] ^= 1  # of the second
+    damaged[len(whole) // 6 + 40] ^= 1  # the count of the second file
     path.write_bytes(damaged)
-    given = ((str(path),), (6,), layouts.Format(8, 2), tmp_path / "lengths")
-    assert lengths.measure_lengths(*given).tolist() == [3, 1, 5, 6, 4, 1]
-    path.write_bytes(whole)  # what could not be read is not remembered
-    assert lengths.measure_lengths(*given).tolist() == [3, 8, 5, 6, 4, 1]
+    arguments = ((str(path),), (6,), layouts.Format(8, 2), tmp_path / "lengths")
+    assert lengths.measure_lengths(*arguments).tolist() == [3, 1, 5, 6, 4, 1]
+    path.write_bytes(whole)  # unreadable lengths are not stored
+    assert lengths.measure_lengths(*arguments).tolist() == [3, 8, 5, 6, 4, 1]
 
 
-def test_lengths_are_those_of_the_records_and_are_named_if_they_are_not(copied):
+def test_stored_lengths_equal_the_records_and_damaged_length_files_are_named(copied):
     for length, predictions in ((32, 5), (64, 10)):
-        found, form = find(copied, length, predictions), layouts.Format(length, predictions)
-        np.testing.assert_array_equal(found.lengths, lengths.measure_lengths(found.paths, found.counts, form, None))
+        record_set, form = find(copied, length, predictions), layouts.Format(length, predictions)
+        np.testing.assert_array_equal(
+            record_set.lengths, lengths.measure_lengths(record_set.paths, record_set.counts, form, None)
+        )
     path = copied / "length32/train-00003-of-00008.lengths"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=rf"{path.name}: differs from the manifest"):

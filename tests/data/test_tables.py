@@ -1,4 +1,4 @@
-"""Tables: TensorFlow Datasets' own features of each task, with made-up examples; files are tested with the tasks."""
+"""Tables: the features of TensorFlow Datasets for each task, with made-up examples. Tests of the tasks read files."""
 
 import csv
 import inspect
@@ -34,12 +34,12 @@ SQUAD2 = [
 
 @pytest.fixture
 def provide(tmp_path):
-    """A context in which every data set of the library has these examples in each of its splits."""
+    """Returns a context in which every data set of the library has these examples in all splits."""
     tf, tfds = pytest.importorskip("tensorflow"), pytest.importorskip("tensorflow_datasets")
 
     def context(examples):
         def as_dataset(builder, split, **options):
-            # The names of the splits are known once the data is there, or from what makes them.
+            # The prepared data, or the functions that make it, define the names of the splits.
             made = inspect.getsource(type(builder)._split_generators)
             if not any(name in made for name in (f'"{split}"', f"'{split}'", f"Split.{split.upper()}")):
                 raise ValueError(f"Unknown split {split!r}")
@@ -68,7 +68,7 @@ def pieces():
 
 
 @pytest.mark.slow
-def test_classes_have_their_names_and_numbers_are_numbers(provide):
+def test_class_labels_become_names_and_numbers_stay_numbers(provide):
     with provide(MRPC):
         rows = read_tfds("tfds:glue/mrpc", "train")
     assert rows[0].columns["sentence2"] == "sail über" and rows[1].where == "tfds:glue/mrpc, train 1"
@@ -86,7 +86,7 @@ def load(pieces, path, task, **fields):
     return tasks.get(config.task).load(config, pieces)
 
 
-def test_a_task_of_glue_from_tfds_is_that_of_its_files(provide, pieces, tmp_path):
+def test_glue_from_tfds_equals_glue_from_files(provide, pieces, tmp_path):
     lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
     lines += [f"{row['label']}\t0\t0\t{row['sentence1']}\t{row['sentence2']}" for row in MRPC]
     for name in ("train", "dev"):
@@ -103,7 +103,7 @@ def test_a_task_of_glue_from_tfds_is_that_of_its_files(provide, pieces, tmp_path
         np.testing.assert_array_equal(one, other)
 
 
-def test_sentences_and_questions(provide, pieces):
+def test_sentences_and_questions_are_read_from_tfds(provide, pieces):
     with provide(CONLL):
         (sentence,) = conll.read_tfds_conll("tfds:conll2003", "train")
         dataset = load(pieces, "tfds:conll2003", "ner", document_context=True)
@@ -132,7 +132,7 @@ def table(tmp_path, content, suffix, **how):
     return [tuple(row.columns.values()) for row in rows], [int(row.where.rpartition(":")[2]) for row in rows]
 
 
-def test_json_lines_keep_what_is_no_text(tmp_path):
+def test_json_lines_keep_lists_and_numbers(tmp_path):
     content = '{"text": "a", "tags": ["x", "ü"], "n": 2.5}\n\n{"n": 1.0, "b": true, "text": null}\n{"n": 1}\n'
     (tmp_path / "a.jsonl").write_text(content)
     rows, _ = read_table(tmp_path / "a.jsonl")
@@ -156,7 +156,7 @@ def test_json_lines_keep_what_is_no_text(tmp_path):
     ",text,label\n0,a b,x\n1,c,y\n",
     'text, label\n"a b", "x"\nc, y\n',
 ])  # fmt: skip
-def test_tables_as_spreadsheets_write_them(tmp_path, content):
+def test_tables_of_spreadsheets_are_read(tmp_path, content):
     expected = [("a b", "x"), ("c", "y")]
     assert table(tmp_path, content, "csv")[0] == expected
     if '"' not in str(content):
@@ -174,7 +174,7 @@ def test_tables_as_spreadsheets_write_them(tmp_path, content):
     ("text,label\na\n", "csv", r"a.csv:2: 1 columns, expected 2"),
     ('text,label\n"a,x\n', "csv", r"a.csv:2: not CSV"),
 ])  # fmt: skip
-def test_what_is_no_such_table_is_said_with_its_place(tmp_path, content, suffix, message):
+def test_invalid_tables_are_named_with_file_and_line(tmp_path, content, suffix, message):
     with pytest.raises(UserError, match=message):
         table(tmp_path, content, suffix)
 
@@ -182,7 +182,7 @@ def test_what_is_no_such_table_is_said_with_its_place(tmp_path, content, suffix,
 TEXTS = ['said "yes"', "a\tb", "two\nlines", 'x "y"\tz\n\nw', "it's", '5" nail', '"', "plain", "a, b"]
 
 
-def test_a_tsv_that_is_quoted_as_pandas_does(tmp_path):
+def test_a_tsv_with_the_quoting_of_pandas_is_read(tmp_path):
     def quoted(rows, **how):
         file = io.StringIO(newline="")
         csv.writer(file, delimiter="\t", **how).writerows(rows)
@@ -197,20 +197,20 @@ def test_a_tsv_that_is_quoted_as_pandas_does(tmp_path):
 
 @pytest.mark.parametrize("lines", [
     ['"Great" film\tx', "it's\ty"],
-    ['"Hello there\tx', "nice\ty", 'bye"\tx'],  # from quote to quote there are whole rows
+    ['"Hello there\tx', "nice\ty", 'bye"\tx'],  # whole rows lie between two quotation marks
     ['x\t"Hello', "y\tnice", 'x\tbye"'],
     ['1\t"\tO', "1\tship\tO", '1\t"\tO'],
     ['"Great film"\tx'],
     ['"never closed\tx', "nice\ty"],
 ])  # fmt: skip
-def test_a_tsv_whose_quotes_are_of_the_text(tmp_path, lines):
+def test_quotation_marks_of_an_unquoted_tsv_are_text(tmp_path, lines):
     header = "\t".join("abc"[: lines[0].count("\t") + 1])
     expected = [tuple(line.split("\t")) for line in lines]
     assert table(tmp_path, "\n".join([header, *lines]), "tsv") == (expected, list(range(2, len(lines) + 2)))
 
 
-def test_a_quote_does_not_swallow_rows(tmp_path):
-    """Whichever way the quotes are read, one line is odd: it is said, rather than rows lost."""
+def test_an_unclosed_quote_does_not_swallow_rows(tmp_path):
+    """With either reading of the quotation marks, one line is malformed: an error is raised instead of losing rows."""
     for lines, place in (
         (['"Hello there\tx', "nice\ty", 'bye"\tx', "broken"], 5),
         (['"two\nlines"\tx', '"open\tx', "nice\ty"], 4),

@@ -1,4 +1,4 @@
-"""GPUs to compile for: their names, and the mistakes in them."""
+"""Names of GPUs as compilation targets, and mistakes in the names."""
 
 import pytest
 
@@ -10,15 +10,17 @@ from bertjax.nn.kernels import triton
 
 def test_gpus_are_named_with_their_number():
     for name, chips, hosts in (("h100-8", 8, 1), ("a100-40-4", 4, 1), ("a100-40", 1, 1), ("h200-16", 16, 2)):
-        found = accelerator(name, hosts=hosts)
-        assert (found.platform, found.chips, found.hosts) == ("gpu", chips, hosts), name
+        target = accelerator(name, hosts=hosts)
+        assert (target.platform, target.chips, target.hosts) == ("gpu", chips, hosts), name
     assert accelerator("a100-40-8").generation is GPUS["a100-40"]
     assert accelerator("h200-16", hosts=2).description == "h200-16: 16 GPUs in 2 machines"
 
 
-def test_their_rates_are_those_of_the_data_sheets():
-    """Float32 TFLOP/s, two a lane and cycle; that of B200 is an eighth of HGX B200's. An A100 has as many lanes for
-    integers, which can work at the same time."""
+def test_gpu_rates_equal_the_data_sheets():
+    """Float32 TFLOP/s are two per lane and cycle; a B200 has an eighth of an HGX B200.
+
+    An A100 has an equal number of integer lanes, which can work at the same time.
+    """
     sheets = {"a100-40": 19.5, "a100-80": 19.5, "h100": 67, "h200": 67, "l4": 30.3, "l40s": 91.6, "b200": 600 / 8}
     for name, gpu in GPUS.items():
         assert gpu.vector_rate / 1e12 == pytest.approx(sheets[name] * 128 / gpu.lanes, rel=0.01), name
@@ -26,7 +28,7 @@ def test_their_rates_are_those_of_the_data_sheets():
         assert triton.is_supported(gpu.kind) == (name != "b200")  # docs/limits.md
 
 
-def test_jax_takes_three_quarters_of_the_memory_or_what_it_is_told(monkeypatch):
+def test_jax_takes_three_quarters_of_the_memory_unless_the_environment_sets_another_share(monkeypatch):
     gpu = GPUS["l4"]
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(name, raising=False)
@@ -49,12 +51,12 @@ def test_jax_takes_three_quarters_of_the_memory_or_what_it_is_told(monkeypatch):
     ("h100-8", {"slices": 2}, "--slices=2: GPUs have no slices; set the number of machines with --hosts=M"),
     ("v4-8", {"hosts": 2}, "--hosts=2: only for GPUs"),
 ])  # fmt: skip
-def test_a_mistake_in_a_name_is_said_in_one_line(name, flags, message):
+def test_a_mistake_in_a_gpu_name_raises_one_line(name, flags, message):
     with pytest.raises(UserError, match=message):
         accelerator(name, **flags)
 
 
-def test_without_the_plugin_the_line_that_installs_it_is_shown(monkeypatch):
+def test_a_missing_plugin_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"jax\[cuda12\] is not installed: pip install 'bertjax\[aot-cuda\]'"):
         accelerator("h100-8").devices()

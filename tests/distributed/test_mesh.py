@@ -1,4 +1,4 @@
-"""Meshes: what fits, what is refused, and that no array is split in a way that the rules forbid."""
+"""Meshes: matching and mismatched device counts, and shardings that follow the rules."""
 
 import io
 import os
@@ -27,7 +27,7 @@ def config_with(**mesh):
     return config
 
 
-def test_minus_one_takes_the_devices_that_are_left():
+def test_minus_one_takes_the_remaining_devices():
     assert make_mesh(config_with()).shape == {"data": 8, "fsdp": 1, "tensor": 1}
     assert make_mesh(config_with(data=2, fsdp=-1, tensor=2)).shape == {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -39,7 +39,7 @@ def test_minus_one_takes_the_devices_that_are_left():
     ({}, dict(batch_size=16, microbatches=4), r"each of the 4 microbatches must be a multiple of the 8 devices"),
     (dict(data=1, tensor=8), {}, r"config.model.num_attention_heads = 2: must be a multiple of the 8 devices"),
 ])  # fmt: skip
-def test_what_does_not_fit_the_devices_is_refused(mesh, fields, message):
+def test_meshes_that_do_not_match_the_devices_are_refused(mesh, fields, message):
     config = config_with(**mesh)
     config.update(fields)
     with pytest.raises(UserError, match=message):
@@ -48,7 +48,7 @@ def test_what_does_not_fit_the_devices_is_refused(mesh, fields, message):
 
 @pytest.mark.parametrize("sizes", [dict(data=8), dict(data=2, fsdp=2, tensor=2), dict(data=4, fsdp=2)])
 def test_every_matrix_of_the_state_is_split_over_all_devices(sizes):
-    """Params and both moments at rest; biases and LayerNorm, a thousandth of it, are not."""
+    """Params and both moments are sharded at rest; biases and LayerNorm, a thousandth of the state, are not."""
     config = config_with(**sizes)
     config.model.num_hidden_layers = 2  # which "data" splits
     task = pretraining_task(config, make_mesh(config), None)
@@ -59,21 +59,21 @@ def test_every_matrix_of_the_state_is_split_over_all_devices(sizes):
     }
     layers = [share for name, share in shares.items() if "layers" in name]
     assert len(layers) == 3 * 4 and set(layers) == {8}, shares
-    assert min(shares.values()) >= 8 / sizes.get("tensor", 1)  # which splits neither positions nor the pooler
+    assert min(shares.values()) >= 8 / sizes.get("tensor", 1)  # "tensor" splits neither positions nor the pooler
 
 
 @pytest.mark.parametrize(
     "axes, parts", [((), ("data", None)), (("layers", "embed"), (None, "data"))], ids=["not named", "named"]
 )
-def test_a_matrix_is_split_whether_or_not_its_module_names_the_axes(axes, parts):
-    """A head of a user's own may be a plain `nn.Dense`."""
+def test_matrices_are_split_with_or_without_logical_axis_names(axes, parts):
+    """The head of a user may be a plain `nn.Dense`."""
     mesh = make_mesh(config_with(data=8))
     split = split_over_data(replicated(mesh), PartitionSpec(*axes), (16, 32))
     assert split.spec == PartitionSpec(*parts)
 
 
 def test_devices_of_a_slice_are_neighbours_along_data():
-    """Eight devices that say they are in two slices: what is not data stays within one of them."""
+    """Eight devices in two slices: all axes except data stay within one slice."""
     chip = dict(platform="tpu", device_kind="TPU v5 lite", core_on_chip=0)
     devices = [
         types.SimpleNamespace(id=n, process_index=n // 2, slice_index=n % 2, coords=(n // 2 % 2, n // 4, 0), **chip)
@@ -84,7 +84,7 @@ def test_devices_of_a_slice_are_neighbours_along_data():
     with pytest.raises(UserError, match=r"config.mesh.data = 1: must be a multiple of the 2 slices"):
         _arrange((1, 8, 1), devices)
     for device in devices:
-        device.platform = "gpu"  # whose slices are hosts, which fsdp may connect
+        device.platform = "gpu"  # the slices are hosts, which fsdp may connect
     assert _arrange((1, 8, 1), devices).shape == (1, 8, 1)
 
 
@@ -97,7 +97,7 @@ def test_batches_are_split_by_rows():
     assert local_rows(mesh, 16).tolist() == list(range(16))
 
 
-def test_what_computes_depends_on_the_chip(monkeypatch):
+def test_compute_settings_depend_on_the_chip(monkeypatch):
     def compute(platform, chip, attention="auto", dtype="auto", remat="none", unroll="auto", kernels="auto", heads=12):
         config = config_with()
         config.kernels = kernels
@@ -112,11 +112,11 @@ def test_what_computes_depends_on_the_chip(monkeypatch):
     assert compute("cpu", "cpu") == Compute("float32", "bfloat16", "none", True, "cpu")
     assert compute("cpu", "cpu", dtype="float32") == Compute("float32", "float32", "none", True, "cpu")
     assert compute("tpu", "TPU v4") == Compute("bfloat16", "bfloat16", "none", False, "TPU v4")
-    assert not compute("cpu", "cpu", remat="full").unroll  # it would save less memory
+    assert not compute("cpu", "cpu", remat="full").unroll  # unrolling would reduce the memory savings
     assert compute("tpu", "TPU v4", unroll="yes").unroll and not compute("cpu", "cpu", unroll="no").unroll
     assert compute("gpu", "NVIDIA H100", dtype="float32").dtype == "float32"
     assert compute("gpu", "NVIDIA H100", kernels="no").chip == compute("tpu", "TPU v4", kernels="no").chip == ""
-    assert compute("cpu", "cpu", kernels="no").chip == "cpu"  # whose tiles are no kernels
+    assert compute("cpu", "cpu", kernels="no").chip == "cpu"  # the tiled path for CPUs uses no kernels
     assert compute("gpu", "NVIDIA H100", attention="fused").chip == "NVIDIA H100"
     for chip, dtype in (("NVIDIA H100", "float32"), ("Tesla T4", "bfloat16")):
         with pytest.raises(UserError, match=f"'fused': {chip} has no kernel for {dtype}; set auto"):
@@ -130,7 +130,7 @@ def test_what_computes_depends_on_the_chip(monkeypatch):
     ("fpu avx512f amx_bf16 amx_tile amx_int8", "bfloat16"),
     ("fpu avx512f avx512_vnni amx_int8", "float32"),
 ])  # fmt: skip
-def test_a_processor_multiplies_the_type_that_its_flags_name(monkeypatch, flags, dtype):
+def test_cpu_dtype_follows_the_cpu_flags(monkeypatch, flags, dtype):
     content = f"processor\t: 0\nmodel name\t: a bf16 avx512_bf16\nflags\t\t: {flags}\nbugs\t\t: amx_bf16\n"
     monkeypatch.setattr("builtins.open", lambda path: io.StringIO(content))
     assert topology.cpu_dtype() == dtype
@@ -142,12 +142,12 @@ def test_peak_flops_are_known_by_kind():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads /proc, and sets what glibc does")
-def test_on_cpus_the_devices_of_the_mesh_take_all_cores_and_memory_when_it_is_needed():
-    """In a process of its own, for devices are configured once.
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads /proc, and sets options of glibc")
+def test_cpu_devices_use_all_cores_and_free_memory():
+    """Runs in a separate process, because devices are configured once.
 
-    Numbers of pages tell whether memory comes back. Each call of `step` needs 16 MB; the next ones are dispatched
-    before the first has finished.
+    The numbers of resident pages show whether memory is freed. Each call of `step` needs 16 MB; the next calls are
+    dispatched before the first call has finished.
     """
     program = """
 import pathlib, re, resource
@@ -174,5 +174,5 @@ print(len(jax.devices()), peak() - first, [pages() for _ in range(4)][-1])
     out = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     devices, memory, pages = map(int, out.stdout.split())
     assert devices == 2
-    assert pages < 100  # of 25,600 small ones
+    assert pages < 100  # of 25,600 small arrays
     assert memory < 45 << 10  # KiB; up to 34 MiB were measured, and 62 MiB with asynchronous dispatch

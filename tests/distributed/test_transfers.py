@@ -1,4 +1,4 @@
-"""What goes to the devices ahead of its use, and comes back behind it."""
+"""Transfers of batches to the devices ahead of their use, and of results back to the host."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +7,7 @@ from bertjax.distributed.transfers import STEPS_IN_FLIGHT, copy_to_devices, fetc
 from tests.conftest import one_device_mesh, tiny_config
 
 
-def test_results_are_fetched_in_order_while_more_are_under_way():
+def test_results_are_fetched_in_order_and_asynchronously():
     started = []
 
     def results():

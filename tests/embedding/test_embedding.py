@@ -1,4 +1,4 @@
-"""Training of vectors: microbatches, devices and packing change nothing; several sets, teachers, resume, bad input."""
+"""Training of embeddings: invariance to microbatches, devices and packing; several data sets, teachers, bad input."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ FORMS = {
 
 
 def rows_of(count: int, seed: int) -> list[dict]:
-    """Texts about a topic, of which every fourth query or positive has been before; and pairs, some about the same."""
+    """Texts about a topic; every fourth query or positive is repeated. Also pairs, some of them about one topic."""
     rng, rows = random.Random(seed), []
 
     def text(topic):
@@ -80,11 +80,11 @@ def task_of(config, tmp_path, devices=1):
     return FineTuning(config, make_mesh(config, jax.devices()[:devices]), material.data)
 
 
-# The whole step.
+# The whole training step.
 
 
 def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
-    """The gradient of a batch that is not full, with dropout, and the metrics."""
+    """Returns the gradient of a batch that is not full, with dropout, and the metrics."""
     config.mesh.update(data=data, fsdp=fsdp, tensor=1)
     config.microbatches, config.packing = microbatches, False
     config.optimizer.update(name="sgd", warmup_proportion=0.0, learning_rate=1.0, weight_decay=0.0, max_grad_norm=1e9)
@@ -94,7 +94,7 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
     state = program.init(jax.random.key(0))
     before = jax.device_get(state.params)
     batch = min(itertools.islice(task.batches(0), 3), key=lambda batch: batch["weights"].sum())
-    assert batch["weights"].sum() == 10  # of 16 places
+    assert batch["weights"].sum() == 10  # of 16 rows
     state, metrics = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
     return jax.tree.map(np.subtract, before, jax.device_get(state.params)), jax.device_get(metrics)
 
@@ -103,21 +103,21 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
 def test_microbatches_and_devices_change_neither_loss_nor_gradient(folder, checkpoint, tmp_path):
     fields = {"loss.symmetric": True, "loss.widths": "8"}
     expected, metrics = gradient_of(config_for(folder, checkpoint, **fields), tmp_path)
-    found, again = gradient_of(config_for(folder, checkpoint, **fields), tmp_path, 2, 2, 2)
+    result, again = gradient_of(config_for(folder, checkpoint, **fields), tmp_path, 2, 2, 2)
     assert metrics["loss"] > 1 and metrics["grad_norm"] > 0.1
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), expected, found)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), expected, result)
     for name in ("loss", "accuracy", "grad_norm"):
         np.testing.assert_allclose(again[name], metrics[name], rtol=1e-4, err_msg=name)
 
 
 def packed(examples):
-    """All of them in one packed batch, in which some places have no example."""
+    """Packs all examples into one batch in which some slots have no example."""
     return next(PackedOrder(examples, len(examples), 0, 64, 1).batches(range(1), np.arange))
 
 
 @pytest.fixture(scope="module")
 def encode(folder, checkpoint, tmp_path_factory):
-    """Returns the vectors of a batch of any form; compiled once for each shape."""
+    """Returns the embeddings of a batch of any layout; compiled once per shape."""
     task = task_of(config_for(folder, checkpoint), tmp_path_factory.mktemp("encode"))
     params = nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
     compiled = jax.jit(task.loss.outputs)
@@ -145,22 +145,22 @@ def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
 
     def loss(vectors, batch, groups):
         parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), (vectors, task.loss.normalize(batch)))
-        return jax.vmap(lambda *given: task.loss.loss_of_outputs(*given)[0], axis_name=GROUPS)(*parts).sum()
+        return jax.vmap(lambda *arrays: task.loss.loss_of_outputs(*arrays)[0], axis_name=GROUPS)(*parts).sum()
 
-    found = []
+    results = []
     for batch, groups in batches:
         vectors, there = encode(batch), batch["weights"] > 0
         value, gradient = jax.jit(jax.value_and_grad(loss), static_argnums=2)(vectors, batch, groups)
         order = np.argsort(np.asarray(vectors)[there][..., 0].sum(1))
-        found.append((value, *(np.asarray(x)[there][order] for x in (vectors, gradient))))
+        results.append((value, *(np.asarray(x)[there][order] for x in (vectors, gradient))))
         assert not np.asarray(gradient)[~there].any()
-    for other in found[1:]:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found[0], other)
+    for other in results[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), results[0], other)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_a_sentence_and_itself_differ_by_dropout(is_packed, encode, folder, checkpoint, tmp_path):
+def test_two_embeddings_of_one_sentence_differ_by_dropout(is_packed, encode, folder, checkpoint, tmp_path):
     examples = task_of(config_for(folder, checkpoint, "sentences"), tmp_path).data.train
     batch = packed(examples) if is_packed else examples.batch(np.arange(len(examples)), 16)
     for keys, differs in ((jax.random.split(jax.random.key(1), len(batch["input_ids"])), True), (None, False)):
@@ -170,42 +170,45 @@ def test_a_sentence_and_itself_differ_by_dropout(is_packed, encode, folder, chec
         assert (distances > 1e-3).all() if differs else (distances < 1e-5).all()
 
 
-def test_what_is_the_same_text_is_no_negative():
-    """The loss beside NumPy's, which leaves out candidates one by one."""
+def test_equal_texts_are_not_negatives():
+    """Compares the loss with NumPy code that removes candidates one by one."""
     rng = np.random.default_rng(0)
-    words = rng.integers(0, 5, (12, 3))  # of few texts, so that all kinds of duplicates are there
+    words = rng.integers(0, 5, (12, 3))  # few distinct texts, so that all types of duplicates occur
     vectors = rng.normal(size=(5, 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     logits = vectors @ vectors.T / 0.05
 
-    def cross_entropy(own, right, others):
-        return np.log(np.exp([logits[own, other] for other in (right, *others)]).sum()) - logits[own, right]
+    def cross_entropy(text_number, right, candidates):
+        return (
+            np.log(np.exp([logits[text_number, other] for other in (right, *candidates)]).sum())
+            - logits[text_number, right]
+        )
 
     expected, masked = [], 0
     for i, (query, positive, _) in enumerate(words):
-        others = [words[j, 1] for j in range(12) if j != i and words[j, 0] != query] + list(words[:, 2])
+        candidates = [words[j, 1] for j in range(12) if j != i and words[j, 0] != query] + list(words[:, 2])
         queries = [words[j, 0] for j in range(12) if j != i and words[j, 1] != positive]
-        kept = [[text for text in found if text not in (query, positive)] for found in (others, queries)]
+        kept = [[text for text in texts if text not in (query, positive)] for texts in (candidates, queries)]
         masked += 3 * 12 - 2 - sum(map(len, kept))
         expected.append((cross_entropy(query, positive, kept[0]) + cross_entropy(positive, query, kept[1])) / 2)
     batch = {"weights": np.ones(12, np.float32), "labels": words}
     loss = losses.InBatchNegatives(temperature=0.05, symmetric=True)
-    found, _ = jax.jit(jax.vmap(lambda v: loss(v, batch), axis_name=GROUPS))(vectors[words][None])
+    losses_of_batch, _ = jax.jit(jax.vmap(lambda v: loss(v, batch), axis_name=GROUPS))(vectors[words][None])
     assert masked > 100
-    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(losses_of_batch[0], expected, rtol=1e-4, atol=1e-5)
 
 
-# Several sets.
+# Several data sets.
 
 
 def examples_of(count: int, name: int) -> Examples:
-    """Sequences that say which they are."""
+    """Sequences that contain the name of their data set and their number."""
     ids = [np.array([name, i, *[7] * (i % 5)], np.int32) for i in range(count)]
     return Examples(ids, [np.zeros_like(x) for x in ids])
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_every_batch_is_of_one_set_and_each_is_used_as_often_as_it_weighs(is_packed):
+def test_every_batch_has_one_data_set_and_data_sets_are_used_by_weight(is_packed):
     sizes, weights, size = (40, 24, 64), (1.0, 2.0, 0.5), 8
     sets = [examples_of(count, name) for name, count in enumerate(sizes, 1)]
     orders = [PackedOrder(x, size, 0, 64, 1) if is_packed else TrainingOrder(x, size, 0, 64) for x in sets]
@@ -215,25 +218,25 @@ def test_every_batch_is_of_one_set_and_each_is_used_as_often_as_it_weighs(is_pac
     batches = list(order.batches(range(2 * steps), np.arange))
 
     def read(batch):
-        """The set and the number of each example."""
+        """Returns the data set and the number of each example."""
         if not is_packed:
             return [tuple(ids[:2]) for ids in batch["input_ids"][batch["weights"] > 0]]
         rows, numbers = np.nonzero(batch["weights"])
         return [tuple(batch["input_ids"][r, (s := batch["first_tokens"][r, n]) : s + 2]) for r, n in zip(rows, numbers)]
 
-    found = [read(batch) for batch in batches]
-    assert all(len({name for name, _ in each}) == 1 for each in found)
+    contents = [read(batch) for batch in batches]
+    assert all(len({name for name, _ in each}) == 1 for each in contents)
     for epoch in range(2):
-        used = list(itertools.chain(*found[epoch * steps : (epoch + 1) * steps]))
+        used = list(itertools.chain(*contents[epoch * steps : (epoch + 1) * steps]))
         counts = {name: [used.count((name, i)) for i in range(count)] for name, count in enumerate(sizes, 1)}
         assert set(counts[1]) == {1} and set(counts[2]) == {2} and sum(counts[3]) == 32
-    of_third = [each for each in itertools.chain(*found) if each[0] == 3]
+    of_third = [each for each in itertools.chain(*contents) if each[0] == 3]
     assert len(set(of_third)) == len(of_third) == 64  # half in each epoch
-    names = [each[0][0] for each in found]
+    names = [each[0][0] for each in contents]
     assert names[:steps] != names[steps:] and names != sorted(names)
     for start in (7, 20):
         again = itertools.islice(order.batches(range(start, 2 * steps), np.arange), 3)
-        assert [read(batch) for batch in again] == found[start : start + 3]
+        assert [read(batch) for batch in again] == contents[start : start + 3]
 
 
 def mixed(folder, checkpoint, **fields):
@@ -244,19 +247,19 @@ def mixed(folder, checkpoint, **fields):
 
 
 @pytest.mark.slow
-def test_a_run_on_several_sets_learns(folder, checkpoint, tmp_path):
+def test_a_run_on_several_data_sets_improves_the_score(folder, checkpoint, tmp_path):
     launch(mixed(folder, checkpoint), tmp_path)
     lines = read_metrics(tmp_path)
     scores = [line["eval/spearman"] for line in lines if "eval/spearman" in line]
     assert lines[-1]["step"] == 2 * (3 + 6) and scores[-1] > 0.5
 
 
-# A teacher.
+# Distillation.
 
 
 @pytest.fixture(scope="module")
 def teacher(folder, checkpoint, tmp_path_factory):
-    """A workdir with the vectors of the checkpoint, and with prompts."""
+    """A workdir with the params of the checkpoint, and with prompts."""
     workdir = tmp_path_factory.mktemp("teacher")
     config = config_for(folder, checkpoint, **{"data.query_prompt": "ship ", "data.document_prompt": "sail "})
     config, _ = finetuning_run.resolve(config, None)
@@ -267,26 +270,28 @@ def teacher(folder, checkpoint, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["vectors", "scores"])
-def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folder, checkpoint, tmp_path):
-    fields = {"distill.teacher": str(teacher), "distill.what": what}
-    config = (config_for if what == "scores" else mixed)(folder, checkpoint, **fields)
+@pytest.mark.parametrize("target", ["vectors", "scores"])
+def test_examples_have_the_vectors_or_scores_of_the_teacher(target, teacher, folder, checkpoint, tmp_path):
+    fields = {"distill.teacher": str(teacher), "distill.what": target}
+    config = (config_for if target == "scores" else mixed)(folder, checkpoint, **fields)
     config, _ = finetuning_run.resolve(config, None)
     dataset = finetuning_run.load_inputs(config, tmp_path, None).data
     source, row = pretrained.read_pretrained(teacher), rows_of(42, 42)[3]
-    # `predict` writes the query's prompt before all texts.
+    # `predict` prepends the query prompt to all texts.
     prompted = dataclasses.replace(source, settings=source.settings.copy_and_resolve_references().unlock())
     prompted.settings.data.query_prompt = ""
     texts = ["ship " + row["query"], "sail " + row["positive"], "sail " + row["negative"]]
-    vectors = np.array([each["vector"] for each in tasks.get("embed").predict(prompted, [(text,) for text in texts])])
+    vectors = np.array(
+        [prediction["vector"] for prediction in tasks.get("embed").predict(prompted, [(text,) for text in texts])]
+    )
     cosines = vectors[1:] @ vectors[0]
-    expected = vectors if what == "vectors" else cosines[:1] - cosines[1:]
+    expected = vectors if target == "vectors" else cosines[:1] - cosines[1:]
     np.testing.assert_allclose(dataset.train.teacher_logits[3], expected, atol=1e-5)
     for examples in dataset.train_sets:
         assert len(examples.teacher_logits) == len(examples)
     in_rows = packed(dataset.train)
     assert in_rows["teacher_logits"].shape == (*in_rows["weights"].shape, *expected.shape)
-    # Another form of a set has other prompts: the teacher computes its logits anew.
+    # Another format of a data set has other prompts: the teacher computes its logits again.
     path = tmp_path / distillation.FILE
     key, forms = str(np.load(path)["key"]), dataset.forms
     assert len(distillation._read(path, key, forms)) == sum(map(len, dataset.train_sets))
@@ -295,15 +300,17 @@ def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folde
     assert distillation._read(path, "other", forms) is None
 
 
-def test_a_student_is_as_far_from_its_teacher_as_their_vectors_or_scores():
+def test_the_distillation_loss_is_the_distance_of_vectors_or_scores():
     rng = np.random.default_rng(0)
-    ours, theirs = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, 6, 3, 8)))
-    cosines = [(x[:, :1] * x[:, 1:]).sum(-1) for x in (ours, theirs)]
+    student, teacher = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, 6, 3, 8)))
+    cosines = [(x[:, :1] * x[:, 1:]).sum(-1) for x in (student, teacher)]
     scores = [x[:, :1] - x[:, 1:] for x in cosines]
     loss = losses.of_settings(embed.get_config().loss, ())
-    np.testing.assert_allclose(loss.divergence(2 * ours, theirs, 1.0), 1 - (ours * theirs).sum(-1).mean(-1), atol=1e-6)
+    np.testing.assert_allclose(
+        loss.divergence(2 * student, teacher, 1.0), 1 - (student * teacher).sum(-1).mean(-1), atol=1e-6
+    )
     expected = np.square(scores[0] - scores[1]).mean(-1)
-    np.testing.assert_allclose(loss.divergence(ours, scores[1], 1.0), expected, atol=1e-6)
+    np.testing.assert_allclose(loss.divergence(student, scores[1], 1.0), expected, atol=1e-6)
 
 
 # Mistakes.
@@ -336,19 +343,19 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: computes no embeddings \(BertFor.*\)"),
     (TEACHER | {"head.dense": 8}, r"embeddings is 32, .* is 8; set head.dense=32, or "),
     (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have no scores of pairs; set distill.what=v"),
-    (TEACHER | {"distill.temperature": 3.0}, r"distill.temperature = 3.0: applies to logits, .*; leave the field out"),
+    (TEACHER | {"distill.temperature": 3.0}, r"distill.temperature = 3.0: applies to logits, .*; leave the field"),
 ])  # fmt: skip
-def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
+def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint, tmp_path):
     rows = [row | {"empty": "", "constant": 3} for row in rows_of(20, 0)]
     write_table(tmp_path / "train.jsonl", rows)
     write_table(tmp_path / "dev.jsonl", rows)
     named = dict(folder=tmp_path, checkpoint=checkpoint, teacher=teacher)
     fields = {name: x.format(**named) if isinstance(x, str) else x for name, x in fields.items()}
-    with pytest.raises(UserError, match=message) as found:
+    with pytest.raises(UserError, match=message) as error:
         config = config_for(tmp_path, checkpoint, **fields)
         validate(config)
         task_of(config, tmp_path)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("fields, message", [
@@ -360,25 +367,27 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
     (dict(form="squad"), r".path = '.*': the folder has no train-v1.1.json or train-v2.0.json"),
     ("train.csv", r" = 'train.csv': must be text_set\(path, ...\)"),
 ])  # fmt: skip
-def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_path):
+def test_a_mistake_in_a_data_set_names_the_data_set(fields, message, folder, checkpoint, tmp_path):
     config = config_for(folder, checkpoint).unlock()
     write_table(tmp_path / "one.csv", rows_of(1, 0))
     if isinstance(fields, dict):
-        given = dict(path=str(folder), texts="query,positive") | fields
-        fields = embed.text_set(**given | {"path": given["path"].format(empty=tmp_path)})
+        source_fields = dict(path=str(folder), texts="query,positive") | fields
+        fields = embed.text_set(**source_fields | {"path": source_fields["path"].format(empty=tmp_path)})
     config.data.sets.more = fields
     with pytest.raises(UserError, match="config.data.sets.more" + message if message[0] in ". " else message):
         validate(config)
         task_of(config, tmp_path)
 
 
-def test_one_text_is_one_number(checkpoint):
-    """With the prompt of its side: a query and a document of the same words are other inputs, if prompts differ."""
+def test_equal_texts_have_equal_numbers(checkpoint):
+    """The prompt is part of the text: with different prompts, equal words of a query and a document are different
+    inputs.
+    """
     tokenizer = pretrained.read_pretrained(checkpoint).tokenizer
-    found = datasets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])
+    text_set = datasets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])
     for document, expected in (("", [[0, 1], [1, 0], [0, 2]]), ("rose ", [[0, 1], [2, 3], [0, 4]])):
         prompts = {datasets.QUERY: "", datasets.DOCUMENT: document}
-        encoded = datasets.encode_set(found, "pairs", prompts, tokenizer, 16)
+        encoded = datasets.encode_set(text_set, "pairs", prompts, tokenizer, 16)
         assert encoded.numbers.tolist() == expected and len(encoded.examples) == np.max(expected) + 1
-        labels = datasets.training_examples(encoded, found.labels).labels
-        assert labels.tolist() == [[0, 1], [1, 0], [0, 2]]  # what is no negative does not depend on prompts
+        labels = datasets.training_examples(encoded, text_set.labels).labels
+        assert labels.tolist() == [[0, 1], [1, 0], [0, 2]]  # the excluded negatives do not depend on prompts

@@ -69,13 +69,13 @@ def corpus(tmp_path):
 
 
 def best(queries, documents, count):
-    """The numbers and scores of the documents with the highest dot products, by comparing all pairs."""
+    """Returns numbers and scores of the documents with the highest dot products, by comparing all pairs."""
     scores = queries @ documents.T
     order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
     return order, np.take_along_axis(scores, order, 1)
 
 
-def test_the_index_returns_what_comparing_all_pairs_returns(model, corpus, tmp_path, monkeypatch):
+def test_the_index_equals_a_comparison_of_all_pairs(model, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BATCH", 7)
     index = SearchIndex.build(model, corpus, tmp_path / "index")
     embeddings = [
@@ -92,11 +92,11 @@ def test_the_index_returns_what_comparing_all_pairs_returns(model, corpus, tmp_p
     assert index.search(QUERIES[0], 4) == hits[:1]
 
 
-def test_a_later_search_reads_the_folder_only(model, corpus, tmp_path, monkeypatch):
+def test_a_later_search_reads_only_the_index_folder(model, corpus, tmp_path, monkeypatch):
     index = SearchIndex.build(model, corpus, tmp_path / "index")
     names = {path.name for path in (tmp_path / "index").iterdir()}
     assert names == {module.DESCRIPTION, module.DOCUMENTS, module.EMBEDDINGS}
-    monkeypatch.setattr(text_embedding, "write_embeddings", None)  # no embedding of a document is computed again
+    monkeypatch.setattr(text_embedding, "write_embeddings", None)  # no document is encoded again
     assert SearchIndex.build(model, corpus, tmp_path / "index").search(QUERIES) == index.search(QUERIES)
     corpus.unlink()
     (tmp_path / "index").rename(tmp_path / "moved")
@@ -146,7 +146,7 @@ def index(plain, corpus, tmp_path):
 
 
 def test_another_checkpoint_or_corpus_is_refused(plain, model, folder, corpus, index, tmp_path):
-    assert len(SearchIndex.open(plain, index)) == len(TEXTS)  # pooled as the index is
+    assert len(SearchIndex.open(plain, index)) == len(TEXTS)  # pooled like the index
     with pytest.raises(UserError, match=r"index: was built with pool = 'mean', not 'cls'; use 'mean', or name a new"):
         SearchIndex.open(plain, index, "cls")
     SearchIndex.build(model, corpus, tmp_path / "dot")
@@ -163,7 +163,7 @@ def test_another_checkpoint_or_corpus_is_refused(plain, model, folder, corpus, i
         SearchIndex.build(plain, corpus, index, "mean")
 
 
-def test_a_folder_that_is_no_index_is_refused(plain, index, tmp_path):
+def test_a_folder_without_an_index_is_refused(plain, index, tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/notes.md").write_text("mine")
     with pytest.raises(
@@ -193,13 +193,13 @@ def test_documents_that_cannot_be_read_are_refused(documents, message, plain, tm
         SearchIndex.build(plain, documents, tmp_path / "index", "mean")
 
 
-@pytest.mark.parametrize("given, message", [
+@pytest.mark.parametrize("arguments, message", [
     (dict(queries=["a", None]), r"^queries\[1\] = None: must be a str$"),
     (dict(queries="a", top_k=0), r"^top_k = 0: must be an integer of at least 1$"),
 ])  # fmt: skip
-def test_queries_that_are_no_texts_are_refused(given, message, plain):
+def test_queries_that_are_not_texts_are_refused(arguments, message, plain):
     with pytest.raises(UserError, match=message):
-        SearchIndex.build(plain, TEXTS[:1], pool="mean").search(**given)
+        SearchIndex.build(plain, TEXTS[:1], pool="mean").search(**arguments)
 
 
 # Files of documents.
@@ -238,13 +238,13 @@ def test_documents_have_the_ids_of_a_table_or_the_numbers_of_lines(tmp_path):
 # The command.
 
 
-def test_the_command_writes_an_index_and_searches_it_again(folder, corpus, tmp_path):
+def test_the_command_writes_and_reuses_an_index(folder, corpus, tmp_path):
     arguments = f"--checkpoint={folder}", "--dtype=float32", "--index=kept", "--top_k=2"
     first = run("search", *arguments, f"--corpus={corpus}", *QUERIES[:2], cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
     assert [lines[0], lines[3]] == QUERIES[:2] and len(lines) == 6
-    assert first.stderr.endswith(f"next:\n  bertjax search {folder} --index=kept QUERY\n")
+    assert first.stderr.endswith(f"next:\n  bertjax search {folder} --index=kept 'a query'\n")
     corpus.unlink()
     again = run("search", *arguments, "--json", QUERIES[0], cwd=tmp_path)
     (result,) = map(json.loads, again.stdout.splitlines())
@@ -264,7 +264,7 @@ def test_the_command_writes_an_index_and_searches_it_again(folder, corpus, tmp_p
     (["a", "--corpus=empty.txt"], "empty.txt: has no text; add at least one"),
     (["a", "--index=none"], "index = none: has no index.json; name a corpus to write an index, or another folder"),
 ])  # fmt: skip
-def test_a_search_that_cannot_be_made_is_refused_in_one_line(arguments, message, tmp_path):
+def test_invalid_searches_are_refused_in_one_line(arguments, message, tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     result = run("search", "--checkpoint=nowhere", *arguments, cwd=tmp_path)
     assert result.returncode == 1 and result.stderr == f"error: {message}\n"

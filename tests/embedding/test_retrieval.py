@@ -1,4 +1,4 @@
-"""Queries, nearest documents and hard negatives; a run of the task embed, and the commands that use its vectors."""
+"""Queries, nearest documents and hard negatives; a run of the task embed, and the commands that use its embeddings."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ QUERIES, DOCUMENTS = 40, 90
 
 @pytest.fixture
 def search():
-    """Queries with one to three relevant documents; the text of each tenth one is a document as well."""
+    """Queries with one to three relevant documents; the text of every tenth query is also a document."""
     rng = np.random.default_rng(0)
     relevant = [dict.fromkeys(rng.choice(80, rng.integers(1, 4), replace=False).tolist(), 1.0) for _ in range(QUERIES)]
     documents = [f"document {i}" for i in range(86)] + [f"query {i}" for i in range(0, QUERIES, 10)]
@@ -53,46 +53,53 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_negatives_are_the_nearest_that_may_be_some(choice, search, vectors):
+def test_negatives_are_the_nearest_allowed_documents(choice, search, vectors):
     mined = mining.mine_negatives(search, *vectors, choice)
     cosines = metrics.l2_normalize(vectors[0]) @ metrics.l2_normalize(vectors[1]).T
     expected, candidates, dropped, inverted = [], 0, 0, 0
     for query in range(QUERIES):
-        own = cosines[query, list(search.relevant[query])].min()
-        others = [
+        lowest_relevant = cosines[query, list(search.relevant[query])].min()
+        ranked = [
             number for number in np.argsort(-cosines[query]).tolist()
             if number not in search.relevant[query] and search.documents[number] != search.queries[query]
         ][choice.first - 1 : choice.last]  # fmt: skip
-        limit = own - choice.margin * abs(own) if choice.is_share else own - choice.margin
-        left = [i for i in others if choice.least <= cosines[query, i] <= min(limit, choice.most)]
-        candidates, dropped = candidates + len(others), dropped + len(others) - len(left)
+        limit = (
+            lowest_relevant - choice.margin * abs(lowest_relevant)
+            if choice.is_share
+            else lowest_relevant - choice.margin
+        )
+        left = [i for i in ranked if choice.least <= cosines[query, i] <= min(limit, choice.most)]
+        candidates, dropped = candidates + len(ranked), dropped + len(ranked) - len(left)
         if len(left) >= choice.negatives:
             expected.append((query, left[: choice.negatives]))
-            inverted += cosines[query, left[0]] > own
+            inverted += cosines[query, left[0]] > lowest_relevant
     assert mined.inverted == inverted and (inverted > 0) == (choice.margin <= 0)
     assert mined.rows == expected and 0 < len(expected)
     assert mined.candidates == candidates and mined.dropped.total() == dropped
     assert (dropped > 0) == (choice not in CHOICES[:2])
-    near, far = zip(*[(cosines[q, list(search.relevant[q])].mean(), cosines[q, found].mean()) for q, found in expected])
+    near, far = zip(
+        *[(cosines[q, list(search.relevant[q])].mean(), cosines[q, negatives].mean()) for q, negatives in expected]
+    )
     assert mined.cosines == pytest.approx((np.mean(near), np.mean(far)), abs=1e-5)
 
 
-def test_negatives_are_drawn_by_a_seed_from_all_that_may_be_some(search, vectors):
+def test_negatives_are_sampled_by_seed_from_the_allowed_documents(search, vectors):
     def drawn(seed, queries=slice(None)):
         return dict(mining.mine_negatives(search, *vectors, Choice(2, first=2, last=11, seed=seed)).rows)
 
     may_be = dict(mining.mine_negatives(search, *vectors, Choice(10, first=2, last=11)).rows)
-    found = [drawn(seed) for seed in range(40)]
-    assert found[3] == drawn(3) and found[3] != found[4]
+    samples = [drawn(seed) for seed in range(40)]
+    assert samples[3] == drawn(3) and samples[3] != samples[4]
     for query, all_of_it in may_be.items():
-        seen = {number for each in found for number in each[query]}
+        seen = {number for sample in samples for number in sample[query]}
         assert seen == set(all_of_it)
-        places = [[all_of_it.index(number) for number in each[query]] for each in found]
+        places = [[all_of_it.index(number) for number in sample[query]] for sample in samples]
         assert all(first < second for first, second in places)
 
 
-def test_the_table_is_training_data(search, vectors, tmp_path):
-    # Documents are near their queries, but for those of the first one: none is far enough below.
+def test_the_table_of_negatives_is_valid_training_data(search, vectors, tmp_path):
+    # Documents are near their queries, except the documents of the first query, which has no candidates below the
+    # margin.
     queries, documents = vectors
     for query in reversed(range(QUERIES)):
         documents[list(search.relevant[query])] = queries[query] if query else -queries[query]
@@ -107,8 +114,8 @@ def test_the_table_is_training_data(search, vectors, tmp_path):
             for query in rows for relevant in search.relevant[query]
         ]  # fmt: skip
         assert datasets.read_set(source, "train").texts == expected
-        said = f"2 negatives for {len(rows)} of {QUERIES} queries: {len(expected)} rows in {tmp_path / name}"
-        assert lines[0] == said
+        summary = f"2 negatives for {len(rows)} of {QUERIES} queries: {len(expected)} rows in {tmp_path / name}"
+        assert lines[0] == summary
         assert "candidates have ranks from 1 to 20;" in lines[1] and "nearer than the margin allows" in lines[1]
         assert lines[2] == f"{QUERIES - len(rows)} queries were dropped: they have fewer than 2 negatives"
         assert 0 not in rows and len(rows) < QUERIES and len(lines) == 4
@@ -122,11 +129,11 @@ def test_the_table_is_training_data(search, vectors, tmp_path):
     assert not list(tmp_path.glob("none*"))
 
 
-def test_mining_warns_of_what_is_probably_a_mistake(search, vectors, tmp_path):
+def test_mining_warns_of_probable_mistakes(search, vectors, tmp_path):
     def lines(choice):
         mined = mining.mine_negatives(search, *vectors, choice)
-        found = list(mining.write_negatives(tmp_path / "mined.csv", search, mined, choice))
-        return len(mined.rows), [line for line in found if line.startswith("warning: ")]
+        printed = list(mining.write_negatives(tmp_path / "mined.csv", search, mined, choice))
+        return len(mined.rows), [line for line in printed if line.startswith("warning: ")]
 
     for choice, why in (
         (Choice(last=500, margin=1.1), "dropped candidates were nearer than the margin allows; lower"),
@@ -140,11 +147,11 @@ def test_mining_warns_of_what_is_probably_a_mistake(search, vectors, tmp_path):
     assert rows == QUERIES and not lines(Choice(last=500, margin=0.0))[1]
 
 
-def test_each_text_occurs_once_in_a_merged_search():
+def test_merged_retrieval_sets_have_no_duplicate_texts():
     twice = retrieval.Search(["a", "a", "b"], ["x", "y", "x", "z"], [{0: 1.0}, {1: 2.0}, {2: 1.0}])
-    found = retrieval.with_documents(twice, ["z", "more", "more", "y"])
-    assert set(found.texts) == {("a", "x"), ("a", "y"), ("b", "x")} and len(found.texts) == 3
-    assert sorted(found.documents) == ["more", "x", "y", "z"] and list(found.queries) == ["a", "b"]
+    merged = retrieval.with_documents(twice, ["z", "more", "more", "y"])
+    assert set(merged.texts) == {("a", "x"), ("a", "y"), ("b", "x")} and len(merged.texts) == 3
+    assert sorted(merged.documents) == ["more", "x", "y", "z"] and list(merged.queries) == ["a", "b"]
 
 
 # Exact nearest neighbours in blocks.
@@ -156,19 +163,19 @@ def small_blocks(monkeypatch):
         monkeypatch.setattr(neighbors, name, size)
 
 
-@pytest.mark.parametrize("k", [1, 20, 1000])  # fewer than a block has, and more than there are
-def test_what_is_found_is_what_comparing_all_finds_with_equal_ones_in_their_order(k, small_blocks):
+@pytest.mark.parametrize("k", [1, 20, 1000])  # fewer neighbours than a block has, and more than there are documents
+def test_nearest_neighbours_equal_a_full_comparison_with_stable_ties(k, small_blocks):
     rng = np.random.default_rng(0)
-    # Cosines are multiples of 1/8, and exact: hundreds are equal.
+    # Cosines are exact multiples of 1/8, so that hundreds are equal.
     queries, documents = (rng.choice([-1.0, 1.0], (count, 16)) for count in (301, 517))
     cosines = queries @ documents.T / 16
     order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
-    found = neighbors.nearest(queries, documents, k)
-    assert (found.numbers == order).all()
-    np.testing.assert_array_equal(found.cosines, np.take_along_axis(cosines, order, 1))
+    nearest = neighbors.nearest(queries, documents, k)
+    assert (nearest.numbers == order).all()
+    np.testing.assert_array_equal(nearest.cosines, np.take_along_axis(cosines, order, 1))
 
 
-# BEIR's layout.
+# The layout of BEIR.
 
 
 def write_beir(folder, corpus, queries, **qrels):
@@ -193,33 +200,34 @@ def flagged(folder):
     return datasets.FlagSource("", str(folder), "search", "", "")
 
 
-def test_a_search_is_read_as_beir_writes_it(tmp_path):
+def test_beir_folders_are_read(tmp_path):
     qrels = dict(train=[("q2", "d1", 1)], dev=[("q3", "d2", 2), ("q1", "d10", 0), ("q2", "d1", 1), ("q2", "d2", -1)])
     folder = write_beir(tmp_path / "sea", CORPUS, ASKED, **qrels)
-    found = datasets.read_search(flagged(folder), "dev")
-    # Documents in the order of their ids, which are text; equal ones are two. The query without a document is none.
-    assert found.documents == ["Bread is baked.", "Bread is baked.", "Ships They sail."]
-    assert found.queries == ["what sails?", "bread?"] and found.relevant == [{2: 2.0}, {0: 1.0}]
+    retrieval_set = datasets.read_search(flagged(folder), "dev")
+    # Documents are sorted by their ids as text; documents with equal text stay separate. Queries without documents are
+    # dropped.
+    assert retrieval_set.documents == ["Bread is baked.", "Bread is baked.", "Ships They sail."]
+    assert retrieval_set.queries == ["what sails?", "bread?"] and retrieval_set.relevant == [{2: 2.0}, {0: 1.0}]
     assert datasets.read_set(flagged(folder), "train").texts == [("bread?", "Bread is baked.")]
-    assert datasets.read_search(flagged(folder / "qrels/dev.tsv"), "train") == found
-    assert found.identical == [-1, -1] and "id of a document" not in found.describe("dev")
+    assert datasets.read_search(flagged(folder / "qrels/dev.tsv"), "train") == retrieval_set
+    assert retrieval_set.identical == [-1, -1] and "id of a document" not in retrieval_set.describe("dev")
 
 
-def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
-    """As in BEIR's ArguAna: the document with the id of the query is the query."""
+def test_a_query_does_not_retrieve_its_own_document(tmp_path):
+    """As in BEIR's ArguAna, the document with the id of the query is the query."""
     asked = [{"_id": "d2", "text": "Ships sail."}, {"_id": "q", "text": "bread?"}]
     folder = write_beir(tmp_path, CORPUS, asked, dev=[("d2", "d1", 1), ("q", "d10", 1)])
     vectors, scores = np.eye(5, 4, dtype=np.float32)[[2, 1, 0, 1, 2]], {}  # queries, then d1, d10 and d2
-    vectors[2] += vectors[0] / 2  # the second best of the first query
+    vectors[2] += vectors[0] / 2  # the second-best document of the first query
     for ignore in (False, True):
         source = dataclasses.replace(flagged(folder), ignore_identical_ids=ignore)
         source.validate()
-        found = datasets.read_search(source, "dev")
+        retrieval_set = datasets.read_search(source, "dev")
         encoded = datasets.EncodedTexts(Examples([], []), np.arange(5))
-        scores[ignore] = evaluators.make_split(found, encoded).score(vectors)["recall@1"]
-        assert "; 1 of 2 queries have the id of a document" in found.describe("dev")
+        scores[ignore] = evaluators.make_split(retrieval_set, encoded).score(vectors)["recall@1"]
+        assert "; 1 of 2 queries have the id of a document" in retrieval_set.describe("dev")
     assert scores == {False: 0.5, True: 1.0}
-    mined = mining.mine_negatives(retrieval.with_documents(found), vectors[:2], vectors[[2, 3, 4]], Choice(2))
+    mined = mining.mine_negatives(retrieval.with_documents(retrieval_set), vectors[:2], vectors[[2, 3, 4]], Choice(2))
     assert [query for query, _ in mined.rows] == [1]  # the first query has one document left
     with pytest.raises(UserError, match=r"^--ignore_identical_ids=True: is for form=search"):
         datasets.FlagSource("", "x", **datasets.PAIRS, ignore_identical_ids=True).validate()
@@ -233,12 +241,12 @@ def test_a_query_that_is_a_document_may_not_find_itself(tmp_path):
     (CORPUS * 2, ASKED, [("q1", "d1", 1)], r"corpus.jsonl:4: a second text has the _id 'd2'"),
     ([{"_id": "d1", "body": "x"}], ASKED, [("q1", "d1", 1)], r"corpus.jsonl:1: no column 'text'; the columns are _id"),
 ])  # fmt: skip
-def test_what_is_wrong_in_a_search_is_named(corpus, queries, qrels, message, tmp_path):
+def test_mistakes_in_retrieval_data_are_named(corpus, queries, qrels, message, tmp_path):
     with pytest.raises(UserError, match=message):
         datasets.read_search(flagged(write_beir(tmp_path, corpus, queries, dev=qrels)), "dev")
 
 
-def test_files_that_a_folder_has_not_or_has_twice_are_named(tmp_path):
+def test_missing_and_duplicate_files_of_a_folder_are_named(tmp_path):
     folder = write_beir(tmp_path, CORPUS, ASKED, dev=[("q1", "d1", 1)], test=[("q2", "d1", 1)])
     with pytest.raises(
         UserError, match=r"^--data=.*: the folder has both qrels/test.tsv and qrels/dev.tsv; name the file$"
@@ -268,7 +276,7 @@ def sentence(rng, topic):
 
 
 def labelled_pairs(count, seed):
-    """Pairs of texts about one topic, 1, or two, 0."""
+    """Pairs of texts about one topic (label 1) or two topics (label 0)."""
     rng, rows = random.Random(seed), []
     for _ in range(count):
         label = rng.randint(0, 1)
@@ -286,7 +294,7 @@ def config_for(checkpoint, **data):
 
 @pytest.fixture(scope="module")
 def trained(checkpoint, tmp_path_factory):
-    """(folder with labelled pairs, and what is looked for in BEIR's layout, workdir of a finished run on the pairs)."""
+    """(folder with labelled pairs and a BEIR folder, workdir of a finished run on the pairs)."""
     folder = tmp_path_factory.mktemp("vectors")
     write_table(folder / "train.csv", labelled_pairs(160, 0))
     write_table(folder / "dev.csv", labelled_pairs(60, 1))
@@ -302,30 +310,32 @@ def trained(checkpoint, tmp_path_factory):
     return folder, folder / "run"
 
 
-def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tmp_path):
+def test_a_file_is_evaluated_like_the_dev_set_with_the_tuned_thresholds(trained, tmp_path):
     folder, workdir = trained
     source = pretrained.read_pretrained(workdir)
     assert source.scores.keys() == {"average_precision", "accuracy", "f1", "average_precision_8"}
     assert source.decided.keys() == {"accuracy_threshold", "f1_threshold"} and source.scores["accuracy"] > 0.6
-    given = ("evaluate", f"--checkpoint={workdir}", "--json", "--dtype=float32")
-    result = command(*given, f"--data={folder}/dev.csv", cwd=tmp_path)
+    arguments = ("evaluate", f"--checkpoint={workdir}", "--json", "--dtype=float32")
+    result = command(*arguments, f"--data={folder}/dev.csv", cwd=tmp_path)
     again = {"scores": pytest.approx(source.scores), "decided": source.decided}
     assert json.loads(result.stdout) == again, result.stderr
-    # Other columns are named by flags, and the thresholds stay those of the dev set, whatever would be the best here.
+    # Flags name other columns. The thresholds of the dev set stay, even if other thresholds are better for this file.
     rows = labelled_pairs(60, 5)
-    cosines = [each["cosine"] for each in embed.TASK.predict(source, [(row["a"], row["b"]) for row in rows])]
+    cosines = [
+        prediction["cosine"] for prediction in embed.TASK.predict(source, [(row["a"], row["b"]) for row in rows])
+    ]
     odd = [{"c": row["a"], "d": row["b"], "same": int(cosine > 0.95)} for row, cosine in zip(rows, cosines)]
     write_table(tmp_path / "odd.csv", odd)
-    result = command(*given, "--data=odd.csv", "--texts=c,d", "--label=same", "--widths=", cwd=tmp_path)
-    found = json.loads(result.stdout)
+    result = command(*arguments, "--data=odd.csv", "--texts=c,d", "--label=same", "--widths=", cwd=tmp_path)
+    scores = json.loads(result.stdout)
     predicted = np.array(cosines) >= source.decided["accuracy_threshold"]
-    assert found["scores"].keys() == {"average_precision", "accuracy", "f1"} and found["decided"] == source.decided
-    assert found["scores"]["average_precision"] == pytest.approx(1)
-    assert found["scores"]["accuracy"] == metrics.accuracy([row["same"] for row in odd], predicted) < 1
+    assert scores["scores"].keys() == {"average_precision", "accuracy", "f1"} and scores["decided"] == source.decided
+    assert scores["scores"]["average_precision"] == pytest.approx(1)
+    assert scores["scores"]["accuracy"] == metrics.accuracy([row["same"] for row in odd], predicted) < 1
 
 
 @pytest.mark.slow
-def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
+def test_retrieval_is_evaluated_with_both_prompts(trained, tmp_path):
     folder, workdir = trained
     source = pretrained.read_pretrained(workdir)
     arguments = (f"--data={folder}/beir", "--form=search", "--widths=4", "--dtype=float32")
@@ -336,16 +346,16 @@ def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     queries = PromptedEmbedder(source, "ask : ")(search.queries)[0]
     documents = PromptedEmbedder(source, "tell : ")(search.documents)[0]
     order = np.argsort(-(queries @ documents.T), axis=1, kind="stable")
-    found = [[number in relevant for number in row[:10].tolist()] for row, relevant in zip(order, search.relevant)]
-    assert scores["recall@10"] == pytest.approx(np.sum(found) / 24) and scores["recall@10"] < 1
-    assert scores["recall@1"] == pytest.approx(np.sum(found, 0)[0] / 24)
+    hits = [[number in relevant for number in row[:10].tolist()] for row, relevant in zip(order, search.relevant)]
+    assert scores["recall@10"] == pytest.approx(np.sum(hits) / 24) and scores["recall@10"] < 1
+    assert scores["recall@1"] == pytest.approx(np.sum(hits, 0)[0] / 24)
 
 
-def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoint, tmp_path):
+def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     folder, workdir = trained
     (tmp_path / "more.txt").write_text("the whale\nthe soup\n")
-    given = ("mine", f"--checkpoint={workdir}", f"--data={folder}/beir", "--form=search", "--output=mined.jsonl")
-    result = command(*given, "--corpus=more.txt", "--negatives=2", "--first=2", "--last=8", cwd=tmp_path)
+    arguments = ("mine", f"--checkpoint={workdir}", f"--data={folder}/beir", "--form=search", "--output=mined.jsonl")
+    result = command(*arguments, "--corpus=more.txt", "--negatives=2", "--first=2", "--last=8", cwd=tmp_path)
     assert "computing the embeddings of 12 queries and " in result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "2 negatives for 12 of 12 queries: 24 rows in mined.jsonl", result.stderr
@@ -359,9 +369,9 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     validate(config)
     dataset = embed.TASK.load(config, pretrained.read_tokenizer(checkpoint))
     assert dataset.metric == "ndcg@10" and len(dataset.train) == 24
-    for name in ("train.csv", "dev.csv"):  # the next command judges by the dev set beside the training set
+    for name in ("train.csv", "dev.csv"):  # the next command evaluates the dev set of this folder
         write_table(tmp_path / name, [{name: row[name] for name in ("anchor", "positive")} for row in mined])
-    again = command("mine", given[1], "--data=train.csv", "--output=again.jsonl", cwd=tmp_path)
+    again = command("mine", arguments[1], "--data=train.csv", "--output=again.jsonl", cwd=tmp_path)
     assert "--config.data.dev.path=dev.csv --config.data.dev.texts=anchor,positive --work" in again.stderr, again.stderr
     assert "12 dev queries for 40 documents: 52 texts" in dataset.notes
 
@@ -375,36 +385,36 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     (["--output=mined.txt"], "--output=mined.txt: must end in one of .csv, .tsv, .jsonl"),
     (["--data=nowhere"], "--data=nowhere: no such file or folder; correct the path"),
 ])  # fmt: skip
-def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, message, tmp_path):
-    given = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")
-    result = command("mine", *given, *arguments, cwd=tmp_path)
+def test_invalid_mining_is_refused_in_one_line(arguments, message, tmp_path):
+    required = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")
+    result = command("mine", *required, *arguments, cwd=tmp_path)
     assert result.returncode == 1 and result.stderr == f"error: {message}\n"
 
 
-@pytest.mark.parametrize("said, message", [
+@pytest.mark.parametrize("options, message", [
     (dict(widths="64"), r"^--widths=64: 64 must be at most 32, the width of an embedding$"),
     (dict(label="score"), r"dev.csv:2: no column 'score'; choose data.label from a, b, label$"),
 ])  # fmt: skip
-def test_sets_that_cannot_be_judged_by_are_refused(said, message, trained):
+def test_data_without_an_evaluation_is_refused(options, message, trained):
     folder, workdir = trained
     with pytest.raises(UserError, match=message):
-        embed.TASK.read_labelled(pretrained.read_pretrained(workdir), f"{folder}/dev.csv", **said)
+        embed.TASK.read_labelled(pretrained.read_pretrained(workdir), f"{folder}/dev.csv", **options)
 
 
-def test_what_has_no_vectors_says_so(checkpoint, trained, tmp_path):
+def test_a_checkpoint_without_embeddings_is_refused(checkpoint, trained, tmp_path):
     folder, _ = trained
     data = f"--data={folder}/beir/qrels/test.tsv", "--form=search"
     result = command("mine", f"--checkpoint={checkpoint}", *data, "--output=mined.csv", cwd=tmp_path)
     assert result.returncode == 1 and "must compute embeddings: choose the workdir of a run" in result.stderr
 
 
-def test_sentences_are_no_dev_set(checkpoint, trained):
+def test_single_sentences_are_refused_as_a_dev_set(checkpoint, trained):
     config = config_for(checkpoint, path=str(trained[0]), form="sentences", texts="a")
     with pytest.raises(UserError, match=r"^config.data.dev.form = 'sentences': single texts allow no evaluation; set"):
         validate(config)
 
 
-def test_thresholds_that_no_dev_set_has_decided_are_tuned_on_the_file(trained):
+def test_thresholds_are_tuned_on_the_file_without_a_dev_set(trained):
     folder, workdir = trained
     source = pretrained.read_pretrained(workdir)
     bare = dataclasses.replace(source, decided={})

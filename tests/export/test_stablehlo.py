@@ -1,4 +1,4 @@
-"""Exported programs compute what the library does, for any rows, and need nothing of ours."""
+"""Exported programs give the outputs of the library for any rows, and do not need bertjax."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from tests.test_library import made
 
 
 def states_of(family: str, **fields) -> library.Model:
-    """Hidden states of a random model of a family, with the tokenizer of the golden one."""
+    """Hidden states of a random model of a family, with the golden tokenizer."""
     settings = pretraining_config()
     with settings.unlocked():
         size = dict(vocab_size=90, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
@@ -42,7 +42,7 @@ def states_of(family: str, **fields) -> library.Model:
 
 
 def modern() -> library.Model:
-    """Hidden states of a ModernBERT, whose layers are not alike."""
+    """Hidden states of a ModernBERT, whose layers differ."""
     return states_of("modernbert", local_attention=8, max_position_embeddings=24, global_attn_every_n_layers=2)
 
 
@@ -54,7 +54,7 @@ def loaded(folder):
 
 
 def drawn(model, rng) -> dict[str, np.ndarray]:
-    """Rows of any number and length, with padding, and types that no text has."""
+    """Random rows of any number and length, with padding, and with token types that do not occur in texts."""
     shape = rng.integers(1, 6), rng.integers(2, model.config.max_position_embeddings + 1)
     lengths = rng.integers(1, shape[1] + 1, shape[0])
     segments = (np.arange(shape[1]) < lengths[:, None]).astype(np.int32)
@@ -70,14 +70,14 @@ def one_length(monkeypatch):
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """A model that predicts words, and the folder of its programs."""
+    """A model that predicts tokens, and the folder of its programs."""
     model, folder = made("BertForMaskedLM"), tmp_path_factory.mktemp("words") / "out"
     stablehlo.write(folder, model.source)
     return model, folder
 
 
 @pytest.mark.slow
-def test_programs_compute_what_the_library_does(words):
+def test_programs_give_the_outputs_of_the_library(words):
     (model, folder), rng = words, np.random.default_rng(0)
     run = loaded(folder)
     for _ in range(2):
@@ -94,11 +94,11 @@ def test_programs_compute_what_the_library_does(words):
 WORDS = [*"the a ship sails saw captain whales left and . , ? ###".split(), "na\u00adïve", "\u200bnear", "wave\x07s"]
 WORDS += ["SHIP", "Étés", "e\u0301é", "a\u0300\u0316", "日本", "שלום", "🙂", "ﬁn", "x" * 120]
 SPACES = [*" \t\n\u00a0\u3000", "  ", "\r\n", ""]
-WITHOUT_PIECES = ["\u200b", "\x07 \x00"]  # though there is something to read
+WITHOUT_PIECES = ["\u200b", "\x07 \x00"]  # although there are inputs
 
 
 def drawn_texts(rng, count: int) -> list[str]:
-    """Texts of the golden tokenizer's words and of others, with odd spaces between them, some of them too long."""
+    """Texts with words of the golden tokenizer and unknown words, with irregular spaces; some texts are too long."""
     texts = []
     for _ in range(count):
         words = rng.choice(WORDS, rng.choice([1, 2, 4, 7, 40]))
@@ -107,84 +107,91 @@ def drawn_texts(rng, count: int) -> list[str]:
 
 
 class Reader:
-    """What somebody without bertjax computes: the folder's tokenizer.json, and its programs."""
+    """Computes without bertjax: with the tokenizer.json of the folder, and the programs of the folder."""
 
     def __init__(self, folder, run, most: int):
         self.run, self.tokenizer = run, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(most)
 
     def __call__(self, texts) -> list[tuple]:
-        """Returns how each text, or pair, was encoded, and its outputs, those of [PAD] left out."""
+        """Returns the encoding of each text or pair, and its outputs without the outputs of [PAD]."""
         encodings = [self.tokenizer.encode(*([text] if isinstance(text, str) else text)) for text in texts]
-        longest = max(len(each) for each in encodings)
-        for each in encodings:
-            each.pad(longest)
-        rows = zip(*((each.ids, each.attention_mask, each.type_ids) for each in encodings))
+        longest = max(len(item) for item in encodings)
+        for item in encodings:
+            item.pad(longest)
+        rows = zip(*((item.ids, item.attention_mask, item.type_ids) for item in encodings))
         names = ("input_ids", "segments", "token_types")
         outputs = self.run(**{name: np.array(row, np.int32) for name, row in zip(names, rows)})
         if outputs.ndim == 3:
-            outputs = [each[: sum(encoding.attention_mask)] for each, encoding in zip(outputs, encodings)]
+            outputs = [item[: sum(encoding.attention_mask)] for item, encoding in zip(outputs, encodings)]
         return list(zip(encodings, outputs))
 
 
 def compare_classes(model, read, rng):
     texts = drawn_texts(rng, 40)
     short = [text for text in texts if len(model.tokenizer.encode(text).ids) < 10]
-    for given in (texts, list(zip(short, short[::-1]))):
-        found = model.classify(given)
-        assert 0 < sum("cut" in each for each in found) < len(found) or given is not texts
-        for said, (_, logits) in zip(found, read(given), strict=True):
-            expected = [said["probabilities"][label] for label in model.source.labels]
+    for inputs in (texts, list(zip(short, short[::-1]))):
+        predictions = model.classify(inputs)
+        assert 0 < sum("cut" in answer for answer in predictions) < len(predictions) or inputs is not texts
+        for prediction, (_, logits) in zip(predictions, read(inputs), strict=True):
+            expected = [prediction["probabilities"][label] for label in model.source.labels]
             np.testing.assert_allclose(jax.nn.softmax(logits), expected, rtol=1e-4, atol=1e-6)
 
 
 def compare_tags(model, read, rng):
-    """Of those that are not cut into several rows."""
+    """Compares the tags of texts that fit in one row."""
     texts = [text for text in drawn_texts(rng, 60) if len(model.tokenizer.encode(text).ids) <= 22]
     words = 0
-    for said, (encoding, logits) in zip(model.tag(texts), read(texts), strict=True):
+    for prediction, (encoding, logits) in zip(model.tag(texts), read(texts), strict=True):
         first = {start: place for place, (start, end) in reversed(list(enumerate(encoding.offsets))) if end > start}
-        tags = [model.source.labels[int(logits[first[start]].argmax())] for start, _ in said["offsets"]]
-        assert said["tags"] == tags
+        tags = [model.source.labels[int(logits[first[start]].argmax())] for start, _ in prediction["offsets"]]
+        assert prediction["tags"] == tags
         words += len(tags)
     assert words > 40
 
 
 def compare_answers(model, read, rng):
-    """Of contexts that fit in one row."""
+    """Compares the answers of contexts that fit in one row."""
     texts = [text for text in drawn_texts(rng, 80) if len(model.tokenizer.encode(text).ids) <= 10]
     pairs = list(zip(texts[::-1], texts))
     assert any(pair[1] in WITHOUT_PIECES for pair in pairs)
-    for (_, context), said, (encoding, logits) in zip(pairs, model.predict(pairs), read(pairs), strict=True):
+    for (_, context), prediction, (encoding, logits) in zip(pairs, model.predict(pairs), read(pairs), strict=True):
         start, end = logits.T
-        own = [place for place, of in enumerate(encoding.sequence_ids) if of == 1]
-        scores = {(i, j): start[i] + end[j] for i in own for j in own if i <= j}
+        context_tokens = [place for place, of in enumerate(encoding.sequence_ids) if of == 1]
+        scores = {(i, j): start[i] + end[j] for i in context_tokens for j in context_tokens if i <= j}
         if not scores:
-            assert said["answer"] == "" and said["null_odds"] is None
+            assert prediction["answer"] == "" and prediction["null_odds"] is None
             continue
         i, j = max(scores, key=scores.get)
-        assert (said["start"], said["end"]) == whole_characters(context, encoding.offsets[i][0], encoding.offsets[j][1])
-        assert said["answer"] == context[said["start"] : said["end"]] and 0 < said["probability"] <= 1
-        np.testing.assert_allclose(said["null_odds"], start[0] + end[0] - scores[i, j], rtol=1e-4, atol=1e-5)
+        assert (prediction["start"], prediction["end"]) == whole_characters(
+            context, encoding.offsets[i][0], encoding.offsets[j][1]
+        )
+        assert (
+            prediction["answer"] == context[prediction["start"] : prediction["end"]]
+            and 0 < prediction["probability"] <= 1
+        )
+        np.testing.assert_allclose(prediction["null_odds"], start[0] + end[0] - scores[i, j], rtol=1e-4, atol=1e-5)
 
 
 def compare_vectors(model, read, rng):
     texts = drawn_texts(rng, 40)
-    found = np.stack([vector for _, vector in read(texts)])
-    np.testing.assert_allclose(found, [each["vector"] for each in model.predict(texts)], rtol=1e-4, atol=1e-5)
+    vectors = np.stack([vector for _, vector in read(texts)])
+    np.testing.assert_allclose(
+        vectors, [prediction["vector"] for prediction in model.predict(texts)], rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(read([""])[0][1], model.embed("")[0], rtol=1e-4, atol=1e-5)
 
 
 def compare_states(model, read, rng):
-    """As vectors without weights of their own."""
+    """Compares hidden states like embeddings of a model without a head."""
     texts = ["", *drawn_texts(rng, 40)]
-    found = [states.mean(0) for _, states in read(texts)]
-    np.testing.assert_allclose(found, model.embed(texts, pool="mean", layers="last"), rtol=1e-4, atol=1e-5)
+    vectors = [states.mean(0) for _, states in read(texts)]
+    np.testing.assert_allclose(vectors, model.embed(texts, pool="mean", layers="last"), rtol=1e-4, atol=1e-5)
 
 
 def vectors() -> library.Model:
     settings = experiments.load("embed").unlock()
-    settings.max_seq_length = 20  # less than there are positions
+    settings.max_seq_length = 20  # less than the number of positions
     return made("SentenceTransformer", settings=settings)
 
 
@@ -202,7 +209,7 @@ OF_TEXTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_TEXTS)
-def test_of_texts_they_say_what_predict_says(kind, one_length, tmp_path):
+def test_programs_give_the_predictions_of_predict(kind, one_length, tmp_path):
     make, compare = OF_TEXTS[kind]
     model = make()
     stablehlo.write(tmp_path / "out", model.source)
@@ -212,21 +219,21 @@ def test_of_texts_they_say_what_predict_says(kind, one_length, tmp_path):
 
 
 @pytest.mark.parametrize("prompt, left_out", [("", ""), ("find : ", "; left out: query_prompt")])
-def test_prompts_that_are_set_are_left_out_of_onnx(prompt, left_out, tmp_path, monkeypatch):
+def test_prompts_are_reported_as_missing_from_onnx(prompt, left_out, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx, "_converted", lambda *_: (["input_ids"], None, 0))
     monkeypatch.setattr(onnx, "_save", lambda folder, *_: [onnx.PROGRAM])
     model = vectors()
     model.source.settings.data.query_prompt = prompt
-    said = onnx.write(tmp_path / "out", model.source)
-    assert said.endswith(f"to sentence_embedding; model.onnx in {tmp_path / 'out/onnx'}{left_out}")
+    printed = onnx.write(tmp_path / "out", model.source)
+    assert printed.endswith(f"to sentence_embedding; model.onnx in {tmp_path / 'out/onnx'}{left_out}")
 
 
 NOT_REQUIRED = {"bertjax", "etils", "flax", "ml_collections", "optax", "orbax", "tensorflow", "tokenizers", "zstandard"}
 
 
 @pytest.mark.slow
-def test_they_need_what_jax_requires_and_flatbuffers_only(words, tmp_path):
-    """And are written by what we require: TensorFlow, which brings flatbuffers as well, is not everywhere."""
+def test_programs_need_only_jax_and_flatbuffers(words, tmp_path):
+    """The export needs only required packages: TensorFlow, which installs flatbuffers as well, is optional."""
     model, folder = words
     ids = np.array([[2, 9, 11, 3]], np.int32)
     script = f"""
@@ -244,17 +251,17 @@ print(load.load()([[2, 9, 11, 3]]).argmax(-1).tolist())
     assert done.stdout.strip() == str(np.asarray(model.apply(model.params, ids)).argmax(-1).tolist()), done.stderr
 
 
-def test_the_folder_that_one_is_in_is_written_if_it_is_empty(one_length, tmp_path, monkeypatch):
+def test_the_current_folder_is_written_if_empty(one_length, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     stablehlo.write(".", made("BertForMaskedLM").source)
-    assert (tmp_path / "here/load.py").exists() and [each.name for each in tmp_path.iterdir()] == ["here"]
+    assert (tmp_path / "here/load.py").exists() and [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
-def test_what_cannot_be_exported_is_said_in_a_line(tmp_path):
+def test_unsupported_exports_are_refused_in_one_line(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    for write in (stablehlo.write, onnx.write):  # before it converts, and so without ONNX's packages as well
+    for write in (stablehlo.write, onnx.write):  # before it converts, and so without the ONNX packages as well
         with pytest.raises(UserError, match="exists and is not empty"):
             write(tmp_path / "full", made("BertForMaskedLM").source)
     with pytest.raises(UserError, match="multiple-choice models"):

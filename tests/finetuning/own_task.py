@@ -1,4 +1,4 @@
-"""A fine-tuning task of somebody else's, in one file: does a text have a word that begins with a letter?"""
+"""A user-defined fine-tuning task in one file: does a text have a word that begins with a letter?"""
 
 import dataclasses
 

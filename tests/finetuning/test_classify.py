@@ -1,4 +1,4 @@
-"""Texts with any number of labels: from tables to predictions, here and in other formats."""
+"""Texts with any number of labels: from tables to predictions, in all checkpoint formats."""
 
 import csv
 import dataclasses
@@ -33,7 +33,7 @@ LABELS = tuple(sorted(TOPICS))
 
 
 def texts_about(count, seed):
-    """(text, the topics that it is about): rarely several, sometimes none."""
+    """Returns (text, topics of the text): rarely several topics, sometimes none."""
     rng, rows = random.Random(seed), []
     for _ in range(count):
         topics = rng.sample(LABELS, rng.choice([0, 1, 1, 1, 2]))
@@ -44,7 +44,7 @@ def texts_about(count, seed):
 
 
 def write_table(path, rows):
-    """Rows of dicts, as .jsonl or as .csv."""
+    """Writes rows of dicts as .jsonl or as .csv."""
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return
@@ -83,7 +83,7 @@ def indicators(texts):
     return [[name in labels for name in LABELS] for labels in texts]
 
 
-def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned, tmp_path):
+def test_multi_label_training_and_prediction_with_the_threshold_of_the_dev_set(tuned, tmp_path):
     _, workdir, dev = tuned
     source = pretrained.read_pretrained(workdir)
     threshold = source.decided["threshold"]
@@ -91,27 +91,27 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
     assert f"threshold {threshold:.2f}" in (workdir / "report.txt").read_text()
     assert any(line.get("eval/threshold") == threshold for line in read_metrics(workdir))
     texts = [(text,) for text, _ in dev]
-    found = list(classify.TASK.predict(source, texts))
+    predictions = list(classify.TASK.predict(source, texts))
     for sample, number in zip(read_samples(workdir), range(0, 60, 6), strict=True):
         assert (sample["text"], sample["label"]) == (dev[number][0], ", ".join(dev[number][1]) or "none")
-        assert sample["prediction"] == (", ".join(found[number]["labels"]) or "none")
-    for each in found:
-        assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > threshold]
-    middle = float(np.median([each["probabilities"]["sea"] for each in found]))
-    for each in classify.TASK.predict(dataclasses.replace(source, decided={"threshold": middle}), texts):
-        assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > middle]
-    sides = (topics for _, topics in dev), (each["labels"] for each in found)
+        assert sample["prediction"] == (", ".join(predictions[number]["labels"]) or "none")
+    for prediction in predictions:
+        assert prediction["labels"] == [name for name in LABELS if prediction["probabilities"][name] > threshold]
+    middle = float(np.median([prediction["probabilities"]["sea"] for prediction in predictions]))
+    for prediction in classify.TASK.predict(dataclasses.replace(source, decided={"threshold": middle}), texts):
+        assert prediction["labels"] == [name for name in LABELS if prediction["probabilities"][name] > middle]
+    sides = (topics for _, topics in dev), (prediction["labels"] for prediction in predictions)
     assert metrics.f1_of_labels(*map(indicators, sides)) == pytest.approx(source.scores)
 
-    # Our own format keeps the threshold; others take 0.5.
+    # The native format stores the threshold; other formats use 0.5.
     conversion.convert(workdir, tmp_path / "ours", "bertjax")
-    assert list(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "ours"), texts)) == found
+    assert list(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "ours"), texts)) == predictions
     line = conversion.convert(workdir, tmp_path / "theirs", "huggingface")
     assert f"has no place: threshold = {threshold:.4g}" in line
     fields = json.loads((tmp_path / "theirs/config.json").read_text())
     assert fields["problem_type"] == "multi_label_classification" and tuple(fields["id2label"].values()) == LABELS
     assert huggingface.read_head(tmp_path / "theirs/config.json")[2] == "multi_label_classification"
-    for one, other in zip(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "theirs"), texts), found):
+    for one, other in zip(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "theirs"), texts), predictions):
         assert one["probabilities"] == other["probabilities"]
         assert one["labels"] == [name for name in LABELS if one["probabilities"][name] > 0.5]
 
@@ -123,7 +123,7 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
     ("csv", "|", ["sea| law", "", "law"]),
     ("jsonl", ", ", ["sea, law", " ", "law"]),
 ])  # fmt: skip
-def test_labels_as_people_write_them(tmp_path, suffix, written, cells):
+def test_labels_are_read_in_common_notations(tmp_path, suffix, written, cells):
     for name in ("train", "dev"):
         write_table(tmp_path / f"{name}.{suffix}", [{"text": "ship", "topics": cell} for cell in cells])
     dataset = classify.TASK.load(config_for(tmp_path, multi_label=written), tokenizer())
@@ -131,11 +131,12 @@ def test_labels_as_people_write_them(tmp_path, suffix, written, cells):
     assert dataset.train.labels.tolist() == [[1, 1], [0, 0], [1, 0]]
     first, second = dataset.labels
     assert f"3 training examples: 2 {first}, 1 {second}; 1 without a label" in dataset.notes
-    assert dataset.baseline == pytest.approx(2 / 3)  # of both labels for every text: 3 of 6 right, all 3 found
+    # with both labels for every text: 3 of 6 are right, all 3 true labels are predicted
+    assert dataset.baseline == pytest.approx(2 / 3)
 
 
-def test_rows_and_tokens_of_a_table_add_up(tmp_path):
-    """Of tagged sentences, questions and sets of vectors as well: all have the same summary."""
+def test_summaries_count_rows_and_tokens(tmp_path):
+    """Tagged sentences, questions and embedding data have the same summary as classified texts."""
     texts = ["ship sail harbour wave ship sail", "ship", "qqq", "\u200b"]
     for name in ("train", "dev"):
         write_table(tmp_path / f"{name}.jsonl", [{"text": t, "topics": "ab"[i % 2]} for i, t in enumerate(texts)])
@@ -151,18 +152,18 @@ def test_rows_and_tokens_of_a_table_add_up(tmp_path):
     assert not any("truncated" in note for note in classify.TASK.load(config, tokenizer()).notes)
     (tmp_path / "train.txt").write_text("\n".join(["", *texts[:3]]))
     sentences = datasets.PAIRS | dict(path=f"{tmp_path}/train.txt", form="sentences")
-    found = datasets.read_set(datasets.FlagSource("", **sentences))
-    assert len(found.texts) == 3 and found.skipped == {"empty": 1}
+    text_set = datasets.read_set(datasets.FlagSource("", **sentences))
+    assert len(text_set.texts) == 3 and text_set.skipped == {"empty": 1}
 
 
-def test_a_column_for_each_label(tmp_path):
+def test_one_column_per_label(tmp_path):
     rows = [("1", 0, "False", 0), (0, 1, "true", 0), ("1.0", 0, "0", 0)]
     names = ("sea", "a,b", "law", "rare")
     for name in ("train", "dev"):
         write_table(tmp_path / f"{name}.csv", [{"text": "ship", **dict(zip(names, row))} for row in rows])
     config = config_for(tmp_path, label=r"sea,law,a\,b,rare", multi_label="")
     dataset = classify.TASK.load(config, tokenizer())
-    assert dataset.labels == ("sea", "law", "a,b", "rare")  # no text has the last one
+    assert dataset.labels == ("sea", "law", "a,b", "rare")  # no text has the last label
     assert dataset.train.labels.tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [1, 0, 0, 0]]
     scores = dataset.dev[0].score(np.array([[3.0, -3.0, -3.0, -9.0]] * 3))
     assert scores["macro_f1"] == pytest.approx((0.8 + 0.5 + 0.5 + 0) / 4)
@@ -188,10 +189,10 @@ def test_a_column_for_each_label(tmp_path):
     ("csv", "", "2", r"train.csv:2: topics is '2', expected 0 or 1"),
     ("csv", "", "", r"topics is empty; remove rows without a label"),
 ])  # fmt: skip
-def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
+def test_invalid_label_lists_are_refused(tmp_path, suffix, written, cell, message):
     law, sea = {"jsonl": (["law"], ["sea"]), "csv": ("['law']", "['sea']")}[suffix] if written == "list" else "01"
     for name in ("train", "dev"):
-        rows = [{"text": "ship", "other": "1", "topics": each} for each in (cell, law, sea)]
+        rows = [{"text": "ship", "other": "1", "topics": topics} for topics in (cell, law, sea)]
         write_table(tmp_path / f"{name}.{suffix}", rows)
     data = dict(multi_label=written) if written else dict(multi_label="", label="topics,other")
     with pytest.raises(UserError, match=message):
@@ -206,12 +207,12 @@ def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
     (dict(windows="sum", doc_stride=4), r"config.data.windows = 'sum': choose mean or max of the windows' logits"),
     (dict(windows="max", doc_stride=0), r"config.data.doc_stride = 0: must be at least 1"),
 ])  # fmt: skip
-def test_settings_that_cannot_be(fields, message):
+def test_invalid_settings_are_refused(fields, message):
     with pytest.raises(UserError, match=message):
         validate(config_for("folder", **fields))
 
 
-# Labels of which each text has one; numbers.
+# Tables with one label per text; numbers.
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
@@ -225,7 +226,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
             find()
 
 
-def test_tables_of_the_users_own(tmp_path):
+def test_user_tables_are_read(tmp_path):
     config = config_for(tmp_path, text="a", second_text="b", label="same", multi_label="")
     (tmp_path / "train.csv").write_text('a,b,same\n"ship, sail",wave,yes\nrose,judge,no\n')
     (tmp_path / "dev.csv").write_text('a,b,same\nship,"oven\nbread",no\n')
@@ -251,13 +252,13 @@ def test_tables_of_the_users_own(tmp_path):
 
 
 def labelled(folder, rows, suffix="jsonl", dev=None, **fields):
-    """`classify` of (text, label) in both files."""
+    """Returns the data of `classify` with these (text, label) pairs in both files."""
     for name, content in (("train", rows), ("dev", dev or rows)):
         write_table(folder / f"{name}.{suffix}", [{"text": text, "label": label} for text, label in content])
     return classify.TASK.load(config_for(folder, label="label", multi_label="", **fields), tokenizer())
 
 
-def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
+def test_labels_with_two_spellings_are_merged_or_refused(tmp_path):
     assert labelled(tmp_path, [("ship", "pos"), ("rose", "neg "), ("oven", " pos")]).labels == ("neg", "pos")
     assert labelled(tmp_path, [("ship", 1), ("rose", 0.0), ("oven", 1.0), ("net", "1")]).labels == ("0", "1")
     assert labelled(tmp_path, [("ship", True), ("rose", False)]).labels == ("false", "true")
@@ -286,7 +287,7 @@ def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
     ("  ", r"label is empty"),
     ("nan", r"label is 'nan', which is a missing value"),
 ])  # fmt: skip
-def test_what_is_no_label_is_refused(tmp_path, label, message):
+def test_unknown_labels_are_refused(tmp_path, label, message):
     for suffix in ("jsonl", "csv") if isinstance(label, str) else ("jsonl",):
         (tmp_path / suffix).mkdir()
         with pytest.raises(UserError, match=message):
@@ -294,14 +295,14 @@ def test_what_is_no_label_is_refused(tmp_path, label, message):
 
 
 @pytest.mark.parametrize("label", ["nan", "Infinity", "1_000", "1e39", "1,5", True, "much"])
-def test_what_is_no_number_is_refused(tmp_path, label):
+def test_invalid_numbers_are_refused(tmp_path, label):
     with pytest.raises(UserError, match=r"train.jsonl:2: label is '.*', expected a number"):
         labelled(tmp_path, [("ship", 1), ("rose", label)], is_number=True)
-    found = labelled(tmp_path, [("ship", 1), ("rose", " -2.5e-1 ")], is_number=True)
-    assert found.train.labels.tolist() == [1, -0.25]
+    dataset = labelled(tmp_path, [("ship", 1), ("rose", " -2.5e-1 ")], is_number=True)
+    assert dataset.train.labels.tolist() == [1, -0.25]
 
 
-def test_dev_texts_of_the_training_data_are_counted(tmp_path):
+def test_dev_texts_that_occur_in_the_training_data_are_counted(tmp_path):
     rows = [("ship", "a"), ("rose", "b"), ("oven", "a")]
     notes = labelled(tmp_path, rows, dev=[("rose", "a"), ("net", "b"), ("ship", "a")]).notes
     assert "2 of 3 dev texts are also in the training data" in notes
@@ -311,7 +312,7 @@ def test_dev_texts_of_the_training_data_are_counted(tmp_path):
 # Weights of the classes.
 
 
-def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
+def test_invalid_class_weights_are_refused(tuned, checkpoint):
     config = config_for(tuned[0], checkpoint)
     config, _ = finetuning_run.resolve(config, None)
     dataset = classify.TASK.load(config, tokenizer())
@@ -321,8 +322,10 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
         return FineTuning(config, one_device_mesh(config), dataset)
 
     assert task_of(class_weights="sea=2").loss.label_loss.weights == (1, 1, 1, 2)
-    given = np.array(dataset.train.labels)
-    assert task_of(class_weights="balanced").loss.label_loss.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
+    labels = np.array(dataset.train.labels)
+    assert task_of(class_weights="balanced").loss.label_loss.weights == pytest.approx(
+        (1 - labels).sum(0) / labels.sum(0)
+    )
     for text, message in (
         ("earth=2", r" = 'earth=2': 'earth' is not a label of the training data; choose from court,"),
         ("sea", r" = 'sea': write LABEL=WEIGHT,\.\.\., with weights of at least 0"),
@@ -343,13 +346,13 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
         validate(config)
 
 
-def test_classes_that_are_not_there_weigh_one():
+def test_absent_classes_have_weight_one():
     ids, types, tags = [np.arange(3)] * 2, [np.zeros(3)] * 2, [np.array([-1, 0, 2]), np.array([0, 0, -1])]
     examples = Examples(ids, types, tags, per_token=True)
     assert CrossEntropy.balanced(examples, 4).tolist() == [4 / (2 * 3), 1, 4 / 2, 1]
     examples = Examples(ids, types, np.array([[1, 0, 1], [1, 0, 0]]))
     assert SigmoidCrossEntropy.balanced(examples, 3).tolist() == [1, 1, 1]
-    nothing = {"labels": np.zeros(2, int), "weights": np.ones(2)}  # a batch of a class without weight
+    nothing = {"labels": np.zeros(2, int), "weights": np.ones(2)}  # a batch of a class with weight 0
     assert CrossEntropy((0.0, 1.0)).prediction_weights(nothing).sum() == 0
 
 
@@ -357,8 +360,8 @@ def test_classes_that_are_not_there_weigh_one():
 
 
 @pytest.mark.slow
-def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
-    """In the order of the rows, a part of them at once; the same as that of the texts by themselves."""
+def test_predicted_tables_have_columns_of_predictions(tuned, tmp_path, monkeypatch):
+    """Predictions keep the order of the rows, in chunks, and equal the predictions of the texts alone."""
     monkeypatch.setattr(predicted_table, "ROWS_AT_ONCE", 7)
     _, workdir, dev = tuned
     source = pretrained.read_pretrained(workdir)
@@ -370,27 +373,29 @@ def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
     assert predicted_table.text_columns(classify.TASK, source, "", "") == ("text",)  # the column of the run
     for source_suffix, suffix in ((".csv", ".tsv"), (".jsonl", ".csv"), (".csv", ".jsonl")):
         output = tmp_path / f"out{suffix}"
-        said = predicted_table.write_predictions(output, source, tmp_path / f"texts{source_suffix}")
-        assert said == f"60 predictions in {output}, 1 of them of texts truncated to 32 tokens"
-        found, _ = tables.read_table(output)
-        assert [str(row.columns["id"]) for row in found] == [str(row["id"]) for row in rows]
-        for i, (row, one) in enumerate(zip(found, expected)):
+        printed = predicted_table.write_predictions(output, source, tmp_path / f"texts{source_suffix}")
+        assert printed == f"60 predictions in {output}, 1 of them of texts truncated to 32 tokens"
+        rows_read, _ = tables.read_table(output)
+        assert [str(row.columns["id"]) for row in rows_read] == [str(row["id"]) for row in rows]
+        for i, (row, one) in enumerate(zip(rows_read, expected)):
             if suffix == ".jsonl":
                 predicted = row.columns["predicted"]
                 assert predicted["labels"] == one["labels"] and ("cut" in predicted) == (i == 3)
-            else:  # and what is written can be read as labels again
+            else:  # the written cells can be read as labels again
                 assert labels_of(row, "predicted.labels", "list") == one["labels"]
                 chance = float(row.columns["predicted.probabilities.sea"])
                 assert chance == pytest.approx(one["probabilities"]["sea"], abs=1e-5)
     with pytest.raises(UserError, match=r"out.tsv:2: the table has a column 'predicted.labels'"):
         predicted_table.write_predictions(tmp_path / "again.csv", source, tmp_path / "out.tsv")
-    assert not list(tmp_path.glob("again*")), "no half of a table stays"
+    assert not list(tmp_path.glob("again*")), "a partial table stays"
 
 
-def test_columns_are_the_runs_or_given(tuned):
+def test_text_columns_are_read_from_the_run_or_from_flags(tuned):
     source = pretrained.read_pretrained(tuned[1])
     other = dataclasses.replace(source, settings=type(source.settings)())  # of another format
-    names = [predicted_table.text_columns(classify.TASK, *given) for given in ((other, "", ""), (source, "a", "b"))]
+    names = [
+        predicted_table.text_columns(classify.TASK, *arguments) for arguments in ((other, "", ""), (source, "a", "b"))
+    ]
     assert names == [("text",), ("a", "b")]
     with pytest.raises(UserError, match=r"--second_text=b: name the column of the first text as well"):
         predicted_table.text_columns(classify.TASK, source, "", "b")
@@ -398,7 +403,7 @@ def test_columns_are_the_runs_or_given(tuned):
         predicted_table.text_columns(tasks.get("squad"), other, "", "")
 
 
-def test_rows_that_differ_are_for_json_lines(tmp_path):
+def test_predictions_with_varying_fields_need_json_lines(tmp_path):
     with open(tmp_path / "out.csv", "w") as file:
         writer = tables.TableWriter(tmp_path / "out.csv", file)
         writer.write({"a": 1, "b": None}, "x:1")
@@ -410,7 +415,7 @@ def test_rows_that_differ_are_for_json_lines(tmp_path):
 
 
 @pytest.mark.parametrize("suffix, ends", [("csv", "\r\n"), ("csv", "\r"), ("tsv", "\n"), ("jsonl", "\n")])
-def test_rows_one_by_one_are_those_of_the_whole_table(tmp_path, suffix, ends):
+def test_streamed_rows_equal_the_rows_of_the_whole_table(tmp_path, suffix, ends):
     path, rows = tmp_path / f"table.{suffix}", [{"text": 'a "b', "n": "1"}, {"text": "c", "n": "2"}]
     sign = "\t" if suffix == "tsv" else ","
     lines = [f"text{sign}n", f'"a ""b"{sign}1', "", f"c{sign}2"] if suffix != "jsonl" else map(json.dumps, rows)
@@ -426,7 +431,7 @@ def test_rows_one_by_one_are_those_of_the_whole_table(tmp_path, suffix, ends):
         list(tables.rows_of(path))
 
 
-def test_a_large_table_is_read_in_little_memory(tmp_path):
+def test_a_large_table_is_read_in_constant_memory(tmp_path):
     path = tmp_path / "table.tsv"
     path.write_text("text\tn\n" + 'a "long" text\t1\n' * 20_000)
     tracemalloc.start()
@@ -438,17 +443,19 @@ def test_a_large_table_is_read_in_little_memory(tmp_path):
 # Labelled files, scored without training.
 
 
-def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
+def test_a_labelled_file_is_scored_like_the_dev_set(tuned, tmp_path):
     folder, workdir, dev = tuned
     source = pretrained.read_pretrained(workdir)
     scores = finetuning_run.score(source, classify.TASK.read_labelled(source, folder / "dev.jsonl"))
     assert scores.scores == pytest.approx(source.scores) and scores.decided == source.decided
-    # The threshold stays that of the dev set, whatever would be the best for these texts.
-    found = list(classify.TASK.predict(source, [(text,) for text, _ in dev]))
-    likely = [chance for each in found for chance in each["probabilities"].values() if chance > 0.5]
-    odd = [[name for name in LABELS if each["probabilities"][name] > np.median(likely)] for each in found]
+    # The threshold of the dev set stays, even if another threshold is better for these texts.
+    predictions = list(classify.TASK.predict(source, [(text,) for text, _ in dev]))
+    likely = [chance for prediction in predictions for chance in prediction["probabilities"].values() if chance > 0.5]
+    odd = [
+        [name for name in LABELS if prediction["probabilities"][name] > np.median(likely)] for prediction in predictions
+    ]
     write_table(tmp_path / "odd.jsonl", [{"text": text, "topics": topics} for (text, _), topics in zip(dev, odd)])
-    expected = metrics.f1_of_labels(indicators(odd), indicators(each["labels"] for each in found))
+    expected = metrics.f1_of_labels(indicators(odd), indicators(prediction["labels"] for prediction in predictions))
     scores = finetuning_run.score(source, classify.TASK.read_labelled(source, tmp_path / "odd.jsonl"))
     assert scores.scores == pytest.approx(expected) and scores.scores["micro_f1"] < 0.9
     for rows, message in (

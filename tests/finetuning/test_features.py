@@ -1,4 +1,4 @@
-"""The feature-based approach: which hidden states are used, what is learnt and what is not."""
+"""The feature-based approach: the hidden states that are used, and the params that are trained."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ CONFIG = BertConfig(
 )  # fmt: skip
 
 
-def test_each_row_of_the_table_reads_its_layers():
+def test_feature_layers_follow_the_paper():
     states = np.random.default_rng(0).normal(size=(7, 2, 3, 4)).astype(np.float32)  # the embeddings and six layers
 
     def features(layers, weights, scale=1.0):
@@ -32,16 +32,16 @@ def test_each_row_of_the_table_reads_its_layers():
         "embeddings": states[0],
         "second_to_last": states[5],
         "last": states[6],
-        "weighted_sum_last_four": states[3:].mean(0),  # equal weights to begin with
+        "weighted_sum_last_four": states[3:].mean(0),  # equal initial weights
         "concat_last_four": np.concatenate(states[3:], -1),
         "weighted_sum_all": states[1:].mean(0),
     }
     assert expected.keys() == set(TABLE_7)
     for layers, wanted in expected.items():
-        found = features(layers, np.zeros(4 if "four" in layers else 6))
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6, err_msg=layers)
-    found = features("weighted_sum_last_four", np.log([1.0, 1, 1, 5]), scale=16.0)
-    np.testing.assert_allclose(found, 2 * states[3:6].sum(0) + 10 * states[6], rtol=1e-5, atol=1e-5)
+        mixed = features(layers, np.zeros(4 if "four" in layers else 6))
+        np.testing.assert_allclose(mixed, wanted, rtol=1e-5, atol=1e-6, err_msg=layers)
+    mixed = features("weighted_sum_last_four", np.log([1.0, 1, 1, 5]), scale=16.0)
+    np.testing.assert_allclose(mixed, 2 * states[3:6].sum(0) + 10 * states[6], rtol=1e-5, atol=1e-5)
 
 
 def config_for(folder, checkpoint, layers="last", **fields):
@@ -56,7 +56,7 @@ def config_for(folder, checkpoint, layers="last", **fields):
     return config
 
 
-def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp_path, monkeypatch):
+def test_a_sweep_over_feature_layers_trains_only_the_lstm(checkpoint, tmp_path, monkeypatch):
     programs = []
 
     def watched(*arguments, _real=sweep.Program):
@@ -68,8 +68,8 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
     run(config, tmp_path / "run")
     lines = (tmp_path / "run/sweep.md").read_text().splitlines()
     assert lines[0].startswith("| layers | f1, mean | best |")
-    found = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:] if line.startswith("|")]
-    assert found == ["weighted_sum_all"]
+    values = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:] if line.startswith("|")]
+    assert values == ["weighted_sum_all"]
 
     source, origin = pretrained.read_pretrained(tmp_path / "run"), pretrained.read_pretrained(checkpoint)
     after = pretrained.flattened(source.params["bert"])
@@ -82,18 +82,18 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
 
     sentences = conll.read_conll(tmp_path / "eng.testa")
     texts = [(" ".join(s.words),) for s in sentences]
-    found = [result["tags"] for result in features.TASK.predict(source, texts)]
-    f1 = metrics.entity_scores([s.tags for s in sentences], found)["f1"]
+    values = [result["tags"] for result in features.TASK.predict(source, texts)]
+    f1 = metrics.entity_scores([s.tags for s in sentences], values)["f1"]
     assert f1 > 0.8 and f1 == pytest.approx(source.scores["f1"])
-    # No moments of what is not learnt.
+    # The optimizer has no moments of frozen params.
     moments = str(programs[0].state.opt_state)
     assert "'lstm'" in moments and "'bert'" not in moments
-    said = conversion.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
-    assert "left out, because BertModel cannot store them: classifier, " in said and "lstm" in said
+    printed = conversion.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
+    assert "left out, because BertModel cannot store them: classifier, " in printed and "lstm" in printed
     assert pretrained.read_pretrained(tmp_path / "hf").params.keys() == {"bert"}
 
 
-def test_layers_that_are_none_or_not_there(checkpoint, tmp_path):
+def test_invalid_feature_layers_are_refused(checkpoint, tmp_path):
     with pytest.raises(UserError, match=r"config.head.layers = 'first': choose one of embeddings, second_to_last"):
         run(config_for(tmp_path, checkpoint, "first"), tmp_path / "run")
     config = config_for(tmp_path, checkpoint, sweep="paper")

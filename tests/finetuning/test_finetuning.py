@@ -1,4 +1,4 @@
-"""Fine-tuning from files to scores, searches over settings, and a task that is defined outside of the package."""
+"""Fine-tuning from files to scores, sweeps over settings, and a task that is defined outside of the package."""
 
 import dataclasses
 import importlib.metadata
@@ -50,7 +50,7 @@ def write_lines(path, *lines: str) -> None:
 
 
 def write_sst2(folder, train=300, dev=45):
-    """Files as SST-2's; positive is what is about the sea."""
+    """Writes files in the format of SST-2; texts about the sea are positive."""
     for name, count, seed in (("train", train, 0), ("dev", dev, 1)):
         rng = random.Random(seed)
         topics = rng.choices(sorted(TOPICS), k=count)
@@ -79,32 +79,34 @@ def run(config, workdir):
 
 @pytest.fixture(scope="module")
 def tuned(checkpoint, tmp_path_factory):
-    """(folder of the data, workdir of a finished run on it)."""
+    """(folder of the data, workdir of a finished run on the data)."""
     folder = tmp_path_factory.mktemp("glue")
     write_sst2(folder)
     run(config_for(folder, checkpoint), folder / "run")
     return folder, folder / "run"
 
 
-def test_a_task_is_learnt_and_scored(tuned):
+def test_fine_tuning_trains_and_scores_a_task(tuned):
     _, workdir = tuned
     lines = read_metrics(workdir)
     scored = [line for line in lines if "eval/accuracy" in line]
     assert [line["step"] for line in scored] == [19, 38, 57, 76]  # after every epoch of 19 steps
     assert scored[-1]["eval/accuracy"] > 0.9
     best, last = (100 * score for score in (max(x["eval/accuracy"] for x in scored), scored[-1]["eval/accuracy"]))
-    report = (workdir / "report.txt").read_text()  # of the best step, and of the last where that is another one
+    report = (workdir / "report.txt").read_text()  # the best and the latest checkpoint
     assert (
         report.startswith(f"dev: accuracy {best:.2f}")
         and f"dev: accuracy {last:.2f}\nbest constant prediction: " in report
     )
 
 
-def test_a_finished_run_says_so(tuned, checkpoint, capsys):
+def test_a_finished_run_is_reported_and_not_trained(tuned, checkpoint, capsys):
     folder, workdir = tuned
     run(config_for(folder, checkpoint, log_every_steps=7, seed=3), workdir)
-    said = capsys.readouterr().out
-    assert said.startswith(f"already finished: 76 steps, in {workdir}\ndev: accuracy") and "seed = 3 (was 0)" in said
+    printed = capsys.readouterr().out
+    assert (
+        printed.startswith(f"already finished: 76 steps, in {workdir}\ndev: accuracy") and "seed = 3 (was 0)" in printed
+    )
     with pytest.raises(
         UserError, match=r"the checkpoint is at step 76, past the last step of the config, 38; choose another --workdir"
     ):
@@ -119,7 +121,7 @@ def test_a_finished_run_says_so(tuned, checkpoint, capsys):
     (dict(labels=np.array([3])), "has 3 as label, which must be from 0 to 2"),
     (dict(labels=[np.array([-1, 0, 5])], per_token=True), "has 5 as label"),
 ])  # fmt: skip
-def test_what_no_table_has_a_row_for_is_named_before_it_is_nan(changes, message):
+def test_out_of_range_indices_are_refused(changes, message):
     model = BertConfig(vocab_size=100, type_vocab_size=1)
     fine = Examples([np.array([2, 5, 3])], [np.array([0, 0, 1])], np.array([2]))
     check_indices(fine, ("a", "b", "c"), model)
@@ -127,13 +129,13 @@ def test_what_no_table_has_a_row_for_is_named_before_it_is_nan(changes, message)
         check_indices(dataclasses.replace(fine, **changes), ("a", "b", "c"), model)
 
 
-def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path, capsys):
-    """Labels swapped, as many rows: a finished run says it, a longer one refuses it."""
+def test_changed_data_is_named_and_refused(tuned, checkpoint, tmp_path, capsys):
+    """With swapped labels and equal row counts, a finished run reports the change; a longer run refuses the data."""
     shutil.copytree(tuned[0], tmp_path / "moved")
     shutil.copytree(tuned[1], tmp_path / "run")
     config, train = config_for(tmp_path / "moved", checkpoint), tmp_path / "moved/SST-2/train.tsv"
     run(config, tmp_path / "run")
-    assert "no longer" not in capsys.readouterr().out, "a folder may be moved"
+    assert "no longer" not in capsys.readouterr().out, "a moved folder is accepted"
     train.write_text(train.read_text().translate({ord("0"): "1", ord("1"): "0"}))
     run(config, tmp_path / "run")
     assert "the data has changed since this run: SST-2/train.tsv has changed" in capsys.readouterr().out
@@ -142,8 +144,8 @@ def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path,
         run(config, tmp_path / "run")
 
 
-def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
-    """The same dev predictions from the workdir, and from its export to Hugging Face's format."""
+def test_predictions_of_a_run_equal_predictions_of_the_exported_model(tuned, tmp_path):
+    """The workdir and its export to Hugging Face's format give equal predictions for the dev set."""
     folder, workdir = tuned
     source, (_, *lines) = pretrained.read_pretrained(workdir), (folder / "SST-2/dev.tsv").read_text().splitlines()
     texts, labels = zip(*(line.split("\t") for line in lines))
@@ -154,14 +156,15 @@ def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
     guesses = list(classify.TASK.predict(source, texts))
     assert guesses == list(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "hf"), texts))
     right = np.mean([guess["label"] == label for guess, label in zip(guesses, labels)])
-    assert right == max(line.get("eval/accuracy", 0) for line in read_metrics(workdir))  # the best, not the latest
+    # the best checkpoint, not the latest
+    assert right == max(line.get("eval/accuracy", 0) for line in read_metrics(workdir))
     assert all(abs(sum(guess["probabilities"].values()) - 1) < 1e-5 for guess in guesses)
     scores = finetuning_run.score(source, glue.TASK.read_labelled(source, folder / "SST-2/dev.tsv"))
     assert scores.scores == source.scores and finetuning_run.report(scores, "dev.tsv").startswith("dev.tsv: accuracy ")
 
 
 @pytest.mark.slow
-def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
+def test_predictions_use_the_dtype_of_the_run_or_of_the_flag(tuned):
     ids = tokenizer().encode_ids(["ship sail wave", "bread oven butter knife"])
     examples, logits = Examples(ids, [np.zeros_like(x) for x in ids]), {}
     for dtype in ("", "float32", "bfloat16"):
@@ -172,7 +175,7 @@ def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
     assert 1e-6 < difference < 2e-2
 
 
-def test_a_checkpoint_decides_its_model(tuned, checkpoint):
+def test_the_checkpoint_decides_the_model_config(tuned, checkpoint):
     config = config_for(tuned[0], checkpoint, max_seq_length=128)
     with pytest.raises(UserError, match=r"config.max_seq_length = 128: .* has 64 positions only; set"):
         config, _ = finetuning_run.resolve(config, None)
@@ -184,8 +187,8 @@ def test_a_checkpoint_decides_its_model(tuned, checkpoint):
 
 
 @pytest.mark.slow
-def test_two_hosts_learn_and_score_as_one(checkpoint, tmp_path):
-    """No example of the dev set is lost or counted twice between them, and a search finds the same best run."""
+def test_two_hosts_train_and_score_like_one_host(checkpoint, tmp_path):
+    """The hosts neither lose nor repeat examples of the dev set, and a sweep chooses the same best run."""
     write_sst2(tmp_path, train=96)
     run(config_for(tmp_path, checkpoint, epochs=1.0), tmp_path / "alone")
     fields = ["batch_size=16", "max_seq_length=32", "log_every_steps=5", "epochs=1", "dtype=float32",
@@ -195,7 +198,7 @@ def test_two_hosts_learn_and_score_as_one(checkpoint, tmp_path):
     flags = [experiment, f"--workdir={tmp_path / 'two'}", *(f"--config.{field}" for field in fields)]
     first, second = finish(start(2, *flags))
     assert first[0] == second[0] == 0, (first[2] + second[2])[-3000:]
-    assert is_silent(second[1]), second[1]  # one host speaks
+    assert is_silent(second[1]), second[1]  # one host prints
     results = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("two/runs/*/result.json")}
     best = max(results, key=lambda name: results[name]["scores"]["accuracy"])
     assert len(results) == 2 and (tmp_path / "two/best").read_text() == f"runs/{best}\n"
@@ -203,16 +206,16 @@ def test_two_hosts_learn_and_score_as_one(checkpoint, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_output_layer_for_something_else_is_not_taken_over(tuned, tmp_path, capsys):
-    """Two labels here, two labels there, and yet others."""
+def test_a_head_for_other_labels_is_not_loaded(tuned, tmp_path, capsys):
+    """Both heads have two labels, but different ones."""
     config = config_for(tuned[0], tuned[1])
     config, _ = finetuning_run.resolve(config, None)
     opened = finetuning_run.KIND.open(config, tmp_path, None)
     opened.initial_params(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0))))
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
         "initialized at random: classifier/dense/bias, classifier/dense/kernel; not used: classifier/dense/bias, classi"
-        in said
+        in printed
     )
 
 
@@ -221,11 +224,11 @@ def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
     (tmp_path / "texts.txt").write_bytes(b"\xef\xbb\xbfrose spade\r\n\r\nanchor whale net\r\n")  # as on Windows
     result = command("predict", f"--checkpoint={workdir}", "--input=texts.txt", "ship sail", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    found = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [(line["text"], line["label"]) for line in found] == [
+    predictions = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["text"], line["label"]) for line in predictions] == [
         ("ship sail", "1"), ("rose spade", "0"), ("anchor whale net", "1")
     ]  # fmt: skip
-    assert all(line["probabilities"][line["label"]] > 0.5 for line in found)
+    assert all(line["probabilities"][line["label"]] > 0.5 for line in predictions)
 
     (tmp_path / "test.tsv").write_text("index\tsentence\n7\tship sail\n9\trose spade\n")
     result = command("submit", f"--checkpoint={workdir}", "--input=test.tsv", "--output=SST-2.tsv", cwd=tmp_path)
@@ -245,7 +248,7 @@ def tokenizer():
     return WordPiece([*SPECIAL_TOKENS, *words], lowercase=True)
 
 
-def test_pairs_are_cut_as_google_cuts_them():
+def test_pairs_are_truncated_like_googles_code():
     pieces, rng = tokenizer(), random.Random(0)
     firsts, seconds = ([rng.choices(range(5, 45), k=rng.randint(1, 30)) for _ in range(200)] for _ in range(2))
     texts = [[" ".join(pieces.pieces[i] for i in ids) for ids in side] for side in (firsts, seconds)]
@@ -268,14 +271,14 @@ def test_pairs_are_cut_as_google_cuts_them():
     ("sst2", "sentence\tlabel\n", r"train.tsv: has no example"),
     ("stsb", "sentence1\tsentence2\tscore\nship\tsail\tmuch\n", r"train.tsv:2: score is 'much', expected a number"),
 ])  # fmt: skip
-def test_what_is_wrong_in_a_file_is_said_with_its_place(checkpoint, tmp_path, name, rows, message):
+def test_mistakes_in_a_file_are_named_with_the_line(checkpoint, tmp_path, name, rows, message):
     for file in ("train.tsv", "dev.tsv"):
         (tmp_path / file).write_text(rows)
     with pytest.raises(UserError, match=message):
         glue.TASK.load(config_for(tmp_path, checkpoint, name), tokenizer())
 
 
-# Folder: the header of its files, if they have one; two training rows; one row of dev, and one of MNLI's other dev set.
+# Folder: the header of its files, or None; two training rows; one row of dev, and one row of MNLI's other dev set.
 GLUE = {
     "CoLA": (None, ["gj04\t1\t\tthe ship", 'gj04\t0\t*\tsail "the'], "gj04\t0\t*\twhale"),
     "SST-2": ("sentence\tlabel", ["ship\t1", 'sail "the\t0'], "whale\t0"),
@@ -293,8 +296,8 @@ GLUE = {
     "WNLI": ("index\tsentence1\tsentence2\tlabel", ['0\t"""ship"""\tsail\t1', "1\tship\tsail\t0"], "0\twhale\tnet\t0"),
 }  # fmt: skip
 ONE, TWO = "[CLS] whale [SEP]", "[CLS] whale [SEP] net [SEP]"
-# Task: names of the labels, the training rows' labels, the first of them as it is read; of each dev set a score, the
-# text and its label.
+# Task: the label names; the labels of the training rows; the first training row as it is read; for each dev set a
+# score, the text and its label.
 GLUE_AS_READ = {
     "cola": ("0 1", [1, 0], "[CLS] [UNK] ship [SEP]", [("matthews", ONE, 0)]),
     "sst2": ("0 1", [1, 0], "[CLS] ship [SEP]", [("accuracy", ONE, 0)]),
@@ -313,17 +316,17 @@ GLUE_AS_READ = {
 
 
 def write_glue(path):
-    """Columns in the order of the distribution, and a quotation mark that quotes nothing."""
-    for folder, (header, train, dev, *others) in GLUE.items():
+    """Writes columns in the order of the distribution, with a quotation mark that quotes nothing."""
+    for folder, (header, train, dev, *other_rows) in GLUE.items():
         (path / folder).mkdir()
-        files = {"train": train, "dev": [dev], "dev_matched": [dev], "dev_mismatched": others}
+        files = {"train": train, "dev": [dev], "dev_matched": [dev], "dev_mismatched": other_rows}
         for file, rows in files.items():
             write_lines(path / folder / f"{file}.tsv", *([header] if header else []), *rows)
     write_lines(path / "MNLI/diagnostic-full.tsv", "Premise\tHypothesis\tLabel", "storm\twave\tcontradiction")
 
 
 @pytest.mark.parametrize("name", GLUE_AS_READ)
-def test_every_task_of_glue_reads_its_own_files(tmp_path, name):
+def test_every_glue_task_reads_the_distributed_files(tmp_path, name):
     write_glue(tmp_path)
     config, pieces = fine_tuning_config("glue", name=name), tokenizer()
     config.data.path = str(tmp_path)
@@ -344,7 +347,7 @@ def test_every_task_of_glue_reads_its_own_files(tmp_path, name):
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_flops_are_exact_in_this_epoch_and_the_next_and_an_average_later(tuned, checkpoint, packing):
+def test_flops_are_exact_in_two_epochs_and_an_average_later(tuned, checkpoint, packing):
     config = config_for(tuned[0], checkpoint, epochs=40.0)
     config, _ = finetuning_run.resolve(config, None)
     config.packing = packing
@@ -356,8 +359,8 @@ def test_flops_are_exact_in_this_epoch_and_the_next_and_an_average_later(tuned, 
     assert task.flops(3, task.total_steps) == pytest.approx(sum(exact) * 20, rel=0.1) and task.flops(5, 5) == 0
 
 
-def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint, tmp_path):
-    """Another command's config, a vocabulary that is too large."""
+def test_a_workdir_refuses_incompatible_configs(tuned, checkpoint, tmp_path):
+    """The config of another task, and a vocabulary that is too large, are refused."""
     folder, workdir = tuned
     other, config = pretraining_config(), config_for(folder, checkpoint)
     other.data.corpus, other.init_checkpoint = str(folder / "test.tsv"), str(checkpoint)
@@ -369,7 +372,8 @@ def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint,
         launch(config, tmp_path / "other")
 
 
-# The search over hyperparameters: every run once, compiled once, the best kept, failures shown.
+# The sweep over hyperparameters: every trial runs once, with one compilation; the best trial is kept; failures are
+# shown.
 
 
 def parse(text):
@@ -378,13 +382,13 @@ def parse(text):
     return sweep.parse_sweep(config)
 
 
-def test_the_papers_search_is_24_runs():
+def test_the_sweep_of_the_paper_has_24_runs():
     runs = parse("paper")
     assert len(runs) == 24 and runs[0] == {"batch_size": 16, "learning_rate": 5e-5, "epochs": 2.0}
     assert len(parse("paper seed=0,1,2")) == 72
     assert parse("seed=1,2") == [{"seed": 1}, {"seed": 2}]
     assert len({sweep.trial_name(settings) for settings in parse("paper seed=20240101,20240102,20240101")}) == 48
-    # Any field of the optimizer can be searched.
+    # Any field of the optimizer can be swept.
     assert parse("weight_decay=0,0.1 bias_correction=False")[1] == {"bias_correction": False, "weight_decay": 0.1}
 
 
@@ -393,14 +397,14 @@ def test_the_papers_search_is_24_runs():
     ("seed", r"'seed' is not understood"),
     ("epochs=two", r"'two': invalid values for epochs"),
 ])  # fmt: skip
-def test_a_search_that_is_not_understood(text, message):
+def test_invalid_sweeps_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         parse(text)
 
 
 @pytest.mark.slow
-def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_path, monkeypatch, with_pictures):
-    """The first trial learns nothing, and the second one is stopped in its last evaluation."""
+def test_a_sweep_compiles_once_resumes_and_keeps_the_best_checkpoint(checkpoint, tmp_path, monkeypatch, with_pictures):
+    """The first trial has a zero learning rate; a signal stops the second trial in its last evaluation."""
     write_sst2(tmp_path, train=192)
     config = config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8,3e-3 epochs=5", max_seq_length=16)
     config.checkpoint.every_steps = 20
@@ -412,19 +416,19 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
         starts.append(start_step)
         return batches(self, start_step)
 
-    def stopped(self, *given):
+    def stopped(self, *arguments):
         if len(starts) == 2:
             raise KeyboardInterrupt
-        return evaluate(self, *given)
+        return evaluate(self, *arguments)
 
-    monkeypatch.setattr(sweep, "Program", lambda *given: programs.append(program_class(*given)) or programs[-1])
+    monkeypatch.setattr(sweep, "Program", lambda *arguments: programs.append(program_class(*arguments)) or programs[-1])
     monkeypatch.setattr(FineTuning, "batches", watched)
     with monkeypatch.context() as patch:
         patch.setattr(FineTuningEvaluator, "run", stopped)
         with pytest.raises(KeyboardInterrupt):
             launch(config, tmp_path / "run")
     (program,) = programs
-    assert program.train_step._cache_size() == 1  # of two runs
+    assert program.train_step._cache_size() == 1  # of two trials
     worse, best = (tmp_path / f"run/runs/learning_rate={rate},epochs=5" for rate in ("1e-08", "0.003"))
     assert checkpoints.steps(best)[-1] == 60 and not (best / sweep.TRIAL_RESULT).exists()
     launch(config, tmp_path / "run", draw=page.draw)
@@ -434,18 +438,20 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     score = results[1]["scores"]["accuracy"]
     assert [result["failed"] for result in results] == [True, False] and score > 0.8
     assert checkpoints.steps(best) and not checkpoints.steps(worse)
-    said = (tmp_path / "run" / sweep.SUMMARY).read_text()
-    assert said.startswith("| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |\n")
-    assert f"| 0.003 | 5 | {100 * score:.2f} | {100 * score:.2f} |  | 1 | 0 |" in said
-    assert f"best: runs/{best.name}, accuracy" in said
-    source = pretrained.read_pretrained(tmp_path / "run")  # the folder of the search stands for its best run
+    summary = (tmp_path / "run" / sweep.SUMMARY).read_text()
+    assert summary.startswith(
+        "| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |\n"
+    )
+    assert f"| 0.003 | 5 | {100 * score:.2f} | {100 * score:.2f} |  | 1 | 0 |" in summary
+    assert f"best: runs/{best.name}, accuracy" in summary
+    source = pretrained.read_pretrained(tmp_path / "run")  # the folder of the sweep is read as its best run
     assert source.labels == ("0", "1") and source.path == f"{best}@60"
     drawn = (tmp_path / "run" / page.HTML_REPORT).read_text()  # with a row for each setting
     assert all(f"<td>run/{folder.name}</td>" in drawn for folder in (worse, best)) and "<td>accuracy " in drawn
 
 
 @pytest.mark.slow
-def test_another_search_goes_on_with_the_trials_that_are_there(checkpoint, tmp_path, monkeypatch):
+def test_another_sweep_reuses_finished_trials(checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=48)
     trained, workdir = [], tmp_path / "run"
 
@@ -463,7 +469,7 @@ def test_another_search_goes_on_with_the_trials_that_are_there(checkpoint, tmp_p
     monkeypatch.setattr(sweep, "run_one", run)
     assert search("seed=0,1") == ["seed=1"] and trained == ["seed=0", "seed=1"]
     assert search("seed=2,0,1") == ["seed=2"] and trained[2:] == ["seed=2"]
-    # A narrower search, of trials that are not the best of all, changes nothing of that.
+    # A narrower sweep without the best trial does not change the best trial.
     assert search("epochs=5 seed=0") == ["seed=2"] and trained[3:] == ["epochs=5,seed=0"]
     assert (workdir / "best").read_text() == "runs/seed=2\n"
     with pytest.raises(UserError, match=r"seed=0: trained with other settings, max_seq_length = 24 \(was 32\); choose"):
@@ -485,7 +491,7 @@ def scored(score, metric="accuracy"):
     return TrainingResult(None, scores, 1, scores)
 
 
-def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path, monkeypatch):
+def test_failed_trials_restart_and_stay_in_the_table(checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=48)
     seeds = []
 
@@ -498,12 +504,12 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
     monkeypatch.setattr(sweep, "run_one", run)
     config = config_for(tmp_path, checkpoint, sweep="seed=5,2005,6", restarts=3)
     launch(config, tmp_path / "run")
-    assert seeds == [5, 1005, 3005, 2005, 6, 1006, 2006]  # 2005 was to come anyway
+    assert seeds == [5, 1005, 3005, 2005, 6, 1006, 2006]  # 2005 was planned anyway
     assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
 
 
-def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(checkpoint, tmp_path, monkeypatch):
-    """Such as the correlation of predictions that are all the same."""
+def test_a_trial_with_a_nan_score_fails_without_ending_the_sweep(checkpoint, tmp_path, monkeypatch):
+    """For example, the correlation of constant predictions is NaN."""
     scores = Scores({"accuracy": None}, None)
     monkeypatch.setattr(sweep, "run_one", lambda *_, **more: TrainingResult(None, scores, None, None))
     write_sst2(tmp_path, train=48)
@@ -520,7 +526,7 @@ def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(chec
 def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, programs, checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=48)
     config = config_for(tmp_path, checkpoint)
-    if "temperature" in search:  # vectors of texts, whose loss has fields
+    if "temperature" in search:  # embeddings, whose loss has fields
         config = experiments.load("embed")
         config.data.update(path=f"{tmp_path}/SST-2", form="scored", texts="sentence,sentence", label="label")
         config.init_checkpoint, config.max_seq_length = str(checkpoint), 32
@@ -538,14 +544,16 @@ def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, progr
 
 def test_a_table_has_every_score():
     def rows(names, failed, *scores):
-        table = sweep.format_results([sweep.Result({"seed": 0}, each, failed) for each in scores], names)
+        table = sweep.format_results(
+            [sweep.Result({"seed": 0}, scores_of_run, failed) for scores_of_run in scores], names
+        )
         return table.splitlines()
 
     head, _, row = rows(("f1", "accuracy"), False, {"f1": 0.5, "accuracy": 0.9}, {"f1": 0.7, "accuracy": 0.6})
     columns = "mean | best | standard deviation"
     assert head == f"| f1, {columns} | accuracy, {columns} | runs | failed |"
     assert row == "| 60.00 | 70.00 | 14.14 | 75.00 | 90.00 | 21.21 | 2 | 0 |"
-    *_, row = rows(("spearman",), True, {"spearman": None}, {"spearman": 0.5})  # None counts as nothing
+    *_, row = rows(("spearman",), True, {"spearman": None}, {"spearman": 0.5})  # None counts as zero
     assert row == "| 25.00 | 50.00 | 35.36 | 2 | 2 |"
 
 
@@ -553,8 +561,8 @@ def test_a_table_has_every_score():
     "scores, best",
     [([0.5, 0.7], "runs/b, f1 70.00"), ([0.7, 0.7], "runs/a, f1 70.00"), ([None, -0.1], "runs/b, f1 -10.00")],
 )
-def test_the_trial_that_is_named_has_the_checkpoint(tmp_path, scores, best):
-    """Also of two that are equal; one that diverged is worse than any."""
+def test_the_best_trial_keeps_the_checkpoint(tmp_path, scores, best):
+    """Of two equal trials, the first keeps the checkpoint; a diverged trial is worse than any other."""
     for name, score in zip("ba" if scores[0] == scores[1] else "ab", scores):
         (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
         (tmp_path / "runs" / name / sweep.TRIAL_RESULT).write_text(
@@ -569,7 +577,7 @@ def test_the_trial_that_is_named_has_the_checkpoint(tmp_path, scores, best):
     ("batch_size=16,12", r"config.batch_size = 12: .* must be a multiple of the 8 devices"),
     ("class_weights=,earth=9", r"'earth' is not a label of the training data"),
 ])  # fmt: skip
-def test_every_run_of_a_search_is_checked_before_the_first(search, message, checkpoint, tmp_path):
+def test_a_sweep_validates_all_trials_before_the_first(search, message, checkpoint, tmp_path):
     write_sst2(tmp_path, train=48)
     with pytest.raises(UserError, match=message):
         launch(config_for(tmp_path, checkpoint, sweep=search), tmp_path / "run")
@@ -598,7 +606,7 @@ def own_config(checkpoint, **fields):
 
 
 class LetterWithoutClass(own_task.Letter):
-    """A task without a class of transformers, which adopts the letter of an earlier run."""
+    """A task without a transformers class, which adopts the letter of an earlier run."""
 
     architecture = ""
 
@@ -607,7 +615,7 @@ class LetterWithoutClass(own_task.Letter):
         return [f"data.letter = {settings.data.letter!r}"]
 
 
-def test_a_task_without_a_transformers_class_adopts_only_from_its_own_runs(checkpoint, monkeypatch):
+def test_a_task_without_a_transformers_class_adopts_only_from_runs_of_the_task(checkpoint, monkeypatch):
     monkeypatch.setitem(tasks.TASKS.registered, "letter", LetterWithoutClass())
     config = own_config(checkpoint)
     assert not finetuning_run.resolve(config, None)[1], "a pre-trained checkpoint has no letter"
@@ -630,8 +638,11 @@ def trained(checkpoint, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(trained, tmp_path):
-    """Fine-tuning's; the latest of pre-training, whose scores at different lengths say nothing."""
+def test_a_workdir_is_read_at_the_best_checkpoint_by_default(trained, tmp_path):
+    """Fine-tuning runs are read at the best checkpoint.
+
+    Pre-training runs are read at the latest one, because scores at different lengths are not comparable.
+    """
     assert max(line.get("eval/accuracy", 0) for line in read_metrics(trained)) > 0.9
     report = (trained / "report.txt").read_text()
     assert "accuracy" in report and "margin 0.25" in report
@@ -649,7 +660,7 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
     )
     assert (chosen["dense"]["kernel"] != other["dense"]["kernel"]).any()
     info = workdirs.require_info(tmp_path / "run")
-    workdirs.write_info(tmp_path / "run", dataclasses.replace(info, architecture=""), None)  # as of pre-training
+    workdirs.write_info(tmp_path / "run", dataclasses.replace(info, architecture=""), None)  # like a pre-training run
     assert pretrained.find(tmp_path / "run").step == steps[-1]
     with pytest.raises(
         UserError, match=rf"run@9: the run has no checkpoint of this step; choose one of the steps {first}, "
@@ -665,7 +676,7 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
 
 @pytest.mark.slow
 def test_more_epochs_extend_a_finished_run(trained, checkpoint, tmp_path, capsys, monkeypatch):
-    """Even if it is stopped in its last evaluation, when the report of the shorter run is still there."""
+    """The longer run is stopped in its last evaluation, while the report of the shorter run still exists."""
     shutil.copytree(trained, tmp_path / "run")
 
     def extend() -> str:
@@ -678,8 +689,8 @@ def test_more_epochs_extend_a_finished_run(trained, checkpoint, tmp_path, capsys
         patch.setattr(FineTuningEvaluator, "run", lambda *_: os.kill(os.getpid(), signal.SIGINT) or stop())
         with pytest.raises(KeyboardInterrupt):
             extend()
-    said = capsys.readouterr().out
-    assert "resuming with changed settings: epochs = 7.0 (was 6.0)" in said and "from step 48" in said
+    printed = capsys.readouterr().out
+    assert "resuming with changed settings: epochs = 7.0 (was 6.0)" in printed and "from step 48" in printed
     assert checkpoints.steps(tmp_path / "run")[-1] == 56
     assert "already finished" not in extend()
     assert checkpoints.read_scores(tmp_path / "run", 56) is not None
@@ -691,7 +702,7 @@ def stop():
     raise KeyboardInterrupt
 
 
-def test_a_broken_entry_point_is_named_and_hurts_nobody_else(monkeypatch):
+def test_a_broken_entry_point_is_named_and_does_not_affect_other_tasks(monkeypatch):
     point = importlib.metadata.EntryPoint("theirs", "no.such.module:TASK", tasks.TASKS.group)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [point])
     with pytest.raises(UserError, match=r"task 'theirs': cannot load no.such.module:TASK, .*ModuleNotFoundError"):
@@ -702,8 +713,8 @@ def test_a_broken_entry_point_is_named_and_hurts_nobody_else(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
-    """As an installed package would bring it: predict runs in a process of its own, where nobody registers anything."""
+def test_commands_load_a_task_by_entry_point(trained, tmp_path):
+    """An installed package defines the entry point: predict runs in a separate process without registrations."""
     package = tmp_path / "site/own-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
@@ -712,14 +723,14 @@ def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
     result = command("predict", f"--checkpoint={trained}", SEA, "wave net oven", cwd=tmp_path, PYTHONPATH=path)
     assert result.returncode == 0, result.stderr
     expected = [{"text": SEA, "label": "with"}, {"text": "wave net oven", "label": "without"}]
-    expected = [each | {"letter": "s", "margin": 0.25} for each in expected]
+    expected = [prediction | {"letter": "s", "margin": 0.25} for prediction in expected]
     assert [json.loads(line) for line in result.stdout.splitlines()] == expected
     result = command("predict", f"--checkpoint={trained}", SEA, cwd=tmp_path)  # without the package
     assert result.returncode == 1 and "error: config.task = 'letter': choose one of" in result.stderr
 
 
 @pytest.mark.slow
-def test_nothing_is_overwritten_before_the_run_is_restored(trained, checkpoint, monkeypatch):
+def test_a_failed_restore_overwrites_nothing(trained, checkpoint, monkeypatch):
     def fails(*_):
         raise UserError("torn")
 
@@ -731,6 +742,6 @@ def test_nothing_is_overwritten_before_the_run_is_restored(trained, checkpoint, 
     assert (trained / "config.json").read_text() == before
 
 
-def test_its_search_is_that_of_its_paper(checkpoint):
+def test_an_external_task_defines_the_sweep_of_its_paper(checkpoint):
     config = own_config(checkpoint, sweep="paper")
     assert sweep.parse_sweep(config) == [{"learning_rate": 1e-8}, {"learning_rate": 3e-3}]

@@ -1,4 +1,6 @@
-"""The tasks' scores against scikit-learn, SciPy, seqeval, SQuAD's own scripts, brute force, and worked out by hand."""
+"""The scores of the tasks compared with scikit-learn, SciPy, seqeval, SQuAD's scripts, brute force, and hand
+computation.
+"""
 
 import gzip
 import json
@@ -14,18 +16,18 @@ from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
 from bertjax.finetuning import metrics
 
-# Warnings of the others, about what is undefined.
+# Warnings of the other libraries about undefined scores.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def random_classes(rng, classes):
-    """Labels and predictions, often alike, often without some of the classes."""
+    """Random labels and predictions, often equal, often without some classes."""
     n = rng.integers(1, 30)
     labels, predictions = (rng.choice(classes[: rng.integers(1, len(classes) + 1)], n) for _ in range(2))
     return labels, np.where(rng.random(n) < rng.choice([0, 0.5, 1]), labels, predictions)
 
 
-def test_classes_are_scored_as_by_scikit_learn():
+def test_class_scores_equal_scikit_learn():
     import sklearn.metrics  # takes two seconds
 
     rng = np.random.default_rng(0)
@@ -41,27 +43,27 @@ def test_classes_are_scored_as_by_scikit_learn():
     for n in range(1, 30):  # a hundred cases in one call, as the classes of a multi-label problem
         labels, predictions = rng.random((2, n, 100)) < rng.choice([0, 0.1, 0.5, 1], (2, 1, 100))
         expected = sklearn.metrics.f1_score(labels, predictions, average=None, zero_division=0)
-        ours = [metrics.f1(labels[:, i], predictions[:, i]) for i in range(100)]
-        np.testing.assert_allclose(ours, expected)
+        scores = [metrics.f1(labels[:, i], predictions[:, i]) for i in range(100)]
+        np.testing.assert_allclose(scores, expected)
         inverse = [metrics.f1(1 - labels[:, i], 1 - predictions[:, i], positive=0) for i in range(100)]
         np.testing.assert_allclose(inverse, expected)
 
 
-def test_labels_that_do_not_exclude_each_other_are_scored_as_by_scikit_learn():
+def test_multi_label_scores_equal_scikit_learn():
     import sklearn.metrics  # takes two seconds
 
     rng = np.random.default_rng(0)
     for n in range(1, 60):
         labels, predictions = rng.random((2, n, 7)) < rng.choice([0, 0.1, 0.5], (2, 1, 7))
-        ours = metrics.f1_of_labels(labels, predictions)
+        scores = metrics.f1_of_labels(labels, predictions)
         for average in ("micro", "macro"):
             expected = sklearn.metrics.f1_score(labels, predictions, average=average, zero_division=0)
-            assert ours[f"{average}_f1"] == pytest.approx(expected)
+            assert scores[f"{average}_f1"] == pytest.approx(expected)
     with pytest.raises(ValueError, match="labels and"):
         metrics.f1_of_labels(labels, predictions[:, :3])
 
 
-def test_no_threshold_of_labels_is_better_than_the_best():
+def test_the_tuned_threshold_is_optimal():
     rng = np.random.default_rng(0)
     for n in range(1, 40):
         labels = rng.random((n, 3)) < rng.choice([0.1, 0.5])
@@ -71,10 +73,10 @@ def test_no_threshold_of_labels_is_better_than_the_best():
         assert metrics.f1_of_labels(labels, chances > threshold)["micro_f1"] == pytest.approx(max(scores.values()))
         assert threshold not in chances.ravel()
     assert metrics.best_threshold([[True, False]], [[0.9, 0.05]]) == pytest.approx(0.475)
-    assert metrics.best_threshold([[False, False]], [[0.9, 0.3]]) == pytest.approx(0.6)  # none is right
+    assert metrics.best_threshold([[False, False]], [[0.9, 0.3]]) == pytest.approx(0.6)  # no label is right
 
 
-def test_probabilities_are_those_of_scipy():
+def test_probabilities_equal_scipy():
     rng = np.random.default_rng(0)
     for logits in (rng.normal(size=(20, 7)).astype(np.float32), [1000.0, 0.0, -1000.0]):
         np.testing.assert_allclose(metrics.sigmoid(logits), scipy.special.expit(np.asarray(logits, np.float64)))
@@ -82,23 +84,26 @@ def test_probabilities_are_those_of_scipy():
         np.testing.assert_array_equal(metrics.softmax(logits), scipy.special.softmax(logits))
 
 
-def test_matthews_of_many():
-    """200 000 examples, whose fourth power is beyond int64."""
+def test_matthews_correlation_of_many_examples_does_not_overflow():
+    """200,000 examples, whose fourth power exceeds int64."""
     labels = np.arange(200_000) % 2
     predictions = np.where(np.arange(200_000) % 8 < 2, 1 - labels, labels)
     assert metrics.matthews(labels, predictions) == pytest.approx(0.5)
 
 
-def test_correlations_are_scipys():
+def test_correlations_equal_scipy():
     rng = np.random.default_rng(1)
     for i in range(300):
         n = rng.integers(2, 20)
         labels, scores = rng.integers(0, 5, n) / 5, rng.normal(size=n) * 10.0 ** rng.integers(-3, 4)
         if i % 2:
             scores = np.round(scores).astype(np.float32)
-        for ours, theirs in ((metrics.pearson, scipy.stats.pearsonr), (metrics.spearman, scipy.stats.spearmanr)):
-            expected = theirs(labels, scores.astype(np.float64)).statistic
-            assert ours(labels, scores) == pytest.approx(expected, abs=1e-9, nan_ok=True)
+        for correlation, reference in (
+            (metrics.pearson, scipy.stats.pearsonr),
+            (metrics.spearman, scipy.stats.spearmanr),
+        ):
+            expected = reference(labels, scores.astype(np.float64)).statistic
+            assert correlation(labels, scores) == pytest.approx(expected, abs=1e-9, nan_ok=True)
 
 
 @pytest.mark.parametrize("correlation", [metrics.pearson, metrics.spearman])
@@ -109,7 +114,7 @@ def test_undefined_correlations_are_nan(correlation):
 
 
 @pytest.mark.parametrize("score", [metrics.accuracy, metrics.f1, metrics.matthews, metrics.pearson, metrics.spearman])
-def test_nothing_or_uneven_is_refused(score):
+def test_empty_and_uneven_inputs_are_refused(score):
     with pytest.raises(ValueError, match="nothing"):
         score([], [])
     with pytest.raises(ValueError, match=r"\(2,\) and \(1,\)"):
@@ -121,7 +126,7 @@ def test_nothing_or_uneven_is_refused(score):
 TAGS = ["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-a-b", "I-a-b"]
 
 
-def test_entity_scores_are_seqevals():
+def test_entity_scores_equal_seqeval():
     rng = random.Random(1)
     for _ in range(1000):
         gold = [rng.choices(TAGS, k=rng.randrange(1, 8)) for _ in range(rng.randrange(1, 4))]
@@ -130,13 +135,13 @@ def test_entity_scores_are_seqevals():
         by_type = precision_recall_fscore_support(gold, predicted, average=None, zero_division=0)[:3]
         assert tuple(metrics.entity_scores(gold, predicted).values()) == pytest.approx(micro)
         types = sorted({tag[2:] for tags in gold + predicted for tag in tags} - {""})
-        found = metrics.entity_scores_by_type(gold, predicted)
-        assert list(found) == types
+        scores_by_type = metrics.entity_scores_by_type(gold, predicted)
+        assert list(scores_by_type) == types
         for type_, scores in zip(types, zip(*by_type)):
-            assert tuple(found[type_].values()) == pytest.approx(scores)
+            assert tuple(scores_by_type[type_].values()) == pytest.approx(scores)
 
 
-def test_entity_scores_of_nothing_and_other_tags():
+def test_entity_scores_of_empty_inputs_and_invalid_tags():
     nothing = dict(precision=0, recall=0, f1=0)
     assert metrics.entity_scores([["O"], []], [["O"], []]) == nothing
     assert metrics.entity_scores([["B-PER"]], [["O"]]) == metrics.entity_scores([["O"]], [["B-PER"]]) == nothing
@@ -151,10 +156,10 @@ def test_entity_scores_of_nothing_and_other_tags():
             metrics.entity_scores([["O"], ["O"]], predicted)
 
 
-def test_squad_scores_by_hand():
+def test_squad_scores_equal_hand_computed_scores():
     golds = {"1": ["Denver Broncos"], "2": ["Denver", "Colorado"], "3": ["gold"], "4": ["blue"]}
     predictions = {"1": "Denver", "2": "the Colorado", "3": "silver", "another": "question"}
-    # F1: 2/3, 1, 0, and 0 for want of a prediction.
+    # F1: 2/3, 1, 0, and 0 because a prediction is missing.
     assert metrics.squad_scores(golds, predictions) == pytest.approx(dict(exact_match=25, f1=125 / 3))
     golds |= {"5": [], "6": [], "7": [], "8": []}
     predictions |= {"5": "", "6": "a guess", "7": "The"}
@@ -170,7 +175,7 @@ def test_squad_scores_by_hand():
         metrics.squad_scores({}, {"1": "x"})
 
 
-def test_a_threshold_may_keep_no_answer():
+def test_the_null_threshold_may_reject_all_answers():
     threshold, f1, exact = metrics.best_null_threshold({"b": []}, {"b": "guess"}, {"b": -9.0})
     assert threshold < -9 and f1 == exact == 100
     # Questions with equal odds are kept together; a question without a prediction scores 0 at every threshold.
@@ -183,21 +188,21 @@ def test_a_threshold_may_keep_no_answer():
 
 @pytest.fixture(scope="module")
 def official():
-    """What SQuAD's own scripts say: see tests/golden/make_squad.py."""
+    """Reads the scores of SQuAD's official scripts, see tests/golden/make_squad.py."""
     return json.loads(gzip.decompress((pathlib.Path(__file__).parents[1] / "golden/squad.json.gz").read_bytes()))
 
 
-def test_squad_is_that_of_the_official_scripts(official):
-    """Also of the questions that were written by hand: articles, punctuation, letters of other scripts."""
+def test_squad_scores_equal_the_official_scripts(official):
+    """The questions include hand-written ones: articles, punctuation, letters of other scripts."""
     assert len(official["questions"]) > 4000
     for golds, prediction, *expected in official["questions"]:
         versions = ("v1.1", "v2.0") if golds else ("v2.0",)
-        found = [score(golds, prediction, v) for v in versions for score in (metrics.exact_match, metrics.token_f1)]
-        assert found == pytest.approx(expected[-len(found) :]), (golds, prediction)
+        scores = [score(golds, prediction, v) for v in versions for score in (metrics.exact_match, metrics.token_f1)]
+        assert scores == pytest.approx(expected[-len(scores) :]), (golds, prediction)
 
 
-def test_the_null_threshold_is_that_of_the_official_script(official):
-    """But for the one that keeps no answer, which is 0 there."""
+def test_the_null_threshold_equals_the_official_script(official):
+    """Except the threshold that rejects all answers, which is 0 in the script."""
     for golds, predictions, odds, best_exact, best_f1, best_threshold in official["searches"]:
         threshold, f1, exact = metrics.best_null_threshold(golds, predictions, odds)
         assert (f1, exact) == pytest.approx((best_f1, best_exact))

@@ -35,9 +35,9 @@ def pieces():
 
 
 def conll_text(count, seed, bio=False, apart=False):
-    """Sentences in which the sea is a place and the court an organisation, as IOB1; a document of ten each.
+    """Sentences in IOB1, in which sea words are places and court words organisations; ten sentences per document.
 
-    `apart`: no two entities are neighbours.
+    `apart`: no two entities are adjacent.
     """
     rng, lines = random.Random(seed), []
     for number in range(count):
@@ -54,7 +54,7 @@ def conll_text(count, seed, bio=False, apart=False):
     return "\n".join(lines) + "\n"
 
 
-def test_iob1_and_bio_are_the_same(tmp_path):
+def test_iob1_and_bio_give_equal_tags(tmp_path):
     (tmp_path / "a").write_text(conll_text(200, 0))
     (tmp_path / "b").write_text(conll_text(200, 0, bio=True))
     one, other = conll.read_conll(tmp_path / "a"), conll.read_conll(tmp_path / "b")
@@ -65,7 +65,7 @@ def test_iob1_and_bio_are_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("with_context", [True, False])
-def test_every_word_keeps_its_tag_and_is_seen_once(tmp_path, pieces, with_context):
+def test_every_word_keeps_the_tag_and_is_labelled_once(tmp_path, pieces, with_context):
     (tmp_path / "a").write_text(conll_text(300, 1))
     sentences = conll.read_conll(tmp_path / "a")
     labels = conll.tag_names(sentences)
@@ -75,7 +75,7 @@ def test_every_word_keeps_its_tag_and_is_seen_once(tmp_path, pieces, with_contex
     read = word_encoding.read_tags(sentences, labels, examples, logits)
     assert read == [list(s.tags) for s in sentences]
     assert metrics.entity_scores([s.tags for s in sentences], read)["f1"] == 1
-    # The labelled pieces, put in a row, are the words' first pieces.
+    # The labelled tokens in order are the first tokens of the words.
     firsts = [pieces.encode(word).ids[0] for s in sentences for word in s.words]
     marked = [i for ids, marks in zip(examples.input_ids, examples.labels) for i in ids[np.asarray(marks) >= 0]]
     assert marked == firsts
@@ -90,7 +90,7 @@ def test_documents_do_not_share_a_sequence(tmp_path, pieces):
     assert [int((np.asarray(marks) >= 0).sum()) for marks in examples.labels] == [1, 2]
 
 
-def test_without_documents_every_sentence_stands_by_itself(tmp_path, pieces):
+def test_without_documents_sentences_are_encoded_separately(tmp_path, pieces):
     for name in ("train.txt", "dev.txt"):
         (tmp_path / name).write_text("ship O\n\nsail O\nnet I-LOC\n\nrose O\n")
     config = fine_tuning_config("ner", document_context=True)
@@ -103,14 +103,14 @@ def test_without_documents_every_sentence_stands_by_itself(tmp_path, pieces):
         ner.TASK.load(config, pieces)
 
 
-def test_words_without_pieces_and_words_of_too_many(pieces):
+def test_words_without_tokens_and_words_with_too_many_tokens(pieces):
     sentences = [conll.Sentence(("\u200b", "x" * 60, "ship"), ("O", "O", "O"), 0)]
     examples = word_encoding.encode_word_sequences(sentences, ("O",), pieces, 12, with_context=False)
     assert sum(int((np.asarray(marks) >= 0).sum()) for marks in examples.labels) == 3
     assert max(examples.lengths) <= 12
 
 
-def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
+def test_a_tiny_run_trains_a_tagger(checkpoint, tmp_path):
     (tmp_path / "eng.train").write_text(conll_text(300, 2, apart=True))
     (tmp_path / "eng.testa").write_text(conll_text(60, 3, apart=True))
     config = quick(fine_tuning_config("ner", document_context=True), tmp_path, checkpoint, epochs=8.0)
@@ -130,8 +130,9 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     assert [sample["text"] for sample in samples] == [" ".join(s.words) for s in sentences[::6]]
     assert sum(sample["label"] == sample["prediction"] for sample in samples) >= 7
     assert any(sample["label"].startswith(("LOC: ", "ORG: ")) for sample in samples)
-    found = [result["tags"] for result in ner.TASK.predict(source, [(" ".join(s.words),) for s in sentences])]
-    assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9  # without the neighbours' context
+    tags = [result["tags"] for result in ner.TASK.predict(source, [(" ".join(s.words),) for s in sentences])]
+    # without context from neighbouring sentences
+    assert metrics.entity_scores([s.tags for s in sentences], tags)["f1"] > 0.9
 
 
 @pytest.mark.parametrize("content, message", [
@@ -145,7 +146,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     ("ship NN LOC\n", r"a:1: the tag is 'LOC', expected O, B-type or I-type"),
     ("\n-DOCSTART- O\n\n", r"a: has no sentence"),
 ])  # fmt: skip
-def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
+def test_mistakes_in_a_file_are_named(tmp_path, content, message):
     (tmp_path / "a").write_text(content)
     with pytest.raises(UserError, match=message):
         conll.read_conll(tmp_path / "a")
@@ -168,8 +169,8 @@ SPLIT = ["yesterday", "(", "John", ")", "saw", '"', "Mary", '"', "in", "Paris", 
          "\u4eac", "."]  # fmt: skip
 
 
-def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
-    """Whatever the model says; a word of characters that no tokenizer reads is none."""
+def test_tagged_words_of_raw_text_have_character_offsets(checkpoint, monkeypatch):
+    """Offsets do not depend on the model; a word of characters that no tokenizer reads is not a word."""
     source = pretrained.read_pretrained(checkpoint)
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     head = {"classifier": {"dense": {"bias": np.zeros(5)}}}
@@ -186,15 +187,15 @@ def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
         return scores
 
     monkeypatch.setattr(tagging.predictor, "predict", predict)
-    found, nothing = ner.TASK.predict(source, [(RAW + " \u200b",), ("\u200b",)])
-    assert found["words"] == SPLIT == [RAW[start:end] for start, end in found["offsets"]]
-    assert [(e["type"], e["text"]) for e in found["entities"]] == [
+    tagged, nothing = ner.TASK.predict(source, [(RAW + " \u200b",), ("\u200b",)])
+    assert tagged["words"] == SPLIT == [RAW[start:end] for start, end in tagged["offsets"]]
+    assert [(e["type"], e["text"]) for e in tagged["entities"]] == [
         ("PER", "John"), ("PER", "Mary"), ("LOC", "Paris"), ("LOC", "Rome"), ("LOC", "Berlin"), ("LOC", "\u5317\u4eac")
     ]  # fmt: skip
-    assert all(RAW[e["start"] : e["end"]] == e["text"] for e in found["entities"])
+    assert all(RAW[e["start"] : e["end"]] == e["text"] for e in tagged["entities"])
     assert nothing == {"words": [], "tags": [], "offsets": [], "entities": []}
-    found, _ = ner.TASK.predict(dataclasses.replace(source, labels=("N", "V", "A", "P", "X")), [(RAW,), ("\u200b",)])
-    assert "entities" not in found
+    tagged, _ = ner.TASK.predict(dataclasses.replace(source, labels=("N", "V", "A", "P", "X")), [(RAW,), ("\u200b",)])
+    assert "entities" not in tagged
 
 
 @pytest.mark.parametrize("words, text", [
@@ -203,7 +204,7 @@ def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
     ("$ 5 : a - b", "$5: a - b"),
     ("我 们 。 Rome ไทย ภาษา", "我们。 Rome ไทยภาษา"),
 ])  # fmt: skip
-def test_words_of_a_table_are_joined_as_in_text(words, text):
+def test_words_of_a_table_are_joined_like_text(words, text):
     joined, places = join_words(words.split())
     assert joined == text and [joined[a:b] for a, b in places] == words.split()
 
@@ -216,18 +217,18 @@ def of_kind(kind, folder):
         return tokenizer.Bytes()
     learnt = "sentencepiece" if kind == "unigram" else kind
     lines = [*make_corpus(40).split("\n"), *HARD]
-    found = vocabulary_learning.learn_new_vocabulary(
+    learned = vocabulary_learning.learn_new_vocabulary(
         learnt, vocabulary_learning.count_words(learnt, lines), 420 if kind == "bpe" else 130
     )
     if kind == "unigram":
-        (folder / "tokenizer.json").write_text(found.to_huggingface())
+        (folder / "tokenizer.json").write_text(learned.to_huggingface())
         return tokenizer.load_tokenizer("unigram", folder / "tokenizer.json")
-    return found
+    return learned
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "unigram", "bytes", "bpe", "modernbert"])
-def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp_path, monkeypatch):
-    """A word has the tag of the first token that begins in it, or continues the word before it."""
+def test_a_text_is_encoded_whole_and_words_have_one_tag(kind, checkpoint, tmp_path, monkeypatch):
+    """A word has the tag of the first token that begins in the word, or continues the previous word."""
     pieces, labels = of_kind(kind, tmp_path), tuple("abcdefg")
     source = dataclasses.replace(
         pretrained.read_pretrained(checkpoint), tokenizer=pieces, labels=labels, settings=ml_collections.ConfigDict(),
@@ -235,17 +236,17 @@ def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp
     )  # fmt: skip
     source.settings.max_seq_length = 1000
     texts = [*HARD[:5], *HARD[6:9], 'London,(Paris)."U.S." x-ray', " \n\n a\r\nb   c\u200b ", "ไทย e\u0301\ufe0f <s>"]
-    given = []
+    encoded_ids = []
 
     def predict(output_layer, source, examples):
-        given.extend(ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids)
+        encoded_ids.extend(ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids)
         return [np.eye(7)[np.arange(len(ids)) % 7] for ids in examples.input_ids]
 
     monkeypatch.setattr(tagging.predictor, "predict", predict)
-    found = list(ner.TASK.predict(source, [(text,) for text in texts]))
+    predictions = list(ner.TASK.predict(source, [(text,) for text in texts]))
     encoded = [pieces.encode(text) for text in texts]
-    assert given == [each.ids for each in encoded]
-    for text, result, (ids, offsets) in zip(texts, found, encoded):
+    assert encoded_ids == [encoding.ids for encoding in encoded]
+    for text, result, (ids, offsets) in zip(texts, predictions, encoded):
         begins = {}
         for place, (i, (start, end)) in enumerate(zip(ids, offsets), len(pieces.begin)):
             blank = len(text[start:end]) - len(text[start:end].lstrip())
@@ -258,14 +259,14 @@ def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp
             before = next((begins[i] for i in range(start, end) if i in begins), before)
             assert label == before
 
-    # A sentence of a table is encoded as its text, also in windows; words of runs before this field are spaced.
+    # A sentence of a table is encoded as its text, also in windows. Runs of older versions join words with spaces.
     words = "London saw Paris , the whale ( a ship ) .".split()
     sentence = conll.Sentence(tuple(words), tuple("abcdefgabcd"), 0)
     for length in (1000, 7):
         examples = word_encoding.encode_word_sequences([sentence], labels, pieces, length, with_context=True)
         logits = [np.eye(7)[np.maximum(marks, 0)] for marks in examples.labels]
         inside = [ids[len(pieces.begin) : len(ids) - len(pieces.end)].tolist() for ids in examples.input_ids]
-        if kind != "bytes" or length > 7:  # whose words are cut there
+        if kind != "bytes" or length > 7:  # words are split at this character
             assert [*itertools.chain(*inside)] == pieces.encode(join_words(words)[0]).ids
             tags = word_encoding.read_tags([sentence], labels, examples, logits)[0]
             assert [a == b for a, b in zip(tags, sentence.tags)].count(False) == len(words) - len(examples.words)
@@ -273,12 +274,12 @@ def test_a_text_is_encoded_whole_and_each_word_has_one_tag(kind, checkpoint, tmp
     assert spaced.tolist() == pieces.framed([*itertools.chain(*pieces.encode_following(words))])
 
 
-def test_a_run_keeps_how_its_words_were_joined(checkpoint):
+def test_a_run_stores_the_separator_of_words(checkpoint):
     config = tag_config("data")
     before = tag_config("data").unlock()
     del before.data.join  # a run of an older version
     assert (config.data.join, join_of(before), join_of(ml_collections.ConfigDict())) == ("text", "spaces", "text")
-    infos = [RunInfo(each) for each in (before, config)]
+    infos = [RunInfo(run_config) for run_config in (before, config)]
     assert [d.field for d in differences(*infos, tag.TASK.identity) if d.is_fatal] == ["data.join"]
     chosen = tag_config("data").unlock()
     chosen.overrides = ("data.join",)
@@ -304,8 +305,8 @@ def tag_config(folder):
     return config
 
 
-def test_tables_of_the_users_own(tmp_path, pieces):
-    """The same sentences as a word a row and as a sentence a row; entities, and tags of another kind."""
+def test_user_tables_of_tags_are_read(tmp_path, pieces):
+    """Tables with one word per row and with one sentence per row give equal sentences; entities, and other tags."""
     (tmp_path / "a").write_text(conll_text(30, 5))
     sentences = conll.read_conll(tmp_path / "a")
     for name in ("train", "dev"):
@@ -345,7 +346,7 @@ def test_tables_of_the_users_own(tmp_path, pieces):
             tag.TASK.load(tag_config(tmp_path), pieces)
 
 
-def test_one_odd_tag_is_said_and_does_not_change_the_score(tmp_path, pieces):
+def test_an_inconsistent_tag_is_reported_and_does_not_change_the_score(tmp_path, pieces):
     (tmp_path / "dev.csv").write_text("s,w,t\n1,ship,O\n")
     for content, message in (
         ("1,ship,B-LOC\n2,sail,O\n2,rose,b-LOC\n", r"train.csv:4: the tag is 'b-LOC', but other tags are B-type"),

@@ -1,4 +1,4 @@
-"""Options of fine-tuning: windows of long texts, a teacher, frozen layers, low-rank updates, an early stop."""
+"""Options of fine-tuning: windows of long texts, distillation, frozen layers, LoRA, early stopping."""
 
 import dataclasses
 import itertools
@@ -41,7 +41,7 @@ PIECES = WordPiece([*SPECIAL_TOKENS, *"abcdefghijklmnopqrstuvwxyz"], lowercase=T
 
 
 @pytest.mark.parametrize("stride", [1, 3, 5, 100])
-def test_windows_have_all_of_a_text(stride):
+def test_windows_cover_the_whole_text(stride):
     texts = [" ".join("abcdefghijklmnopqrstuvwxyz"[:length]) for length in (1, 6, 7, 20, 26)]
     ids, types, owners, lost = encoding.encode_windows(PIECES, texts, None, 8, stride)
     short, short_types, _ = encoding.encode_pairs(PIECES, texts[:2], None, 8)
@@ -50,33 +50,33 @@ def test_windows_have_all_of_a_text(stride):
         np.testing.assert_array_equal(ids[which], short[which])
         np.testing.assert_array_equal(types[which], short_types[which])
     for number, text in enumerate(texts):
-        own = [each[1:-1].tolist() for each, owner in zip(ids, owners) if owner == number]
-        assert {i for window in own for i in window} == set(PIECES.encode(text).ids)
-        steps = np.diff([window[0] for window in own])
-        assert (steps == min(stride, 6)).all() and all(len(window) <= 6 for window in own)
-        assert all(each[0] == PIECES.cls_id and each[-1] == PIECES.sep_id for each in ids)
+        windows = [ids_of_window[1:-1].tolist() for ids_of_window, owner in zip(ids, owners) if owner == number]
+        assert {i for window in windows for i in window} == set(PIECES.encode(text).ids)
+        steps = np.diff([window[0] for window in windows])
+        assert (steps == min(stride, 6)).all() and all(len(window) <= 6 for window in windows)
+        assert all(ids_of_window[0] == PIECES.cls_id and ids_of_window[-1] == PIECES.sep_id for ids_of_window in ids)
 
 
-def test_all_windows_of_a_pair_have_its_first_text():
+def test_all_windows_of_a_pair_contain_the_first_text():
     ids, types, owners, lost = encoding.encode_windows(
         PIECES, ["a b", "a b c d e f"], ["c d e f g h i j", "x y z"], 9, 2
     )
-    decoded = [PIECES.decode(each) for each in ids]
+    decoded = [PIECES.decode(ids_of_window) for ids_of_window in ids]
     expected = [*(f"[CLS] a b [SEP] {window} [SEP]" for window in ("c d e f", "e f g h", "g h i j"))]
     assert decoded == [*expected, "[CLS] a b c [SEP] x y z [SEP]"]
     assert lost == [0, 3] and owners.tolist() == [0, 0, 0, 1]
     assert types[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1] and types[3].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_logits_are_combined_by_text():
-    logits, owners = [np.array(each, np.float32) for each in ([1, 4], [3, 2], [7, 7])], np.array([0, 0, 1])
+def test_window_logits_are_combined_by_text():
+    logits, owners = [np.array(row, np.float32) for row in ([1, 4], [3, 2], [7, 7])], np.array([0, 0, 1])
     assert np.array_equal(classification.Windows("mean", 1).combined(logits, owners), [[2, 3], [7, 7]])
     assert np.array_equal(classification.Windows("max", 1).combined(logits, owners), [[3, 4], [7, 7]])
 
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory):
-    """Texts whose last words alone say what they are about."""
+    """Texts whose topic follows from the last words alone."""
     folder, rng = tmp_path_factory.mktemp("late"), random.Random(0)
     for name, count in (("train", 240), ("dev", 60)):
         topics = rng.choices(sorted(TOPICS), k=count)
@@ -87,7 +87,7 @@ def late(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_what_truncation_loses_is_learnt_in_windows(late, checkpoint, tmp_path):
+def test_windows_train_on_words_beyond_the_truncation(late, checkpoint, tmp_path):
     folder, dev = late
     config = classify_config(folder, checkpoint, multi_label="", windows="mean", doc_stride=12)
     config.update(dict(max_seq_length=16, epochs=4.0, packing=True))
@@ -95,13 +95,13 @@ def test_what_truncation_loses_is_learnt_in_windows(late, checkpoint, tmp_path):
     source = pretrained.read_pretrained(tmp_path)
     accuracy = source.scores["accuracy"]
     cut, _, _ = encoding.encode_pairs(source.tokenizer, [row["text"] for row in dev], None, 16)
-    assert accuracy > 0.9 and len({tuple(ids) for ids in cut}) == 1  # truncated, all texts are the same
-    found = list(classify.TASK.predict(source, [(row["text"],) for row in dev]))
-    right = [each["label"] == row["topics"] for each, row in zip(found, dev)]
-    assert len(found) == len(dev) and np.mean(right) == pytest.approx(accuracy) and "cut" not in found[0]
+    assert accuracy > 0.9 and len({tuple(ids) for ids in cut}) == 1  # truncated texts are all equal
+    predictions = list(classify.TASK.predict(source, [(row["text"],) for row in dev]))
+    right = [prediction["label"] == row["topics"] for prediction, row in zip(predictions, dev)]
+    assert len(predictions) == len(dev) and np.mean(right) == pytest.approx(accuracy) and "cut" not in predictions[0]
 
 
-# A teacher.
+# Distillation.
 
 
 @pytest.fixture(scope="session")
@@ -119,12 +119,12 @@ def two_layers(checkpoint, built_once):
 
 
 def rows_of(count, seed, labels=LABELS):
-    """Texts about one topic each, with its label, or with one at random."""
+    """Texts about one topic each, labelled with the topic or with a random topic."""
     rng = random.Random(seed)
     topics = rng.choices(sorted(TOPICS), k=count)
     texts = [" ".join(rng.choices(TOPICS[topic], k=4)) for topic in topics]
-    given = topics if labels is LABELS else rng.choices(labels, k=count)
-    return [{"text": text, "label": label} for text, label in zip(texts, given)]
+    row_labels = topics if labels is LABELS else rng.choices(labels, k=count)
+    return [{"text": text, "label": label} for text, label in zip(texts, row_labels)]
 
 
 def config_for(folder, checkpoint, **fields):
@@ -150,20 +150,20 @@ def teacher(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def untold(tmp_path_factory):
-    """Training texts whose labels are random, and a dev set whose labels are right."""
+    """Training texts with random labels, and a dev set with correct labels."""
     return data(tmp_path_factory.mktemp("untold"), rows_of(200, 2, list(LABELS)), rows_of(40, 3))
 
 
 @pytest.mark.slow
-def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(teacher, untold, checkpoint, tmp_path):
+def test_a_student_reaches_the_teacher_with_random_labels(teacher, untold, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.weight": 1.0, "epochs": 8.0}
     run(config_for(untold, checkpoint, **fields), tmp_path)
     assert pretrained.read_pretrained(tmp_path).scores["accuracy"] > 0.9
 
 
 @pytest.mark.slow
-def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, checkpoint, tmp_path):
-    """Padded and packed: those that the teacher gives each text, in the order of the data's labels."""
+def test_batches_have_the_teacher_logits_of_the_examples(teacher, untold, checkpoint, tmp_path):
+    """Padded and packed batches have the teacher logits of each text, in the label order of the data."""
     config = config_for(untold, checkpoint, **{"distill.teacher": str(teacher), "packing": True})
     config, _ = finetuning_run.resolve(config, None)
     dataset = finetuning_run.load_inputs(config, tmp_path, None).data
@@ -171,12 +171,12 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
     assert len(logits) == len(train) == 200
     source, rows = pretrained.read_pretrained(teacher), rows_of(200, 2, list(LABELS))[:8]
     predicted = classify.TASK.predict(source, [(row["text"],) for row in rows])
-    expected = [[each["probabilities"][label] for label in LABELS] for each in predicted]
-    np.testing.assert_allclose([metrics.softmax(each) for each in logits[:8]], expected, rtol=1e-4, atol=1e-6)
+    expected = [[item["probabilities"][label] for label in LABELS] for item in predicted]
+    np.testing.assert_allclose([metrics.softmax(item) for item in logits[:8]], expected, rtol=1e-4, atol=1e-6)
     padded = train.batch(np.array([5, 0, -1]), 16)["teacher_logits"]
     np.testing.assert_array_equal(padded, [logits[5], logits[0], np.zeros(len(LABELS))])
     batch = next(FineTuning(config, one_device_mesh(config), dataset).batches(0))
-    known = {tuple(ids): each for ids, each in zip(train.input_ids, logits)}
+    known = {tuple(ids): item for ids, item in zip(train.input_ids, logits)}
     rows, numbers = np.nonzero(batch["weights"])
     for row, number in zip(rows, numbers):
         ids = batch["input_ids"][row][batch["segments"][row] == number + 1]
@@ -184,12 +184,12 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
     assert len(rows) == 16
     with pytest.raises(UserError, match=r"config.distill.teacher = .*: this task has no classes, numbers or tags"):
         distillation._teacher_targets(config, dataclasses.replace(dataset, head=heads.SpanHead()), None)
-    # Another order of the labels: that of the data counts.
+    # The teacher has another label order: logits follow the label order of the data.
     assert distillation._order(source, dataset.head, LABELS[::-1], "") == [3, 2, 1, 0]
 
 
 @pytest.mark.slow
-def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(teacher, untold, checkpoint, tmp_path):
+def test_teacher_logits_are_cached_for_one_teacher(teacher, untold, checkpoint, tmp_path):
     shutil.copytree(teacher, tmp_path / "teacher")
 
     def logits(folder=untold, path=tmp_path / "teacher"):
@@ -206,7 +206,7 @@ def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(
 
 
 @pytest.mark.slow
-def test_a_student_begins_with_every_nth_layer_of_the_teacher(untold, two_layers, tmp_path):
+def test_a_student_starts_from_every_nth_layer_of_the_teacher(untold, two_layers, tmp_path):
     bert = pretrained.read_pretrained(two_layers).params["bert"]
     config = config_for(untold, two_layers, keep_layers=1)
     config, _ = finetuning_run.resolve(config, None)
@@ -216,13 +216,13 @@ def test_a_student_begins_with_every_nth_layer_of_the_teacher(untold, two_layers
     assert len(kept) == 1 and np.array_equal(kept[0], bert["encoder"]["layers"]["output"]["kernel"][1])
     search = config_for(untold, two_layers, keep_layers=1, sweep="seed=0")
     search, _ = finetuning_run.resolve(search, None)
-    search, _ = finetuning_run.resolve(search, None)  # of the search, and of its trial
+    search, _ = finetuning_run.resolve(search, None)  # the sweep resolves the config, then its trial does
     assert search.model.num_hidden_layers == 1
     arrays = {"bert/encoder/layers/output/bias": np.arange(12), "bert/embeddings/norm/bias": np.arange(3)}
     for layers, kept in ((6, [1, 3, 5, 7, 9, 11]), (4, [2, 5, 8, 11]), (5, [1, 3, 6, 8, 11]), (12, list(range(12)))):
-        found = resizing.with_layers(arrays, BertConfig(), layers)
-        assert found["bert/encoder/layers/output/bias"].tolist() == kept
-        assert found["bert/embeddings/norm/bias"].tolist() == [0, 1, 2]
+        arrays_kept = resizing.with_layers(arrays, BertConfig(), layers)
+        assert arrays_kept["bert/encoder/layers/output/bias"].tolist() == kept
+        assert arrays_kept["bert/embeddings/norm/bias"].tolist() == [0, 1, 2]
     with pytest.raises(UserError, match=r"layers of model.family = 'modernbert' differ"):
         resizing.with_layers({"bert/encoder/first/output/kernel": np.zeros(3)}, ModernBertConfig(), 2)
 
@@ -240,7 +240,7 @@ def test_a_student_begins_with_every_nth_layer_of_the_teacher(untold, two_layers
     ({"data.is_number": True, "data.label": "number"}, r"has the labels 4 rows, but the data has one number"),
     ({"data.label": "other"}, r"has the labels court, garden, kitchen, sea, but the data has a, b"),
 ])  # fmt: skip
-def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
+def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint, tmp_path):
     rows = rows_of(20, 4)
     rows = [row | {"number": i, "other": "ab"[i % 2], "topics": [row["label"]]} for i, row in enumerate(rows)]
     fields = {"distill.teacher": str(teacher)} | fields
@@ -250,7 +250,7 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
         run(config, tmp_path / "run")
 
 
-# Frozen layers, an early stop.
+# Frozen layers, early stopping.
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +265,7 @@ def params_of(workdir, step):
 
 
 @pytest.mark.slow
-def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, two_layers, capsys):
+def test_frozen_layers_stay_constant_and_resume_gives_identical_params(folder, two_layers, capsys):
     def config(freeze_layers=1, still="pooler/dense/bias"):
         config = glue_config(folder, two_layers, epochs=1.0, freeze_layers=freeze_layers)
         config.optimizer.layer_decay, config.checkpoint.every_steps = 0.9, 2
@@ -273,7 +273,7 @@ def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, two_layers, c
         return config
 
     run(config(), folder / "straight")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     launch_and_stop(FineTuning, config(), folder / "stopped", step=3)
     for changed, field in ((config(0), "freeze_layers = 0"), (config(1, "masked"), "groups.still.params = 'masked'")):
         with pytest.raises(UserError, match=f"{field}: .* holds a run with"):
@@ -293,14 +293,14 @@ def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, two_layers, c
 
     trained = sum(x.size // (2 if "layers" in name else 1) for name, x in straight.items() if name not in still)
     every = sum(x.size for x in straight.values())
-    sizes = [2 * 4 * count + 4 for count in (trained, every)]  # two moments, and Adam's count of steps
+    sizes = [2 * 4 * count + 4 for count in (trained, every)]  # two moments, and the step count of Adam
     counts = f"trains {trained:,} of {every:,} params"
-    assert f"{counts}; the optimizer's state has {sizes[0]:,} bytes, not {sizes[1]:,}\n" in said
+    assert f"{counts}; the optimizer's state has {sizes[0]:,} bytes, not {sizes[1]:,}\n" in printed
 
 
 @pytest.mark.slow
-def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoint, capsys):
-    """With a learning rate that changes nothing, the second epoch is no better."""
+def test_early_stopping_ends_a_run_and_a_sweep_for_good(folder, checkpoint, capsys):
+    """With a negligible learning rate, the second epoch has an equal score."""
 
     def config(**fields):
         config = glue_config(folder, checkpoint, **fields)
@@ -319,13 +319,13 @@ def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoin
         assert "stopped early, at step 12 of 18" in (folder / f"search/runs/{trial}/report.txt").read_text()
 
 
-def test_without_held_out_text_there_is_no_patience(records_folder, tmp_path):
+def test_early_stopping_needs_held_out_text(records_folder, tmp_path):
     config = tiny_config("text.txt")
     config.eval.patience, config.data.heldout_fraction = 3, 0.0
     with pytest.raises(UserError, match=r"data.heldout_fraction = 0.0: must be above 0, because early stopping"):
         validate(config)
     shutil.copytree(records_folder, tmp_path / "records")
-    (tmp_path / "records/manifest.json").unlink()  # without one, names tell what is held out
+    (tmp_path / "records/manifest.json").unlink()  # without a manifest, file names define the held-out records
     for path in (tmp_path / "records").glob("*/heldout*"):
         path.unlink()
     config = tiny_config(records=tmp_path / "records")
@@ -352,11 +352,11 @@ def lora_config(folder, checkpoint, targets="query,value"):
 
 
 @pytest.mark.slow
-def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint, capsys):
-    """Several labels for a text, with weights, packed."""
+def test_lora_updates_are_trained_resumed_merged_and_used(topics, checkpoint, capsys):
+    """Multi-label data with class weights, packed."""
     folder, dev = topics
     run(lora_config(folder, checkpoint), folder / "lora")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     launch_and_stop(FineTuning, lora_config(folder, checkpoint), folder / "lora-stopped", step=13)
     for changes in (dict(rank=2), dict(alpha=1.0), dict(targets="query")):
         other = lora_config(folder, checkpoint)
@@ -377,12 +377,12 @@ def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint,
     }  # fmt: skip
     assert all(np.abs(x).min() > 0 for x in updates.values())
     trained = sum(x.size for name, x in straight.items() if name in {*moved, *updates} or "classifier" in name)
-    assert f"trains {trained:,} of " in said and f"state has {8 * trained + 4:,} bytes" in said
+    assert f"trains {trained:,} of " in printed and f"state has {8 * trained + 4:,} bytes" in printed
 
     source = pretrained.read_pretrained(folder / "lora")
-    found = flatten_dict(source.params, sep="/")
-    assert found.keys() == straight.keys() - updates.keys()
-    change = found[f"{layer}/kernel"] - before[f"{layer}/kernel"]
+    arrays = flatten_dict(source.params, sep="/")
+    assert arrays.keys() == straight.keys() - updates.keys()
+    change = arrays[f"{layer}/kernel"] - before[f"{layer}/kernel"]
     assert np.linalg.matrix_rank(change[0, :, 2].reshape(32, 32), tol=1e-5) == 3 and (change[:, :, 1] == 0).all()
     found_labels = [each["labels"] for each in classify.TASK.predict(source, [(text,) for text, _ in dev])]
     sides = [[[name in each for name in LABELS] for each in side] for side in ([x for _, x in dev], found_labels)]
@@ -390,8 +390,8 @@ def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint,
 
 
 @pytest.mark.slow
-def test_devices_change_nothing_of_what_is_learnt(topics, checkpoint, tmp_path):
-    """Low-rank updates and their dropout, with packed texts whose labels have weights."""
+def test_params_are_equal_on_any_number_of_devices(topics, checkpoint, tmp_path):
+    """LoRA with dropout, and packed texts with class weights."""
 
     def steps(*sizes):
         config = lora_config(topics[0], checkpoint, "all-linear")
@@ -403,8 +403,8 @@ def test_devices_change_nothing_of_what_is_learnt(topics, checkpoint, tmp_path):
         hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), task.mesh)
         state, losses = program.init(jax.random.key(0)), []
         for batch in itertools.islice(task.batches(0), 4):
-            state, found = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
-            losses.append(float(found["loss"]))
+            state, metrics = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
+            losses.append(float(metrics["loss"]))
         return flatten_dict(jax.device_get(state.params), sep="/"), losses
 
     (several, losses), (one, expected) = steps(2, 2, 2), steps(1, 1, 1)
@@ -419,7 +419,7 @@ def test_devices_change_nothing_of_what_is_learnt(topics, checkpoint, tmp_path):
     ("", 2, r"config.lora.targets = '': must name kernels, such as query,value"),
     ("query", -1, r"config.lora.rank = -1: must be at least 0"),
 ])  # fmt: skip
-def test_updates_of_what_is_not_there_are_refused(topics, checkpoint, targets, rank, message):
+def test_lora_on_missing_modules_is_refused(topics, checkpoint, targets, rank, message):
     folder, _ = topics
     config = lora_config(folder, checkpoint, targets)
     config.lora.rank = rank

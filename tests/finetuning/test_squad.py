@@ -1,4 +1,4 @@
-"""Answers in paragraphs: windows, labels, the n best, and a tiny run to its predictions file."""
+"""Answers in paragraphs: windows, labels, the n best answers, and a tiny run to its predictions file."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def pieces():
 
 
 def random_questions(count, seed=0):
-    """Answers anywhere in paragraphs of known and unknown words."""
+    """Random answers in paragraphs of known and unknown words."""
     rng, questions = random.Random(seed), []
     for number in range(count):
         words = [rng.choice([*WORDS, "Sails,", "x1", "Émile"]) for _ in range(rng.randint(1, 60))]
@@ -46,13 +46,13 @@ def random_questions(count, seed=0):
     return questions
 
 
-def test_every_label_is_the_answer_in_the_text(pieces):
+def test_labels_point_at_the_answer_in_the_text(pieces):
     questions = random_questions(300)
     examples, windows, cut, exact, apart = question_windows.encode_question_windows(
         questions, pieces, SIZES, with_labels=True
     )
     assert cut == sum(len(pieces.encode(q.text).ids) > 5 for q in questions) > 0
-    found = set()
+    labelled = set()
     for ids, (first, last), window in zip(examples.input_ids, examples.labels, windows):
         question = questions[window.question]
         assert len(ids) <= 24 and len(ids) == window.first + len(window.offsets) + 1
@@ -60,9 +60,9 @@ def test_every_label_is_the_answer_in_the_text(pieces):
         if first:
             offsets = window.offsets[[first - window.first, last - window.first]]
             assert question.context[offsets[0, 0] : offsets[1, 1]] == question.answers[0]
-            found.add(window.question)
-    # What no window holds as a whole is longer than a step of the windows.
-    missing = [q for i, q in enumerate(questions) if i not in found]
+            labelled.add(window.question)
+    # An answer that no window contains is longer than the stride of the windows.
+    missing = [q for i, q in enumerate(questions) if i not in labelled]
     assert len(missing) == apart < 30 and exact == 300
     assert all(len(pieces.encode(q.answers[0]).ids) > 24 - 3 - 5 - 7 for q in missing)
     inside = Question("q", "ship?", "the anchor ship", ("nchor",), (5,))
@@ -73,7 +73,7 @@ def test_every_label_is_the_answer_in_the_text(pieces):
     )
 
 
-def test_windows_cover_every_token_and_each_is_best_once(pieces):
+def test_windows_cover_every_token_and_one_window_has_maximum_context(pieces):
     for tokens in (1, 5, 16, 17, 40, 100):
         starts = encoding.window_starts(tokens, room=16, stride=7)
         covered = np.zeros(tokens, int)
@@ -88,8 +88,8 @@ def test_windows_cover_every_token_and_each_is_best_once(pieces):
             assert min(position - start, min(start + 16, tokens) - 1 - position) == max(sides)
 
 
-def test_the_best_answer_is_found_again(pieces):
-    """Logits that point at the gold answer give its text; those that point at [CLS] say that there is none."""
+def test_gold_logits_give_the_gold_answers(pieces):
+    """Logits of the gold answer give its text; logits of [CLS] give no answer."""
     questions = random_questions(40, seed=1)
     examples, windows, *_ = question_windows.encode_question_windows(questions, pieces, SIZES, with_labels=True)
     logits = []
@@ -98,14 +98,14 @@ def test_the_best_answer_is_found_again(pieces):
         if first and window.is_best[first - window.first]:
             scores[first, 0] = scores[last, 1] = 9
         logits.append(scores)
-    found = question_windows.answers(questions, windows, logits)
-    texts = {name: best[0]["text"] for name, (best, _) in found.items()}
+    predictions = question_windows.answers(questions, windows, logits)
+    texts = {name: best[0]["text"] for name, (best, _) in predictions.items()}
     scores = metrics.squad_scores({q.name: q.answers for q in questions}, texts)
     assert scores["exact_match"] > 90
-    for best, _ in found.values():
+    for best, _ in predictions.values():
         assert len(best) <= 20 and abs(sum(answer["probability"] for answer in best) - 1) < 1e-6
         assert [a["score"] for a in best] == sorted((a["score"] for a in best), reverse=True)
-    first = found["q0"]
+    first = predictions["q0"]
     for scores in logits:
         scores[0] = 20
     assert question_windows.answers(questions, windows, logits)["q0"][1] == pytest.approx(first[1] + 40)
@@ -113,8 +113,8 @@ def test_the_best_answer_is_found_again(pieces):
 
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("kind", [*SIZE, "bytes"])
-def test_an_answer_has_whole_characters_and_no_space_around_it(kind, lowercase):
-    """Tokenizers compose or strip accents, divide ligatures, and drop characters without width."""
+def test_answers_have_whole_characters_and_no_surrounding_spaces(kind, lowercase):
+    """Tokenizers compose or strip accents, split ligatures, and drop zero-width characters."""
     answers = ["cafe\u0301", "E\u0301", "\ufb01n", "ship", "\u1112\u1161\u11ab", "\u338f", "so\u00adft"]
     context = "  the ".join(["", *answers, " and\u200b an onion\u200f \t"])
     made = (
@@ -127,16 +127,16 @@ def test_an_answer_has_whole_characters_and_no_space_around_it(kind, lowercase):
     logits = [np.zeros((len(ids), 2)) for ids in encoded.examples.input_ids]
     for scores, (first, last) in zip(logits, encoded.examples.labels):
         scores[first, 0] = scores[last, 1] = 9
-    found = question_windows.answers(asked, encoded.windows, logits)
-    for text, (best, _) in found.items():
+    predictions = question_windows.answers(asked, encoded.windows, logits)
+    for text, (best, _) in predictions.items():
         assert best[0]["text"] == text and context[best[0]["start"] : best[0]["end"]] == text
         assert all(answer["text"] == answer["text"].strip() != "" for answer in best)
     assert encoded.exact == len(answers)
 
 
 @pytest.mark.parametrize("context", ["", "\u200b", " ".join(["ship"] * 100)])
-def test_where_nothing_can_be_an_answer(pieces, context):
-    """No token to read; or the likely starts all lie behind the likely ends, as in a run that has learnt nothing."""
+def test_contexts_without_a_possible_answer_give_an_empty_answer(pieces, context):
+    """No token to read, or all likely starts lie behind all likely ends, as in an untrained model."""
     question = Question("q", "ship", context)
     encoded = question_windows.encode_question_windows([question], pieces, WindowSizes(384, 128, 64), with_labels=False)
     (ids,) = encoded.examples.input_ids
@@ -145,7 +145,7 @@ def test_where_nothing_can_be_an_answer(pieces, context):
     assert best == [] and json.loads(json.dumps(null, allow_nan=False)) > 1e30
 
 
-def test_an_answer_is_neither_too_long_nor_backwards_nor_in_the_question():
+def test_answers_are_not_too_long_not_reversed_and_not_in_the_question():
     offsets = np.array([[i, i + 1] for i in range(50)])
     window = question_windows.Window(0, 3, 0, offsets, np.ones(50, bool))
     rng = np.random.default_rng(0)
@@ -166,7 +166,7 @@ def squad_file(questions, version):
 def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     for name, count in (("train", 40), ("dev", 20)):
         questions = random_questions(count, seed=count)
-        questions[0] = dataclasses.replace(questions[0], text=" ".join(WORDS[:39]) + " " + WORDS[1])  # a long one
+        questions[0] = dataclasses.replace(questions[0], text=" ".join(WORDS[:39]) + " " + WORDS[1])  # a long question
         questions = [Question(q.name, q.text, q.context) if i % 3 == 0 else q for i, q in enumerate(questions)]
         (tmp_path / f"{name}-v2.0.json").write_text(squad_file(questions, "v2.0"))
     config = fine_tuning_config("squad", version="v2.0", doc_stride=16, max_query_length=36)
@@ -183,24 +183,24 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     assert "null_threshold" in (tmp_path / "run/report.txt").read_text()
     source = pretrained.read_pretrained(tmp_path / "run")
     assert source.architecture == "BertForQuestionAnswering"
-    # The tuned threshold is that of the checkpoint, and decides.
+    # The threshold of the checkpoint decides about empty answers.
     assert source.decided == {"null_threshold": scores["eval/null_threshold"]}
     texts = [(q.text, q.context) for q in questions]
-    found = list(squad.TASK.predict(dataclasses.replace(source, decided={}), texts))
-    # Prediction encodes as evaluation did, the long question as well.
-    for question, answer in zip(questions, found):
+    answers_found = list(squad.TASK.predict(dataclasses.replace(source, decided={}), texts))
+    # Prediction encodes questions like evaluation, including the long question.
+    for question, answer in zip(questions, answers_found):
         first = best[question.name][0]
         assert question.context[answer["start"] : answer["end"]] == answer["answer"]
         assert (answer["start"], answer["end"]) == (first["start"], first["end"])
         assert answer["probability"] == pytest.approx(first["probability"], rel=1e-4)
         assert answer["null_odds"] == pytest.approx(odds[question.name], abs=1e-4)
-    middle = float(np.median([answer["null_odds"] for answer in found]))
+    middle = float(np.median([answer["null_odds"] for answer in answers_found]))
     decided = dataclasses.replace(source, decided={"null_threshold": middle})
-    for before, answer in zip(found, squad.TASK.predict(decided, texts)):
+    for before, answer in zip(answers_found, squad.TASK.predict(decided, texts)):
         assert answer["answer"] == ("" if before["null_odds"] > middle else before["answer"])
     content, note = squad.TASK.submission(source, str(tmp_path / "dev-v2.0.json"))
     assert json.loads(content) == predictions and note.startswith("20 answers")
-    # Scored again without training, the dev set has the same scores; the threshold is not tuned again.
+    # Scoring without training gives the stored scores of the dev set; the threshold is not tuned again.
     again = finetuning_run.score(source, squad.TASK.read_labelled(source, str(tmp_path / "dev-v2.0.json")))
     assert again.scores == pytest.approx({name: scores[f"eval/{name}"] for name in again.scores})
     silent = dataclasses.replace(source, decided={"null_threshold": -1e9})
@@ -219,25 +219,25 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     ('{"data": [{"paragraphs": [{"context": "a", "qas": ["q7"]}]}]}', r"Expected `object`, got `str`"),
     (squad_file([Question("q7", "ship?", "a ship")], "1.1").replace("true", "false"), r"q7 has neither an answer"),
 ])  # fmt: skip
-def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
+def test_mistakes_in_a_file_are_named(tmp_path, content, message):
     path = tmp_path / "train-v1.1.json"
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         squad_files.read_squad(path)
 
 
-def test_answers_that_are_not_at_their_place_stop_or_are_left_out(pieces, tmp_path):
-    """All are counted, the first named; the dev set is scored with them."""
+def test_misplaced_answers_are_refused_or_skipped(pieces, tmp_path):
+    """All misplaced answers are counted, and the first one is named. The dev set is scored including them."""
     for name, count in (("train", 20), ("dev", 6)):
         questions = random_questions(count, seed=count)
         questions[2::3] = [dataclasses.replace(q, starts=(q.starts[0] + 1,)) for q in questions[2::3]]
         (tmp_path / f"{name}-v1.1.json").write_text(squad_file(questions, "1.1"))
     config = load("squad:v1.1")
     config.data.path, config.max_seq_length = str(tmp_path), 64
-    said = r"6 training questions have an answer that is not at its answer_start: q2, q5, q8, q11, q14 and 1 more \("
+    message = r"6 training questions have an answer that is not at its answer_start: q2, q5, q8, q11, q14 and 1 more \("
     with pytest.raises(
         UserError,
-        match=said + r"in the first, '.*' is not at character \d+\); correct the answers, or .*on_bad_answer=skip",
+        match=message + r"in the first, '.*' is not at character \d+\); correct the answers, or .*on_bad_answer=skip",
     ):
         squad.TASK.load(config, pieces)
     config.data.on_bad_answer = "skip"
@@ -246,9 +246,12 @@ def test_answers_that_are_not_at_their_place_stop_or_are_left_out(pieces, tmp_pa
     assert dataset.notes[1].startswith("2 dev questions") and dataset.notes[1].endswith("q2, q5; still scored")
     assert dataset.notes[2].startswith("14 training questions, 14 with an answer")
     (split,) = dataset.dev
-    found = split.read([np.zeros((len(ids), 2)) for ids in split.examples.input_ids])
-    assert len(found.texts) == 6
-    assert split.decide(found) == {} and split.score(found).keys() == {"f1", "exact_match"}  # no threshold in v1.1
+    predictions = split.read([np.zeros((len(ids), 2)) for ids in split.examples.input_ids])
+    assert len(predictions.texts) == 6
+    assert split.decide(predictions) == {} and split.score(predictions).keys() == {
+        "f1",
+        "exact_match",
+    }  # no threshold in v1.1
     config.data.on_bad_answer = "ignore"
     with pytest.raises(UserError, match=r"config.data.on_bad_answer = 'ignore': choose one of stop, skip"):
         squad.TASK.validate(config)

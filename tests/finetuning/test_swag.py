@@ -1,4 +1,4 @@
-"""A choice among endings: a tiny run learns which, and says it again from its export."""
+"""Multiple choice: a tiny run is trained, and its export gives equal choices."""
 
 import random
 
@@ -15,7 +15,10 @@ from tests.finetuning.test_finetuning import quick, run
 
 
 def write(path, count, seed, label=None):
-    """Returns the rows. The right ending is of the sentence's topic, the others are of another."""
+    """Writes and returns the rows.
+
+    The right ending has the topic of the sentence, the other endings have another topic.
+    """
     rng, rows = random.Random(seed), []
     for _ in range(count):
         topic, other = rng.sample(sorted(TOPICS), 2)
@@ -32,7 +35,7 @@ def config_for(folder, checkpoint):
     return quick(fine_tuning_config("swag"), folder, checkpoint, epochs=6.0)
 
 
-def test_a_tiny_run_learns_to_choose(checkpoint, tmp_path):
+def test_a_tiny_run_trains_multiple_choice(checkpoint, tmp_path):
     write(tmp_path / "train.csv", 300, 0)
     rows = write(tmp_path / "val.csv", 40, 1)
     run(config_for(tmp_path, checkpoint), tmp_path / "run")
@@ -48,7 +51,7 @@ def test_a_tiny_run_learns_to_choose(checkpoint, tmp_path):
     assert all(sum(result["probabilities"]) == pytest.approx(1) for result in results)
 
 
-def test_mistakes(checkpoint, tmp_path):
+def test_mistakes_are_named(checkpoint, tmp_path):
     write(tmp_path / "train.csv", 3, 0, label="4")
     source = pretrained.read_pretrained(checkpoint)
     with pytest.raises(UserError, match=r"train.csv:2: unknown label '4'; expected one of 0, 1, 2, 3"):

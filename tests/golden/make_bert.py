@@ -21,7 +21,7 @@ def main():
     config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=24, **sizes, **dropout)
     model = transformers.BertForPreTraining(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # none of them 0 or 1, or it could be left out unseen
+        for parameter in model.parameters():  # no param is 0 or 1, so that a test notices a missing param
             parameter.add_(0.05 * torch.randn_like(parameter))
     model.set_attn_implementation("eager")
     model.save_pretrained(FOLDER)
@@ -41,9 +41,9 @@ def main():
     for row, column in zip(*np.nonzero(weights)):
         by_position[row, positions[row, column]] = labels[row, column]
 
-    given = dict(input_ids=ids, attention_mask=real.astype(np.int64), token_type_ids=types, labels=by_position)
-    given |= dict(next_sentence_label=random_next)
-    out = model(**{name: torch.tensor(x) for name, x in given.items()}, output_hidden_states=True)
+    inputs = dict(input_ids=ids, attention_mask=real.astype(np.int64), token_type_ids=types, labels=by_position)
+    inputs |= dict(next_sentence_label=random_next)
+    out = model(**{name: torch.tensor(x) for name, x in inputs.items()}, output_hidden_states=True)
     out.loss.backward()
     gradients = {f"gradient {name}": parameter.grad.numpy() for name, parameter in model.named_parameters()}
     features = dict(

@@ -1,4 +1,4 @@
-"""Makes tests/golden/google_records.json: statistics of what Google's script makes of the text of a test.
+"""Writes tests/golden/google_records.json: statistics of the records that Google's script makes of a test text.
 
 Command: python -m tests.golden.make_google_records FOLDER (a checkout of google-research/bert); ten minutes
 """

@@ -21,12 +21,12 @@ sys.path.insert(0, str(ROOT))
 PATH = ROOT / "tests/golden/gpu_kernels.json"
 GPUS = ("a100-40", "l4", "h100")  # sm_80, sm_89, sm_90
 ROWS, LENGTH = 2, 512
-# Tests compile without these, users with them.
+# Tests compile without these optimizations, users compile with them.
 OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 
 
 def bert(chip: str):
-    """BERT-large's: heads of 64 with dropout, the norm of a sum, GELU."""
+    """The kernels of BERT-large: heads of 64 with dropout, the norm of a sum, GELU."""
     from bertjax.nn.kernels.gpu_activation import gpu_activate
     from bertjax.nn.kernels.gpu_attention import gpu_attention
     from bertjax.nn.kernels.gpu_norm import gpu_add_norm
@@ -41,7 +41,7 @@ def bert(chip: str):
 
 
 def gpt(chip: str):
-    """GPT-2's: earlier tokens only, a norm before what is summed, the other GELU."""
+    """The kernels of GPT-2: causal attention, a norm before the sum, tanh-GELU."""
     from bertjax.nn.kernels.gpu_activation import gpu_activate
     from bertjax.nn.kernels.gpu_attention import gpu_attention
     from bertjax.nn.kernels.gpu_norm import gpu_sum_and_norm
@@ -56,7 +56,9 @@ def gpt(chip: str):
 
 
 def modern(chip: str):
-    """ModernBERT's, for long rows: heads of 64 with a window and without, a norm without bias, a gated GELU."""
+    """The kernels of ModernBERT for long rows: heads of 64 with and without a window, a norm without bias, a gated
+    GELU.
+    """
     from bertjax.nn.kernels.gpu_activation import gpu_activate
     from bertjax.nn.kernels.gpu_attention import gpu_attention
     from bertjax.nn.kernels.gpu_norm import gpu_sum_and_norm
@@ -72,7 +74,7 @@ def modern(chip: str):
 
 
 def wide(chip: str):
-    """The widest: heads of 128 with a window, with dropout, and for earlier tokens, norms of 2,048, a gated SiLU."""
+    """The widest kernels: heads of 128 with a window, dropout and causal attention; norms of 2,048; a gated SiLU."""
     from bertjax.nn.kernels.gpu_activation import gpu_activate
     from bertjax.nn.kernels.gpu_attention import gpu_attention
     from bertjax.nn.kernels.gpu_norm import WIDEST, gpu_add_norm, gpu_norm
@@ -108,18 +110,20 @@ def measure(gpu: str, program) -> dict[str, dict[str, int]]:
         options = {**target.compiler_options, **OPTIMIZED, "xla_dump_to": folder}
         jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*shapes).compile(compiler_options=options)
         texts = [path.read_text() for path in sorted(pathlib.Path(folder).glob("*.ptx"))]
-    ours = (text for text in texts if ".entry gpu_" in text)
-    return {name: counts for text in ours for name, counts in assemble(text)}
+    kernel_texts = (text for text in texts if ".entry gpu_" in text)
+    return {name: counts for text in kernel_texts for name, counts in assemble(text)}
 
 
 def assemble(ptx: str) -> list[tuple[str, dict[str, int]]]:
-    """Returns what ptxas says of each kernel of a text."""
+    """Returns the statistics of ptxas for each kernel of a text."""
     (package,) = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations
     architecture = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
     command = [f"{package}/bin/ptxas", f"-arch={architecture}", "-v", "-o", "/dev/null", "/dev/stdin"]
-    said = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
-    found = re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", said, re.DOTALL)
-    return [(name, {"registers": int(registers), "spilt": int(spilt)}) for name, spilt, registers in found]
+    report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+    statistics = re.findall(
+        r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", report, re.DOTALL
+    )
+    return [(name, {"registers": int(registers), "spilt": int(spilt)}) for name, spilt, registers in statistics]
 
 
 PROGRAMS = {"bert": bert, "gpt": gpt, "modern": modern, "wide": wide}
@@ -128,10 +132,11 @@ PROGRAMS = {"bert": bert, "gpt": gpt, "modern": modern, "wide": wide}
 def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
-    found = {f"{gpu} {name}": measure(gpu, program) for gpu in GPUS for name, program in PROGRAMS.items()}
-    assert not [counts for kernels in found.values() for counts in kernels.values() if counts["spilt"]], found
+    registers = {f"{gpu} {name}": measure(gpu, program) for gpu in GPUS for name, program in PROGRAMS.items()}
+    assert not [counts for kernels in registers.values() for counts in kernels.values() if counts["spilt"]], registers
     rows = (
-        f' "{name}": {json.dumps({k: c["registers"] for k, c in kernels.items()})}' for name, kernels in found.items()
+        f' "{name}": {json.dumps({k: c["registers"] for k, c in kernels.items()})}'
+        for name, kernels in registers.items()
     )
     PATH.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 

@@ -1,8 +1,9 @@
-"""Writes tests/golden/hbm.json, what the shipped configs need on TPUs and GPUs: python tests/golden/make_hbm.py [PART]
+"""Writes tests/golden/hbm.json, the memory of the shipped configs on TPUs and GPUs: python tests/golden/make_hbm.py
+[PART]
 
-Compiles every one of them, two or three minutes each on two cores; with an argument only those whose name has it, such
-as "large v5litepod" or "packed". Needs libtpu, for GPUs ("h100") jax[cuda12]. Look at the difference before you commit
-it: that is what it is for.
+Compiles all configs, two or three minutes each on two cores; with an argument only configs whose names contain it, such
+as "large v5litepod" or "packed". Needs libtpu, for GPUs ("h100") jax[cuda12]. Review the difference before you commit
+it: it shows the changes of memory.
 """
 
 import hashlib
@@ -74,7 +75,7 @@ def row(name: str, p) -> dict:
 
 
 def fingerprint(name: str) -> str:
-    """Returns a hash of what the programs of a row are made from; with another one it has to be measured again."""
+    """Returns a hash of the inputs of the programs of a row; a row with another hash has to be measured again."""
     config = json.loads(load(name).to_json())
     config["stages"] = sorted(config["stages"].values(), key=lambda stage: stage["length"])
     fields = ("batch_size", "microbatches", "stages", "model", "dtype", "grad_dtype", "remat", "unroll", "mesh")

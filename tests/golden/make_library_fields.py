@@ -76,7 +76,11 @@ def _tokenizer_fields() -> dict[str, Any]:
             if read_class is not object and "__init__" in vars(read_class):
                 source = inspect.getsource(read_class.__init__)
                 parameters = inspect.signature(read_class.__init__).parameters.values()
-                taken = {each.name: each.default for each in parameters if each.kind != each.VAR_KEYWORD}
+                taken = {
+                    parameter.name: parameter.default
+                    for parameter in parameters
+                    if parameter.kind != parameter.VAR_KEYWORD
+                }
                 fields = _keywords(source) | {key: _plain(value) for key, value in taken.items()} | fields
         fields |= dict.fromkeys(getattr(transformers, name).SPECIAL_TOKENS_ATTRIBUTES)
     for method in ("_from_pretrained", "from_pretrained"):
@@ -151,18 +155,18 @@ def sentence_transformers_fields() -> dict[str, dict]:
     for model in (SentenceTransformer, CrossEncoder):
         fields = names_in([*readers, model._parse_model_config], "model_config")
         # The library itself reads an absent dict of prompts as an empty one, and compares by cosines unless told.
-        told = {"model_type": model.model_type, "prompts": {}}
-        told |= {"similarity_fn_name": "cosine"} if "similarity_fn_name" in fields else {}
-        found[model.model_type] = defaults(model.__init__, fields) | told
+        arguments = {"model_type": model.model_type, "prompts": {}}
+        arguments |= {"similarity_fn_name": "cosine"} if "similarity_fn_name" in fields else {}
+        found[model.model_type] = defaults(model.__init__, fields) | arguments
     entries = names_in(readers, "module_config")
     found["modules"] = {name: [] if name == "kwargs" else None for name in entries}
-    own = {"self", "model_name_or_path", "backend"}  # arguments that no file has
+    without_file = {"self", "model_name_or_path", "backend"}  # arguments that no file has
     old = {"model_args", "tokenizer_args", "config_args"}  # names of version 5
-    names = {*inspect.signature(Transformer.__init__).parameters, *Transformer.config_keys, *old} - own
+    names = {*inspect.signature(Transformer.__init__).parameters, *Transformer.config_keys, *old} - without_file
     for task in ("feature-extraction", "sequence-classification"):
         modality, output = transformer.TRANSFORMER_TASK_DEFAULTS[task]
-        told = {"transformer_task": task, "modality_config": modality, "module_output_name": output}
-        found[task] = defaults(Transformer.__init__, names) | told
+        arguments = {"transformer_task": task, "modality_config": modality, "module_output_name": output}
+        found[task] = defaults(Transformer.__init__, names) | arguments
     old = {*pooling._LEGACY_POOLING_MODE_KWARGS, *Pooling.config_key_renames}
     for module, more in ((Pooling, old), (Dense, set()), (Normalize, set()), (Dropout, set())):
         names = {*inspect.signature(module).parameters, *module.config_keys, *more}

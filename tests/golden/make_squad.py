@@ -1,4 +1,4 @@
-"""Makes tests/golden/squad.json.gz: random questions, and what SQuAD's official scripts score them.
+"""Writes tests/golden/squad.json.gz: random questions, and their scores by SQuAD's official scripts.
 
 Command: python -m tests.golden.make_squad evaluate-v1.1.py evaluate-v2.0.py (as rajpurkar.github.io/SQuAD-explorer has
 them)
@@ -45,10 +45,10 @@ def main(v1, v2) -> None:
         return "".join(rng.choices(LETTERS, k=rng.randrange(12)))
 
     def score(golds, prediction):
-        """Exact match and F1 by 1.1, which wants an answer, and by 2.0."""
+        """Returns exact match and F1 by the script 1.1, which requires an answer, and by 2.0."""
         data, predictions = as_data({"1": golds}), {"1": prediction}
         first = [x / 100 for x in v1.evaluate(data, predictions).values()] if golds else [None, None]
-        return [*first, *(found["1"] for found in v2.get_raw_scores(data, predictions))]
+        return [*first, *(scores["1"] for scores in v2.get_raw_scores(data, predictions))]
 
     rng = random.Random(3)
     before = json.loads(gzip.decompress(PATH.read_bytes()))
@@ -60,7 +60,7 @@ def main(v1, v2) -> None:
 
     searches = []
     for _ in range(500):
-        # Odds that differ, and no answer of articles alone: there the script's search of a threshold is exact.
+        # Distinct odds, and no answers that consist of articles only: then the threshold search of the script is exact.
         golds, predictions, odds = random_questions(rng, lambda r: " ".join(r.choices("xyz", k=r.randrange(1, 4))))
         odds = {name: odd + 1e-6 * i for i, (name, odd) in enumerate(odds.items())}
         has_answer = v2.make_qid_to_has_ans(as_data(golds))

@@ -1,4 +1,4 @@
-"""`extract` of vectors: every format, a portion at a time, and what goes on after it was interrupted."""
+"""`extract` with embeddings: every format, chunks, and resuming after an interruption."""
 
 import dataclasses
 import os
@@ -42,22 +42,22 @@ def compiled(source):
 
 @pytest.fixture
 def make(compiled, monkeypatch):
-    """Vectors in portions of eight texts."""
+    """Embeddings in chunks of eight texts."""
     monkeypatch.setattr(text_embedding, "PORTION_TEXTS", 8)
     return compiled
 
 
 @pytest.mark.parametrize("pool", ["mean", slow_case("cls"), "last"])
 def test_vectors_are_pooled_hidden_states(source, pool):
-    found, cut = PooledStatesEmbedder(source, "sum_all", pool)(TEXTS)
+    vectors, cut = PooledStatesEmbedder(source, "sum_all", pool)(TEXTS)
     model, params = BertModel(source.config), source.params["bert"]
     states = compute_hidden_states(model, params, source.tokenizer, TEXTS, "sum_all")
     pooled = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1]}[pool]
-    np.testing.assert_allclose(found, list(map(pooled, states)), atol=1e-5)
+    np.testing.assert_allclose(vectors, list(map(pooled, states)), atol=1e-5)
     assert cut[-1] and not cut[-2]
 
 
-def test_the_mask_of_a_text_is_a_mask(source, compiled):
+def test_mask_tokens_in_texts_are_encoded_as_mask_tokens(source, compiled):
     masked, plain = compiled(["a [MASK]", "a mask"])[0]
     (states,) = compute_hidden_states(
         BertModel(source.config), source.params["bert"], source.tokenizer, ["a [MASK]"], "last"
@@ -70,21 +70,21 @@ def contents(path):
         table = pyarrow.parquet.read_table(path)
         assert table.column_names[-1] == "vector"
         return np.array(table["vector"].to_pylist(), np.float32)
-    found = np.load(path)
-    return found["vectors"] if path.suffix == ".npz" else found
+    array = np.load(path)
+    return array["vectors"] if path.suffix == ".npz" else array
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", text_embedding.SUFFIXES)
-def test_every_format_holds_the_same(make, suffix, tmp_path):
+def test_all_formats_store_equal_vectors(make, suffix, tmp_path):
     path = tmp_path / f"new/v{suffix}"
     assert text_embedding.write_embeddings(path, make, iter(TEXTS), size=9) == ((40, 32), 1)
-    found = contents(path)
-    assert found.dtype == np.float32 and list(path.parent.iterdir()) == [path]
-    np.testing.assert_allclose(found, make(TEXTS)[0], atol=1e-5)
+    stored = contents(path)
+    assert stored.dtype == np.float32 and list(path.parent.iterdir()) == [path]
+    np.testing.assert_allclose(stored, make(TEXTS)[0], atol=1e-5)
 
 
-def test_ids_are_kept(make, tmp_path, monkeypatch):
+def test_ids_are_written_with_the_vectors(make, tmp_path, monkeypatch):
     monkeypatch.setattr(text_embedding, "ROWS_AT_ONCE", 7)
     path, names = tmp_path / "v.parquet", [f"é{i}" for i in range(40)]
     text_embedding.write_embeddings(path, make, TEXTS, lambda: names, "name")
@@ -98,7 +98,7 @@ def test_ids_are_kept(make, tmp_path, monkeypatch):
 
 
 def interrupted(path, make, after: int) -> None:
-    """Writes until `after` texts have been read."""
+    """Writes until `after` texts have been read, then is interrupted."""
 
     def given():
         yield from TEXTS[:after]
@@ -109,7 +109,7 @@ def interrupted(path, make, after: int) -> None:
 
 
 def portions_of(make, monkeypatch) -> list[int]:
-    """Returns a list that will have the sizes of what is computed."""
+    """Returns a list that receives the sizes of the computed chunks."""
     sizes, encode = [], make.encode
     monkeypatch.setitem(make.__dict__, "encode", lambda texts: [sizes.append(len(texts)), encode(texts)][1])
     return sizes
@@ -127,10 +127,10 @@ TEARS = {
 
 
 @pytest.mark.parametrize("torn", TEARS)
-def test_what_is_done_is_not_repeated(make, torn, tmp_path, monkeypatch, capsys):
+def test_extraction_resumes_after_finished_chunks(make, torn, tmp_path, monkeypatch, capsys):
     whole, path = tmp_path / "whole.npy", tmp_path / "v.npy"
     text_embedding.write_embeddings(whole, make, TEXTS)
-    interrupted(path, make, 19)  # of a third portion, which is not computed
+    interrupted(path, make, 19)  # in a third chunk, which is not computed
     assert not path.exists()
     tear, kept = TEARS[torn]
     tear(path.with_name("v.npy.partial"), path.with_name("v.npy.partial.jsonl"))
@@ -142,7 +142,7 @@ def test_what_is_done_is_not_repeated(make, torn, tmp_path, monkeypatch, capsys)
 
 
 def changed(source):
-    """Another number in one place."""
+    """Changes one number."""
     params = jax.tree.map(np.array, source.params)
     params["bert"]["embeddings"]["norm"]["bias"][3] += 1e-3
     return dataclasses.replace(source, params=params)
@@ -163,7 +163,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("make_others, texts, message", OTHERS.values(), ids=OTHERS)
-def test_what_is_begun_of_others_is_refused(make, source, make_others, texts, message, tmp_path):
+def test_partial_files_of_other_inputs_are_refused(make, source, make_others, texts, message, tmp_path):
     path = tmp_path / "v.npy"
     interrupted(path, make, 19)
     before = (tmp_path / "v.npy.partial").read_bytes()
@@ -174,7 +174,7 @@ def test_what_is_begun_of_others_is_refused(make, source, make_others, texts, me
     assert len(np.load(path)) == 40
 
 
-def test_two_do_not_write_one_file(make, tmp_path):
+def test_two_processes_cannot_write_one_file(make, tmp_path):
     def given():
         yield from TEXTS[:9]
         with pytest.raises(UserError, match=r"partial: in use by another process; wait for it, or name another"):
@@ -184,7 +184,7 @@ def test_two_do_not_write_one_file(make, tmp_path):
     assert text_embedding.write_embeddings(tmp_path / "v.npy", make, given()) == ((40, 32), 1)
 
 
-def test_long_texts_are_a_portion_of_their_own(make, tmp_path, monkeypatch):
+def test_long_texts_are_a_separate_chunk(make, tmp_path, monkeypatch):
     monkeypatch.setattr(text_embedding, "PORTION_CHARACTERS", 100)
     sizes = portions_of(make, monkeypatch)
     text_embedding.write_embeddings(tmp_path / "v.npy", make, ["word " * 70, "a", "b", "word " * 70, "c"])
@@ -201,7 +201,7 @@ def test_the_command_writes_vectors_of_a_table(checkpoint, compiled, tmp_path):
     np.testing.assert_allclose(contents(tmp_path / "v.parquet"), compiled(texts)[0], atol=1e-4)
 
 
-def test_a_run_of_a_task_that_is_not_registered_here_has_hidden_states(checkpoint, tmp_path):
+def test_a_run_of_an_unregistered_task_has_hidden_states(checkpoint, tmp_path):
     conversion.convert(checkpoint, tmp_path / "run", "bertjax")
     edit(tmp_path / "run/config.json", task="mine")
     result = run("extract", "--checkpoint=run", "--output=v.npz", "a ship", cwd=tmp_path)
@@ -216,7 +216,7 @@ def test_a_run_of_a_task_that_is_not_registered_here_has_hidden_states(checkpoin
     (["--output=v.npy", "--pool=mean", "--input=t.csv"], "t.csv:2: no column 'text'; set --texts to one of a, b"),
     (["--output=v.npy", "--pool=mean", "--input=t.csv", "x"], "unexpected argument 'x'; with a table as --input"),
 ])  # fmt: skip
-def test_what_extract_cannot_do_is_said_in_a_line(arguments, message, checkpoint, tmp_path):
+def test_unsupported_extractions_are_refused_in_one_line(arguments, message, checkpoint, tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     result = run("extract", f"--checkpoint={checkpoint}", *arguments, cwd=tmp_path)
     assert result.returncode == 1 and result.stderr.startswith(f"error: {message}"), result.stderr

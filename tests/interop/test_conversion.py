@@ -10,7 +10,7 @@ from bertjax.interop import conversion, pretrained
 from tests.interop.test_golden import GOLDEN, edit
 
 
-def test_each_field_that_is_changed_is_printed(tmp_path, capsys):
+def test_changed_fields_are_printed(tmp_path, capsys):
     shutil.copytree(GOLDEN, tmp_path / "source")
     edit(tmp_path / "source/config.json", classifier_dropout=0.2, transformers_version="4.1", id2label={"0": "LABEL_0"})
     (tmp_path / "source/tokenizer_config.json").write_text(json.dumps({"model_max_length": 99, "do_lower_case": True}))
@@ -22,7 +22,7 @@ def test_each_field_that_is_changed_is_printed(tmp_path, capsys):
     assert not any(name in line for name in ("version", "id2label", "hidden_size", "lower") for line in lines)
 
 
-def test_a_limit_of_tokens_is_kept(tmp_path):
+def test_the_maximum_sequence_length_is_kept(tmp_path):
     shutil.copytree(GOLDEN, tmp_path / "source")
     (tmp_path / "source/tokenizer_config.json").write_text(json.dumps({"model_max_length": 8, "do_lower_case": True}))
     for source, output, to in (("source", "a", "huggingface"), ("source", "b", "bertjax"), ("b", "c", "huggingface")):
@@ -30,7 +30,7 @@ def test_a_limit_of_tokens_is_kept(tmp_path):
         assert pretrained.read_pretrained(tmp_path / output).max_seq_length == 8
 
 
-def test_a_folder_that_is_not_read_again_is_not_left(tmp_path, monkeypatch):
+def test_an_unreadable_output_folder_is_removed(tmp_path, monkeypatch):
     def refuse(path):
         raise UserError(f"{path}/vocab.txt: wrong")
 

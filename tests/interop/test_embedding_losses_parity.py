@@ -1,6 +1,6 @@
-"""Losses of vectors beside sentence-transformers', and distillation beside PyTorch: values and gradients.
+"""Embedding losses compared with sentence-transformers, and distillation with PyTorch: values and gradients.
 
-`test_sentence_transformers.py` compares the vectors of the encoder.
+`test_sentence_transformers.py` compares the embeddings of the encoder.
 """
 
 import types
@@ -21,7 +21,7 @@ EXAMPLES, WIDTH, SCALE = 6, 32, 25.0
 
 
 class Stub(torch.nn.Module):
-    """A model of sentence-transformers that returns the vectors that it is given."""
+    """A model of sentence-transformers that returns its input vectors."""
 
     def forward(self, features):
         return features
@@ -34,8 +34,8 @@ def vectors_of(texts: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(EXAMPLES, texts, WIDTH)).astype(np.float32)
 
 
-def assert_same(texts: int, loss, labels, theirs, their_labels, widths=(), teacher=None):
-    """Compares a loss, the mean over a batch, and its gradient; `teacher`: vectors or scores to learn."""
+def assert_same(texts: int, loss, labels, their_loss, their_labels, widths=(), teacher=None):
+    """Compares a loss, the mean over a batch, and its gradient; `teacher`: vectors or scores of the teacher."""
     vectors = vectors_of(texts)
     batch = {"weights": np.ones(EXAMPLES, np.float32), "labels": labels}
 
@@ -46,17 +46,17 @@ def assert_same(texts: int, loss, labels, theirs, their_labels, widths=(), teach
 
     value, gradient = jax.jit(jax.value_and_grad(of_vectors))(vectors)
     if widths:
-        theirs = losses.MatryoshkaLoss(theirs.model, theirs, [WIDTH, *widths])
-    given = torch.tensor(vectors, requires_grad=True)
-    expected = theirs([{"sentence_embedding": given[:, i]} for i in range(texts)], their_labels)
+        their_loss = losses.MatryoshkaLoss(their_loss.model, their_loss, [WIDTH, *widths])
+    tensor = torch.tensor(vectors, requires_grad=True)
+    expected = their_loss([{"sentence_embedding": tensor[:, i]} for i in range(texts)], their_labels)
     expected.backward()
     np.testing.assert_allclose(value, expected.item(), rtol=1e-4)
-    np.testing.assert_allclose(gradient, given.grad, atol=1e-5 * given.grad.abs().max().item(), rtol=1e-4)
+    np.testing.assert_allclose(gradient, tensor.grad, atol=1e-5 * tensor.grad.abs().max().item(), rtol=1e-4)
 
 
 def settings(widths, **fields):
-    given = dict(temperature=1 / SCALE, symmetric=False, margin=0.4) | fields
-    return our_losses.of_settings(types.SimpleNamespace(**given), widths)
+    fields_of_loss = dict(temperature=1 / SCALE, symmetric=False, margin=0.4) | fields
+    return our_losses.of_settings(types.SimpleNamespace(**fields_of_loss), widths)
 
 
 def numbers(texts: int):
@@ -66,7 +66,7 @@ def numbers(texts: int):
 SCORES = np.array([0.5, 3, 3, 0, 5, 1.5], np.float32)
 LABELS = np.array([1, 0, 1, 1, 0, 0])
 SYMMETRIC = dict(directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction")
-CASES = {  # texts, labels, settings of ours, name and settings of theirs
+CASES = {  # texts, labels, bertjax settings, sentence-transformers' name and settings
     "pairs": (2, numbers(2), {}, "MultipleNegativesRankingLoss", dict(scale=SCALE)),
     "negatives": (4, numbers(4), {}, "MultipleNegativesRankingLoss", dict(scale=SCALE)),
     "symmetric": (3, numbers(3), dict(symmetric=True), "MultipleNegativesRankingLoss", dict(scale=SCALE) | SYMMETRIC),
@@ -76,50 +76,55 @@ CASES = {  # texts, labels, settings of ours, name and settings of theirs
 
 
 @pytest.mark.parametrize("case, widths", [*((case, ()) for case in CASES), ("symmetric", (8, 16)), ("scored", (8,))])
-def test_losses_are_theirs(case, widths):
-    texts, labels, own, name, fields = CASES[case]
-    theirs = getattr(losses, name)(Stub(), **fields)
-    assert_same(texts, settings(widths, **own), labels, theirs, torch.tensor(labels), widths)
+def test_losses_equal_sentence_transformers(case, widths):
+    texts, labels, settings_of_case, name, fields = CASES[case]
+    their_loss = getattr(losses, name)(Stub(), **fields)
+    assert_same(texts, settings(widths, **settings_of_case), labels, their_loss, torch.tensor(labels), widths)
 
 
-@pytest.mark.parametrize("what, widths", [("vectors", (8,)), ("scores", ()), ("scores", (8,)), ("scores of pairs", ())])
-def test_a_teacher_is_learnt_as_theirs(what, widths):
-    texts, cosine = 2 if what == "scores of pairs" else 4, torch.nn.functional.cosine_similarity
+@pytest.mark.parametrize(
+    "target, widths", [("vectors", (8,)), ("scores", ()), ("scores", (8,)), ("scores of pairs", ())]
+)
+def test_distillation_losses_equal_sentence_transformers(target, widths):
+    texts, cosine = 2 if target == "scores of pairs" else 4, torch.nn.functional.cosine_similarity
     teacher = vectors_of(texts, seed=1)
-    said, cosines = our_losses.example_scores(teacher), cosine(*map(torch.tensor, (teacher[:, :1], teacher[:, 1:])), -1)
-    if what == "vectors":
-        theirs, said, labels = losses.EmbedDistillLoss(Stub()), teacher, torch.tensor(teacher)
-    elif what == "scores":
-        theirs, labels = losses.MarginMSELoss(Stub(), cosine), cosines
+    scores, cosines = (
+        our_losses.example_scores(teacher),
+        cosine(*map(torch.tensor, (teacher[:, :1], teacher[:, 1:])), -1),
+    )
+    if target == "vectors":
+        their_loss, scores, labels = losses.EmbedDistillLoss(Stub()), teacher, torch.tensor(teacher)
+    elif target == "scores":
+        their_loss, labels = losses.MarginMSELoss(Stub(), cosine), cosines
     else:
-        theirs, labels = losses.CosineSimilarityLoss(Stub()), cosines[:, 0]
-    assert_same(texts, settings(widths), None, theirs, labels, widths, np.asarray(said))
+        their_loss, labels = losses.CosineSimilarityLoss(Stub()), cosines[:, 0]
+    assert_same(texts, settings(widths), None, their_loss, labels, widths, np.asarray(scores))
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels", "number"])
-def test_the_loss_of_a_teachers_logits_is_torchs(kind):
+def test_the_loss_of_teacher_logits_equals_pytorch(kind):
     F = torch.nn.functional
     rng, heat, weight = np.random.default_rng(0), 3.0, 0.7
-    logits, theirs = rng.normal(size=(2, 6, 1 if kind == "number" else 4)).astype(np.float32)
-    ours, teacher = torch.tensor(logits, requires_grad=True), torch.tensor(theirs)
+    logits, teacher_logits = rng.normal(size=(2, 6, 1 if kind == "number" else 4)).astype(np.float32)
+    student, teacher = torch.tensor(logits, requires_grad=True), torch.tensor(teacher_logits)
     if kind == "classes":
         labels, loss = rng.integers(0, 4, 6), CrossEntropy(label_smoothing=0.1)
-        hard = F.cross_entropy(ours, torch.tensor(labels), label_smoothing=0.1)
-        soft = F.kl_div(torch.log_softmax(ours / heat, -1), torch.softmax(teacher / heat, -1), reduction="batchmean")
+        hard = F.cross_entropy(student, torch.tensor(labels), label_smoothing=0.1)
+        soft = F.kl_div(torch.log_softmax(student / heat, -1), torch.softmax(teacher / heat, -1), reduction="batchmean")
     elif kind == "labels":
         labels, loss = rng.integers(0, 2, (6, 4)), SigmoidCrossEntropy()
-        hard = F.binary_cross_entropy_with_logits(ours, torch.tensor(labels).float())
-        chances, shares = torch.sigmoid(ours / heat), torch.sigmoid(teacher / heat)
+        hard = F.binary_cross_entropy_with_logits(student, torch.tensor(labels).float())
+        chances, shares = torch.sigmoid(student / heat), torch.sigmoid(teacher / heat)
         soft = (shares * (shares / chances).log() + (1 - shares) * ((1 - shares) / (1 - chances)).log()).mean()
     else:
         labels, loss = rng.normal(size=6).astype(np.float32), SquaredError()
-        hard, soft = F.mse_loss(ours[:, 0], torch.tensor(labels)), F.mse_loss(ours, teacher) / heat**2
+        hard, soft = F.mse_loss(student[:, 0], torch.tensor(labels)), F.mse_loss(student, teacher) / heat**2
     expected = (1 - weight) * hard + weight * heat**2 * soft
     expected.backward()
 
     def distilled(logits):
-        return Distilled(loss, heat, weight)(logits, {"labels": labels, "teacher_logits": theirs})[0].mean()
+        return Distilled(loss, heat, weight)(logits, {"labels": labels, "teacher_logits": teacher_logits})[0].mean()
 
     value, gradient = jax.jit(jax.value_and_grad(distilled))(logits)
     np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
-    np.testing.assert_allclose(gradient, ours.grad.numpy(), atol=1e-6)
+    np.testing.assert_allclose(gradient, student.grad.numpy(), atol=1e-6)

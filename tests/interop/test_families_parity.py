@@ -1,4 +1,4 @@
-"""Each family beside transformers' classes with the same weights: states, logits, gradients, every class, and back."""
+"""Every family compared with transformers at equal weights: states, logits, gradients, all classes, and round trips."""
 
 import dataclasses
 import functools
@@ -39,12 +39,12 @@ SIZES = dict(vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_
 POSITIONED = SIZES | dict(max_position_embeddings=64)
 WITH_OFFSET = POSITIONED | dict(position_offset=2)
 OF_ROBERTA = SIZES | dict(max_position_embeddings=66, type_vocab_size=1, layer_norm_eps=1e-5)
-# Layers that come first, as groups, and as the rest.
+# The first layers, layer groups, and the remaining layers.
 LAYERS = dict(num_hidden_layers=6, local_attention=16, attention_dropout=0.2)
 KINDS = ["full_attention", "sliding_attention"] * 3
 SPECIAL = dict(pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3)
 ROPE = dict(rope_type="default", rope_theta=250_000.0)
-# How the names of transformers' classes begin, the fields of their config, and our config of the same model.
+# The prefix of the transformers classes, the fields of their config, and the bertjax config of the same model.
 MODELS = {
     "bert": ("Bert", POSITIONED, BertConfig(**POSITIONED, hidden_act="gelu")),
     "roberta": ("Roberta", OF_ROBERTA, RobertaConfig(**WITH_OFFSET)),
@@ -70,7 +70,7 @@ MODELS = {
         "XLNet", dict(vocab_size=150, d_model=32, n_layer=2, n_head=4, d_inner=48, mem_len=None), XlnetConfig(**SIZES),
     ),
 }  # fmt: skip
-# Our model of a class of BERT with a fine-tuned output layer.
+# The bertjax model of a BERT class with a fine-tuned head.
 HEADS = {
     "ForPreTraining": BertForPreTraining,
     "ForSequenceClassification": functools.partial(BertForSequenceClassification, labels=3),
@@ -78,29 +78,31 @@ HEADS = {
     "ForQuestionAnswering": BertForQuestionAnswering,
     "ForMultipleChoice": functools.partial(BertForSequenceClassification, labels=1),
 }
-# The names of a RoBERTa's tensors that transformers may know by another name.
+# The names of RoBERTa tensors that transformers may rename.
 TIED = {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"}
-# The names of XLNet's classes, where BERT's have others.
+# The XLNet classes whose names differ from BERT's classes.
 BERTS = {"LMHeadModel": "ForMaskedLM", "ForQuestionAnsweringSimple": "ForQuestionAnswering"}
 
 
 def save_theirs(folder, name: str, head: str, **fields):
-    """Makes a model of transformers whose params are neither 0 nor 1, and saves it."""
-    prefix, own, _ = MODELS[name]
+    """Saves a transformers model whose params are neither 0 nor 1."""
+    prefix, their_fields, _ = MODELS[name]
     torch.manual_seed(0)
-    model = getattr(transformers, f"{prefix}{head}")(getattr(transformers, f"{prefix}Config")(**own | fields)).eval()
+    model = getattr(transformers, f"{prefix}{head}")(
+        getattr(transformers, f"{prefix}Config")(**their_fields | fields)
+    ).eval()
     with torch.no_grad():
         for param in model.parameters():
             param.add_(0.1 * torch.randn_like(param))
     model.save_pretrained(folder)
-    model.set_attn_implementation("eager")  # the only one that returns its attention
+    model.set_attn_implementation("eager")  # the only implementation that returns attention
     return model
 
 
 def batch_of(name: str, length: int):
-    """Returns (ids, which are tokens, token types) `[2, length]`, and the arguments of transformers' model."""
+    """Returns (ids, attention mask, token types) `[2, length]`, and the arguments of the transformers model."""
     rng, places = np.random.default_rng(0), np.arange(length)
-    # Transformers' XLNet pools the last place of a row, whether or not a token is there.
+    # The XLNet of transformers pools the last position of a row, even if it is padding.
     sizes = np.array([[length], [length if name == "xlnet" else max(1, length * 2 // 3)]])
     inside = (places < sizes).astype(np.int32)
     padding = 1 if "robert" in name or name == "camembert" else 0
@@ -125,12 +127,12 @@ def batch_of(name: str, length: int):
         ("eurobert", 33, dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)),
     ],
 )
-def test_states_logits_attention_and_gradients_are_transformers(name, length, fields, tmp_path):
-    theirs, (batch, arguments) = save_theirs(tmp_path, name, "ForMaskedLM", **fields), batch_of(name, length)
+def test_states_logits_attention_and_gradients_equal_transformers(name, length, fields, tmp_path):
+    their_model, (batch, arguments) = save_theirs(tmp_path, name, "ForMaskedLM", **fields), batch_of(name, length)
     source = pretrained.read_pretrained(tmp_path)
     assert source.config == dataclasses.replace(MODELS[name][2], **fields)
     assert source.predicts_words and not source.ignored
-    assert count_parameters(source.params, source.config) == sum(x.numel() for x in theirs.parameters())
+    assert count_parameters(source.params, source.config) == sum(x.numel() for x in their_model.parameters())
     real, places = batch[1][..., None], np.tile(np.arange(length), (2, 1))
     weights = (np.random.default_rng(1).normal(size=(2, length, 150)) * real / length).astype(np.float32)
 
@@ -143,26 +145,26 @@ def test_states_logits_attention_and_gradients_are_transformers(name, length, fi
         return (logits * weights).sum(), (states, logits)
 
     (_, (states, logits)), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(source.params)
-    expected = theirs(**arguments, output_hidden_states=True, output_attentions=True)
-    for found, hidden in zip(states, expected.hidden_states, strict=True):
-        np.testing.assert_allclose(found * real, hidden.detach().numpy() * real, atol=1e-4)
+    expected = their_model(**arguments, output_hidden_states=True, output_attentions=True)
+    for result, hidden in zip(states, expected.hidden_states, strict=True):
+        np.testing.assert_allclose(result * real, hidden.detach().numpy() * real, atol=1e-4)
     np.testing.assert_allclose(logits * real, expected.logits.detach().numpy() * real, atol=1e-4)
     (expected.logits * torch.tensor(weights)).sum().backward()
     family = families.family_of(source.config)
-    named, _ = family.huggingface.to_tensors(gradients, source.config, type(theirs).__name__)
-    expected_names = [TIED.get(key, key) for key, _ in theirs.named_parameters()]
+    named, _ = family.huggingface.to_tensors(gradients, source.config, type(their_model).__name__)
+    expected_names = [TIED.get(key, key) for key, _ in their_model.named_parameters()]
     assert sorted(expected_names) == sorted(named)
-    for key, param in zip(expected_names, theirs.parameters()):
+    for key, param in zip(expected_names, their_model.parameters()):
         gradient = param.grad.numpy()
         np.testing.assert_allclose(named[key], gradient, atol=1e-4 * max(0.1, np.abs(gradient).max()), err_msg=key)
     if length > 1:
         attention = jax.jit(family.attention_probabilities, static_argnums=0)
-        found = attention(source.config, source.params["bert"], *(x[:1] for x in batch))
-        np.testing.assert_allclose(found, [x[0].detach() for x in expected.attentions], atol=1e-5)
+        result = attention(source.config, source.params["bert"], *(x[:1] for x in batch))
+        np.testing.assert_allclose(result, [x[0].detach() for x in expected.attentions], atol=1e-5)
 
 
 def classes():
-    """Yields names of models, how the names of their classes end, and fields of a config."""
+    """Yields model names, suffixes of the class names, and fields of a config."""
     four = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
     for name, heads in {
         "bert": ("Model", "ForMaskedLM", "ForNextSentencePrediction", "ForPreTraining", *four),
@@ -181,65 +183,69 @@ def classes():
 
 
 @pytest.mark.parametrize("name, head, fields", classes())
-def test_every_class_gives_the_same_and_comes_back_with_every_byte(name, head, fields, tmp_path):
-    ours, has_labels = BERTS.get(head, head), head.endswith("Classification")
+def test_every_class_gives_equal_outputs_and_round_trips_bit_for_bit(name, head, fields, tmp_path):
+    our_class, has_labels = BERTS.get(head, head), head.endswith("Classification")
     labels = dict(id2label=dict(enumerate("abc")), label2id=dict(zip("abc", range(3)))) if has_labels else {}
     labels = labels or dict(num_labels=1 if head == "ForMultipleChoice" else 2)
-    theirs = save_theirs(tmp_path / "theirs", name, head, **labels, **fields)
+    their_model = save_theirs(tmp_path / "theirs", name, head, **labels, **fields)
     for source, target, form in (("theirs", "ours", "bertjax"), ("ours", "back", "huggingface")):
         assert "left out" not in conversion.convert(tmp_path / source, tmp_path / target, form)
     read = pretrained.read_pretrained(tmp_path / "back")
     assert (
-        read.architecture == f"Bert{ours}" and not read.ignored and (read.labels == ("a", "b", "c") or not has_labels)
+        read.architecture == f"Bert{our_class}"
+        and not read.ignored
+        and (read.labels == ("a", "b", "c") or not has_labels)
     )
-    assert read.predicts_words == (ours == "ForMaskedLM" or (name, head) == ("bert", "ForPreTraining"))
-    back, info = type(theirs).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert read.predicts_words == (our_class == "ForMaskedLM" or (name, head) == ("bert", "ForPreTraining"))
+    back, info = type(their_model).from_pretrained(tmp_path / "back", output_loading_info=True)
     assert not any(info.values()), info
-    before, after = theirs.state_dict(), back.state_dict()
+    before, after = their_model.state_dict(), back.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
-    before, after = theirs.config.to_dict(), back.config.to_dict()
+    before, after = their_model.config.to_dict(), back.config.to_dict()
     changed = {key for key in before if before[key] != after.get(key)}
     assert not {key for key in changed if not key.endswith("_token_id")} - {"_name_or_path"}
-    if ours not in HEADS or (name, head) == ("electra", "ForPreTraining"):
+    if our_class not in HEADS or (name, head) == ("electra", "ForPreTraining"):
         return
 
     batch, arguments = batch_of(name, 32)
     more = [np.tile(np.arange(32), (2, 1))] if head == "ForPreTraining" else []
-    found = jax.jit(HEADS[ours](read.config).apply)({"params": read.params}, *batch, *more)
+    outputs = jax.jit(HEADS[our_class](read.config).apply)({"params": read.params}, *batch, *more)
     with torch.no_grad():
-        expected = theirs(**{key: x[:, None] if head == "ForMultipleChoice" else x for key, x in arguments.items()})
+        expected = their_model(
+            **{key: x[:, None] if head == "ForMultipleChoice" else x for key, x in arguments.items()}
+        )
     if head == "ForPreTraining":
-        found, pairs = found
+        outputs, pairs = outputs
         np.testing.assert_allclose(pairs, expected.seq_relationship_logits, atol=1e-4)
-        expected, found = expected.prediction_logits, found[..., :150]
-    elif ours == "ForQuestionAnswering":
+        expected, outputs = expected.prediction_logits, outputs[..., :150]
+    elif our_class == "ForQuestionAnswering":
         expected = torch.stack([expected.start_logits, expected.end_logits], -1)
     else:
         expected = expected.logits
-    real = batch[1][..., None] if found.ndim == 3 else 1
-    np.testing.assert_allclose(found * real, expected.numpy() * real, atol=1e-4)
+    real = batch[1][..., None] if outputs.ndim == 3 else 1
+    np.testing.assert_allclose(outputs * real, expected.numpy() * real, atol=1e-4)
 
 
-def test_a_causal_bert_is_their_decoder(tmp_path):
+def test_a_causal_bert_equals_the_decoder_of_transformers(tmp_path):
     save_theirs(tmp_path, "bert", "ForMaskedLM")
-    theirs = transformers.BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True, attn_implementation="eager")
+    their_model = transformers.BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True, attn_implementation="eager")
     source, ((ids, inside, types), arguments) = pretrained.read_pretrained(tmp_path), batch_of("bert", 32)
     model = BertForMaskedLM(dataclasses.replace(source.config, causal=True))
     places = np.tile(np.arange(32), (2, 1))
-    found = jax.jit(model.apply)({"params": source.params}, ids, inside, types, places)[..., :150]
-    expected = theirs.eval()(**arguments).logits.detach().numpy()
-    np.testing.assert_allclose(found * inside[..., None], expected * inside[..., None], atol=1e-4)
+    logits = jax.jit(model.apply)({"params": source.params}, ids, inside, types, places)[..., :150]
+    expected = their_model.eval()(**arguments).logits.detach().numpy()
+    np.testing.assert_allclose(logits * inside[..., None], expected * inside[..., None], atol=1e-4)
 
 
-def test_a_discriminator_has_no_place_for_words(tmp_path):
+def test_a_discriminator_has_no_lm_head(tmp_path):
     save_theirs(tmp_path / "theirs", "electra", "ForPreTraining")
-    said = conversion.convert(tmp_path / "theirs", tmp_path / "encoder", "huggingface", "ElectraModel")
-    assert "left out, because ElectraModel cannot store them: replaced_tokens" in said
+    printed = conversion.convert(tmp_path / "theirs", tmp_path / "encoder", "huggingface", "ElectraModel")
+    assert "left out, because ElectraModel cannot store them: replaced_tokens" in printed
     with pytest.raises(UserError, match="ElectraForMaskedLM: the checkpoint must contain cls/predictions; use "):
         conversion.convert(tmp_path / "theirs", tmp_path / "words", "huggingface", "ElectraForMaskedLM")
 
 
-# XLNet reads two streams.
+# The two streams of XLNet.
 
 TYPES = np.repeat([[0] * 5 + [1] * 6 + [2]], 2, axis=0).astype(np.int32)  # A, B, [CLS]
 LENGTH, WORDS = 12, 150
@@ -247,29 +253,30 @@ LENGTH, WORDS = 12, 150
 
 @pytest.fixture(scope="module")
 def xlnets(tmp_path_factory):
-    """(transformers' model, ours, ids `[2, length]`, places of predictions, the one-hot rows of the places)."""
+    """(transformers model, our checkpoint, ids `[2, length]`, predicted positions, one-hot rows of positions)."""
     folder = tmp_path_factory.mktemp("xlnet")
-    theirs, source = save_theirs(folder, "xlnet", "LMHeadModel"), pretrained.read_pretrained(folder)
+    their_model, source = save_theirs(folder, "xlnet", "LMHeadModel"), pretrained.read_pretrained(folder)
     assert source.config == MODELS["xlnet"][2] and source.predicts_words and not source.ignored
     rng = np.random.default_rng(0)
     places = np.stack([1 + rng.permutation(LENGTH - 1)[:3] for _ in range(2)])
     mapping = (places[:, :, None] == np.arange(LENGTH)).astype(np.float32)
-    return theirs, source, rng.integers(0, WORDS, (2, LENGTH)), places, mapping
+    return their_model, source, rng.integers(0, WORDS, (2, LENGTH)), places, mapping
 
 
 @pytest.mark.parametrize("kept", [0, 7])
-def test_both_streams_their_logits_and_gradients_are_transformers(kept, xlnets):
-    theirs, source, ids, places, mapping = xlnets
+def test_both_streams_of_xlnet_equal_transformers(kept, xlnets):
+    their_model, source, ids, places, mapping = xlnets
     rng = np.random.default_rng(1)
     seen = rng.random((2, LENGTH, LENGTH)) < 0.5
-    seen[:, :, 0] = True  # nothing would remain of a row that sees nothing
-    hidden = ~seen | (mapping.any(1)[:, :, None] & np.eye(LENGTH, dtype=bool))  # a prediction does not see itself
+    seen[:, :, 0] = True  # a row that attends to no position would give NaN
+    # a prediction does not see its own token
+    hidden = ~seen | (mapping.any(1)[:, :, None] & np.eye(LENGTH, dtype=bool))
     memory = rng.normal(size=(2, 2, kept, 32)).astype(np.float32) if kept else None
     remembered = RecurrentMemory(jnp.moveaxis(memory, 0, 1), jnp.full([2], kept)) if kept else None
-    mems = [torch.tensor(each).transpose(0, 1) for each in memory] if kept else None
-    given = dict(input_ids=ids, perm_mask=hidden.astype(np.float32), target_mapping=mapping, token_type_ids=TYPES)
-    given = {name: torch.tensor(x) for name, x in given.items()}
-    expected = theirs(**given, mems=mems, use_mems=True, output_hidden_states=True)
+    mems = [torch.tensor(layer_memory).transpose(0, 1) for layer_memory in memory] if kept else None
+    inputs = dict(input_ids=ids, perm_mask=hidden.astype(np.float32), target_mapping=mapping, token_type_ids=TYPES)
+    inputs = {name: torch.tensor(x) for name, x in inputs.items()}
+    expected = their_model(**inputs, mems=mems, use_mems=True, output_hidden_states=True)
     weights = rng.normal(size=(2, 3, WORDS)).astype(np.float32)
 
     def predict(lm):
@@ -286,38 +293,41 @@ def test_both_streams_their_logits_and_gradients_are_transformers(kept, xlnets):
 
     (_, (logits, streams)), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(source.params)
     for stream, states in enumerate(streams[:2]):
-        for ours, hidden in zip(states, expected.hidden_states[stream::2], strict=True):
-            np.testing.assert_allclose(ours, hidden.detach(), atol=1e-4)
-    for ours, theirs_kept in zip(streams[0][:-1], expected.mems, strict=True):  # theirs has the memory before, too
-        np.testing.assert_allclose(ours, theirs_kept[kept:].transpose(0, 1), atol=1e-4)
+        for our_states, hidden in zip(states, expected.hidden_states[stream::2], strict=True):
+            np.testing.assert_allclose(our_states, hidden.detach(), atol=1e-4)
+    # transformers returns the earlier memory, too
+    for our_states, theirs_kept in zip(streams[0][:-1], expected.mems, strict=True):
+        np.testing.assert_allclose(our_states, theirs_kept[kept:].transpose(0, 1), atol=1e-4)
     np.testing.assert_allclose(logits, expected.logits.detach(), atol=1e-4)
-    theirs.zero_grad()
+    their_model.zero_grad()
     (expected.logits * torch.tensor(weights)).mean().backward()
     named, _ = XLNET.huggingface.to_tensors(gradients, source.config, "XLNetLMHeadModel")
-    for name, param in theirs.named_parameters():
+    for name, param in their_model.named_parameters():
         gradient = param.grad.numpy()
         assert np.abs(named[name] - gradient).max() <= 1e-4 * max(np.abs(gradient).max(), 1e-2), name
 
 
-def test_plain_states_attention_and_predictions_that_see_all_else_are_transformers(xlnets):
-    theirs, source, ids, places, mapping = xlnets
+def test_plain_xlnet_states_attention_and_predictions_equal_transformers(xlnets):
+    their_model, source, ids, places, mapping = xlnets
     inside, places = np.ones((2, LENGTH), np.int32), places.copy()
     inside[1, 9:] = 0
-    given = dict(input_ids=ids, token_type_ids=TYPES, attention_mask=inside)
-    given = {name: torch.tensor(x) for name, x in given.items()}
-    expected = theirs(**given, output_hidden_states=True, output_attentions=True)
+    inputs = dict(input_ids=ids, token_type_ids=TYPES, attention_mask=inside)
+    inputs = {name: torch.tensor(x) for name, x in inputs.items()}
+    expected = their_model(**inputs, output_hidden_states=True, output_attentions=True)
     encode = functools.partial(XlnetModel(source.config).apply, every_layer=True, method="encode")
     states = jax.jit(encode)({"params": source.params["bert"]}, ids, inside, TYPES)
-    for ours, hidden in zip(states, expected.hidden_states, strict=True):
-        np.testing.assert_allclose(ours * inside[..., None], hidden.detach().numpy() * inside[..., None], atol=1e-4)
+    for our_states, hidden in zip(states, expected.hidden_states, strict=True):
+        np.testing.assert_allclose(
+            our_states * inside[..., None], hidden.detach().numpy() * inside[..., None], atol=1e-4
+        )
     attention = jax.jit(XLNET.attention_probabilities, static_argnums=0)
-    found = attention(source.config, source.params["bert"], ids[:1], inside[:1], TYPES[:1])
-    np.testing.assert_allclose(found, [x[0].detach() for x in expected.attentions], atol=1e-4)
+    probabilities = attention(source.config, source.params["bert"], ids[:1], inside[:1], TYPES[:1])
+    np.testing.assert_allclose(probabilities, [x[0].detach() for x in expected.attentions], atol=1e-4)
 
-    places[1] = [3, 5, 5]  # the last one fills up the row
+    places[1] = [3, 5, 5]  # the last prediction fills up the row
     mapping = (places[:, :, None] == np.arange(LENGTH)).astype(np.float32)
-    hidden = np.repeat(mapping.any(1)[:, None], LENGTH, axis=1).astype(np.float32)  # from all, whoever they are
-    expected = theirs(**given, perm_mask=torch.tensor(hidden), target_mapping=torch.tensor(mapping)).logits
+    hidden = np.repeat(mapping.any(1)[:, None], LENGTH, axis=1).astype(np.float32)  # any token may attend
+    expected = their_model(**inputs, perm_mask=torch.tensor(hidden), target_mapping=torch.tensor(mapping)).logits
     predict = jax.jit(BertForMaskedLM(source.config).apply)
     logits = predict({"params": source.params}, ids, inside, TYPES, places)[..., :WORDS]
     np.testing.assert_allclose(logits[0], expected[0].detach(), atol=1e-4)

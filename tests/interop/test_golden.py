@@ -1,4 +1,4 @@
-"""The model and its readers against tests/golden/bert, which transformers wrote: see tests/golden/make_bert.py."""
+"""The model and the readers compared with tests/golden/bert of transformers, see tests/golden/make_bert.py."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def golden():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy that may be damaged."""
+    """A copy that a test may damage."""
     return pathlib.Path(shutil.copytree(GOLDEN, tmp_path / "bert"))
 
 
@@ -57,12 +57,12 @@ def only(params, *parts):
 
 
 def same(a: dict, b: dict) -> bool:
-    """Whether arrays of the same names have the same bytes."""
+    """Returns whether arrays with equal names have equal bytes."""
     a, b = pretrained.flattened(a), pretrained.flattened(b)
     return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
-def test_forward(golden):
+def test_forward_pass_equals_transformers(golden):
     batch = [EXPECTED[name] for name in ("input_ids", "input_mask", "segment_ids")]
     real = EXPECTED["input_mask"][..., None]
 
@@ -84,7 +84,7 @@ def test_forward(golden):
     assert 0 < np.linalg.norm(rough - words) / np.linalg.norm(words) < 3e-2
 
 
-def test_loss_and_gradients(golden):
+def test_loss_and_gradients_equal_transformers(golden):
     settings = pretraining_config()
     settings.model.update(dataclasses.asdict(golden.config))
     settings.stages, settings.batch_size = named_stages(short=stage(1, 16, 3)), 3
@@ -101,10 +101,10 @@ def test_loss_and_gradients(golden):
 
 
 @pytest.mark.parametrize("to", [slow_case(to) if to == "tf1" else to for to in pretrained.FORMATS])
-def test_round_trips_keep_every_byte(golden, tmp_path, to):
-    said = conversion.convert(GOLDEN, tmp_path / to, to)
+def test_round_trips_are_bit_exact(golden, tmp_path, to):
+    printed = conversion.convert(GOLDEN, tmp_path / to, to)
     again = pretrained.read_pretrained(tmp_path / to)
-    assert said.startswith(f"huggingface -> {to}: ") and again.format == to
+    assert printed.startswith(f"huggingface -> {to}: ") and again.format == to
     assert same(again.params, golden.params) and again.config == golden.config
     assert again.tokenizer.fingerprint == golden.tokenizer.fingerprint
     conversion.convert(tmp_path / to, tmp_path / "back", "huggingface")
@@ -112,7 +112,7 @@ def test_round_trips_keep_every_byte(golden, tmp_path, to):
 
 
 @pytest.mark.parametrize("to", pretrained.FORMATS)
-def test_without_pooler_too_and_then_it_is_a_masked_lm(golden, tmp_path, to):
+def test_a_model_without_pooler_round_trips_as_masked_lm(golden, tmp_path, to):
     params = only(golden.params, "masked_lm")
     huggingface.write(tmp_path / "first", golden.config, params, golden.tokenizer)
     for source, target, into in (("first", "second", to), ("second", "third", "huggingface")):
@@ -127,7 +127,7 @@ def test_without_pooler_too_and_then_it_is_a_masked_lm(golden, tmp_path, to):
 
 
 ALL = ("pooler", "masked_lm", "next_sentence")
-VARIANTS = {  # how names of tensors differ, which are not there, and the parts that remain
+VARIANTS = {  # renamed tensors, missing tensors, and the remaining parts
     "no prefix": ({r"^bert\.": ""}, None, ALL),
     "PyTorch's wrapper": ({"^": "module."}, None, ALL),
     "two wrappers": ({"^": "_orig_mod.module."}, None, ALL),
@@ -140,7 +140,7 @@ VARIANTS = {  # how names of tensors differ, which are not there, and the parts 
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_variants_in_the_wild(golden, folder, name):
+def test_published_name_variants_are_read(golden, folder, name):
     renames, dropped, parts = VARIANTS[name]
     tensors = safetensors.numpy.load_file(folder / huggingface.WEIGHTS)
     if name == "stored decoder":
@@ -168,7 +168,7 @@ def test_several_shards_are_one_checkpoint(golden, folder):
         pretrained.read_pretrained(folder)
 
 
-def test_tf1_has_googles_names_and_shapes(golden, tmp_path):
+def test_tf1_export_has_googles_names_and_shapes(golden, tmp_path):
     from bertjax.data.tensorflow import tf
 
     tf1.write(tmp_path, golden.config, golden.params, golden.tokenizer)
@@ -188,7 +188,7 @@ def test_tf1_has_googles_names_and_shapes(golden, tmp_path):
     assert settings["hidden_act"] == "gelu" and settings["type_vocab_size"] == 2
 
 
-def test_googles_own_checkpoints_have_an_optimizer_and_the_tanh_gelu(golden, tmp_path):
+def test_googles_checkpoints_are_read_without_optimizer_and_with_tanh_gelu(golden, tmp_path):
     from bertjax.data.tensorflow import tf
 
     variables = to_variables(golden.params, golden.config)
@@ -211,7 +211,7 @@ def test_googles_own_checkpoints_have_an_optimizer_and_the_tanh_gelu(golden, tmp
 
 
 CONFIG, VOCABULARY = "config.json", "vocab.txt"
-DAMAGES = {  # a file; its new content, fields or name, or None without it; and what is said
+DAMAGES = {  # a file; its new content, fields or name, or None without the file; the message
     "cut off": (huggingface.WEIGHTS, (GOLDEN / huggingface.WEIGHTS).read_bytes()[:50_000], "damaged or truncated"),
     "no weights": (huggingface.WEIGHTS, None, "no model.safetensors and no pytorch_model.bin, whole"),
     "TensorFlow 2": (huggingface.WEIGHTS, "tf_model.h5", "tf_model.h5: weights of TensorFlow 2 are not supported"),
@@ -260,8 +260,8 @@ def test_damaged_checkpoints_are_refused(name, folder):
         (("pooler", "classifier"), "BertForMultipleChoice", "BertForMultipleChoice", ()),
     ],
 )
-def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, stated, chosen, left_out):
-    """Google's run_squad keeps its pooler; bert-base-uncased calls itself a BertForMaskedLM, but is more."""
+def test_the_exported_class_keeps_most_params(golden, tmp_path, parts, stated, chosen, left_out):
+    """Google's run_squad keeps the pooler; bert-base-uncased declares BertForMaskedLM, but has more params."""
     rows = 1 if stated == "BertForMultipleChoice" else 2
     head = {"dense": {"kernel": np.ones((32, rows), np.float32), "bias": np.zeros(rows, np.float32)}}
     params = only(golden.params | {"classifier": head, "spans": head}, *parts)
@@ -273,7 +273,7 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
     assert again.keys() == to_variables(params, golden.config).keys() - set(dropped)
 
 
-def test_fields_of_a_folder_are_obeyed_or_named(folder, capfd):
+def test_config_fields_are_supported_or_refused(folder, capfd):
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 16, "stride": 2, "shipping": 1}))
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(fields | {"directionality": "bidi", "whales": 5}))
@@ -291,7 +291,7 @@ def test_fields_of_a_folder_are_obeyed_or_named(folder, capfd):
     assert huggingface.read_head(folder / "config.json")[1] == ()
 
 
-def test_an_output_layer_that_is_not_tied_is_named(folder, capfd):
+def test_an_untied_lm_head_is_named(folder, capfd):
     tensors = safetensors.numpy.load_file(folder / huggingface.WEIGHTS)
     words, bias = tensors["bert.embeddings.word_embeddings.weight"], tensors["cls.predictions.bias"]
     tensors |= {"cls.predictions.decoder.weight": words + 1, "cls.predictions.decoder.bias": bias + 1}
@@ -307,12 +307,12 @@ def test_an_output_layer_that_is_not_tied_is_named(folder, capfd):
 WITH_PREFIX = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 
 
-def test_settings_of_a_byte_level_tokenizer_must_agree_with_its_file(tmp_path):
+def test_settings_of_a_byte_level_tokenizer_must_agree_with_the_file(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert"}))
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": False}))
     assert pretrained.read_tokenizer(tmp_path).kind == "bpe"
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))  # its class has no prefix by default
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))  # the class has no prefix by default
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json() | {"pre_tokenizer": WITH_PREFIX}))
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"add_prefix_space is False by default, but .* True"):
@@ -323,7 +323,7 @@ def test_settings_of_a_byte_level_tokenizer_must_agree_with_its_file(tmp_path):
         pretrained.read_tokenizer(tmp_path)
 
 
-def test_what_is_no_checkpoint_is_said(tmp_path):
+def test_folders_without_a_checkpoint_are_named(tmp_path):
     with pytest.raises(UserError, match="no checkpoint in"):
         pretrained.read_pretrained(tmp_path)
     (tmp_path / "run/records").mkdir(parents=True)
@@ -335,7 +335,7 @@ def test_what_is_no_checkpoint_is_said(tmp_path):
         pretrained.read_pretrained(tmp_path)
 
 
-def test_a_pickle_needs_a_torch_that_opens_it_safely(folder, monkeypatch):
+def test_a_pickle_needs_a_torch_version_with_safe_loading(folder, monkeypatch):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UserError, match=r"pytorch_model.bin: needs PyTorch: pip install torch, or load it"):
@@ -350,7 +350,7 @@ def test_a_pickle_needs_a_torch_that_opens_it_safely(folder, monkeypatch):
 SETTINGS, JSON = "tokenizer_config.json", "tokenizer.json"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 WHOLE = "all of tokenizer.json"
-FOREIGN = {  # files beside a tokenizer, and the reason why the tokenizer is refused
+FOREIGN = {  # files of a tokenizer, and the reason why the tokenizer is refused
     "class in config.json": ({"config.json": {"tokenizer_class": "BertJapaneseTokenizer"}}, "BertJapaneseTok.* is not"),
     "truncation": ({SETTINGS: {"truncation_side": "left"}}, "truncation_side 'left' is not supported"),
     "code": ({SETTINGS: {"auto_map": {"AutoTokenizer": ["mine.Mine", None]}}}, "auto_map .* is not supported"),
@@ -392,19 +392,19 @@ FOREIGN = {  # files beside a tokenizer, and the reason why the tokenizer is ref
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_tokenizer_that_does_more_or_else_is_refused_by_name(golden, folder, name):
+def test_unsupported_tokenizer_settings_are_refused(golden, folder, name):
     written, message = FOREIGN[name]
-    ours = json.loads(golden.tokenizer.to_huggingface())
+    tokenizer_json = json.loads(golden.tokenizer.to_huggingface())
     if name == "another vocabulary":
-        ours["model"]["vocab"] = {piece: i for i, piece in enumerate(golden.tokenizer.pieces[:5])}
+        tokenizer_json["model"]["vocab"] = {piece: i for i, piece in enumerate(golden.tokenizer.pieces[:5])}
         written = {JSON: {}}
     for file, content in written.items():
         if file == WHOLE:
             parts = {"normalizer": {"type": "BertNormalizer"}, "pre_tokenizer": {"type": "BertPreTokenizer"}}
             (folder / JSON).write_text(json.dumps(parts | content))
         elif file == JSON:
-            model = {"model": ours["model"] | content.get("model", {})}
-            (folder / JSON).write_text(json.dumps(ours | content | model))
+            model = {"model": tokenizer_json["model"] | content.get("model", {})}
+            (folder / JSON).write_text(json.dumps(tokenizer_json | content | model))
         else:
             known = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
             (folder / file).write_text(json.dumps(known | content))
@@ -414,7 +414,7 @@ def test_a_tokenizer_that_does_more_or_else_is_refused_by_name(golden, folder, n
 
 
 @pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None])
-def test_a_tokenizer_that_says_the_same_in_many_ways_is_read(golden, folder, name):
+def test_equivalent_tokenizer_settings_are_accepted(golden, folder, name):
     special = {
         f"{n}_token": golden.tokenizer.pieces[getattr(golden.tokenizer, f"{n}_id")] for n in ("pad", "cls", "sep")
     }
@@ -426,8 +426,8 @@ def test_a_tokenizer_that_says_the_same_in_many_ways_is_read(golden, folder, nam
     assert pretrained.read_tokenizer(folder).fingerprint == golden.tokenizer.fingerprint
 
 
-def test_a_cased_vocabulary_needs_a_word_about_it(golden, folder):
-    """transformers lower-cases text unless it is told not to."""
+def test_a_cased_vocabulary_needs_an_explicit_setting(golden, folder):
+    """transformers lower-cases text by default."""
     (folder / SETTINGS).unlink()
     assert pretrained.read_tokenizer(folder).lowercase
     (folder / "vocab.txt").write_text("\n".join(golden.tokenizer.pieces).replace("ship", "Ship") + "\n")
@@ -454,14 +454,14 @@ def test_a_variable_of_tensorflow_2_is_named(golden, tmp_path):
         pretrained.read_pretrained(tmp_path)
 
 
-def test_the_id_of_padding_is_the_tokenizers(golden, tmp_path):
-    """transformers does not train the embedding that config.json calls padding."""
+def test_the_padding_id_is_the_id_of_the_tokenizer(golden, tmp_path):
+    """transformers does not train the embedding of the padding id in config.json."""
     pieces = [golden.tokenizer.pieces[i] for i in (1, 0, *range(2, golden.tokenizer.vocab_size))]
     huggingface.write(tmp_path, golden.config, golden.params, WordPiece(pieces, lowercase=True))
     assert json.loads((tmp_path / "config.json").read_text())["pad_token_id"] == 1 == pieces.index("[PAD]")
 
 
-def test_labels_that_are_not_the_classifiers_are_refused_where_they_are_needed(golden, tmp_path):
+def test_mismatched_labels_are_refused_when_needed(golden, tmp_path):
     head = {"dense": {"kernel": np.ones((32, 3), np.float32), "bias": np.zeros(3, np.float32)}}
     params = {"bert": golden.params["bert"], "classifier": head}
     huggingface.write(tmp_path / "a", golden.config, params, golden.tokenizer, "BertForSequenceClassification")
@@ -474,8 +474,8 @@ def test_labels_that_are_not_the_classifiers_are_refused_where_they_are_needed(g
         conversion.convert(tmp_path / "a", tmp_path / "c", "huggingface")
 
 
-def test_nothing_is_predicted_from_outputs_that_are_no_numbers(golden):
-    """Whatever predicts: classes, words."""
+def test_nan_outputs_raise_an_error_in_prediction(golden):
+    """Classes and tokens are predicted."""
     head = {"dense": {"kernel": np.full((32, 3), np.nan, np.float32), "bias": np.zeros(3, np.float32)}}
     source = dataclasses.replace(golden, params=golden.params | {"classifier": head})
     for predict, texts in ((classify.TASK.predict, [("ship",)]), (ner.TASK.predict, [("ship sails",)])):
@@ -486,7 +486,7 @@ def test_nothing_is_predicted_from_outputs_that_are_no_numbers(golden):
         list(fill_mask.fill_masks(BertForMaskedLM(golden.config), params, golden.tokenizer, ["a [MASK]"]))
 
 
-def test_a_decoder_of_its_own_is_refused_where_words_are_predicted(golden, folder, tmp_path):
+def test_an_untied_decoder_is_refused_when_tokens_are_predicted(golden, folder, tmp_path):
     path = folder / "model.safetensors"
     tensors = safetensors.numpy.load_file(path)
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
@@ -503,7 +503,7 @@ def test_a_decoder_of_its_own_is_refused_where_words_are_predicted(golden, folde
         initialization.initialize(jax.tree.map(jnp.asarray, golden.params), folder)
 
 
-def test_half_precision_and_strangers_among_the_tensors(golden, folder):
+def test_bfloat16_tensors_are_read_and_unknown_tensors_ignored(golden, folder):
     path = folder / "model.safetensors"
     tensors = safetensors.numpy.load_file(path)
     rough = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, here one of our own, which answers huggingface_hub as the real one does."""
+"""Models of the Hugging Face hub, from a fake server that answers huggingface_hub like the real hub."""
 
 import hashlib
 import http.server
@@ -37,7 +37,7 @@ REPOSITORIES = {
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Says of each repository that branch main and tag v1 are `COMMIT`."""
+    """A server on which branch main and tag v1 of every repository are `COMMIT`."""
 
     def do_GET(self):
         path, asked = urllib.parse.unquote(self.path.partition("?")[0]), self.server.asked
@@ -85,7 +85,7 @@ def server():
 
 
 @pytest.mark.slow
-def test_a_model_is_downloaded_once_with_only_the_files_that_are_needed(server, tmp_path):
+def test_a_model_is_downloaded_once_with_only_the_needed_files(server, tmp_path):
     here = dict(HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", HF_HOME=str(tmp_path / "home"))
 
     def convert(source: str, **environment: str):
@@ -119,7 +119,7 @@ def test_a_model_is_downloaded_once_with_only_the_files_that_are_needed(server, 
         ),
     ],
 )
-def test_a_model_that_cannot_be_had_is_named_in_a_line(server, tmp_path, monkeypatch, source, settings, message):
+def test_an_unavailable_model_is_named_in_one_line(server, tmp_path, monkeypatch, source, settings, message):
     here, constants = f"http://127.0.0.1:{server.server_port}", huggingface_hub.constants
     for name, value in ({"ENDPOINT": here, "HF_HUB_CACHE": str(tmp_path)} | settings).items():
         monkeypatch.setattr(constants, name, value)
@@ -130,7 +130,7 @@ def test_a_model_that_cannot_be_had_is_named_in_a_line(server, tmp_path, monkeyp
     assert str(error.value).startswith(message.format(here=here, cache=tmp_path)) and "\n" not in str(error.value)
 
 
-def test_it_stands_wherever_a_path_does(monkeypatch):
+def test_hub_names_are_accepted_in_place_of_paths(monkeypatch):
     monkeypatch.setattr(hub, "download_repository", {hub.Repository("org/bert", "v1"): GOLDEN}.get)
     assert bertjax.load("hub:org/bert@v1").path == str(GOLDEN)
     config = experiments.load("classify")
@@ -140,7 +140,7 @@ def test_it_stands_wherever_a_path_does(monkeypatch):
 
 
 class Api:
-    """What huggingface_hub would be asked."""
+    """Records the requests to huggingface_hub."""
 
     asked: ClassVar[list] = []
 
@@ -165,12 +165,12 @@ def asked(monkeypatch):
     return Api.asked
 
 
-def test_a_run_is_pushed_with_its_card(asked, tmp_path):
+def test_a_run_is_pushed_with_a_model_card(asked, tmp_path):
     config = pretraining_config()
     config.init_checkpoint = "hub:org/bert@v1"
-    own = made_run(tmp_path / "run", config, {"mlm_loss": 2.5})
-    said = conversion.convert(own, tmp_path / "out", "huggingface", push="me/mine", is_private=True)
-    assert said.endswith("; pushed to https://huggingface.co/me/mine")
+    run = made_run(tmp_path / "run", config, {"mlm_loss": 2.5})
+    printed = conversion.convert(run, tmp_path / "out", "huggingface", push="me/mine", is_private=True)
+    assert printed.endswith("; pushed to https://huggingface.co/me/mine")
     files = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     create = ("create", "me/mine", {"private": True, "exist_ok": True})
     assert asked == [("whoami",), create, ("upload", "me/mine", files)]
@@ -179,7 +179,7 @@ def test_a_run_is_pushed_with_its_card(asked, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "arguments, message",
     [
         (dict(to="tf1", push="me/mine"), "--push=me/mine: only for --format=huggingface, sentence-transformers, peft"),
         (dict(to="huggingface", push="mine"), "--push=mine: must be USER/NAME, where USER is a user or an "),
@@ -187,13 +187,13 @@ def test_a_run_is_pushed_with_its_card(asked, tmp_path):
         (dict(to="huggingface", is_private=True), "--private: needs --push=USER/NAME"),
     ],
 )
-def test_what_cannot_be_pushed_is_not_written(asked, tmp_path, given, message):
+def test_a_failing_push_check_writes_nothing(asked, tmp_path, arguments, message):
     with pytest.raises(UserError) as error:
-        conversion.convert(GOLDEN, tmp_path / "out", **given)
+        conversion.convert(GOLDEN, tmp_path / "out", **arguments)
     assert str(error.value).startswith(message) and not asked and not (tmp_path / "out").exists()
 
 
-def test_a_push_that_fails_leaves_what_was_written(asked, tmp_path, monkeypatch):
+def test_a_failed_push_keeps_the_written_folder(asked, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise huggingface_hub.errors.LocalTokenNotFoundError("a token is\nneeded")
 
@@ -209,7 +209,7 @@ def test_a_push_that_fails_leaves_what_was_written(asked, tmp_path, monkeypatch)
     assert not (tmp_path / "other").exists()
 
 
-def test_huggingface_hub_is_asked_for_by_name(monkeypatch):
+def test_missing_huggingface_hub_is_named(monkeypatch):
     with pytest.raises(UserError, match=r"^hub:a/b/c: Repo id must be "):
         pretrained.find("hub:a/b/c")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

@@ -17,7 +17,7 @@ from tests.interop.test_golden import GOLDEN
 
 
 def made_run(folder, config, scores, architecture="", labels=None, step=0):
-    """A run whose weights are those of tests/golden/bert."""
+    """A run with the weights of tests/golden/bert."""
     golden = pretrained.read_pretrained(GOLDEN)
     config = config.unlock()
     config.model.update(dataclasses.asdict(golden.config))
@@ -34,7 +34,7 @@ def read_card(folder):
     return yaml.safe_load(metadata), dict(row for row in rows if len(row) == 2), text
 
 
-def test_a_pretrained_model(tmp_path):
+def test_the_card_of_a_pretrained_model(tmp_path):
     config = pretraining_config()
     config.data.update(corpus=f"{tmp_path}/a.txt,x/b.txt", language="is", do_whole_word_mask=True)
     config.data.mixture = f"{tmp_path}/a.txt=2,x/b.txt=1"
@@ -63,15 +63,15 @@ def test_a_pretrained_model(tmp_path):
     [(905_000, "900,000", "5,000 of 100,000"), (40_000, "40,000 of 900,000", "0 of 100,000"),
      (1_000_000, "900,000", "100,000")],
 )  # fmt: skip
-def test_no_more_steps_are_claimed_than_were_made(tmp_path, step, short, long):
+def test_the_card_states_the_number_of_completed_steps(tmp_path, step, short, long):
     run = made_run(tmp_path / "run", pretraining_config(), {}, step=step)
     conversion.convert(f"{run}@{step}", tmp_path / "out", "huggingface")
     _, rows, _ = read_card(tmp_path / "out")
     assert (rows["steps of length 128"], rows["steps of length 512"]) == (short, long)
 
 
-def test_the_records_of_a_run_say_what_its_corpus_was(records_folder, tmp_path):
-    """As far as their manifest does; a damaged manifest is an error."""
+def test_the_card_describes_the_corpus_from_the_manifest(records_folder, tmp_path):
+    """The manifest describes the corpus; a damaged manifest is an error."""
     config, records = pretraining_config(), tmp_path / "records"
     config.data.records = str(records)
     records.mkdir()
@@ -94,7 +94,7 @@ def test_the_records_of_a_run_say_what_its_corpus_was(records_folder, tmp_path):
     assert int(documents) > 50 and not (tmp_path / "again").exists()
 
 
-def test_a_fine_tuned_model(tmp_path):
+def test_the_card_of_a_fine_tuned_model(tmp_path):
     config = fine_tuning_config("glue", name="mrpc").unlock()
     config.update(epochs=2.0, init_checkpoint="some/where")
     config.data.path = str(tmp_path / "GLUE")
@@ -130,12 +130,12 @@ def test_other_formats_and_checkpoints_of_unknown_origin_have_no_card(tmp_path):
         assert not (tmp_path / target / "README.md").exists()
 
 
-def test_the_card_of_an_encoder_has_no_scores_of_what_was_left_out(tmp_path):
+def test_the_card_of_an_encoder_has_no_scores_of_removed_heads(tmp_path):
     config = fine_tuning_config("glue", name="mrpc")
     run = made_run(tmp_path / "run", config, {"f1": 0.9}, "BertForMaskedLM", ("no", "yes"))
-    said = conversion.convert(run, tmp_path / "out", "huggingface", "BertModel")
+    printed = conversion.convert(run, tmp_path / "out", "huggingface", "BertModel")
     metadata, rows, text = read_card(tmp_path / "out")
-    assert metadata["pipeline_tag"] == "feature-extraction" and "f1" not in rows and "masked_lm" not in said
+    assert metadata["pipeline_tag"] == "feature-extraction" and "f1" not in rows and "masked_lm" not in printed
     assert "the encoder of a model that was trained for the task `glue`" in text
     written = safetensors.numpy.load_file(tmp_path / "out/model.safetensors")
     assert f"with {sum(x.size for x in written.values()):,} parameters" in text

@@ -1,4 +1,4 @@
-"""What is done with models beside the same in PyTorch: GPT-2, fine-tuning, likelihoods, the code of a model card."""
+"""Model uses compared with PyTorch: GPT-2, fine-tuning, likelihoods, the code of a model card."""
 
 import dataclasses
 
@@ -48,7 +48,7 @@ PIECES = WordPiece([*SPECIAL_TOKENS, *LETTERS, *("##" + x for x in LETTERS)], lo
 
 
 def gpt2(folder):
-    """Writes a random GPT-2 with a vocabulary of its kind; returns transformers' model and tokenizer."""
+    """Writes a random GPT-2 with a byte-level vocabulary; returns the transformers model and tokenizer."""
     learnt = tokenizers.ByteLevelBPETokenizer()
     learnt.train_from_iterator([make_corpus(20)], 350, special_tokens=["<|endoftext|>"], show_progress=False)
     folder.mkdir()
@@ -60,15 +60,15 @@ def gpt2(folder):
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
-    theirs = transformers.GPT2LMHeadModel(config).eval()
-    for parameter in theirs.parameters():
+    their_model = transformers.GPT2LMHeadModel(config).eval()
+    for parameter in their_model.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
-    theirs.save_pretrained(folder)
-    return theirs, pieces
+    their_model.save_pretrained(folder)
+    return their_model, pieces
 
 
-def test_gpt2_has_their_logits_attention_and_words_and_is_kept_in_a_workdir(tmp_path):
-    theirs, pieces = gpt2(folder := tmp_path / "gpt2")
+def test_gpt2_equals_transformers_and_round_trips_through_a_workdir(tmp_path):
+    their_model, pieces = gpt2(folder := tmp_path / "gpt2")
     source = pretrained.read_with_tokenizer(folder)
     assert not source.ignored and source.predicts_words
     ids = np.random.default_rng(0).integers(0, source.config.vocab_size, (2, 64))
@@ -78,9 +78,9 @@ def test_gpt2_has_their_logits_attention_and_words_and_is_kept_in_a_workdir(tmp_
     shown, attention = insight.attention(source, text)
     assert "".join(shown) == f"<|endoftext|>{text}<|endoftext|>"
     with torch.no_grad():
-        expected = theirs(torch.tensor(ids)).logits.numpy()
+        expected = their_model(torch.tensor(ids)).logits.numpy()
         framed = torch.tensor([[0, *pieces(text).input_ids, 0]])
-        theirs_of_text = theirs(framed, output_attentions=True).attentions
+        theirs_of_text = their_model(framed, output_attentions=True).attentions
     assert np.abs(expected).max() > 1
     np.testing.assert_allclose(words[..., : source.config.vocab_size], expected, rtol=0, atol=1e-4)
     np.testing.assert_allclose(attention, np.concatenate([x.numpy() for x in theirs_of_text]), atol=1e-5)
@@ -89,10 +89,10 @@ def test_gpt2_has_their_logits_attention_and_words_and_is_kept_in_a_workdir(tmp_
         ids = source.tokenizer.encode(text).ids
         assert ids == pieces(text).input_ids and source.tokenizer.decode(ids) == text
         begin = torch.tensor([[0, *ids]])
-        expected = theirs.generate(begin, do_sample=False, max_new_tokens=12, pad_token_id=0)[0, 1:].tolist()
-        given = source.params, source.tokenizer, text, 12, Sampling(temperature=0)
-        found = generate(BertForMaskedLM(source.config), *given)
-        assert found == pieces.decode([i for i in expected if i]) and len(expected) > begin.shape[1]
+        expected = their_model.generate(begin, do_sample=False, max_new_tokens=12, pad_token_id=0)[0, 1:].tolist()
+        arguments = source.params, source.tokenizer, text, 12, Sampling(temperature=0)
+        generated = generate(BertForMaskedLM(source.config), *arguments)
+        assert generated == pieces.decode([i for i in expected if i]) and len(expected) > begin.shape[1]
 
     conversion.convert(folder, tmp_path / "ours", "bertjax")
     after = pretrained.read_pretrained(tmp_path / "ours")
@@ -135,7 +135,7 @@ def test_the_code_of_a_model_card_runs(model, architecture, labels, tmp_path, mo
     if labels:
         assert {answer.get("label", answer.get("entity")) for answer in np.atleast_1d(result)} <= set(labels)
     elif is_number:  # not a probability
-        numbers = [answer["score"] for found in results[-2:] for answer in np.atleast_1d(found)]
+        numbers = [answer["score"] for answers in results[-2:] for answer in np.atleast_1d(answers)]
         assert len(numbers) == 2 and all(3 < number < 5 for number in numbers)
     elif architecture == "BertForMultipleChoice":
         assert result in scope["endings"]
@@ -143,8 +143,8 @@ def test_the_code_of_a_model_card_runs(model, architecture, labels, tmp_path, mo
         assert isinstance(result, str) if architecture else len(result) == 5
 
 
-def test_labels_that_do_not_exclude_each_other_have_their_probabilities(tmp_path):
-    """Those of a pipeline, from a folder of ours and from one of theirs."""
+def test_multi_label_probabilities_equal_transformers(tmp_path):
+    """Compares with a transformers pipeline, from a bertjax folder and from a transformers folder."""
     config = transformers.BertConfig(
         **SIZES, vocab_size=150, initializer_range=0.5, problem_type="multi_label_classification",
         id2label={0: "toxic", 1: "insult", 2: "threat"},
@@ -156,16 +156,16 @@ def test_labels_that_do_not_exclude_each_other_have_their_probabilities(tmp_path
     conversion.convert(tmp_path / "bertjax", tmp_path / "ours", "huggingface")
     texts = ["ab cd", "xyz", "hello there"]
     use = transformers.pipeline("text-classification", model=str(tmp_path / "ours"), top_k=None)
-    expected = [{answer["label"]: answer["score"] for answer in theirs} for theirs in use(texts)]
+    expected = [{answer["label"]: answer["score"] for answer in answers} for answers in use(texts)]
     for name in ("theirs", "bertjax", "ours"):
-        found = classify.TASK.predict(pretrained.read_pretrained(tmp_path / name), [(text,) for text in texts])
-        for ours, scores in zip(found, expected, strict=True):
-            assert ours["probabilities"] == pytest.approx(scores, abs=1e-4)
-            assert set(ours["labels"]) == {name for name, score in scores.items() if score > 0.5}
+        predictions = classify.TASK.predict(pretrained.read_pretrained(tmp_path / name), [(text,) for text in texts])
+        for prediction, scores in zip(predictions, expected, strict=True):
+            assert prediction["probabilities"] == pytest.approx(scores, abs=1e-4)
+            assert set(prediction["labels"]) == {name for name, score in scores.items() if score > 0.5}
 
 
 def random_examples(kind: str) -> Examples:
-    """48 examples of 9 to 16 tokens; where there are spans all of 16, since transformers learns from padding there."""
+    """48 examples of 9 to 16 tokens; 16 tokens for spans, because transformers computes losses on padding there."""
     rng = np.random.default_rng(0)
     lengths = np.full(48, 16) if kind == "spans" else rng.integers(9, 17, 48)
     ids = [rng.integers(1, TINY.vocab_size, n).astype(np.int32) for n in lengths]
@@ -190,7 +190,7 @@ def their_targets(kind: str, batch: dict) -> dict:
 
 
 def weighted_loss(kind: str, head: dict, examples: Examples):
-    """Returns torch's loss of logits and targets with the classes' weights that a `config.head` says."""
+    """Returns torch's loss of logits and targets, with the class weights of `config.head`."""
     labels = np.concatenate(examples.labels) if kind == "tagging" else np.array(examples.labels)
     if kind == "multi_label":
         loss = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor((1 - labels).sum(0) / labels.sum(0)))
@@ -212,11 +212,11 @@ def weighted_loss(kind: str, head: dict, examples: Examples):
         ("spans", {}),
     ],
 )
-def test_fine_tuning_goes_the_same_way_step_by_step(kind, head, tmp_path):
-    """Loss, norm of the gradients, clipping, warm-up, decay of the rate and of the weights: beside torch's own AdamW.
+def test_fine_tuning_equals_pytorch_step_by_step(kind, head, tmp_path):
+    """Compares loss, gradient norm, clipping, warm-up, rate decay and weight decay with torch's AdamW.
 
-    The decay of the weights is so strong here that leaving it out, or applying it elsewhere, cannot hide. Where classes
-    have weights, batches have parts whose classes weigh differently.
+    The weight decay is so strong that a missing or misplaced decay is visible. With class weights, microbatches have
+    different total weights.
     """
     config = fine_tuning_config("classify")
     config.update(dict(batch_size=8, epochs=2.0, max_seq_length=16, microbatches=4 if head else 1))
@@ -235,8 +235,8 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, head, tmp_path):
     task = FineTuning(config, one_device_mesh(config), TaskData(task_head, labels, examples, (), ""))
     program = Program(task, config, task.mesh)
     state = program.init(jax.random.key(0))
-    given = TINY, jax.device_get(state.params), None, task_head.architecture
-    huggingface.write(tmp_path, *given, metadata=huggingface.Metadata(labels, task_head.problem_type))
+    arguments = TINY, jax.device_get(state.params), None, task_head.architecture
+    huggingface.write(tmp_path, *arguments, metadata=huggingface.Metadata(labels, task_head.problem_type))
     loader = getattr(transformers, task_head.architecture.replace("BertFor", "AutoModelFor"))
     model = loader.from_pretrained(tmp_path, attn_implementation="eager").train()
     first = {name: x.detach().clone() for name, x in model.named_parameters()}
@@ -253,29 +253,32 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, head, tmp_path):
         state, metrics = program.train_step(state, put_batch(batch, task.mesh), recipe)
         names = dict(input_ids="input_ids", attention_mask="segments", token_type_ids="token_types")
         targets = their_targets(kind, batch)
-        out = model(**{name: torch.tensor(batch[ours], dtype=torch.long) for name, ours in names.items()}, **targets)
+        out = model(
+            **{name: torch.tensor(batch[our_name], dtype=torch.long) for name, our_name in names.items()}, **targets
+        )
         loss = loss_of(out.logits, targets["labels"]) if head else out.loss
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        assert norm > 0.05  # what is not clipped would not show
-        closeness = 0.1 if step == 0 else 1  # the weights are still the same
+        assert norm > 0.05  # without clipping, a wrong norm would not show
+        closeness = 0.1 if step == 0 else 1  # the weights are still equal
         np.testing.assert_allclose(metrics["loss"], loss.item(), rtol=2e-4 * closeness, err_msg=f"step {step}")
         np.testing.assert_allclose(metrics["grad_norm"], norm.item(), rtol=2e-3 * closeness, err_msg=f"step {step}")
-        if kind in ("classification", "tagging") and step == 0:  # it does not weigh the classes
+        if kind in ("classification", "tagging") and step == 0:  # transformers does not weight the classes
             right = out.logits.argmax(-1).numpy() == batch["labels"]
             expected = (right * batch["weights"]).sum() / batch["weights"].sum()
             np.testing.assert_allclose(metrics["accuracy"], expected, rtol=1e-5)
         for group in optimizer.param_groups:
-            # The warm-up over the first tenth of the steps, then straight to 0 (optimization.create_optimizer).
+            # The warm-up over the first tenth of the steps, then a linear decay to 0 (optimization.create_optimizer).
             group["lr"] = 1e-3 * (step if step < 1 else 12 - step) / (1 if step < 1 else 12)
         optimizer.step()
     assert step == 11
 
-    theirs = dict(model.named_parameters())
+    their_params = dict(model.named_parameters())
     for name, x in to_variables(jax.device_get(state.params), families.config_of(config)).items():
         place = huggingface_name(name)
-        ours = torch.tensor(x.T if is_transposed(name) else x)
-        moved, off = (theirs[place] - first[place]).norm(), (theirs[place] - ours).norm()
-        # The little besides is for what the softmax ignores, whose gradients are rounding errors: the keys' bias, say.
+        our_name = torch.tensor(x.T if is_transposed(name) else x)
+        moved, off = (their_params[place] - first[place]).norm(), (their_params[place] - our_name).norm()
+        # The absolute tolerance covers params that the softmax ignores, such as the bias of keys: their gradients are
+        # rounding errors.
         assert off < 0.01 * moved + 1e-4, (name, off.item(), moved.item())

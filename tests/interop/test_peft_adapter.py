@@ -1,4 +1,4 @@
-"""Adapters of PEFT that are read, refused and written, without PEFT: test_peft_parity.py has PEFT's numbers."""
+"""PEFT adapters that are read, refused and written, without PEFT: test_peft_parity.py compares with PEFT."""
 
 import dataclasses
 import json
@@ -34,8 +34,10 @@ def made_adapter(folder, tensors=UPDATE, base=GOLDEN, **fields):
     return folder
 
 
-def test_an_adapter_is_added_to_its_base_wherever_that_is(tmp_path):
-    """A path, and a run in a folder beside the adapter: alpha / r * B A is added to the params of the base."""
+def test_an_adapter_is_merged_into_the_base(tmp_path):
+    """The base is a path, or a run in a folder beside the adapter. The params of the base get alpha
+    r * B A added.
+    """
     conversion.convert(GOLDEN, tmp_path / "run", "bertjax")
     golden = pretrained.read_pretrained(GOLDEN)
     for base in (GOLDEN, "run"):
@@ -68,7 +70,7 @@ def test_an_adapter_is_added_to_its_base_wherever_that_is(tmp_path):
     ({}, UPDATE | {"base_model.model.scorer.weight": np.ones(3)}, "scorer.weight fits no layer of the base"),
     ({"task_type": "SEQ_CLS"}, UPDATE, "neither the adapter nor its base has the classifier"),
 ])  # fmt: skip
-def test_what_cannot_be_read_is_refused_in_a_line(fields, tensors, message, tmp_path, monkeypatch):
+def test_unsupported_adapters_are_refused_in_one_line(fields, tensors, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message) as error:
         pretrained.read_pretrained(made_adapter(tmp_path / "adapter", tensors, **fields))
@@ -83,8 +85,8 @@ def test_an_adapter_without_weights_is_refused(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_new_pieces", [False, True])
-def test_a_written_adapter_is_read_again(has_new_pieces, tmp_path):
-    """The params are equal, also of a vocabulary that the base has not, and no local path is written."""
+def test_a_written_adapter_round_trips(has_new_pieces, tmp_path):
+    """The params are equal, also with added tokens that the base lacks; no local path is written."""
     golden, lora = pretrained.read_pretrained(GOLDEN), Lora(2, 6.0, 0.0, ("query", "output"))
     run, adapter = tmp_path / "run", tmp_path / "adapter"
     huggingface.write(tmp_path / "base", golden.config, golden.params, golden.tokenizer)
@@ -105,8 +107,8 @@ def test_a_written_adapter_is_read_again(has_new_pieces, tmp_path):
     settings.init_checkpoint = str(tmp_path / "base")
     checkpoint.write_params(run, unflatten_dict(params))
     write_info(run, RunInfo(settings.lock(), "BertForSequenceClassification", ("a", "b", "c")), tokenizer)
-    said = conversion.convert(run, adapter, "peft")
-    assert "base_model_name_or_path is 'base'" in said and "left out: labels a, b, c" in said
+    printed = conversion.convert(run, adapter, "peft")
+    assert "base_model_name_or_path is 'base'" in printed and "left out: labels a, b, c" in printed
     with pytest.raises(UserError, match=r"--push=me/mine: .* has no name on the hub; push the base first"):
         conversion._write_adapter(tmp_path / "other", pretrained.read_pretrained(run), "me/mine", "")
     assert not any(str(tmp_path) in path.read_text() for path in adapter.glob("*.json"))

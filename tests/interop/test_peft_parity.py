@@ -1,4 +1,4 @@
-"""Adapters that PEFT writes give PEFT's numbers here, in every family; and the table of its fields is that of PEFT."""
+"""Adapters written by PEFT give the outputs of PEFT in every family; the table of fields equals PEFT's fields."""
 
 import json
 
@@ -57,8 +57,11 @@ SEQ, TOKENS = dict(task_type="SEQ_CLS"), dict(task_type="TOKEN_CLS")
     ("XLNet", XLNET, "LMHeadModel", "ForTokenClassification", 40, TOKENS | dict(target_modules=["layer_1"])),
     ("GPT2", GPT2, "LMHeadModel", "LMHeadModel", 40, dict(target_modules=["c_attn", "c_proj"])),
 ])  # fmt: skip
-def test_an_adapter_has_pefts_numbers(family, sizes, base, kind, rows, settings, tmp_path):
-    """The output layer of the adapter replaces the base's. `rows`: pieces of the vocabulary, 40 in the base."""
+def test_an_adapter_gives_the_outputs_of_peft(family, sizes, base, kind, rows, settings, tmp_path):
+    """The head of the adapter replaces the head of the base.
+
+    `rows`: vocabulary size of the adapter; the base has 40 tokens.
+    """
     config = getattr(transformers, f"{family}Config")(**sizes)
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}{base}")(config)
@@ -77,27 +80,27 @@ def test_an_adapter_has_pefts_numbers(family, sizes, base, kind, rows, settings,
     model.save_pretrained(tmp_path / "adapter")
     ids = torch.tensor(IDS[:, None] if "Choice" in kind else IDS)
     with torch.no_grad():
-        found = model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    names = [name for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in found]
-    expected = np.stack([found[name].numpy() for name in names], -1).squeeze(-1 if len(names) == 1 else ())
+        outputs = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    names = [name for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in outputs]
+    expected = np.stack([outputs[name].numpy() for name in names], -1).squeeze(-1 if len(names) == 1 else ())
 
-    source, given = pretrained.read_pretrained(tmp_path / "adapter"), (IDS, np.ones_like(IDS), np.zeros_like(IDS))
+    source, inputs = pretrained.read_pretrained(tmp_path / "adapter"), (IDS, np.ones_like(IDS), np.zeros_like(IDS))
     arguments, params = (source.config, Compute()), {"params": source.params}
     if "classifier" in source.params:
         cls = BertForTokenClassification if "Token" in kind else BertForSequenceClassification
-        logits = cls(source.config, len(source.params["classifier"]["dense"]["bias"])).apply(params, *given)
+        logits = cls(source.config, len(source.params["classifier"]["dense"]["bias"])).apply(params, *inputs)
     elif "spans" in source.params:
-        logits = BertForQuestionAnswering(*arguments).apply(params, *given)
+        logits = BertForQuestionAnswering(*arguments).apply(params, *inputs)
     elif kind != "Model":
-        logits = BertForMaskedLM(*arguments).apply(params, *given, np.tile(np.arange(7), (2, 1)))[..., :rows]
+        logits = BertForMaskedLM(*arguments).apply(params, *inputs, np.tile(np.arange(7), (2, 1)))[..., :rows]
     else:
         encoder = families.family_of(source.config).build(*arguments)
-        logits = encoder.apply({"params": source.params["bert"]}, *given, method="encode")
+        logits = encoder.apply({"params": source.params["bert"]}, *inputs, method="encode")
     assert source.config.vocab_size == rows and source.ignored == []
     np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=2e-5)
 
 
-def test_the_fields_are_those_of_peft():
+def test_the_fields_equal_the_fields_of_peft():
     """`check_fields` refuses each field of PEFT that is not in a group."""
     assert json.loads((FOLDER / "peft.json").read_text()) == json.loads(json.dumps(table("peft")))
     groups = [*peft_adapter.READ, *peft_adapter.UNUSED_FIELDS]

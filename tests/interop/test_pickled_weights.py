@@ -1,4 +1,4 @@
-"""Folders whose weights are in PyTorch's format: read as safetensors are, and refused in one line if they are more."""
+"""Folders with weights in PyTorch's format are read like safetensors; files with code are refused in one line."""
 
 import os
 import pickle
@@ -28,7 +28,7 @@ def state():
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
-def test_whole_files_are_read_and_converted(folder, state, is_zip, tmp_path):
+def test_complete_files_are_read_and_converted(folder, state, is_zip, tmp_path):
     torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
     read = pretrained.read_pretrained(folder)
     assert same(read.params, pretrained.read_pretrained(GOLDEN).params) and read.tokenizer is not None
@@ -37,15 +37,15 @@ def test_whole_files_are_read_and_converted(folder, state, is_zip, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-def test_other_types_become_float32(folder, state, dtype):
+def test_other_dtypes_become_float32(folder, state, dtype):
     rounded = {name: torch.nn.Parameter(tensor.to(getattr(torch, dtype))) for name, tensor in state.items()}
     torch.save(rounded, folder / "pytorch_model.bin")
-    found = pretrained.read_pretrained(folder).params["bert"]["embeddings"]["position"]["embedding"]
+    table = pretrained.read_pretrained(folder).params["bert"]["embeddings"]["position"]["embedding"]
     expected = rounded["bert.embeddings.position_embeddings.weight"].detach().float().numpy()
-    assert found.dtype == np.float32 and (found == expected).all()
+    assert table.dtype == np.float32 and (table == expected).all()
 
 
-def test_safetensors_beside_it_are_read(folder):
+def test_safetensors_are_preferred_to_pickles(folder):
     (folder / "pytorch_model.bin").write_bytes(b"nonsense")
     shutil.copy(GOLDEN / "model.safetensors", folder)
     assert same(pretrained.read_pretrained(folder).params, pretrained.read_pretrained(GOLDEN).params)
@@ -86,14 +86,14 @@ def test_code_in_a_pickle_is_not_run(folder, save, tmp_path):
         (lambda state: dict(list(state.items())[1:]), "is missing; expected the tensors of a BERT"),
     ],
 )
-def test_other_content_is_named(folder, state, change, message):
+def test_unsupported_content_is_named(folder, state, change, message):
     torch.save(change(state), folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=message):
         pretrained.read_pretrained(folder)
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
-def test_a_damaged_file_is_one_line(folder, state, is_zip):
+def test_a_damaged_file_raises_one_line(folder, state, is_zip):
     path = folder / "pytorch_model.bin"
     torch.save(state, path, _use_new_zipfile_serialization=is_zip)
     whole = path.read_bytes()

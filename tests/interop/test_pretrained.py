@@ -1,4 +1,4 @@
-"""Starting from a checkpoint, and using one, whatever its format."""
+"""Starting from a checkpoint, and using a checkpoint, in any format."""
 
 import dataclasses
 import shutil
@@ -38,14 +38,14 @@ def config_for(golden, path=GOLDEN):
 
 
 def random_params(config):
-    """Random params of the model that a run with this config trains."""
+    """Returns random params of the model that a run with this config trains."""
     shapes = jax.eval_shape(pretraining_task(config, one_device_mesh(config), None).init_params, jax.random.key(0))
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: jax.numpy.asarray(rng.normal(size=x.shape), x.dtype), nn.meta.unbox(shapes))
 
 
-def test_a_flag_of_a_tokenizer_that_is_not_used_is_refused(golden):
-    """Beside a checkpoint whose own tokenizer is used."""
+def test_an_unused_tokenizer_flag_is_refused(golden):
+    """The tokenizer of the checkpoint is used."""
     for section, value in (("lowercase", False), ("kind", "sentencepiece")):
         config = config_for(golden)
         config.tokenizer[section] = value
@@ -56,7 +56,7 @@ def test_a_flag_of_a_tokenizer_that_is_not_used_is_refused(golden):
 
 
 @pytest.mark.slow
-def test_params_are_put_where_they_belong_on_a_mesh(golden):
+def test_params_are_sharded_like_the_initial_params(golden):
     config = config_for(golden)
     config.mesh.update(data=2, fsdp=2, tensor=2)
     mesh = make_mesh(config)
@@ -66,16 +66,16 @@ def test_params_are_put_where_they_belong_on_a_mesh(golden):
     assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, loaded, params))
 
 
-def test_missing_arrays_stay_fresh_and_strange_ones_are_named(golden, tmp_path, capsys):
+def test_missing_arrays_stay_fresh_and_unknown_arrays_are_named(golden, tmp_path, capsys):
     shutil.copytree(GOLDEN, tmp_path / "bare")
     path = tmp_path / "bare" / "model.safetensors"
     tensors = {n: x for n, x in safetensors.numpy.load_file(path).items() if not n.startswith("cls.")}
     safetensors.numpy.save_file(tensors | {"adapter.bias": np.ones(2, np.float32)}, path)
     params = random_params(config_for(golden))
     loaded = initialization.initialize(params, tmp_path / "bare")
-    said = capsys.readouterr().out
-    assert "19 of 26 arrays loaded; initialized at random: masked_lm/bias, masked_lm/dense/bias" in said
-    assert said.rstrip().endswith("not used: adapter.bias")
+    printed = capsys.readouterr().out
+    assert "19 of 26 arrays loaded; initialized at random: masked_lm/bias, masked_lm/dense/bias" in printed
+    assert printed.rstrip().endswith("not used: adapter.bias")
     assert same(loaded, params | {"bert": golden.params["bert"]})
 
 
@@ -85,7 +85,7 @@ POOLER_AND_HEAD = (
 
 
 @pytest.mark.parametrize(
-    "has_pairs, next_sentence, said",
+    "has_pairs, next_sentence, summary",
     [
         (True, "pairs", "26 of 26 arrays loaded"),
         (True, "none", f"22 of 22 arrays loaded; not used: {POOLER_AND_HEAD}"),
@@ -93,7 +93,7 @@ POOLER_AND_HEAD = (
         (False, "order", f"22 of 26 arrays loaded; initialized at random: {POOLER_AND_HEAD}"),
     ],
 )
-def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, said, tmp_path, capsys):
+def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, summary, tmp_path, capsys):
     path = GOLDEN if has_pairs else tmp_path
     if not has_pairs:
         huggingface.write(tmp_path, golden.config, only(golden.params, "masked_lm"), golden.tokenizer)
@@ -101,25 +101,27 @@ def test_a_run_with_pairs_has_pooler_and_head(golden, has_pairs, next_sentence, 
     config.data.next_sentence = next_sentence
     params = random_params(config)
     loaded = pretrained.flattened(initialization.initialize(params, path))
-    assert capsys.readouterr().out == f"started from {path} (huggingface): {said}\n"
-    fresh, theirs = pretrained.flattened(params), pretrained.flattened(golden.params)
+    assert capsys.readouterr().out == f"started from {path} (huggingface): {summary}\n"
+    fresh, golden_arrays = pretrained.flattened(params), pretrained.flattened(golden.params)
     assert loaded.keys() == fresh.keys()
     for name in loaded:
-        assert (loaded[name] == (fresh if not has_pairs and name in POOLER_AND_HEAD else theirs)[name]).all(), name
+        assert (loaded[name] == (fresh if not has_pairs and name in POOLER_AND_HEAD else golden_arrays)[name]).all(), (
+            name
+        )
 
 
-def test_adopting_takes_what_a_config_cannot_choose(golden):
+def test_adoption_sets_the_fields_of_the_checkpoint(golden):
     config = config_for(golden)
     initialization.adopt(config)
     assert config.model.hidden_act == "gelu"
     assert config.tokenizer.path == str(GOLDEN / "vocab.txt") and config.tokenizer.lowercase
-    own = config_for(golden)
-    own.tokenizer.path = "mine.txt"
-    initialization.adopt(own)
-    assert own.tokenizer.path == "mine.txt"
+    config_with_tokenizer = config_for(golden)
+    config_with_tokenizer.tokenizer.path = "mine.txt"
+    initialization.adopt(config_with_tokenizer)
+    assert config_with_tokenizer.tokenizer.path == "mine.txt"
 
 
-def test_another_size_is_refused_with_the_flags_that_would_do(golden):
+def test_another_model_size_is_refused_with_the_matching_flags(golden):
     config = config_for(golden)
     config.model.update(hidden_size=64, num_hidden_layers=3)
     with pytest.raises(UserError) as error:
@@ -133,8 +135,8 @@ def test_another_size_is_refused_with_the_flags_that_would_do(golden):
         initialization.adopt(config)
 
 
-def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):
-    """Some pad theirs: the model has more words than the tokenizer."""
+def test_a_padded_vocabulary_is_read(golden, tmp_path):
+    """Some checkpoints pad the vocabulary: the model has more embeddings than the tokenizer has tokens."""
     shutil.copytree(GOLDEN, tmp_path / "padded")
     path = tmp_path / "padded" / "model.safetensors"
     tensors = safetensors.numpy.load_file(path)
@@ -155,7 +157,7 @@ TEXTS = ["the captain saw a whale .", "storm", "the ship " * 30, "left and staye
 
 @pytest.mark.slow
 def test_hidden_states_are_the_layers_of_the_paper(golden):
-    """The expected states are those of each text by itself."""
+    """The expected states are computed from single texts."""
     model, tokenizer = BertModel(dataclasses.replace(golden.config, num_hidden_layers=5)), golden.tokenizer
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *3 * [np.ones((1, 24), np.int32)])["params"])
     encode = jax.jit(lambda *x: model.apply({"params": params}, *x, every_layer=True, method="encode")[:, 0])
@@ -178,27 +180,27 @@ def test_hidden_states_are_the_layers_of_the_paper(golden):
             np.testing.assert_allclose(hidden[choice][row], expected[choice], atol=1e-5, err_msg=choice)
 
 
-def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch):
+def test_features_are_written_in_chunks(golden, tmp_path, monkeypatch):
     model, params, path = BertModel(golden.config), golden.params["bert"], tmp_path / "new/f.npz"
     texts = [*TEXTS, ""] * 9
     monkeypatch.setattr(hidden_states, "PORTION", 100)
-    given = (model, params, golden.tokenizer)
-    written = hidden_states.write_hidden_states(path, *given, lambda: iter(texts), "last")
-    expected = [states for text in [*TEXTS, ""] for states in compute_hidden_states(*given, [text], "last")] * 9
+    arguments = (model, params, golden.tokenizer)
+    written = hidden_states.write_hidden_states(path, *arguments, lambda: iter(texts), "last")
+    expected = [states for text in [*TEXTS, ""] for states in compute_hidden_states(*arguments, [text], "last")] * 9
     assert written == ((sum(map(len, expected)), golden.config.hidden_size), 45, 9)
     with np.load(path) as arrays:
         parts = np.split(arrays["hidden"], arrays["offsets"][1:-1])
         assert arrays.keys() == {"hidden", "offsets"} and arrays["offsets"][-1] == len(arrays["hidden"])
-    for found, wanted in zip(parts, expected, strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    for part, wanted in zip(parts, expected, strict=True):
+        np.testing.assert_allclose(part, wanted, atol=1e-5)
 
     before, calls = path.read_bytes(), iter([texts, texts[:-1]])
     with pytest.raises(UserError, match="--input: has changed while it was read"):
-        hidden_states.write_hidden_states(path, *given, lambda: next(calls), "last")
+        hidden_states.write_hidden_states(path, *arguments, lambda: next(calls), "last")
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
-def test_weights_in_an_object_store_are_copied_here_while_they_are_read():
+def test_weights_in_an_object_store_are_copied_locally_while_they_are_read():
     class Remote:
         name = huggingface.WEIGHTS
 

@@ -1,4 +1,6 @@
-"""Replaced words beside transformers' ElectraForPreTraining and ElectraForMaskedLM: both halves of a run, converted."""
+"""Replaced token detection compared with transformers' ElectraForPreTraining and ElectraForMaskedLM, converted from a
+run.
+"""
 
 import flax.linen as nn
 import jax
@@ -23,7 +25,7 @@ SIZES = dict(
     vocab_size=150, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
     max_position_embeddings=64, embedding_size=32,
 )  # fmt: skip
-TABLES = "electra.embeddings."  # how the names of what is shared begin
+TABLES = "electra.embeddings."  # the prefixes of shared params
 
 
 def task_of(embeddings: str):
@@ -58,8 +60,8 @@ def batch_of(rows=3, length=32):
 
 
 @pytest.mark.parametrize("embeddings", ["shared", "apart", "disentangled"])
-def test_losses_and_gradients_are_transformers(embeddings, tmp_path):
-    """Those of a step, with the tokens that the generator has drawn."""
+def test_losses_and_gradients_equal_transformers(embeddings, tmp_path):
+    """Compares losses and gradients of a step, at equal tokens drawn from the generator."""
     task, (batch, ids) = task_of(embeddings), batch_of()
     shapes, rng = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0))), np.random.default_rng(1)
     params = jax.tree_util.tree_map_with_path(lambda path, x: random_like(rng, path, x), shapes)
@@ -82,17 +84,17 @@ def test_losses_and_gradients_are_transformers(embeddings, tmp_path):
     (_, (metrics, drawn)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     drawn, gradient = np.asarray(drawn), jax.device_get(gradient)
 
-    finished, theirs = generator.objective.export_params(params), {}
-    own = generator.objective.models(task.loss.model.config)["generator"]
-    for name, config, its in (
+    finished, their_models = generator.objective.export_params(params), {}
+    generator_model = generator.objective.models(task.loss.model.config)["generator"]
+    for name, config, params_of_part in (
         ("ForPreTraining", task.loss.model.config, finished),
-        ("ForMaskedLM", own, finished["generator"]),
+        ("ForMaskedLM", generator_model, finished["generator"]),
     ):
-        huggingface.write(tmp_path / name, config, its, None, f"Electra{name}")
+        huggingface.write(tmp_path / name, config, params_of_part, None, f"Electra{name}")
         loader = getattr(transformers, f"Electra{name}")
         model, info = loader.from_pretrained(tmp_path / name, output_loading_info=True)
         assert not any(info.values()), info
-        theirs[name] = model.eval()
+        their_models[name] = model.eval()
     used = batch["word_weights"] > 0
     is_masked = np.zeros(ids.shape, bool)
     for row, places in enumerate(batch["word_positions"]):
@@ -104,34 +106,37 @@ def test_losses_and_gradients_are_transformers(embeddings, tmp_path):
         return dict(input_ids=torch.tensor(ids, dtype=torch.long), **rest)
 
     labels = torch.tensor(np.where(is_masked, ids, -100), dtype=torch.long)
-    of_words = theirs["ForMaskedLM"](**given(batch["input_ids"]), labels=labels).loss
-    found = theirs["ForPreTraining"](**given(drawn), labels=torch.tensor(drawn != ids))
+    of_words = their_models["ForMaskedLM"](**given(batch["input_ids"]), labels=labels).loss
+    outputs = their_models["ForPreTraining"](**given(drawn), labels=torch.tensor(drawn != ids))
     np.testing.assert_allclose(metrics["generator_loss"], of_words.item(), rtol=1e-4)
-    np.testing.assert_allclose(metrics["replaced_loss"], found.loss.item(), rtol=1e-4)
-    (of_words + 50 * found.loss).backward()
+    np.testing.assert_allclose(metrics["replaced_loss"], outputs.loss.item(), rtol=1e-4)
+    (of_words + 50 * outputs.loss).backward()
     real = batch["segments"] > 0
-    said = (found.logits.detach().numpy() > 0) == (drawn != ids)
-    np.testing.assert_allclose(metrics["replaced_accuracy"], said[real].mean(), rtol=1e-5)
+    is_right = (outputs.logits.detach().numpy() > 0) == (drawn != ids)
+    np.testing.assert_allclose(metrics["replaced_accuracy"], is_right[real].mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics["replaced_share"], (drawn != ids)[real].mean(), rtol=1e-5)
 
     expected = {
-        kind: {name: param.grad.numpy() for name, param in model.named_parameters()} for kind, model in theirs.items()
+        kind: {name: param.grad.numpy() for name, param in model.named_parameters()}
+        for kind, model in their_models.items()
     }
     shared = [name for name in expected["ForMaskedLM"] if name.startswith(TABLES)]
     if embeddings == "shared":
         for name in shared:
-            sums = sum(each[name] for each in expected.values())
+            sums = sum(losses[name] for losses in expected.values())
             expected["ForPreTraining"][name] = expected["ForMaskedLM"][name] = sums
     of_difference, encoder_config = gradient["generator"].get("difference"), task.loss.model.config
     whole = separate_params(
         gradient["bert"], {x: part for x, part in gradient["generator"].items() if x != "difference"}
     )[1]
-    ours = gradient["bert"]
+    our_gradient = gradient["bert"]
     if embeddings == "disentangled":  # the tables have the gradient of the generator only
-        ours = ours | {"embeddings": ours["embeddings"] | of_difference}
+        our_gradient = our_gradient | {"embeddings": our_gradient["embeddings"] | of_difference}
     tensors = {
-        "ForPreTraining": FORMAT.to_tensors(gradient | {"bert": ours}, encoder_config, "ElectraForPreTraining")[0],
-        "ForMaskedLM": FORMAT.to_tensors(whole, own, "ElectraForMaskedLM")[0],
+        "ForPreTraining": FORMAT.to_tensors(gradient | {"bert": our_gradient}, encoder_config, "ElectraForPreTraining")[
+            0
+        ],
+        "ForMaskedLM": FORMAT.to_tensors(whole, generator_model, "ElectraForMaskedLM")[0],
     }
     for kind, named in tensors.items():
         assert named.keys() == expected[kind].keys()

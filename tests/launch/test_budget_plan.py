@@ -1,4 +1,4 @@
-"""The plan of a run: the text that it is made from, steps that take the budget, and the same numbers on resume."""
+"""The plan of a run: the survey of the text, steps that take the budget, and equal numbers on resume."""
 
 import copy
 import json
@@ -44,7 +44,7 @@ def opened(config, total):
     dict(one=stage(1000, 128, 20)), dict(short=stage(900, 128, 20), long=stage(100, 512, 77, batch_size=64)),
     dict(short=stage(0, 128, 20, tokens=32e6)),
 ], ids=["one", "two", "tokens"])  # fmt: skip
-def test_pretraining_takes_its_budget(stages, seconds, tmp_path):
+def test_pretraining_takes_the_budget(stages, seconds, tmp_path):
     config = pretraining_config()
     config.stages = named_stages(**stages)
     config.data.corpus = "text.txt"
@@ -53,7 +53,7 @@ def test_pretraining_takes_its_budget(stages, seconds, tmp_path):
     plan.set_fields(config, fields)
     validate(config)
     of_steps = measured.steps * total_steps(config) / total
-    # The loop evaluates every so many steps, and at the end.
+    # The loop evaluates at regular intervals, and at the end.
     evaluations = math.ceil(total_steps(config) / config.eval.every_steps)
     used = elapsed + of_steps + evaluations * measured.evaluation + 0.7 * measured.compiling + steps.END_SECONDS
     assert 0.93 * seconds <= used <= seconds
@@ -62,7 +62,7 @@ def test_pretraining_takes_its_budget(stages, seconds, tmp_path):
     )
 
 
-def test_a_batch_that_grows_does_so_in_fewer_tokens_or_not_at_all():
+def test_batch_growth_is_scaled_or_removed():
     config = config_of("--config=modern:17m")
     for factor in (1e-2, 1e-6):
         changed = copy.deepcopy(config)
@@ -71,18 +71,18 @@ def test_a_batch_that_grows_does_so_in_fewer_tokens_or_not_at_all():
         validate(changed)
         first, *_, last = stages_of(changed)
         assert first.grows == (factor == 1e-2) and last.steps >= 1
-    assert [each.name for each in stages_of(changed)] == ["pretraining", "context", "decay"]
+    assert [stage_of_plan.name for stage_of_plan in stages_of(changed)] == ["pretraining", "context", "decay"]
 
 
-def test_tokens_are_a_budget(tmp_path):
+def test_a_token_budget_sets_the_steps(tmp_path):
     config = pretraining_config()
-    given = opened(config, total_steps(config)), tmp_path, budget.parse_budget("655.36M tokens")
-    plan.set_fields(config, fields_that_fit(*given, StepTimes(1e7, 1.0, 1.0), 60.0))
+    arguments = opened(config, total_steps(config)), tmp_path, budget.parse_budget("655.36M tokens")
+    plan.set_fields(config, fields_that_fit(*arguments, StepTimes(1e7, 1.0, 1.0), 60.0))
     assert sum(part.steps * part.tokens_per_step for part in stages_of(config)) == pytest.approx(655.36e6, rel=0.01)
 
 
 @pytest.mark.parametrize("seconds", [2000, 600, 150])
-def test_fine_tuning_has_fewer_epochs_and_never_more(seconds, tmp_path):
+def test_fine_tuning_never_exceeds_the_epochs_of_the_config(seconds, tmp_path):
     config, measured = fine_tuning_config("classify"), StepTimes(steps=900.0, evaluation=10.0, compiling=20.0)
     fields = fields_that_fit(opened(config, 300), tmp_path, budget.parse_budget(f"{seconds}s"), measured, 50.0)
     epochs = fields.get("epochs", config.epochs)
@@ -98,32 +98,38 @@ def test_an_evaluation_takes_a_third_of_the_training_time_of_its_sequences():
     assert steps._evaluation_seconds(run, 100.0) == pytest.approx(100 / 160 * 48 / 3)
 
 
-def test_too_small_a_budget_names_a_larger_one(tmp_path):
+def test_too_small_a_budget_names_a_sufficient_one(tmp_path):
     for config in (pretraining_config(), fine_tuning_config("classify")):
-        given = opened(config, 300), tmp_path, budget.parse_budget("1min"), StepTimes(900.0, 10.0, 20.0), 70.0
+        arguments = opened(config, 300), tmp_path, budget.parse_budget("1min"), StepTimes(900.0, 10.0, 20.0), 70.0
         with pytest.raises(UserError, match=r"no step is left; set --config.budget=\dmin or more"):
-            fields_that_fit(*given)
+            fields_that_fit(*arguments)
 
 
 def test_steps_that_the_user_has_set_are_kept(tmp_path):
     config = config_of("--config=quickstart", "--config.stages.short.steps=77", "--config.budget=1h")
-    given = opened(config, total_steps(config)), tmp_path, budget.parse_budget("1h"), StepTimes(500.0, 4.0, 20.0), 60.0
-    assert fields_that_fit(*given) == {}
+    arguments = (
+        opened(config, total_steps(config)),
+        tmp_path,
+        budget.parse_budget("1h"),
+        StepTimes(500.0, 4.0, 20.0),
+        60.0,
+    )
+    assert fields_that_fit(*arguments) == {}
 
 
 def test_a_survey_counts_documents_letters_and_words(tmp_path):
     russian = "".join(chr(letter) for letter in range(0x430, 0x450))
     words = ["".join(random.Random(seed).choices(russian, k=6)) for seed in range(50)]
     documents = [" ".join(random.Random(seed).choices(words, k=30)) + "." for seed in range(40)]
-    _, found = surveyed(tmp_path, "\n\n".join(documents + make_corpus(40).split("\n\n")))
-    assert found.text.documents == 80 and found.files == 1 and found.is_whole and found.document == "blank_line"
-    assert set(found.scripts) == {"CYRILLIC", "LATIN"} and found.text.latin == pytest.approx(found.scripts["LATIN"])
-    assert found.text.bytes == pytest.approx((tmp_path / "text.txt").stat().st_size, rel=0.05)
-    pieces = survey.learn_from_survey("bpe", False, 20_000, found)  # more than there are
-    assert pieces.vocab_size < 20_000 and 1 < survey.bytes_per_token(pieces, found.sample) < 12
+    _, totals = surveyed(tmp_path, "\n\n".join(documents + make_corpus(40).split("\n\n")))
+    assert totals.text.documents == 80 and totals.files == 1 and totals.is_whole and totals.document == "blank_line"
+    assert set(totals.scripts) == {"CYRILLIC", "LATIN"} and totals.text.latin == pytest.approx(totals.scripts["LATIN"])
+    assert totals.text.bytes == pytest.approx((tmp_path / "text.txt").stat().st_size, rel=0.05)
+    pieces = survey.learn_from_survey("bpe", False, 20_000, totals)  # more than the text has
+    assert pieces.vocab_size < 20_000 and 1 < survey.bytes_per_token(pieces, totals.sample) < 12
 
 
-def test_lines_are_documents_if_no_blank_lines_end_any(tmp_path):
+def test_lines_are_documents_without_blank_lines(tmp_path):
     assert (
         surveyed(tmp_path, "\n".join(f"This is line {number} of a text." for number in range(50)))[1].document == "line"
     )
@@ -131,15 +137,15 @@ def test_lines_are_documents_if_no_blank_lines_end_any(tmp_path):
         surveyed(tmp_path, "All of it is one line. " * 500)
 
 
-def test_of_a_huge_file_only_the_beginning_is_read(tmp_path, monkeypatch):
+def test_a_survey_reads_only_the_beginning_of_a_huge_file(tmp_path, monkeypatch):
     monkeypatch.setattr(survey, "MOST_BYTES", 400_000)
     content = make_corpus(300)
     (tmp_path / "text.txt").write_text(content * (1_000_000 // len(content)))
     with (tmp_path / "text.txt").open("ab") as file:
-        file.truncate(50 * 10**9)  # sparse: takes no space
+        file.truncate(50 * 10**9)  # a sparse file takes no space
     config = config_of("--config=text", f"--config.data.corpus={tmp_path / 'text.txt'}")
-    found = survey.survey(config)
-    assert not found.is_whole and found.text.bytes == pytest.approx(50e9, rel=0.05)
+    totals = survey.survey(config)
+    assert not totals.is_whole and totals.text.bytes == pytest.approx(50e9, rel=0.05)
     with pytest.raises(UserError, match=r"preparing [45]\d\.\d GB of text takes about .*--config.budget=\d+h, or name"):
         plan._with_sizes(config, began=time.monotonic())
     (tmp_path / "nothing.txt").touch()
@@ -158,17 +164,17 @@ def test_text_in_another_field_is_named(tmp_path):
 
 
 def test_masked_texts_are_held_out_sentences(tmp_path):
-    config, found = surveyed(tmp_path, make_corpus(200), heldout_fraction=0.1)
-    texts = survey.masked_texts(config, found)
+    config, totals = surveyed(tmp_path, make_corpus(200), heldout_fraction=0.1)
+    texts = survey.masked_texts(config, totals)
     assert len(texts) == 3 and all(text.count("[MASK]") == 1 for text in texts)
-    heldout = "\n".join(line for each in heldout_documents(config, config.data.corpus) for line in each.lines)
+    heldout = "\n".join(line for document in heldout_documents(config, config.data.corpus) for line in document.lines)
     assert all(set(text.split()) - {"[MASK]"} <= set(heldout.split()) for text in texts)
     assert all(text.split("[MASK]")[0] in heldout for text in texts)
-    assert texts == survey.masked_texts(config, found)
+    assert texts == survey.masked_texts(config, totals)
 
 
-def test_sizes_are_chosen_again_for_other_flags_until_steps_are_measured(tmp_path):
-    """As after a start that was interrupted while it prepared the text; the same flags keep the numbers."""
+def test_sizes_follow_changed_flags_until_steps_are_measured(tmp_path):
+    """The start was interrupted during the preparation of the text; equal flags keep the numbers."""
     (tmp_path / "text.txt").write_text(make_corpus(100))
 
     def begun(*arguments):
@@ -200,7 +206,7 @@ def test_sizes_are_chosen_again_for_other_flags_until_steps_are_measured(tmp_pat
             begun(*wrong)
 
 
-def test_fields_of_an_experiment_are_kept_as_those_of_flags(tmp_path):
+def test_fields_of_an_experiment_are_kept_like_flags(tmp_path):
     (tmp_path / "text.txt").write_text(make_corpus(100))
     config = experiments.load("text")
     config.data.corpus, config.batch_size, config.recipe = str(tmp_path / "text.txt"), 12, "bert"
@@ -215,8 +221,10 @@ TINY = (
 
 
 @pytest.mark.usefixtures("in_process", "on_one_device")
-def test_a_plan_is_made_once_and_kept(tmp_path, capsys, monkeypatch):
-    """From the text to the report; the same command resumes it, whatever the budget, and a branch has its numbers."""
+def test_a_plan_is_stored_and_reused_on_resume(tmp_path, capsys, monkeypatch):
+    """From the text to the report; the same command resumes the run with any budget, and a branch has the numbers of
+    the run.
+    """
     monkeypatch.setattr(steps, "MEASURED_SECONDS", 0.01)
     (tmp_path / "text.txt").write_text(make_corpus(100))
     arguments = [*TINY, f"--config.data.corpus={tmp_path / 'text.txt'}"]
@@ -247,8 +255,8 @@ def test_a_plan_is_made_once_and_kept(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_any_run_takes_a_budget_and_keeps_its_steps(tmp_path, capsys, in_process, on_one_device, monkeypatch):  # noqa: F811
-    """Also without the flag; a run that was started without a budget does not get one."""
+def test_any_run_takes_a_budget_and_keeps_the_steps_on_resume(tmp_path, capsys, in_process, on_one_device, monkeypatch):  # noqa: F811
+    """The run resumes without the flag as well; a run that was started without a budget does not get a budget."""
     monkeypatch.setattr(steps, "measure_steps", lambda *_: StepTimes(steps=400.0, evaluation=0.0, compiling=0.0))
     (tmp_path / "text.txt").write_text(make_corpus(100))
     config = tiny_config(tmp_path / "text.txt")  # ten steps

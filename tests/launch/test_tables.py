@@ -21,7 +21,7 @@ def frames():
     return [ROWS, iter(ROWS), pandas.DataFrame(ROWS), datasets.Dataset.from_list(ROWS), polars_frame]
 
 
-def test_each_kind_of_table_gives_the_same_rows(tmp_path):
+def test_all_table_types_give_equal_rows(tmp_path):
     for number, table in enumerate(frames()):
         path = tmp_path / f"{number}.jsonl"
         write_table(table, path)
@@ -33,7 +33,7 @@ def test_each_kind_of_table_gives_the_same_rows(tmp_path):
 
 def test_train_reads_the_data_from_the_workdir(monkeypatch, tmp_path):
     configs = []
-    monkeypatch.setattr("bertjax.launch.start.launch", lambda config, *_, draw, hooks: configs.append(config))
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda config, *_, began, draw, hooks: configs.append(config))
     overrides = {"init_checkpoint": "somewhere"}
     bertjax.train("classify", tmp_path / "one", overrides, data=ROWS)
     bertjax.train("classify", tmp_path / "two", overrides, data={"train": ROWS, "dev": ROWS[:1]})
@@ -58,7 +58,7 @@ def test_other_rows_do_not_replace_the_data_of_a_run(tmp_path):
     use_tables(config, ROWS, tmp_path)
     before = path.read_bytes()
     (tmp_path / "config.json").write_text("{}")
-    use_tables(config, iter(ROWS), tmp_path)  # the same rows, as of a run that resumes
+    use_tables(config, iter(ROWS), tmp_path)  # equal rows, as in a resumed run
     for data, message in ((ROWS[:1], "has a run on other rows of train"), ([], "the table train has no rows")):
         with pytest.raises(UserError, match=message):
             use_tables(config, data, tmp_path)
@@ -75,7 +75,7 @@ def test_other_rows_do_not_replace_the_data_of_a_run(tmp_path):
     ("classify", [{"text": {1}}], r"data\[0\] = .*; use text, numbers and lists"),
     ("base", {"train": ROWS, "dev": ROWS}, "pre-training holds out documents itself"),
 ])  # fmt: skip
-def test_mistakes_give_one_line(config, data, message, tmp_path):
+def test_mistakes_raise_errors_of_one_line(config, data, message, tmp_path):
     with pytest.raises(UserError, match=message):
         use_tables(experiments.load(config), data, tmp_path)
     assert not list(tmp_path.glob("data/*.jsonl"))

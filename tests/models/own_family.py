@@ -1,4 +1,4 @@
-"""A family of somebody else's, in one file: a feed-forward layer over positions mixes tokens, instead of attention."""
+"""A user-defined family in one file: a feed-forward layer over positions mixes tokens, in place of attention."""
 
 import dataclasses
 
@@ -15,14 +15,14 @@ from bertjax.nn.ops.dropout import dropout, fold_in
 
 @dataclasses.dataclass(frozen=True)
 class MixerConfig(BertConfig):
-    """As BERT's, with a field of its own."""
+    """The config of BERT with one additional field."""
 
     family: str = field("mixer", "form")
     mixing_act: str = field("gelu", "form", choices=("gelu", "relu"))
 
 
 class Mixer(nn.Module):
-    """Layers of x + W activation(norm(x)), over positions; padding is mixed in as zeros."""
+    """Layers of x + W activation(norm(x)) over positions; padding is mixed in as zeros."""
 
     config: MixerConfig
     compute: Compute

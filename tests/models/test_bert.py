@@ -1,4 +1,4 @@
-"""The model: published sizes, what may see what, the heads, initial values, FLOPs."""
+"""The model: published sizes, attention masks, heads, initial values, FLOPs."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ def compiled(model):
 
 
 def forward(model, params, *inputs):
-    """`model.apply`, compiled: operation by operation it takes seconds. The same program serves all tests."""
+    """Runs `model.apply`, compiled: without compilation it takes seconds. All tests use the same program."""
     return compiled(model)(params, *inputs)
 
 
@@ -60,7 +60,7 @@ def inputs(rows=3, length=16, seed=0):
     [("base", 109_482_240), ("large", 335_141_888), ("tiny", 4_385_920), ("mini", 11_170_560), ("small", 28_763_648),
      ("medium", 41_373_184)],
 )  # fmt: skip
-def test_published_parameter_counts(size, count):
+def test_parameter_counts_equal_published_counts(size, count):
     config = dataclasses.replace(BertConfig(), **model_size(size))
     assert count_parameters(abstract_params(BertModel, config), config) == count
 
@@ -74,12 +74,12 @@ def test_initial_values_are_googles():
         if name in ("kernel", "embedding"):
             assert abs(leaf).max() <= 0.04  # cut off at two standard deviations of 0.02 ...
             if leaf.size > 10_000:
-                assert abs(leaf.std() / (0.02 * 0.8796) - 1) < 0.05  # ... which leaves 88 % of it
+                assert abs(leaf.std() / (0.02 * 0.8796) - 1) < 0.05  # ... which leaves 88 % of the standard deviation
         else:
             assert (leaf == (1 if name == "scale" else 0)).all()
 
 
-def test_words_of_the_padding_are_never_predicted(tiny):
+def test_padding_of_the_vocabulary_is_never_predicted(tiny):
     model, params = tiny
     words, _ = forward(model, params, *inputs(), np.arange(16)[None].repeat(3, 0))
     probabilities = np.asarray(jax.nn.softmax(words))
@@ -93,7 +93,7 @@ def test_neither_recomputation_nor_unrolling_changes_a_gradient(tiny):
     batch, keys = (*inputs(), np.array([[2], [3], [4]])), row_keys(jax.random.key(3), jnp.arange(3))
 
     def gradient_of(compute):
-        """Returns the gradient with dropout, the text of the program, and the bytes of memory that it takes."""
+        """Returns the gradient with dropout, the text of the program, and the bytes of its memory."""
 
         def loss(params):
             words, pairs = BertForPreTraining(TINY, compute).apply({"params": params}, *batch, keys)
@@ -112,8 +112,8 @@ def test_neither_recomputation_nor_unrolling_changes_a_gradient(tiny):
         assert compute.remat != "full" or less_memory < 0.8 * memory
 
 
-def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
-    """And of nothing else: neither of the rows beside it, nor of their number."""
+def test_dropout_of_a_row_is_a_function_of_its_key(tiny):
+    """The dropout mask depends neither on the neighbouring rows nor on the number of rows."""
     model, params = tiny
     ids, segments, types = inputs()
     keys = jax.random.split(jax.random.key(0), len(ids))
@@ -128,8 +128,8 @@ def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
     assert np.abs(apply(rows, keys[::-1]) - together).max() > 1e-2
 
 
-def test_dropout_drops_its_rate_of_the_elements_and_scales_the_rest():
-    """Of each row, and of each position. tests/nn/test_dropout.py tests that masks are independent."""
+def test_dropout_drops_the_configured_share_and_scales_the_remaining_elements():
+    """Checks the rate for every row and every position. tests/nn/test_dropout.py tests that masks are independent."""
     shape, rate, rows = (64, 20, 60), 0.1, row_keys(jax.random.key(1), jnp.arange(64))
     x = np.full(shape, 3, np.float32)
     dropped = np.asarray(dropout(x, rate, fold_in(fold_in(rows, 1), 2)))
@@ -140,22 +140,22 @@ def test_dropout_drops_its_rate_of_the_elements_and_scales_the_rest():
     assert (dropout(x, rate, None) == x).all() and (dropout(x, 0.0, rows) == x).all()
 
 
-def test_flops_of_the_pooler_and_of_pairs():
+def test_flops_include_pooler_and_pair_head():
     """The first token of each row is multiplied by a square matrix, and has two logits."""
     pooled = model_flops(TINY, 4, 32, 5) - model_flops(TINY, 4, 32, 5, pooled=0)
     assert pooled == 4 * 2 * (32 * 32 + 32 * 2)
 
 
 @pytest.mark.parametrize("norm, chip", [("LayerNorm", ""), ("LayerNorm", "cpu"), ("RMSNorm", "")])
-def test_a_norm_and_its_gradient_are_flaxs(norm, chip):
-    """Flax derives the gradient from two passes over x; ours is in closed form."""
+def test_layer_norm_and_its_gradient_equal_flax(norm, chip):
+    """Flax derives the gradient from two passes over x; bertjax computes it in closed form."""
     config = dataclasses.replace(EuroBertConfig() if norm == "RMSNorm" else TINY, hidden_size=32)
     make = getattr(attention, norm)
     epsilon = config.rms_norm_eps if norm == "RMSNorm" else config.layer_norm_eps
-    theirs = getattr(nn, norm)(epsilon=epsilon, use_fast_variance=False)
+    flax_norm = getattr(nn, norm)(epsilon=epsilon, use_fast_variance=False)
     rng = np.random.default_rng(5)
     x, grad = rng.normal(3, 2, (2, 4, 32)).astype(np.float32), rng.normal(size=(2, 4, 32)).astype(np.float32)
-    x[0, 0] *= 1e-3  # in bfloat16, its square would be lost beside epsilon
+    x[0, 0] *= 1e-3  # in bfloat16, epsilon would hide its square
     names = ("scale", "bias") if norm == "LayerNorm" else ("scale",)
     params = {name: rng.normal(size=32).astype(np.float32) for name in names}
 
@@ -164,9 +164,9 @@ def test_a_norm_and_its_gradient_are_flaxs(norm, chip):
         out, back = jax.vjp(lambda params, x: module.apply({"params": params}, x), params, x)
         return out, back(grad.astype(x.dtype))
 
-    expected = result(theirs, x)
-    ours = result(make(config, Compute(chip=chip)), x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6, rtol=1e-4), ours, expected)
+    expected = result(flax_norm, x)
+    outputs = result(make(config, Compute(chip=chip)), x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6, rtol=1e-4), outputs, expected)
     out, (_, gradient) = result(make(config, Compute("bfloat16", "bfloat16", chip=chip)), jnp.bfloat16(x))
     assert out.dtype == gradient.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.float32(out), expected[0], atol=0.05)
@@ -182,8 +182,8 @@ def test_gelu_is_exact_in_the_tails(dtype, absolute, relative):
         np.testing.assert_allclose(ACTIVATIONS["gelu_new"](x), expected, atol=1e-6)
 
 
-def test_a_model_with_one_token_type_takes_pairs_as_of_it(tiny):
-    """As transformers does; a look-up outside the table would be NaN."""
+def test_a_model_with_one_token_type_maps_both_segments_to_it(tiny):
+    """transformers does the same; a look-up outside of the table would be NaN."""
     _, params = tiny
     model = BertModel(dataclasses.replace(TINY, type_vocab_size=1))
     embeddings = params["bert"]["embeddings"]

@@ -1,4 +1,4 @@
-"""EuroBERT: its stacked matrices, and tied embeddings. `test_families.py` compares its kernels."""
+"""EuroBERT: stacked matrices and tied embeddings. `test_families.py` compares its kernels."""
 
 import dataclasses
 
@@ -17,17 +17,21 @@ TINY = EuroBertConfig(
 )  # fmt: skip
 
 
-def test_matrices_that_are_stacked_are_known_to_optimizers():
-    """Keys and values of all layers, and both halves of a gate, are matrices of their own; tables are no kernels."""
+def test_optimizers_split_stacked_matrices():
+    """Keys and values of all layers, and both halves of a gate, are separate matrices; embedding tables are not
+    kernels.
+    """
     axes = nn.get_partition_spec({"params": abstract_params(TINY)})["params"]
     layers = axes["bert"]["encoder"]["layers"]
-    found = {name: stacked_axes(layers["attention"][name]["kernel"]) for name in ("query", "key_value", "output")}
-    assert found == {"query": [0], "key_value": [0, 2], "output": [0]}
+    axes_of_kernels = {
+        name: stacked_axes(layers["attention"][name]["kernel"]) for name in ("query", "key_value", "output")
+    }
+    assert axes_of_kernels == {"query": [0], "key_value": [0, 2], "output": [0]}
     assert stacked_axes(layers["input"]["kernel"]) == [0, 2] and stacked_axes(layers["output"]["kernel"]) == [0]
     assert axes["masked_lm"]["decoder"]["embedding"] == axes["bert"]["embeddings"]["word"]["embedding"]
 
 
-def test_one_whose_words_are_tied_predicts_them(tmp_path):
+def test_a_model_with_tied_embeddings_predicts_tokens(tmp_path):
     config = dataclasses.replace(TINY, tie_word_embeddings=True)
     params = random_params(BertForMaskedLM(config), config)
     assert {*params} == {"bert"}

@@ -62,7 +62,7 @@ def registered():
     del families.FAMILIES.registered["mixer"]
 
 
-def test_every_family_has_the_contract():
+def test_every_family_fulfils_the_contract():
     assert {*families.FAMILIES.names()} == FAMILIES.keys()
     assert {name for name in FAMILIES if isinstance(families.FAMILIES.get(name), HuggingFaceFamily)} == {*WRITTEN}
 
@@ -104,25 +104,25 @@ ENWIK8 = dict(
     ("electra", {}, 13_546_682),
     ("electra", dict(embedding_size=768), 33_740_602),  # the generator of the base size
     ("eurobert", dict(tie_word_embeddings=True), 211_766_016),
-    ("eurobert", {}, 211_766_016 + 128_256 * 768),  # with an output layer of its own
+    ("eurobert", {}, 211_766_016 + 128_256 * 768),  # with a separate LM head
     ("eurobert", dict(hidden_size=1152, num_hidden_layers=26, num_attention_heads=18, num_key_value_heads=6,
                       intermediate_size=4096, tie_word_embeddings=True), 607_874_688),
     ("eurobert", dict(hidden_size=2304, num_hidden_layers=32, num_attention_heads=18, num_key_value_heads=6,
                       head_dim=128, intermediate_size=6144, tie_word_embeddings=True), 2_107_590_912),
     ("xlnet", dict(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072),
-     116_718_336 + 32_000),  # the encoder, and the bias of the output layer
+     116_718_336 + 32_000),  # the encoder, and the bias of the LM head
     ("xlnet", dict(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
      360_268_800 + 32_000),
     ("transformer_xl", {}, 151_106_305),  # 151 and 41 million in tables 1 and 2 of the paper
     ("transformer_xl", ENWIK8, 41_055_436),
 ])  # fmt: skip
-def test_published_sizes(family, fields, count):
+def test_parameter_counts_equal_published_sizes(family, fields, count):
     config = families.FAMILIES.get(family).config_class(**fields)
     assert count_parameters(nn.meta.unbox(abstract_params(config)), config) == count
 
 
 @pytest.mark.parametrize("untie_biases", [False, True])
-def test_params_of_a_transformer_xl_show_the_config_and_their_layers(untie_biases):
+def test_transformer_xl_config_and_layers_are_inferred_from_params(untie_biases):
     config = TransformerXLConfig(**ENWIK8 | dict(untie_biases=untie_biases))
     params = nn.meta.unbox(abstract_params(config))
     inferred = TRANSFORMER_XL.infer_config(params)
@@ -155,22 +155,25 @@ def matrix_products(config, rows, length, words, new_memory=None) -> int:
 
 
 @pytest.mark.parametrize("family", ["bert", *map(slow_case, sorted(FAMILIES.keys() - {"bert"}))])
-def test_flops_are_those_of_the_matrix_products(family):
-    """Compares the FLOPs of one more row: Transformer-XL and XLNet project the distances once for all rows.
+def test_flops_equal_the_matrix_products(family):
+    """Compares the FLOPs of one additional row, because Transformer-XL and XLNet project the distances once for all
+    rows.
 
-    XLNet's formula leaves out the product with two segment vectors.
+    The formula of XLNet omits the product with two segment vectors.
     """
-    own = dict(global_attn_every_n_layers=1) if family == "modernbert" else {}  # within windows, blocks have padding
-    config, length, words = model_config(family, max_position_embeddings=24, **own), 24, 6
+    family_fields = (
+        dict(global_attn_every_n_layers=1) if family == "modernbert" else {}
+    )  # within windows, blocks have padding
+    config, length, words = model_config(family, max_position_embeddings=24, **family_fields), 24, 6
     expected = model_flops(config, 1, length, words, pooled=0)
     if isinstance(families.FAMILIES.get(family), TwoStreamAttention):
         expected += families.FAMILIES.get(family).query_flops(config, length, words)
     traced = matrix_products(config, 2, length, words) - matrix_products(config, 1, length, words)
     assert expected <= traced < 1.005 * expected and (traced == expected or family == "xlnet")
     if family == "transformer_xl":
-        own = families.FAMILIES.get(family)
-        two, one = (matrix_products(config, rows, length, words, own.new_memory) for rows in (2, 1))
-        assert two - one == expected + own.memory_flops(config, length)
+        definition = families.FAMILIES.get(family)
+        two, one = (matrix_products(config, rows, length, words, definition.new_memory) for rows in (2, 1))
+        assert two - one == expected + definition.memory_flops(config, length)
 
 
 # Training.
@@ -197,9 +200,10 @@ def params_and_loss_after_a_step(config, devices, records):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["modernbert", "eurobert", "xlnet", "transformer_xl", "lstms"])  # not BERT's layers
-def test_packed_rows_on_eight_devices_give_the_step_of_padded_rows_on_one(family, records_folder):
-    """Rows of families that cannot pack stay padded."""
+# other layers than BERT
+@pytest.mark.parametrize("family", ["modernbert", "eurobert", "xlnet", "transformer_xl", "lstms"])
+def test_packed_step_on_eight_devices_equals_padded_step_on_one(family, records_folder):
+    """Rows of families without packing stay padded."""
     one = config_for(family, records_folder)
     eight = config_for(family, records_folder, packing=families.FAMILIES.get(family).supports_packing, remat="full")
     eight.mesh.update(data=2, fsdp=2, tensor=2)
@@ -221,7 +225,7 @@ GROUPED = dict(hidden_size=128, num_hidden_layers=1, num_key_value_heads=2, head
     ("eurobert", GROUPED, pallas.EMULATED), ("eurobert", GROUPED, triton.EMULATED),
     ("modernbert", dict(global_attn_every_n_layers=2, local_attention=32), pallas.EMULATED),
 ])  # fmt: skip
-def test_kernels_give_the_same_on_any_mesh(family, fields, chip):
+def test_kernels_give_equal_results_on_any_mesh(family, fields, chip):
     """Compares states and gradients of the plain path on one device with the kernels' on eight devices."""
     config = families.FAMILIES.get(family).config_class(**WIDE | fields)
     ids, segments = np.random.default_rng(0).integers(0, 300, (4, 160)), packed(4, 160)
@@ -270,7 +274,7 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("bert", "model.family", "modernbert",
      "config.model.family = 'modernbert': config.model must have the fields of this family, but .*; start from"),
 ])  # fmt: skip
-def test_a_mistake_in_the_config_is_one_line(family, field, value, message):
+def test_a_mistake_in_the_config_raises_one_line(family, field, value, message):
     config = config_for(family)
     config.update_from_flattened_dict({field: value})
     with pytest.raises(UserError, match=message) as error:
@@ -300,27 +304,27 @@ def run_of(tmp_path_factory):
     return make
 
 
-def assert_equal(found, expected):
-    """Compares two checkpoints with their tokenizers."""
-    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
-    assert found.labels == expected.labels
+def assert_equal(actual, expected):
+    """Asserts that two checkpoints and their tokenizers are equal."""
+    jax.tree.map(np.testing.assert_array_equal, actual.params, expected.params)
+    assert actual.labels == expected.labels
     for text in ("the ship", "An anchor near the harbour."):
-        (ids,), (others,) = found.tokenizer.encode_ids([text]), expected.tokenizer.encode_ids([text])
-        assert found.tokenizer.framed(ids, ids) == expected.tokenizer.framed(others, others)
+        (ids,), (expected_ids,) = actual.tokenizer.encode_ids([text]), expected.tokenizer.encode_ids([text])
+        assert actual.tokenizer.framed(ids, ids) == expected.tokenizer.framed(expected_ids, expected_ids)
 
 
 @pytest.mark.parametrize("family", ["roberta", *map(slow_case, sorted(FAMILIES.keys() - {"roberta"}))])
-def test_a_run_is_converted_and_comes_back(family, run_of, tmp_path):
+def test_a_converted_run_round_trips(family, run_of, tmp_path):
     source = pretrained.read_with_tokenizer(run_of(family))
     assert source.predicts_words and source.config.family == family
     conversion.convert(run_of(family), tmp_path / "bertjax", "bertjax")
-    assert_equal(ours := pretrained.read_with_tokenizer(tmp_path / "bertjax"), source)
-    assert ours.config == source.config
+    assert_equal(from_bertjax := pretrained.read_with_tokenizer(tmp_path / "bertjax"), source)
+    assert from_bertjax.config == source.config
     if family in WRITTEN:
         conversion.convert(run_of(family), tmp_path / "huggingface", "huggingface")
-        assert_equal(theirs := pretrained.read_with_tokenizer(tmp_path / "huggingface"), source)
-        lost = dict(max_position_embeddings=512) if family == "xlnet" else {}  # XLNet has no table of positions
-        assert theirs.config == dataclasses.replace(source.config, **lost) and theirs.predicts_words
+        assert_equal(from_huggingface := pretrained.read_with_tokenizer(tmp_path / "huggingface"), source)
+        lost = dict(max_position_embeddings=512) if family == "xlnet" else {}  # XLNet has no position embeddings
+        assert from_huggingface.config == dataclasses.replace(source.config, **lost) and from_huggingface.predicts_words
     else:
         with pytest.raises(
             UserError, match=f"--format=huggingface does not support a model with model.family = '{family}'"
@@ -333,14 +337,14 @@ def test_a_run_is_converted_and_comes_back(family, run_of, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_each_default_gives_a_result_or_a_line_with_a_remedy(family, run_of, tmp_path):
+def test_unsupported_operations_raise_one_line_with_a_fix(family, run_of, tmp_path):
     model = library.load(run_of(family))
     kernel = np.eye(model.config.hidden_size, 3, dtype=np.float32)
     params = {**model.params, "classifier": {"dense": {"kernel": kernel, "bias": kernel[0]}}}
     changes = dict(params=params, labels=("O", "B-X", "I-X"), architecture="BertForTokenClassification")
     tagger = library.Model(dataclasses.replace(model.source, **changes))
     assert model.embed("the ship", pool="mean").shape == (1, model.config.hidden_size)
-    if family != "modernbert":  # whose taggers have one more layer
+    if family != "modernbert":  # taggers of ModernBERT have one more layer
         assert len(tagger.tag("the ship saw")[0]["tags"]) == 3
     uses = [functools.partial(conversion.convert, run_of(family), tmp_path / to, to) for to in pretrained.FORMATS]
     uses += [lambda: model.embed("the ship"), lambda: model.fill_mask("the [MASK]"), lambda: model.generate("the", 1)]
@@ -353,12 +357,12 @@ def test_each_default_gives_a_result_or_a_line_with_a_remedy(family, run_of, tmp
     kept = "use --format=huggingface or --format=bertjax" if family in WRITTEN else "use --format=bertjax"
     for line in lines:
         assert "\n" not in line
-        assert re.search(f"there are .*embed, encode|pool='mean' makes|; {kept}$", line), line
+        assert re.search(f"available methods are .*embed, encode|in Python pool='mean'|; {kept}$", line), line
 
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory):
-    """Returns a folder with the files of SST-2, whose labels follow from the topics."""
+    """Returns a folder with files in the format of SST-2, whose labels follow from the topics."""
     folder = tmp_path_factory.mktemp("reviews") / "SST-2"
     folder.mkdir()
     for name, count in (("train", 96), ("dev", 16)):
@@ -373,7 +377,7 @@ def reviews(tmp_path_factory):
 @pytest.mark.parametrize(
     "family", ["electra", "modernbert", "eurobert", "xlnet"]
 )  # BERT: tests/finetuning/test_finetuning.py
-def test_a_classifier_learns_predicts_and_is_converted(family, run_of, reviews, tmp_path):
+def test_a_classifier_is_trained_predicts_and_is_converted(family, run_of, reviews, tmp_path):
     config = fine_tuning_config("glue", name="sst2")
     config.data.path, config.init_checkpoint = str(reviews), str(run_of(family))
     config.update(dict(batch_size=16, max_seq_length=32, epochs=8.0, dtype="float32", unroll="no", log_every_steps=99))
@@ -384,7 +388,7 @@ def test_a_classifier_learns_predicts_and_is_converted(family, run_of, reviews, 
     tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
     texts = [(" ".join(TOPICS[topic][:5]),) for topic in LABELS]
     predictions = list(tasks.get("glue").predict(tuned, texts))
-    assert [each["label"] for each in predictions] == [*LABELS.values()]
+    assert [prediction["label"] for prediction in predictions] == [*LABELS.values()]
     to = "huggingface" if family in WRITTEN else "bertjax"
     assert "left out" not in conversion.convert(tmp_path / "tuned", tmp_path / "converted", to)
     assert_equal(converted := pretrained.read_with_tokenizer(tmp_path / "converted"), tuned)
@@ -401,7 +405,7 @@ def test_a_classifier_learns_predicts_and_is_converted(family, run_of, reviews, 
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """Returns a function from the name of a family to a folder with random params, as transformers writes it."""
+    """Returns a function from the name of a family to a folder with random params, written by transformers."""
 
     @functools.cache
     def make(family):
@@ -413,7 +417,7 @@ def folder_of(tmp_path_factory):
 
 
 def with_fields(folder, changed: dict, copy):
-    """Copies the folder, with other fields in config.json; a field of `...` is left out."""
+    """Copies the folder with changed fields in config.json; a field of `...` is removed."""
     copy.mkdir()
     for path in folder.iterdir():
         (copy / path.name).symlink_to(path)
@@ -490,7 +494,7 @@ ROPE = "rope_parameters"
     ("xlnet", {"architectures": ["XLNetForSequenceClassification"], "summary_type": "mean"},
      "summary_type 'mean' is not"),
 ])  # fmt: skip
-def test_a_folder_with_an_unsupported_model_is_one_line(family, changed, message, folder_of, tmp_path):
+def test_a_folder_with_an_unsupported_model_raises_one_line(family, changed, message, folder_of, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         pretrained.read_pretrained(with_fields(folder_of(family), changed, tmp_path / "copy"))
     assert "\n" not in str(error.value)
@@ -515,10 +519,10 @@ def test_a_folder_with_an_unsupported_model_is_one_line(family, changed, message
     ("eurobert", {"rope_theta": ..., ROPE: {"rope_type": "default", "rope_theta": 9}}, dict(rope_theta=9.0)),
     ("eurobert", {"rope_scaling": {"rope_theta": 5.0}}, dict(rope_theta=5.0)),
     ("eurobert", {"auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "bos_token": "x"}, {}),
-    ("eurobert", {"rope_theta": 250000, ROPE: ..., "head_dim": ...}, {}),  # as the published configs
+    ("eurobert", {"rope_theta": 250000, ROPE: ..., "head_dim": ...}, {}),  # like the published configs
     ("eurobert", {"classifier_pooling": ..., "clf_pooling": "mean"}, dict(classifier_pooling="mean")),
 ])  # fmt: skip
-def test_every_form_of_a_config_is_read(family, changed, expected, folder_of, tmp_path):
+def test_all_config_versions_are_read(family, changed, expected, folder_of, tmp_path):
     config = pretrained.read_pretrained(with_fields(folder_of(family), changed, tmp_path / "copy")).config
     assert config == model_config(family, **expected)
     assert all(isinstance(getattr(config, name), float) for name in vars(config) if "rope_theta" in name)

@@ -13,14 +13,14 @@ from tests.golden import make_library_fields
 
 @pytest.mark.slow
 @pytest.mark.extra_packages
-def test_the_table_is_of_the_installed_transformers():
+def test_the_table_matches_the_installed_transformers():
     pytest.importorskip("transformers")
     stored = json.loads((make_library_fields.FOLDER / "transformers.json").read_text())["kinds"]
     assert make_library_fields.transformers_fields() == stored, "run: python tests/golden/make_library_fields.py"
 
 
 @pytest.mark.parametrize("kind", sorted(families.by_model_type()))
-def test_each_field_that_transformers_obeys_is_in_a_group(kind, tmp_path, monkeypatch):
+def test_every_field_of_transformers_is_in_a_group(kind, tmp_path, monkeypatch):
     """A new field must be read, or be listed as harmless or refused."""
     groups = []
     monkeypatch.setattr(tables, "check_fields", lambda path, fields, library, kind, read: groups.append(read))
@@ -36,6 +36,6 @@ def test_each_field_that_transformers_obeys_is_in_a_group(kind, tmp_path, monkey
     assert not table.keys() - groups[0]
 
 
-def test_each_field_of_a_tokenizer_is_in_a_group():
+def test_every_field_of_a_tokenizer_is_in_a_group():
     read = {*hf_tokenizer.SUPPORTED_VALUES, *hf_tokenizer.UNUSED_FIELDS, *hf_tokenizer.FIELD_TYPES}
     assert not tables.defaults_of("transformers", "tokenizer").keys() - read

@@ -27,7 +27,7 @@ TINY = ModernBertConfig(
 
 
 def random_params(model, config, seed=0):
-    """Returns params of which none is 0 or 1, so that a test sees each one that is left out or mixed up."""
+    """Returns params without 0 and 1, so that a missing or swapped param changes the outputs."""
     ids, rng = jnp.zeros((1, 8), jnp.int32), np.random.default_rng(seed)
     extra = (ids,) if isinstance(model, BertForMaskedLM) else ()
     shapes = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(seed), ids, ids, ids, *extra)["params"])
@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
     (1, 4, None), (65, 16, None), (37, 8, Tile(1, 1)), slow_case(5, 4, None), slow_case(30, 64, None),
     slow_case(64, 8, Tile(2, 2)),
 ])  # fmt: skip
-def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, tile):
+def test_windowed_attention_equals_full_attention_with_a_mask(length, half, tile):
     rng = np.random.default_rng(0)
     qkv, segments = jnp.asarray(rng.normal(size=(4, length, 3, 4, 8)), jnp.float32), packed(4, length + 3)[:, :length]
     weights = rng.normal(size=(4, length, 32)).astype(np.float32)
@@ -75,8 +75,8 @@ def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, 
 
         return [jax.value_and_grad(loss_of(attend))(qkv) for attend in attentions]
 
-    (expected, expected_gradient), *others = losses_and_gradients(qkv)
-    for loss, gradient in others:
+    (expected, expected_gradient), *tile_results = losses_and_gradients(qkv)
+    for loss, gradient in tile_results:
         np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
 
@@ -84,7 +84,7 @@ def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, 
 # Configs.
 
 
-def test_a_classifier_starts_from_the_words_head(folder, capsys):
+def test_a_classifier_starts_from_the_lm_head(folder, capsys):
     source = pretrained.read_pretrained(folder)
     started = FAMILY.import_params(source.params)
     assert (started["bert"]["pooler"]["dense"]["kernel"] == source.params["masked_lm"]["dense"]["kernel"]).all()
@@ -93,9 +93,11 @@ def test_a_classifier_starts_from_the_words_head(folder, capsys):
     assert capsys.readouterr().out.endswith(" arrays loaded; not used: masked_lm/bias\n")
 
 
-def test_initial_values_are_smaller_where_matrices_put_out():
-    """Normal values of 0.02 are cut off at two deviations; output matrices are divided by the root of 2 layers.
-    The head of words is an output matrix in transformers as well."""
+def test_initial_values_of_output_matrices_are_smaller():
+    """Normal values of 0.02 are cut off at two standard deviations; output matrices are divided by the root of 2
+    layers.
+    transformers treats the dense layer of the LM head as an output matrix as well.
+    """
     config = ModernBertConfig(
         vocab_size=512, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=192
     )
@@ -109,12 +111,12 @@ def test_initial_values_are_smaller_where_matrices_put_out():
     assert len(kernels) == 1 + 4 * 2 + 1
     for name, kernel in kernels.items():
         expected = 0.02 / 2 if name.endswith(("output/kernel", "masked_lm/dense/kernel")) else 0.02
-        # 0.8796 is the deviation of the values that are not cut off.
+        # 0.8796 is the standard deviation after the cut-off.
         assert kernel.std() == pytest.approx(0.8796 * expected, rel=0.03), name
         assert 1.9 * expected < np.abs(kernel).max() <= 2 * expected, name
 
 
-def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
+def test_fine_tuning_accepts_flags_for_fields_of_the_checkpoints_family(folder):
     def adopted(*flags, checkpoint=folder):
         arguments = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=x", *flags]
         config, _ = from_arguments(arguments)
@@ -123,9 +125,13 @@ def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
         validate(config)
         return config.model
 
-    found = adopted("--config.model.classifier_pooling=mean", "--config.model.classifier_dropout=0.2")
-    assert found.classifier_pooling == "mean" and found.classifier_dropout == 0.2 and found.family == "modernbert"
-    assert found.global_rope_theta == TINY.global_rope_theta and adopted().classifier_pooling == "cls"
+    adopted_config = adopted("--config.model.classifier_pooling=mean", "--config.model.classifier_dropout=0.2")
+    assert (
+        adopted_config.classifier_pooling == "mean"
+        and adopted_config.classifier_dropout == 0.2
+        and adopted_config.family == "modernbert"
+    )
+    assert adopted_config.global_rope_theta == TINY.global_rope_theta and adopted().classifier_pooling == "cls"
     for flag, message in (
         ("rms_norm_eps=1e-6", "rms_norm_eps = 1e-06: there has model.family = 'modernbert', whose models have no such"),
         ("global_rope_theta=7.0", "config.model.global_rope_theta = 7.0: there has 160000.0; leave the field out"),
@@ -137,5 +143,5 @@ def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
         with pytest.raises(UserError, match=message) as error:
             adopted(f"--config.model.{flag}")
         assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"config.model has no field 'classifier_pooling'"):  # its family is known
+    with pytest.raises(UserError, match=r"config.model has no field 'classifier_pooling'"):  # the family is configured
         from_arguments(["--config=base", "--config.model.classifier_pooling=mean"])

@@ -30,7 +30,7 @@ KEYS = row_keys(jax.random.key(7), jnp.arange(len(IDS)))
 
 
 def read_by_pooler(model, packed=False):
-    """Returns the states of first tokens, and the states that the pooler reads, with dropout and without."""
+    """Yields the states of first tokens, and the inputs of the pooler, with dropout and without."""
     ones, firsts = np.ones_like(IDS), None
     params = random_params(BertForSequenceClassification(model.config, 2), model.config)["bert"]
     params["pooler"]["dense"] = {"kernel": 0.1 * np.eye(64, dtype=np.float32), "bias": np.zeros(64)}
@@ -41,7 +41,7 @@ def read_by_pooler(model, packed=False):
     def apply(params):
         return [model.apply({"params": params}, IDS, ones, ones * 0, None, keys, firsts) for keys in (KEYS, None)]
 
-    for hidden, pooled in jax.device_get(apply(params)):  # tanh(0.1 x) can be undone
+    for hidden, pooled in jax.device_get(apply(params)):  # inverts tanh(0.1 x)
         yield (hidden[:, [0, 3]] if packed else hidden[:, 0]), np.arctanh(pooled) / 0.1
 
 
@@ -53,14 +53,14 @@ def test_the_pooler_of_roberta_reads_states_with_dropout(packed):
     np.testing.assert_allclose(read[is_kept], hidden[is_kept] / 0.75, rtol=1e-3, atol=1e-4)
     assert abs(is_kept.mean() - 0.75) < 0.02
     rows = is_kept.reshape(-1, 64)
-    assert len(np.unique(rows, axis=0)) == len(rows)  # each text has a mask of its own
+    assert len(np.unique(rows, axis=0)) == len(rows)  # every text has a separate mask
     np.testing.assert_allclose(read_without, hidden_without, rtol=1e-3, atol=1e-4)
     (hidden, read), _ = read_by_pooler(BertModel(BertConfig(**TINY)))  # has no such dropout
     np.testing.assert_allclose(read, hidden, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
-def test_its_mask_is_not_that_of_the_classifier():
+def test_pooler_and_classifier_dropout_masks_differ():
     config = RobertaConfig(**TINY | dict(hidden_dropout_prob=0.5))
     (_, read), _ = read_by_pooler(RobertaModel(config))
     dense = {"kernel": jnp.eye(64), "bias": jnp.zeros(64)}
@@ -70,8 +70,8 @@ def test_its_mask_is_not_that_of_the_classifier():
 
 
 @pytest.mark.slow
-def test_what_attention_adds_has_no_dropout_in_distilbert():
-    """With feed-forward layers of zeros, whose dropout does nothing, only that would be random."""
+def test_distilbert_has_no_dropout_on_attention_outputs():
+    """Feed-forward layers of zeros ignore their dropout, so only dropout on attention outputs would be random."""
     segments, x = jnp.ones((2, 8), jnp.int32), jax.random.normal(jax.random.key(0), (2, 8, 64))
     keys = jax.random.split(jax.random.key(2), 2)
     for config, is_random in ((DistilBertConfig(**TINY), False), (BertConfig(**TINY), True)):
@@ -82,14 +82,16 @@ def test_what_attention_adds_has_no_dropout_in_distilbert():
 
         @jax.jit
         def states(params, encoder=encoder):
-            return [encoder.apply({"params": params}, x, segments, each) for each in (keys, None)]
+            return [
+                encoder.apply({"params": params}, x, segments, row_keys_or_none) for row_keys_or_none in (keys, None)
+            ]
 
         assert np.allclose(*states(params), atol=1e-5) != is_random
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pooled, spans", [(0.5, 0.0), (0.0, 0.5)])
-def test_an_output_layer_has_the_dropout_of_its_kind(pooled, spans):
+def test_head_dropout_depends_on_the_head_type(pooled, spans):
     none = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     rates = dict(pooled_dropout_prob=pooled, spans_dropout_prob=spans)
     config = dataclasses.replace(DistilBertConfig(**TINY), **none, **rates)
@@ -103,6 +105,6 @@ def test_an_output_layer_has_the_dropout_of_its_kind(pooled, spans):
 
         @jax.jit
         def logits(params, model=model):
-            return [model.apply(params, ids, ids, ids, each) for each in (keys, None)]
+            return [model.apply(params, ids, ids, ids, row_keys_or_none) for row_keys_or_none in (keys, None)]
 
         assert np.array_equal(*logits(params)) != is_random

@@ -1,4 +1,4 @@
-"""XLNet: texts that end with <cls>, and words that are predicted from all others."""
+"""XLNet: texts that end with <cls>, and tokens that are predicted from all other tokens."""
 
 import dataclasses
 import json
@@ -30,23 +30,23 @@ def pieces():
 # Texts that end with <cls>.
 
 
-def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
+def test_labels_of_answers_and_tags_point_at_the_words(pieces):
     questions = random_questions(60)
     sizes = question_windows.WindowSizes(max_seq_length=60, doc_stride=20, max_query_length=12)
     examples, windows, *_ = question_windows.encode_question_windows(questions, pieces, sizes, with_labels=True)
-    found = 0
+    window_number = 0
     for ids, types, (first, last), window in zip(examples.input_ids, examples.token_types, examples.labels, windows):
         assert ids[-1] == pieces.cls_id and window.none == len(ids) - 1 and types[-1] == 2
         assert types[window.first - 1 :].tolist() == [0, *[1] * (len(ids) - window.first - 1), 2]
         if first != window.none:
             offsets = window.offsets[[first - window.first, last - window.first]]
-            question, found = questions[window.question], found + 1
+            question, window_number = questions[window.question], window_number + 1
             assert question.answers[0] in question.context[offsets[0, 0] : offsets[1, 1]]
-    assert found > 30
+    assert window_number > 30
     null = np.zeros((len(windows[0].offsets) + windows[0].first + 2, 2))
     null[windows[0].none] = 3.0
     ((_, odds),) = question_windows.answers(questions[:1], windows[:1], [null]).values()
-    assert odds == 6.0  # those of "no answer", at <cls>
+    assert odds == 6.0  # the labels of "no answer", at <cls>
 
     sentences = [conll.Sentence(("ship", "saw"), ("B-SHIP", "O"), 0)]
     tagged = word_encoding.encode_word_sequences(sentences, ["O", "B-SHIP"], pieces, 32, with_context=False)
@@ -55,7 +55,7 @@ def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
 
 
 @pytest.mark.slow
-def test_words_are_predicted_from_all_others_and_never_from_themselves(pieces):
+def test_tokens_are_predicted_from_all_other_tokens(pieces):
     model = BertForMaskedLM(dataclasses.replace(TINY, max_position_embeddings=32))
     params = random_params(model, TINY)
     ids, _ = pieces.encode("the ship found the anchor")
@@ -91,13 +91,13 @@ def folder(pieces, tmp_path_factory):
     return made
 
 
-def test_the_tokenizer_of_a_folder_is_read_without_its_sentencepiece_model(folder, pieces, tmp_path):
+def test_the_tokenizer_is_read_without_the_sentencepiece_model(folder, pieces, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert settings["padding_side"] == "left"  # or transformers would pool padding
+    assert settings["padding_side"] == "left"  # otherwise transformers would pool padding
     again = hf_tokenizer.read_folder_tokenizer(tmp_path)
     assert again.kind == "unigram" and again.special_ids == pieces.special_ids
     for text in ("the ship", "An anchor near the harbour."):
-        (ids,), (others,) = again.encode_ids([text]), pieces.encode_ids([text])
-        assert again.framed(ids, ids) == pieces.framed(others, others)
+        (ids,), (expected_ids,) = again.encode_ids([text]), pieces.encode_ids([text])
+        assert again.framed(ids, ids) == pieces.framed(expected_ids, expected_ids)

@@ -1,4 +1,4 @@
-"""Attention by its definition, random inputs and params, and a training step: the reference side of tests of models."""
+"""Attention by its definition, random inputs and params, and a training step: the reference for tests of models."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ def arrays(dtype, *shapes):
 
 
 def random_params(module, *inputs, deviation: float):
-    """Returns params that are normally distributed: around 1 where LayerNorm scales, else around 0."""
+    """Returns normally distributed params: around 1 for LayerNorm scales, around 0 for all other params."""
     rng, shapes = np.random.default_rng(0), jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"]
 
     def draw(path, x):
@@ -31,12 +31,12 @@ def random_params(module, *inputs, deviation: float):
 
 
 def keys_of(rows: int, rate: float = 1.0, step: int = 7):
-    """Returns dropout keys of rows; None where nothing is dropped."""
+    """Returns dropout keys of rows; None without dropout."""
     return row_keys(jax.random.key(step), jnp.arange(rows)) if rate else None
 
 
 def packed(rows: int, length: int, last: int = 0) -> jax.Array:
-    """Returns rows of three segments of different lengths and padding; in the last row, all is segment `last`."""
+    """Returns rows of three segments of different lengths and padding; the last row has only segment `last`."""
     places, ends = np.arange(length), np.linspace(length // 4, length // 3, rows).astype(int)[:, None]
     segments = np.minimum(places // ends + 1, 4) % 4
     segments[-1] = last

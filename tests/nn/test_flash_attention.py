@@ -1,4 +1,4 @@
-"""The TPU kernels for long texts: emulated on a CPU beside the definition, and compiled ahead for every such TPU."""
+"""The TPU kernels for long texts: emulated on a CPU, compared with the definition, and compiled for every such TPU."""
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,11 @@ from tests.nn.reference import arrays, assert_same, attend, largest, packed
         (4, 128, 4, 64, None, "float32", 5e-6),
         (3, 200, 4, 64, 64, "bfloat16", 2e-2),  # padded to 256, two rows at a time would not divide 3
         (1, 600, 4, 32, 100, "float32", 5e-6),  # padded to 1,024
-        (2, 1536, 2, 64, None, "float32", 5e-6),  # three pieces, and segments that leave some out
-        (1, 1536, 2, 64, 700, "float32", 5e-6),  # a window too wide for one piece
+        (2, 1536, 2, 64, None, "float32", 5e-6),  # three blocks, and segments that skip some blocks
+        (1, 1536, 2, 64, 700, "float32", 5e-6),  # a window wider than one block
     ],
 )
-def test_the_kernels_and_their_gradients_are_those_of_the_definition(rows, length, heads, size, window, dtype, share):
+def test_kernels_and_gradients_equal_the_definition(rows, length, heads, size, window, dtype, share):
     shapes = ((rows, length, 64), (64, 3, heads, size), (3, heads, size), (rows, length, heads * size))
     x, kernel, bias, gradient = arrays(dtype, *shapes)
     segments = packed(rows, length, last=1)
@@ -40,7 +40,7 @@ def test_the_kernels_and_their_gradients_are_those_of_the_definition(rows, lengt
     assert_same(definition, flash, inputs, gradient, share, largest)
 
 
-def test_the_plain_path_computes_what_the_kernels_cannot():
+def test_unsupported_shapes_use_the_plain_path():
     assert can_flash(128, 768, 64) and can_flash(8192, 768, 64) and can_flash(200, 256, 32)
     assert not can_flash(127, 768, 64) and not can_flash(8193, 768, 64)
     lanes_that_are_not_full = ((256, 8), (640, 80), (192, 64))
@@ -51,7 +51,7 @@ def test_the_plain_path_computes_what_the_kernels_cannot():
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize("name", ["v4-8", "v6e-4"])
 def test_the_kernels_compile_for_the_longest_texts(name):
-    """Global and local attention. The kernels take no more memory on chip with more heads."""
+    """Global and local attention. On-chip memory does not grow with the number of heads."""
     device = accelerator(name).devices()[0]
     length, heads = 8192, 2
 

@@ -1,7 +1,7 @@
-"""The GPU kernels, emulated on a CPU, beside their definitions.
+"""The GPU kernels, emulated on a CPU, compared with their definitions.
 
-On a GPU, without the settings of the other tests, the same tests run on its kernels:
-  pytest --noconftest -n 0 -m '' tests/nn/test_gpu_kernels.py -k "definition or drops"
+On a GPU, without the settings of the other tests, the same tests run the compiled kernels:
+pytest --noconftest -n 0 -m '' tests/nn/test_gpu_kernels.py -k "definition or drops"
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ DIFFERENT = AllTiles(Tiles(32, 64, 4, 1), Tiles(64, 16, 4, 1), Tiles(16, 32, 4, 
         slow_case(7, 32, dict(rate=0.0), "float32", 1e-6),  # padded to 16
         slow_case(200, 64, dict(causal=True), "float32", 1e-6),  # padded to 256
         (200, 16, dict(causal=True, window=30), "float32", 1e-6),
-        slow_case(300, 16, dict(rate=0.0, window=64), "float32", 1e-6),  # some pieces are outside the window
+        slow_case(300, 16, dict(rate=0.0, window=64), "float32", 1e-6),  # some blocks are outside of the window
         slow_case(128, 128, {}, "float32", 1e-6),
         slow_case(256, 16, dict(tiles=DIFFERENT), "float32", 1e-6),
         slow_case(90, 16, dict(tiles=AllTiles(*[Tiles(32, 64, 4, 1)] * 3)), "float32", 1e-6),  # padded to 128
@@ -44,7 +44,7 @@ DIFFERENT = AllTiles(Tiles(32, 64, 4, 1), Tiles(64, 16, 4, 1), Tiles(16, 32, 4, 
         slow_case(128, 64, {}, "float16", 6e-4),
     ],
 )
-def test_attention_and_its_gradient_are_those_of_the_definition(length, size, options, dtype, bound):
+def test_attention_and_gradient_equal_the_definition(length, size, options, dtype, bound):
     rows, heads, options = 2, 2, {"rate": 0.1, **options}
     inputs, gradients = arrays(dtype, (rows, length, 3, heads, size), (rows, length, heads * size))
     segments, keys = packed(rows, length), keys_of(rows, options["rate"])
@@ -60,8 +60,8 @@ def test_attention_and_its_gradient_are_those_of_the_definition(length, size, op
 
 
 @pytest.mark.slow
-def test_attention_drops_the_elements_that_dropout_drops():
-    """With equal scores and an identity for values, the context is the dropout mask of a part of the keys."""
+def test_attention_drops_the_elements_of_the_dropout_mask():
+    """With equal scores and an identity matrix as values, the output is the dropout mask of a part of the keys."""
     rows, length, heads, size, rate = 2, 200, 2, 64, 0.1
     keys, segments = keys_of(rows, rate), jnp.ones((rows, length), jnp.int32)
     expected = dropout(jnp.ones((rows, heads, length, length)), rate, keys) > 0
@@ -81,9 +81,7 @@ def test_attention_drops_the_elements_that_dropout_drops():
         slow_case(2, 8, 768, 0.0, True, "bfloat16", 4e-3),
     ],
 )
-def test_the_norm_of_a_sum_and_its_gradient_are_those_of_the_definition(
-    rows, length, hidden, rate, has_biases, dtype, bound
-):
+def test_norm_of_a_sum_and_gradient_equal_the_definition(rows, length, hidden, rate, has_biases, dtype, bound):
     keys, plane, vector = keys_of(rows, rate), (rows, length, hidden), (hidden,)
     x, update, of_norm, of_sum = arrays(dtype, *[plane] * 4)
     update_bias, scale, bias = arrays("float32", *[vector] * 3) if has_biases else (None, jnp.ones(hidden), None)
@@ -116,7 +114,7 @@ def test_the_norm_of_a_sum_and_its_gradient_are_those_of_the_definition(
         slow_case((1, 48, 2, 128), "relu", True, "bfloat16", 4e-3),
     ],
 )
-def test_an_activation_and_its_gradient_are_those_of_the_definition(shape, activation, has_bias, dtype, bound):
+def test_activation_and_gradient_equal_the_definition(shape, activation, has_bias, dtype, bound):
     product, gradient = arrays(dtype, shape, (*shape[:2], shape[-1]))
     (bias,) = arrays("float32", shape[2:]) if has_bias else (None,)
 
@@ -137,8 +135,8 @@ KERNELS += ["gpu_norm_forward", "gpu_norm_backward", "gpu_activation_backward"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family, remat", [("bert", "none"), ("modernbert", "full")])
-def test_a_step_with_kernels_is_the_same_on_any_mesh(family, remat, monkeypatch):
-    """Loss and gradient norm of a step with dropout, of the plain path on one device, and of the kernels on eight."""
+def test_a_step_with_kernels_is_equal_on_any_mesh(family, remat, monkeypatch):
+    """Compares loss and gradient norm of a step with dropout: plain path on one device, kernels on eight devices."""
     size = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=256)
     if family == "modernbert":
         size.update(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=8)
@@ -159,8 +157,8 @@ def test_a_step_with_kernels_is_the_same_on_any_mesh(family, remat, monkeypatch)
 
 
 @pytest.mark.parametrize("size, length, causal, window", [(16, 7, True, None), slow_case(128, 300, False, 64)])
-def test_the_kernels_are_in_the_language_of_a_gpu(size, length, causal, window):
-    """Emulation takes what the compiler of kernels would not."""
+def test_the_kernels_compile_to_ptx(size, length, causal, window):
+    """The emulation accepts programs that the kernel compiler refuses."""
     half = jnp.bfloat16
     keys, vector = keys_of(2, 0.1), jnp.ones(3 * size)
 
@@ -168,7 +166,7 @@ def test_the_kernels_are_in_the_language_of_a_gpu(size, length, causal, window):
         context = gpu_attention(x, packed(2, length), keys, 0.1, chip=H100, causal=causal, window=window)
         norm = gpu_add_norm(update, update, vector, vector, vector, keys, 0.1, 1e-5, H100)
         inner = gpu_activate(product, None, "gelu", H100)
-        return sum(each.astype(jnp.float32).sum() for each in (context, norm, inner))
+        return sum(array.astype(jnp.float32).sum() for array in (context, norm, inner))
 
     shapes = (2, length, 3, 2, size), (2, 20, 3 * size), (2, 16, 2, 128)
     lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays(half, *shapes)).lower(lowering_platforms=("cuda",))
@@ -176,7 +174,7 @@ def test_the_kernels_are_in_the_language_of_a_gpu(size, length, causal, window):
     assert text.count("xla.gpu.triton") == len(KERNELS) and all(name in text for name in KERNELS)
 
 
-def test_what_the_kernels_cannot_do_has_the_plain_path():
+def test_unsupported_shapes_use_the_plain_path():
     half = Compute("bfloat16", "bfloat16", chip=H100)
     assert can_attend_on_gpu(half, 512, 64) and can_norm_on_gpu(half, 512, 1000) and can_activate_on_gpu(half, 512, 384)
     for compute in (Compute(chip=H100), dataclasses.replace(half, chip="Tesla V100"), Compute(chip="cpu")):

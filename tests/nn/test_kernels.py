@@ -1,4 +1,4 @@
-"""Attention beside its definition; the TPU kernels emulated on a CPU, and compiled ahead for every TPU with kernels."""
+"""Attention compared with its definition; the TPU kernels emulated on a CPU, and compiled for all supported TPUs."""
 
 import functools
 
@@ -57,7 +57,7 @@ def causal(attention):
         slow_case(causal(fused), (2, 1024, 2, 64), RATE, "float32", 5e-6),  # in two chunks
     ],
 )
-def test_attention_and_its_gradients_are_those_of_the_definition(attention, sizes, rate, dtype, share):
+def test_attention_and_gradients_equal_the_definition(attention, sizes, rate, dtype, share):
     rows, length, heads, size = sizes
     shapes = ((rows, length, 64), (64, 3, heads, size), (3, heads, size), (rows, length, heads * size))
     x, kernel, bias, gradient = arrays(dtype, *shapes)
@@ -74,8 +74,8 @@ def test_attention_and_its_gradients_are_those_of_the_definition(attention, size
     assert_same(definition, ours, [x, kernel / 8, bias], gradient, share, largest)
 
 
-def test_fused_attention_drops_what_plain_attention_drops():
-    """With equal scores and an identity for values, the context is the dropout mask of one block of keys."""
+def test_fused_and_plain_attention_have_equal_dropout():
+    """With equal scores and an identity matrix as values, the output is the dropout mask of one block of keys."""
     rows, length, heads, size = 2, 256, 2, 64
     segments = jnp.ones((rows, length), jnp.int32)
 
@@ -98,19 +98,19 @@ def test_fused_attention_drops_what_plain_attention_drops():
 @pytest.mark.parametrize(
     "batch, length, heads, tile",
     [
-        (32, 64, 12, None),  # short
-        (2, 128, 2, None),  # few
+        (32, 64, 12, None),  # short rows
+        (2, 128, 2, None),  # few rows
         (32, 128, 12, (4, 12)),
         (34, 128, 12, (2, 12)),  # 4 rows would fit, but do not divide 34
         (7, 384, 12, (1, 4)),  # 5 heads would fit, but do not divide 12
-        (2, 2048, 12, (1, 1)),  # not even one fits
+        (2, 2048, 12, (1, 1)),  # not a single row fits
     ],
 )
 def test_tiles_of_attention_fit_in_the_cache(batch, length, heads, tile):
     assert tile_of(batch, length, heads) == tile
 
 
-def test_on_a_cpu_long_attention_takes_the_memory_of_a_tile():
+def test_long_attention_on_a_cpu_takes_the_memory_of_one_tile():
     batch, length, config = 16, 256, BertConfig(hidden_size=64, num_attention_heads=8)
     x, segments = np.zeros((batch, length, 64), np.float32), np.ones((batch, length), np.int32)
     keys = keys_of(batch)
@@ -126,7 +126,7 @@ def test_on_a_cpu_long_attention_takes_the_memory_of_a_tile():
 
 
 @pytest.mark.parametrize("length, dtype, share", [(128, "float32", 5e-6), slow_case(1024, "bfloat16", 2e-2)])
-def test_fused_norm_and_its_gradients_are_those_of_the_definition(length, dtype, share):
+def test_fused_norm_and_gradients_equal_the_definition(length, dtype, share):
     rows, hidden = 4, 256
     x, update, gradient = arrays(dtype, *[(rows, length, hidden)] * 3)
     vectors, keys = arrays("float32", *[(hidden,)] * 3), keys_of(rows)
@@ -142,8 +142,8 @@ def test_fused_norm_and_its_gradients_are_those_of_the_definition(length, dtype,
 
 
 @pytest.mark.slow
-def test_a_training_step_with_kernels_is_the_same_on_any_mesh(monkeypatch):
-    """Loss and gradient norm, with dropout: of the plain path on one device, and of the kernels on eight."""
+def test_a_training_step_with_kernels_is_equal_on_any_mesh(monkeypatch):
+    """Compares loss and gradient norm with dropout: plain path on one device, kernels on eight devices."""
 
     def step(mesh_sizes, attention, microbatches):
         config = pretraining_config()
@@ -165,10 +165,11 @@ def test_attention_is_fused_where_the_kernel_can_run():
     assert not any(fuses(config, Compute(chip=chip), 512) for chip in ("TPU v3", "NVIDIA H100 80GB HBM3"))
     assert not fuses(BertConfig(attention="xla"), Compute(chip="TPU v4"), 512)
     assert fuses(BertConfig(attention="fused"), Compute(), 512)
-    assert not fuses(BertConfig(hidden_size=640, num_attention_heads=8), Compute(chip="TPU v4"), 512)  # heads of 80
+    # 80 dimensions per head
+    assert not fuses(BertConfig(hidden_size=640, num_attention_heads=8), Compute(chip="TPU v4"), 512)
     mesh = jax.make_mesh((4,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh), nn.logical_axis_rules((("heads", "tensor"),)):
-        assert not fuses(config, Compute(chip="TPU v4"), 512)  # three heads a device do not fill lanes
+        assert not fuses(config, Compute(chip="TPU v4"), 512)  # three heads per device do not fill lanes
 
 
 @pytest.mark.slow
@@ -182,8 +183,8 @@ def test_attention_is_fused_where_the_kernel_can_run():
         ("tpu7x-8", 512, 2),
     ],
 )
-def test_the_kernels_compile_for_every_tpu_that_has_them(name, length, heads):
-    """With 16 heads as in BERT-large: what a kernel needs on the chip grows with them."""
+def test_the_kernels_compile_for_every_supported_tpu(name, length, heads):
+    """With 16 heads as in BERT-large: on-chip memory grows with the number of heads."""
     device = accelerator(name).devices()[0]
     assert pallas.has_kernels(device.device_kind)
 

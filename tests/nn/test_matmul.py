@@ -1,4 +1,4 @@
-"""Products of bfloat16 factors on a CPU: their values, their gradients, and that the compiler takes its fast path."""
+"""Products of bfloat16 factors on a CPU: their values, their gradients, and the fast path of the compiler."""
 
 import functools
 import re
@@ -22,19 +22,19 @@ def normal(seed: int, *shape: int) -> jax.Array:
 
 
 def rounded(x):
-    """What a factor is worth in bfloat16, in float32."""
+    """Rounds an array to bfloat16; returns float32."""
     return np.float32(jnp.asarray(x).astype("bfloat16"))
 
 
 @pytest.mark.parametrize("inputs, features", [(8, (3, 2, 16)), (64, (8,)), (8, (8,))])  # wider, narrower, equal
 @pytest.mark.parametrize("outputs_first", [False, True])
-def test_factors_are_rounded_and_sums_are_not(inputs, features, outputs_first):
+def test_factors_are_rounded_to_bfloat16_and_sums_are_float32(inputs, features, outputs_first):
     if outputs_first and len(features) > 1:
         features = (96,)
     x, kernel = normal(0, 4, 16, inputs), normal(1, inputs, *features)
     grad = normal(2, 4, 16, *features)
-    given = jnp.moveaxis(kernel, 0, -1) if outputs_first else kernel
-    product, pull_back = jax.vjp(lambda x, w: project(x, w, ON_CPU, outputs_first), x, given)
+    stored_kernel = jnp.moveaxis(kernel, 0, -1) if outputs_first else kernel
+    product, pull_back = jax.vjp(lambda x, w: project(x, w, ON_CPU, outputs_first), x, stored_kernel)
     of_x, of_kernel = pull_back(grad)
     assert {product.dtype, of_x.dtype, of_kernel.dtype} == {jnp.dtype("float32")}
     axes = list(range(2, grad.ndim))
@@ -50,11 +50,11 @@ def test_factors_are_rounded_and_sums_are_not(inputs, features, outputs_first):
 @pytest.mark.parametrize(
     "k, m, n, transpose_a, transpose_b", [(16, 16, 8, False, False), (8, 32, 64, True, False), (32, 64, 4, False, True)]
 )
-def test_matrices_are_multiplied_whatever_is_transposed(k, m, n, transpose_a, transpose_b):
+def test_products_of_transposed_matrices_are_correct(k, m, n, transpose_a, transpose_b):
     a, b = normal(0, 2, 3, m, k), normal(1, 2, 3, k, n)
-    given = [jnp.swapaxes(x, -1, -2) if turned else x for x, turned in ((a, transpose_a), (b, transpose_b))]
+    arguments = [jnp.swapaxes(x, -1, -2) if turned else x for x, turned in ((a, transpose_a), (b, transpose_b))]
     for compute, expected in ((ON_CPU, rounded(a) @ rounded(b)), (Compute(), np.asarray(a) @ np.asarray(b))):
-        product = multiply(*given, compute=compute, transpose_a=transpose_a, transpose_b=transpose_b)
+        product = multiply(*arguments, compute=compute, transpose_a=transpose_a, transpose_b=transpose_b)
         np.testing.assert_allclose(product, expected, atol=1e-4)
 
 
@@ -66,7 +66,7 @@ SMALL = BertConfig(
 
 @pytest.fixture(scope="module")
 def step():
-    """The loss's gradient of a small model by type of product: (compiled, of random params)."""
+    """Returns, by product type, the loss gradient of a small model: (compiled, with random params)."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1, 500, (16, 128))
     segments, types = np.ones_like(ids), (np.arange(128) > 60) * np.ones_like(ids)
@@ -91,15 +91,15 @@ def step():
 
 
 @pytest.mark.slow
-def test_a_step_with_bfloat16_products_is_the_float32_step_up_to_rounding(step):
+def test_a_step_with_bfloat16_products_equals_the_float32_step_up_to_rounding(step):
     both, params = step
     (loss, exact), (rough_loss, rough) = (both[name](params) for name in ("float32", "bfloat16"))
     assert rough_loss != loss
     np.testing.assert_allclose(rough_loss, loss, rtol=2e-3)
     for path, expected in jax.tree_util.tree_leaves_with_path(exact):
-        found = functools.reduce(lambda tree, key: tree[key.key], path, rough)
-        assert found.dtype == jnp.float32
-        error = np.linalg.norm(found - expected) / (np.linalg.norm(expected) + 1e-6)
+        actual = functools.reduce(lambda tree, key: tree[key.key], path, rough)
+        assert actual.dtype == jnp.float32
+        error = np.linalg.norm(actual - expected) / (np.linalg.norm(expected) + 1e-6)
         assert error < 3e-2, (jax.tree_util.keystr(path), error)
 
 
@@ -113,5 +113,5 @@ def test_every_product_of_a_step_takes_the_fast_path(step):
         if large and types[first] != "bf16" and "next_sentence" not in line:
             slow.append(line)
     fast = re.findall(r"kind=kCustom.*__ynn_fusion", text)
-    # Of a layer: three of each of four kernels, and seven of attention.
+    # One layer has three products for each of its four kernels, and seven products in attention.
     assert not slow and len(fast) >= 3 * 4 + 7, (slow, len(fast))

@@ -1,4 +1,4 @@
-"""Attention with relative positions, against the papers' sums, a number at a time."""
+"""Attention with relative positions compared with the sums of the papers, one number at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,16 @@ KEYS = MEMORY + QUERIES
 
 
 def sinusoid(distance: int) -> np.ndarray:
-    """Section 3.3 takes Vaswani et al.'s, of the distance."""
-    found = [np.sin(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)]
-    return np.array(found + [np.cos(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)])
+    """Section 3.3 uses the sinusoids of Vaswani et al., as a function of the distance."""
+    sines = [np.sin(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)]
+    return np.array(sines + [np.cos(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)])
 
 
 def by_hand(query, key, value, matrix, u, v, sees, segment=None):
-    """What each query sees. `matrix` `[heads, size, size]` projects sinusoids; places of `sees(i, j)` count memory."""
+    """Computes attention query by query.
+
+    `matrix` `[heads, size, size]` projects sinusoids; positions of `sees(i, j)` include the memory.
+    """
     seen = np.zeros(query.shape)
     for row in range(ROWS):
         for head in range(HEADS):
@@ -54,13 +57,13 @@ def draw():
 
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("has_segments", [True, False])
-def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
+def test_relative_attention_equals_the_equations_of_the_papers(draw, is_causal, has_segments):
     query, key, value = draw(ROWS, QUERIES, HEADS, SIZE), *draw(2, ROWS, KEYS, HEADS, SIZE)
     matrix, u, v = draw(HEADS, SIZE, SIZE), *draw(2, HEADS, SIZE)
     segment = (draw(HEADS, SIZE), draw(2, HEADS, SIZE), draw(ROWS, QUERIES, KEYS) > 0) if has_segments else None
 
     def sees(i, j):
-        return j > 0 and (j <= i if is_causal else True)  # and the first place of memory is empty
+        return j > 0 and (j <= i if is_causal else True)  # and the first position of the memory is empty
 
     expected = by_hand(query, key, value, matrix, u, v, sees, segment)
     embedded = distance_embeddings(distances(QUERIES, KEYS, is_causal), SIZE)
@@ -69,8 +72,8 @@ def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
     read, biases = Read(key, value, jnp.array(positions)), Biases(u, v)
     inputs = (jnp.array(query), jax.tree.map(jnp.array, read), biases, mask)
     term = SegmentTerm(*map(jnp.array, segment)) if has_segments else None
-    found = jax.jit(lambda *inputs: attend_relative(*inputs, 0.0, Compute(), segments=term))(*inputs)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    actual = jax.jit(lambda *inputs: attend_relative(*inputs, 0.0, Compute(), segments=term))(*inputs)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
     if not has_segments:
         shown = probabilities(*inputs)
         np.testing.assert_allclose(jnp.einsum("bhqk,bkhd->bqhd", shown, value), expected, atol=1e-5)
@@ -78,7 +81,7 @@ def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
 
 
 @pytest.mark.parametrize("queries, keys", [(1, 1), (6, 33)])
-def test_queries_stand_at_any_places(queries, keys):
+def test_scores_are_shifted_for_queries_at_arbitrary_positions(queries, keys):
     rng, known = np.random.default_rng(keys), distances(keys, keys, is_causal=False).tolist()
     scores = rng.normal(size=(3, queries, 2, len(known))).astype(np.float32)
     places = rng.integers(0, keys, (3, queries))
@@ -90,9 +93,12 @@ def test_queries_stand_at_any_places(queries, keys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("predicts", [False, True])
-def test_memory_is_that_of_scores(predicts):
-    """Forwards and backwards. An embedding of each pair of tokens would take 64 times as much as a head's scores."""
-    heads, size, found = 2, 64, []
+def test_memory_use_is_bounded_by_the_scores(predicts):
+    """Forward and backward pass.
+
+    An embedding for each pair of tokens would take 64 times as much as the scores of a head.
+    """
+    heads, size, shares = 2, 64, []
     for length in (128, 256):
         arrays = {name: jnp.zeros((1, length, heads, size)) for name in ("query", "keys", "values")}
         positions = jnp.zeros((2 * length, heads, size))
@@ -105,11 +111,11 @@ def test_memory_is_that_of_scores(predicts):
             return attend_relative(arrays["query"], read, biases, mask, 0.0, Compute(), places=places).sum()
 
         program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(arrays, positions).compile()
-        found.append(program.memory_analysis().temp_size_in_bytes / (4 * heads * length * length))
-    assert max(found) < 16 and found[1] < 1.2 * found[0]
+        shares.append(program.memory_analysis().temp_size_in_bytes / (4 * heads * length * length))
+    assert max(shares) < 16 and shares[1] < 1.2 * shares[0]
 
 
-def test_dropout_takes_each_rows_own_key(draw):
+def test_dropout_uses_one_key_per_row(draw):
     query, key, value = draw(ROWS, QUERIES, HEADS, SIZE), *draw(2, ROWS, KEYS, HEADS, SIZE)
     keys = jax.random.split(jax.random.key(0), ROWS)
     mask, biases = np.ones((1, 1, QUERIES, KEYS), bool), Biases(*jnp.array(draw(2, HEADS, SIZE)))

@@ -1,4 +1,4 @@
-"""What BERT chose otherwise than others: causal attention, positions, where LayerNorm is, a BiLSTM on top."""
+"""Variants of BERT: causal attention, positions, the position of LayerNorm, a BiLSTM on top."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ LSTMS = dataclasses.replace(TINY, num_hidden_layers=2, hidden_size=32, family="l
 
 
 def made(module, config, *more_inputs, **fields):
-    """Returns a compiled model with random params, none of which is 0 or 1, and the params."""
+    """Returns a compiled model with random params without 0 and 1, and the params."""
     model, ids = module(config, **fields), np.zeros((1, 8), np.int32)
     params = random_params(model, ids, ids, ids, *more_inputs, deviation=0.3)
     apply = jax.jit(model.apply, static_argnames=("method", "every_layer"))
@@ -40,7 +40,7 @@ def made(module, config, *more_inputs, **fields):
 
 
 def row(seed, length=12, width=12):
-    """Returns a text: ids, segments and token types, with padding up to a width."""
+    """Returns a text: ids, segments and token types, padded to a width."""
     ids = np.random.default_rng(seed).integers(5, 60, length)
     return (
         np.pad(ids, (0, width - length))[None],
@@ -50,19 +50,19 @@ def row(seed, length=12, width=12):
 
 
 def changed_at(ids, place: int):
-    """Returns ids with another word at a place."""
+    """Returns ids with another token at one position."""
     return np.where(np.arange(ids.shape[1]) == place, (ids + 1) % 60, ids)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_causal_model_sees_what_was_before_and_nothing_else(norm):
+def test_a_causal_model_depends_on_earlier_tokens_only(norm):
     run, _ = made(BertModel, dataclasses.replace(TINY, causal=True, norm=norm))
     ids, segments, types = row(0)
     before, pooled = run(ids, segments, types)
     for place in (0, 5, 11):
         after, other = run(changed_at(ids, place), segments, types)
         np.testing.assert_array_equal((after != before).any(-1)[0], np.arange(12) >= place)
-        assert (other != pooled).any()  # the last token has seen all of it
+        assert (other != pooled).any()  # the last token depends on all tokens
 
 
 def test_a_causal_model_is_pooled_at_the_last_token_of_each_example():
@@ -78,22 +78,22 @@ def test_a_causal_model_is_pooled_at_the_last_token_of_each_example():
     np.testing.assert_allclose(pooled[0, :3], alone, atol=2e-5)
 
 
-def test_sinusoids_are_those_of_the_original_transformer():
+def test_sinusoids_equal_the_original_transformer():
     """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i + 1) = cos of the same."""
     size = 6
-    found = sinusoids(9, size) * size**0.5
+    table = sinusoids(9, size) * size**0.5
     for position in range(9):
         for i in range(size // 2):
             angle = position / 10_000 ** (2 * i / size)
-            np.testing.assert_allclose(found[position, 2 * i], math.sin(angle), atol=1e-6)
-            np.testing.assert_allclose(found[position, 2 * i + 1], math.cos(angle), atol=1e-6)
+            np.testing.assert_allclose(table[position, 2 * i], math.sin(angle), atol=1e-6)
+            np.testing.assert_allclose(table[position, 2 * i + 1], math.cos(angle), atol=1e-6)
 
 
 @pytest.mark.parametrize(
     "positions, knows_order",
     [("learned", True), ("none", False), slow_case("sinusoidal", True), slow_case("each_layer", True)],
 )
-def test_only_positions_tell_the_order_of_words(positions, knows_order):
+def test_only_positions_encode_word_order(positions, knows_order):
     run, params = made(BertModel, dataclasses.replace(TINY, positions=positions))
     assert ("position" in params["embeddings"]) == (positions == "learned")
     assert ("position" in params["encoder"]["layers"]) == (positions == "each_layer")
@@ -104,8 +104,8 @@ def test_only_positions_tell_the_order_of_words(positions, knows_order):
     assert (np.abs(shuffled - straight[:, order]).max() > 0.1) == knows_order
 
 
-def test_no_output_depends_on_fields_that_fine_tuning_may_change():
-    """Sinusoidal positions do not depend on the range of initial values, either."""
+def test_fields_that_fine_tuning_may_change_do_not_change_outputs():
+    """Sinusoidal positions do not depend on initializer_range either."""
     config = dataclasses.replace(TINY, positions="sinusoidal")
     run, params = made(BertModel, config)
     names = (name for name in fields_with_roles(config, "") if name.endswith(("prob", "range")))
@@ -127,7 +127,7 @@ def test_features_of_a_model_that_ends_with_a_layernorm_are_its_output():
 @pytest.mark.parametrize(
     "module", [BertForTokenClassification, *map(slow_case, [BertForSequenceClassification, BertForQuestionAnswering])]
 )
-def test_a_bilstm_on_top_reads_both_ways_and_no_padding(module):
+def test_a_bilstm_reads_both_directions_and_no_padding(module):
     labels = {} if module is BertForQuestionAnswering else {"labels": 3}
     run, params = made(module, dataclasses.replace(TINY, causal=True), lstm_size=8, **labels)
     assert params["lstm"]["forward_0"]["hi"]["kernel"].shape == (8, 8) and "pooler" not in params["bert"]
@@ -137,19 +137,21 @@ def test_a_bilstm_on_top_reads_both_ways_and_no_padding(module):
     padded = run(*wider)
     padded = padded if module is BertForSequenceClassification else padded[:, :12]
     np.testing.assert_allclose(padded, logits, atol=1e-5)
-    changed = run(changed_at(ids, 11), segments, types)  # the first token of a causal model sees it in the BiLSTM alone
+    # the first token of a causal model depends on the changed token through the BiLSTM only
+    changed = run(changed_at(ids, 11), segments, types)
     assert (changed != logits).any(-1).all()
 
 
-def test_two_lstms_see_one_side_each():
-    """In all layers: the first half of a state the words before, the other half the words after, padding never.
+def test_the_two_lstms_read_opposite_directions():
+    """In all layers, the first half of a state depends on earlier tokens, the second half on later tokens, never on
+    padding.
 
-    Each is pooled where it has read the whole row.
+    Each half is pooled at the end of its direction.
     """
     model, (ids, segments, types) = ElmoModel(LSTMS), row(0, width=16)
     params = random_params(model, ids, segments, types, deviation=0.3)
     assert "layers" not in params["encoder"] and params["encoder"]["backward_1"]["hi"]["kernel"].shape == (16, 16)
-    params["pooler"]["dense"]["kernel"], variables = np.eye(32), {"params": params}  # it shows what it reads
+    params["pooler"]["dense"]["kernel"], variables = np.eye(32), {"params": params}  # the output shows the inputs
 
     @jax.jit
     def run(ids):
@@ -166,9 +168,10 @@ def test_two_lstms_see_one_side_each():
         assert (other_pooled != pooled).any(-1).tolist() == [is_read] * 2
 
 
-def test_each_lstm_predicts_the_words_that_it_has_not_seen():
+def test_the_lstms_predict_unseen_tokens():
     ids, segments, types = row(0)
-    positions = np.array([[0, 5, 10, 1, 6, 11]])  # the words after the first three, and before the others
+    # the tokens after the first three tokens, and before the remaining ones
+    positions = np.array([[0, 5, 10, 1, 6, 11]])
     run, _ = made(BertForMaskedLM, dataclasses.replace(LSTMS, num_hidden_layers=1), np.zeros((1, 6), int))
     before = run(ids, segments, types, positions)
     for place in range(12):
@@ -176,19 +179,19 @@ def test_each_lstm_predicts_the_words_that_it_has_not_seen():
         assert differs.tolist() == [*(place <= at for at in (0, 5, 10)), *(place >= at for at in (1, 6, 11))]
 
 
-def test_flops_of_two_lstms():
-    """Four gates of 16 units a direction, which read 32 numbers in the first layer and 16 in the second."""
+def test_flops_of_two_lstms_equal_the_gate_products():
+    """Four gates of 16 units per direction, with 32 inputs in the first layer and 16 inputs in the second layer."""
     assert model_flops(LSTMS, 3, 7, 0, pooled=0) == 3 * 7 * 2 * 2 * 4 * 16 * ((32 + 16) + (16 + 16))
 
 
-def test_flops_of_a_bilstm():
-    """Two directions of four gates, each of an input and a state, 2 FLOPs a multiply-add, per token and layer."""
+def test_flops_of_a_bilstm_equal_the_gate_products():
+    """Two directions of four gates with an input and a state, 2 FLOPs per multiply-add, per token and layer."""
     model = BertForTokenClassification(TINY, 3, lstm_size=8, lstm_layers=2)
     assert lstm_flops(model, 5, 7) == 5 * 7 * 2 * 2 * 4 * 8 * ((16 + 8) + (2 * 8 + 8))
     assert lstm_flops(BertForTokenClassification(TINY, 3), 5, 7) == 0
 
 
-def test_sizes_have_names_or_numbers():
+def test_model_sizes_are_names_or_numbers():
     assert model_size("12-768-12") == model_size("base") == model_size("gpt2")
     assert model_size("gpt2-xl") == dict(
         num_hidden_layers=48, hidden_size=1600, num_attention_heads=25, intermediate_size=6400

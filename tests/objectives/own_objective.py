@@ -1,5 +1,6 @@
-"""An objective as a user would write it: the number of tokens of a text, and whether one of its tokens, chosen at
-random, is in the first half of the vocabulary."""
+"""A user-defined objective: predicts the number of tokens of a text, and whether a random token of the text is in the
+first half of the vocabulary.
+"""
 
 import flax.linen as nn
 import jax
@@ -25,7 +26,7 @@ class Counter(nn.Module):
 
 
 class CountTokens(BatchTransform):
-    """Adds the number of tokens, in hundreds, and one of the token ids, by a random number of the host."""
+    """Adds the number of tokens in hundreds, and one token id, chosen by a random number of the host."""
 
     def draw(self, rng, rows, length):
         return {"place": rng.random(rows)}
@@ -38,7 +39,7 @@ class CountTokens(BatchTransform):
 
 
 class CountMetrics(ObjectiveMetrics):
-    """The loss, beside the loss of the mean count."""
+    """The loss, and the loss of the mean count as a baseline."""
 
     plots = (Plot("loss of counts", "loss", "{name}_mean_loss"),)
 

@@ -1,4 +1,4 @@
-"""Auxiliary losses: what they are by definition, when layers stop, and bits per byte of a run."""
+"""Auxiliary losses: their definition, the end of the loss of a layer, and bits per byte of a run."""
 
 import jax
 import numpy as np
@@ -40,21 +40,21 @@ def task_for(records=None, **fields):
 
 
 def by_definition(task, params, batch, settings):
-    """The mean over next characters of each layer's auxiliary losses, sequence by sequence: `[LAYERS]`."""
+    """Computes the mean auxiliary loss of each layer over next characters, sequence by sequence: `[LAYERS]`."""
     read = (batch.get(name) for name in ("input_ids", "segments", "token_types", "positions"))
-    encode = jax.jit(lambda *given: task.loss.model.bind({"params": params}).bert.encode(*given, every_layer=True))
+    encode = jax.jit(lambda *inputs: task.loss.model.bind({"params": params}).bert.encode(*inputs, every_layer=True))
     states, params = jax.device_get((encode(*read), params))
     totals, count = np.zeros(LAYERS), 0
     for row, segments in enumerate(batch["segments"]):
         for segment in range(1, segments.max() + 1):
-            places = np.flatnonzero(segments == segment)[:-1]  # without the last [SEP]
+            places = np.flatnonzero(segments == segment)[:-1]  # without the final [SEP]
             count += len(places) - 1
             for layer in range(1, LAYERS + 1):
                 name, number, first = (
                     (auxiliary.LAST, 0, 2) if layer == LAYERS else (auxiliary.INTERMEDIATE, layer - 1, 1)
                 )
                 for target, ahead in enumerate(range(first, settings.targets + 1)):
-                    kernel, bias = (params[name]["layers"][each][number, target] for each in ("kernel", "bias"))
+                    kernel, bias = (params[name]["layers"][part][number, target] for part in ("kernel", "bias"))
                     logits = (states[layer, row, places[:-ahead]] @ kernel.T + bias)[:, :261]
                     words = batch["input_ids"][row, places[ahead:]]
                     losses = np.log(np.exp(logits).sum(1)) - np.take_along_axis(logits, words[:, None], 1)[:, 0]
@@ -66,20 +66,20 @@ def by_definition(task, params, batch, settings):
 @pytest.mark.parametrize(
     "packing, settings", [(False, {}), (True, dict(targets=3, target_weight=0.25, layers_until=1.0))]
 )
-def test_losses_and_gradients_while_layers_stop(run, packing, settings):
-    """All in one compiled function: the progress is an input."""
+def test_losses_and_gradients_while_layers_are_switched_off(run, packing, settings):
+    """One compiled function serves all values: the progress is an input."""
     task, settings = task_for(run / "records", packing=packing, **settings), auxiliary.AuxiliaryLosses(**settings)
     params = params_of(task)
     batch = next(task.batches(5))
     assert (batch["progress"] == np.float32(5 / STEPS)).all()
     assert_as_planned(task, batch)
     step = jax.jit(jax.value_and_grad(lambda p, b: task.loss(p, task.loss.normalize(b)), has_aux=True))
-    each = by_definition(task, params, batch, settings)
+    layer_losses = by_definition(task, params, batch, settings)
     for progress in (0.0, 0.16, 0.17, 0.34, 0.9):
-        given = batch | {"progress": np.full_like(batch["progress"], progress)}
-        (loss, metrics), gradient = step(params, given)
+        batch_at_progress = batch | {"progress": np.full_like(batch["progress"], progress)}
+        (loss, metrics), gradient = step(params, batch_at_progress)
         learns = np.array([progress < settings.layers_until * layer / LAYERS for layer in range(1, LAYERS)])
-        np.testing.assert_allclose(metrics["auxiliary_loss"], each @ [*learns, True], rtol=1e-5)
+        np.testing.assert_allclose(metrics["auxiliary_loss"], layer_losses @ [*learns, True], rtol=1e-5)
         np.testing.assert_allclose(loss, metrics["lm_loss"] + metrics["auxiliary_loss"], rtol=1e-6)
         kernels = gradient[auxiliary.INTERMEDIATE]["layers"]["kernel"]
         assert (np.abs(kernels).max((1, 2, 3)) > 0).tolist() == learns.tolist()
@@ -87,7 +87,7 @@ def test_losses_and_gradients_while_layers_stop(run, packing, settings):
     assert step._cache_size() == 1
 
 
-def test_flops_are_those_of_all_output_layers():
+def test_flops_include_all_auxiliary_heads():
     def flops(objective, **settings):
         config = config_for(packing=False, **settings)
         config.objective = objective
@@ -99,7 +99,7 @@ def test_flops_are_those_of_all_output_layers():
 
 
 @pytest.mark.slow
-def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_path, monkeypatch):
+def test_bits_per_byte_of_a_run_from_scratch(run, corpus_file, tmp_path, monkeypatch):
     source, config = pretrained.read_pretrained(run), configs()["transformer-auxiliary"]
     assert source.predicts_words
     monkeypatch.setattr(adaptation, "WINDOW_BYTES", (20, 30))  # all rows have one length
@@ -130,7 +130,7 @@ def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_p
     ({"objective": "lm"}, "config.objectives.auxiliary: the run trains lm, not auxiliary; remove the field"),
     ({"eval.bits_windows": 3, "data.corpus": None}, "config.data.corpus = None: eval.bits_windows = 3 needs held-out"),
 ])  # fmt: skip
-def test_what_cannot_be_learnt_is_said(fields, message):
+def test_unsupported_configs_are_refused(fields, message):
     config = config_for()
     config.update_from_flattened_dict(fields)
     with pytest.raises(UserError, match=message) as error:

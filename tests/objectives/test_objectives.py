@@ -1,4 +1,4 @@
-"""Objectives: what ours add to a batch, how they are summed, and one from outside of the package."""
+"""Objectives: the arrays that they add to a batch, their weighted sum, and a user-defined objective."""
 
 import copy
 import itertools
@@ -35,7 +35,7 @@ def registered():
         del OBJECTIVES.registered[name]
 
 
-def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
+def test_the_objective_is_configured_or_follows_from_model_and_data():
     def learnt(**fields):
         config = tiny_config()
         config.update_from_flattened_dict(fields)
@@ -46,7 +46,7 @@ def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
     assert learnt(**{"data.next_sentence": "none"}) == {"mlm": 1}
     assert learnt(**{"data.next_sentence": "none", "model.causal": True}) == {"lm": 1}
     assert learnt(**{"data.next_sentence": "none", "model.family": "lstms"}) == {"bilm": 1}
-    assert learnt(objective="mlm") == {"mlm": 1}  # and nothing about the pairs of the records
+    assert learnt(objective="mlm") == {"mlm": 1}  # no objective for the pairs of the records
     assert learnt(objective=".5*count+mlm + 3 * nsp ") == {"count": 0.5, "mlm": 1, "nsp": 3}
 
 
@@ -64,7 +64,7 @@ def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
     ("mlm + sop", r"config.data.next_sentence = 'pairs': objective = .* needs order; set order"),
     ("nsp", r"config.eval.fill_masks = .*: models trained on nsp cannot fill masks; set \(\)"),
 ])  # fmt: skip
-def test_what_cannot_be_learnt_is_said(objective, message):
+def test_unsupported_objectives_are_refused(objective, message):
     config = tiny_config("corpus")
     config.objective, config.eval.fill_masks = objective, ("a [MASK]",)
     with pytest.raises(UserError, match=message):
@@ -81,14 +81,14 @@ def config_for(records="unused", objective="count + mlm", **fields):
     return config
 
 
-def task_for(records, *given, **fields):
-    config = config_for(records, *given, **fields)
+def task_for(records, *arguments, **fields):
+    config = config_for(records, *arguments, **fields)
     pieces = tokenizer.load_tokenizer("wordpiece", records / "vocab.txt")
     return pretraining_task(config, one_device_mesh(config), records, tokenizer=pieces)
 
 
 def params_of(task, deviation=0.1):
-    """Returns random params, none of which is 0."""
+    """Returns random params without 0."""
     rng = np.random.default_rng(0)
 
     def value(path, x):
@@ -100,7 +100,7 @@ def params_of(task, deviation=0.1):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 3, 64])
-def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder, monkeypatch, part):
+def test_chunked_logits_give_equal_loss_and_gradient(records_folder, monkeypatch, part):
     task = task_for(records_folder, "mlm")
     batch, params = next(task.batches(0)), params_of(task)
 
@@ -113,8 +113,8 @@ def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder
     monkeypatch.setattr(words, "CHUNK_BYTES", part * 16 * 4 * 256)  # 16 rows of 256 words
     in_parts = traced()
     assert "16,5,256" not in str(in_parts.jaxpr).replace(" ", "") or part >= 5
-    found, expected = (each.lower().compile()(params) for each in (in_parts, expected))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)
+    actual, expected = (program.lower().compile()(params) for program in (in_parts, expected))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), actual, expected)
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder
     ("lm + auxiliary", {}, {"model.causal": True, "model.num_hidden_layers": 2, "data.next_sentence": "none",
                             "data.masking": "dynamic"}),
 ])  # fmt: skip
-def test_eight_devices_and_microbatches_give_the_step_of_one_device(objective, settings, fields, records_folder):
+def test_a_step_on_eight_devices_with_microbatches_equals_one_device(objective, settings, fields, records_folder):
     """With dropout, and with the random numbers of the objectives."""
     config = config_for(records_folder)
     config.optimizer.update(name="sgd", schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.0)
@@ -139,18 +139,18 @@ def test_eight_devices_and_microbatches_give_the_step_of_one_device(objective, s
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), params, expected)
 
 
-# One from outside.
+# A user-defined objective.
 
 
 def assert_as_planned(task, batch):
-    """Compares the shapes and types of a batch with what the planner is told."""
-    told = task.data[0].abstract_batch()
-    assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+    """Compares the shapes and types of a batch with the shapes and types for the planner."""
+    planned = task.data[0].abstract_batch()
+    assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in planned.items()}
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_its_numbers_of_the_host_are_those_of_the_row(records_folder, packing):
-    """A batch is the same after another start."""
+def test_host_random_numbers_are_a_function_of_the_row(records_folder, packing):
+    """A batch is equal after another start."""
     task = task_for(records_folder, packing=packing)
     batch, (_, _, expected) = next(task.batches(7)), itertools.islice(task.batches(5), 3)
     assert_as_planned(task, batch)
@@ -160,18 +160,18 @@ def test_its_numbers_of_the_host_are_those_of_the_row(records_folder, packing):
     assert ((batch["segments"] > 0) == batch["inside"]).all()
 
 
-def test_masks_do_not_depend_on_what_else_is_added(records_folder):
-    """Nor on the order of the sum; what is added is made of the tokens that the records have."""
-    pieces, found = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt"), []
+def test_masks_do_not_depend_on_other_objectives(records_folder):
+    """Masks do not depend on the order of the sum; the objectives read the unmasked tokens of the records."""
+    pieces, masked_ids = tokenizer.load_tokenizer("wordpiece", records_folder / "vocab.txt"), []
     for objective in ("mlm", "mlm + count", "count + mlm"):
         config = config_for(records_folder, objective, **{"data.masking": "dynamic"})
         batch = {"input_ids": np.arange(5, 69)[None].repeat(4, 0).astype(np.int32), "segments": np.ones((4, 64), int)}
         transforms = transforms_of(config, stages_of(config)[-1], pieces)
-        found.append(apply_transforms(batch, transforms, np.arange(4), 256, [0, 0, 2]))
-    assert (found[0]["input_ids"] == pieces.mask_id).any()
-    for other in found[1:]:
-        assert all((other[name] == found[0][name]).all() for name in found[0])
-        assert all((other[name] == found[2][name]).all() for name in found[2])
+        masked_ids.append(apply_transforms(batch, transforms, np.arange(4), 256, [0, 0, 2]))
+    assert (masked_ids[0]["input_ids"] == pieces.mask_id).any()
+    for other in masked_ids[1:]:
+        assert all((other[name] == masked_ids[0][name]).all() for name in masked_ids[0])
+        assert all((other[name] == masked_ids[2][name]).all() for name in masked_ids[2])
         assert (other["chosen_id"] != pieces.mask_id).all()
 
 
@@ -182,7 +182,7 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
     (type("Undecorated", (own_objective.Count,), dict(__annotations__=dict(rate=float), rate=0.1))(),
      "objective 'twin': its class declares the setting 'rate', but is not a dataclass; decorate the class with"),
 ])  # fmt: skip
-def test_mistakes_in_an_objective_of_a_user_are_named(monkeypatch, twin, message):
+def test_mistakes_in_a_user_objective_are_named(monkeypatch, twin, message):
     monkeypatch.setitem(OBJECTIVES.registered, "twin", twin)
     config = tiny_config("corpus")
     config.objective = "mlm + twin"
@@ -190,7 +190,7 @@ def test_mistakes_in_an_objective_of_a_user_are_named(monkeypatch, twin, message
         validate(config)
 
 
-def test_what_is_added_must_be_declared(records_folder, monkeypatch):
+def test_undeclared_batch_arrays_are_refused(records_folder, monkeypatch):
     class Undeclared(own_objective.Count):
         def batch_spec(self, config, stage):
             return BatchSpec(count=per_sequence(np.float32))

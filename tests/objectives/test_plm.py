@@ -1,4 +1,4 @@
-"""Permuted words: what a prediction sees, the records that they are drawn from, packing, and mistakes."""
+"""Permutation language modelling: visible tokens of a prediction, records, packing, and mistakes."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ from tests.conftest import heldout_batches, preparing_in_process, tiny_config
 from tests.models.test_modernbert import random_params
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
-PIECES = 83  # the corpus gives as many
+PIECES = 83  # equal to the vocabulary size that the corpus gives
 SIZES = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
 TINY = XlnetConfig(vocab_size=PIECES, max_position_embeddings=64, **SIZES)
 
@@ -58,9 +58,10 @@ def pieces(records):
 
 
 @pytest.mark.parametrize("has_memory", [False, True])
-def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, has_memory):
-    """Two sequences share a row. Each token is changed in turn: the predictions that change belong to the same sequence
-    and come after the token in the order. All predictions see the filled places of the memory, and no others."""
+def test_a_prediction_depends_only_on_earlier_tokens_of_the_order(pieces, has_memory):
+    """Two sequences share a row. Each token is changed in turn: the changed predictions belong to the same sequence and
+    come after the token in the order. All predictions see the filled positions of the memory, and no other positions.
+    """
     rng, first, length = np.random.default_rng(0), 12, 30
     ids = rng.integers(5, PIECES, (2, length))
     ids[0, 10:12], ids[1, 16:18] = [pieces.sep_id, pieces.cls_id], [pieces.sep_id, pieces.cls_id]
@@ -99,9 +100,9 @@ def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, has_mem
             assert ((np.asarray(other) != before).any(-1) == (place >= 7 - filled)).all()
 
 
-def test_records_end_with_cls_which_has_a_type_of_its_own(records, pieces, corpus_file, tmp_path, in_process):
-    def batches(folder, **given):
-        files = find_records(folder, 32, 8, "train", **given)
+def test_records_end_with_cls_of_a_separate_token_type(records, pieces, corpus_file, tmp_path, in_process):
+    def batches(folder, **options):
+        files = find_records(folder, 32, 8, "train", **options)
         return list(heldout_batches(files, 32, 8, batch_size=64, max_sequences=256))
 
     assert pieces.special_ids == tuple(map(pieces.pieces.index, XLNET))
@@ -115,8 +116,8 @@ def test_records_end_with_cls_which_has_a_type_of_its_own(records, pieces, corpu
     config = config_for(corpus_file)
     config.tokenizer.path, config.data.layout = str(records / "tokenizer.model"), "compact"
     prepare(config, tmp_path / "compact")
-    for ours, theirs in zip(batches(tmp_path / "compact", token_types=3), google, strict=True):
-        assert all((ours[name] == theirs[name]).all() for name in theirs)
+    for our_batch, google_batch in zip(batches(tmp_path / "compact", token_types=3), google, strict=True):
+        assert all((our_batch[name] == google_batch[name]).all() for name in google_batch)
     with pytest.raises(UserError, match="has 2 in segment_ids, which must be from 0 to 1"):
         batches(records)
 

@@ -1,4 +1,4 @@
-"""Replaced words: drawing and reading words, configs, checkpoints that are read and begun with, layers, meshes."""
+"""Replaced token detection: sampling, configs, reading checkpoints and starting from checkpoints, layers, meshes."""
 
 import functools
 import json
@@ -61,42 +61,42 @@ def keys_of(rows, seed=0):
     return jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(jnp.arange(rows))
 
 
-# What is drawn.
+# Sampled tokens.
 
 
 @pytest.mark.slow
-def test_words_are_drawn_from_the_softmax():
+def test_tokens_are_sampled_from_the_softmax():
     logits = np.random.default_rng(0).normal(0, 1.5, (1, 2, 60)).astype(np.float32)
     logits[..., 50:] = np.finfo(np.float32).min  # rows that pad the vocabulary
     rows = 40_000
-    found = np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))
+    sampled = np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))
     expected = np.asarray(jax.nn.softmax(logits))[0]
     for place in range(2):
-        counts = np.bincount(found[:, place], minlength=60)
+        counts = np.bincount(sampled[:, place], minlength=60)
         assert not counts[50:].any()
         chi_square = ((counts[:50] - rows * expected[place][:50]) ** 2 / (rows * expected[place][:50])).sum()
         assert chi_square < 95  # 49 degrees of freedom: 1 in 10,000
-    both = np.histogram2d(*found.T, bins=[range(61), range(61)])[0] / rows
-    assert np.abs(both - np.outer(*expected)).max() < 0.005  # places are independent
-    assert (found == np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))).all()
+    both = np.histogram2d(*sampled.T, bins=[range(61), range(61)])[0] / rows
+    assert np.abs(both - np.outer(*expected)).max() < 0.005  # positions are independent
+    assert (sampled == np.asarray(jax.jit(sample_tokens)(jnp.broadcast_to(logits, (rows, 2, 60)), keys_of(rows)))).all()
     parts = [sample_tokens(jnp.broadcast_to(logits[:, i : i + 1], (9, 1, 60)), keys_of(9), 60 * i) for i in range(2)]
-    assert (np.concatenate(parts, 1) == found[:9]).all()
+    assert (np.concatenate(parts, 1) == sampled[:9]).all()
 
 
 def rewritten(task, params, batch, keys):
-    """Returns the batch that the encoder reads, and the generator's loss."""
+    """Returns the input batch of the encoder, and the loss of the generator."""
     objective = task.loss.terms[1].objective
 
     def rewrite(model, batch, keys):
-        given = EncodedBatch(batch, model.bert, {"generator": model.generator}, None, None)
-        encoded = objective.rewrite(given, batch["word_weights"], keys)
+        encoded_batch = EncodedBatch(batch, model.bert, {"generator": model.generator}, None, None)
+        encoded = objective.rewrite(encoded_batch, batch["word_weights"], keys)
         return {name: encoded.batch[name] for name in ("input_ids", "original_ids")}, encoded.joint_loss[0]
 
     return task.loss.model.apply({"params": params}, batch, keys, method=rewrite)
 
 
 @pytest.mark.slow
-def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
+def test_packed_rows_are_replaced_at_predicted_positions(records_folder):
     config = config_for(records_folder, depth=1)
     config.packing, config.stages = True, named_stages(only=stage(4, 64, 10))
     validate(config)
@@ -105,8 +105,8 @@ def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
     assert_as_planned(task, batch)
     assert batch["segments"].max() > 1
     params, batch = params_of(task), {name: x for name, x in batch.items() if name != "dropout_rows"}
-    found, _ = jax.jit(lambda batch: rewritten(task, params, batch, keys_of(len(batch["input_ids"]))))(batch)
-    changed = {(row, place) for row, place in np.argwhere(found["input_ids"] != batch["input_ids"])}
+    rewritten_batch, _ = jax.jit(lambda batch: rewritten(task, params, batch, keys_of(len(batch["input_ids"]))))(batch)
+    changed = {(row, place) for row, place in np.argwhere(rewritten_batch["input_ids"] != batch["input_ids"])}
     used = np.argwhere(batch["word_weights"] > 0)
     assert changed and changed <= {(row, batch["word_positions"][row, place]) for row, place in used}
     weights = task.loss.terms[0].objective.weights(batch)
@@ -116,7 +116,7 @@ def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
 # Configs.
 
 
-def test_sizes_of_generators():
+def test_generator_sizes_follow_the_config():
     def generator(family, embeddings="shared", width=0.5, layers=0.5, **fields):
         config = config_for("unused", family, embeddings=embeddings, width=width, layers=layers)
         config.model.update(fields)
@@ -138,21 +138,21 @@ def test_sizes_of_generators():
     assert sizes(thirds) == (256, 768, 4, 64, 1024, 2)
 
 
-def test_flops_are_those_of_both_models(records_folder):
+def test_flops_include_both_models(records_folder):
     task, alone = task_of(config_for(records_folder)), config_for(records_folder)
     alone.objective = "mlm"
     del alone.unlock()["objectives"]
     alone = pretraining_task(alone, task.mesh, records_folder)
-    own = task.loss.terms[1].objective.models(task.loss.model.config)["generator"]
+    generator_model = task.loss.terms[1].objective.models(task.loss.model.config)["generator"]
     head, of_words = (
         2 * 32 * (32 * 32 + 32),
         alone.loss.terms[0].objective.flops(alone.loss.model.config, RowSize(32, 1, 5)),
     )
-    expected = 3 * (model_flops(own, 16, 32, 5, pooled=0) + 16 * (head - of_words))
+    expected = 3 * (model_flops(generator_model, 16, 32, 5, pooled=0) + 16 * (head - of_words))
     assert task.flops(0, 1) - alone.flops(0, 1) == expected
 
 
-def test_equal_settings_make_equal_terms():
+def test_equal_settings_give_equal_objectives():
     assert parse_objective(config_for()) == parse_objective(config_for()) != parse_objective(config_for(layers=0.5))
     base = from_arguments(["--config=base", "--config.objectives.generator.width=1/3",
                                       "--config.objective=50*replaced + generator"])[0]  # fmt: skip
@@ -177,7 +177,7 @@ def test_equal_settings_make_equal_terms():
     ({"stages.only.objective": "mlm", "embeddings": "disentangled"}, "the run trains mlm, not generator"),
     (dict(family="roberta"), "model.family = 'roberta' cannot share embeddings with a narrower generator; set apart"),
 ])  # fmt: skip
-def test_what_cannot_be_learnt_is_said(fields, message):
+def test_unsupported_configs_are_refused(fields, message):
     settings = {name: value for name, value in fields.items() if name in ("family", "width", "layers", "embeddings")}
     config = config_for("records", **settings)
     with config.unlocked():
@@ -187,7 +187,7 @@ def test_what_cannot_be_learnt_is_said(fields, message):
     assert "\n" not in str(error.value)
 
 
-def test_two_that_rewrite_are_refused(monkeypatch):
+def test_two_rewriting_objectives_are_refused(monkeypatch):
     class Twin(Objective, JointModel):
         def loss(self, encoded, weights, keys):
             return encoded.joint_loss
@@ -209,9 +209,9 @@ def shapes_of(task):
     return nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
 
 
-def made_run(folder, *given, step=4, scores=(), **settings):
+def made_run(folder, *arguments, step=4, scores=(), **settings):
     """Makes a run with random params; returns its folder and the params."""
-    config = config_for(*given, **settings)
+    config = config_for(*arguments, **settings)
     validate(config)
     params = params_of(task_of(config), deviation=1.0)
     checkpoint.write_params(folder, params)
@@ -228,7 +228,7 @@ def disentangled(tmp_path_factory):
 
 
 def changed_info(source, folder, change):
-    """A copy of a run whose config.json says something else."""
+    """Copies a run with changed fields in config.json."""
     shutil.copytree(source, folder)
     content = json.loads((folder / "config.json").read_text())
     change(content)
@@ -239,7 +239,7 @@ def changed_info(source, folder, change):
 # Stages.
 
 
-def test_disentangled_embeddings_are_learnt_in_all_stages():
+def test_disentangled_embeddings_are_trained_in_all_stages():
     config = config_for(embeddings="disentangled")
     message = r"config.stages.long: the stage trains mlm, not generator; .* objectives.generator.embeddings=shared"
     of_mlm, of_replaced = {"objective": "mlm"}, {"objective": config.objective}
@@ -257,7 +257,7 @@ def test_disentangled_embeddings_are_learnt_in_all_stages():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["50*replaced + generator + mine", "mine + 50*replaced + generator"])
-def test_a_run_that_learnt_something_unknown_as_well_is_read_whole(disentangled, tmp_path, objective):
+def test_a_run_with_an_unknown_objective_is_read_completely(disentangled, tmp_path, objective):
     run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update(objective=objective))
     source = pretrained.read_pretrained(run)
     jax.tree.map(np.testing.assert_array_equal, source.params, pretrained.read_pretrained(disentangled[0]).params)
@@ -272,7 +272,7 @@ def test_a_run_with_other_settings_is_refused(disentangled):
 
 
 @pytest.mark.slow
-def test_both_halves_are_read_and_converted(disentangled, tmp_path):
+def test_generator_and_discriminator_are_read_and_converted(disentangled, tmp_path):
     run, stored = disentangled[0], flattened(disentangled[1])
     source = pretrained.read_pretrained(run)
     assert f"generator/{TABLE}" not in stored
@@ -283,8 +283,8 @@ def test_both_halves_are_read_and_converted(disentangled, tmp_path):
 
     conversion.convert(run, tmp_path / "ours", "bertjax")
     jax.tree.map(np.testing.assert_array_equal, pretrained.read_pretrained(tmp_path / "ours").params, source.params)
-    said = conversion.convert(run, tmp_path / "encoder", "huggingface")
-    assert "left out, because BertModel cannot store them: generator, replaced_tokens" in said
+    printed = conversion.convert(run, tmp_path / "encoder", "huggingface")
+    assert "left out, because BertModel cannot store them: generator, replaced_tokens" in printed
     np.testing.assert_array_equal(
         flattened(pretrained.read_pretrained(tmp_path / "encoder").params)[TABLE][:150], summed[:150]
     )
@@ -306,7 +306,7 @@ def test_both_halves_are_read_and_converted(disentangled, tmp_path):
         {"width": "a"}, {"width": None}, {"wide": 1}, {"embeddings": ["shared"]}, {"layers": 7})),
     *(("objective", value) for value in (3, "50*", "mlm + mlm")),
 ])  # fmt: skip
-def test_damaged_settings_are_one_line(disentangled, tmp_path, name, value):
+def test_damaged_settings_raise_one_line(disentangled, tmp_path, name, value):
     run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update({name: value}))
     with pytest.raises(UserError, match=r"config.json: damaged, or written by another version") as error:
         pretrained.read_pretrained(run)
@@ -314,7 +314,7 @@ def test_damaged_settings_are_one_line(disentangled, tmp_path, name, value):
 
 
 def begun_with(run, **settings):
-    """The params that a run begins with, from those of another; what is initialized at random is 0."""
+    """Returns the initial params of a run that starts from other params; fresh params are 0."""
     config = config_for(**settings)
     config.init_checkpoint = str(run)
     validate(config)
@@ -326,16 +326,19 @@ def begun_with(run, **settings):
     ("disentangled", "disentangled"), ("shared", "apart"), slow_case("disentangled", "apart"),
     slow_case("shared", "shared"), slow_case("shared", "disentangled"), slow_case("apart", "disentangled"),
 ])  # fmt: skip
-def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, capsys):
+def test_both_models_start_from_a_checkpoint(tmp_path, before, after, capsys):
     run, _ = made_run(tmp_path / "run", width=1.0, embeddings=before)
     params, config = begun_with(run, width=1.0, embeddings=after)
-    said = capsys.readouterr().out
-    assert "initialized at random" not in said and "not used" not in said
+    printed = capsys.readouterr().out
+    assert "initialized at random" not in printed and "not used" not in printed
     (term,) = (term for term in parse_objective(config) if term.name == "generator")
-    found, expected = flattened(term.objective.export_params(params)), flattened(pretrained.read_pretrained(run).params)
-    assert found.keys() == expected.keys()
+    arrays, expected = (
+        flattened(term.objective.export_params(params)),
+        flattened(pretrained.read_pretrained(run).params),
+    )
+    assert arrays.keys() == expected.keys()
     for name, x in expected.items():
-        np.testing.assert_allclose(found[name], x, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(arrays[name], x, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("before, after, message", [
@@ -348,8 +351,8 @@ def test_embeddings_that_cannot_be_shared_are_refused(tmp_path, before, after, m
         begun_with(run, embeddings=after)
 
 
-def test_other_runs_begin_with_the_model_alone(disentangled, capsys):
-    """Fine-tuning loads the encoder, whose embeddings have the difference; so do masked words."""
+def test_other_runs_start_from_the_discriminator_only(disentangled, capsys):
+    """Fine-tuning loads the encoder, whose embeddings include the difference; so does masked language modelling."""
     run, stored = disentangled[0], flattened(disentangled[1])
     summed = stored[TABLE] + stored["generator/difference/word/embedding"]
     config = config_for()
@@ -357,8 +360,8 @@ def test_other_runs_begin_with_the_model_alone(disentangled, capsys):
     del config.unlock()["objectives"]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes_of(task_of(config)))
     for encoder_only in (True, False):
-        found = flattened(initialization.initialize(zeros, run, encoder_only=encoder_only))
-        np.testing.assert_array_equal(found[TABLE], summed)
+        arrays = flattened(initialization.initialize(zeros, run, encoder_only=encoder_only))
+        np.testing.assert_array_equal(arrays[TABLE], summed)
         assert "masked_lm" in capsys.readouterr().out.partition("initialized at random: ")[2].partition(";")[0]
 
 
@@ -366,7 +369,7 @@ def test_other_runs_begin_with_the_model_alone(disentangled, capsys):
     ("bert", "shared", dict(output="plain")), ("bert", "apart", dict(output="plain")),
     ("eurobert", "apart", dict(tie_word_embeddings=True, num_key_value_heads=1)),
 ])  # fmt: skip
-def test_a_plain_output_that_was_never_learnt_predicts_nothing(family, embeddings, fields):
+def test_an_untrained_lm_head_predicts_nothing(family, embeddings, fields):
     config = config_for("unused", family, embeddings=embeddings)
     config.model.update(fields)
     params = shapes_of(task_of(config))
@@ -381,7 +384,7 @@ def test_a_plain_output_that_was_never_learnt_predicts_nothing(family, embedding
     assert source.predicts_words
 
 
-def test_cards_say_what_was_learnt(disentangled, tmp_path):
+def test_model_cards_name_the_objectives(disentangled, tmp_path):
     recipe = {"objective": "50*replaced + generator", "generator.width": "0.5", "generator.embeddings": "disentangled"}
     for part in ("", "generator"):
         conversion.convert(disentangled[0], tmp_path / f"card{part}", "huggingface", "", "mit", part)
@@ -395,19 +398,19 @@ def test_cards_say_what_was_learnt(disentangled, tmp_path):
 # Layers, sizes, meshes.
 
 
-def test_the_difference_belongs_to_the_embeddings():
+def test_the_embedding_difference_belongs_to_the_embeddings():
     config = config_for(embeddings="disentangled")
     task = task_of(config)
     params = shapes_of(task)
     factors = flatten_dict(frozen.layer_factors(task, 0.5, params, params, {}))
-    assert factors["bert", "embeddings", "word", "embedding"] == 0.25  # two layers below the output
+    assert factors["bert", "embeddings", "word", "embedding"] == 0.25  # two layers below the head
     assert all(x == 0.25 for path, x in factors.items() if path[:2] == ("generator", "difference"))
     assert all(x == 1 for path, x in factors.items() if path[:2] in (("generator", "bert"), ("generator", "masked_lm")))
     config.freeze_layers = 1
-    found = frozen.find_frozen(task, config, params)
-    whole = {path[:3] for path, rows in found.items() if rows is None}
+    is_frozen = frozen.find_frozen(task, config, params)
+    whole = {path[:3] for path, rows in is_frozen.items() if rows is None}
     assert {path[:2] for path in whole} == {("bert", "embeddings"), ("generator", "difference")}
-    assert {path[:2] for path in found} - {path[:2] for path in whole} == {("bert", "encoder")}
+    assert {path[:2] for path in is_frozen} - {path[:2] for path in whole} == {("bert", "encoder")}
 
 
 @pytest.mark.parametrize("axes", [dict(data=1, tensor=-1), dict(data=-1, tensor=4), dict(data=1, fsdp=-1)])
@@ -417,14 +420,14 @@ def test_a_mesh_must_divide_the_generator_too(monkeypatch, tmp_path, axes):
     config.mesh.update(axes)
     monkeypatch.setattr(pretraining_run, "make_mesh", lambda config: make_mesh(config, jax.devices()[:4]))
     validate(config)
-    what, axis = ("num_attention_heads = 1", "tensor") if "tensor" in axes else ("hidden_size = 6", "fsdp")
-    message = f"objectives.generator: the generator has {what}: must be a multiple of the 4 devices along mesh.{axis},"
+    field, axis = ("num_attention_heads = 1", "tensor") if "tensor" in axes else ("hidden_size = 6", "fsdp")
+    message = f"objectives.generator: the generator has {field}: must be a multiple of the 4 devices along mesh.{axis},"
     with pytest.raises(UserError, match=message):
         launch(config, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
+def test_the_checkpoint_limits_the_width_of_the_generator(disentangled):
     def adapting(width):
         config = config_for(width=width)
         config.model = families.model_fields("bert")
@@ -437,7 +440,7 @@ def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
     with pytest.raises(UserError, match=r"would have model.num_attention_heads = 0.25, which must be a whole number"):
         adapting(1 / 8)
     config = adapting(0.5)
-    config.objective = "lm"  # for a checkpoint that sees earlier tokens only
+    config.objective = "lm"  # the objective of a checkpoint with causal attention
     config.data.update(next_sentence="none", masking="dynamic")
     del config.unlock()["objectives"]
     validate(config)
@@ -446,8 +449,8 @@ def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
 
 
 @pytest.mark.slow
-def test_stages_may_leave_replaced_words(records_folder, tmp_path):
-    """A ModernBERT learns replaced words and pairs, then masked words alone, in embeddings that are shared."""
+def test_later_stages_may_drop_replaced_token_detection(records_folder, tmp_path):
+    """A ModernBERT trains on replaced tokens and pairs, then on masked tokens alone, with shared embeddings."""
     config = config_for(records_folder, "modernbert", depth=1, width=0.5)
     config.objective = f"{config.objective} + nsp"
     config.stages = named_stages(short=stage(3, 32, 5), long=stage(2, 64, 10, objective="mlm"))
@@ -470,10 +473,10 @@ def test_stages_may_leave_replaced_words(records_folder, tmp_path):
         conversion.convert(tmp_path, tmp_path / "part", "huggingface", part="generator")
 
 
-def test_a_generator_with_embeddings_of_its_own_is_a_modernbert(tmp_path):
+def test_a_generator_with_separate_embeddings_is_exported_as_modernbert(tmp_path):
     run, params = made_run(tmp_path / "run", "unused", "modernbert", embeddings="apart")
     conversion.convert(run, tmp_path / "part", "huggingface", part="generator")
     part = pretrained.read_pretrained(tmp_path / "part")
     assert (part.config.family, part.config.hidden_size, part.predicts_words) == ("modernbert", 16, True)
-    own = params["generator"]["bert"]["embeddings"]["word"]["embedding"]
-    np.testing.assert_array_equal(part.params["bert"]["embeddings"]["word"]["embedding"][:150], own[:150])
+    table = params["generator"]["bert"]["embeddings"]["word"]["embedding"]
+    np.testing.assert_array_equal(part.params["bert"]["embeddings"]["word"]["embedding"][:150], table[:150])

@@ -1,4 +1,4 @@
-"""The shipped programs and our kernels, compiled for GPUs by XLA. No GPU is needed."""
+"""The shipped configs and the bertjax kernels, compiled for GPUs by XLA. No GPU is needed."""
 
 import json
 import math
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu_aot
 
 @pytest.fixture(scope="module")
 def data_parallel():
-    """The first stage of a stored measurement, on a machine of 8."""
+    """The first stage of a stored measurement, on a machine of 8 GPUs."""
     config = make_hbm.load(COMPILED_AGAIN)
     (result,) = plan(config, make_hbm.target(COMPILED_AGAIN), [0])
     return config, result
@@ -35,25 +35,25 @@ def test_weights_and_gradients_cross_the_links_once_a_step(data_parallel):
     gathered = [c for c in result.collectives if c.kind == "all-gather"]
     summed = [c for c in result.collectives if c.kind in ("reduce-scatter", "all-reduce")]
     assert {c.count for c in gathered} == {1} and [c.count for c in summed if c.kind == "reduce-scatter"] == [1]
-    # In bfloat16, but for the heads' matrices; gradients in float32, with some scores.
+    # In bfloat16, except the matrices of the heads; gradients in float32, with some scores.
     assert 2 * matrix_count(config) <= sum(c.bytes for c in gathered) < 2.1 * matrix_count(config)
     assert 4 * matrix_count(config) <= total_bytes(summed) < 4.2 * matrix_count(config)
 
 
-def test_the_memory_is_what_was_committed(data_parallel):
-    """Within 5 %, as for TPUs."""
+def test_the_memory_equals_the_stored_measurement(data_parallel):
+    """The tolerance is 5 %, as for TPUs."""
     measured, golden = make_hbm.row(COMPILED_AGAIN, data_parallel[1]), GOLDEN[COMPILED_AGAIN][0]
     for field in ("params_mib", "optimizer_mib", "hbm_used_mib"):
         assert math.isclose(measured[field], golden[field], rel_tol=0.05, abs_tol=1), (field, measured, golden)
 
 
-def test_the_least_time_has_all_of_the_steps_products(data_parallel):
+def test_the_roofline_includes_all_products_of_the_step(data_parallel):
     _, result = data_parallel
     works = result.roofline.works
-    flops = sum(work.flops for work in works)  # with those of attention's gradient that are computed again
+    flops = sum(work.flops for work in works)  # includes attention products that the backward pass computes again
     assert 0.9 * result.flops_per_step / 8 < flops < 1.6 * result.flops_per_step / 8
-    ours = {work.name: work.calls for work in works if work.name.startswith("gpu_attention")}
-    assert ours == dict.fromkeys(["gpu_attention_forward", "gpu_attention_keys", "gpu_attention_queries"], 2)
+    kernel_calls = {work.name: work.calls for work in works if work.name.startswith("gpu_attention")}
+    assert kernel_calls == dict.fromkeys(["gpu_attention_forward", "gpu_attention_keys", "gpu_attention_queries"], 2)
     shares = result.roofline.by_category()
     assert shares.keys() >= {PRODUCTS, ATTENTION, COLLECTIVES}
     assert 0 < result.estimated_mfu < 1
@@ -65,7 +65,7 @@ def test_the_least_time_has_all_of_the_steps_products(data_parallel):
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_xla_knows_every_gpu(name):
+def test_xla_supports_every_gpu(name):
     target = accelerator(f"{name}-16", hosts=2)
     devices = target.devices()
     assert {device.device_kind for device in devices} == {GPUS[name].kind}
@@ -77,16 +77,16 @@ def test_xla_knows_every_gpu(name):
 
 @pytest.mark.parametrize("program", make_gpu_kernels.PROGRAMS)
 @pytest.mark.parametrize("gpu", make_gpu_kernels.GPUS)
-def test_kernels_stay_in_registers(gpu, program):
-    found = make_gpu_kernels.measure(gpu, make_gpu_kernels.PROGRAMS[program])
+def test_kernels_use_the_stored_numbers_of_registers(gpu, program):
+    measured = make_gpu_kernels.measure(gpu, make_gpu_kernels.PROGRAMS[program])
     golden = json.loads(make_gpu_kernels.PATH.read_text())[f"{gpu} {program}"]
-    assert found.keys() == golden.keys()
-    for name, counts in found.items():
+    assert measured.keys() == golden.keys()
+    for name, counts in measured.items():
         assert counts["spilt"] == 0, name
         assert abs(counts["registers"] - golden[name]) <= 16, (name, counts)  # releases of ptxas differ a little
 
 
-def test_the_command_says_mistakes_in_one_line():
+def test_mistakes_print_one_line():
     done = run("compile", "--config=experiments/base.py", "--topology=h100-4", "--config.mesh.data=3", cwd=ROOT)
     assert done.returncode == 1 and done.stdout == ""
     message = "the product must be 4, the number of devices; set an axis to -1"

@@ -1,4 +1,4 @@
-"""Reading compiled text: loops, transfers, and the notations for who takes part."""
+"""Parsing of compiled text: loops, transfers, and the notations of replica groups."""
 
 import pathlib
 
@@ -11,13 +11,13 @@ MESH = {"data": 2, "fsdp": 4, "tensor": 2}
 TEXT = (pathlib.Path(__file__).parent / "loops.hlo").read_text()
 
 
-def test_cycles_count_a_loop_as_often_as_it_runs():
+def test_cycles_count_loop_bodies_by_trip_count():
     assert HloModule(TEXT).estimated_cycles() == 1000 + 12 * (100 + 3 * 10)
-    found = [(each.operation, each.cycles, each.times) for each in HloModule(TEXT).estimates()]
-    assert found == [("layers/mul", 10, 36), ("", 100, 12), ("", 1000, 1)]
+    estimates = [(estimate.operation, estimate.cycles, estimate.times) for estimate in HloModule(TEXT).estimates()]
+    assert estimates == [("layers/mul", 10, 36), ("", 100, 12), ("", 1000, 1)]
 
 
-def test_flops_are_those_of_fused_products_and_bytes_those_of_hbm():
+def test_flops_include_fused_products_and_bytes_count_hbm():
     text = """
 %product (param_0: bf16[32,16], param_1: bf16[16,8]) -> bf16[32,8] {
   %param_0 = bf16[32,16]{1,0:T(8,128)(2,1)} parameter(0)
@@ -32,15 +32,15 @@ ENTRY %main (a: bf16[32,16], b: bf16[16,8]) -> bf16[32,8] {
   ROOT %both = (f32[32]{0:T(128)S(1)}, bf16[32,8]{1,0}) fusion(%a, %b), calls=%product, x={"estimated_cycles":"9"}
 }
 """
-    [found] = HloModule(text).estimates()
-    assert found.flops == 2 * 32 * 16 * 8
-    assert found.bytes == 2 * (32 * 16 + 32 * 8)  # the others lie on chip
+    [estimate] = HloModule(text).estimates()
+    assert estimate.flops == 2 * 32 * 16 * 8
+    assert estimate.bytes == 2 * (32 * 16 + 32 * 8)  # the other arrays are on chip
 
 
-def test_transfers_are_counted_once_each_with_axes_and_bytes():
-    found = set(HloModule(TEXT).collectives(MESH))
-    assert found == {
-        # Begun before the loop and carried on in it: one transfer.
+def test_transfers_are_counted_once_with_axes_and_bytes():
+    collectives = set(HloModule(TEXT).collectives(MESH))
+    assert collectives == {
+        # A transfer that starts before the loop and continues in the loop counts as one transfer.
         Collective("all-gather", ("fsdp",), "bf16", 32 * 8 * 2, 1, False),
         Collective("all-reduce", ("tensor",), "f32", 12 * (16 + 4) * 4, 12, True),
         Collective("reduce-scatter", ("data",), "f32", 2 * 10 * 4, 1, False),
@@ -48,7 +48,7 @@ def test_transfers_are_counted_once_each_with_axes_and_bytes():
     }
 
 
-def test_of_a_transfer_that_goes_on_the_result_counts_and_not_its_source():
+def test_an_asynchronous_transfer_counts_the_result_only():
     groups = "replica_groups=[8,2]<=[16]"
     text = f"""
 ENTRY %main (p: f32[8]) -> f32[8] {{
@@ -59,8 +59,10 @@ source_target_pairs={{{{0,2}},{{2,0}}}}
   %s = (f32[5], f32[5]) all-reduce-start(%t, %u), channel_id=4, {groups}
 }}
 """
-    found = {each.kind + " " + each.axes[0]: each.bytes for each in HloModule(text).collectives(MESH)}
-    assert found == {
+    transfers = {
+        collective.kind + " " + collective.axes[0]: collective.bytes for collective in HloModule(text).collectives(MESH)
+    }
+    assert transfers == {
         "all-to-all tensor": 4 * 64,
         "collective-permute tensor": 2 * 64,
         "collective-permute fsdp": 4 * 8,
@@ -79,7 +81,7 @@ source_target_pairs={{{{0,2}},{{2,0}}}}
         ("{}", ("data", "fsdp", "tensor")),  # all
     ],
 )
-def test_who_takes_part(groups, axes):
+def test_replica_groups_give_the_mesh_axes(groups, axes):
     text = "ENTRY %main (p: f32[8]) -> f32[8] {\n  %x = f32[8] all-reduce(%p), replica_groups=" + groups + "\n}\n"
-    (found,) = HloModule(text).collectives(MESH)
-    assert found.axes == axes
+    (collective,) = HloModule(text).collectives(MESH)
+    assert collective.axes == axes

@@ -18,7 +18,7 @@ CALL = (
 )
 
 
-def test_kernels_are_found_with_their_traffic_and_how_often_they_run():
+def test_kernels_are_listed_with_traffic_and_call_count():
     call = CALL.format(name="attention_forward", scope="while/body/attention_forward")
     derived = CALL.format(name="transpose_jvp", scope="transpose(jvp(attention_backward))")
     module = HloModule(
@@ -35,16 +35,16 @@ def test_kernels_are_found_with_their_traffic_and_how_often_they_run():
 
 
 def seconds(*names: str, times: int = 1, bytes: int = 0, generation: str = "v5litepod", rows: int = 64) -> float:
-    """Returns the seconds of some kernels. libtpu analyses all kernels, once."""
+    """Returns the seconds of these kernels. libtpu analyses all kernels once."""
     kernels = [Kernel(name, bytes, times * (name in names)) for name in ALL_NAMES]
     return kernel_seconds(kernels, GENERATIONS[generation], CONFIG, rows=rows, length=128)
 
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_a_kernel_takes_the_time_of_its_cycles_or_of_its_traffic():
+def test_a_kernel_takes_the_maximum_of_compute_and_traffic_time():
     one = seconds(*NAMES, times=2)
-    # A sixth of BERT-base's heads, of which twelve layers take about 4 ms, and the norms of a sixth of its width.
+    # A sixth of the heads of BERT-base (twelve layers take about 4 ms), and the norms of a sixth of its width.
     assert 2 * 50e-6 < one < 2 * 500e-6
     assert 10e-6 < seconds("flash_forward") < 1e-3
     assert seconds(*NAMES, times=2, rows=128) == pytest.approx(2 * one)

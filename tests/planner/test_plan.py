@@ -1,4 +1,4 @@
-"""The shipped programs, compiled for TPUs by libtpu: memory, and what crosses the network. No TPU is needed."""
+"""The shipped configs, compiled for TPUs by libtpu: memory and network transfers. No TPU is needed."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def total_bytes(collectives, **fields):
 
 
 def tiny(**mesh):
-    """A config that compiles quickly: small arrays, and no kernels of ours."""
+    """A config that compiles quickly: small arrays, and no bertjax kernels."""
     config = small.get_config("tiny")
     config.model.update(vocab_size=256, num_hidden_layers=1, max_position_embeddings=64)
     config.stages, config.batch_size = named_stages(short=stage(10, 32, 5)), 32
@@ -49,7 +49,7 @@ def tiny(**mesh):
 
 
 def matrix_count(config) -> int:
-    """Numbers in the kernels and tables of a pre-training model: all but biases and LayerNorm."""
+    """Counts the numbers in kernels and tables of a pre-training model: all params except biases and LayerNorm."""
     m = config.model
     layer = 4 * m.hidden_size**2 + 2 * m.hidden_size * m.intermediate_size
     tables = (m.vocab_size + m.max_position_embeddings + m.type_vocab_size) * m.hidden_size
@@ -70,25 +70,25 @@ def summed_bytes(result, **fields) -> int:
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_with_data_parallelism_weights_and_gradients_cross_the_network_once_a_step(data_parallel):
+def test_data_parallelism_transfers_weights_and_gradients_once_a_step(data_parallel):
     config, result = data_parallel
     assert not [c for c in result.collectives if c.in_loop], result.collectives
     assert {c.axes for c in result.collectives} == {("data",)}
     gathered = total_bytes(result.collectives, kind="all-gather")
-    # In bfloat16, but for the heads' matrices; gradients in float32, with some scores.
+    # In bfloat16, except the matrices of the heads; gradients in float32, with some scores.
     assert 2 * matrix_count(config) <= gathered < 2.1 * matrix_count(config)
     assert 4 * matrix_count(config) <= summed_bytes(result) < 4.1 * matrix_count(config)
 
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_gradients_can_cross_it_in_bfloat16_and_between_slices():
+def test_gradients_can_be_transferred_in_bfloat16_and_between_slices():
     config = tiny()
     config.grad_dtype, config.microbatches = "bfloat16", 2
     (result,) = plan(config, accelerator("v5litepod-4", slices=2))
     assert result.chips == 8 and result.fits
     halves = summed_bytes(result, dtype="bf16")
-    # Once within each slice, and once more, of a chip's share, between the two.
+    # Once within each slice, and once more between the two slices, for the share of a chip.
     assert 2 * matrix_count(config) <= halves < 4.1 * matrix_count(config), result.collectives
     assert summed_bytes(result, dtype="f32") < 0.01 * halves
     assert not [c for c in result.collectives if c.in_loop]
@@ -96,7 +96,7 @@ def test_gradients_can_cross_it_in_bfloat16_and_between_slices():
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_vectors_are_gathered_and_gradients_summed_once_a_step_however_many_microbatches():
+def test_embeddings_and_gradients_are_transferred_once_a_step_with_microbatches():
     config = embed.get_config()
     config.model.update(model_size("1-64-2"), vocab_size=128, max_position_embeddings=16)
     config.batch_size, config.microbatches, config.max_seq_length, config.kernels = 128, 4, 16, "no"
@@ -106,7 +106,7 @@ def test_vectors_are_gathered_and_gradients_summed_once_a_step_however_many_micr
     assert not [c for c in result.collectives if c.in_loop], result.collectives
     params, documents = 4 * result.params_bytes, 4 * 128 * 64
     gathered = total_bytes(result.collectives, kind="all-gather")
-    # Weights travel in bfloat16, and so may vectors, which are factors of products; gradients in float32.
+    # Weights travel in bfloat16. Embeddings, as factors of products, may do so. Gradients travel in float32.
     assert 0.95 * params + documents <= 2 * gathered < 1.1 * (params + 4 * documents)
     assert 0.95 * params <= summed_bytes(result) < 1.1 * (params + 4 * documents)
     assert result.flops_per_step > 6 * 128 * 16 * 12 * 64**2
@@ -115,8 +115,8 @@ def test_vectors_are_gathered_and_gradients_summed_once_a_step_however_many_micr
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_rows_that_go_on_have_their_memory_on_their_chips():
-    """A layer, which keeps 16 states of the two rows of a chip; evaluation has a memory three times as long."""
+def test_recurrent_memory_stays_on_the_chips_of_the_rows():
+    """One layer keeps 16 states for each of the two rows of a chip; evaluation has a memory three times as long."""
     config = tiny(data=2, fsdp=2)
     sizes = dict(vocab_size=256, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
     config.unlock().model = families.model_fields("transformer_xl", memory_length=16, **sizes)
@@ -126,12 +126,12 @@ def test_rows_that_go_on_have_their_memory_on_their_chips():
     validate(config, with_data=False)
     (result,) = plan(config, accelerator("v5litepod-4"))
     assert result.fits and result.rows == 8 and 0 < result.estimated_mfu < 1
-    assert result.memory_bytes == 2 * 16 * 32 * 2 + 2 * 4  # bfloat16, and how many are there
+    assert result.memory_bytes == 2 * 16 * 32 * 2 + 2 * 4  # bfloat16 states, and the number of filled positions
     axes = {axis for collective in result.collectives for axis in collective.axes}
     assert axes <= {"data", "fsdp"}
 
 
-def test_tasks_that_only_their_data_describes_are_refused():
+def test_tasks_with_data_dependent_shapes_are_refused():
     with pytest.raises(UserError, match=r"config\.task = 'glue': .*plan pretraining, or embed"):
         finetuning_run.KIND.planning.open(glue.get_config("mrpc"), None, ())
     config = embed.get_config()
@@ -150,7 +150,7 @@ def optimizer_is_shared(config, result) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_with_fsdp_a_layers_weights_are_gathered_when_its_turn_comes():
+def test_fsdp_gathers_weights_layer_by_layer():
     config = tiny(data=2, fsdp=2)
     config.model.num_hidden_layers = 2
     (result,) = plan(config, accelerator("v5litepod-4"))
@@ -161,8 +161,8 @@ def test_with_fsdp_a_layers_weights_are_gathered_when_its_turn_comes():
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_the_memory_is_what_was_committed(data_parallel):
-    """Within 5 %: libtpu's releases differ by less, a lost sharding by more."""
+def test_the_memory_equals_the_stored_measurement(data_parallel):
+    """The tolerance is 5 %: releases of libtpu differ by less, a lost sharding differs by more."""
     assert optimizer_is_shared(*data_parallel)
     measured, golden = make_hbm.row(COMPILED_AGAIN, data_parallel[1]), GOLDEN[COMPILED_AGAIN][0]
     assert measured["gflops_per_step"] == golden["gflops_per_step"]
@@ -178,15 +178,15 @@ def abstract_mesh(config, target) -> AbstractMesh:
 
 
 def bytes_of(arrays, shardings, target) -> int:
-    """Returns the bytes of a chip's parts of arrays."""
+    """Returns the bytes of a chip's shards of arrays."""
     parts = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize, arrays, shardings)
     return sum(jax.tree.leaves(parts)) * target.generation.devices_per_chip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", sorted({name.rpartition(" ")[0] for name in GOLDEN}))
-def test_the_stored_measurements_are_those_of_todays_configs(experiment):
-    """As far as it can be told without the compiler. tests/golden/make_hbm.py measures again, where something moved."""
+def test_the_stored_measurements_match_the_current_configs(experiment):
+    """Compares all values that need no compiler. After a change, run tests/golden/make_hbm.py."""
     names = [name for name in GOLDEN if name.rpartition(" ")[0] == experiment]
     first_config = make_hbm.load(names[0])
     one_device = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), tuple(first_config.mesh))
@@ -201,7 +201,8 @@ def test_the_stored_measurements_are_those_of_todays_configs(experiment):
         at_rest = [bytes_of(params, layout.params, target), bytes_of(moments, layout.opt_state, target)]
         rows = estimate_packed_rows(config, mesh, make_hbm.REAL_TOKENS) if config.packing else None
         task, stages = pretraining_task(config, one_device, None, rows=rows), stages_of(config)
-        grown = [number for number, stage in enumerate(stages) if not stage.grows]  # others are parts of these
+        # the other rows are parts of these rows
+        grown = [number for number, stage in enumerate(stages) if not stage.grows]
         assert [row["stage"] for row in GOLDEN[name]] == grown
         for first, row in zip((stages[number].first_step for number in grown), GOLDEN[name]):
             assert row["config"] == make_hbm.fingerprint(name)
@@ -210,11 +211,11 @@ def test_the_stored_measurements_are_those_of_todays_configs(experiment):
             assert row["gflops_per_step"] == flops // 10**9
             assert row["hbm_available_mib"] == int(target.generation.hbm_bytes) >> 20
             assert row["fits"] and sum(at_rest) < row["hbm_used_mib"] << 20 <= target.generation.hbm_bytes
-            # No faster than the hardware.
+            # Not faster than the hardware.
             assert row["estimated_step_microseconds"] > 1e6 * flops / (target.chips * target.generation.peak_flops)
 
 
-def test_the_page_says_what_was_measured():
+def test_the_page_has_the_stored_measurements():
     page = (pathlib.Path(__file__).parents[2] / "docs/accelerators.md").read_text()
     for name, rows in GOLDEN.items():
         if ":" in name:
@@ -228,12 +229,12 @@ def test_the_page_says_what_was_measured():
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_a_setting_is_named_only_if_every_stage_that_failed_fits_with_it(data_parallel, monkeypatch):
+def test_a_suggested_setting_fits_all_failed_stages(data_parallel, monkeypatch):
     config, whole = data_parallel
     too_big = dataclasses.replace(whole, hbm_used_bytes=whole.hbm_available_bytes + 1)
 
     def needs_two_microbatches(config, accelerator, stages, _):
-        """As if stage 0 wanted `remat`, and stage 1 microbatches as well."""
+        """Stage 0 fits with `remat` alone; stage 1 needs microbatches as well."""
         fitting = (config.remat != "none", config.microbatches == 2)
         return [whole if fitting[number] else too_big for number in stages]
 
@@ -244,11 +245,11 @@ def test_a_setting_is_named_only_if_every_stage_that_failed_fits_with_it(data_pa
 
 
 @pytest.mark.tpu_aot
-def test_what_is_tried_against_a_lack_of_memory_ends():
+def test_memory_saving_candidates_are_finite():
     config = tiny(data=1, fsdp=-1)
     tried = list(_candidates(config, accelerator("v5litepod-4")))
     assert {"remat": "dots"} in tried and {"remat": "full", "microbatches": 2} in tried
-    assert not [settings for settings in tried if "mesh.fsdp" in settings]  # all of it is fsdp already
+    assert not [settings for settings in tried if "mesh.fsdp" in settings]  # fsdp has all devices already
     config.mesh.update(data=4, fsdp=1)
     splits = [settings for settings in _candidates(config, accelerator("v5litepod-4")) if "mesh.fsdp" in settings]
     assert splits == [{"remat": "full", "mesh.data": -1, "mesh.fsdp": ways} for ways in (2, 4)]
@@ -256,7 +257,7 @@ def test_what_is_tried_against_a_lack_of_memory_ends():
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_what_does_not_fit_is_said_with_what_does():
+def test_a_config_that_does_not_fit_is_reported_with_a_fitting_setting():
     config = tiny()
     config.batch_size = 2**20
     target = accelerator("v5litepod-1")
@@ -270,14 +271,14 @@ def test_what_does_not_fit_is_said_with_what_does():
     assert row["estimated_step_seconds"] is None and row["hbm_used_bytes"] > row["hbm_available_bytes"]
 
 
-def test_the_compilers_words_are_understood():
+def test_memory_errors_of_the_compiler_are_parsed():
     loud = OutOfMemory("RESOURCE_EXHAUSTED: ... Ran out of memory in memory space hbm. Used 20.51G of 15.75G hbm. Exce")
     assert loud.needed == int(20.51 * 2**30)
     assert OutOfMemory("total memory required for HLO temporaries (96.00G) exceeds available HBM").needed == 96 * 2**30
     assert OutOfMemory("RESOURCE_EXHAUSTED: something else").needed is None
 
 
-def test_accelerators_are_those_of_gcloud():
+def test_accelerator_names_follow_gcloud():
     shapes = {
         "v2-8": (4, (2, 2)), "v3-32": (16, (4, 4)), "v4-8": (4, (2, 2, 1)), "v4-64": (32, (2, 4, 4)),
         "v5litepod-8": (8, (2, 4)), "v5litepod-256": (256, (16, 16)), "v5p-8": (4, (2, 2, 1)), "v6e-1": (1, (1, 1)),
@@ -297,7 +298,7 @@ def test_accelerators_are_those_of_gcloud():
 
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize("prefix", GENERATIONS)
-def test_libtpu_knows_every_generation(prefix):
+def test_libtpu_supports_every_generation(prefix):
     generation = GENERATIONS[prefix]
     for chips in generation.chips[:3]:
         target = accelerator(f"{prefix}-{chips * (2 if generation.counts_cores else 1)}")
@@ -307,7 +308,7 @@ def test_libtpu_knows_every_generation(prefix):
 
 
 @pytest.mark.tpu_aot
-def test_the_command_prints_a_list_for_machines(tmp_path):
+def test_the_command_prints_json(tmp_path):
     experiment = tmp_path / "short.py"
     experiment.write_text(
         "from bertjax.config import model_size, named_stages, pretraining_config, stage\n\ndef get_config():\n"
@@ -345,7 +346,7 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
         (["--topology=v4-8", "--real_tokens_share=0.7,0.5"], "0.7,0.5: also set --config.packing=True"),
     ],
 )
-def test_mistakes_get_one_line(flags, message):
+def test_mistakes_print_one_line(flags, message):
     done = run("compile", "--config=experiments/base.py", *flags, cwd=ROOT)
     assert done.returncode == 1 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and message in done.stderr, done.stderr
@@ -360,14 +361,14 @@ def test_mistakes_get_one_line(flags, message):
         ({"mesh.tensor": 2, "mesh.data": 1, "mesh.fsdp": 4}, "config.mesh.data = 1: must be a multiple of the 2 slice"),
     ],
 )
-def test_a_config_that_the_chips_cannot_share_is_named(settings, message):
+def test_a_batch_that_the_chips_do_not_divide_is_named(settings, message):
     config = tiny()
     config.update_from_flattened_dict(settings)
     with pytest.raises(UserError, match=message):
         plan(config, accelerator("v4-8", slices=2))
 
 
-def test_without_libtpu_the_line_that_installs_it_is_shown(monkeypatch):
+def test_missing_libtpu_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"libtpu is not installed: pip install 'bertjax\[aot\]'"):
         accelerator("v4-8").devices()

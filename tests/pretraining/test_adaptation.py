@@ -1,4 +1,4 @@
-"""Adapting a checkpoint: more pieces and positions, which change nothing at first; rehearsal; what is reported."""
+"""Adapting a checkpoint: new tokens and positions without initial changes; rehearsal; the report."""
 
 import dataclasses
 import shutil
@@ -51,7 +51,7 @@ def short_windows():
 
 @pytest.fixture(scope="module")
 def adapted(checkpoint, corpus_file, tmp_path_factory):
-    """The workdir of a run on the text of a domain and on general text."""
+    """The workdir of a run on domain text and on general text."""
     folder = tmp_path_factory.mktemp("adapted")
     (folder / "general.txt").write_text(make_corpus(40, seed=5))
     with pytest.MonkeyPatch.context() as patch:
@@ -68,8 +68,10 @@ def two_sources(checkpoint, corpus_file, folder):
 
 
 @pytest.mark.slow
-def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
-    """And begins with the checkpoint's own score: that of the same words, by its own vocabulary."""
+def test_a_run_reports_changes_of_the_checkpoint(checkpoint, corpus_file, adapted):
+    """The run starts with the score of the checkpoint: the bits per byte of the same words with the checkpoint's
+    vocabulary.
+    """
     sources = str(corpus_file), str(adapted.parent / "general.txt")
     text = adaptation.read_heldout_text(adapted)
     assert text.windows.keys() == text.before.keys() == set(sources)
@@ -94,7 +96,7 @@ def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
 
 
 @pytest.mark.slow
-def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
+def test_only_new_tokens_are_trained_at_first(checkpoint, adapted):
     before, table = pretrained.read_pretrained(checkpoint), "bert/embeddings/word/embedding"
     old, size = pretrained.flattened(before.params), before.tokenizer.vocab_size
     first, last = (pretrained.flattened(checkpoints.read_params(adapted, step)) for step in (3, 6))
@@ -105,14 +107,14 @@ def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
     for name in (table, "masked_lm/bias"):
         assert len(first[name]) == pretrained.read_config(adapted).padded_vocab_size
         assert (first[name][size + PIECES :] == 0).all()
-        change = np.abs(first[name][size : size + PIECES] - [old[name][each].mean(0) for each in parts])
+        change = np.abs(first[name][size : size + PIECES] - [old[name][subtokens].mean(0) for subtokens in parts])
         assert (change.reshape(PIECES, -1) > 0).any(axis=1).all() and change.max() < 2e-3  # three steps away
     assert (last["bert/encoder/layers/output/kernel"] != old["bert/encoder/layers/output/kernel"]).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["repeat", "interpolate"])
-def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp_path):
+def test_initial_outputs_for_old_text_are_unchanged(how, checkpoint, corpus_file, tmp_path):
     config = adapting(checkpoint, corpus_file, **{"adapt.positions_from": how, "eval.bits_windows": 0})
     config, _ = pretraining_run.KIND.resolve(config, None)
     opened = pretraining_run.KIND.open(config, tmp_path, None)
@@ -120,33 +122,35 @@ def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp
     before = pretrained.read_pretrained(checkpoint)
     ids = np.random.default_rng(0).integers(0, before.tokenizer.vocab_size, (2, 40))
     inputs = (ids, np.ones_like(ids), np.zeros_like(ids), np.tile(np.arange(40), (2, 1)))
-    ours, theirs = (
+    new_logits, old_logits = (
         jax.jit(BertForMaskedLM(config).apply)({"params": params}, *inputs)
         for config, params in ((opened.task.loss.model.config, new), (before.config, before.params))
     )
     size = before.tokenizer.vocab_size
     if how == "repeat":
-        np.testing.assert_allclose(ours[..., :size], theirs[..., :size], atol=1e-5)
-    positions, old = (each["bert"]["embeddings"]["position"]["embedding"] for each in (new, before.params))
-    if how == "interpolate":  # stretched: both ends stay, and a straight line stays one
+        np.testing.assert_allclose(new_logits[..., :size], old_logits[..., :size], atol=1e-5)
+    positions, old = (tree["bert"]["embeddings"]["position"]["embedding"] for tree in (new, before.params))
+    if how == "interpolate":  # stretched: both ends stay, and linear tables stay linear
         places = np.arange(96) * 63 / 95
         expected = [np.interp(places, np.arange(64), column) for column in old.T]
         np.testing.assert_allclose(positions.T, expected, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(checkpoint, corpus_file, adapted, tmp_path):
+def test_resume_gives_identical_params(checkpoint, corpus_file, adapted, tmp_path):
     workdir = shutil.copytree(adapted, tmp_path / "run")
     shutil.rmtree(workdir / checkpoints.FOLDER / "6")
     launch(two_sources(checkpoint, corpus_file, adapted.parent), workdir)
-    ours, theirs = (pretrained.flattened(checkpoints.read_params(each, 6)) for each in (workdir, adapted))
-    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    resumed, uninterrupted = (
+        pretrained.flattened(checkpoints.read_params(run_folder, 6)) for run_folder in (workdir, adapted)
+    )
+    assert all((resumed[name] == uninterrupted[name]).all() for name in uninterrupted)
     assert (workdir / "report.txt").read_text() == (adapted / "report.txt").read_text()
 
 
 @pytest.mark.slow
-def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path):
-    """Next words by a model that sees only those before, then masked words, by the same output layer."""
+def test_stages_may_have_different_objectives(checkpoint, corpus_file, tmp_path):
+    """A causal stage predicts next tokens, then a stage predicts masked tokens with the same head."""
     fields = {"tokenizer.extend": 0, "adapt.new_pieces_first": 0, "adapt.positions": 0, "eval.bits_windows": 0}
     config = adapting(checkpoint, corpus_file, **fields)
     first = stage(3, 16, 3, objective="lm", model=dict(causal=True))
@@ -166,8 +170,8 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
 
 
 @pytest.mark.slow
-def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint, corpus_file):
-    """Such as the base of rotary angles; which family it is becomes known with the checkpoint."""
+def test_a_stage_may_change_fields_of_the_checkpoints_family(request, checkpoint, corpus_file):
+    """For example, the base of rotary angles. The family is read from the checkpoint."""
     modern = request.getfixturevalue("pretrained")("modernbert")
     angles = "--config.stages.adapt.model.global_rope_theta=5e5"
     dropout = "--config.model.attention_output_dropout_prob=0.25"
@@ -190,7 +194,7 @@ def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint,
         adopted(checkpoint, angles)
 
 
-def test_a_share_of_the_text_is_kept_whatever_the_sizes():
+def test_the_rehearsal_share_is_independent_of_corpus_sizes():
     config = experiments.load("adapt")
     config.data.corpus = "domain,general"
     sizes = {"domain": 100, "general": 5000}
@@ -202,8 +206,11 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     config.data.mixture = "general=20%"
     files = RecordSet(("a", "b", "c"), (100, 2500, 2500), sources=("domain", "general", "general"))
     assert files.sizes == sizes
-    found = mix_sources(files, mixture_of(config, sizes=files.sizes)).sizes
-    assert found["general"] / sum(found.values()) == pytest.approx(0.2, rel=0.02) and found["general"] == 5000
+    mixed_sizes = mix_sources(files, mixture_of(config, sizes=files.sizes)).sizes
+    assert (
+        mixed_sizes["general"] / sum(mixed_sizes.values()) == pytest.approx(0.2, rel=0.02)
+        and mixed_sizes["general"] == 5000
+    )
 
 
 @pytest.mark.parametrize("fields, message", [
@@ -220,9 +227,9 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     ({"data.heldout_fraction": 0.0}, r"config.data.heldout_fraction = 0.0: must hold out text"),
     ({"init_checkpoint": ""}, r"needs a checkpoint to adapt; set init_checkpoint"),
 ])  # fmt: skip
-def test_a_mistake_is_one_line(fields, message, checkpoint, corpus_file, tmp_path):
-    given = {name: x.format(corpus=corpus_file) if isinstance(x, str) else x for name, x in fields.items()}
-    config = adapting(checkpoint, corpus_file, **given)
+def test_mistakes_raise_errors_of_one_line(fields, message, checkpoint, corpus_file, tmp_path):
+    values = {name: x.format(corpus=corpus_file) if isinstance(x, str) else x for name, x in fields.items()}
+    config = adapting(checkpoint, corpus_file, **values)
     with pytest.raises(UserError, match=message):
         validate(config)
         launch(config, tmp_path)

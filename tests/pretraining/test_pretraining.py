@@ -66,7 +66,7 @@ def scores(task, params):
 
 
 def task_with(task, **fields):
-    """Returns a task on the same records with other fields, a dot of whose names is here two underscores."""
+    """Returns a task on the same records with changed fields; two underscores in a name stand for a dot."""
     config = task.config.copy_and_resolve_references()
     config.update_from_flattened_dict({name.replace("__", "."): value for name, value in fields.items()})
     return pretraining_task(config, task.mesh, config.data.records)
@@ -78,13 +78,17 @@ def step_of(task):
 
     @functools.cache
     def step_of(next_sentence):
-        own = task_with(task, data__next_sentence=next_sentence)
-        return jax.jit(jax.value_and_grad(lambda p, b: own.loss(p, own.loss.normalize(b)), has_aux=True))
+        task_of_objective = task_with(task, data__next_sentence=next_sentence)
+        return jax.jit(
+            jax.value_and_grad(
+                lambda p, b: task_of_objective.loss(p, task_of_objective.loss.normalize(b)), has_aux=True
+            )
+        )
 
     return step_of
 
 
-def test_baselines_of_words_need_no_words_in_the_first_packed_stage(task, params):
+def test_unigram_baselines_work_without_masked_tokens_in_the_first_packed_stage(task, params):
     config = task.config.copy_and_resolve_references().unlock()
     config.packing, config.stages.short.objective = True, "nsp"
     packed = pretraining_task(config.lock(), task.mesh, config.data.records)
@@ -95,7 +99,7 @@ def test_baselines_of_words_need_no_words_in_the_first_packed_stage(task, params
 
 
 def test_equal_configs_share_compiled_programs(task):
-    """A loss that compares by identity would compile again without an error."""
+    """A loss that is compared by identity would compile again without an error."""
     again = task_with(task)
     assert again.loss == task.loss and hash(again.loss) == hash(task.loss) and again.loss is not task.loss
     other = task_with(task, objective="mlm + 0.5*nsp")
@@ -104,8 +108,10 @@ def test_equal_configs_share_compiled_programs(task):
     assert first == second and again.evaluator.eval_step(first) is again.evaluator.eval_step(second)
 
 
-def test_loss_is_the_papers(task, params, step_of):
-    """sum(w ce) / (sum(w) + 1e-5) over masked words, plus the mean over pairs, from the model's own logits."""
+def test_the_loss_equals_the_definition_of_the_paper(task, params, step_of):
+    """sum(w ce)
+    (sum(w) + 1e-5) over masked tokens, plus the mean over pairs, computed from the logits of the model.
+    """
     batch = next(task.batches(0))
     (loss, metrics), _ = step_of("pairs")(params, batch)
     names = ("input_ids", "segments", "token_types", "word_positions")
@@ -120,11 +126,11 @@ def test_loss_is_the_papers(task, params, step_of):
     assert metrics["tokens"] == batch["segments"].sum()
 
 
-def test_baselines_are_what_they_say(task, scores, records_folder):
+def test_baselines_equal_their_definitions(task, scores, records_folder):
     assert scores.measured_on.endswith(" sequences of length 64") and scores.score == -scores.scores["mlm_loss"]
     text, scores = format_heldout_scores(task.config, scores), scores.scores
-    found = find_records(records_folder, 64, 10, "heldout")
-    batches = list(heldout_batches(found, 64, 10, batch_size=16, max_sequences=40))
+    record_set = find_records(records_folder, 64, 10, "heldout")
+    batches = list(heldout_batches(record_set, 64, 10, batch_size=16, max_sequences=40))
     heldout = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
     weights = heldout["word_weights"] > 0
     words, labels = heldout["word_ids"][weights], heldout["pair_labels"]
@@ -139,25 +145,25 @@ def test_baselines_are_what_they_say(task, scores, records_folder):
     np.testing.assert_allclose(scores["unigram_loss"], unigram, rtol=2e-3)
     np.testing.assert_allclose(scores["mlm_majority"], (words == counts.argmax()).mean(), rtol=1e-5)
     np.testing.assert_allclose(scores["nsp_majority"], max(labels.mean(), 1 - labels.mean()), rtol=1e-5)
-    # An untrained model knows nothing: it is near log(150) and below no baseline.
+    # An untrained model has a loss near log(150) and below no baseline.
     assert abs(scores["mlm_loss"] - np.log(150)) < 0.3
     assert "unigram baseline" in text
 
 
 def test_evaluation_counts_every_held_out_sequence_once(task, params, scores):
-    """Whatever the batch size: the rows that fill up the last batch weigh nothing."""
+    """Scores do not depend on the batch size: rows that pad the last batch have weight 0."""
     other = task_with(task, batch_size=7)
     assert other.evaluator.batch_size == 7 and task.evaluator.batch_size == 16
     other.evaluator._statistics = task.evaluator._statistics
     assert other.evaluator.run(params, step=10).scores == pytest.approx(scores.scores, rel=1e-5)
-    # One more sequence changes the scores: every one counts.
+    # One more sequence changes the scores, so every sequence counts.
     other.config.eval.max_sequences -= 1
     fewer = other.evaluator.run(params, step=10).scores["mlm_loss"]
     assert fewer != pytest.approx(scores.scores["mlm_loss"], rel=1e-6)
 
 
 @pytest.mark.slow
-def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, records_folder, tmp_path):
+def test_sources_have_equal_weights_in_training_and_evaluation(task, params, records_folder, tmp_path):
     sources = [str(tmp_path / name) for name in ("much.txt", "little.txt")]
     for number, source in enumerate(sources):
         pathlib.Path(source).write_text(make_corpus(60, seed=number) if number else make_corpus(60).replace(".", ""))
@@ -172,8 +178,8 @@ def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, r
     assert share > 0.97
 
     mixed = pretraining_task(config, task.mesh, tmp_path / "out")
-    found, loss = mixed.evaluator.run(params, step=10), jax.jit(lambda *arguments: task.loss(*arguments))
-    scores = found.scores
+    evaluation, loss = mixed.evaluator.run(params, step=10), jax.jit(lambda *arguments: task.loss(*arguments))
+    scores = evaluation.scores
     for source in sources:
         files = find_records(tmp_path / "out", 64, 10, "heldout").by_source()[source]
         batches = heldout_batches(files, 64, 10, batch_size=64, max_sequences=10**6)
@@ -182,7 +188,7 @@ def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, r
     much, little = (scores[f"mlm_loss ({source})"] for source in sources)
     assert abs(much - little) > 0.002
     np.testing.assert_allclose(scores["mlm_loss"], share * much + (1 - share) * little, rtol=1e-6)
-    assert f"of {sources[1]}: loss {little:.3f}, accuracy" in format_heldout_scores(config, found)
+    assert f"of {sources[1]}: loss {little:.3f}, accuracy" in format_heldout_scores(config, evaluation)
     assert divide_sequences(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
 
 
@@ -198,7 +204,7 @@ def test_masks_are_filled_best_first(task, params, records_folder):
         assert all(word in pieces.pieces for word, _ in mask)
     everything = next(fill_mask.fill_masks(model, params, pieces, ["[MASK]"], top_k=10_000))
     assert abs(sum(p for _, p in everything.masks[0]) - 1) < 1e-4
-    # Padding to a power of two changes nothing: the same text, alone and beside a longer one.
+    # Padding to a power of two changes nothing: a text alone and in a batch with a longer text gives equal results.
     ids = np.array([[pieces.cls_id, pieces.mask_id, pieces.sep_id]])
     exact = jax.jit(model.apply)({"params": params}, ids, np.ones_like(ids), np.zeros_like(ids), np.array([[1]]))
     np.testing.assert_allclose(everything.masks[0][0][1], jax.nn.softmax(exact).max(), rtol=1e-4)
@@ -209,8 +215,8 @@ def test_masks_are_filled_best_first(task, params, records_folder):
 
 
 @pytest.mark.parametrize("next_sentence", ["pairs", "none"])
-def test_empty_rows_teach_nothing(task, params, step_of, next_sentence):
-    """They stand in for the records of a damaged file: some in a batch, or all."""
+def test_empty_rows_do_not_change_loss_and_gradient(task, params, step_of, next_sentence):
+    """Empty rows replace the records of a damaged file: some rows of a batch, or all rows."""
     step, whole = step_of(next_sentence), next(task.batches(0))
     halves = {name: (x[:8], np.zeros_like(x[:8])) for name, x in whole.items()}
     (loss, _), gradients = step(params, {name: np.concatenate(half) for name, half in halves.items()})
@@ -246,24 +252,24 @@ THEIRS = {"data.records": "theirs", "tokenizer.path": "theirs/vocab.txt"}
     ({"data.masked_lm_prob": 0.1}, "prob = 0.1: .* prepared with 0.15; set --config.data.masked_lm_prob=0.15, or"),
     ({"data.corpus": "other.txt"}, r"config.data.corpus = \['.*other.txt'\]: the records in"),
 ])  # fmt: skip
-def test_records_that_are_not_the_configs_are_refused(records_folder, tmp_path, fields, message):
+def test_records_of_another_config_are_refused(records_folder, tmp_path, fields, message):
     (tmp_path / "other.txt").write_text("\n".join([*tokenizer.SPECIAL_TOKENS, *"abcdefgh"]))
     shutil.copytree(records_folder, tmp_path / "theirs", ignore=shutil.ignore_patterns("manifest.json"))
     config, paths = tiny_config(records=records_folder), ("other.txt", "theirs", "theirs/vocab.txt")
-    given = {name: str(tmp_path / value) if value in paths else value for name, value in fields.items()}
-    config.update_from_flattened_dict(given)
+    values = {name: str(tmp_path / value) if value in paths else value for name, value in fields.items()}
+    config.update_from_flattened_dict(values)
     with pytest.raises(UserError, match=message):
         find_or_prepare(config, tmp_path)
 
 
-def test_records_are_taken_whatever_the_seed_of_the_training(records_folder, corpus_file, tmp_path):
+def test_records_are_reused_with_another_training_seed(records_folder, corpus_file, tmp_path):
     config = tiny_config(corpus_file, records_folder)
     config.seed = 7
     assert find_or_prepare(config, tmp_path)[0] == records_folder
 
 
-def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
-    """A new run refuses records of before, one that is resumed goes on with them."""
+def test_a_changed_corpus_is_reported(tmp_path, capsys):
+    """A new run refuses records of an old corpus; a resumed run continues with its records."""
     corpus = tmp_path / "text.txt"
     corpus.write_text(make_corpus(60))
     config = tiny_config(corpus)
@@ -287,7 +293,7 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
     config.data.records = str(folder)
     assert find_or_prepare(config, tmp_path)[0] == folder
 
-    # Other records in the place of a run's: refused.
+    # Other records in place of the records of a run are refused.
     corpus.write_text(make_corpus(61))
     config.data.records = ""
     shutil.rmtree(folder)
@@ -295,14 +301,14 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
         now = pretraining_run.KIND.open(ResolvedConfig.copy_of(config), tmp_path, info).info
     with pytest.raises(UserError, match=r"holds a run on other data \(records changed\)"):
         raise_if_fatal("RUN", [d for d in differences(info, now) if d.field == "fingerprints"])
-    # Another objective on the same data: refused.
+    # Another objective on the same data is refused.
     config.data.next_sentence, identity = "order", pretraining_run.KIND.identity(config)
     with pytest.raises(UserError, match=r"config.data.next_sentence = 'order': RUN holds a run with 'pairs'; choose"):
         raise_if_fatal("RUN", differences(info, dataclasses.replace(info, config=config), identity))
 
 
 def test_remat_auto_takes_the_first_policy_that_fits(task, monkeypatch):
-    """Of those that are tried, the largest stage is lowered."""
+    """Only the largest stage is compiled in the trial."""
     way, tried, fitting = task_with(task, remat="auto"), [], {}
     config = way.config
 
@@ -324,8 +330,10 @@ def test_remat_auto_takes_the_first_policy_that_fits(task, monkeypatch):
     monkeypatch.setattr(compute_choice, "Program", stubbed)
     assert chosen("cpu") == "none" and not tried
     assert chosen(none=False, dots=True) == "dots" and tried == [("none", (16, 64)), ("dots", (16, 64))]
-    assert chosen(none=False, dots=False) == "full" and len(tried) == 4  # nothing is left to try after the last
-    monkeypatch.setattr(compute_choice.hosts, "as_on_first", lambda fits: False)  # whatever this host finds
+    assert chosen(none=False, dots=False) == "full" and len(tried) == 4  # the last policy needs no trial
+    monkeypatch.setattr(
+        compute_choice.hosts, "as_on_first", lambda fits: False
+    )  # the first host decides, not this host
     assert chosen(none=True, dots=True) == "full"
     assert config.remat == "auto"
 
@@ -345,16 +353,16 @@ def test_long_runs_on_chips_with_kernels_unroll_their_layers_if_that_fits():
     assert ways("tpu", "TPU v4", steps=5_000) == [("none", "auto")]
     assert ways("tpu", "TPU v4", steps=1000) == ways("gpu", "Tesla V100") == ways("cpu", "cpu") == [("none", "auto")]
     assert ways("tpu", "TPU v3", remat="auto") == [("full", "auto")]  # has no kernels
-    assert ways("tpu", "TPU v4", model=dict(family="xlnet")) == [("none", "auto")]  # nor has the family
+    assert ways("tpu", "TPU v4", model=dict(family="xlnet")) == [("none", "auto")]  # the family has no kernels
 
 
-def test_a_program_fits_if_it_leaves_the_devices_memory_in_bounds():
+def test_a_program_fits_within_the_device_memory():
     lowered = jax.jit(lambda x: (x @ x).sum()).lower(jax.ShapeDtypeStruct((512, 512), np.float32))
     assert fits_in_memory(lowered, None) and fits_in_memory(lowered, 1 << 23)
     assert not fits_in_memory(lowered, (1 << 20) - 1)  # less than the argument
 
 
-# Packed sequences beside the same ones padded: losses, gradients, and what they do not see of each other.
+# Packed sequences compared with padded sequences: losses, gradients, and independence of sequences in a row.
 
 
 BERT = BertConfig(
@@ -369,7 +377,7 @@ def assert_close(one, other, tolerance=1e-5):
 
 @pytest.fixture(scope="module")
 def short_records(tmp_path_factory):
-    """Of documents so short that few pairs are as long as they may be."""
+    """Documents so short that few pairs have the maximum length."""
     folder, rng = tmp_path_factory.mktemp("short"), random.Random(0)
     words = [word for topic in TOPICS.values() for word in topic]
     lines = (f"A {rng.choice(words)}." for _ in range(800))
@@ -390,8 +398,8 @@ def config_of(records, packing, corpus="", **mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["masked words and pairs", "next words"])
-def test_loss_and_gradient_of_pretraining_are_those_of_padded_sequences(objective, short_records, tmp_path):
-    """And so no sequence sees another one, or predicts the first word of the next one in its row."""
+def test_packed_and_padded_pretraining_have_equal_loss_and_gradient(objective, short_records, tmp_path):
+    """No sequence sees another sequence, or predicts the first token of the next sequence in its row."""
     fields, records = {}, short_records
     if objective == "next words":
         fields, records = {"data.masking": "dynamic", "data.next_sentence": "none"}, tmp_path
@@ -399,26 +407,26 @@ def test_loss_and_gradient_of_pretraining_are_those_of_padded_sequences(objectiv
         config.update_from_flattened_dict(fields | {"data.short_seq_prob": 0.9})
         with preparing_in_process():
             preparation.prepare(config, records)
-    pieces, found, params = tokenizer.load_tokenizer("wordpiece", records / "vocab.txt"), [], None
+    pieces, token_sequences, params = tokenizer.load_tokenizer("wordpiece", records / "vocab.txt"), [], None
     for packing in (False, True):
         config = config_of(records, packing)
         config.update_from_flattened_dict(fields)
         config.model.causal = bool(fields)
         task = pretraining_task(config, one_device_mesh(config), records, tokenizer=pieces)
         params = params or nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
-        batch, told = next(task.batches(3)), task.data[0].abstract_batch()
-        assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+        batch, planned = next(task.batches(3)), task.data[0].abstract_batch()
+        assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in planned.items()}
         step = jax.value_and_grad(lambda p, b, task=task: task.loss(p, task.loss.normalize(b)), has_aux=True)
-        found.append((len(batch["input_ids"]), *jax.jit(step)(params, batch)))
-        if fields:  # all words but [CLS]; the last [SEP] of a sequence predicts nothing
+        token_sequences.append((len(batch["input_ids"]), *jax.jit(step)(params, batch)))
+        if fields:  # all tokens except [CLS]; the last [SEP] of a sequence predicts nothing
             assert batch["word_weights"].sum() == (batch["segments"] > 0).sum() - 2 * batch["sequence_weights"].sum()
-    (rows, (loss, metrics), gradient), (fewer, (packed_loss, packed_metrics), packed_gradient) = found
+    (rows, (loss, metrics), gradient), (fewer, (packed_loss, packed_metrics), packed_gradient) = token_sequences
     assert fewer < 16 == rows and packed_metrics.pop("padding") < metrics.pop("padding") / 2
     assert_close((packed_loss, packed_metrics, packed_gradient), (loss, metrics, gradient))
 
 
 def after_a_step(records, microbatches=1, **mesh):
-    """Returns how many rows 48 packed sequences have, and the params and metrics after a step with much dropout."""
+    """Returns the number of rows of 48 packed sequences, and the params and metrics after a step with much dropout."""
     config = config_of(records, True, **mesh)
     config.batch_size, config.microbatches = 48, microbatches
     config.model.update(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
@@ -438,17 +446,20 @@ def on_one(short_records):
 
 
 @pytest.mark.slow
-def test_a_packed_step_is_the_same_on_any_mesh(short_records, on_one):
-    """With its dropout, though the number of rows, of which some are empty, is another one."""
-    (rows, expected, others), (its_rows, params, metrics) = on_one, after_a_step(short_records, 3, data=4, fsdp=2)
+def test_a_packed_step_is_equal_on_any_mesh(short_records, on_one):
+    """Dropout is equal too, although the number of rows, including empty rows, differs."""
+    (rows, expected, other_metrics), (its_rows, params, metrics) = (
+        on_one,
+        after_a_step(short_records, 3, data=4, fsdp=2),
+    )
     assert rows < its_rows
-    assert_close(metrics["loss"], others["loss"])
-    assert_close(metrics["grad_norm"], others["grad_norm"], 1e-4)
+    assert_close(metrics["loss"], other_metrics["loss"])
+    assert_close(metrics["grad_norm"], other_metrics["grad_norm"], 1e-4)
     assert_close(params, expected, 2e-5)
 
 
 @pytest.mark.parametrize("prob", [0.02, 0.15, 0.5])
-def test_there_is_room_for_the_masked_tokens_of_any_row(prob):
+def test_packed_rows_have_room_for_all_masked_tokens(prob):
     rng = random.Random(0)
     for length in (16, 128, 512):
         config = config_of("", True)
@@ -503,8 +514,8 @@ def fine_tuning(request):
     return head, model, params, examples
 
 
-def test_loss_of_each_task_is_that_of_padded_examples(fine_tuning):
-    """And so no example sees another one."""
+def test_packed_and_padded_fine_tuning_have_equal_loss(fine_tuning):
+    """So no example depends on another example."""
     head, model, params, examples = fine_tuning
 
     @jax.jit
@@ -518,8 +529,8 @@ def test_loss_of_each_task_is_that_of_padded_examples(fine_tuning):
     assert_close(compute(examples.batch(np.arange(len(examples)), 12)), compute(packed))
 
 
-def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning):
-    """The packed ones on four devices, the padded ones on one."""
+def test_packed_and_padded_predictions_are_equal(fine_tuning):
+    """Packed examples run on four devices, padded examples on one."""
     head, model, params, examples = fine_tuning
 
     def predicted(devices, packs):
@@ -533,7 +544,7 @@ def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning):
         assert_close(one, other)
 
 
-def test_what_cannot_be_packed_is_refused():
+def test_unsupported_packing_is_refused():
     config = features.get_config()
     config.packing = True
     with pytest.raises(UserError, match=r"config.packing = True: sequences cannot share a row with a BiLSTM"):

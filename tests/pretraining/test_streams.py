@@ -1,4 +1,4 @@
-"""A stream of text, whose rows go on in the next step with a memory: its order, the state, resuming, its use."""
+"""Streams of text whose rows continue in the next step with a recurrent memory: order, state, resuming, use."""
 
 import contextlib
 import dataclasses
@@ -55,7 +55,7 @@ from tests.conftest import (
 from tests.finetuning.test_finetuning import config_for as fine_tuning_config_for
 from tests.finetuning.test_finetuning import write_sst2
 
-LENGTH, MEMORY, ROWS, HIDDEN = 16, 24, 8, 16  # the memory reaches back into the row before the last
+LENGTH, MEMORY, ROWS, HIDDEN = 16, 24, 8, 16  # the memory reaches back into the row before the last row
 TEXT = make_corpus(14)
 SIZES = dict(num_hidden_layers=1, hidden_size=HIDDEN, num_attention_heads=2, intermediate_size=16)
 
@@ -93,10 +93,12 @@ def records(built_once, text_file):
 
 
 def xlnet_config(records="unused"):
-    """A stream that an XLNet reads, with pieces of its own."""
+    """A stream for an XLNet with its own tokenizer."""
     config = stream_config(records).unlock()
-    given = dict(memory_length=MEMORY, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    config.model = families.model_fields("xlnet", vocab_size=80, **SIZES | given | dict(num_hidden_layers=2))
+    model_fields = dict(
+        memory_length=MEMORY, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    config.model = families.model_fields("xlnet", vocab_size=80, **SIZES | model_fields | dict(num_hidden_layers=2))
     config.tokenizer.kind = "sentencepiece"
     learn(config, "plm", plm=dict(k=4, max_span_words=2))
     validate(config.lock())
@@ -109,7 +111,7 @@ def xlnet_records(built_once, text_file):
 
 
 def two_stages(records):
-    """A run of two stages, in which each device has two rows. Its memory is emptied where the second stage begins."""
+    """A run of two stages with two rows per device. The memory is reset at the start of the second stage."""
     fields = {"mesh.data": 2, "mesh.fsdp": 2, "checkpoint.every_steps": 1, "checkpoint.keep": 9, "eval.every_steps": 5}
     config = stream_config(records, **fields).unlock()
     config.stages = named_stages(first=stage(2, LENGTH, 3), then=stage(3, LENGTH, 3))
@@ -118,7 +120,7 @@ def two_stages(records):
 
 @pytest.fixture(scope="session")
 def straight(records, built_once):
-    """The workdir of a run of two stages that was never stopped."""
+    """The workdir of a run of two stages without interruptions."""
 
     def build(folder):
         with four_devices():
@@ -135,27 +137,29 @@ def four_devices():
 
 
 def rows_of(records, split):
-    """The arrays of all records, in their order."""
+    """Returns the arrays of all records in order."""
     files = find_records(records, LENGTH, 3, split)
     batches = list(heldout_batches(files, LENGTH, 3, batch_size=1, max_sequences=files.total))
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
-def test_records_are_the_text_in_its_order(records, xlnet_records, kind):
-    """Each document is framed, whether a sequence ends there or not; all are in one segment."""
+def test_stream_records_are_the_text_in_order(records, xlnet_records, kind):
+    """Each document has special tokens at its start and end, at any position in a sequence; all tokens are in one
+    segment.
+    """
     folder = records if kind == "bytes" else xlnet_records
     pieces = tokenizer.load_tokenizer(kind, folder / tokenizer.KINDS[kind].filename, True)
     rows = rows_of(folder, "train")
     assert (rows["segments"] == 1).all() and (rows["token_types"] == 0).all()
-    text, place, found = "".join(map(chr, rows["input_ids"].ravel())), 0, 0
+    text, place, documents_seen = "".join(map(chr, rows["input_ids"].ravel())), 0, 0
     for document in TEXT.strip().split("\n\n"):
         ids = [token for line in pieces.encode_ids(document.split("\n")) for token in line]
-        own = "".join(map(chr, pieces.framed(ids)))
-        if (at := text.find(own, place)) >= 0:
-            assert at == place  # nothing is between it and the document before
-            place, found = at + len(own), found + 1
-    assert found == 9 and len(text) - place < 1000  # the tenth is cut where no whole sequence is left
+        document_text = "".join(map(chr, pieces.framed(ids)))
+        if (at := text.find(document_text, place)) >= 0:
+            assert at == place  # no separator between the document and the previous document
+            place, documents_seen = at + len(document_text), documents_seen + 1
+    assert documents_seen == 9 and len(text) - place < 1000  # the tenth document is cut where no whole sequence is left
 
 
 SPEC = RECORD_ARRAYS | STREAM_ARRAYS
@@ -167,23 +171,23 @@ def batches_of(order, start=0, rows=np.arange):
     )
 
 
-def test_a_row_goes_on_where_it_ended(records):
-    """Through two epochs, from any step, for any number of hosts."""
+def test_rows_continue_in_the_next_step(records):
+    """Reads two epochs, from any step, with any number of hosts."""
     files, ids = find_records(records, LENGTH, 3, "train"), rows_of(records, "train")["input_ids"]
     order = Order(files, ROWS, 0, RowSize(LENGTH, 1), is_stream=True)
     starts = [row * len(ids) // ROWS for row in range(ROWS + 1)]
     steps = 2 * max(np.diff(starts)) + 1
     whole = list(itertools.islice(batches_of(order), steps))
     for row in range(ROWS):
-        own = ids[starts[row] : starts[row + 1]]
-        found = np.array([batch["input_ids"][row] for batch in whole])
-        np.testing.assert_array_equal(found, own[np.arange(steps) % len(own)])
+        row_ids = ids[starts[row] : starts[row + 1]]
+        read_ids = np.array([batch["input_ids"][row] for batch in whole])
+        np.testing.assert_array_equal(read_ids, row_ids[np.arange(steps) % len(row_ids)])
         goes_on = [batch["continues"][row] for batch in whole]
-        np.testing.assert_array_equal(goes_on, np.arange(steps) % len(own) > 0)
-        flat = own.ravel()
-        predicted = np.array([batch["word_ids"][row] for batch in whole[: len(own)]]).ravel()
-        weights = np.array([batch["word_weights"][row] for batch in whole[: len(own)]]).ravel()
-        np.testing.assert_array_equal(predicted[:-1], flat[1:])  # also the first token of the step after
+        np.testing.assert_array_equal(goes_on, np.arange(steps) % len(row_ids) > 0)
+        flat = row_ids.ravel()
+        predicted = np.array([batch["word_ids"][row] for batch in whole[: len(row_ids)]]).ravel()
+        weights = np.array([batch["word_weights"][row] for batch in whole[: len(row_ids)]]).ravel()
+        np.testing.assert_array_equal(predicted[:-1], flat[1:])  # also the first token of the next step
         assert weights[:-1].all() and not weights[-1]
     entered = next(batches_of(order, steps - 3))
     halves = [next(batches_of(order, steps - 3, lambda count, half=half: np.arange(4) + 4 * half)) for half in (0, 1)]
@@ -192,15 +196,16 @@ def test_a_row_goes_on_where_it_ended(records):
         np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), x)
 
 
-def test_held_out_text_is_read_once_side_by_side(records):
+def test_held_out_text_is_read_once_in_parallel_rows(records):
     files, ids = find_records(records, LENGTH, 3, "heldout"), rows_of(records, "heldout")["input_ids"]
-    given = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
-    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=21, **given))
+    options = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
+    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=21, **options))
     rows = [np.concatenate([b["input_ids"][row][b["segments"][row] > 0] for b in batches]) for row in range(ROWS)]
     np.testing.assert_array_equal(np.concatenate(rows), ids[:21].ravel())
-    assert sum(b["word_weights"].sum() for b in batches) == 21 * LENGTH - ROWS  # all but the last of each row
+    # all tokens except the last token of each row
+    assert sum(b["word_weights"].sum() for b in batches) == 21 * LENGTH - ROWS
     assert [b["continues"].tolist() for b in batches] == [[0] * ROWS, [1] * ROWS, [1] * ROWS]
-    few = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=3, **given))
+    few = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=ROWS, max_sequences=3, **options))
     assert len(few) == 1 and few[0]["sequence_weights"].sum() == 3
 
 
@@ -219,14 +224,16 @@ def after_three_steps(records, devices=1, change=lambda step, batch: batch, **fi
 
 
 @pytest.mark.slow
-def test_any_mesh_and_number_of_microbatches_gives_the_same(records):
+def test_steps_are_equal_on_any_mesh_and_with_microbatches(records):
     state, losses, _ = after_three_steps(records, 4, **{"mesh.data": 2, "mesh.fsdp": 2, "microbatches": 2})
     expected, expected_losses, filled = after_three_steps(records)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    for found, theirs in zip(jax.tree.leaves(state.carry), jax.tree.leaves(expected.carry)):
-        np.testing.assert_allclose(found, theirs, atol=1e-3)  # Adam's first steps have the size of a gradient's sign
-    assert state.carry.states.addressable_shards[0].data.shape[0] == 2  # each device has its own rows only
-    # The memory of the step before one that is skipped is not of the text before the next step.
+    for leaf, expected_leaf in zip(jax.tree.leaves(state.carry), jax.tree.leaves(expected.carry)):
+        np.testing.assert_allclose(
+            leaf, expected_leaf, atol=1e-3
+        )  # Adam's first steps have the size of a gradient's sign
+    assert state.carry.states.addressable_shards[0].data.shape[0] == 2  # each device has only its rows
+    # The memory before a skipped step does not belong to the text before the next step.
     weights = {1: np.nan}
     state, _, of_skipped = after_three_steps(
         records, change=lambda step, batch: batch | {"word_weights": batch["word_weights"] * weights.get(step, 1)}
@@ -236,8 +243,8 @@ def test_any_mesh_and_number_of_microbatches_gives_the_same(records):
 
 
 @pytest.mark.slow
-def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
-    """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
+def test_the_memory_of_xlnet_has_the_content_stream(xlnet_records):
+    """The memory has the content states for any predicted tokens; only continued rows attend to them."""
     config = xlnet_config(xlnet_records)
     pieces = tokenizer.load_tokenizer("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
     task = pretraining_task(config, one_device_mesh(config), xlnet_records, tokenizer=pieces)
@@ -251,9 +258,9 @@ def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
 
     @jax.jit
     def read(batch, memory):
-        given = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
+        arrays = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
         see_all = np.ones((1, 1, LENGTH), bool)
-        return model.apply(params, *given, see_all, memory=memory, method="encode_permuted")
+        return model.apply(params, *arrays, see_all, memory=memory, method="encode_permuted")
 
     inputs = first["input_ids"], first["segments"], first["token_types"]
     states = model.apply(params, *inputs, every_layer=True, method="encode")
@@ -273,7 +280,7 @@ def assert_same(workdir, other, step):
 
 
 @pytest.mark.slow
-def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_path):
+def test_a_sharded_run_of_two_stages_resumes_with_identical_params(straight, records, tmp_path):
     filled = [int(jax.tree.leaves(checkpoint._read_item(straight, i, "memory", None))[0].min()) for i in range(1, 6)]
     assert filled == [LENGTH, MEMORY, LENGTH, MEMORY, MEMORY]
     workdir = shutil.copytree(straight, tmp_path / "run")
@@ -286,8 +293,8 @@ def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_
 
 
 @pytest.mark.slow
-def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys):
-    """By a branch with other rows; a branch with the same rows has the memory of the checkpoint."""
+def test_missing_memory_is_recomputed(straight, tmp_path, capsys):
+    """A branch with other rows recomputes the memory; a branch with equal rows reads the stored memory."""
     config = two_stages("").unlock()
     config.branch_from = f"{straight}@3"
     with four_devices():
@@ -302,50 +309,50 @@ def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
-    """What its params make of all steps from the first on, or of so many that the rest cannot be seen."""
+def test_memory_is_recomputed_as_far_as_it_reaches(records, monkeypatch):
+    """The memory is recomputed with current params from all earlier steps, or from as many as the layers can reach."""
     config = stream_config(records, **{"model.hidden_dropout_prob": 0.0, "model.num_hidden_layers": 2}).unlock()
     config.stages = named_stages(first=stage(6, LENGTH, 3), then=stage(3, LENGTH, 3))
     task, mesh = pretraining_task(config, one_device_mesh(config), records), one_device_mesh(config)
-    program, said = Program(task, config, mesh), []
-    config.optimizer.learning_rate = 0.0  # training reads with the params that it began with
+    program, printed = Program(task, config, mesh), []
+    config.optimizer.learning_rate = 0.0  # training uses the initial params
     state, hyper = program.init(jax.random.key(1)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
 
     def warm(step):
-        return fill_recurrent_memory(task, program, program.init(jax.random.key(1)), mesh, step, said.append).carry
+        return fill_recurrent_memory(task, program, program.init(jax.random.key(1)), mesh, step, printed.append).carry
 
     for batch in itertools.islice(task.batches(0), 6):
         state, _ = program.train_step(state, put_batch(batch, mesh), hyper)
-    assert task.carry.reach == 4  # two layers, each of which sees into the second row before
-    found = warm(6)
-    assert said == ["no recurrent memory in the checkpoint: computing it from the batches of steps 3 to 6"]
-    np.testing.assert_array_equal(found.filled, state.carry.filled)
-    np.testing.assert_allclose(found.states, state.carry.states, atol=1e-5)
-    assert warm(7).filled.tolist() == [LENGTH] * ROWS  # of the step before, and not of the stage before
+    assert task.carry.reach == 4  # each of the two layers reaches the second-last row
+    carry = warm(6)
+    assert printed == ["no recurrent memory in the checkpoint: computing it from the batches of steps 3 to 6"]
+    np.testing.assert_array_equal(carry.filled, state.carry.filled)
+    np.testing.assert_allclose(carry.states, state.carry.states, atol=1e-5)
+    assert warm(7).filled.tolist() == [LENGTH] * ROWS  # the memory of the previous step, not of the previous stage
     monkeypatch.setattr(Pretraining, "carry", task.carry._replace(reach=3))
     assert np.abs(warm(6).states - state.carry.states).max() > 1e-3
 
 
-# In use.
+# Uses of a trained model.
 
 
 def random_params(task):
-    """Random params whose attention differs from place to place."""
+    """Random params whose attention differs between positions."""
     params = jax.jit(task.init_params)(jax.random.key(3))
     return jax.tree.map(lambda x: 20 * np.asarray(x) if x.ndim > 1 else x, nn.meta.unbox(params))
 
 
 @pytest.mark.slow
-def test_held_out_text_is_read_with_a_memory_of_its_own(records):
-    """A memory that holds all tokens before a row gives the scores of one long row, at distances up to a limit."""
+def test_held_out_text_is_read_with_a_separate_memory(records):
+    """A memory of all tokens before a row gives the scores of one long row, with distances up to a limit."""
 
     def task_of(**fields):
         config = stream_config(records, **{name.replace("_", ".", 1): value for name, value in fields.items()})
         return pretraining_task(config, one_device_mesh(config), records)
 
     files, task = find_records(records, LENGTH, 3, "heldout"), task_of()
-    given = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
-    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=8, max_sequences=30, **given))
+    options = dict(transforms=[SeededTransform(StreamNextTokens())], is_stream=True)
+    batches = list(pipeline.heldout_batches(files, SPEC, LENGTH, 3, batch_size=8, max_sequences=30, **options))
     names = [name for name, x in batches[0].items() if x.ndim > 1]
     whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in names}
     params, scores = random_params(task), {}
@@ -364,35 +371,35 @@ def test_held_out_text_is_read_with_a_memory_of_its_own(records):
 
 
 @pytest.mark.slow
-def test_a_left_to_right_model_of_bytes_from_text_to_text(straight, tmp_path):
+def test_a_byte_level_language_model_trains_and_generates(straight, tmp_path):
     (scores,) = [line for line in read_metrics(straight) if "eval/lm_loss" in line]
     assert scores.keys() >= {"eval/unigram_loss", "eval/lm_accuracy", "eval/lm_majority"}
-    assert scores["eval/lm_loss"] < 5.4 < np.log(261) and "eval/mlm_loss" not in scores  # of bytes equally likely
+    assert scores["eval/lm_loss"] < 5.4 < np.log(261) and "eval/mlm_loss" not in scores  # of equally likely bytes
     assert (straight / "report.txt").read_text().startswith("held-out next words: loss")
 
-    source, said = pretrained.read_pretrained(straight), "The ship"
-    given = BertForMaskedLM(source.config), source.params, source.tokenizer
-    found = generation.generate(*given, said, 20, generation.Sampling(0.8, 50, 0.9), seed=3)
-    assert found.startswith(said) and len(said) < len(found) <= len(said) + 20
-    for text in (said, "a [MASK]"):
+    source, prompt = pretrained.read_pretrained(straight), "The ship"
+    arguments = BertForMaskedLM(source.config), source.params, source.tokenizer
+    generated = generation.generate(*arguments, prompt, 20, generation.Sampling(0.8, 50, 0.9), seed=3)
+    assert generated.startswith(prompt) and len(prompt) < len(generated) <= len(prompt) + 20
+    for text in (prompt, "a [MASK]"):
         refused = r"only a masked language model fills a .*; continue the text with --generate=N"
         with pytest.raises(UserError, match=refused):
-            next(fill_mask.fill_masks(*given, [text]))
+            next(fill_mask.fill_masks(*arguments, [text]))
     flags = ("--generate=20", "--temperature=0.8", "--top_k=50", "--top_p=0.9", "--seed=3", "--json")
-    predicted = processes.run("predict", f"--checkpoint={straight}", *flags, said, cwd=tmp_path)
-    assert json.loads(predicted.stdout) == {"text": said, "continued": found}, predicted.stderr
+    predicted = processes.run("predict", f"--checkpoint={straight}", *flags, prompt, cwd=tmp_path)
+    assert json.loads(predicted.stdout) == {"text": prompt, "continued": generated}, predicted.stderr
 
 
 @pytest.mark.slow
-def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
+def test_a_recurrent_model_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
     _, shown = insight.attention(pretrained.read_with_tokenizer(straight), "the ship")
-    assert not np.triu(shown, 1).any() and np.tril(shown, -1).any()  # it sees what comes before, and nothing else
+    assert not np.triu(shown, 1).any() and np.tril(shown, -1).any()  # attends to earlier tokens only
     write_sst2(tmp_path, train=32, dev=16)
     launch(fine_tuning_config_for(tmp_path, straight, epochs=1.0, packing=True), tmp_path / "tuned")
     tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
     assert tuned.config.memory_length == MEMORY and tuned.config.family == "transformer_xl"
-    (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
-    assert found["label"] in ("0", "1")
+    (prediction,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
+    assert prediction["label"] in ("0", "1")
 
 
 @pytest.mark.parametrize("fields, message", [
@@ -406,7 +413,7 @@ def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
     ({"stages": named_stages(only=stage(6, LENGTH, 3, batch_size=4))}, "config.stages.only.batch_size = 4: must be"),
     ({"model": pretraining_config().model}, "config.data.stream = True: model.family = 'bert' has no recurrent memory"),
 ])  # fmt: skip
-def test_what_cannot_go_on_is_told(fields, message):
+def test_unsupported_stream_configs_are_refused(fields, message):
     config = stream_config().copy_and_resolve_references().unlock()
     for field, value in fields.items():
         section, _, name = field.rpartition(".")

@@ -1,4 +1,4 @@
-"""The list of runs, and the page that is drawn again while a run goes on."""
+"""The list of runs, and the page that is drawn again during a run."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def test_runs_are_listed_with_their_state(tmp_path):
     assert {line[column:].split()[0] for line in lines[1:]} == {"finished", "running", "stopped", "unreadable:"}
 
 
-def test_what_is_no_folder_of_runs_is_said_in_one_line(tmp_path):
+def test_a_folder_without_runs_is_reported_in_one_line(tmp_path):
     with pytest.raises(UserError, match="no folder"):
         overview.rows([str(tmp_path / "missing")])
     done = command("runs", tmp_path, cwd=tmp_path)

@@ -58,7 +58,7 @@ def made_trial(folder, score):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures of the pages that are written, which are not rendered."""
+    """Collects the figures of the written pages, without rendering them."""
     draw, drawn = curves.draw_curves, []
     monkeypatch.setattr(curves, "draw_curves", lambda histories: drawn.append(draw(histories)) or drawn[-1])
     monkeypatch.setattr(page, "_png", lambda *_: b"")
@@ -73,8 +73,9 @@ def test_tokens_and_hours_are_added_up(tmp_path):
     np.testing.assert_allclose(history.hours(steps), [0.01, 0.02, 0.03, 0.04])
 
 
-def test_tokens_are_those_of_the_batch_size_at_the_time(tmp_path):
-    run = made_run(tmp_path / "run", [5.0, 4.0, 3.0], batch_size=16)  # resumed with 16 after step 10, with 8 before
+def test_tokens_follow_changes_of_the_batch_size(tmp_path):
+    # resumed with batch size 16 after step 10, with 8 before
+    run = made_run(tmp_path / "run", [5.0, 4.0, 3.0], batch_size=16)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         if "train/mlm_loss" in line:
@@ -83,7 +84,7 @@ def test_tokens_are_those_of_the_batch_size_at_the_time(tmp_path):
     assert read_history(run).tokens(np.array([5, 10, 20, 30])).tolist() == [2000, 4000, 20_000, 36_000]
 
 
-def test_what_is_drawn_is_what_was_logged(tmp_path):
+def test_drawn_curves_equal_logged_metrics(tmp_path):
     histories = [read_history(made_run(tmp_path / name, losses)) for name, losses in (("a", [5.0, 4.0]), ("b", [6.0]))]
     figure = curves.draw_curves(histories)
     shown = [axis for axis in figure.axes if axis.get_title()]
@@ -100,13 +101,13 @@ def test_what_is_drawn_is_what_was_logged(tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
-def test_scores_of_a_vectors_first_numbers_are_one_line(tmp_path):
+def test_matryoshka_dimensions_are_drawn_as_one_curve(tmp_path):
     with_widths = {"spearman": 0.8, "spearman_256": 0.8, "spearman_64": 0.7}
     for name, scores in (("some", with_widths), ("none", {"spearman": 0.6})):
         (tmp_path / name).mkdir()
         write_info(tmp_path / name, RunInfo(fine_tuning_config("embed")), None)
         evaluations = [{f"eval/{metric}": share * x for metric, x in scores.items()} for share in (0.5, 1)]
-        lines = [json.dumps({"step": step, **found}) + "\n" for step, found in zip((10, 20), evaluations)]
+        lines = [json.dumps({"step": step, **metrics}) + "\n" for step, metrics in zip((10, 20), evaluations)]
         (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
     figure = curves.draw_curves([read_history(tmp_path / name) for name in ("some", "none")])
     by_width = [axis for axis in figure.axes if axis.get_xlabel() == curves.WIDTH]
@@ -114,11 +115,11 @@ def test_scores_of_a_vectors_first_numbers_are_one_line(tmp_path):
     (line,) = by_width[0].lines
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([64, 256], [0.7, 0.8])
     steps = [axis.get_title() for axis in figure.axes if axis.get_xlabel() == "steps"]
-    assert steps == ["spearman, dev set"]  # those by width have no curves over the steps
+    assert steps == ["spearman, dev set"]  # scores by dimension have no curves over the steps
     figure = curves.draw_curves(
         [read_history(folder) for folder in (made_run(tmp_path / "words", [5.0]), tmp_path / "none")]
     )
-    assert legend(figure) == ["words", "none"]  # runs of different kinds
+    assert legend(figure) == ["words", "none"]  # runs of different types
     assert {axis.get_title() for axis in figure.axes} >= {"loss of words", "spearman, dev set"}
 
 
@@ -132,18 +133,18 @@ def test_a_long_curve_is_thinned(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_has_its_pictures_inside(tmp_path):
+def test_the_page_embeds_the_pictures(tmp_path):
     runs = [made_run(tmp_path / "runs-of" / name, [5.0, 4.0]) for name in ("one", "<two>")]
     written = page.write_page(tmp_path / "out", runs).read_text()
     inside = re.findall(r'src="data:image/png;base64,([^"]+)"', written)
-    assert [base64.b64decode(each) for each in inside] == [(tmp_path / "out/report.png").read_bytes()]
+    assert [base64.b64decode(picture) for picture in inside] == [(tmp_path / "out/report.png").read_bytes()]
     assert (tmp_path / "out/report.png").read_bytes().startswith(b"\x89PNG")
     assert "&lt;two&gt;" in written and "<two>" not in written and "<td>12,000</td>" in written
     assert "http" not in written
 
 
 @pytest.mark.usefixtures("figures")
-def test_the_page_of_one_run_has_what_made_it_and_what_it_predicts(tmp_path, monkeypatch):
+def test_the_page_of_one_run_has_config_and_predictions(tmp_path, monkeypatch):
     run, other = (made_run(tmp_path / name, [5.0], batch_size=4) for name in ("run", "other"))
     monkeypatch.setattr(sys, "argv", ["main.py", "--config=small", "--config.data.corpus=<my> text"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
@@ -165,7 +166,7 @@ def test_the_page_of_one_run_has_what_made_it_and_what_it_predicts(tmp_path, mon
 
 
 @pytest.mark.usefixtures("figures")
-def test_checkpoints_are_linked_from_where_the_page_is(tmp_path, monkeypatch):
+def test_checkpoints_are_linked_relative_to_the_page(tmp_path, monkeypatch):
     runs = [made_run(tmp_path / "runs" / name, [5.0, 4.0]) for name in ("a", "b c")]
     checkpoint.write_params(runs[1], {"x": np.ones(3, np.float32)})
     for step, loss in ((20, 4.0), (10, 5.0)):
@@ -173,17 +174,17 @@ def test_checkpoints_are_linked_from_where_the_page_is(tmp_path, monkeypatch):
         checkpoint.write_scores(runs[1], step, Scores({"mlm_loss": loss, "mlm_accuracy": None}))
     monkeypatch.chdir(tmp_path)
     written = page.write_page("pages/out", ["runs/a", "runs/b c"])
-    found = re.findall(r'<td><a href="([^"]+)">([^<]+)</a></td><td>([^<]*)</td>', written.read_text())
+    cells = re.findall(r'<td><a href="([^"]+)">([^<]+)</a></td><td>([^<]*)</td>', written.read_text())
     scores = {0: "", 10: "mlm_loss 5.000", 20: "mlm_loss 4.000"}
-    assert [each[1:] for each in found] == [(f"runs/b c@{step}", said) for step, said in scores.items()]
-    for step, (target, *_) in zip(scores, found):
+    assert [row[1:] for row in cells] == [(f"runs/b c@{step}", score) for step, score in scores.items()]
+    for step, (target, *_) in zip(scores, cells):
         place = written.parent / urllib.parse.unquote(target)
         assert place.resolve() == (runs[1] / f"checkpoints/{step}").resolve() and place.is_dir()
     assert "Checkpoints" not in page.write_page(tmp_path / "none", [runs[0]]).read_text()
 
 
 @pytest.mark.usefixtures("figures")
-def test_a_search_has_mean_deviation_and_baseline(tmp_path):
+def test_a_sweep_has_mean_deviation_and_baseline(tmp_path):
     for seed, score in ((0, 0.7), (1, 0.8), (2, None)):
         trial = made_run(tmp_path / f"search/runs/seed={seed}", [5.0])
         result = {"scores": {"accuracy": score}, "failed": score is None, "baseline": 0.5, "metric": "accuracy"}
@@ -198,7 +199,7 @@ def legend(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_runs_and_searches_of_one_name_are_told_apart(tmp_path, figures, monkeypatch):
+def test_runs_and_sweeps_with_equal_names_have_distinct_labels(tmp_path, figures, monkeypatch):
     for owner, score in (("mine", 0.5), ("yours", 0.8)):
         made_run(tmp_path / owner / "bert", [5.0])
         made_trial(tmp_path / owner / "sst2/runs/seed=0", score)
@@ -212,7 +213,7 @@ def test_runs_and_searches_of_one_name_are_told_apart(tmp_path, figures, monkeyp
     assert "<h1>bert</h1>" in page.write_page(tmp_path, ["."]).read_text()
 
 
-def test_seeds_have_a_colour_of_their_own_only_when_alone(tmp_path, figures):
+def test_seeds_have_separate_colours_only_in_a_sweep_over_seeds(tmp_path, figures):
     for trial in ("both/runs/epochs=2,seed=0", "both/runs/epochs=2,seed=1", "both/runs/epochs=3,seed=0",
                   "one/runs/seed=0", "one/runs/seed=1"):  # fmt: skip
         made_trial(tmp_path / trial, 0.5)
@@ -232,7 +233,7 @@ def checkpoint_of(config):
     return Pretrained("x", "bertjax", config, {"bert": params}, WordPiece(PIECES, lowercase=True), [])
 
 
-@pytest.mark.parametrize("family, own", [
+@pytest.mark.parametrize("family, family_fields", [
     ("bert", {}),
     slow_case("bert", dict(causal=True, norm="pre", positions="each_layer")),
     slow_case("modernbert", dict(local_attention=4, num_hidden_layers=2, global_attn_every_n_layers=2)),
@@ -240,10 +241,10 @@ def checkpoint_of(config):
     ("xlnet", {}),
     slow_case("transformer_xl", dict(clamp_length=5)),
 ])  # fmt: skip
-def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(family, own, monkeypatch):
+def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(family, family_fields, monkeypatch):
     sizes = {"vocab_size": len(PIECES), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 32, "max_position_embeddings": 24}
-    source = checkpoint_of(families.FAMILIES.get(family).config_class(**sizes | own))
+    source = checkpoint_of(families.FAMILIES.get(family).config_class(**sizes | family_fields))
     known, traced = families.family_of(source.config).attention_probabilities, []
 
     def counted(config, params, ids, segments, types):
@@ -252,15 +253,17 @@ def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(fa
 
     monkeypatch.setattr(families.family_of(source.config), "attention_probabilities", counted)
     insight._probabilities.clear_cache()
-    lengths = {5: 16, 13: 16, 14: 16, 22: 24, 9: 16, 15: 24} if (family, own) == ("bert", {}) else {22: 24, 15: 24}
+    lengths = (
+        {5: 16, 13: 16, 14: 16, 22: 24, 9: 16, 15: 24} if (family, family_fields) == ("bert", {}) else {22: 24, 15: 24}
+    )
     for words in lengths:
-        pieces, found = insight.attention(source, " ".join((PIECES[5:] * 4)[:words]))
-        assert len(pieces) == words + 2 and found.shape == (len(found), 2, words + 2, words + 2)
+        pieces, probabilities = insight.attention(source, " ".join((PIECES[5:] * 4)[:words]))
+        assert len(pieces) == words + 2 and probabilities.shape == (len(probabilities), 2, words + 2, words + 2)
     assert traced == sorted(set(lengths.values()))
     ids = np.array([[PIECES.index(piece) for piece in pieces]])
     inputs = source.params["bert"], ids, np.ones_like(ids), np.zeros_like(ids)
     expected = jax.jit(known, static_argnums=0)(source.config, *inputs)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
 
 
 def test_neighbours_are_the_closest_embeddings_and_mistakes_are_named():
@@ -269,9 +272,9 @@ def test_neighbours_are_the_closest_embeddings_and_mistakes_are_named():
     table[PIECES.index("boat")] = 3 * table[PIECES.index("ship")]
     table[PIECES.index("whale")] = -table[PIECES.index("ship")]
     source.params["bert"]["embeddings"]["word"]["embedding"] = table
-    found = insight.neighbours(source, insight.word_ids(source, "ship . Ship !"))
-    assert found.keys() == {"ship"} and found["ship"][0] == ("boat", pytest.approx(1.0))
-    assert [word for word, _ in found["ship"]].count("ship") == 0 and len(found["ship"]) == insight.NEIGHBOURS
+    closest = insight.neighbours(source, insight.word_ids(source, "ship . Ship !"))
+    assert closest.keys() == {"ship"} and closest["ship"][0] == ("boat", pytest.approx(1.0))
+    assert [word for word, _ in closest["ship"]].count("ship") == 0 and len(closest["ship"]) == insight.NEIGHBOURS
     assert insight.token_id_of(source, "Whale") == PIECES.index("whale")
     with pytest.raises(UserError, match="--words: 'whale ship' has 2 tokens; name words that are one token"):
         insight.token_id_of(source, "whale ship")
@@ -282,7 +285,7 @@ def test_neighbours_are_the_closest_embeddings_and_mistakes_are_named():
 
 
 @pytest.mark.usefixtures("figures")
-def test_a_damaged_line_costs_no_more_than_itself(tmp_path):
+def test_a_damaged_line_is_skipped(tmp_path):
     run = made_run(tmp_path / "run", [5.0, 4.0, 3.0])
     lines = (run / "metrics.jsonl").read_text().splitlines()
     lines[2] = json.dumps(json.loads(lines[2]) | {"train/tokens_per_second": None})

@@ -1,4 +1,4 @@
-"""The server: answers as the library, refuses in a line, loses nothing, and leaves when it is told to."""
+"""The server: answers like the library, errors in one line, no lost requests, and a clean end on signals."""
 
 import asyncio
 import concurrent.futures
@@ -36,7 +36,7 @@ TEXTS = [f"the [MASK] {'of a list ' * (number % 4)}{'[MASK] ' * (number % 2)}." 
 
 
 def post(url, content, timeout=60):
-    """Returns status and answer."""
+    """Returns the status and the JSON of the response."""
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data), timeout=timeout) as answer:
@@ -55,7 +55,7 @@ def checkpoint(tmp_path_factory):
 
 @contextlib.contextmanager
 def serving(checkpoint, *flags):
-    """The process of a server, and its address."""
+    """Runs the process of a server; yields its address."""
     process = start("serve", f"--checkpoint={checkpoint}", "--port=0", *flags, cwd=checkpoint.parent)
     try:
         deadline = time.monotonic() + 60
@@ -80,7 +80,7 @@ def metrics_of(url):
 
 
 @pytest.mark.parametrize(
-    "path, content, status, said",
+    "path, content, status, message",
     [
         ("fill_mask", b"\xff", 400, "must be JSON"),
         ("fill_mask", b"[" * 200_000, 413, "3,000 characters"),
@@ -108,9 +108,9 @@ def metrics_of(url):
         ("attention", {"texts": ["a", "b"]}, 400, "must be one text"),
     ],
 )  # fmt: skip
-def test_mistakes_are_answered_in_a_line(server, path, content, status, said):
-    found, answer = post(f"{server}/{path}", content)
-    assert found == status and said in answer["error"] and "\n" not in answer["error"]
+def test_mistakes_are_answered_in_one_line(server, path, content, status, message):
+    response_status, answer = post(f"{server}/{path}", content)
+    assert response_status == status and message in answer["error"] and "\n" not in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -136,26 +136,28 @@ def test_a_lone_surrogate_is_read_as_a_replacement_character(server):
 
 
 @pytest.mark.slow
-def test_each_sees_the_attention_of_its_own_text(server):
+def test_concurrent_attention_requests_get_the_attention_of_their_text(server):
     texts = [f"the {'list ' * number}." for number in range(1, 9)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda text: post(f"{server}/attention", {"texts": text}), texts * 3))
-    pieces = [len(answer["pieces"]) for status, answer in found if status == 200]
+        responses = list(pool.map(lambda text: post(f"{server}/attention", {"texts": text}), texts * 3))
+    pieces = [len(answer["pieces"]) for status, answer in responses if status == 200]
     assert pieces == pieces[:8] * 3 and len(set(pieces)) == 8
-    np.testing.assert_allclose(np.sum(found[0][1]["attention"], axis=-1), 1000, atol=pieces[0])
+    np.testing.assert_allclose(np.sum(responses[0][1]["attention"], axis=-1), 1000, atol=pieces[0])
 
 
-def test_what_was_accepted_is_answered_after_sigterm(checkpoint):
+def test_accepted_requests_are_answered_after_sigterm(checkpoint):
     with serving(checkpoint) as (process, url), concurrent.futures.ThreadPoolExecutor(12) as pool:
         post(f"{url}/fill_mask", {"texts": TEXTS[:1]})
         asked = [pool.submit(post, f"{url}/fill_mask", {"texts": TEXTS * 4}) for _ in range(12)]
         deadline = time.monotonic() + 60
-        while not any(each.done() for each in asked):  # in the middle: some are answered, others wait
+        while not any(
+            future.done() for future in asked
+        ):  # in the middle: some requests are answered, other requests wait
             assert time.monotonic() < deadline
             time.sleep(0.005)
         process.send_signal(signal.SIGTERM)
-        found = [each.result() for each in asked]
-        assert all(status == 200 and len(answer["results"]) == 4 * len(TEXTS) for status, answer in found)
+        responses = [future.result() for future in asked]
+        assert all(status == 200 and len(answer["results"]) == 4 * len(TEXTS) for status, answer in responses)
         assert process.wait(60) == 0 and "stopping" in process.stdout
         with pytest.raises(urllib.error.URLError):
             post(url, {})
@@ -163,21 +165,22 @@ def test_what_was_accepted_is_answered_after_sigterm(checkpoint):
 
 @pytest.fixture
 def ended(monkeypatch):
-    """Runs a server of one path in this process until its handler has sent a signal; returns what a client got."""
-    numbers, said = (signal.SIGINT, signal.SIGTERM), queue.Queue()
+    """Runs a server of one path in this process until its handler has sent a signal; returns the response."""
+    numbers, answers = (signal.SIGINT, signal.SIGTERM), queue.Queue()
     before = [signal.getsignal(number) for number in numbers]
-    monkeypatch.setattr(serving_http, "print", lambda line, **_: said.put(line), raising=False)
+    monkeypatch.setattr(serving_http, "print", lambda line, **_: answers.put(line), raising=False)
 
     def run(handler, grace):
         app = web.Application()
         app.router.add_post("/", handler)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(lambda: post(said.get(timeout=30).split()[-1], {}, timeout=30))
+            asked = pool.submit(lambda: post(answers.get(timeout=30).split()[-1], {}, timeout=30))
             serving_http.run(types.SimpleNamespace(app=lambda: app), "127.0.0.1", 0, grace)
             return asked.result()
 
     for number in numbers:
-        signal.signal(number, lambda *_: asyncio.get_running_loop().stop())  # an error, unless the server hears it
+        # an error unless the server handles the signal
+        signal.signal(number, lambda *_: asyncio.get_running_loop().stop())
     yield run
     for number, handler in zip(numbers, before):
         signal.signal(number, handler)
@@ -185,7 +188,7 @@ def ended(monkeypatch):
 
 @pytest.mark.parametrize("system", ["posix", "windows"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_after_an_answer(ended, monkeypatch, number, system):
+def test_a_signal_ends_the_server_after_an_answer(ended, monkeypatch, number, system):
     def unknown(*_):
         raise NotImplementedError
 
@@ -198,7 +201,7 @@ def test_a_signal_ends_it_after_an_answer(ended, monkeypatch, number, system):
     assert ended(answer, 60) == (200, "answered")
 
 
-def test_what_takes_longer_than_the_grace_loses_its_connection(ended):
+def test_requests_longer_than_the_grace_period_are_disconnected(ended):
     async def hang(request):
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
@@ -208,7 +211,7 @@ def test_what_takes_longer_than_the_grace_loses_its_connection(ended):
 
 
 @pytest.mark.parametrize(
-    "flag, said",
+    "flag, message",
     [
         ("--checkpoint=missing", "missing"),
         ("--port=70000", "--port=70000"),
@@ -219,14 +222,14 @@ def test_what_takes_longer_than_the_grace_loses_its_connection(ended):
         ("--port={port}", "choose another address or port"),
     ],
 )
-def test_the_command_says_mistakes_in_one_line(flag, said, checkpoint, server, tmp_path):
+def test_the_command_reports_mistakes_in_one_line(flag, message, checkpoint, server, tmp_path):
     flag = flag.format(port=server.rsplit(":", 1)[1])
     done = command("serve", f"--checkpoint={checkpoint}", flag, cwd=tmp_path)
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 1 and line.startswith("error: ") and said in line
+    assert done.returncode == 1 and line.startswith("error: ") and message in line
 
 
-# Checkpoints that have learnt something else, each behind a server in this process.
+# Checkpoints with other heads, each with a server in this process.
 
 QUESTION, CONTEXT = "the ship saw .", "a captain left the whale"
 LIMITS = serving_http.Limits(texts=4, waiting=4)
@@ -234,7 +237,7 @@ LIMITS = serving_http.Limits(texts=4, waiting=4)
 
 @contextlib.contextmanager
 def serving_here(server):
-    """The address of a server in a thread."""
+    """Runs a server in a thread; yields its address."""
     loop, runner = asyncio.new_event_loop(), web.AppRunner(server.app(), handler_cancellation=True)
 
     async def begin():
@@ -258,8 +261,8 @@ def serving_here(server):
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
-    """Of each method, a tiny checkpoint that has learnt it and the address of its server."""
-    folder, found = tmp_path_factory.mktemp("learnt"), {}
+    """For each method, a tiny checkpoint with the head of the method, and the address of its server."""
+    folder, addresses = tmp_path_factory.mktemp("learnt"), {}
     heads = {
         "classify": ("BertForSequenceClassification", "classifier", 3, ("sea", "court", "none")),
         "tag": ("BertForTokenClassification", "classifier", 3, TAGS),
@@ -269,32 +272,32 @@ def learnt(tmp_path_factory):
     for method, (architecture, layer, width, labels) in heads.items():
         source = made(architecture, layer, width).source
         (folder / method).mkdir()
-        given = source.config, source.params, source.tokenizer, architecture, huggingface.Metadata(labels)
-        huggingface.write(folder / method, *given)
+        source_fields = source.config, source.params, source.tokenizer, architecture, huggingface.Metadata(labels)
+        huggingface.write(folder / method, *source_fields)
     source, settings = made("SentenceTransformer").source, experiments.load("embed")
     (folder / "embed").mkdir()
-    given = source.config, source.params, source.tokenizer, settings, 32, "BertModel"
-    sentence_transformers.write(folder / "embed", *given)
+    source_fields = source.config, source.params, source.tokenizer, settings, 32, "BertModel"
+    sentence_transformers.write(folder / "embed", *source_fields)
     with contextlib.ExitStack() as stack:
         for method in ("fill_mask", *heads, "embed"):
             model = bertjax.load(GOLDEN if method == "fill_mask" else folder / method)
-            found[method] = model, stack.enter_context(serving_here(serving_http.Server(model, LIMITS)))
-        yield found
+            addresses[method] = model, stack.enter_context(serving_here(serving_http.Server(model, LIMITS)))
+        yield addresses
 
 
 def said_of(method, model):
-    """What is asked of a method, and what the library says."""
+    """Returns the request of a method, and the result of the library."""
     texts = [QUESTION, CONTEXT, "the captain saw the ship ."]
     if method == "fill_mask":
         filled = [(each.text, each.masks) for each in model.fill_mask(TEXTS[:4], top_k=3)]
         masks = [[[dict(word=word, probability=p) for word, p in mask] for mask in masks] for _, masks in filled]
         return {"texts": TEXTS[:4], "top_k": 3}, [dict(text=text, masks=x) for (text, _), x in zip(filled, masks)]
     if method == "classify":
-        pair = (QUESTION, CONTEXT)  # of which the library takes no list with texts
+        pair = (QUESTION, CONTEXT)  # the library has no lists of texts for this method
         return {"texts": [texts[0], pair, texts[1]]}, [model.classify([each])[0] for each in (texts[0], pair, texts[1])]
     if method == "tag":
         return {"texts": texts}, model.tag(texts)
-    if method == "predict":  # of a task without a method that the server has
+    if method == "predict":  # a task without a method of the server
         choices = [(QUESTION, *texts[:2]), (CONTEXT, *texts)]
         return {"texts": choices}, [model.predict([choice])[0] for choice in choices]
     if method == "answer":
@@ -307,16 +310,16 @@ METHODS = ["classify", "tag", "answer", "predict", "embed"]
 
 
 @pytest.mark.parametrize("method", ["fill_mask", "embed", *map(slow_case, METHODS[:-1])])
-def test_what_a_checkpoint_has_learnt_is_what_the_library_says(learnt, method):
+def test_server_answers_equal_the_library(learnt, method):
     model, url = learnt[method]
     asked, expected = said_of(method, model)
-    status, found = post(f"{url}/{method}", asked)
-    assert status == 200 and found.keys() == {"results"}
+    status, response = post(f"{url}/{method}", asked)
+    assert status == 200 and response.keys() == {"results"}
 
     def compare(one, other):
         assert one == (pytest.approx(other, rel=1e-3, abs=1e-5) if isinstance(other, float) else other)
 
-    jax.tree.map(compare, found["results"], json.loads(json.dumps(expected)))
+    jax.tree.map(compare, response["results"], json.loads(json.dumps(expected)))
     none = {key: [] if isinstance(x, list) else x for key, x in asked.items()}
     assert post(f"{url}/{method}", none) == (200, {"results": []})
     assert f'bertjax_requests_total{{path="/{method}",status="200"}} 2.0' in metrics_of(url)
@@ -326,12 +329,12 @@ def test_what_a_checkpoint_has_learnt_is_what_the_library_says(learnt, method):
     assert health == {"status": "ok", "checkpoint": model.path, "methods": methods, "limits": limits}
 
 
-def test_numbers_that_json_does_not_have_are_null():
-    found = {"null_odds": float("inf"), "probabilities": [0.5, float("nan")], "answer": "é"}
-    assert json.loads(serving_http.encoded(found)) == {"null_odds": None, "probabilities": [0.5, None], "answer": "é"}
+def test_non_finite_numbers_are_null_in_json():
+    answer = {"null_odds": float("inf"), "probabilities": [0.5, float("nan")], "answer": "é"}
+    assert json.loads(serving_http.encoded(answer)) == {"null_odds": None, "probabilities": [0.5, None], "answer": "é"}
 
 
-def test_what_does_not_fit_in_the_queue_is_refused_and_what_waits_is_answered(learnt, monkeypatch):
+def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monkeypatch):
     began, hold = threading.Event(), threading.Event()
 
     class Echo(serving_http.Method):
@@ -359,21 +362,21 @@ def test_what_does_not_fit_in_the_queue_is_refused_and_what_waits_is_answered(le
         assert waiting.result() == (200, {"results": [*"abcd"]})
 
 
-def test_inputs_of_a_like_length_are_computed_together_and_each_gets_its_own():
+def test_inputs_of_similar_length_are_batched_and_answered_separately():
     seen, hold = [], threading.Event()
 
-    def compute(what, inputs):
+    def compute(options, inputs):
         hold.wait(10)
-        seen.append((what, list(inputs)))
+        seen.append((options, list(inputs)))
         if "bad" in inputs:
             raise ValueError("bad")
-        return [f"{what} {each}" for each in inputs]
+        return [f"{options} {value}" for value in inputs]
 
     batches = Batches(compute, most=4, waiting=12)
-    first = batches.submit("a", ["now"], [3])  # keeps it busy
+    first = batches.submit("a", ["now"], [3])  # keeps the server busy
     time.sleep(0.1)
     wanted = batches.submit("a", ["x" * 200, "y", "z" * 199, "w"], [200, 1, 199, 1])
-    others = [batches.submit("a", [each], [len(each)]) for each in ("v", "bad", "u")]
+    short_requests = [batches.submit("a", [value], [len(value)]) for value in ("v", "bad", "u")]
     left = batches.submit("b", ["y"], [1])
     with pytest.raises(Full):
         batches.submit("a", ["t"] * 5, [1] * 5)
@@ -383,15 +386,15 @@ def test_inputs_of_a_like_length_are_computed_together_and_each_gets_its_own():
         for place, result in zip(places, future.result(10)):
             results[place] = result
     assert results == ["a " + "x" * 200, "a y", "a " + "z" * 199, "a w"]
-    assert [parts[0][1].result(10) for parts in (first, others[0], others[2], left)] == [
+    assert [parts[0][1].result(10) for parts in (first, short_requests[0], short_requests[2], left)] == [
         ["a now"], ["a v"], ["a u"], ["b y"],
     ]  # fmt: skip
     with pytest.raises(ValueError, match="bad"):
-        others[1][0][1].result(10)
+        short_requests[1][0][1].result(10)
     batches.close()
     assert batches.count == 0 and not batches._thread.is_alive()
     sizes = [len(inputs) for _, inputs in seen]
     assert all(size & (size - 1) == 0 and size <= 4 for size in sizes)
-    assert ("a", ["z" * 199, "x" * 200]) in seen  # apart from the short ones
+    assert ("a", ["z" * 199, "x" * 200]) in seen  # separate from the short inputs
     with pytest.raises(Full):
         batches.submit("a", ["late"], [4])

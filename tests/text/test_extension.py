@@ -1,4 +1,4 @@
-"""Pieces that a vocabulary lacks: learnt as by the definition, for all kinds of tokenizer that can have more."""
+"""New tokens of a vocabulary: trained as in the definition, for all extensible tokenizer types."""
 
 import collections
 import itertools
@@ -24,7 +24,7 @@ PIECES = 8
 
 
 def unigram(learnt: tokenizer.SentencePiece) -> tokenizer.Unigram:
-    """The same pieces as a tokenizer.json of XLM-R has them."""
+    """Returns the same tokens in the tokenizer.json format of XLM-R."""
     scores = json.loads(learnt.to_huggingface())["model"]["vocab"]
     special = {learnt.pieces[i] for i in learnt.special_ids}
     pieces = [("<pad>", 0.0), ("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
@@ -39,12 +39,12 @@ def unigram(learnt: tokenizer.SentencePiece) -> tokenizer.Unigram:
 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, tokenizer.Tokenizer]:
-    found = {kind: learn(kind, OLD, size) for kind, size in (("wordpiece", 100), ("sentencepiece", 80), ("bpe", 330))}
-    return found | {"unigram": unigram(found["sentencepiece"])}
+    by_kind = {kind: learn(kind, OLD, size) for kind, size in (("wordpiece", 100), ("sentencepiece", 80), ("bpe", 330))}
+    return by_kind | {"unigram": unigram(by_kind["sentencepiece"])}
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe", "unigram"])
-def test_new_pieces_shorten_new_text_and_leave_the_rest_as_it_is(kind, tokenizers, tmp_path):
+def test_new_tokens_shorten_new_text_and_keep_other_tokens(kind, tokenizers, tmp_path):
     old, words = tokenizers[kind], vocabulary_learning.count_words(kind, NEW)
     larger = vocabulary_extension.extended(old, words, PIECES)
     new = larger.pieces[old.vocab_size :]
@@ -58,24 +58,24 @@ def test_new_pieces_shorten_new_text_and_leave_the_rest_as_it_is(kind, tokenizer
             assert ids == old.encode(text).ids
             unchanged += bool(ids)
     assert unchanged > 3
-    tokens = [sum(len(each.encode(text).ids) for text in NEW) for each in (larger, old)]
+    tokens = [sum(len(tokenizer_version.encode(text).ids) for text in NEW) for tokenizer_version in (larger, old)]
     assert tokens[0] < 0.8 * tokens[1]
-    # A new piece is spelt by those that it is made of.
+    # A new token is the concatenation of its subtokens.
     for piece in new:
         parts = [old.pieces[i] for i in old.parts(piece)]
         assert "".join(part.removeprefix("##") for part in parts) == piece.removeprefix("##") and len(parts) > 1
-    # The order of the words does not matter, and what is written is read back, by others as well.
+    # The order of the words does not matter. Saved files are read back, also by other libraries.
     shuffled = sorted(words.items(), key=lambda item: hash(item[0]))
     assert vocabulary_extension.extended(old, dict(shuffled), PIECES).fingerprint == larger.fingerprint
     larger.save(tmp_path)
     assert tokenizer.load_tokenizer(kind, tmp_path / larger.filename).pieces == larger.pieces
-    theirs = HuggingFaceTokenizer.from_str(larger.to_huggingface())
+    reloaded = HuggingFaceTokenizer.from_str(larger.to_huggingface())
     for text in NEW:
-        assert theirs.encode(text, add_special_tokens=False).ids == larger.encode(text).ids
+        assert reloaded.encode(text, add_special_tokens=False).ids == larger.encode(text).ids
 
 
-def test_pieces_are_joined_as_byte_pair_encoding_does(tokenizers):
-    """Beside a loop that counts all pairs again after each merge."""
+def test_merges_equal_byte_pair_encoding(tokenizers):
+    """Compares with a loop that counts all pairs again after each merge."""
     old, rng = tokenizers["bpe"], random.Random(0)
     words = {"".join(rng.choices("abcdn", k=rng.randint(2, 9))): rng.randint(1, 9) for _ in range(150)}
     units = [(unit, words[word]) for word in words for unit in old.units(word)]
@@ -91,27 +91,27 @@ def test_pieces_are_joined_as_byte_pair_encoding_does(tokenizers):
         expected.append((left + right, left, right))
         merged = []
         for unit, count in units:
-            found, rest = [], list(unit)
+            tokens, rest = [], list(unit)
             while rest:
                 is_pair = rest[:2] == [left, right]
-                found.append(left + right if is_pair else rest[0])
+                tokens.append(left + right if is_pair else rest[0])
                 rest = rest[1 + is_pair :]
-            merged.append((found, count))
+            merged.append((tokens, count))
         units = merged
-    assert [tuple(each) for each in vocabulary_extension.learn_joined(old, words, 40)] == expected
-    # And the tokenizer that has them cuts the words so.
+    assert [tuple(merge) for merge in vocabulary_extension.learn_joined(old, words, 40)] == expected
+    # The extended tokenizer splits the words in the same way.
     larger = old.extended(vocabulary_extension.learn_joined(old, words, 40))
     cut = [[larger.pieces[i] for i in larger.encode(word).ids] for word in words]
     assert cut == [unit for unit, _ in units]
 
 
-def test_what_is_only_a_part_of_others_is_left_out_where_it_can_be(tokenizers):
+def test_tokens_that_occur_only_inside_longer_tokens_are_removed(tokenizers):
     words = {"ibuprofen": 50}
-    assert [each.token for each in vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 1)] != [
+    assert [new_token.token for new_token in vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 1)] != [
         "ibuprofen"
     ]
-    found = vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 5)
-    assert [each.token for each in found] == ["ibuprofen"]
+    learned = vocabulary_extension.learn_joined(tokenizers["wordpiece"], words, 5)
+    assert [new_token.token for new_token in learned] == ["ibuprofen"]
     assert (
         len(vocabulary_extension.learn_joined(tokenizers["bpe"], words, 50))
         == len(tokenizers["bpe"].units("ibuprofen")[0]) - 1
@@ -119,15 +119,15 @@ def test_what_is_only_a_part_of_others_is_left_out_where_it_can_be(tokenizers):
 
 
 def test_no_word_becomes_unknown():
-    """WordPiece takes the longest beginning, even if the rest then has no pieces."""
+    """WordPiece takes the longest prefix, even if the remaining characters have no token."""
     old = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *"ab", "##b", "##c", "##e", "##cd", "ab"], lowercase=True)
     words = {"abc": 9, "abcd": 5, "abe": 3}
-    assert [each.token for each in vocabulary_extension.learn_joined(old, words, 1)] == ["abc"]
+    assert [new_token.token for new_token in vocabulary_extension.learn_joined(old, words, 1)] == ["abc"]
     larger = vocabulary_extension.extended(old, words, 1)
     assert larger.pieces[-1] != "abc" and all(larger.unk_id not in larger.encode(word).ids for word in words)
 
 
-def test_too_few_words_are_told(tokenizers):
+def test_too_few_words_are_reported(tokenizers):
     with pytest.raises(
         UserError,
         match=r"config.tokenizer.extend = 9: this corpus gives 1 new tokens; set --config.tokenizer.extend=1 or less",

@@ -1,4 +1,4 @@
-"""All kinds of tokenizer beside the libraries that they wrap and beside Google's rules; words of raw text."""
+"""All tokenizer types compared with the wrapped libraries and with Google's rules; words of raw text."""
 
 import io
 import itertools
@@ -18,7 +18,7 @@ from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.words import split_words
 from tests.conftest import make_corpus
 
-SIZE = {"wordpiece": 120, "sentencepiece": 80, "bpe": 350}  # pieces that the made-up corpus can give
+SIZE = {"wordpiece": 120, "sentencepiece": 80, "bpe": 350}  # vocabulary size that the made-up corpus allows
 
 HARD = [
     "UNaffable Café RÉSUMÉ naïve",
@@ -43,7 +43,7 @@ def learn(kind: str, texts: list[str], size: int, lowercase: bool = True) -> tok
 
 @pytest.fixture(scope="module", params=SIZE)
 def learnt(request):
-    """A vocabulary of each kind, learnt from the made-up corpus."""
+    """A vocabulary of each type, trained on the made-up corpus."""
     learnt = learn(request.param, make_corpus(60).split("\n"), SIZE[request.param])
     learnt.kind = request.param
     return learnt
@@ -58,8 +58,8 @@ def learnt(request):
     ("a" * 100 + " " + "a" * 101, "a" + 99 * " ##a" + " [UNK]", "a" + 99 * " ##a" + " [UNK]"),
     ("ÀA Ångström", "À ##A [UNK]", "a ##a [UNK]"),
 ])  # fmt: skip
-def test_wordpiece_follows_googles_rules(text, cased, uncased):
-    """Cleaning, words, accents, and the longest pieces of a word."""
+def test_wordpiece_equals_googles_rules(text, cased, uncased):
+    """Cleaning, words, accents, and the longest tokens of a word."""
     words = "un ##aff ##able cafe café na ##ï ##ve ##ive ##s 中 文 a ##a [ ] ' don mask À ##A"
     for lowercase, expected in ((False, cased), (True, uncased)):
         wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *words.split()], lowercase)
@@ -69,8 +69,8 @@ def test_wordpiece_follows_googles_rules(text, cased, uncased):
 
 @pytest.mark.parametrize("remembered", [3, 1_000_000])
 @pytest.mark.parametrize("kind", SIZE)
-def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
-    """With characters that normalization removes, splits at, or changes; again with the words already known."""
+def test_batch_encoding_equals_single_encoding(kind, remembered, monkeypatch):
+    """Texts have characters that normalization removes, splits or changes; the second encoding uses cached words."""
     monkeypatch.setattr("bertjax.text.tokenizers.wordpiece.MAX_KNOWN_WORDS", remembered)
     learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     rng = np.random.default_rng(0)
@@ -81,14 +81,14 @@ def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
     expected = learnt.encode_ids(texts)
     for _ in range(2):
         ids, sizes = learnt.encode_flat(texts)
-        assert sizes.tolist() == [len(each) for each in expected]
-        assert ids.tolist() == [i for each in expected for i in each]
+        assert sizes.tolist() == [len(encoded_ids) for encoded_ids in expected]
+        assert ids.tolist() == [i for encoded_ids in expected for i in encoded_ids]
     assert learnt.encode_flat([])[0].size == 0
 
 
 @pytest.mark.parametrize("text", [*HARD, "a [MASK] b", "  two  spaces "])
-def test_bytes_are_those_of_utf8(text, tmp_path):
-    """After a space, with which each text begins."""
+def test_byte_ids_are_utf8_bytes(text, tmp_path):
+    """Each text begins with a space."""
     pieces = tokenizer.Bytes()
     encoding = pieces.encode(text)
     whole = (" " * (not text.startswith(" ")) + text) if text else ""
@@ -101,14 +101,14 @@ def test_bytes_are_those_of_utf8(text, tmp_path):
     assert tokenizer.load_tokenizer("bytes", tmp_path / "bytes.txt").fingerprint == pieces.fingerprint
 
 
-def test_words_of_bytes_begin_with_a_space():
+def test_byte_level_words_start_with_a_space():
     pieces = tokenizer.Bytes()
     ids = pieces.encode("one two").ids
     assert pieces.continues_word[ids].tolist() == [False, True, True, True] * 2
     assert not pieces.continues_word[: len(tokenizer.SPECIAL_TOKENS)].any()
 
 
-def test_offsets_point_at_the_characters_of_each_piece(learnt):
+def test_offsets_point_at_the_characters_of_tokens(learnt):
     text = "The  ship, the Whale\tand an apple"
     encoding = learnt.encode(text)
     for i, (start, end) in zip(encoding.ids, encoding.offsets):
@@ -117,13 +117,13 @@ def test_offsets_point_at_the_characters_of_each_piece(learnt):
             assert text[start:end].strip().lower() == piece
     covered = "".join(text[a:b] for a, b in encoding.offsets)
     assert covered.replace(" ", "").replace("\t", "") == text.replace(" ", "").replace("\t", "")
-    # Every piece that continues nothing begins a word.
+    # Every token without a continuation mark begins a word.
     encoding = learnt.encode(text := "shipwreck captains ovens")
     starts = np.array(encoding.offsets)[~learnt.continues_word[encoding.ids]][:, 0]
     assert len(starts) == 3 and all(text[start:].lstrip().split()[0] in text.split() for start in starts)
 
 
-def test_a_learnt_vocabulary_is_the_same_each_time_and_after_its_file(learnt, tmp_path):
+def test_a_trained_vocabulary_is_deterministic_and_round_trips(learnt, tmp_path):
     again = learn(learnt.kind, make_corpus(60).split("\n"), SIZE[learnt.kind])
     assert again.pieces == learnt.pieces and learnt.vocab_size == SIZE[learnt.kind]
     learnt.save(tmp_path)
@@ -134,7 +134,7 @@ def test_a_learnt_vocabulary_is_the_same_each_time_and_after_its_file(learnt, tm
     assert loaded.decode(loaded.encode("the captain found the onion").ids) == "the captain found the onion"
 
 
-def test_special_pieces_never_come_out_of_a_text(learnt):
+def test_special_tokens_are_never_encoded_from_text(learnt):
     special = {learnt.pad_id, learnt.cls_id, learnt.sep_id, learnt.mask_id}
     assert not special & set(learnt.encode("[CLS] the [MASK] ship [SEP] [PAD]").ids)
     masked = learnt.encode_with_masks("the [MASK] saw the [MASK].")
@@ -142,8 +142,10 @@ def test_special_pieces_never_come_out_of_a_text(learnt):
     assert "[MASK]" in learnt.decode(masked)
 
 
-def test_files_that_make_special_pieces_of_text_do_not_here(tmp_path):
-    """Pieces of words in a tokenizer.json, added pieces that are not special, and pieces of the user's in a model."""
+def test_tokenizer_files_cannot_encode_special_tokens_from_text(tmp_path):
+    """Special tokens as non-special tokens of a tokenizer.json, as non-special added tokens, and as user-defined tokens
+    of a model.
+    """
     vocabulary = [*tokenizer.XLNET, "\u2581", *"ab<>"]
     made = HuggingFaceTokenizer(models.Unigram([(piece, -1.0) for piece in vocabulary], unk_id=1))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -152,7 +154,7 @@ def test_files_that_make_special_pieces_of_text_do_not_here(tmp_path):
     content = modernbert_json()
     for token in content["added_tokens"]:
         token["special"] = False
-    content["model"]["ignore_merges"] = True  # "[SEP]" is a piece of the model if no step divides it
+    content["model"]["ignore_merges"] = True  # "[SEP]" is a token of the model if no step divides it
     content["pre_tokenizer"]["use_regex"] = False
     (tmp_path / "bpe.json").write_text(json.dumps(content))
     user_defined = dict(
@@ -177,13 +179,13 @@ def test_files_that_make_special_pieces_of_text_do_not_here(tmp_path):
 
 
 def vocabulary_of(made: HuggingFaceTokenizer, texts, trainer, **options) -> dict[str, int]:
-    """The pieces that the library learns."""
+    """Returns the vocabulary that the library trains."""
     made.train_from_iterator(texts, trainer(min_frequency=2, show_progress=False, **options))
     return made.get_vocab()
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercase):
+def test_wordpiece_training_from_counts_equals_the_library(lowercase):
     texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
     learnt = learn("wordpiece", texts, 350, lowercase)
     letters = learnt.pieces[5 : next(i for i, piece in enumerate(learnt.pieces) if piece.startswith("##"))]
@@ -191,7 +193,7 @@ def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercas
     reference = HuggingFaceTokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
     reference.normalizer = normalizers.BertNormalizer(strip_accents=lowercase, lowercase=lowercase)
     reference.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    halves = [re.sub(r"\S{100}", r"\g<0> ", text) for text in texts]  # of words that are too long
+    halves = [re.sub(r"\S{100}", r"\g<0> ", text) for text in texts]  # splits words that are too long
     special = [*tokenizer.SPECIAL_TOKENS, *letters, *inside]
     expected = vocabulary_of(
         reference, halves, trainers.WordPieceTrainer, vocab_size=350, special_tokens=special,
@@ -201,16 +203,16 @@ def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercas
     assert expected == {piece: i for i, piece in enumerate(learnt.pieces)}
 
 
-def test_learning_from_an_endless_word_ends():
-    texts = ["the ship sails", "x" * 1_000_000]  # takes many minutes where the trainer is given the whole word
+def test_training_on_an_endless_word_ends():
+    texts = ["the ship sails", "x" * 1_000_000]  # takes many minutes if the trainer gets the whole word
     learnt = learn("wordpiece", texts * 2, 31)
     assert max(map(len, learnt.pieces)) <= 102
 
 
-def test_chinese_gets_all_its_letters():
+def test_chinese_vocabularies_have_all_characters():
     letters = [chr(0x4E00 + i) for i in range(2000)]
     texts = ["".join(letters[i : i + 50]) for i in range(0, 2000, 25)]
-    learnt = learn("wordpiece", texts * 2, 2004)  # all but the last 0.05 %
+    learnt = learn("wordpiece", texts * 2, 2004)  # all except the last 0.05 %
     assert len(set(letters) & set(learnt.pieces)) == 1999
     with pytest.raises(
         UserError, match=r"gives 2004 tokens; set --config.model.vocab_size=2004 or more: the single characters need"
@@ -218,14 +220,14 @@ def test_chinese_gets_all_its_letters():
         learn("wordpiece", texts * 2, 1000)
 
 
-def test_sentencepiece_learns_from_long_lines_too():
+def test_sentencepiece_training_accepts_long_lines():
     texts = ["the captain found the onion near the harbour " * 500] * 20
     learnt = learn("sentencepiece", texts, 24)
     assert learnt.decode(learnt.encode("captain onion").ids) == "captain onion"
 
 
-def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
-    """Whatever the order of the words, for each of Unicode's texts, which it gives back."""
+def test_bpe_training_equals_the_library():
+    """The order of the words does not matter; the vocabulary encodes and decodes any Unicode text."""
     texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
     words = vocabulary_learning.count_words("bpe", texts)
     learnt = vocabulary_learning.learn_new_vocabulary("bpe", dict(reversed(list(words.items()))), 400, lowercase=False)
@@ -249,8 +251,9 @@ def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
 
 
 def modernbert_json(**parts) -> dict:
-    """A tokenizer.json whose parts are ModernBERT's: NFC, no space before a text, and added pieces, which it numbers
-    before and after those of the model; with a length to which texts are cut, which is not ours to take from it."""
+    """A tokenizer.json with the components of ModernBERT: NFC, no space before a text, and added tokens with ids before
+    and after the ids of the model. It has a truncation length, which bertjax ignores.
+    """
     made = HuggingFaceTokenizer(models.BPE())
     made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -281,7 +284,7 @@ def modernbert(tmp_path):
     return tokenizer.load_tokenizer("bpe", tmp_path / "tokenizer.json")
 
 
-def test_modernberts_added_pieces_are_kept_whole_and_its_special_ones_are_not_read_in_a_text(modernbert):
+def test_modernbert_added_tokens_are_kept_and_special_tokens_are_not_encoded(modernbert):
     def pieces(ids):
         return [modernbert.pieces[i] for i in ids]
 
@@ -293,10 +296,10 @@ def test_modernberts_added_pieces_are_kept_whole_and_its_special_ones_are_not_re
     assert not {*modernbert.special_ids, modernbert.pieces.index("<|endoftext|>")} & {*ids}
     assert modernbert.decode(ids) == "[CLS] [SEP] <|endoftext|> [PAD][MASK]"
     one, long = modernbert.encode_ids(["a", "a" * 9 + "b" * 9])
-    assert len(one) == 1 and len(long) > 8, "neither padded nor cut"
+    assert len(one) == 1 and len(long) > 8, "encodings are neither padded nor truncated"
 
 
-def test_modernberts_words_have_a_space_before_them_but_for_the_first_of_a_text(modernbert):
+def test_modernbert_words_have_a_leading_space_except_the_first(modernbert):
     the, spaced = modernbert.encode("the the").ids
     assert modernbert.pieces[spaced] == "\u0120the" != modernbert.pieces[the]
     assert modernbert.encode_following(["the", " the", ""]) == [[spaced], [spaced], []]
@@ -318,7 +321,7 @@ def test_modernberts_words_have_a_space_before_them_but_for_the_first_of_a_text(
     ({"added_tokens": []}, r"lacks \[PAD\]"),
     ({"post_processor": {"type": "TemplateProcessing", "single": []}}, "is not a tokenizer.json|post_processor"),
 ])  # fmt: skip
-def test_byte_level_tokenizers_that_do_something_else_are_refused(parts, message, tmp_path):
+def test_unsupported_byte_level_tokenizers_are_refused(parts, message, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json(**parts)))
     with pytest.raises(UserError, match=message) as error:
         tokenizer.load_tokenizer("bpe", tmp_path / "tokenizer.json")
@@ -338,21 +341,21 @@ def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
     (["a", "protein", "", ""], [5, 6], ""),
 ])  # fmt: skip
 @pytest.mark.parametrize("first", ["", "\ufeff"])
-def test_a_piece_that_a_vocabulary_has_twice_has_its_last_id(lines, ids, note, first, tmp_path, capsys):
-    """As in Google's code and in transformers. A tokenizer.json has the same pieces, also if it has gaps."""
+def test_a_duplicate_token_has_the_last_id(lines, ids, note, first, tmp_path, capsys):
+    """Google's code and transformers do the same. A tokenizer.json has equal tokens, even with gaps in the ids."""
     path = tmp_path / "vocab.txt"
     path.write_text(first + "\n".join([*tokenizer.SPECIAL_TOKENS, *lines]) + "\n")
-    found = tokenizer.load_tokenizer("wordpiece", path)
+    loaded = tokenizer.load_tokenizer("wordpiece", path)
     assert note in capsys.readouterr().err
-    assert found.encode("a protein").ids == ids and found.encode("no piece 6").ids == 3 * [found.unk_id]
-    found.save(tmp_path / "saved")
-    assert tokenizer.load_tokenizer("wordpiece", tmp_path / "saved/vocab.txt").fingerprint == found.fingerprint
-    content = json.loads(found.to_huggingface())
+    assert loaded.encode("a protein").ids == ids and loaded.encode("no piece 6").ids == 3 * [loaded.unk_id]
+    loaded.save(tmp_path / "saved")
+    assert tokenizer.load_tokenizer("wordpiece", tmp_path / "saved/vocab.txt").fingerprint == loaded.fingerprint
+    content = json.loads(loaded.to_huggingface())
     for is_whole in (True, False):
         vocabulary = content["model"]["vocab"]
         content["model"]["vocab"] = {x: i for x, i in vocabulary.items() if is_whole or not x.startswith("[no piece")}
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-        assert tokenizer.load_tokenizer("wordpiece", tmp_path / "tokenizer.json").pieces == found.pieces
+        assert tokenizer.load_tokenizer("wordpiece", tmp_path / "tokenizer.json").pieces == loaded.pieces
 
 
 @pytest.mark.parametrize("kind, content, message", [
@@ -370,14 +373,14 @@ def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
 
 
 @pytest.mark.parametrize("kind", SIZE)
-def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kind):
+def test_a_too_small_corpus_is_refused_with_the_possible_vocabulary_size(kind):
     with pytest.raises(
         UserError, match=r"vocab_size = 9000: this corpus gives \d+ tokens; set --config.model.vocab_size=\d+ or less"
     ):
         learn(kind, make_corpus(20).split("\n"), 9000)
 
 
-# The words of raw text, in which WordPiece looks for pieces.
+# The words of raw text that WordPiece divides into tokens.
 
 
 @pytest.mark.parametrize("text, words", [
@@ -389,21 +392,21 @@ def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kin
     ("a\tb\u00a0c\u3000d\r\ne", ["a", "b", "c", "d", "e"]),
     ("東京 タワー 한국어 ไทย", ["東", "京", "タワー", "한국어", "ไทย"]),
     ("\U0001f600\U0001f600 x", ["\U0001f600\U0001f600", "x"]),  # characters of two UTF-16 units, no punctuation
-    ("in\u200bside \u200b end\x00", ["in\u200bside", "end"]),  # what the normalizer removes is no word
+    ("in\u200bside \u200b end\x00", ["in\u200bside", "end"]),  # characters that the normalizer removes are not a word
     ("[SEP] x", ["[", "SEP", "]", "x"]),
     ("$5+5=10", ["$", "5", "+", "5", "=", "10"]),
     (" \u200b\n", []),
     ("", []),
 ])  # fmt: skip
-def test_words_and_their_places(text, words):
+def test_split_words_returns_words_and_offsets(text, words):
     places = split_words(text)
     assert [text[start:end] for start, end in places] == words
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(places))
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_pieces_of_the_words_are_those_of_the_text(lowercase):
-    """Also of a document with code, tables and marks."""
+def test_tokens_of_words_equal_tokens_of_the_text(lowercase):
+    """The documents include code, tables and marks."""
     letters = [chr(i) for i in range(33, 127)]
     wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_TOKENS, *letters, *("##" + x for x in letters)], lowercase)
     texts = (pathlib.Path(__file__).parents[2] / "docs/text.md").read_text().splitlines()

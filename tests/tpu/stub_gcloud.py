@@ -1,4 +1,4 @@
-"""A gcloud that fakes TPU VMs: bash runs the commands that are sent to a worker, in a home of the worker's own."""
+"""A fake gcloud for TPU VMs: bash runs the commands for a worker, in a separate home folder per worker."""
 
 import os
 import pathlib
@@ -77,7 +77,7 @@ class Stub(socketserver.ThreadingTCPServer):
         return sorted(self.folder.glob("vms/*/*"))
 
     def take(self, name: str, default=""):
-        """The next scripted answer."""
+        """Returns the next scripted answer."""
         with self.lock:
             answer = self.answers[name].pop(0) if self.answers.get(name) else None
         return default if answer is None else answer

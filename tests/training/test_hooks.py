@@ -58,10 +58,10 @@ def registered():
 def test_a_hook_is_named_in_the_config_or_given_as_an_object(run, registered):
     run([Noted("given")], hooks=("noted,",), eval=dict(every_steps=10))
     assert Noted.calls[:4] == [("given", 1), ("named", 1), ("given", 2), ("named", 2)]
-    assert Noted.calls[-2:] == [("named", None), ("given", None)]  # Hooks end in the reverse order.
+    assert Noted.calls[-2:] == [("named", None), ("given", None)]  # Hooks end in reverse order.
 
 
-def test_an_object_that_is_no_hook_is_refused():
+def test_an_object_without_hook_methods_is_refused():
     register("function", print)
     with pytest.raises(UserError, match=r"config.hooks = 'function': .* must be a subclass of bertjax.training.hooks"):
         validate(toy_config(hooks=("function",)))

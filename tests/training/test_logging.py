@@ -1,4 +1,4 @@
-"""The lines about the steps of a run, with a clock that the tests set."""
+"""Log lines about the steps of a run, with a clock that the tests set."""
 
 import itertools
 import types
@@ -18,28 +18,28 @@ def clock(monkeypatch):
 
 
 def lines_of(clock, capsys, seconds_per_step, total, minutes, **more):
-    """Returns (second, line) of a run that begins after 100 s of compiling, which are no training."""
-    clock.seconds, said = 100.0, []
+    """Returns (second, line) of a run that begins after 100 s of compilation, which do not count as training."""
+    clock.seconds, printed = 100.0, []
     shown = Progress(total, 0, flops=lambda start, stop: stop - start, **more)
     shown.start(0.0)
     for step in range(1, 1 + min(total, int(60 * minutes / seconds_per_step))):
         clock.seconds += seconds_per_step
         shown.advance(step, clock.seconds - 100)
-        said += [(clock.seconds - 100, line) for line in capsys.readouterr().out.splitlines()]
-    return said
+        printed += [(clock.seconds - 100, line) for line in capsys.readouterr().out.splitlines()]
+    return printed
 
 
 def test_a_line_at_the_first_step_then_every_ten_seconds_then_every_minute(clock, capsys):
-    said = lines_of(clock, capsys, 0.25, total=2000, minutes=5)
-    assert said[0] == (0.25, "step 1/2000") and said[1] == (9.25, "step 37/2000 0.25 s a step 0:08:11 left")
-    gaps = [(later - earlier, earlier) for (earlier, _), (later, _) in itertools.pairwise(said)]
-    assert all(gap <= (10 if earlier < 45 else 60) for gap, earlier in gaps) and len(said) < 14
+    printed = lines_of(clock, capsys, 0.25, total=2000, minutes=5)
+    assert printed[0] == (0.25, "step 1/2000") and printed[1] == (9.25, "step 37/2000 0.25 s a step 0:08:11 left")
+    gaps = [(later - earlier, earlier) for (earlier, _), (later, _) in itertools.pairwise(printed)]
+    assert all(gap <= (10 if earlier < 45 else 60) for gap, earlier in gaps) and len(printed) < 14
 
 
 def test_a_run_of_more_than_a_day_names_the_budget_once(clock, capsys):
-    said = lines_of(clock, capsys, 21.0, total=1_000_000, minutes=3, suggests_budget=True)
-    (when,) = [second for second, line in said if line.startswith("this run will take about 243 days 1:19 on this")]
-    assert when < 60 and "--config.budget=8h" in said[0][1]
+    printed = lines_of(clock, capsys, 21.0, total=1_000_000, minutes=3, suggests_budget=True)
+    (when,) = [second for second, line in printed if line.startswith("this run will take about 243 days 1:19 on this")]
+    assert when < 60 and "--config.budget=8h" in printed[0][1]
     assert "budget" not in str(lines_of(clock, capsys, 1.0, 10_000, 2, suggests_budget=True))
 
 

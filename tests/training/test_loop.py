@@ -1,4 +1,4 @@
-"""The loop: resume, microbatches, meshes, learning, NaN, what is written where."""
+"""The loop: resume, microbatches, meshes, optimization, NaN, and the written files."""
 
 import functools
 import gzip
@@ -48,14 +48,14 @@ def leaves(tree):
 
 @pytest.fixture(scope="module")
 def program(records_folder):
-    """The compiled functions for all tests that leave the model and the loss as they are."""
+    """The compiled functions for all tests without changes of the model and the loss."""
     task = make_task(config_for(records_folder))
     return Program(task, task.config, task.mesh)
 
 
 @pytest.fixture(scope="module")
 def straight_run(records_folder, program, tmp_path_factory):
-    """All ten steps in one go: workdir and final state."""
+    """All ten steps without interruption: workdir and final state."""
     workdir, config = tmp_path_factory.mktemp("straight"), config_for(records_folder)
     task = make_task(config)
     result = train_task(task, config, workdir, task.mesh, program=program)
@@ -63,7 +63,7 @@ def straight_run(records_folder, program, tmp_path_factory):
     return workdir, leaves(result.state), result.scores
 
 
-def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, program, straight_run, tmp_path):
+def test_resume_gives_identical_params(records_folder, program, straight_run, tmp_path):
     """A signal stops the run after step 5, in the first stage, and again after step 8, in the second."""
     config = config_for(records_folder)
 
@@ -83,7 +83,7 @@ def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, program
 
 
 def stop_when(task, step):
-    """A SIGTERM while the batch of `step` is on its way."""
+    """Sends a SIGTERM while the batch of `step` is prepared."""
     batches = task.batches
 
     def interrupted(start):
@@ -137,16 +137,16 @@ def on_one_device(records_folder, program):
     return two_steps(records_folder, (1, 1, 1), 1, program)
 
 
-def test_devices_and_microbatches_change_nothing(records_folder, on_one_device):
-    """Nor what dropout draws."""
+def test_steps_are_equal_on_several_devices_and_with_microbatches(records_folder, on_one_device):
+    """Dropout masks are equal, too."""
     assert_same_steps(two_steps(records_folder, (2, 2, 2), 2), on_one_device)
 
 
-def assert_same_steps(found, expected):
+def assert_same_steps(actual, expected):
     """Compares two results of `two_steps`."""
-    for values, others, tolerance in zip(found[::-1], expected[::-1], (dict(rtol=2e-5), dict(atol=3e-5))):
+    for values, expected_values, tolerance in zip(actual[::-1], expected[::-1], (dict(rtol=2e-5), dict(atol=3e-5))):
         for name in values:
-            np.testing.assert_allclose(values[name], others[name], err_msg=name, **tolerance)
+            np.testing.assert_allclose(values[name], expected_values[name], err_msg=name, **tolerance)
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ print("trained")
     assert result.stdout.strip().endswith("trained"), result.stderr[-2000:]
 
 
-# What any task can show, with one that compiles in a moment.
+# Properties of any task, tested with a task that compiles in a moment.
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def toy_program():
 
 @pytest.fixture
 def train_toy(toy_program, tmp_path):
-    """(task, **fields of the config) -> what `train` returns, in the test's folder."""
+    """(task, **fields of the config) -> the result of `train`, in the folder of the test."""
 
     def run(task, workdir=tmp_path, **fields):
         return train_task(task, toy_config(**fields), workdir, task.mesh, program=toy_program)
@@ -189,7 +189,7 @@ def evaluated_steps(workdir):
     return [line["step"] for line in read_metrics(workdir) if "eval/score" in line]
 
 
-def test_a_resumed_run_drops_the_lines_it_will_write_again(tmp_path):
+def test_a_resumed_run_drops_lines_after_the_checkpoint(tmp_path):
     text = "".join(json.dumps({"step": step, "train/loss": 1.0}) + "\n" for step in (2, 4, 6))
     (tmp_path / "metrics.jsonl").write_text(text + '{"step": 7, "tra')
     writer = MetricsWriter(tmp_path, 4, toy_config())
@@ -200,14 +200,14 @@ def test_a_resumed_run_drops_the_lines_it_will_write_again(tmp_path):
     assert lines[-1]["train/loss"] == 2.0 and lines[-1]["train/other"] is None
 
 
-def test_metrics_are_not_rewritten_where_nothing_is_dropped(tmp_path):
+def test_metrics_are_not_rewritten_without_dropped_lines(tmp_path):
     """A crash while the file is rewritten must not cost the lines of a million steps."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 2, "train/loss": 1.0}\n')
     before = path.stat()
     MetricsWriter(tmp_path, 2, toy_config()).flush()
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    MetricsWriter(tmp_path, 1, toy_config()).flush()  # drops a line: a new file takes the place of the old one
+    MetricsWriter(tmp_path, 1, toy_config()).flush()  # drops a line: a new file replaces the old file
     assert path.stat().st_ino != before.st_ino and path.read_text() == ""
 
 
@@ -218,10 +218,10 @@ KEPT = dict(eval=dict(every_steps=2), checkpoint=dict(every_steps=1, keep=2))
 @pytest.mark.parametrize("scores, kept, steps", [
     ([1, 5, 4, 3, 2], dict(keep=2), [4, 9, 10]),  # the latest and the best
     ([1, 5, 4, 3, 2], dict(keep=1, keep_every=3), [3, 4, 6, 9, 10]),
-    ([1, 5, 4, 3, 6], dict(keep=1), [10]),  # the last evaluation makes others superfluous
-    ([1, 5, math.nan, 3, math.inf], dict(keep=2), [4, 9, 10]),  # which are not the best
+    ([1, 5, 4, 3, 6], dict(keep=1), [10]),  # the last evaluation makes the earlier checkpoints obsolete
+    ([1, 5, math.nan, 3, math.inf], dict(keep=2), [4, 9, 10]),  # not the best checkpoints
 ])  # fmt: skip
-def test_the_latest_the_best_and_regular_checkpoints_are_kept(train_toy, tmp_path, scores, kept, steps):
+def test_latest_best_and_regular_checkpoints_are_kept(train_toy, tmp_path, scores, kept, steps):
     result = train_toy(Toy(toy_config(), scores=scores), eval=KEPT["eval"], checkpoint=dict(every_steps=1) | kept)
     best = 4 if 4 in steps else 10
     assert checkpoint.steps(tmp_path) == steps and checkpoint.best_step(tmp_path) == best
@@ -231,17 +231,17 @@ def test_the_latest_the_best_and_regular_checkpoints_are_kept(train_toy, tmp_pat
 
 
 def test_the_best_checkpoint_survives_a_restart(train_toy, tmp_path):
-    """Scores are read back, and what was the best before is still compared with what comes."""
+    """Scores are read back, and the earlier best score is compared with later scores."""
     stopped_run(functools.partial(train_toy, **KEPT), Toy(toy_config(), scores=[1, 5]), 5)
     assert checkpoint.best_step(tmp_path) == 4
     train_toy(Toy(toy_config(), scores=[4, 3, 2]), **KEPT)
     assert checkpoint.steps(tmp_path) == [4, 9, 10] and checkpoint.best_step(tmp_path) == 4
     assert checkpoint.read_scores(tmp_path, 4).decided == {"threshold": pytest.approx(3.14159, abs=1e-4)}
-    assert (tmp_path / "predictions.json").read_text() == "4\n"  # those of the best
+    assert (tmp_path / "predictions.json").read_text() == "4\n"  # the scores of the best checkpoint
 
 
 def test_scores_on_different_data_are_not_compared(train_toy, tmp_path):
-    """A loss at length 512 is lower than one at length 128, and no better for that."""
+    """A loss at length 512 is lower than a loss at length 128, but not better."""
     task = Toy(toy_config(), scores=[9, 8, 1, 2, 1], measured_on="length 32")
     evaluate = task.run
 
@@ -258,23 +258,23 @@ PATIENT = dict(eval=dict(every_steps=2, patience=2), checkpoint=dict(every_steps
 
 
 class Scored(Toy):
-    """With the scores of the evaluations of steps 2, 4, ..., whenever they are made."""
+    """Has the scores of the evaluations of steps 2, 4, ..., independent of the order of calls."""
 
     def run(self, params, step, after_batch=lambda: None):
-        given, self.scores = self.scores, iter([self.scores[step // 2 - 1]])
-        found = super().run(params, step, after_batch)
-        self.scores = given
-        return found
+        remaining_scores, self.scores = self.scores, iter([self.scores[step // 2 - 1]])
+        evaluation = super().run(params, step, after_batch)
+        self.scores = remaining_scores
+        return evaluation
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scores, stops_at, best, restarts", [
     ([5, 4, 4, 9, 9], 6, 2, (3, 5)),
-    ([5, 5, 5, 9, 9], 6, 6, ()),  # as good is not better; of equal ones the last is used
+    ([5, 5, 5, 9, 9], 6, 6, ()),  # an equal score is not better; of equal scores the last is used
     ([math.nan, math.nan, 1, 2, 3], 4, None, (3,)),
 ])  # fmt: skip
-def test_a_run_ends_when_it_waits_too_long_for_a_better_score(train_toy, tmp_path, scores, stops_at, best, restarts):
-    """The state is that of a run that was stopped again and again; all scores but the best are deleted."""
+def test_a_run_stops_early_without_a_better_score(train_toy, tmp_path, scores, stops_at, best, restarts):
+    """The state equals the state of a run with many stops; all checkpoints with scores except the best are deleted."""
 
     def task_of(scores):
         task = Scored(toy_config())
@@ -286,31 +286,31 @@ def test_a_run_ends_when_it_waits_too_long_for_a_better_score(train_toy, tmp_pat
     assert checkpoint.steps(tmp_path / "straight") == sorted({best, stops_at} - {None})
     for step in restarts:
         stopped_run(functools.partial(train_toy, **PATIENT), task_of(scores), step)
-    for _ in range(2):  # the second time it knows that it has ended
+    for _ in range(2):  # the second start reports the early stop
         task = task_of(scores)
         resumed = train_toy(task, **PATIENT)
         assert (resumed.best_step == best and task.evaluated in ([stops_at], [])) or not restarts
-        assert all(map(np.array_equal, *(leaves(each.state).values() for each in (result, resumed))))
+        assert all(map(np.array_equal, *(leaves(result_of_run.state).values() for result_of_run in (result, resumed))))
 
 
-def test_a_longer_patience_goes_on(train_toy):
+def test_a_longer_patience_resumes_a_stopped_run(train_toy):
     train_toy(Toy(toy_config(), scores=[5, 4, 4]), **PATIENT)
     result = train_toy(Toy(toy_config(), scores=[3, 6]), eval=dict(every_steps=2, patience=4))
     assert (int(result.state.step), result.best_step) == (10, 10)
 
 
-def test_a_signal_before_an_evaluation_saves_and_does_not_evaluate(train_toy, tmp_path):
+def test_a_signal_before_an_evaluation_saves_without_evaluating(train_toy, tmp_path):
     straight = tmp_path / "straight"
     train_toy(Toy(toy_config()), workdir=straight)
-    task = stopped_run(train_toy, Toy(toy_config()), 5)  # step 5 is to be evaluated
+    task = stopped_run(train_toy, Toy(toy_config()), 5)  # step 5 has an evaluation
     assert checkpoint.steps(tmp_path) == [5] and task.evaluated == []
     task = Toy(toy_config())
     train_toy(task)
     assert task.evaluated == [5, 10] and evaluated_steps(tmp_path) == evaluated_steps(straight) == [5, 10]
 
 
-def test_what_a_stopped_run_logs_is_what_it_would_have_logged(train_toy, tmp_path):
-    """Stopped between two reports, at a step of its own."""
+def test_an_interrupted_run_logs_equal_metrics(train_toy, tmp_path):
+    """The run stops between two reports, which gives an additional report."""
     train_toy(Toy(toy_config()), tmp_path / "straight", log_every_steps=4)
     stopped_run(functools.partial(train_toy, log_every_steps=4), Toy(toy_config()), 6)
     train_toy(Toy(toy_config()), log_every_steps=4)
@@ -323,14 +323,14 @@ def test_what_a_stopped_run_logs_is_what_it_would_have_logged(train_toy, tmp_pat
     assert [line["step"] for line in logged(tmp_path) if "train/loss" in line] == [4, 5, 8, 10]
 
 
-def test_a_signal_during_an_evaluation_ends_it(train_toy, tmp_path):
+def test_a_signal_ends_an_evaluation(train_toy, tmp_path):
     task = Toy(toy_config())
     evaluate = task.run
 
     def interrupted(params, step, after_batch):
         os.kill(os.getpid(), signal.SIGTERM)
         evaluate(params, step, after_batch)
-        raise AssertionError("the evaluation went on")
+        raise AssertionError("the evaluation continued")
 
     task.run = interrupted
     with pytest.raises(KeyboardInterrupt, match="stopped at step 5, during evaluation"):
@@ -340,7 +340,7 @@ def test_a_signal_during_an_evaluation_ends_it(train_toy, tmp_path):
     assert evaluated_steps(tmp_path) == [5, 10] and checkpoint.read_scores(tmp_path, 5) is not None
 
 
-def test_a_run_at_its_last_step_does_not_write_its_evaluation_twice(train_toy, tmp_path):
+def test_a_run_at_the_last_step_does_not_repeat_the_evaluation(train_toy, tmp_path):
     train_toy(Toy(toy_config()))
     task = Toy(toy_config())
     assert train_toy(task).scores.score == 1 and task.evaluated == []
@@ -350,13 +350,13 @@ def test_a_run_at_its_last_step_does_not_write_its_evaluation_twice(train_toy, t
     assert evaluated_steps(tmp_path) == [5, 10] and checkpoint.read_scores(tmp_path, 10) is not None
 
 
-def test_where_nothing_is_held_out_nothing_is_scored(train_toy, tmp_path):
+def test_no_scores_without_held_out_data(train_toy, tmp_path):
     result = train_toy(Toy(toy_config(), scores=None))
     assert result[1:] == (None, None, None) and checkpoint.steps(tmp_path) == [5, 10]
 
 
 class Poisoned(Toy):
-    """A task whose loss, or only the gradient of the loss, is no number in some steps."""
+    """A task whose loss, or only the gradient of the loss, is NaN in some steps."""
 
     poisoned, what = (3, 7), "loss"
 
@@ -369,19 +369,21 @@ class Poisoned(Toy):
         poison = batch["poison"].max()
         if self.what == "loss":
             return jnp.where(poison, jnp.nan, value), metrics
-        return value + jnp.sqrt(value - jax.lax.stop_gradient(value) + 1 - poison), metrics  # its slope at 0
+        return value + jnp.sqrt(value - jax.lax.stop_gradient(value) + 1 - poison), metrics  # the slope at 0
 
 
-@pytest.mark.parametrize("what, message", [("loss", "of step 7 is nan"), ("gradient", "gradient norm (nan|inf)")])
-def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what, message):
+@pytest.mark.parametrize(
+    "poisoned_value, message", [("loss", "of step 7 is nan"), ("gradient", "gradient norm (nan|inf)")]
+)
+def test_nan_stops_the_run_and_is_not_saved(tmp_path, poisoned_value, message):
     task = Poisoned(toy_config())
-    task.what, task.poisoned = what, range(7, 11)
+    task.what, task.poisoned = poisoned_value, range(7, 11)
     with pytest.raises(UserError, match=f"training diverged: .*{message}"):
         train_task(task, task.config, tmp_path, task.mesh)
     assert checkpoint.steps(tmp_path) == [5]
 
 
-def test_updates_that_are_not_finite_can_be_left_out(tmp_path, capsys):
+def test_non_finite_updates_can_be_skipped(tmp_path, capsys):
     config = toy_config()
     config.optimizer.skip_nonfinite = 1
     task = Poisoned(config)
@@ -402,15 +404,15 @@ def test_updates_that_are_not_finite_can_be_left_out(tmp_path, capsys):
         train_task(task, config, tmp_path / "twice", task.mesh)
 
 
-def test_the_loop_refuses_a_transfer_that_nobody_asked_for(train_toy, monkeypatch):
+def test_the_loop_refuses_implicit_transfers(train_toy, monkeypatch):
     monkeypatch.setattr("bertjax.distributed.transfers.put_batch", lambda batch, mesh: batch)  # stays NumPy
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train_toy(Toy(toy_config()))
 
 
-def test_a_run_can_start_from_other_params(toy_program, tmp_path):
+def test_a_run_can_start_from_changed_params(toy_program, tmp_path):
     config = toy_config()
-    config.optimizer.learning_rate = 1e-20  # nothing moves: what comes out is what went in
+    config.optimizer.learning_rate = 1e-20  # no updates: the result equals the initial params
     task = Toy(config)
     result = train_task(
         task, config, tmp_path, task.mesh, lambda params: jax.tree.map(lambda x: x + 1, params), toy_program
@@ -419,7 +421,7 @@ def test_a_run_can_start_from_other_params(toy_program, tmp_path):
     assert min(float(x.mean()) for x in jax.tree.leaves(result.state.params)) > 0.9
 
 
-def test_a_run_that_is_past_the_configs_steps_is_refused(train_toy):
+def test_a_run_past_the_steps_of_the_config_is_refused(train_toy):
     train_toy(Toy(toy_config()))
     task = Toy(toy_config())
     task.total_steps = 7
@@ -427,14 +429,14 @@ def test_a_run_that_is_past_the_configs_steps_is_refused(train_toy):
         train_toy(task)
 
 
-def test_params_alone_are_not_resumed(train_toy, tmp_path):
-    """As `convert --format=bertjax` writes them."""
+def test_a_checkpoint_without_optimizer_state_is_not_resumed(train_toy, tmp_path):
+    """`convert --format=bertjax` writes such checkpoints."""
     checkpoint.write_params(tmp_path, {"dense": {"kernel": np.ones((3, 1)), "bias": np.ones(1)}})
     with pytest.raises(UserError, match=r"has no optimizer state, .* --config.init_checkpoint="):
         train_toy(Toy(toy_config()))
 
 
-def test_a_run_of_a_search_ends_with_params_alone(toy_program, tmp_path):
+def test_the_final_checkpoint_of_a_trial_has_params_only(toy_program, tmp_path):
     task = Toy(toy_config())
     arguments = (task, toy_config(), tmp_path, task.mesh, None, toy_program)
     train_task(*arguments, save_final_opt_state=False)
@@ -446,7 +448,7 @@ def test_a_run_of_a_search_ends_with_params_alone(toy_program, tmp_path):
     assert int(again.state.step) == 10
 
 
-# Where the time goes.
+# Wall time.
 
 
 class Slow(Toy):
@@ -462,7 +464,7 @@ class Slow(Toy):
         return super().run(params, step, after_batch)
 
 
-def test_the_log_says_where_the_wall_time_goes(train_toy, tmp_path, capsys):
+def test_the_log_has_the_shares_of_wall_time(train_toy, tmp_path, capsys):
     started = time.monotonic()
     train_toy(Slow(toy_config()))
     elapsed = time.monotonic() - started
@@ -470,7 +472,7 @@ def test_the_log_says_where_the_wall_time_goes(train_toy, tmp_path, capsys):
     reports, total = {line["step"]: line for line in lines if "train/loss" in line}, lines[-1]
     assert reports[2]["wall/evaluation"] == 0 < reports[2]["wall/data"]
     assert reports[6]["wall/evaluation"] > 0.3  # since step 5, after which the run has evaluated
-    assert reports[6]["train/sequences_per_second"] > 16 / 0.3  # the evaluation's 0.3 s are not counted
+    assert reports[6]["train/sequences_per_second"] > 16 / 0.3  # the 0.3 s of the evaluation are not counted
     assert total["goodput/evaluation"] * elapsed > 0.55 and total["goodput/data"] * elapsed > 0.15
     assert total["goodput/checkpoints"] > 0.001
     walls = {part: sum(line.get(f"wall/{part}", 0) for line in lines) for part in PARTS}
@@ -480,7 +482,7 @@ def test_the_log_says_where_the_wall_time_goes(train_toy, tmp_path, capsys):
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed.startswith("wall time: ") and "% waiting for data, " in printed
     assert f"{total['goodput/evaluation']:.1%} evaluation" in printed
-    assert "% compiling, " in printed and printed.endswith("% start-up")  # and no restart
+    assert "% compiling, " in printed and printed.endswith("% start-up")  # without a restart
 
 
 @pytest.mark.slow
@@ -494,7 +496,7 @@ def test_a_step_that_waits_for_data_is_named(train_toy, tmp_path, capsys):
                 yield batch
 
     train_toy(Stalling(toy_config()))
-    # A busy machine stalls other steps as well, but not for data.
+    # A busy machine stalls other steps as well, but not because of data.
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "waiting for data took" in line]
     assert re.match(r"Step 1\d was slow \(1\.\d s, usually 0\.\d s\): waiting for data took 1\.\d s", line)
     train_toy(Stalling(toy_config()), tmp_path / "quiet", watchdog=0.0)
@@ -507,18 +509,18 @@ def test_the_wall_time_of_all_processes_of_a_run_is_added_up(tmp_path):
     for step in (2, 4, 6):
         first.write_with_wall_time(step, seconds, {})
     first.write_unreported(4, [{"loss": np.float32(0.1)}, {"loss": np.float32("nan")}], seconds)
-    second = MetricsWriter(tmp_path, 4, toy_config())  # killed, it goes on from step 4
+    second = MetricsWriter(tmp_path, 4, toy_config())  # killed; resumes from step 4
     (one, other) = second.read_unreported(4)
     assert one == {"loss": np.float32(0.1)} and np.isnan(other["loss"])
     second.write_with_wall_time(6, seconds, {})
     third = MetricsWriter(tmp_path, 6, toy_config())
-    for writer in (second, third):  # the seconds of step 6 were spent for nothing
+    for writer in (second, third):  # the seconds of step 6 were lost
         assert writer.wall_seconds == {**dict.fromkeys(PARTS, 2.0 + 1.0 + 1.0), "restart": 4.0 + len(PARTS)}
     assert third.read_unreported(6) == [] and not list(tmp_path.glob("unreported*"))
 
 
 def profiled_steps(workdir, name):
-    """The steps that a profile shows, and the names of its events."""
+    """Returns the steps in a profile, and the names of its events."""
     folder = workdir / "profile/plugins/profile" / name
     assert sorted(path.name for path in folder.iterdir()) == ["host0.trace.json.gz", "host0.xplane.pb"]
     data = jax.profiler.ProfileData.from_file(str(folder / "host0.xplane.pb"))
@@ -529,23 +531,23 @@ def profiled_steps(workdir, name):
 
 
 @pytest.mark.slow
-def test_a_profile_shows_whole_steps_and_no_others_also_after_a_signal(train_toy, tmp_path, capsys):
+def test_a_profile_shows_exactly_the_configured_steps(train_toy, tmp_path, capsys):
     stopped_run(functools.partial(train_toy, profile="4:9"), Toy(toy_config()), 5)
     steps, names = profiled_steps(tmp_path, "steps_4_9")
     assert steps == [4, 5] and any("train_step" in name for name in names)
-    train_toy(Toy(toy_config()), profile="4:9")  # resumed: the rest of them
+    train_toy(Toy(toy_config()), profile="4:9")  # resumed: the remaining steps
     assert profiled_steps(tmp_path, "steps_6_9")[0] == [6, 7, 8, 9]
     assert f"profile of steps 6 to 9 in {tmp_path / 'profile'}" in capsys.readouterr().out
 
 
-def test_a_run_that_resumes_behind_its_profile_says_so(train_toy, tmp_path, capsys):
+def test_a_run_resumed_after_the_profiled_steps_reports_the_missing_profile(train_toy, tmp_path, capsys):
     stopped_run(train_toy, Toy(toy_config()), 5)
     train_toy(Toy(toy_config()), profile="2:5")
     assert "config.profile = '2:5': no profile; this process runs steps 6 to 10" in capsys.readouterr().out
     assert not (tmp_path / "profile").exists()
 
 
-def test_the_devices_are_finished_where_a_profile_begins_and_ends(train_toy, monkeypatch):
+def test_the_loop_blocks_at_start_and_end_of_a_profile(train_toy, monkeypatch):
     steps = []
     monkeypatch.setattr("jax.block_until_ready", lambda state: steps.append(int(state.step)))
     train_toy(Toy(toy_config()), profile="2:3")

@@ -1,4 +1,4 @@
-"""A step that does not fit ends in one line, with a setting to try."""
+"""An out-of-memory error ends in one line, with a setting to try."""
 
 import copy
 import types
@@ -26,14 +26,14 @@ EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 42949672
 
 
 def running(config, chosen):
-    """A task that computes as its run has chosen."""
+    """Returns a task with these compute settings."""
     computing = copy.deepcopy(config)
     computing.update(chosen)
     return types.SimpleNamespace(loss_and_config=lambda step: (None, computing))
 
 
 def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyType({})):
-    """A run whose training ends with an error of JAX, after it has chosen how to compute."""
+    """A run whose training raises an error of JAX, after the compute settings were chosen."""
 
     def train(*_, **__):
         raise jax.errors.JaxRuntimeError(message)
@@ -64,7 +64,7 @@ def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyTyp
     ({"unroll": "yes"}, {}, "try --config.unroll=no"),
     ({"remat": "full", "microbatches": 2}, {}, "choose a smaller batch_size, or more devices"),
 ])  # fmt: skip
-def test_it_is_named_in_one_line(fields, chosen, remedy, monkeypatch, tmp_path):
+def test_out_of_memory_raises_one_line(fields, chosen, remedy, monkeypatch, tmp_path):
     config = tiny_config("unused")
     config.update(fields)
     with pytest.raises(UserError) as raised:
@@ -72,8 +72,8 @@ def test_it_is_named_in_one_line(fields, chosen, remedy, monkeypatch, tmp_path):
     assert str(raised.value).startswith(f"a step of 16 rows runs out of memory (cpu): {remedy}")
 
 
-def test_a_host_asks_only_its_own_devices():
-    """Those of others raise."""
+def test_a_host_reads_memory_of_local_devices_only():
+    """Memory statistics of remote devices raise an error."""
 
     def raises():
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: MemoryStats is only supported for addressable devices")
@@ -84,36 +84,36 @@ def test_a_host_asks_only_its_own_devices():
     assert memory_limit(mesh) == 3 << 30
     with pytest.raises(UserError, match=r"runs out of memory \(TPU v4, 3\.0 GiB for JAX\): try"):
         config = tiny_config("unused")
-        config.packing = True  # how many rows it takes, the data says
+        config.packing = True  # the number of rows depends on the data
         raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), config, running(config, {}), mesh, None)
 
 
 @pytest.mark.slow
-def test_the_setting_that_is_named_fits(monkeypatch, capsys):
-    """Of pre-training, whose steps are known without data."""
+def test_the_suggested_setting_fits(monkeypatch, capsys):
+    """For pre-training, whose steps do not depend on data."""
     config, tried = tiny_config("unused"), []
 
     def fits(lowered, limit):
         tried.append(lowered)
-        return limit == 1 << 30 and len(tried) > 2  # dots does not in the second stage
+        return limit == 1 << 30 and len(tried) > 2  # dots does not fit in the second stage
 
     monkeypatch.setattr(memory, "memory_limit", lambda mesh: 1 << 30)
     monkeypatch.setattr(memory, "fits_in_memory", lambda lowered, limit: fits(lowered, limit) or len(tried) == 1)
-    given = config, running(config, {"remat": "none"}), make_mesh(config), pretraining_run.KIND.planning
+    arguments = config, running(config, {"remat": "none"}), make_mesh(config), pretraining_run.KIND.planning
     with pytest.raises(UserError, match=r"1\.0 GiB for JAX\): it fits with --config\.remat=full$"):
-        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)
+        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *arguments)
     assert len(tried) == 4  # both stages, twice
     assert capsys.readouterr().out.count("compiling it with --config.remat=") == 2
 
     tried.clear()
-    config = glue.get_config("mrpc")  # only its data describes it
-    given = config, running(config, {"remat": "none"}), make_mesh(config), finetuning_run.KIND.planning
+    config = glue.get_config("mrpc")  # the shapes depend on the data
+    arguments = config, running(config, {"remat": "none"}), make_mesh(config), finetuning_run.KIND.planning
     with pytest.raises(UserError, match=r": try --config\.remat=dots$"):
-        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)
+        raise_if_out_of_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *arguments)
     assert not tried
 
 
-def test_what_is_suggested_is_accepted():
+def test_suggested_settings_are_valid():
     for unroll in ("auto", "yes", "no"):
         config = tiny_config("unused")
         config.unroll = unroll
@@ -125,7 +125,7 @@ def test_what_is_suggested_is_accepted():
             validate(changed)
 
 
-def test_other_errors_are_left_alone(monkeypatch, tmp_path):
+def test_other_errors_are_raised_unchanged(monkeypatch, tmp_path):
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         run_out(tiny_config("unused"), "INTERNAL: something else", monkeypatch, tmp_path)
 
@@ -133,7 +133,7 @@ def test_other_errors_are_left_alone(monkeypatch, tmp_path):
 @pytest.mark.parametrize("has, remedy", [
     (1, "choose a smaller model or batch_size"), (5_000_000, "set --config.remat=full, or choose a smaller batch_size"),
 ])  # fmt: skip
-def test_a_run_that_cannot_fit_is_refused_before_it_compiles(has, remedy, records_folder, tmp_path, monkeypatch):
+def test_a_too_large_run_is_refused_before_compilation(has, remedy, records_folder, tmp_path, monkeypatch):
     config = tiny_config(records=records_folder)
     config.model.num_hidden_layers, config.batch_size = 8, 512
     monkeypatch.setattr(memory, "host_memory", lambda: has * jax.local_device_count())

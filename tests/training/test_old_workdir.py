@@ -1,4 +1,4 @@
-"""A run that an earlier version began is gone on with, predicted with and converted."""
+"""A run of an earlier version is resumed, used for predictions, and converted."""
 
 import tarfile
 
@@ -16,7 +16,7 @@ from tests.golden.make_workdir import config_of
 
 @pytest.fixture
 def old(tmp_path, monkeypatch):
-    """The folder of the run, in which its text is as well."""
+    """The folder of the run, which also has the text."""
     with tarfile.open(FOLDER / "golden/workdir.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     (tmp_path / "text.txt").write_text(make_corpus(30))
@@ -25,32 +25,34 @@ def old(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_ends_where_it_would_have_ended(old, capsys):
+def test_an_old_run_resumes_with_identical_params(old, capsys):
     config = config_of("text.txt")
-    # Its flag --config.model.hidden_size left the other sizes as they were; the same command would set them today.
+    # In the old version, --config.model.hidden_size left the other sizes unchanged; today the same command sets them.
     config.overrides, config.model.intermediate_size = ("model.hidden_size",), 7
     launch(config, "run")
     assert "training in run, from step 5" in capsys.readouterr().out
     assert checkpoint.steps("run") == [5, 8]
-    found = flax.traverse_util.flatten_dict(checkpoint.read_params("run", 8), sep="/")
+    params = flax.traverse_util.flatten_dict(checkpoint.read_params("run", 8), sep="/")
     with np.load("end.npz") as expected:
-        assert found.keys() == set(expected.files)
-        for name, value in found.items():
+        assert params.keys() == set(expected.files)
+        for name, value in params.items():
             np.testing.assert_allclose(value, expected[name], atol=1e-5, err_msg=name)
 
 
-def test_sizes_that_the_user_sets_must_be_those_of_the_run(old):
+def test_configured_sizes_must_equal_the_sizes_of_the_run(old):
     config = config_of("text.txt")
     config.overrides, config.model.intermediate_size = ("model.hidden_size", "model.intermediate_size"), 7
     with pytest.raises(UserError, match=r"model.intermediate_size"):
         launch(config, "run")
 
 
-def test_it_is_read_and_converted(old):
+def test_an_old_run_is_read_and_converted(old):
     source = pretrained.read_with_tokenizer("run")
     assert source.step == 5 and source.predicts_words and source.dtype == "float32"
     conversion.convert("run", "theirs", "huggingface")
     again = pretrained.read_pretrained("theirs")
-    flat = (flax.traverse_util.flatten_dict(each.params, sep="/") for each in (source, again))
-    for (name, ours), (other, theirs) in zip(*(sorted(each.items()) for each in flat), strict=True):
-        assert name == other and np.array_equal(ours, theirs), name
+    flat = (flax.traverse_util.flatten_dict(checkpoint_read.params, sep="/") for checkpoint_read in (source, again))
+    for (name, expected), (other, actual) in zip(
+        *(sorted(checkpoint_read.items()) for checkpoint_read in flat), strict=True
+    ):
+        assert name == other and np.array_equal(expected, actual), name

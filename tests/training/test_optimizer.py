@@ -1,4 +1,4 @@
-"""The optimizer against Google's rules, step by step in float64."""
+"""The optimizer compared with Google's rules, step by step in float64."""
 
 import dataclasses
 import functools
@@ -36,12 +36,12 @@ PARAMS = {
 
 
 def unnamed(params):
-    """Logical axes of params that have none."""
+    """Returns logical axes without names."""
     return jax.tree.map(lambda x: PartitionSpec(*[None] * x.ndim), params)
 
 
 def google_adam(params, gradients, total, lr=1e-4, warmup=2, correct=False):
-    """AdamWeightDecayOptimizer.apply_gradients and create_optimizer, in NumPy."""
+    """AdamWeightDecayOptimizer.apply_gradients and create_optimizer in NumPy."""
     flat = {(a, b): x.copy() for a, leaves in params.items() for b, x in leaves.items()}
     m = {k: np.zeros_like(x) for k, x in flat.items()}
     v = {k: np.zeros_like(x) for k, x in flat.items()}
@@ -62,8 +62,8 @@ def google_adam(params, gradients, total, lr=1e-4, warmup=2, correct=False):
 
 
 @pytest.mark.parametrize("correct", [False, True])
-@pytest.mark.parametrize("size", [0.1, 30.0])  # below the norm that is clipped, and above
-def test_five_steps_of_googles_optimizer(correct, size):
+@pytest.mark.parametrize("size", [0.1, 30.0])  # below the clipping norm, and above
+def test_five_steps_equal_googles_optimizer(correct, size):
     config = pretraining_config().optimizer
     config.update(warmup_steps=2, bias_correction=correct)
     optimizer, schedule = make_optimizer(config, unnamed(PARAMS)), make_schedule(config, 10)
@@ -80,8 +80,8 @@ def test_five_steps_of_googles_optimizer(correct, size):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
 
 
-def test_a_hundred_steps_of_stable_adamw():
-    """Written from its formula in NumPy, tensor by tensor: those of a stack are tensors of their own."""
+def test_a_hundred_steps_equal_stable_adamw():
+    """Computes the formula in NumPy, tensor by tensor; the tensors of a stack are separate."""
     config = pretraining_config().optimizer
     config.update(name="stable_adamw", schedule="trapezoid", learning_rate=0.02, warmup_steps=10, beta2=0.98)
     config.update(decay_proportion=0.5, decay="sqrt", decay_to=0.1, weight_decay=0.003, max_grad_norm=1e9)
@@ -89,8 +89,8 @@ def test_a_hundred_steps_of_stable_adamw():
     params = {"layers": {"kernel": rng.normal(size=(3, 4, 5))}, "norm": {"scale": rng.normal(size=6)}}
     axes = {"layers": {"kernel": PartitionSpec("layers", "embed", "mlp")}, "norm": {"scale": PartitionSpec("embed")}}
     optimizer, schedule = make_optimizer(config, axes), make_schedule(config, 100)
-    ours = jax.tree.map(jnp.float32, params)
-    state, step_of = optimizer.init(ours), jax.jit(optimizer.update)
+    params_of_bertjax = jax.tree.map(jnp.float32, params)
+    state, step_of = optimizer.init(params_of_bertjax), jax.jit(optimizer.update)
 
     tensors = {("kernel", i): params["layers"]["kernel"][i].copy() for i in range(3)} | {
         "scale": params["norm"]["scale"].copy()
@@ -99,11 +99,11 @@ def test_a_hundred_steps_of_stable_adamw():
     v = {name: np.zeros_like(x) for name, x in tensors.items()}
     divided = 0
     for step in range(100):
-        size = np.exp(rng.normal(0, 2, 3))  # now and then a gradient is far larger than before
+        size = np.exp(rng.normal(0, 2, 3))  # occasionally a gradient is far larger
         kernel, scale = size[:, None, None] * rng.normal(size=(3, 4, 5)), rng.normal(size=6)
         updates, state = step_of({"layers": {"kernel": jnp.float32(kernel)}, "norm": {"scale": jnp.float32(scale)}},
-                                 state, ours, learning_rate=schedule(step))  # fmt: skip
-        ours = jax.tree.map(jnp.add, ours, updates)
+                                 state, params_of_bertjax, learning_rate=schedule(step))  # fmt: skip
+        params_of_bertjax = jax.tree.map(jnp.add, params_of_bertjax, updates)
 
         rate = 0.02 * (min(step / 10, 1)) * (1 - 0.9 * np.sqrt(max(0, step - 50) / 50))
         for name, g in ({("kernel", i): kernel[i] for i in range(3)} | {"scale": scale}).items():
@@ -115,9 +115,9 @@ def test_a_hundred_steps_of_stable_adamw():
             decay = 0.003 * rate / 0.02 * tensors[name] if name != "scale" else 0
             tensors[name] = tensors[name] - rate / excess * mean / (np.sqrt(square) + 1e-6) - decay
     assert 20 < divided < 300
-    np.testing.assert_allclose(ours["norm"]["scale"], tensors["scale"], rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(params_of_bertjax["norm"]["scale"], tensors["scale"], rtol=2e-4, atol=2e-5)
     for i in range(3):
-        np.testing.assert_allclose(ours["layers"]["kernel"][i], tensors["kernel", i], rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(params_of_bertjax["layers"]["kernel"][i], tensors["kernel", i], rtol=2e-4, atol=2e-5)
 
 
 def updates_of(optimizer, params, gradient, learning_rate):
@@ -131,8 +131,8 @@ def updates_of(optimizer, params, gradient, learning_rate):
     return jax.device_get(update(params, gradient))
 
 
-def test_lamb_steps_by_the_size_of_each_matrix():
-    """Algorithm 2 of You et al. 2020 on the matrices by themselves, in float64, against ours on the stacked arrays."""
+def test_lamb_equals_the_definition_per_matrix():
+    """Compares algorithm 2 of You et al. 2020 on separate matrices, in float64, with bertjax on stacked arrays."""
     rng = np.random.default_rng(3)
     params = {
         "query_key_value": {"kernel": rng.normal(size=(2, 4, 3, 2, 2)), "bias": rng.normal(size=(2, 3, 2, 2))},
@@ -154,11 +154,11 @@ def test_lamb_steps_by_the_size_of_each_matrix():
 
     def check(*path, is_matrix=True, at=...):
         p, g, update = (functools.reduce(dict.__getitem__, path, tree)[at] for tree in (params, gradient, updates))
-        direction = g / (np.abs(g) + 1e-6)  # of the first step: m / (sqrt(v) + epsilon), both corrected
+        direction = g / (np.abs(g) + 1e-6)  # in the first step: m / (sqrt(v) + epsilon), both corrected
         ratio = 1
         if is_matrix:
             direction = direction + 0.01 * p
-            ratio = np.linalg.norm(p) / np.linalg.norm(direction) or 1  # all zero: nothing to scale to
+            ratio = np.linalg.norm(p) / np.linalg.norm(direction) or 1  # all zero: no norm to scale to
         np.testing.assert_allclose(update, -0.1 * direction * ratio, rtol=1e-4)
 
     for layer in range(2):
@@ -173,7 +173,7 @@ TRAPEZOID = dict(schedule="trapezoid", decay_proportion=0.2, warmup_steps=0)
 
 
 @pytest.mark.parametrize("fields, total, rates", [
-    (dict(learning_rate=1e-4, warmup_steps=10_000), 1_000_000,  # the paper's
+    (dict(learning_rate=1e-4, warmup_steps=10_000), 1_000_000,  # the value of the paper
      {0: 0, 5_000: 5e-5, 9_999: 0.9999e-4, 10_000: 0.99e-4, 500_000: 5e-5, 1_000_000: 0, 2_000_000: 0}),
     (dict(warmup_steps=0), 10, {0: 2.0}),
     (dict(schedule="cosine"), 110, {0: 0, 5: 1.0, 10: 2.0, 35: 1 + 0.5**0.5, 60: 1.0, 110: 0, 200: 0}),
@@ -184,7 +184,7 @@ TRAPEZOID = dict(schedule="trapezoid", decay_proportion=0.2, warmup_steps=0)
     (TRAPEZOID | dict(decay_to=0.5, decay="sqrt"), 110,
      {0: 2.0, 88: 2.0, 89: 2 - (1 / 22) ** 0.5, 99: 2 - 0.5**0.5, 110: 1.0, 200: 1.0}),
 ])  # fmt: skip
-def test_schedules_are_their_formulas(fields, total, rates):
+def test_schedules_equal_their_formulas(fields, total, rates):
     config = pretraining_config().optimizer
     config.update(dict(learning_rate=2.0, warmup_steps=10), **fields)
     schedule = make_schedule(config, total)
@@ -196,20 +196,20 @@ def test_schedules_are_their_formulas(fields, total, rates):
     (BertForPreTraining(TINY), 4),
     (BertForFeatureBasedTagging(TINY, labels=3, layers="weighted_sum_all", lstm_size=8, lstm_layers=2), 3),
 ], ids=["pre-training", "LSTM"])  # fmt: skip
-def test_what_decays(model, inputs):
-    """Google leaves out what has LayerNorm or bias in its name. Without a gradient nothing but decay moves a param."""
+def test_weight_decay_excludes_norms_and_biases(model, inputs):
+    """Google excludes params with LayerNorm or bias in their names. Without a gradient, only decay moves a param."""
     boxed = abstract_params(model, inputs)
     params = jax.tree.map(lambda x: np.ones(x.shape), nn.meta.unbox(boxed))
     optimizer = make_optimizer(pretraining_config().optimizer, nn.get_partition_spec(boxed))
     updates = updates_of(optimizer, params, jax.tree.map(np.zeros_like, params), 0.5)
-    # The weights of layers are not Google's; to decay them would be to prefer equal weights.
+    # The weights of layers are not in Google's code; their decay would prefer equal weights.
     left_alone = re.compile(r"norm/(scale|bias)$|bias$|^layer_(weights|scale)$")
     for path, update in jax.tree_util.tree_leaves_with_path(updates):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         np.testing.assert_allclose(update, 0 if left_alone.search(name) else -0.5 * 0.01, err_msg=name)
 
 
-def test_groups_have_rates_and_decays_of_their_own():
+def test_groups_have_separate_rates_and_decays():
     config = pretraining_config().optimizer
     config.groups = param_groups(
         still=param_group("^word/", learning_rate_factor=0.0),
@@ -233,16 +233,16 @@ def test_groups_have_rates_and_decays_of_their_own():
     ("adafactor", "min_dim_size_to_factor=2 momentum=0.9", lambda rate: optax.adafactor(
         rate, min_dim_size_to_factor=2, momentum=0.9)),
 ])  # fmt: skip
-def test_optaxs_optimizers_are_optaxs(name, options, made):
-    """With our schedule, decay and clipping; so the rate of each step counts, also in what momentum keeps."""
+def test_optax_optimizers_equal_optax(name, options, made):
+    """With the bertjax schedule, decay and clipping; the rate of each step also affects the momentum."""
     config = pretraining_config().optimizer
     config.update(name=name, options=options, warmup_steps=2)
     optimizers.validate(config)
-    ours, rate = make_optimizer(config, unnamed(PARAMS)), make_schedule(config, 10)
-    theirs = made(rate)
+    optimizer, rate = make_optimizer(config, unnamed(PARAMS)), make_schedule(config, 10)
+    optax_optimizer = made(rate)
     params = expected = jax.tree.map(jnp.float32, PARAMS)
-    state, their_state, rng = ours.init(params), theirs.init(params), np.random.default_rng(0)
-    our_step, their_step = jax.jit(ours.update), jax.jit(theirs.update)
+    state, their_state, rng = optimizer.init(params), optax_optimizer.init(params), np.random.default_rng(0)
+    our_step, their_step = jax.jit(optimizer.update), jax.jit(optax_optimizer.update)
     for step in range(4):
         gradient = jax.tree.map(lambda x: jnp.float32(0.1 * rng.normal(size=x.shape)), params)
         update, state = our_step(gradient, state, params, learning_rate=rate(step))
@@ -255,7 +255,7 @@ def test_optaxs_optimizers_are_optaxs(name, options, made):
 
 
 def matrices_of_bert(tree):
-    """Yields the matrices of two layers that are stacked."""
+    """Yields the matrices of two stacked layers."""
     layers = tree["bert"]["encoder"]["layers"]
     for layer in range(2):
         for projection in range(3):
@@ -272,15 +272,15 @@ def matrices_of_modernbert(tree):
     layers += [jax.tree.map(lambda x: x[1], encoder["groups"]["layer_2"])]
     for layer in layers:
         yield from (layer["input"]["kernel"][:, half] for half in range(2))
-        yield from (layer["attention"]["query_key_value"]["kernel"][:, each].reshape(16, 16) for each in range(3))
+        yield from (layer["attention"]["query_key_value"]["kernel"][:, part].reshape(16, 16) for part in range(3))
         yield layer["output"]["kernel"]
 
 
 @pytest.mark.parametrize("family, layers, matrices", [
     slow_case("bert", 2, matrices_of_bert), slow_case("modernbert", 8, matrices_of_modernbert),
 ])  # fmt: skip
-def test_muon_takes_the_matrices_of_a_stack_one_by_one(family, layers, matrices):
-    """As optax's takes a matrix by itself; embeddings and the output layers are Adam's."""
+def test_muon_orthogonalizes_the_matrices_of_a_stack_separately(family, layers, matrices):
+    """Each matrix has the update of optax; Adam updates embeddings and heads."""
     sizes = dict(vocab_size=64, hidden_size=16, num_attention_heads=2, intermediate_size=24)
     boxed = abstract_params(
         BertForMaskedLM(families.FAMILIES.get(family).config_class(**sizes, num_hidden_layers=layers))
@@ -288,18 +288,18 @@ def test_muon_takes_the_matrices_of_a_stack_one_by_one(family, layers, matrices)
     params = jax.tree.map(lambda x: np.zeros(x.shape), nn.meta.unbox(boxed))
     rng = np.random.default_rng(0)
     gradient = jax.tree.map(lambda x: np.float32(1e-3 * rng.normal(size=x.shape)), params)
-    assert optax.global_norm(gradient) < 1  # or it would be clipped
+    assert optax.global_norm(gradient) < 1  # otherwise it would be clipped
     config = tiny_config().optimizer
     config.update(name="muon", weight_decay=0.0)
     optimizers.validate(config)
     updates = updates_of(make_optimizer(config, nn.get_partition_spec(boxed)), params, gradient, 1.0)
     muon = optax.contrib.muon(1.0)
     single = jax.jit(lambda x: muon.update(x, muon.init(x), jnp.zeros_like(x))[0])
-    for ours, one in zip(matrices(updates), matrices(gradient), strict=True):
-        np.testing.assert_allclose(ours, single(one), atol=1e-4)
+    for our_update, one in zip(matrices(updates), matrices(gradient), strict=True):
+        np.testing.assert_allclose(our_update, single(one), atol=1e-4)
     for path in (("bert", "embeddings", "word", "embedding"), ("masked_lm", "dense", "kernel")):
         update = functools.reduce(lambda tree, name: tree[name], path, updates)
-        assert np.std(np.abs(update)) < 0.01  # the first step of Adam is of one size
+        assert np.std(np.abs(update)) < 0.01  # the first step of Adam has a constant size
 
 
 def abstract_params(model, inputs=4):
@@ -311,8 +311,8 @@ def abstract_params(model, inputs=4):
     ("adam", "", 2), ("muon", "", 1), slow_case("adafactor", "min_dim_size_to_factor=8", 0),
     slow_case("stable_adamw", "", 2), slow_case("lion", "", 1), slow_case("sm3", "", 1), slow_case("prodigy", "", 4),
 ])  # fmt: skip
-def test_moments_lie_where_their_own_shapes_say(name, options, count):
-    """Arrays of the state lie like the param on a mesh of eight, if they have its shape."""
+def test_moments_are_sharded_by_shape(name, options, count):
+    """Arrays of the optimizer state have the sharding of the param on a mesh of eight, if they have its shape."""
     config, model = tiny_config(), BertForMaskedLM(dataclasses.replace(TINY, num_hidden_layers=2))
     config.mesh.update(data=2, fsdp=2, tensor=2)
     config.optimizer.update(name=name, options=options)
@@ -347,7 +347,7 @@ def test_moments_lie_where_their_own_shapes_say(name, options, count):
     (dict(groups=param_groups(a=param_group("b", -1.0))), r"groups.a.learning_rate_factor = -1.0: must be at least 0"),
     (dict(groups=param_groups(a=param_group("b", weight_decay=2.0))), r"groups.a.weight_decay = 2.0: must be at least"),
 ])  # fmt: skip
-def test_optimizers_that_cannot_be_are_refused(fields, message):
+def test_invalid_optimizers_are_refused(fields, message):
     config = tiny_config("text.txt")
     for field, value in fields.items():
         config.optimizer[field] = value

@@ -1,4 +1,4 @@
-"""A family, an objective, an optimizer, a schedule, a sink and a hook from outside of the package, in the same runs."""
+"""A user-defined family, objective, optimizer, schedule, sink and hook in the same runs."""
 
 import jax
 import numpy as np
@@ -50,15 +50,15 @@ def config_for(records, objective="count + mlm"):
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_bit_for_bit_evaluated_and_reported(records_folder, tmp_path):
-    """The resumed run writes the same objective in other words."""
+def test_a_run_with_user_parts_is_resumed_bit_for_bit_evaluated_and_reported(records_folder, tmp_path):
+    """The resumed run writes the same objective in another notation."""
     launch(config_for(records_folder), tmp_path / "straight")
     launch_and_stop(Pretraining, config_for(records_folder), tmp_path / "run", step=7)
     launch(config_for(records_folder, "1*count+mlm"), tmp_path / "run")
     source, straight = (pretrained.read_with_tokenizer(tmp_path / name) for name in ("run", "straight"))
     jax.tree.map(np.testing.assert_array_equal, source.params, straight.params)
     assert source.predicts_words and source.config.mixing_act == "relu" and "counter" in source.params
-    for objective in ("mlm + count", "mlm"):  # the same sum in another order has another best checkpoint
+    for objective in ("mlm + count", "mlm"):  # the sum in another order has another best checkpoint
         with pytest.raises(UserError, match=r"config.objective = .*'count \+ mlm'"):
             launch(config_for(records_folder, objective), tmp_path / "run")
     with pytest.raises(UserError, match=r"a model with model.family = 'mixer' has no attention"):
@@ -79,7 +79,7 @@ def test_a_run_is_resumed_bit_for_bit_evaluated_and_reported(records_folder, tmp
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory):
-    """The folder with a straight run and with a run that was stopped at step 7 and resumed; both final states."""
+    """The folder with an uninterrupted run and with a run that was stopped at step 7 and resumed; both final states."""
     folder, config = tmp_path_factory.mktemp("toys"), own_parts.used_in(toy_config())
     straight = train_task(task := Toy(config), config, folder / "straight", task.mesh)
     stopped_run(lambda task: train_task(task, config, folder / "run", task.mesh), Toy(config), 7)
@@ -88,7 +88,7 @@ def toys(tmp_path_factory):
     return folder, leaves(straight.state), leaves(resumed.state)
 
 
-def test_the_optimizer_makes_the_steps_of_its_formula(toys):
+def test_the_optimizer_equals_its_formula(toys):
     _, straight, resumed = toys
     assert straight.keys() == resumed.keys() and any("trace" in name for name in resumed)
     assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
@@ -107,7 +107,7 @@ def test_the_optimizer_makes_the_steps_of_its_formula(toys):
         np.testing.assert_allclose(straight[f".params['dense']['{name}']"], value, rtol=1e-5)
 
 
-def test_a_sink_gets_every_number_once_and_is_told_what_is_void(toys):
+def test_a_sink_gets_every_number_once_and_the_start_step_of_a_resume(toys):
     folder = toys[0] / "run"
     first, second = (folder / "table.txt").read_text().split("after 7\n")
     assert first.startswith("after 0\n") and first.endswith("closed\n") and second.endswith("closed\n")
@@ -117,7 +117,7 @@ def test_a_sink_gets_every_number_once_and_is_told_what_is_void(toys):
     assert [step for step, name in written if name == "train/loss"] == [2, 4, 5, 6, 8, 10]
 
 
-def test_a_hook_is_called_in_this_order_also_when_a_run_is_stopped_and_resumed(toys):
+def test_hooks_are_called_in_the_documented_order_across_a_resume(toys):
     lines = (toys[0] / "run/journal.txt").read_text().splitlines()
     end, resumed = lines.index("on_end 7 KeyboardInterrupt"), lines[lines.index("on_start 7") :]
     assert lines[:5] == ["on_start 0", "before_step 1", "on_batch 1 16", "on_step 1 1", "before_step 2"]
@@ -129,7 +129,7 @@ def test_a_hook_is_called_in_this_order_also_when_a_run_is_stopped_and_resumed(t
 
 
 @pytest.mark.slow
-def test_tensorboard_leaves_out_what_a_resumed_run_writes_again(tmp_path):
+def test_tensorboard_discards_steps_that_a_resumed_run_repeats(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for start, values in ((0, {2: 1.0, 4: 2.0, 6: 3.0}), (4, {6: 4.0, 8: 5.0})):
@@ -139,11 +139,11 @@ def test_tensorboard_leaves_out_what_a_resumed_run_writes_again(tmp_path):
         sink.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
-    assert found == [(2, 1.0), (4, 2.0), (6, 4.0), (8, 5.0)]
+    points = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert points == [(2, 1.0), (4, 2.0), (6, 4.0), (8, 5.0)]
 
 
-def test_a_name_of_the_package_cannot_be_registered():
+def test_names_of_the_package_cannot_be_registered():
     with pytest.raises(
         UserError, match=r"optimizer 'adam' is a name of bertjax; register the object under another name"
     ):

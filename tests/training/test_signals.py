@@ -1,4 +1,4 @@
-"""Signals that come while Python cannot call their handlers."""
+"""Signals that arrive while Python cannot run handlers."""
 
 import signal
 import subprocess
@@ -28,20 +28,20 @@ with signals.exit_on_signal():
 
 
 @pytest.mark.parametrize("number, line", [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "terminated\n")])
-def test_a_signal_ends_a_command_that_compiles_only(number, line):
+def test_a_signal_ends_a_command_during_compilation(number, line):
     with subprocess.Popen([sys.executable, "-c", AT_ONCE], stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        time.sleep(0.2)  # for the call to begin
+        time.sleep(0.2)  # until the call begins
         process.send_signal(number)
         assert process.stderr.read() == line and process.wait(5) == 130
 
 
 @pytest.mark.parametrize("work, rounds", [("", 10**9), ("saving step 3 first", 10**6)])
-def test_a_signal_is_answered_at_once_and_ends_a_process_that_has_nothing_to_save(work, rounds):
+def test_a_signal_ends_a_process_without_state_at_once(work, rounds):
     code = HELD.format(work=work, rounds=rounds)
     with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        time.sleep(0.2)  # for the call to begin
+        time.sleep(0.2)  # until the call begins
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == f"stopping: {work or 'the same command continues from here'}\n"

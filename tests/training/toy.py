@@ -1,4 +1,4 @@
-"""A task for tests of the loop, which compiles in a moment: a line through points."""
+"""A task for tests of the loop that compiles in a moment: a line through points."""
 
 import math
 
@@ -12,14 +12,17 @@ from tests.conftest import one_device_mesh, tiny_config
 
 
 def toy_config(**fields):
-    """Of ten steps; logs every second one, evaluates and saves every fifth."""
+    """Ten steps; logs every second step, evaluates and saves every fifth step."""
     config = tiny_config("unused")
     config.update(fields)
     return config
 
 
 class Toy:
-    """`scores`: of one evaluation after the other, by which checkpoints are compared; None: nothing is held out."""
+    """Fits a line.
+
+    `scores`: the scores of consecutive evaluations, which rank the checkpoints; None: no held-out data.
+    """
 
     total_steps, carry = 10, None
 
@@ -39,10 +42,10 @@ class Toy:
         return None
 
     def batches(self, start_step):
-        own = local_rows(self.mesh, self.config.batch_size)
+        rows_of_host = local_rows(self.mesh, self.config.batch_size)
         for step in range(start_step, self.total_steps):
             x = np.random.default_rng(step).normal(size=(self.config.batch_size, 3)).astype(np.float32)
-            yield {"x": x[own], "y": x.sum(1)[own], "weights": np.ones(len(own), np.float32)}
+            yield {"x": x[rows_of_host], "y": x.sum(1)[rows_of_host], "weights": np.ones(len(rows_of_host), np.float32)}
 
     def loss_and_config(self, step):
         return self, self.config

@@ -258,8 +258,8 @@ class Checkpoints(PreservationPolicy):
         self._manager.save(step, args=arguments, force=True)  # the loop decides when to save
 
     def is_evaluation_requested(self, step: int) -> bool:
-        """Returns whether the saved step was saved with `is_evaluation_requested`."""
-        return (folder_of(self._workdir) / str(step) / EVALUATION_REQUEST).exists()
+        """Returns whether the saved step was saved with `is_evaluation_requested`; the same on all hosts."""
+        return bool(hosts.as_on_first(int((folder_of(self._workdir) / str(step) / EVALUATION_REQUEST).exists())))
 
     def restore(self, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
         """Restores the state of a step onto the current mesh, which may differ from the mesh of the saved state.

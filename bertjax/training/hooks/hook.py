@@ -163,7 +163,10 @@ class Hook:
         """
 
     def on_save(self, run: TrainingRun) -> None:
-        """Is called after the state is copied for a checkpoint of `run.step`, which is written in the background."""
+        """Is called after the state is copied for a checkpoint of `run.step`, which is written in the background.
+
+        The checkpoint does not contain a request of this method, such as `run.evaluate()`.
+        """
 
     def on_evaluation(self, run: TrainingRun, scores: "Scores") -> None:
         """Receives the scores of step `run.step`, before they are printed and stored."""
