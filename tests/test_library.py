@@ -103,7 +103,7 @@ def test_a_causal_model_continues_a_text_with_the_most_likely_tokens():
     (lambda: bertjax.extract("nowhere", "a", "v.txt"), "--output=v.txt: must end in one of .npz, .npy, .parquet"),
     (lambda: bertjax.extract("nowhere", "a", "v.npy", pool="max"), "pool = 'max': choose one of mean, cls, last"),
     (lambda: bertjax.extract("nowhere", "a", "v.npy", layers="typo"), "layers = 'typo': choose one of embeddings, "),
-    (lambda: bertjax.extract("nowhere", "a", "v.npy", pool="cls", width=3), "width = 3: is for the embeddings that"),
+    (lambda: bertjax.extract("nowhere", "a", "v.npy", pool="cls", width=3), "width = 3: is for embeddings, and this"),
     (lambda: bertjax.mine("nowhere", None, "mined.jsonl"), "data = None: must be a str or a path"),
     (lambda: bertjax.submit("nowhere", "test.tsv", 3), "output = 3: must be a str or a path"),
     (lambda: bertjax.convert("nowhere", "out", "pdf"), "format = 'pdf': choose one of bertjax, huggingface, "),

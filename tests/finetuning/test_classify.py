@@ -107,7 +107,7 @@ def test_multi_label_training_and_prediction_with_the_threshold_of_the_dev_set(t
     conversion.convert(workdir, tmp_path / "ours", "bertjax")
     assert list(classify.TASK.predict(pretrained.read_pretrained(tmp_path / "ours"), texts)) == predictions
     line = conversion.convert(workdir, tmp_path / "theirs", "huggingface")
-    assert f"has no place: threshold = {threshold:.4g}" in line
+    assert f"cannot store them: threshold = {threshold:.4g}" in line
     fields = json.loads((tmp_path / "theirs/config.json").read_text())
     assert fields["problem_type"] == "multi_label_classification" and tuple(fields["id2label"].values()) == LABELS
     assert huggingface.read_head(tmp_path / "theirs/config.json")[2] == "multi_label_classification"

@@ -327,7 +327,7 @@ def test_folders_without_a_checkpoint_are_named(tmp_path):
     with pytest.raises(UserError, match="no checkpoint in"):
         pretrained.read_pretrained(tmp_path)
     (tmp_path / "run/records").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"run: the run has no checkpoint yet; .*start its command again$"):
+    with pytest.raises(UserError, match=r"run: the run has no checkpoint yet; .*start the command of the run again$"):
         pretrained.read_pretrained(tmp_path / "run")
     (tmp_path / "bert_model.ckpt.index").write_bytes(b"nonsense")
     (tmp_path / "bert_config.json").write_text((GOLDEN / "config.json").read_text())
