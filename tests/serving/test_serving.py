@@ -355,7 +355,7 @@ def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monk
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(f"{url}/echo", b'{"texts": "e"}')
             assert refused.value.code == 503 and int(refused.value.headers["Retry-After"]) > 0
-            assert json.load(refused.value) == {"error": "too many texts wait; try again"}
+            assert json.load(refused.value) == {"error": "too many texts wait; try again later"}
         finally:
             hold.set()
         assert first.result() == (200, {"results": ["now"]})
