@@ -115,7 +115,7 @@ def test_undefined_correlations_are_nan(correlation):
 
 @pytest.mark.parametrize("score", [metrics.accuracy, metrics.f1, metrics.matthews, metrics.pearson, metrics.spearman])
 def test_empty_and_uneven_inputs_are_refused(score):
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="no examples to score"):
         score([], [])
     with pytest.raises(ValueError, match=r"\(2,\) and \(1,\)"):
         score([1, 0], [1])
@@ -146,7 +146,7 @@ def test_entity_scores_of_empty_inputs_and_invalid_tags():
     assert metrics.entity_scores([["O"], []], [["O"], []]) == nothing
     assert metrics.entity_scores([["B-PER"]], [["O"]]) == metrics.entity_scores([["O"]], [["B-PER"]]) == nothing
     assert metrics.entity_scores_by_type([["O"]], [["O"]]) == {}
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="no examples to score"):
         metrics.entity_scores([], [])
     for tag in ("", "PER", "B", "I-", "E-PER", "O-PER", "b-PER", "[PAD]"):
         with pytest.raises(ValueError, match="O, B-type, I-type"):
@@ -171,7 +171,7 @@ def test_squad_scores_equal_hand_computed_scores():
     assert metrics.squad_scores({"5": [], "1": ["x"]}, {})["f1"] == 0
     of_articles = [metrics.squad_scores({"1": ["the"]}, {"1": "an"}, version)["f1"] for version in ("v1.1", "v2.0")]
     assert of_articles == [0, 100]
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="no examples to score"):
         metrics.squad_scores({}, {"1": "x"})
 
 
@@ -182,7 +182,7 @@ def test_the_null_threshold_may_reject_all_answers():
     odds = {"a": 1.0, "b": 1.0}
     assert metrics.best_null_threshold({"a": ["x"], "b": []}, {"a": "x", "b": "guess"}, odds)[1:] == (50, 50)
     assert metrics.best_null_threshold({"a": ["x"], "b": []}, {"a": "x"}, odds)[1:] == (50, 50)
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="no examples to score"):
         metrics.best_null_threshold({"b": []}, {}, {})
 
 
