@@ -4,11 +4,12 @@
 
 A pre-trained checkpoint prints the most likely words for each [MASK] of each text, with probabilities. A
 left-to-right checkpoint (model.causal) continues each text by up to N tokens with --generate=N. A fine-tuned checkpoint
-prints a JSON object per text: its label, tags, answer or choice. " ||| " separates the parts of a text.
+prints a JSON object per text: its label, tags, answer or choice. " ||| " separates the two texts of a pair, or a
+question and its context.
 --input=TEXTS.csv (.tsv, .jsonl) reads the texts of a table, from the columns of the training data or from the columns
 that --text and --second_text name; --output=FILE.csv (.tsv, .jsonl) writes the table with the predictions as columns.
---checkpoint is a run's workdir, a Hugging Face folder, an adapter of PEFT, hub:NAME, or Google's bert_model.ckpt. From
-a workdir, uses the best checkpoint after fine-tuning and the latest after pre-training; runs/mine@best,
+The checkpoint is a run's workdir, a Hugging Face folder, an adapter of PEFT, hub:NAME, or Google's bert_model.ckpt. A
+workdir stands for the best checkpoint after fine-tuning and the latest after pre-training; runs/mine@best,
 runs/mine@latest or runs/mine@STEP choose another.
 """
 
@@ -31,14 +32,16 @@ from bertjax.training.signals import exit_on_signal
 _CHECKPOINT = define_checkpoint_flag()
 _DTYPE = define_dtype_flag()
 _INPUT = define_input_flag()
-_TEXT = flags.DEFINE_string("text", "", "The column of the texts of a table; by default the column of the run.")
+_TEXT = flags.DEFINE_string(
+    "text", "", "The column of the texts of a table; by default the column of the training data."
+)
 _SECOND_TEXT = flags.DEFINE_string("second_text", "", "With --text: the column of the second texts of pairs.")
-_OUTPUT = flags.DEFINE_string("output", None, "The .csv, .tsv or .jsonl file for the table; by default prints rows.")
+_OUTPUT = flags.DEFINE_string("output", None, "The .csv, .tsv or .jsonl file for the table; by default prints JSON.")
 _JSON = flags.DEFINE_bool("json", False, "Print filled masks, or continued texts, as one JSON object per text.")
 _TOP_K = flags.DEFINE_integer(
     "top_k",
     None,
-    "Number of words per mask (5); with --generate, the number of tokens to sample from (all).",
+    "Number of words per mask, by default 5; with --generate, samples from so many tokens, by default all.",
     lower_bound=1,
 )
 _GENERATE = flags.DEFINE_integer("generate", 0, "Largest number of tokens to generate after each text.", lower_bound=0)

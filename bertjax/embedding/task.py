@@ -91,7 +91,7 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
         return EmbeddingHead()
 
     def check_weights(self, source: Pretrained) -> None:
-        """Accepts all checkpoints: the head of embeddings can have no params."""
+        """Accepts all checkpoints: a head of embeddings, such as mean pooling, may lack params."""
 
     def validate(self, config: ConfigDict) -> None:
         """Raises `UserError` for invalid values of the fields of the task."""
@@ -106,7 +106,7 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
         return embed_search(source, search)
 
     def sample_data(self, config: ConfigDict, input_ids: np.ndarray) -> TaskData:
-        """Returns a batch of `config.data` with equal texts, see `HasSampleData`."""
+        """Returns a batch with the shape of `config.data`, in which all texts are equal, see `HasSampleData`."""
         texts, value_type = datasets.shape_of(config.data)
         one = Examples([input_ids], [np.zeros_like(input_ids)])
         encoded = EncodedTexts(one, np.zeros((config.batch_size, texts), np.int32))
@@ -137,7 +137,7 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     def adopt(self, config: ConfigDict, settings: ConfigDict) -> list[str]:
         """Copies the head, prompts and `max_seq_length` of an earlier run to fields that have their defaults.
 
-        A default cannot be distinguished from a flag with the same value.
+        A flag with the value of the default is overwritten, too, because it cannot be distinguished from the default.
 
         Raises:
           UserError: if the similarity function is not the cosine, which the losses use.

@@ -99,7 +99,7 @@ class FineTuningRun(Run):
 
 
 def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True) -> Resolution:
-    """Resolves a config: the earlier run or `init_checkpoint` determines the model, except dropout, and task fields.
+    """Resolves a config: takes the model, without its dropout, and the task fields from a checkpoint.
 
     Args:
       config: the validated config of the user.

@@ -44,15 +44,15 @@ def predict_texts(
 
     Args:
       source: the checkpoint.
-      texts: the texts; `SEPARATOR` separates the parts of a text.
+      texts: the texts; " ||| " separates the parts of a text, such as the texts of a pair.
       top_k: the number of words for each [MASK]; None for `TOP_K`.
       tokens: continues each text by up to so many tokens, with `sampling`; 0 fills masks.
       sampling: the settings of sampling.
       seed: the seed of sampling.
 
     Raises:
-      UserError: if the checkpoint does not predict words or does not expect such texts, and for `top_k` and `tokens` of
-        a fine-tuned checkpoint.
+      UserError: if the checkpoint is not fine-tuned and predicts no words, if a text has another number of parts than
+        the task expects, and if `top_k` or `tokens` is set for a fine-tuned checkpoint.
     """
     if (task := task_of(source)) is not None:
         for flag, value in (("generate", tokens), ("top_k", top_k)):

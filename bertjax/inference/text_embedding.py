@@ -2,7 +2,8 @@
 
 `FILE.partial` contains the embeddings as the rows of a .npy until the file is complete. `FILE.partial.jsonl`, the
 journal, identifies the checkpoint, and has a line for each portion. A portion is complete when both files are on the
-disk. The texts of a portion depend on the texts alone, so that an interruption does not change the embeddings.
+disk. The division of the texts into portions depends on the texts alone, so that an interruption does not change the
+embeddings.
 """
 
 import abc
@@ -92,7 +93,7 @@ class TextEmbedder(abc.ABC):
         return predictor.single_device_predictor(self.head, self.source)
 
     def identity(self) -> dict[str, str]:
-        """Returns {flag: value} that differs between different embeddings of the same texts."""
+        """Returns the checkpoint's hash, the type and the settings by flag: equal texts then have equal embeddings."""
         source, digest = self.source, hashlib.sha256()
         arrays = {
             name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.arrays_by_name(source.params).items()

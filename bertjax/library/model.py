@@ -32,8 +32,9 @@ from bertjax.text.tokenizer import Tokenizer
 class Model:
     """A checkpoint: its predictions for texts, its embeddings, and its network.
 
-    A method that takes `texts`, one or several, returns a list in their order, and computes several texts in batches. A
-    method raises `UserError` if the checkpoint was not trained for it; the message lists the available methods.
+    `texts` is one text or several. A method returns a list with one result per text, in order, also for one text;
+    `embed` returns an array. Several texts are computed in batches. A method raises `UserError` if the checkpoint was
+    not trained for it; the message lists the available methods.
 
     Args:
       source: the checkpoint, with its params on one device.
@@ -106,7 +107,7 @@ class Model:
         return list(generation.continue_texts(self.source, plain_texts(texts), pieces, sampling, seed))
 
     def classify(self, texts: Parts) -> list[Classified]:
-        """Returns the class, the labels or the score of each text, or of each pair of texts.
+        """Returns one dict per text or pair of texts: the class, the labels of a multi-label task, or a score.
 
         Examples:
           >>> model.classify(["a great film", "a dull film"])[0]["label"]
@@ -139,17 +140,18 @@ class Model:
     def embed(
         self, texts: Texts, prompt: str | None = None, width: int = 0, pool: str = "", layers: str = ""
     ) -> NDArray[np.float32]:
-        """Returns the embeddings of texts, `[texts, width]`.
+        """Returns the embeddings of texts, an array with one row per text, `[number of texts, embedding size]`.
 
         Args:
           texts: the texts.
-          prompt: the text before each text: "query", "document", another prompt of a folder of sentence-transformers,
-            or the text itself. None is "query" for a run, and the default prompt for such a folder.
-          width: the number of dimensions to keep, which the run must have trained; 0 for all. The shortened embeddings
-            are normalized.
-          pool: mean, cls or last pools the hidden states of any checkpoint, without prompts; "" computes the embeddings
-            that the checkpoint was trained for.
-          layers: with `pool`, the hidden states; "" for the last hidden states, as in sentence-transformers.
+          prompt: the prefix of each text: the name of a prompt ("query", "document", or another prompt of a folder of
+            sentence-transformers), or the prefix itself. None is "query" for a run, and the default prompt of a folder.
+          width: the number of dimensions to keep; 0 for all. The run must have trained this number (`loss.widths`,
+            Matryoshka). The shortened embeddings are normalized.
+          pool: "mean" averages the hidden states of a text, "cls" takes the first token and "last" the last token, with
+            any checkpoint and without prompts; "" computes the embeddings that the checkpoint was trained for.
+          layers: with `pool`, the hidden states, such as "second_to_last" or "concat_last_four"; "" for the last layer,
+            as in sentence-transformers.
 
         Examples:
           >>> model.embed(["a query", "another query"]).shape
@@ -197,20 +199,23 @@ class Model:
         token_types: ArrayLike | None = None,
         dropout_keys: jax.Array | None = None,
     ) -> jax.Array:
-        """Computes the outputs of the head of the checkpoint. The function is pure, so that JAX can transform it.
+        """Computes the outputs of the head, the layers on top of the encoder.
+
+        The result depends on the arguments only, so that `jax.jit` and `jax.grad` can transform the method.
 
         Args:
           params: the params, such as `self.params`.
           input_ids: `[batch, length]`, with [CLS] and [SEP]; for multiple choice `[batch, choices, length]`.
-          segments: 1 for tokens, 0 for padding, see `EncoderModel.encode`; None: all ids but [PAD] are tokens.
+          segments: `[batch, length]`, the attention mask of transformers: 1 for tokens, 0 for padding; larger numbers
+            separate packed sequences. None: all ids but [PAD] are tokens.
           token_types: 1 in the second text of a pair; None: 0 everywhere.
-          dropout_keys: `[batch]` random keys; None: no dropout.
+          dropout_keys: `[batch]` random keys, such as `jax.random.split(jax.random.key(0), batch)`; None: no dropout.
 
         Returns:
           The logits of words `[batch, length, vocab]`, of classes `[batch, labels]`, of tags `[batch, length, labels]`,
-          or of the ends of answers `[batch, length, 2]`; or embeddings `[batch, width]`. A bidirectional language model
-          returns the logits of the next words, then the logits of the previous words. Without a head, returns the
-          result of `encode`.
+          or of the start and the end of answers `[batch, length, 2]`; or embeddings `[batch, width]`. A model with one
+          network per direction, such as ELMo, returns the logits of the next words and of the previous words. Without a
+          head, returns the result of `encode`.
 
         Examples:
           >>> loss = lambda params: model.apply(params, ids).mean()

@@ -79,9 +79,10 @@ class Program:
         return self._init(key)
 
     def step_of(self, loss: Loss, stage_config: ConfigDict) -> jax.stages.Wrapped:
-        """Returns the compiled step of a loss: (state, batch, hyperparameters) -> (state, metrics).
+        """Returns the jitted step of a loss: (state, batch, hyperparameters) -> (state, metrics).
 
-        The step donates the state. Stages with equal fields share a step.
+        The first call compiles the step. The step donates the state. Stages with equal `model`, `microbatches` and
+        `objective` share a step; these fields determine the loss.
 
         Args:
           loss: the loss of `Task.loss_and_config`.

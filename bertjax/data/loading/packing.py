@@ -1,9 +1,9 @@
 """Packing: several sequences share a row of a batch, which leaves few tokens of padding.
 
-An arrangement assigns the sequences of a window to the rows of the steps of the window. Best-fit decreasing packs the
-whole window into bins, because many sequences fill bins much better than the few sequences of one step. Then the bins
-are dealt to the steps and become rows. Each step gets the number of sequences in the config, and all steps have about
-the same number of rows.
+A window is a number of consecutive steps whose sequences are packed together. An arrangement gives each sequence of a
+window its step, and its row in this step. Best-fit decreasing packs the whole window into bins, because many sequences
+fill bins much better than the few sequences of one step. Then the bins are dealt to the steps and become rows. A step
+has as many sequences as the config sets, and all steps have about the same number of rows.
 """
 
 import collections
