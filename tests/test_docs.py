@@ -97,7 +97,7 @@ def named(tmp_path, monkeypatch):
 def test_examples_of_the_library_run(named, in_process, monkeypatch, capsys):
     """The examples run in order; the runs that they read were trained before."""
     launched, names, page = [], {}, (ROOT / "docs" / "library.md").read_text()
-    monkeypatch.setattr("bertjax.launch.start.launch", lambda *arguments, draw, hooks: launched.append(arguments))
+    monkeypatch.setattr("bertjax.launch.start.launch", lambda *run, began, draw, hooks: launched.append(run))
     for example in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(compile(example, "docs/library.md", "exec"), names)
     (tuned, folder), (trained, _) = launched
