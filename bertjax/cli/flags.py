@@ -141,15 +141,16 @@ def is_table_input(input_flag: flags.FlagHolder, texts: Sequence[str], *table_fl
       UserError: if there are texts beside a table, or if a flag is set without a table.
     """
     from bertjax.data.corpus.tables import SUFFIXES
+    from bertjax.data.corpus.text_input import is_table
 
-    is_table = (input_flag.value or "").endswith(SUFFIXES)
-    if is_table:
+    has_table = is_table(input_flag.value or "")
+    if has_table:
         refuse_arguments(texts, "with a table as --input, all texts are in the table")
     for flag in table_flags:
-        if flag.value and not is_table:
+        if flag.value and not has_table:
             suffixes = ", ".join(SUFFIXES)
             raise UserError(f"--{flag.name}={flag.value}: is for a table; give --input=FILE that ends in {suffixes}")
-    return is_table
+    return has_table
 
 
 def refuse_arguments(arguments: Sequence[str], remedy: str) -> None:

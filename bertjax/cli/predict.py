@@ -93,18 +93,12 @@ def _check_flags(is_table: bool) -> None:
 
 
 def _predict_texts(texts: list[str]) -> None:
-    from bertjax.data.corpus.text_input import TextInput
+    from bertjax.data.corpus.text_input import TextInput, missing_text
     from bertjax.library.checkpoints import read_checkpoint
 
     texts = texts + [line for line in TextInput(path=_INPUT.value or "") if line.strip()]
-    if not texts and _INPUT.value:
-        raise UserError(f"--input={_INPUT.value}: contains no text; write one text per line")
     if not texts:
-        raise UserError(
-            f"no text for the checkpoint {_CHECKPOINT.value!r}: give one on the command line, as in bertjax predict "
-            f'{_CHECKPOINT.value} "the [MASK] barked", or a file with --input'
-        )
-
+        raise missing_text(_CHECKPOINT.value, _INPUT.value or "")
     start_reading(_CHECKPOINT.value)
 
     from bertjax.inference.generation import Sampling

@@ -42,11 +42,7 @@ class TextInput:
     def check(self, checkpoint: str) -> None:
         """Raises `UserError` if there is no text for a checkpoint, or if the table lacks a column."""
         if next(iter(self), None) is None:
-            if self.path:
-                raise UserError(f"--input={self.path}: contains no text; write one text per line")
-            raise UserError(
-                f"no text for the checkpoint {checkpoint!r}: give one on the command line, or a file with --input"
-            )
+            raise missing_text(checkpoint, self.path)
         if self.id_column:
             next(self.ids())
 
@@ -70,6 +66,13 @@ class TextInput:
 def is_table(path: str) -> bool:
     """Returns whether the name of a file is the name of a table, such as texts.csv."""
     return path.endswith(tables.SUFFIXES)
+
+
+def missing_text(checkpoint: str, path: str) -> UserError:
+    """Returns the error about a checkpoint without a text; `path` is the file of texts, or ""."""
+    if path:
+        return UserError(f"--input={path}: contains no text; write one text per line")
+    return UserError(f"no text for the checkpoint {checkpoint!r}: give one on the command line, or a file with --input")
 
 
 def read_text_lines(name: str) -> Iterator[str]:
